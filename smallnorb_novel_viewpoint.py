@@ -1,0 +1,1543 @@
+#!/usr/bin/env python3
+"""Novel viewpoints: matrix capsules with EM routing against two CNNs, in numpy, every gradient by hand.
+
+Claim reproduced: [Hinton 2018] G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018,
+section 5.1 and table 2. A network sees five object classes from a restricted range of viewpoints and is tested on
+viewpoints that it never saw. Matrix capsules lose less of their accuracy than a convolutional network does.
+
+    input            (B, 32, 32, C)          C = 1 (voxels) or 2 (smallNORB stereo pairs)
+    conv1 + ReLU     (B, 16, 16, 16)         5x5, stride 2, padding 2
+    primary capsules (B, 8, 4, 4), (B, 8)    a dense layer: eight poses M_i and activations a_i
+    votes            (B, 8, 5, 4, 4)         V_ij = M_i W_ij
+    class capsules   (B, 5, 4, 4), (B, 5)    EM routing: poses mu_j and activations a_j
+    score            (B, 5)                  |mu_j|^2 / 16 + 4 (a_j - 1/2)
+
+The CNNs keep conv1 and put a dense ReLU layer in the place of the capsules: one with 64 units, one with as many as give
+it the capsule network's parameter count. All three go through the same loop, data and optimiser.
+
+Deviations from the paper: voxel objects stand in for the smallNORB images by default (``--dataset smallnorb`` reads the
+real files); primary capsules come from one dense layer, so there is no grid of capsules and no coordinate addition; the
+default loss is cross-entropy on the score above (``--loss spread`` is the paper's).
+
+Run it (ten epochs, seed 0, three models):
+
+    python smallnorb_novel_viewpoint.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import gzip
+import json
+import math
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+# Dimension letters
+#   B  images of a batch             N  images of a set          H, W  rows and columns of a map      C  channels
+#   K  side of a kernel              I  primary capsules         J  class capsules (= classes)
+#   P  side of a pose matrix (4)     D  pose entries, P * P      V  points of a voxel object
+
+Array = np.ndarray
+Params = dict[str, Array]
+
+EXPERIMENT = "smallnorb_novel_viewpoint"
+IMAGE_SIZE = 32
+N_CLASSES = 5
+POSE_SIDE = 4
+N_PRIMARY = 8
+CONV_CHANNELS = 16
+CONV_KERNEL = 5
+VOXEL_CLASSES = ("cross", "L", "T", "frame", "tripod")
+SMALLNORB_CLASSES = ("animal", "human", "airplane", "truck", "car")
+
+
+class UserError(Exception):
+    """Something that the person at the keyboard can put right; its message is one line."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Configuration: what a person chooses, and nothing else
+# ----------------------------------------------------------------------------------------------------------------------
+
+Range = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One run. Angles are in degrees; a range is closed and, for azimuths, may pass 360."""
+
+    dataset: str = "voxels"
+    data_dir: str | None = None
+    seed: int = 0
+    n_epochs: int = 10
+    batch_size: int = 32
+    lr: float = 2e-3
+    train_azimuths: Range = (0.0, 150.0)
+    test_azimuths: Range = (200.0, 330.0)
+    train_elevations: Range = (10.0, 50.0)
+    test_elevations: Range = (10.0, 50.0)
+    n_train_views: int = 6
+    n_test_views: int = 6
+    n_elev: int = 3
+    n_per_combo: int = 5
+    em_iters: int = 3  # [Hinton 2018, table 1]: three is the best
+    em_grad: str = "exact"
+    em_lambda: float = 1.0  # final inverse temperature; the paper gives no value
+    lambda_schedule: str = "constant"
+    loss: str = "cross-entropy"
+    dtype: str = "float32"
+
+    @property
+    def held_out(self) -> str:
+        """The angle whose range differs between training and test."""
+        return "azimuth" if self.train_elevations == self.test_elevations else "elevation"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return VOXEL_CLASSES if self.dataset == "voxels" else SMALLNORB_CLASSES
+
+    @property
+    def in_channels(self) -> int:
+        return 1 if self.dataset == "voxels" else 2
+
+    @property
+    def n_features(self) -> int:
+        """Length of the flattened conv1 map."""
+        return (IMAGE_SIZE // 2) ** 2 * CONV_CHANNELS
+
+    @property
+    def lambdas(self) -> list[float]:
+        """Inverse temperature of each EM iteration, first to last."""
+        t = np.arange(1, self.em_iters + 1)
+        rise = {
+            "constant": np.ones(len(t)),
+            "linear": t / self.em_iters,
+            "exponential": 1 - 0.95**t,  # the form that the authors' later code uses
+        }[self.lambda_schedule]
+        return [float(self.em_lambda * r) for r in rise]
+
+
+class Stream(IntEnum):
+    """Independent random streams of one seed, so that no part of a run shifts the draws of another."""
+
+    DATA = 0
+    INIT = 1
+    SHUFFLE = 2
+    EVALUATION = 3
+
+
+def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
+    """The generator of one stream; ``key`` (an epoch, a model) addresses it, so a resumed run needs no stored state."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(stream), *key)))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Data, 1: voxel objects
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Split(NamedTuple):
+    """A labelled set of views."""
+
+    images: Array  # (N, H, W, C)
+    labels: Array  # (N,) class numbers
+    azimuths: Array  # (N,) degrees
+    elevations: Array  # (N,) degrees
+
+
+class Data(NamedTuple):
+    train: Split
+    familiar: Split  # the training range, other images
+    held_out: Split
+
+
+def _rod(axis: int, start: float, stop: float, n: int, at: tuple[float, float, float] = (0, 0, 0)) -> Array:
+    """(n, 3) points evenly spaced along one axis; the two other coordinates are those of ``at``."""
+    points = np.tile(np.asarray(at, dtype=float), (n, 1))
+    points[:, axis] = np.linspace(start, stop, n)
+    return points
+
+
+def voxel_points() -> tuple[Array, Array]:
+    """The five objects in [-1, 1]^3 as points (classes, V, 3) and a mask (classes, V) over the padding."""
+    x, y, z = range(3)
+    origin = np.zeros((1, 3))
+    arms = [_rod(axis, -0.7, 0.7, 5)[[0, 1, 3, 4]] for axis in (x, y, z)]
+    cross = [origin, *arms]
+    ell = [
+        _rod(x, -0.8, 0.8, 9, at=(0, -0.7, -0.6)),
+        _rod(y, -0.6, 0.8, 8, at=(-0.8, 0, -0.6)),
+        _rod(z, -0.5, 0.5, 5, at=(-0.8, -0.7, 0)),
+    ]
+    tee = [
+        _rod(x, -0.8, 0.8, 9, at=(0, 0.7, 0)),
+        _rod(y, -0.7, 0.6, 7),
+        _rod(z, -0.4, 0.4, 5, at=(0, 0.7, 0)),
+    ]
+    frame = [
+        _rod(axis, -0.7, 0.7, 5, at=tuple(np.insert([s, t], axis, 0.0)))
+        for axis in (x, y, z)
+        for s in (-0.7, 0.7)
+        for t in (-0.7, 0.7)
+    ]
+    prong = np.linspace(0.17, 0.85, 5)[:, None]
+    tripod = [origin, *(prong * direction for direction in np.array([[1, 0, 0], [0, 1, 0], [-0.7 / 0.85] * 3]))]
+
+    objects = [np.concatenate(parts) for parts in (cross, ell, tee, frame, tripod)]
+    points = np.zeros((N_CLASSES, max(map(len, objects)), 3))
+    mask = np.zeros(points.shape[:2])
+    for k, p in enumerate(objects):
+        points[k, : len(p)] = p
+        mask[k, : len(p)] = 1
+    return points, mask
+
+
+def render_voxels(
+    labels: Array,
+    azimuths: Array,
+    elevations: Array,
+    rng: np.random.Generator | None,
+    *,
+    margin: int = 4,
+    blob_sigma: float = 1.6,
+    noise: float = 0.04,
+) -> Array:
+    """Draw one view per entry: labels (N,), angles (N,) in degrees -> images (N, 32, 32, 1) in [0, 1].
+
+    An object turns about y by the azimuth, then about x by the elevation, and is projected along z with ``margin``
+    pixels left free round [-1, 1]^2. A point is a Gaussian blob of ``blob_sigma`` pixels, its brightness linear in
+    depth from 0.6 (z = -1, far) to 1.0 (z = +1, near). The blobs are summed and clipped; ``rng`` (or None) draws noise.
+    """
+    points, mask = voxel_points()
+    azimuth, elevation = np.deg2rad(azimuths), np.deg2rad(elevations)
+    ca, sa, ce, se = np.cos(azimuth), np.sin(azimuth), np.cos(elevation), np.sin(elevation)
+    zero = np.zeros_like(ca)
+    rotation = np.stack(  # R_x(elevation) R_y(azimuth)
+        [ca, zero, sa, se * sa, ce, -se * ca, -ce * sa, se, ce * ca], axis=-1
+    ).reshape(-1, 3, 3)  # (N, 3, 3)
+    x, y, z = np.moveaxis(points[labels] @ rotation.transpose(0, 2, 1), -1, 0)  # each (N, V)
+
+    pixels = np.arange(IMAGE_SIZE)
+    centre, scale = (IMAGE_SIZE - 1) / 2, IMAGE_SIZE / 2 - margin
+    brightness = mask[labels] * (0.8 + 0.2 * z)
+
+    # A round Gaussian is a product of a row profile and a column profile, so the sum over points is one matrix product.
+    def profile(position: Array) -> Array:
+        return np.exp(-0.5 * ((pixels - position[..., None]) / blob_sigma) ** 2)  # (N, V, 32)
+
+    rows = profile(centre - scale * y) * brightness[..., None]
+    images = np.clip(rows.transpose(0, 2, 1) @ profile(centre + scale * x), 0, 1)
+    if rng is not None:
+        images = np.clip(images + rng.normal(0, noise, images.shape), 0, 1)
+    return images[..., None].astype(np.float32)
+
+
+def evenly_spaced(angles: Range, n: int) -> Array:
+    """``n`` angles over a closed range; over a full circle the end is left out, being the start again."""
+    low, high = angles
+    return np.linspace(low, high, n, endpoint=high - low < 360)
+
+
+def voxel_views(azimuths: Array, elevations: Array, n_per_view: int, rng: np.random.Generator | None) -> Split:
+    """Every class at every (azimuth, elevation), ``n_per_view`` noisy images of each."""
+    grid = np.meshgrid(np.arange(N_CLASSES), azimuths, elevations, np.arange(n_per_view), indexing="ij")
+    label, azimuth, elevation, _ = (g.reshape(-1) for g in grid)
+    return Split(render_voxels(label, azimuth, elevation, rng), label, azimuth, elevation)
+
+
+def make_voxel_data(config: Config) -> Data:
+    """Training, familiar and held-out sets: by default 450, 180 and 180 images."""
+
+    def views(key: int, azimuths: Range, elevations: Range, n_azimuths: int, n_per_view: int) -> Split:
+        rng = generator(config.seed, Stream.DATA, key)
+        azimuth, elevation = evenly_spaced(azimuths, n_azimuths), evenly_spaced(elevations, config.n_elev)
+        return voxel_views(azimuth, elevation, n_per_view, rng)
+
+    c = config
+    return Data(
+        train=views(0, c.train_azimuths, c.train_elevations, c.n_train_views, c.n_per_combo),
+        familiar=views(1, c.train_azimuths, c.train_elevations, c.n_train_views, 2),
+        held_out=views(2, c.test_azimuths, c.test_elevations, c.n_test_views, 2),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Data, 2: the smallNORB files
+# ----------------------------------------------------------------------------------------------------------------------
+
+NORB_DTYPES: dict[int, np.dtype[Any]] = {
+    0x1E3D4C55: np.dtype("u1"),
+    0x1E3D4C54: np.dtype("<i4"),
+    0x1E3D4C51: np.dtype("<f4"),
+    0x1E3D4C53: np.dtype("<f8"),
+    0x1E3D4C56: np.dtype("<i2"),
+}
+NORB_SETS = {"training": "5x46789", "testing": "5x01235"}  # the digits are the object instances of each set
+NORB_CHUNK = 256  # stereo pairs decoded at a time
+NORB_SIDE = 48  # [Hinton 2018, sec. 5]: 96x96 images are shrunk to 48x48
+
+
+def norb_path(data_dir: Path, subset: str, part: str) -> Path:
+    """The official name of one file, gzipped or not. Raises UserError where neither is there."""
+    name = f"smallnorb-{NORB_SETS[subset]}x9x18x6x2x96x96-{subset}-{part}.mat"
+    for path in (data_dir / name, data_dir / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise UserError(f"{data_dir} has no {name}[.gz]; --data-dir must hold the six official smallNORB files")
+
+
+def read_norb_header(stream: IO[bytes], path: Path) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Element type and sizes: magic, number of dimensions, then at least three sizes, all little-endian int32."""
+
+    def words(n: int) -> list[int]:
+        raw = stream.read(4 * n)
+        if len(raw) != 4 * n:
+            raise UserError(f"{path} is truncated inside its header; fetch it again")
+        return [int(w) for w in np.frombuffer(raw, "<i4")]
+
+    magic, n_dims = words(2)
+    if magic not in NORB_DTYPES:
+        raise UserError(f"{path} is not a smallNORB file: its magic number is 0x{magic & 0xFFFFFFFF:08X}")
+    if not 1 <= n_dims <= 4:
+        raise UserError(f"{path} is not a smallNORB file: it claims {n_dims} dimensions")
+    sizes = words(max(3, n_dims))[:n_dims]
+    if min(sizes) < 1:
+        raise UserError(f"{path} is not a smallNORB file: it claims the sizes {sizes}")
+    return NORB_DTYPES[magic], tuple(sizes)
+
+
+def stream_norb(path: Path, dtype: np.dtype, item_shape: tuple[int | None, ...]) -> Iterator[Array]:
+    """Yield the file's items a chunk at a time, so that no more than a chunk is ever decoded.
+
+    Raises UserError where the element type or the item shape (None: any) is not the expected one, where the file ends
+    early, or goes on after its last item.
+    """
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as stream:
+            found, sizes = read_norb_header(stream, path)
+            matches = len(sizes) == 1 + len(item_shape) and all(
+                want in (None, have) for want, have in zip(item_shape, sizes[1:], strict=True)
+            )
+            if found != dtype or not matches:
+                raise UserError(
+                    f"{path} holds {found} items of shape {sizes[1:]}, not {dtype} {item_shape}: are files swapped?"
+                )
+            item_bytes = math.prod(sizes[1:]) * dtype.itemsize
+            for start in range(0, sizes[0], NORB_CHUNK):
+                n = min(NORB_CHUNK, sizes[0] - start)
+                raw = stream.read(n * item_bytes)
+                if len(raw) != n * item_bytes:
+                    raise UserError(f"{path} is truncated: item {start + len(raw) // item_bytes} of {sizes[0]} is cut")
+                yield np.frombuffer(raw, dtype).reshape(n, *sizes[1:])
+            if stream.read(1):
+                raise UserError(f"{path} is longer than its header says; fetch it again")
+    except (EOFError, OSError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read ({error}); fetch it again") from error
+
+
+def shrink(pairs: Array) -> Array:
+    """Stereo pairs (N, 2, 96, 96) uint8 -> (N, 48, 48, 2) float32: 2x2 means, then zero mean and unit variance."""
+    n, eyes, height, width = pairs.shape
+    small = pairs.reshape(n, eyes, height // 2, 2, width // 2, 2).mean(axis=(3, 5), dtype=np.float32)
+    small -= small.mean(axis=(2, 3), keepdims=True)
+    small /= small.std(axis=(2, 3), keepdims=True) + 1e-6
+    return np.ascontiguousarray(small.transpose(0, 2, 3, 1))
+
+
+def in_range(angles: Array, bounds: Range, *, circular: bool) -> Array:
+    """Which angles lie in a closed range, for azimuths modulo 360."""
+    low, high = bounds
+    return (angles - low) % 360 <= high - low if circular else (angles >= low) & (angles <= high)
+
+
+def read_smallnorb(data_dir: Path, subset: str, wanted: Callable[[Array, Array], Array] | None = None) -> Split:
+    """One official set ("training" or "testing"); ``wanted(azimuths, elevations)`` picks the pairs that are kept.
+
+    Images come as (N, 48, 48, 2), normalised. At most the kept images and one chunk are in memory: 0.45 GB for all
+    24,300 pairs of a set. Raises UserError for a file that is missing, damaged, swapped or of another length.
+    """
+    dat, cat, info = (norb_path(data_dir, subset, part) for part in ("dat", "cat", "info"))
+    labels = np.concatenate(list(stream_norb(cat, np.dtype("<i4"), ())))
+    views = np.concatenate(list(stream_norb(info, np.dtype("<i4"), (4,))))  # instance, elevation, azimuth, lighting
+    if len(labels) != len(views):
+        raise UserError(f"{cat} has {len(labels)} items but {info} has {len(views)}: they are not of one set")
+    if labels.min() < 0 or labels.max() >= N_CLASSES:
+        raise UserError(f"{cat} holds a class outside 0 to {N_CLASSES - 1}")
+    instances = {int(digit) for digit in NORB_SETS[subset][2:]}
+    if not set(views[:, 0].tolist()) <= instances:
+        raise UserError(f"{info} holds objects of the other set: training and testing files are swapped")
+
+    elevations, azimuths = 30.0 + 5.0 * views[:, 1], 10.0 * views[:, 2]
+    keep = np.ones(len(labels), bool) if wanted is None else wanted(azimuths, elevations)
+    images = np.empty((int(keep.sum()), NORB_SIDE, NORB_SIDE, 2), np.float32)
+    seen = filled = 0
+    for pairs in stream_norb(dat, np.dtype("u1"), (2, 96, 96)):
+        chosen = keep[seen : seen + len(pairs)]
+        if len(chosen) < len(pairs):
+            raise UserError(f"{dat} has more images than {cat} has labels: they are not of one set")
+        n = int(chosen.sum())
+        images[filled : filled + n] = shrink(pairs[chosen])
+        seen, filled = seen + len(pairs), filled + n
+    if seen != len(labels):
+        raise UserError(f"{dat} has {seen} images but {cat} has {len(labels)} labels: they are not of one set")
+    return Split(images, labels[keep].astype(np.intp), azimuths[keep], elevations[keep])
+
+
+def load_smallnorb(config: Config) -> Data:
+    """The paper's split: training objects seen from the training range; other objects from both ranges."""
+
+    def within(azimuths: Range, elevations: Range) -> Callable[[Array, Array], Array]:
+        return lambda azimuth, elevation: (
+            in_range(azimuth, azimuths, circular=True) & in_range(elevation, elevations, circular=False)
+        )
+
+    data_dir = Path(config.data_dir or ".")
+    familiar_range = within(config.train_azimuths, config.train_elevations)
+    held_out_range = within(config.test_azimuths, config.test_elevations)
+    data = Data(
+        train=read_smallnorb(data_dir, "training", familiar_range),
+        familiar=read_smallnorb(data_dir, "testing", familiar_range),
+        held_out=read_smallnorb(data_dir, "testing", held_out_range),
+    )
+    for name, split in zip(Data._fields, data, strict=True):
+        if not len(split.labels):
+            raise UserError(f"no smallNORB image in {data_dir} falls into the {name.replace('_', '-')} range")
+    return data
+
+
+def make_data(config: Config) -> Data:
+    return make_voxel_data(config) if config.dataset == "voxels" else load_smallnorb(config)
+
+
+def crop(images: Array, rng: np.random.Generator | None) -> Array:
+    """Images (B, H, W, C) -> (B, 32, 32, C): what the network is given.
+
+    With ``rng`` (training) a crop is taken at random, and contrast (0.8 to 1.2) and brightness (-0.2 to 0.2, in
+    standard deviations) are drawn for each image; without (test) the crop is central. [Hinton 2018, sec. 5]; the
+    amounts are ours. Voxel images already have the network's size and pass unchanged.
+    """
+    n, side = images.shape[:2]
+    slack = side - IMAGE_SIZE
+    if slack == 0:
+        return images
+    if rng is None:
+        return images[:, slack // 2 : slack // 2 + IMAGE_SIZE, slack // 2 : slack // 2 + IMAGE_SIZE]
+    window = np.arange(IMAGE_SIZE)
+    row, column = rng.integers(0, slack + 1, (2, n, 1)) + window  # each (B, 32)
+    crops = images[np.arange(n)[:, None, None], row[:, :, None], column[:, None, :]]
+    contrast, brightness = rng.uniform(0.8, 1.2, (n, 1, 1, 1)), rng.uniform(-0.2, 0.2, (n, 1, 1, 1))
+    return (crops * contrast + brightness).astype(images.dtype)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Primitives: each forward stands above the backward that undoes it
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class ConvCache(NamedTuple):
+    columns: Array  # (B, Ho, Wo, K * K * C) the patches
+    w: Array
+    x_shape: tuple[int, ...]
+    stride: int
+    pad: int
+
+
+def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple[Array, ConvCache]:
+    """Cross-correlate x (B, H, W, C) with w (K, K, C, F), add b (F,) -> (B, Ho, Wo, F), zero padded."""
+    k = w.shape[0]
+    x_pad = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    patches = np.lib.stride_tricks.sliding_window_view(x_pad, (k, k), axis=(1, 2))[:, ::stride, ::stride]
+    columns = patches.transpose(0, 1, 2, 4, 5, 3).reshape(*patches.shape[:3], -1)  # (B, Ho, Wo, K * K * C)
+    out = columns @ w.reshape(-1, w.shape[-1]) + b
+    return out, ConvCache(columns, w, x.shape, stride, pad)
+
+
+def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Array | None, Array, Array]:
+    """dout (B, Ho, Wo, F) -> dx (None unless needed: the first layer does not), dw, db."""
+    columns, w, (n, height, width, channels), stride, pad = cache
+    k, n_filters = w.shape[0], w.shape[-1]
+    rows = dout.reshape(-1, n_filters)
+    # out = columns @ w + b
+    dw = (columns.reshape(len(rows), -1).T @ rows).reshape(w.shape)
+    db = rows.sum(axis=0)
+    if not need_dx:
+        return None, dw, db
+    dcolumns = (rows @ w.reshape(-1, n_filters).T).reshape(*dout.shape[:3], k, k, channels)
+    dx_pad = np.zeros((n, height + 2 * pad, width + 2 * pad, channels), dout.dtype)
+    h_out, w_out = dout.shape[1:3]
+    for i in range(k):
+        for j in range(k):
+            dx_pad[:, i : i + stride * h_out : stride, j : j + stride * w_out : stride] += dcolumns[:, :, :, i, j]
+    return dx_pad[:, pad : pad + height, pad : pad + width], dw, db
+
+
+class LinearCache(NamedTuple):
+    x: Array
+    w: Array
+
+
+def linear_forward(x: Array, w: Array, b: Array) -> tuple[Array, LinearCache]:
+    """x (B, M) @ w (M, F) + b (F,)."""
+    return x @ w + b, LinearCache(x, w)
+
+
+def linear_backward(dout: Array, cache: LinearCache) -> tuple[Array, Array, Array]:
+    """dout (B, F) -> dx, dw, db."""
+    x, w = cache
+    # out = x @ w + b
+    return dout @ w.T, x.T @ dout, dout.sum(axis=0)
+
+
+def relu_forward(x: Array) -> tuple[Array, Array]:
+    out = np.maximum(x, 0)
+    return out, out
+
+
+def relu_backward(dout: Array, out: Array) -> Array:
+    # out = max(x, 0)
+    return dout * (out > 0)
+
+
+def sigmoid_forward(x: Array) -> tuple[Array, Array]:
+    out = 0.5 * (1 + np.tanh(0.5 * x))  # the same function as 1 / (1 + exp(-x)), without an overflow
+    return out, out
+
+
+def sigmoid_backward(dout: Array, out: Array) -> Array:
+    # out = sigmoid(x)
+    return dout * out * (1 - out)
+
+
+class VotesCache(NamedTuple):
+    pose: Array
+    w: Array
+
+
+def votes_forward(pose: Array, w: Array) -> tuple[Array, VotesCache]:
+    """V_ij = M_i W_ij: pose (B, I, P, P), w (I, J, P, P) -> votes (B, I, J, D)."""
+    n, n_in, p, _ = pose.shape
+    rows = pose.transpose(1, 0, 2, 3).reshape(n_in, n * p, p)  # (I, B * P, P)
+    columns = w.transpose(0, 2, 1, 3).reshape(n_in, p, -1)  # (I, P, J * P)
+    votes = (rows @ columns).reshape(n_in, n, p, -1, p)  # (I, B, P, J, P)
+    return votes.transpose(1, 0, 3, 2, 4).reshape(n, n_in, -1, p * p), VotesCache(pose, w)
+
+
+def votes_backward(dvotes: Array, cache: VotesCache) -> tuple[Array, Array]:
+    """dvotes (B, I, J, D) -> dpose (B, I, P, P), dw (I, J, P, P)."""
+    pose, w = cache
+    n, n_in, p, _ = pose.shape
+    n_out = w.shape[1]
+    dv = dvotes.reshape(n, n_in, n_out, p, p).transpose(1, 0, 3, 2, 4).reshape(n_in, n * p, n_out * p)
+    rows = pose.transpose(1, 0, 2, 3).reshape(n_in, n * p, p)
+    columns = w.transpose(0, 2, 1, 3).reshape(n_in, p, n_out * p)
+    # votes = rows @ columns, a product for each primary capsule
+    drows = dv @ columns.transpose(0, 2, 1)  # (I, B * P, P)
+    dcolumns = rows.transpose(0, 2, 1) @ dv  # (I, P, J * P)
+    dpose = drows.reshape(n_in, n, p, p).transpose(1, 0, 2, 3)
+    return dpose, dcolumns.reshape(n_in, p, n_out, p).transpose(0, 2, 1, 3)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# EM routing
+# ----------------------------------------------------------------------------------------------------------------------
+
+VARIANCE_FLOOR = 1e-4  # added to sigma_sq: keeps the logarithm and the division finite when all votes agree
+MASS_FLOOR = 1e-8  # added to the assigned mass: a parent that gets nothing has a mean of zero, not NaN
+
+
+class EMIteration(NamedTuple):
+    """What one iteration computed; the backward needs no more."""
+
+    r: Array  # (B, I, J) assignments that the M-step used
+    ra: Array  # (B, I, J) r times the children's activations
+    mass: Array  # (B, J)
+    mu: Array  # (B, J, D)
+    error: Array  # (B, I, J, D) votes - mu
+    sigma_sq: Array  # (B, J, D)
+    a: Array  # (B, J) activations
+
+
+class EMCache(NamedTuple):
+    votes: Array
+    a_in: Array
+    beta_v: Array
+    lambdas: list[float]
+    iterations: list[EMIteration]
+
+
+def em_routing_forward(
+    votes: Array, a_in: Array, beta_a: Array, beta_v: Array, lambdas: list[float]
+) -> tuple[Array, Array, EMCache]:
+    """Fit one Gaussian per parent to its children's votes; one (M-step, E-step) per entry of ``lambdas``.
+
+    votes (B, I, J, D), a_in (B, I), beta_a and beta_v (J,), lambdas: inverse temperature of each iteration
+    -> poses mu (B, J, D), activations (B, J), cache. [Hinton 2018, procedure 1]; the cost of a pose entry is
+    (beta_v + log sigma) times the assigned mass, one beta_v per parent shared by its D entries.
+    """
+    n, n_in, n_out, d = votes.shape
+    r = np.full((n, n_in, n_out), 1 / n_out, votes.dtype)
+    iterations: list[EMIteration] = []
+    for t, inverse_temperature in enumerate(lambdas):
+        # M-step
+        ra = r * a_in[:, :, None]  # (B, I, J)
+        mass = ra.sum(axis=1) + MASS_FLOOR  # (B, J)
+        weight = (ra / mass[:, None])[..., None]  # (B, I, J, 1)
+        mu = (weight * votes).sum(axis=1)  # (B, J, D)
+        error = votes - mu[:, None]  # (B, I, J, D)
+        sigma_sq = (weight * error * error).sum(axis=1) + VARIANCE_FLOOR  # (B, J, D)
+        log_det = np.log(sigma_sq).sum(axis=2)  # (B, J)
+        cost = (d * beta_v + 0.5 * log_det) * mass  # (B, J)
+        z = inverse_temperature * (beta_a - cost)
+        a, _ = sigmoid_forward(z)
+        iterations.append(EMIteration(r, ra, mass, mu, error, sigma_sq, a))
+        if t == len(lambdas) - 1:
+            break
+        # E-step, in logarithms; the constant of the Gaussian is the same for all parents and drops out
+        log_a = -np.logaddexp(0, -z)
+        mahalanobis = (error * error / sigma_sq[:, None]).sum(axis=3)  # (B, I, J)
+        log_r = (log_a - 0.5 * log_det)[:, None] - 0.5 * mahalanobis
+        r = np.exp(log_r - log_r.max(axis=2, keepdims=True))
+        r /= r.sum(axis=2, keepdims=True)  # parents share a child: assignments sum to 1 over J
+    return mu, a, EMCache(votes, a_in, beta_v, lambdas, iterations)
+
+
+def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> tuple[Array, Array, Array, Array]:
+    """dmu (B, J, D), da (B, J) -> dvotes, da_in, dbeta_a, dbeta_v.
+
+    policy "exact": through every iteration: assignments, means, variances, activations, and the children's activations.
+    policy "stop": the last M-step alone, with the assignments, the mass, and the mean inside sigma_sq held constant.
+    """
+    votes, a_in, beta_v, lambdas, iterations = cache
+    d = votes.shape[3]
+    dvotes, da_in = np.zeros_like(votes), np.zeros_like(a_in)
+    dbeta_a, dbeta_v = np.zeros_like(beta_v), np.zeros_like(beta_v)
+    dsigma_sq = np.zeros_like(dmu)
+    dz = sigmoid_backward(da, iterations[-1].a)
+    for t in reversed(range(len(lambdas))):
+        r, ra, mass, _, error, sigma_sq, _ = iterations[t]
+        # z = lambda (beta_a - cost)
+        dbeta_a += lambdas[t] * dz.sum(axis=0)
+        dcost = -lambdas[t] * dz  # (B, J)
+        # cost = (d beta_v + log_det / 2) mass, log_det = sum log sigma_sq
+        dbeta_v += d * (dcost * mass).sum(axis=0)
+        dsigma_sq = dsigma_sq + (0.5 * dcost * mass)[..., None] / sigma_sq  # (B, J, D)
+        # sigma_sq = sum_i ra error^2 / mass + floor; error = votes - mu; mu = sum_i ra votes / mass
+        pull = dsigma_sq[:, None] * error  # (B, I, J, D)
+        scale = (ra / mass[:, None])[..., None]
+        dvotes += scale * (dmu[:, None] + 2 * pull)
+        if policy == "stop":
+            dra = (dmu[:, None] * votes + pull * error).sum(axis=3) / mass[:, None]
+            da_in += (dra * r).sum(axis=2)
+            break
+        # mass divides both sums, which turns votes into votes - mu; mu inside sigma_sq adds nothing: sum_i ra error = 0
+        dmass = dcost * (d * beta_v + 0.5 * np.log(sigma_sq).sum(axis=2))
+        dmass -= (dsigma_sq * (sigma_sq - VARIANCE_FLOOR)).sum(axis=2) / mass
+        dra = ((dmu[:, None] + pull) * error).sum(axis=3) / mass[:, None] + dmass[:, None]  # (B, I, J)
+        # ra = r a_in
+        da_in += (dra * r).sum(axis=2)
+        if t == 0:
+            break  # the first assignments are constants
+        dr = dra * a_in[:, :, None]
+        # r = softmax_j(log_a - log_det / 2 - mahalanobis / 2), all of the iteration before
+        dlog_r = r * (dr - (dr * r).sum(axis=2, keepdims=True))  # (B, I, J)
+        _, _, _, _, error, sigma_sq, a = iterations[t - 1]
+        dlog_p = dlog_r.sum(axis=1)  # (B, J)
+        dz = dlog_p * (1 - a)  # log_a = log sigmoid(z)
+        scaled = error / sigma_sq[:, None]
+        dmahalanobis = -0.5 * dlog_r[..., None]
+        derror = 2 * dmahalanobis * scaled  # (B, I, J, D)
+        dsigma_sq = -0.5 * dlog_p[..., None] / sigma_sq - (dmahalanobis * scaled * scaled).sum(axis=1)
+        dvotes += derror
+        dmu = -derror.sum(axis=1)
+    return dvotes, da_in, dbeta_a, dbeta_v
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Losses: (loss, gradient with respect to the input), means over the batch
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def softmax_cross_entropy(scores: Array, labels: Array) -> tuple[float, Array]:
+    """scores (B, J), labels (B,) -> mean negative log-likelihood, dscores."""
+    rows = np.arange(len(labels))
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    p = np.exp(shifted)
+    total = p.sum(axis=1, keepdims=True)
+    p /= total
+    loss = float((np.log(total[:, 0]) - shifted[rows, labels]).mean())
+    p[rows, labels] -= 1
+    return loss, p / len(labels)
+
+
+def spread_loss(activations: Array, labels: Array, margin: float) -> tuple[float, Array]:
+    """Sum over wrong classes of max(0, margin - (a_target - a_i))^2. [Hinton 2018, eq. 3]
+
+    activations (B, J), labels (B,) -> mean loss, dactivations.
+    """
+    rows = np.arange(len(labels))
+    short = np.maximum(0, margin - (activations[rows, labels][:, None] - activations))  # (B, J)
+    short[rows, labels] = 0  # the target is no competitor of itself
+    da = 2 * short
+    da[rows, labels] = -da.sum(axis=1)
+    return float((short * short).sum(axis=1).mean()), da / len(labels)
+
+
+def spread_margin(progress: float) -> float:
+    """0.2 at the start of training, 0.9 at its end, linear between. [Hinton 2018, sec. 3]"""
+    return 0.2 + 0.7 * progress
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Models: init_params(rng) -> params; forward(params, x) -> (scores, cache); backward(dscores, cache) -> (grads, dx)
+# ----------------------------------------------------------------------------------------------------------------------
+
+POSE_SCORE = 1 / 16  # weight of |mu|^2 in a class score
+ACTIVATION_SCORE = 4.0  # weight of a - 1/2
+
+
+class Model(NamedTuple):
+    """A network as the training loop sees it. ``backward`` gives dx only where ``need_dx`` asks for it."""
+
+    name: str
+    init_params: Callable[[np.random.Generator], Params]
+    forward: Callable[[Params, Array], tuple[Array, Any]]
+    backward: Callable[..., tuple[Params, Array | None]]
+    loss: Callable[[Array, Array, float], tuple[float, Array]]  # scores, labels, share of training done
+
+
+class CapsulesCache(NamedTuple):
+    conv: ConvCache
+    relu: Array
+    primary: LinearCache
+    a_in: Array  # (B, I)
+    votes: VotesCache
+    routing: EMCache
+    mu: Array  # (B, J, D) class poses
+    a: Array  # (B, J) class activations
+
+
+def capsules_init(rng: np.random.Generator, config: Config) -> Params:
+    def normal(std: float, *shape: int) -> Array:
+        return rng.normal(0, std, shape).astype(config.dtype)
+
+    def zeros(*shape: int) -> Array:
+        return np.zeros(shape, config.dtype)
+
+    fan_in = CONV_KERNEL**2 * config.in_channels
+    n_primary_outputs = N_PRIMARY * (POSE_SIDE**2 + 1)
+    # Each W_ij starts near the identity, so that a vote starts as the child's own pose.
+    route = np.eye(POSE_SIDE, dtype=config.dtype) + normal(0.1, N_PRIMARY, N_CLASSES, POSE_SIDE, POSE_SIDE)
+    return {
+        "conv1.w": normal(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
+        "conv1.b": zeros(CONV_CHANNELS),
+        "primary.w": normal(math.sqrt(1 / config.n_features), config.n_features, n_primary_outputs),
+        "primary.b": zeros(n_primary_outputs),
+        "class.w": route,
+        "class.beta_a": zeros(N_CLASSES),
+        "class.beta_v": zeros(N_CLASSES),
+    }
+
+
+def capsules_forward(params: Params, x: Array, config: Config) -> tuple[Array, CapsulesCache]:
+    """x (B, 32, 32, C) -> class scores (B, J)."""
+    conv, conv_cache = conv2d_forward(x, params["conv1.w"], params["conv1.b"], stride=2, pad=2)  # (B, 16, 16, 16)
+    hidden, relu_cache = relu_forward(conv)
+    flat = hidden.reshape(len(x), -1)  # (B, 4096)
+    primary, primary_cache = linear_forward(flat, params["primary.w"], params["primary.b"])  # (B, I * D + I)
+    n_pose = N_PRIMARY * POSE_SIDE**2
+    pose = primary[:, :n_pose].reshape(-1, N_PRIMARY, POSE_SIDE, POSE_SIDE)  # (B, I, P, P)
+    a_in, _ = sigmoid_forward(primary[:, n_pose:])  # (B, I)
+    votes, votes_cache = votes_forward(pose, params["class.w"])  # (B, I, J, D)
+    mu, a, routing_cache = em_routing_forward(
+        votes, a_in, params["class.beta_a"], params["class.beta_v"], config.lambdas
+    )
+    scores = a if config.loss == "spread" else POSE_SCORE * (mu * mu).sum(axis=2) + ACTIVATION_SCORE * (a - 0.5)
+    return scores, CapsulesCache(conv_cache, relu_cache, primary_cache, a_in, votes_cache, routing_cache, mu, a)
+
+
+def capsules_backward(
+    dscores: Array, cache: CapsulesCache, config: Config, need_dx: bool = False
+) -> tuple[Params, Array | None]:
+    """dscores (B, J) -> gradients under the parameters' names, and dx (B, 32, 32, C) where needed."""
+    if config.loss == "spread":
+        dmu, da = np.zeros_like(cache.mu), dscores
+    else:  # scores = |mu|^2 / 16 + 4 (a - 1/2)
+        dmu, da = 2 * POSE_SCORE * dscores[..., None] * cache.mu, ACTIVATION_SCORE * dscores
+    dvotes, da_in, dbeta_a, dbeta_v = em_routing_backward(dmu, da, cache.routing, config.em_grad)
+    dpose, dclass_w = votes_backward(dvotes, cache.votes)
+    dprimary = np.concatenate([dpose.reshape(len(da), -1), sigmoid_backward(da_in, cache.a_in)], axis=1)
+    dflat, dprimary_w, dprimary_b = linear_backward(dprimary, cache.primary)
+    dconv = relu_backward(dflat.reshape(cache.relu.shape), cache.relu)
+    dx, dconv_w, dconv_b = conv2d_backward(dconv, cache.conv, need_dx)
+    grads = {
+        "conv1.w": dconv_w,
+        "conv1.b": dconv_b,
+        "primary.w": dprimary_w,
+        "primary.b": dprimary_b,
+        "class.w": dclass_w,
+        "class.beta_a": dbeta_a,
+        "class.beta_v": dbeta_v,
+    }
+    return grads, dx
+
+
+class CNNCache(NamedTuple):
+    conv: ConvCache
+    conv_relu: Array
+    hidden: LinearCache
+    hidden_relu: Array
+    out: LinearCache
+
+
+def cnn_init(rng: np.random.Generator, config: Config, n_hidden: int) -> Params:
+    def normal(std: float, *shape: int) -> Array:
+        return rng.normal(0, std, shape).astype(config.dtype)
+
+    fan_in = CONV_KERNEL**2 * config.in_channels
+    return {
+        "conv1.w": normal(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
+        "conv1.b": np.zeros(CONV_CHANNELS, config.dtype),
+        "hidden.w": normal(math.sqrt(2 / config.n_features), config.n_features, n_hidden),
+        "hidden.b": np.zeros(n_hidden, config.dtype),
+        "out.w": normal(math.sqrt(1 / n_hidden), n_hidden, N_CLASSES),
+        "out.b": np.zeros(N_CLASSES, config.dtype),
+    }
+
+
+def cnn_forward(params: Params, x: Array) -> tuple[Array, CNNCache]:
+    """x (B, 32, 32, C) -> class scores (B, J)."""
+    conv, conv_cache = conv2d_forward(x, params["conv1.w"], params["conv1.b"], stride=2, pad=2)  # (B, 16, 16, 16)
+    features, conv_relu = relu_forward(conv)
+    hidden, hidden_cache = linear_forward(features.reshape(len(x), -1), params["hidden.w"], params["hidden.b"])
+    units, hidden_relu = relu_forward(hidden)
+    scores, out_cache = linear_forward(units, params["out.w"], params["out.b"])
+    return scores, CNNCache(conv_cache, conv_relu, hidden_cache, hidden_relu, out_cache)
+
+
+def cnn_backward(dscores: Array, cache: CNNCache, need_dx: bool = False) -> tuple[Params, Array | None]:
+    """dscores (B, J) -> gradients under the parameters' names, and dx (B, 32, 32, C) where needed."""
+    dunits, dout_w, dout_b = linear_backward(dscores, cache.out)
+    dhidden, dhidden_w, dhidden_b = linear_backward(relu_backward(dunits, cache.hidden_relu), cache.hidden)
+    dconv = relu_backward(dhidden.reshape(cache.conv_relu.shape), cache.conv_relu)
+    dx, dconv_w, dconv_b = conv2d_backward(dconv, cache.conv, need_dx)
+    grads = {
+        "conv1.w": dconv_w,
+        "conv1.b": dconv_b,
+        "hidden.w": dhidden_w,
+        "hidden.b": dhidden_b,
+        "out.w": dout_w,
+        "out.b": dout_b,
+    }
+    return grads, dx
+
+
+def count_params(params: Params) -> int:
+    return sum(p.size for p in params.values())
+
+
+def make_models(config: Config) -> dict[str, Model]:
+    """The capsule network and its two baselines, by name, in the order of the result table."""
+
+    def capsules_loss(scores: Array, labels: Array, progress: float) -> tuple[float, Array]:
+        if config.loss == "spread":
+            return spread_loss(scores, labels, spread_margin(progress))
+        return softmax_cross_entropy(scores, labels)
+
+    def cnn(name: str, n_hidden: int) -> Model:
+        return Model(
+            name,
+            lambda rng: cnn_init(rng, config, n_hidden),
+            cnn_forward,
+            cnn_backward,
+            lambda scores, labels, progress: softmax_cross_entropy(scores, labels),
+        )
+
+    capsules = Model(
+        "capsules",
+        lambda rng: capsules_init(rng, config),
+        lambda params, x: capsules_forward(params, x, config),
+        lambda dscores, cache, need_dx=False: capsules_backward(dscores, cache, config, need_dx),
+        capsules_loss,
+    )
+    # Each hidden unit costs its weights from conv1, its bias, and its weights to the classes.
+    conv_and_out_bias = CONV_KERNEL**2 * config.in_channels * CONV_CHANNELS + CONV_CHANNELS + N_CLASSES
+    n_params = count_params(capsules.init_params(np.random.default_rng(0)))
+    n_matched = round((n_params - conv_and_out_bias) / (config.n_features + 1 + N_CLASSES))
+    models = (capsules, cnn("cnn", 64), cnn("cnn_matched", n_matched))
+    return {model.name: model for model in models}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Optimiser, evaluation, training loop
+# ----------------------------------------------------------------------------------------------------------------------
+
+ADAM_BLOCK = 1 << 15  # entries updated at a time: all operands of a block stay in the cache
+
+
+@dataclasses.dataclass
+class TrainState:
+    """Everything that a half-trained model is."""
+
+    params: Params
+    m: Params  # Adam's first moments
+    v: Params  # Adam's second moments
+    step: int = 0
+    loss_sum: float = 0.0  # over the examples of the unfinished epoch
+    seconds: float = 0.0
+    history: dict[str, list[float]] = dataclasses.field(
+        default_factory=lambda: {"train_loss": [], "familiar_accuracy": [], "held_out_accuracy": []}
+    )
+
+
+def adam_step(state: TrainState, grads: Params, lr: float, beta1: float = 0.9, beta2: float = 0.999) -> None:
+    """Update ``state`` in place. [Kingma & Ba 2015, algorithm 1, bias corrections folded into the step size]"""
+    state.step += 1
+    correction2 = math.sqrt(1 - beta2**state.step)
+    step_size = lr * correction2 / (1 - beta1**state.step)
+    for name, grad in grads.items():
+        arrays = (a.reshape(-1) for a in (state.params[name], state.m[name], state.v[name], grad))
+        p, m, v, g = arrays
+        for start in range(0, p.size, ADAM_BLOCK):
+            block = slice(start, start + ADAM_BLOCK)
+            m_b, v_b, g_b = m[block], v[block], g[block]
+            m_b *= beta1
+            m_b += (1 - beta1) * g_b
+            v_b *= beta2
+            v_b += (1 - beta2) * g_b * g_b
+            p[block] -= step_size * m_b / (np.sqrt(v_b) + 1e-8 * correction2)
+
+
+def predict_scores(model: Model, params: Params, images: Array, batch_size: int = 256) -> Array:
+    """Class scores (N, J) of images (N, H, W, C), cropped as for a test."""
+    dtype = params["conv1.w"].dtype
+    batches = (images[i : i + batch_size] for i in range(0, len(images), batch_size))
+    return np.concatenate([model.forward(params, crop(x, None).astype(dtype, copy=False))[0] for x in batches])
+
+
+def evaluate(model: Model, params: Params, split: Split) -> float:
+    """Share of a set that is classified rightly."""
+    return float((predict_scores(model, params, split.images).argmax(axis=1) == split.labels).mean())
+
+
+Callback = Callable[[str, int, Params, dict[str, list[float]]], None]
+
+
+def init_state(model: Model, config: Config) -> TrainState:
+    """Fresh parameters; their draws depend on the seed and the model's name alone."""
+    params = model.init_params(generator(config.seed, Stream.INIT, *model.name.encode()))
+    zeros = {name: np.zeros_like(p) for name, p in params.items()}
+    return TrainState(params, zeros, {name: z.copy() for name, z in zeros.items()})
+
+
+def train(
+    model: Model,
+    config: Config,
+    data: Data,
+    state: TrainState | None = None,
+    callback: Callback | None = None,
+    after_step: Callable[[TrainState, bool], None] | None = None,
+) -> tuple[Params, dict[str, list[float]]]:
+    """Train to ``config.n_epochs`` and return (params, history); each list of the history has an entry per epoch.
+
+    A given ``state`` is continued in place, from the middle of an epoch too. ``callback(model name, epochs done,
+    params, history)`` is called before the first epoch and after each; ``after_step(state, epoch has ended)`` after
+    every step, when the state is whole. Raises UserError where the loss stops being finite.
+    """
+    state = state or init_state(model, config)
+    n, batch_size, dtype = len(data.train.labels), config.batch_size, np.dtype(config.dtype)
+    steps_per_epoch = math.ceil(n / batch_size)
+    total_steps = steps_per_epoch * config.n_epochs
+    if callback and state.step == 0:
+        callback(model.name, 0, state.params, state.history)
+    order = np.empty(0, np.intp)
+    while state.step < total_steps:
+        started = time.perf_counter()
+        epoch, position = divmod(state.step, steps_per_epoch)
+        if position == 0 or not len(order):
+            order = generator(config.seed, Stream.SHUFFLE, epoch).permutation(n)
+        batch = order[position * batch_size : (position + 1) * batch_size]
+        augment = generator(config.seed, Stream.SHUFFLE, epoch, position) if config.dataset == "smallnorb" else None
+        x = crop(data.train.images[batch], augment).astype(dtype, copy=False)
+        with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
+            scores, cache = model.forward(state.params, x)
+            loss, dscores = model.loss(scores, data.train.labels[batch], state.step / max(1, total_steps - 1))
+            if not math.isfinite(loss):
+                where = f"epoch {epoch + 1}, step {position + 1}"
+                raise UserError(f"{model.name}: the loss became {loss} in {where}; try a smaller --lr")
+            grads, _ = model.backward(dscores, cache)
+            adam_step(state, grads, config.lr)
+        state.loss_sum += loss * len(batch)
+        epoch_ends = position == steps_per_epoch - 1
+        if epoch_ends:
+            state.history["train_loss"].append(state.loss_sum / n)
+            state.history["familiar_accuracy"].append(evaluate(model, state.params, data.familiar))
+            state.history["held_out_accuracy"].append(evaluate(model, state.params, data.held_out))
+            state.loss_sum = 0.0
+        state.seconds += time.perf_counter() - started
+        if after_step:
+            after_step(state, epoch_ends)
+        if callback and epoch_ends:
+            callback(model.name, epoch + 1, state.params, state.history)
+    return state.params, state.history
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checkpoints and results: files are written whole or not at all
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file beside ``path`` that takes its name once all is written. Raises UserError on failure."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def require_writable(path: Path) -> None:
+    """Find out before a training, not after it, that a file cannot be written there. Makes the folder if need be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise UserError(f"cannot write {path}: it is a folder")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def save_checkpoint(path: Path, config: Config, states: dict[str, TrainState]) -> None:
+    """One .npz file: the arrays of every model's TrainState, and the rest as JSON."""
+    arrays: dict[str, Array] = {}
+    scalars = {}
+    for name, state in states.items():
+        for kind in ("params", "m", "v"):
+            arrays |= {f"{name}/{kind}/{key}": array for key, array in getattr(state, kind).items()}
+        scalars[name] = {k: getattr(state, k) for k in ("step", "loss_sum", "seconds", "history")}
+    header = {"experiment": EXPERIMENT, "config": dataclasses.asdict(config), "models": scalars}
+    with atomic_write(path) as stream:
+        np.savez(stream, header=np.array(json.dumps(header)), **arrays)  # type: ignore[arg-type]
+
+
+def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
+    """The inverse of save_checkpoint. Raises UserError where the file is missing, damaged, or of something else."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            header = json.loads(str(stored["header"]))
+            if header["experiment"] != EXPERIMENT:
+                raise UserError(f"{path} is a checkpoint of {header['experiment']}, not of {EXPERIMENT}")
+            fields: dict[str, Any] = header["config"]
+            config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+            arrays = {key: stored[key] for key in stored.files if key != "header"}
+        states = {}
+        for name, model in make_models(config).items():
+            if name not in header["models"]:
+                continue
+            fresh = init_state(model, config)
+            stored_kinds = [{k: arrays[f"{name}/{kind}/{k}"] for k in fresh.params} for kind in ("params", "m", "v")]
+            for kind in stored_kinds:
+                for k, p in fresh.params.items():
+                    if kind[k].shape != p.shape or kind[k].dtype != p.dtype:
+                        raise ValueError(f"its {k} does not fit this network")
+            params, m, v = stored_kinds
+            states[name] = TrainState(params, m, v, **header["models"][name])
+    except FileNotFoundError:
+        raise UserError(f"there is no checkpoint {path}") from None
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path} is not a readable checkpoint of {EXPERIMENT}: {error}") from error
+    return config, states
+
+
+def check_resumable(path: Path, saved: Config, asked: Config) -> None:
+    """A continued run must be the run that was begun; only a longer cross-entropy training may grow."""
+    free = {"data_dir"} | ({"n_epochs"} if saved.loss == "cross-entropy" else set())
+    for field in dataclasses.fields(Config):
+        old, new = getattr(saved, field.name), getattr(asked, field.name)
+        if field.name not in free and old != new:
+            flag = "--" + field.name.replace("_", "-")
+            raise UserError(
+                f"cannot resume {path}: it was made with {flag} {format_value(old)}, not {format_value(new)}"
+            )
+    if asked.n_epochs < saved.n_epochs:
+        raise UserError(f"cannot resume {path} for {asked.n_epochs} epochs: it was begun for {saved.n_epochs}")
+
+
+def format_value(value: Any) -> str:
+    return ":".join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value)
+
+
+def environment() -> dict[str, Any]:
+    """What the numbers of a run depend on beside its configuration."""
+    import threadpoolctl
+
+    blas = [lib for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "blas"]
+    try:
+        cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.split(":", 1)[1].strip() for line in cpu_lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        cpu = platform.processor() or platform.machine()
+    git = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"],
+        cwd=Path(__file__).resolve().parent, capture_output=True, text=True, check=False,
+    ) if shutil.which("git") else None  # fmt: skip
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "blas": " ".join(
+            f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')}" for lib in blas
+        ).strip(),
+        "threads": max((lib["num_threads"] for lib in blas), default=1),
+        "cpu": cpu,
+        "n_cpus": os.cpu_count(),
+        "git_commit": git.stdout.strip() or None if git else None,
+    }
+
+
+def save_result(path: Path, result: dict[str, Any]) -> None:
+    with atomic_write(path) as stream:
+        stream.write((json.dumps(result, indent=1) + "\n").encode())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A run from beginning to end
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Interrupt:
+    """Turns Ctrl-C into a flag that is looked at between steps, so that what is saved is whole. A second one stops at
+    once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def __enter__(self) -> Interrupt:
+        try:
+            self._previous = signal.signal(signal.SIGINT, self._request)
+        except ValueError:  # not in the main thread: Ctrl-C is somebody else's affair
+            self._previous = None
+        return self
+
+    def _request(self, signum: int, frame: Any) -> None:
+        self.requested = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def __exit__(self, *_: object) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+
+
+def train_all(
+    config: Config,
+    data: Data,
+    *,
+    checkpoint: Path | None = None,
+    resume: bool = False,
+    quiet: bool = True,
+    callback: Callback | None = None,
+) -> dict[str, TrainState]:
+    """Train the three models one after the other; save after every epoch and, before KeyboardInterrupt, on Ctrl-C."""
+    from tqdm import tqdm
+
+    states: dict[str, TrainState] = {}
+    if checkpoint and resume:
+        saved, states = load_checkpoint(checkpoint)
+        check_resumable(checkpoint, saved, config)
+    steps = math.ceil(len(data.train.labels) / config.batch_size) * config.n_epochs
+    with Interrupt() as interrupt:
+        for name, model in make_models(config).items():
+            state = states.setdefault(name, init_state(model, config))
+            silent = quiet or not sys.stderr.isatty()
+            with tqdm(total=steps, initial=state.step, desc=name, unit="step", leave=False, disable=silent) as bar:
+
+                def after_step(state: TrainState, epoch_ends: bool, bar: tqdm = bar) -> None:
+                    bar.update()
+                    if epoch_ends and not bar.disable:
+                        latest = {k.split("_")[0]: v[-1] for k, v in state.history.items()}
+                        bar.set_postfix({k: f"{v:.3f}" for k, v in latest.items()}, refresh=False)
+                    if checkpoint and (epoch_ends or interrupt.requested):
+                        save_checkpoint(checkpoint, config, states)
+                    if interrupt.requested:
+                        raise KeyboardInterrupt
+
+                train(model, config, data, state, callback, after_step)
+    return states
+
+
+def make_result(config: Config, states: dict[str, TrainState]) -> dict[str, Any]:
+    """The JSON of a run; accuracies are fractions, those of the last epoch."""
+    models = {}
+    for name, state in states.items():
+        familiar, held_out = state.history["familiar_accuracy"][-1], state.history["held_out_accuracy"][-1]
+        models[name] = {
+            "n_params": count_params(state.params),
+            "familiar_accuracy": familiar,
+            "held_out_accuracy": held_out,
+            "drop": familiar - held_out,
+            "train_seconds": round(state.seconds, 3),
+        }
+    return {
+        "experiment": EXPERIMENT,
+        "seed": config.seed,
+        "dataset": config.dataset,
+        "config": dataclasses.asdict(config),
+        "models": models,
+        "history": {name: state.history for name, state in states.items()},
+        "environment": environment(),
+    }
+
+
+def run(config: Config, **options: Any) -> dict[str, Any]:
+    """Data, three trainings, result. The options are those of ``train_all``."""
+    return make_result(config, train_all(config, make_data(config), **options))
+
+
+def describe(config: Config) -> str:
+    """One line: what is held out."""
+    train_range = format_value(getattr(config, f"train_{config.held_out}s"))
+    test_range = format_value(getattr(config, f"test_{config.held_out}s"))
+    return f"{config.dataset}: {config.held_out}s {test_range} held out, {train_range} trained on"
+
+
+def format_table(result: dict[str, Any]) -> str:
+    """The result table."""
+    lines = [f"{'model':<12} {'familiar':>8} {'held out':>8} {'drop':>6} {'parameters':>10} {'seconds':>8}"]
+    lines += [
+        f"{name:<12} {m['familiar_accuracy']:8.3f} {m['held_out_accuracy']:8.3f} {m['drop']:6.3f}"
+        f" {m['n_params']:10,} {m['train_seconds']:8.2f}"
+        for name, m in result["models"].items()
+    ]
+    return "\n".join(lines)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A person's own pictures
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def read_picture(path: Path, config: Config) -> Array:
+    """A picture file -> (1, 32 or 48, same, C), prepared as the data set is.
+
+    Any size: it is padded to a square with the colour of its border and resized. For voxels a bright background is
+    taken for a picture with dark ink and inverted. For smallNORB a picture twice as wide as high is a stereo pair; of
+    another one both eyes see the same. Raises UserError where it cannot be read.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as opened:
+            rgba = opened.convert("RGBA")
+    except FileNotFoundError:
+        raise UserError(f"there is no picture {path}") from None
+    except (OSError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise UserError(f"{path} is not a picture that can be read: {error}") from error
+    grey = Image.alpha_composite(Image.new("RGBA", rgba.size, "black"), rgba).convert("L")
+    width, height = grey.size
+    stereo = config.dataset == "smallnorb" and width == 2 * height
+    eyes = [grey.crop((0, 0, height, height)), grey.crop((height, 0, width, height))] if stereo else [grey]
+
+    def square(eye: Image.Image, side: int) -> Array:
+        pixels = np.asarray(eye)
+        border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+        return np.asarray(ImageOps.pad(eye, (side, side), method=Image.Resampling.BOX, color=int(np.median(border))))
+
+    if config.dataset == "smallnorb":
+        pair = [square(eye, 2 * NORB_SIDE) for eye in eyes]
+        return shrink(np.stack([pair[0], pair[-1]])[None])
+    image = square(eyes[0], IMAGE_SIZE).astype(np.float32) / 255
+    border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
+    return (1 - image if np.median(border) > 0.5 else image)[None, :, :, None]
+
+
+def predict(checkpoint: Path, pictures: list[Path]) -> str:
+    """A table: for each picture the class that each model names, and the capsule network's class activations."""
+    config, states = load_checkpoint(checkpoint)
+    models = make_models(config)
+    images = np.concatenate([read_picture(path, config) for path in pictures])
+    scores = {name: predict_scores(models[name], state.params, images) for name, state in states.items()}
+    x = crop(images, None).astype(config.dtype)
+    activations = capsules_forward(states["capsules"].params, x, config)[1].a
+    width = max(len(str(path)) for path in pictures)
+    lines = [
+        f"{'picture':<{width}} "
+        + " ".join(f"{name:>12}" for name in scores)
+        + "   activations: "
+        + " ".join(config.classes)
+    ]
+    for n, path in enumerate(pictures):
+        named = " ".join(f"{config.classes[s[n].argmax()]:>12}" for s in scores.values())
+        lines.append(f"{path!s:<{width}} {named}   " + " ".join(f"{a:.3f}" for a in activations[n]))
+    return "\n".join(lines)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Command line
+# ----------------------------------------------------------------------------------------------------------------------
+
+MAX_IMAGES = 50_000  # of one voxel set, which is drawn at once
+
+
+def whole_number(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text} is not between {low} and {high}")
+        return value
+
+    return parse
+
+
+def positive_number(high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not 0 < value <= high:  # a NaN fails this too
+            raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {high:g}")
+        return value
+
+    return parse
+
+
+def angle_range(low: float, high: float) -> Callable[[str], Range]:
+    def parse(text: str) -> Range:
+        try:
+            start, stop = (float(part) for part in text.split(":"))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not START:STOP in degrees, such as 0:150") from None
+        if not (low <= start <= high and low <= stop <= high):
+            raise argparse.ArgumentTypeError(f"{text} is not between {low:g} and {high:g} degrees")
+        if start > stop:
+            raise argparse.ArgumentTypeError(f"{text} runs backwards: START must not be above STOP")
+        if stop - start > 360:
+            raise argparse.ArgumentTypeError(f"{text} is more than a full circle")
+        return start, stop
+
+    return parse
+
+
+def overlap(a: Range, b: Range, period: float | None = None) -> bool:
+    """Whether two closed ranges share an angle, modulo ``period`` where one is given."""
+    if period is None:
+        return a[0] <= b[1] and b[0] <= a[1]
+    return (b[0] - a[0]) % period <= a[1] - a[0] or (a[0] - b[0]) % period <= b[1] - b[0]
+
+
+def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that make up a Config; the scripts that draw figures have them too."""
+    d = Config()
+    azimuths, elevations, count = angle_range(-360, 720), angle_range(-90, 90), whole_number(1, 1000)
+    data = parser.add_argument_group("data")
+    data.add_argument("--dataset", choices=("voxels", "smallnorb"), default=d.dataset, help="default: %(default)s")
+    data.add_argument("--data-dir", metavar="DIR", help="folder of the six official smallNORB files, gzipped or not")
+    data.add_argument(
+        "--train-azimuths", type=azimuths, metavar="A:B", help="degrees; default: 0:150, smallnorb 300:400"
+    )
+    data.add_argument(
+        "--test-azimuths", type=azimuths, metavar="A:B", help="degrees; default: 200:330, smallnorb 60:280"
+    )
+    data.add_argument(
+        "--train-elevations", type=elevations, metavar="A:B", help="with --test-elevations: hold out elevation"
+    )
+    data.add_argument(
+        "--test-elevations", type=elevations, metavar="A:B", help="instead of azimuth, e.g. 10:35 and 40:70"
+    )
+    data.add_argument(
+        "--n-train-views", type=count, metavar="N", help=f"azimuths in training; default: {d.n_train_views}"
+    )
+    data.add_argument("--n-test-views", type=count, metavar="N", help=f"azimuths held out; default: {d.n_test_views}")
+    data.add_argument("--n-elev", type=count, metavar="N", help=f"elevations in each set; default: {d.n_elev}")
+    data.add_argument(
+        "--n-per-combo", type=count, metavar="N", help=f"images of each training view; default: {d.n_per_combo}"
+    )
+    model = parser.add_argument_group("capsules")
+    iters = whole_number(1, 20)
+    model.add_argument(
+        "--em-iters", type=iters, metavar="N", default=d.em_iters, help="routing iterations; default: %(default)s"
+    )
+    model.add_argument(
+        "--em-grad", choices=("exact", "stop"), default=d.em_grad,
+        help="gradient through all iterations, or through the last M-step with assignments constant; default: %(default)s",
+    )  # fmt: skip
+    model.add_argument(
+        "--em-lambda", type=positive_number(1000), metavar="X", default=d.em_lambda,
+        help="inverse temperature of the last iteration; default: %(default)s",
+    )  # fmt: skip
+    model.add_argument(
+        "--lambda-schedule", choices=("constant", "linear", "exponential"), default=d.lambda_schedule,
+        help="inverse temperature of iteration t of T: X, X t / T, or X (1 - 0.95^t); default: %(default)s",
+    )  # fmt: skip
+    training = parser.add_argument_group("training")
+    training.add_argument(
+        "--seed", type=whole_number(0, 2**32 - 1), metavar="N", default=d.seed, help="default: %(default)s"
+    )
+    training.add_argument(
+        "--n-epochs", type=whole_number(1, 100_000), metavar="N", default=d.n_epochs, help="default: %(default)s"
+    )
+    training.add_argument(
+        "--batch-size", type=whole_number(1, 4096), metavar="N", default=d.batch_size, help="default: %(default)s"
+    )
+    training.add_argument(
+        "--lr", type=positive_number(10), metavar="X", default=d.lr, help="Adam's learning rate; default: %(default)s"
+    )
+    training.add_argument(
+        "--loss", choices=("cross-entropy", "spread"), default=d.loss,
+        help="of the capsules: on the score, or the paper's on the activations; the CNNs always have cross-entropy;"
+        " default: %(default)s",
+    )  # fmt: skip
+    training.add_argument("--dtype", choices=("float32", "float64"), default=d.dtype, help="default: %(default)s")
+    training.add_argument(
+        "--threads", type=whole_number(1, 1024), metavar="N", help="BLAS threads; default: what numpy's BLAS chooses"
+    )
+
+
+def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Config:
+    """Check the flags against each other; a usage error (status 2) where they do not fit together."""
+    voxels = args.dataset == "voxels"
+    if voxels and args.data_dir is not None:
+        parser.error("argument --data-dir: needs --dataset smallnorb")
+    if not voxels and args.data_dir is None:
+        parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
+    view_counts = {k: getattr(args, k) for k in ("n_train_views", "n_test_views", "n_elev", "n_per_combo")}
+    given = {k: v for k, v in view_counts.items() if v is not None}
+    if not voxels and given:
+        parser.error(f"argument --{next(iter(given)).replace('_', '-')}: applies to --dataset voxels alone")
+
+    if (args.train_elevations is None) != (args.test_elevations is None):
+        parser.error("arguments --train-elevations and --test-elevations: give both or none")
+    if args.train_elevations is not None:
+        if args.test_azimuths is not None:
+            parser.error(
+                "argument --test-azimuths: elevation is held out already, and both sets share --train-azimuths"
+            )
+        if overlap(args.train_elevations, args.test_elevations):
+            parser.error("argument --test-elevations: overlaps --train-elevations")
+        elevations = {"train_elevations": args.train_elevations, "test_elevations": args.test_elevations}
+        train_azimuths = test_azimuths = args.train_azimuths or (0.0, 360.0)
+    else:
+        elevations = {} if voxels else {"train_elevations": (30.0, 70.0), "test_elevations": (30.0, 70.0)}
+        train_azimuths = args.train_azimuths or ((0.0, 150.0) if voxels else (300.0, 400.0))
+        test_azimuths = args.test_azimuths or ((200.0, 330.0) if voxels else (60.0, 280.0))
+        if overlap(train_azimuths, test_azimuths, period=360):
+            parser.error(
+                f"argument --test-azimuths: {format_value(test_azimuths)} overlaps the training range"
+                f" {format_value(train_azimuths)} (modulo 360)"
+            )
+    same = ("dataset", "data_dir", "seed", "n_epochs", "batch_size", "lr", "em_iters", "em_grad", "em_lambda")
+    config = Config(
+        **{k: getattr(args, k) for k in (*same, "lambda_schedule", "loss", "dtype")},
+        train_azimuths=train_azimuths,
+        test_azimuths=test_azimuths,
+        **elevations,
+        **given,
+    )
+    n_images = N_CLASSES * config.n_elev * max(config.n_train_views * config.n_per_combo, config.n_test_views * 2)
+    if n_images > MAX_IMAGES:
+        parser.error(f"arguments --n-…: a set of {n_images:,} images is above the limit of {MAX_IMAGES:,}")
+    return config
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Train matrix capsules and two CNNs on a range of viewpoints, test them on another.",
+        epilog="With no flags: ten epochs on voxel objects, seed 0, azimuths 0 to 150 against 200 to 330 degrees.",
+    )
+    add_experiment_arguments(parser)
+    files = parser.add_argument_group("files")
+    files.add_argument("--out-json", type=Path, metavar="FILE", help="write the result, history and environment there")
+    files.add_argument("--checkpoint", type=Path, metavar="FILE", help="save after every epoch, and on Ctrl-C")
+    files.add_argument(
+        "--resume", action="store_true", help="continue from --checkpoint, to the same numbers bit for bit"
+    )
+    files.add_argument(
+        "--predict", type=Path, nargs="+", metavar="IMAGE", help="classify pictures with --checkpoint; no training"
+    )
+    files.add_argument("--quiet", action="store_true", help="no progress bar")
+    return parser
+
+
+@contextlib.contextmanager
+def blas_threads(n: int | None) -> Iterator[None]:
+    """Limit the BLAS to ``n`` threads; None leaves it as it is."""
+    if n is None:
+        yield
+        return
+    import threadpoolctl
+
+    with threadpoolctl.threadpool_limits(n, user_api="blas"):
+        yield
+
+
+def exit_status(body: Callable[[], None]) -> int:
+    """Run a script's body: 0, 1 with one line on stderr for a UserError, 130 after Ctrl-C."""
+    try:
+        body()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except MemoryError:
+        print("error: out of memory; try a smaller --batch-size or fewer views", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    if args.predict and not args.checkpoint:
+        parser.error("argument --predict: needs --checkpoint FILE, a trained network")
+    if args.resume and not args.checkpoint:
+        parser.error("argument --resume: needs --checkpoint FILE")
+    if args.predict and (args.resume or args.out_json):
+        parser.error("argument --predict: does not train, so it takes neither --resume nor --out-json")
+    config = config_from_args(parser, args)
+
+    def body() -> None:
+        if args.predict:
+            print(predict(args.checkpoint, args.predict))
+            return
+        for path in filter(None, (args.out_json, args.checkpoint)):
+            require_writable(path)
+        with blas_threads(args.threads):
+            result = run(config, checkpoint=args.checkpoint, resume=args.resume, quiet=args.quiet)
+        print(f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs\n{format_table(result)}")
+        if args.out_json:
+            save_result(args.out_json, result)
+
+    return exit_status(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
