@@ -45,7 +45,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -331,7 +331,8 @@ def stream_norb(path: Path, dtype: np.dtype, item_shape: tuple[int | None, ...])
     """
     opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rb") as stream:
+        with opener(path, "rb") as opened:
+            stream = cast(IO[bytes], opened)
             found, sizes = read_norb_header(stream, path)
             matches = len(sizes) == 1 + len(item_shape) and all(
                 want in (None, have) for want, have in zip(item_shape, sizes[1:], strict=True)
@@ -1052,8 +1053,8 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
             header = json.loads(str(stored["header"]))
             if header["experiment"] != EXPERIMENT:
                 raise UserError(f"{path} is a checkpoint of {header['experiment']}, not of {EXPERIMENT}")
-            fields: dict[str, Any] = header["config"]
-            config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+            fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in header["config"].items()}
+            config = Config(**fields)
             arrays = {key: stored[key] for key in stored.files if key != "header"}
         states = {}
         for name, model in make_models(config).items():
@@ -1386,7 +1387,7 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--em-grad", choices=("exact", "stop"), default=d.em_grad,
-        help="gradient through all iterations, or through the last M-step with assignments constant; default: %(default)s",
+        help="gradient through all iterations, or the last M-step with assignments constant; default: %(default)s",
     )  # fmt: skip
     model.add_argument(
         "--em-lambda", type=positive_number(1000), metavar="X", default=d.em_lambda,
