@@ -454,7 +454,7 @@ def crop(images: Array, rng: np.random.Generator | None) -> Array:
 
 
 class ConvCache(NamedTuple):
-    columns: Array  # (B, Ho, Wo, K * K * C) the patches
+    columns: Array  # (B * Ho * Wo, K * K * C) the patches
     w: Array
     x_shape: tuple[int, ...]
     stride: int
@@ -463,12 +463,14 @@ class ConvCache(NamedTuple):
 
 def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple[Array, ConvCache]:
     """Cross-correlate x (B, H, W, C) with w (K, K, C, F), add b (F,) -> (B, Ho, Wo, F), zero padded."""
-    k = w.shape[0]
+    k, _, channels, n_filters = w.shape
     x_pad = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     patches = np.lib.stride_tricks.sliding_window_view(x_pad, (k, k), axis=(1, 2))[:, ::stride, ::stride]
-    columns = patches.transpose(0, 1, 2, 4, 5, 3).reshape(*patches.shape[:3], -1)  # (B, Ho, Wo, K * K * C)
-    out = columns @ w.reshape(-1, w.shape[-1]) + b
-    return out, ConvCache(columns, w, x.shape, stride, pad)
+    n, h_out, w_out = patches.shape[:3]
+    columns = patches.transpose(0, 1, 2, 4, 5, 3).reshape(-1, k * k * channels)  # (B * Ho * Wo, K * K * C)
+    out = columns @ w.reshape(-1, n_filters)  # one product: a stack of small ones would be four times slower
+    out += b
+    return out.reshape(n, h_out, w_out, n_filters), ConvCache(columns, w, x.shape, stride, pad)
 
 
 def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Array | None, Array, Array]:
@@ -477,13 +479,13 @@ def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tupl
     k, n_filters = w.shape[0], w.shape[-1]
     rows = dout.reshape(-1, n_filters)
     # out = columns @ w + b
-    dw = (columns.reshape(len(rows), -1).T @ rows).reshape(w.shape)
+    dw = (columns.T @ rows).reshape(w.shape)
     db = rows.sum(axis=0)
     if not need_dx:
         return None, dw, db
-    dcolumns = (rows @ w.reshape(-1, n_filters).T).reshape(*dout.shape[:3], k, k, channels)
+    _, h_out, w_out, _ = dout.shape
+    dcolumns = (rows @ w.reshape(-1, n_filters).T).reshape(n, h_out, w_out, k, k, channels)
     dx_pad = np.zeros((n, height + 2 * pad, width + 2 * pad, channels), dout.dtype)
-    h_out, w_out = dout.shape[1:3]
     for i in range(k):
         for j in range(k):
             dx_pad[:, i : i + stride * h_out : stride, j : j + stride * w_out : stride] += dcolumns[:, :, :, i, j]
@@ -568,11 +570,12 @@ class EMIteration(NamedTuple):
     """What one iteration computed; the backward needs no more."""
 
     r: Array  # (B, I, J) assignments that the M-step used
-    ra: Array  # (B, I, J) r times the children's activations
+    weight: Array  # (B, I, J) r times the children's activations, as shares of the mass: 1 in sum over I
     mass: Array  # (B, J)
     mu: Array  # (B, J, D)
     error: Array  # (B, I, J, D) votes - mu
     sigma_sq: Array  # (B, J, D)
+    log_det: Array  # (B, J) sum of log sigma_sq
     a: Array  # (B, J) activations
 
 
@@ -600,20 +603,20 @@ def em_routing_forward(
         # M-step
         ra = r * a_in[:, :, None]  # (B, I, J)
         mass = ra.sum(axis=1) + MASS_FLOOR  # (B, J)
-        weight = (ra / mass[:, None])[..., None]  # (B, I, J, 1)
-        mu = (weight * votes).sum(axis=1)  # (B, J, D)
+        weight = ra / mass[:, None]  # (B, I, J)
+        mu = np.einsum("bij,bijd->bjd", weight, votes)
         error = votes - mu[:, None]  # (B, I, J, D)
-        sigma_sq = (weight * error * error).sum(axis=1) + VARIANCE_FLOOR  # (B, J, D)
+        sigma_sq = np.einsum("bij,bijd->bjd", weight, error * error) + VARIANCE_FLOOR
         log_det = np.log(sigma_sq).sum(axis=2)  # (B, J)
         cost = (d * beta_v + 0.5 * log_det) * mass  # (B, J)
         z = inverse_temperature * (beta_a - cost)
         a, _ = sigmoid_forward(z)
-        iterations.append(EMIteration(r, ra, mass, mu, error, sigma_sq, a))
+        iterations.append(EMIteration(r, weight, mass, mu, error, sigma_sq, log_det, a))
         if t == len(lambdas) - 1:
             break
         # E-step, in logarithms; the constant of the Gaussian is the same for all parents and drops out
         log_a = -np.logaddexp(0, -z)
-        mahalanobis = (error * error / sigma_sq[:, None]).sum(axis=3)  # (B, I, J)
+        mahalanobis = np.einsum("bijd,bijd->bij", error / sigma_sq[:, None], error)
         log_r = (log_a - 0.5 * log_det)[:, None] - 0.5 * mahalanobis
         r = np.exp(log_r - log_r.max(axis=2, keepdims=True))
         r /= r.sum(axis=2, keepdims=True)  # parents share a child: assignments sum to 1 over J
@@ -633,25 +636,27 @@ def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> t
     dsigma_sq = np.zeros_like(dmu)
     dz = sigmoid_backward(da, iterations[-1].a)
     for t in reversed(range(len(lambdas))):
-        r, ra, mass, _, error, sigma_sq, _ = iterations[t]
+        r, weight, mass, _, error, sigma_sq, log_det, _ = iterations[t]
         # z = lambda (beta_a - cost)
         dbeta_a += lambdas[t] * dz.sum(axis=0)
         dcost = -lambdas[t] * dz  # (B, J)
-        # cost = (d beta_v + log_det / 2) mass, log_det = sum log sigma_sq
+        # cost = (d beta_v + log_det / 2) mass; log_det = sum_d log sigma_sq
         dbeta_v += d * (dcost * mass).sum(axis=0)
         dsigma_sq = dsigma_sq + (0.5 * dcost * mass)[..., None] / sigma_sq  # (B, J, D)
-        # sigma_sq = sum_i ra error^2 / mass + floor; error = votes - mu; mu = sum_i ra votes / mass
+        # mu = sum_i weight votes; error = votes - mu; sigma_sq = sum_i weight error^2 + floor
         pull = dsigma_sq[:, None] * error  # (B, I, J, D)
-        scale = (ra / mass[:, None])[..., None]
-        dvotes += scale * (dmu[:, None] + 2 * pull)
         if policy == "stop":
-            dra = (dmu[:, None] * votes + pull * error).sum(axis=3) / mass[:, None]
+            dvotes += weight[..., None] * (dmu[:, None] + 2 * pull)
+            dra = (np.einsum("bjd,bijd->bij", dmu, votes) + np.einsum("bijd,bijd->bij", pull, error)) / mass[:, None]
             da_in += (dra * r).sum(axis=2)
             break
-        # mass divides both sums, which turns votes into votes - mu; mu inside sigma_sq adds nothing: sum_i ra error = 0
-        dmass = dcost * (d * beta_v + 0.5 * np.log(sigma_sq).sum(axis=2))
+        push = dmu[:, None] + pull
+        dvotes += weight[..., None] * (push + pull)
+        # weight = ra / mass, mass = sum_i ra: the quotient takes off each sum's own value, so votes turn into error.
+        # mu inside sigma_sq adds nothing: sum_i weight error = 0.
+        dmass = dcost * (d * beta_v + 0.5 * log_det)
         dmass -= (dsigma_sq * (sigma_sq - VARIANCE_FLOOR)).sum(axis=2) / mass
-        dra = ((dmu[:, None] + pull) * error).sum(axis=3) / mass[:, None] + dmass[:, None]  # (B, I, J)
+        dra = np.einsum("bijd,bijd->bij", push, error) / mass[:, None] + dmass[:, None]
         # ra = r a_in
         da_in += (dra * r).sum(axis=2)
         if t == 0:
@@ -659,13 +664,13 @@ def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> t
         dr = dra * a_in[:, :, None]
         # r = softmax_j(log_a - log_det / 2 - mahalanobis / 2), all of the iteration before
         dlog_r = r * (dr - (dr * r).sum(axis=2, keepdims=True))  # (B, I, J)
-        _, _, _, _, error, sigma_sq, a = iterations[t - 1]
+        error, sigma_sq, a = iterations[t - 1].error, iterations[t - 1].sigma_sq, iterations[t - 1].a
         dlog_p = dlog_r.sum(axis=1)  # (B, J)
         dz = dlog_p * (1 - a)  # log_a = log sigmoid(z)
+        # mahalanobis = sum_d error^2 / sigma_sq
         scaled = error / sigma_sq[:, None]
-        dmahalanobis = -0.5 * dlog_r[..., None]
-        derror = 2 * dmahalanobis * scaled  # (B, I, J, D)
-        dsigma_sq = -0.5 * dlog_p[..., None] / sigma_sq - (dmahalanobis * scaled * scaled).sum(axis=1)
+        derror = -dlog_r[..., None] * scaled  # (B, I, J, D)
+        dsigma_sq = 0.5 * (np.einsum("bijd,bijd->bjd", -derror, scaled) - dlog_p[..., None] / sigma_sq)
         dvotes += derror
         dmu = -derror.sum(axis=1)
     return dvotes, da_in, dbeta_a, dbeta_v
@@ -913,17 +918,24 @@ def adam_step(state: TrainState, grads: Params, lr: float, beta1: float = 0.9, b
     state.step += 1
     correction2 = math.sqrt(1 - beta2**state.step)
     step_size = lr * correction2 / (1 - beta1**state.step)
+    scratch = np.empty(ADAM_BLOCK, next(iter(grads.values())).dtype)
     for name, grad in grads.items():
-        arrays = (a.reshape(-1) for a in (state.params[name], state.m[name], state.v[name], grad))
-        p, m, v, g = arrays
-        for start in range(0, p.size, ADAM_BLOCK):
-            block = slice(start, start + ADAM_BLOCK)
-            m_b, v_b, g_b = m[block], v[block], g[block]
-            m_b *= beta1
-            m_b += (1 - beta1) * g_b
-            v_b *= beta2
-            v_b += (1 - beta2) * g_b * g_b
-            p[block] -= step_size * m_b / (np.sqrt(v_b) + 1e-8 * correction2)
+        flat = [array.reshape(-1) for array in (state.params[name], state.m[name], state.v[name], grad)]
+        for start in range(0, grad.size, ADAM_BLOCK):
+            p, m, v, g = (array[start : start + ADAM_BLOCK] for array in flat)
+            s = scratch[: p.size]
+            np.multiply(g, 1 - beta1, out=s)
+            m *= beta1
+            m += s
+            np.multiply(g, g, out=s)
+            s *= 1 - beta2
+            v *= beta2
+            v += s
+            np.sqrt(v, out=s)
+            s += 1e-8 * correction2
+            np.divide(m, s, out=s)
+            s *= step_size
+            p -= s
 
 
 def predict_scores(model: Model, params: Params, images: Array, batch_size: int = 256) -> Array:
