@@ -454,41 +454,51 @@ def crop(images: Array, rng: np.random.Generator | None) -> Array:
 
 
 class ConvCache(NamedTuple):
-    columns: Array  # (B * Ho * Wo, K * K * C) the patches
+    columns: Array  # (K * K * C, B * Ho * Wo) the patches, one per column
     w: Array
     x_shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
     stride: int
     pad: int
 
 
 def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple[Array, ConvCache]:
     """Cross-correlate x (B, H, W, C) with w (K, K, C, F), add b (F,) -> (B, Ho, Wo, F), zero padded."""
-    k, _, channels, n_filters = w.shape
-    x_pad = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    patches = np.lib.stride_tricks.sliding_window_view(x_pad, (k, k), axis=(1, 2))[:, ::stride, ::stride]
-    n, h_out, w_out = patches.shape[:3]
-    columns = patches.transpose(0, 1, 2, 4, 5, 3).reshape(-1, k * k * channels)  # (B * Ho * Wo, K * K * C)
-    out = columns @ w.reshape(-1, n_filters)  # one product: a stack of small ones would be four times slower
+    n, height, width, channels = x.shape
+    k, n_filters = w.shape[0], w.shape[-1]
+    h_out, w_out = (height + 2 * pad - k) // stride + 1, (width + 2 * pad - k) // stride + 1
+    x_pad = np.zeros((n, height + 2 * pad, width + 2 * pad, channels), x.dtype)
+    x_pad[:, pad : pad + height, pad : pad + width] = x
+    columns = np.empty(
+        (k, k, channels, n, h_out, w_out), x.dtype
+    )  # long runs to write: twice as fast as patch by patch
+    for i in range(k):
+        for j in range(k):
+            window = x_pad[:, i : i + stride * h_out : stride, j : j + stride * w_out : stride]
+            columns[i, j] = window.transpose(3, 0, 1, 2)
+    columns = columns.reshape(k * k * channels, -1)
+    out = columns.T @ w.reshape(-1, n_filters)  # (B * Ho * Wo, F)
     out += b
-    return out.reshape(n, h_out, w_out, n_filters), ConvCache(columns, w, x.shape, stride, pad)
+    out = out.reshape(n, h_out, w_out, n_filters)
+    return out, ConvCache(columns, w, x.shape, out.shape, stride, pad)
 
 
 def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Array | None, Array, Array]:
     """dout (B, Ho, Wo, F) -> dx (None unless needed: the first layer does not), dw, db."""
-    columns, w, (n, height, width, channels), stride, pad = cache
-    k, n_filters = w.shape[0], w.shape[-1]
+    columns, w, (n, height, width, channels), (_, h_out, w_out, n_filters), stride, pad = cache
+    k = w.shape[0]
     rows = dout.reshape(-1, n_filters)
-    # out = columns @ w + b
-    dw = (columns.T @ rows).reshape(w.shape)
-    db = rows.sum(axis=0)
+    # out = columns.T @ w + b
+    dw = (columns @ rows).reshape(w.shape)
+    db = np.ones(len(rows), rows.dtype) @ rows  # the sum over rows; numpy's own takes 15 times as long for short rows
     if not need_dx:
         return None, dw, db
-    _, h_out, w_out, _ = dout.shape
-    dcolumns = (rows @ w.reshape(-1, n_filters).T).reshape(n, h_out, w_out, k, k, channels)
+    dcolumns = (w.reshape(-1, n_filters) @ rows.T).reshape(k, k, channels, n, h_out, w_out)
     dx_pad = np.zeros((n, height + 2 * pad, width + 2 * pad, channels), dout.dtype)
     for i in range(k):
         for j in range(k):
-            dx_pad[:, i : i + stride * h_out : stride, j : j + stride * w_out : stride] += dcolumns[:, :, :, i, j]
+            window = dx_pad[:, i : i + stride * h_out : stride, j : j + stride * w_out : stride]
+            window += dcolumns[i, j].transpose(1, 2, 3, 0)
     return dx_pad[:, pad : pad + height, pad : pad + width], dw, db
 
 
@@ -914,25 +924,28 @@ class TrainState:
 
 
 def adam_step(state: TrainState, grads: Params, lr: float, beta1: float = 0.9, beta2: float = 0.999) -> None:
-    """Update ``state`` in place. [Kingma & Ba 2015, algorithm 1, bias corrections folded into the step size]"""
+    """Update ``state`` in place. [Kingma & Ba 2015, algorithm 1]
+
+    The moments are kept without their factors 1 - beta, which go into the step size with the bias corrections: the
+    update is bound by memory, and this saves two passes of twelve.
+    """
     state.step += 1
-    correction2 = math.sqrt(1 - beta2**state.step)
-    step_size = lr * correction2 / (1 - beta1**state.step)
+    root = math.sqrt((1 - beta2) / (1 - beta2**state.step))
+    step_size = lr * (1 - beta1) / (1 - beta1**state.step) / root
+    epsilon = 1e-8 / root
     scratch = np.empty(ADAM_BLOCK, next(iter(grads.values())).dtype)
     for name, grad in grads.items():
         flat = [array.reshape(-1) for array in (state.params[name], state.m[name], state.v[name], grad)]
         for start in range(0, grad.size, ADAM_BLOCK):
             p, m, v, g = (array[start : start + ADAM_BLOCK] for array in flat)
             s = scratch[: p.size]
-            np.multiply(g, 1 - beta1, out=s)
             m *= beta1
-            m += s
+            m += g
             np.multiply(g, g, out=s)
-            s *= 1 - beta2
             v *= beta2
             v += s
             np.sqrt(v, out=s)
-            s += 1e-8 * correction2
+            s += epsilon
             np.divide(m, s, out=s)
             s *= step_size
             p -= s
