@@ -129,6 +129,8 @@ def run_job(job: Job, children: set[subprocess.Popen[str]] | None = None) -> Jso
             if process.returncode:
                 return {"error": f"exit status {process.returncode}: {last_line}"}
             result = json.loads(out.read_text())
+            if not result["models"]:
+                return {"error": "its result holds no model"}
             for name, model in result["models"].items():
                 for key, value in model.items():
                     if isinstance(value, float) and not math.isfinite(value):
@@ -345,7 +347,7 @@ def make_document(args: argparse.Namespace, settings: list[Setting], jobs: list[
         document["settings"][setting.name] = {
             "values": setting.values,
             "args": list(setting.args),
-            "config": {k: v for k, v in first.get("config", {}).items() if k != "seed"},
+            "config": {k: v for k, v in first.get("config", {}).items() if k not in ("seed", "data_dir")},
             **summarise(runs),
             "runs": runs,
             "failures": [{"seed": job.seed, "error": out["error"]} for job, out in own if "error" in out],
@@ -410,9 +412,7 @@ def pick_setting(document: Json, name: str | None) -> Json:
     if not settings:
         raise UserError("the file is not a comparison of seeds")
     if name is None and len(settings) > 1:
-        raise UserError(
-            f"the file holds {len(settings)} settings: add setting=NAME, such as {shlex.quote(min(settings))}"
-        )
+        raise UserError(f"the file holds {len(settings)} settings: add setting=NAME, such as {min(settings)!r}")
     if name is not None and name not in settings:
         raise UserError(f"the file has no setting {name!r}")
     chosen: Json = settings[name or next(iter(settings))]
@@ -464,12 +464,10 @@ def paired_table(entry: Json, view: View) -> str:
     for metric, name in view.pairs:
         if s := entry["paired"].get(name, {}).get(metric):
             mean, interval = f"{s['mean']:+.{view.digits}f}", show_interval(s, view.digits, "+")
-            less = f"{s['error_reduction']:.0%}" if s.get("error_reduction") is not None else ""
-            verdict = (
-                "not shown" if not interval or s["low"] <= 0 <= s["high"] else "higher" if s["low"] > 0 else "lower"
-            )
-            higher = f"{s['higher']} of {s['n']}"
-            rows.append([name, metric, mean, interval, higher, show_p(s["p"]), less, verdict])
+            less = f"{100 * s['error_reduction']:.0f} %" if s.get("error_reduction") is not None else ""
+            shown = interval and not s["low"] <= 0 <= s["high"]
+            verdict = "not shown" if not shown else "higher" if s["mean"] > 0 else "lower"
+            rows.append([name, metric, mean, interval, f"{s['higher']} of {s['n']}", show_p(s["p"]), less, verdict])
     capsules = capsule_model(entry["models"])
     columns = ["metric", "difference", "95 % interval", "higher on", "p", "fewer errors", "verdict"]
     return markdown([f"{capsules} minus", *columns], rows)
@@ -477,10 +475,11 @@ def paired_table(entry: Json, view: View) -> str:
 
 def grid_table(document: Json, view: View) -> str:
     axes = [name for group in document["axes"] for name in group]
-    capsules = capsule_model(view.models)
-    baselines = [m for m in view.models if any(m in entry["paired"] for entry in document["settings"].values())]
+    entries = list(document["settings"].values())
+    capsules = capsule_model(entries[0]["models"])
+    baselines = [m for m in view.models if any(m in entry["paired"] for entry in entries)]
     rows = []
-    for entry in document["settings"].values():
+    for entry in entries:
         row = [*(entry["values"][name] for name in axes), str(len(entry["runs"]))]
         row += [show_mean(entry["models"].get(m, {}).get(k), view.digits) for k, m in view.pairs]
         for metric, name in itertools.product(view.metrics, baselines):
@@ -529,6 +528,10 @@ def make_table(document: Json, kind: str, options: dict[str, str], name: str | N
 # The README
 # ----------------------------------------------------------------------------------------------------------------------
 
+HELP_EXAMPLES = """examples:
+  python compare_seeds.py smallnorb_novel_viewpoint --seeds 0:3 -- --n-epochs 10
+  python compare_seeds.py smallnorb_novel_viewpoint --seeds 0:10 --grid em-iters=1,2,3 loss=cross-entropy,spread
+  python compare_seeds.py smallnorb_novel_viewpoint --zip train-azimuths=0:60,0:150 test-azimuths=110:240,200:330"""
 HELP_MARKERS = """markers in the README, each closed by <!-- end -->; what stands between is rewritten by --report:
   <!-- table: results/FILE.json seeds -->          a row per seed, then mean, sd and 95 % interval
   <!-- table: results/FILE.json summary metrics=familiar_accuracy,held_out_accuracy -->     a row per model
@@ -550,11 +553,9 @@ def lookup(document: Json, path: str, setting: str | None) -> Any:
         entry = pick_setting(document, setting)
         roots = [entry["models"], entry, document]
     elif "tables" in document:
-        tables = document["tables"].items()
-        roots = [
-            {k: {str(r[0]): dict(zip(t["columns"], r, strict=True)) for r in t["rows"]} for k, t in tables},
-            document,
-        ]
+        for name, table in document["tables"].items():
+            rows = {str(row[0]): dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
+            roots.insert(0, {name: rows})
     for node in roots:
         for key in path.split("/" if "/" in path else "."):
             node = node.get(key) if isinstance(node, dict) else None
@@ -569,23 +570,24 @@ def fill_marker(kind: str, text: str, folder: Path) -> str:
         words = shlex.split(text)
     except ValueError as error:
         raise UserError(f"{error}") from None
-    names = ("metrics", "models", "digits", "setting", "columns")
-    options = dict(word.split("=", 1) for word in words if word.split("=", 1)[0] in names and "=" in word)
-    plain = [word for word in words if not ("=" in word and word.split("=", 1)[0] in names)]
-    if len(plain) < 2 or len(plain) > 3:
+    option = re.compile(r"(metrics|models|digits|setting|columns)=(.*)", re.DOTALL)
+    options = {found[1]: found[2] for word in words if (found := option.fullmatch(word))}
+    plain_words = [word for word in words if not option.fullmatch(word)]
+    if not 2 <= len(plain_words) <= 3:
         raise UserError("a marker names a file, then a kind of table or a path")
+    file, what, *rest = plain_words
     try:
-        document = json.loads((folder / plain[0]).read_text())
+        document = json.loads((folder / file).read_text())
     except OSError:
-        raise UserError(f"there is no file {plain[0]}") from None
+        raise UserError(f"there is no file {file}") from None
     except ValueError:
-        raise UserError(f"{plain[0]} is not JSON") from None
+        raise UserError(f"{file} is not JSON") from None
     try:
         if kind == "table":
-            if len(plain) == 3 and plain[1] != "table":
-                raise UserError(f"{plain[2]!r} is not an option: write NAME=VALUE")
-            return f"\n\n{make_table(document, plain[1], options, *plain[2:])}\n\n"
-        return format(lookup(document, plain[1], options.get("setting")), *plain[2:])
+            if rest and what != "table":
+                raise UserError(f"{rest[0]!r} is not an option: write NAME=VALUE")
+            return f"\n\n{make_table(document, what, options, *rest)}\n\n"
+        return format(lookup(document, what, options.get("setting")), *rest)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(f"the marker does not fit the file ({type(error).__name__}: {error})") from error
 
@@ -682,13 +684,13 @@ def draw_pairs(figure: Any, entry: Json, models: list[str], metric: str, chance:
     if chance is not None:
         left.axhline(chance, color="0.4", linestyle="--", linewidth=1)
         left.text(len(models) - 0.5, chance, "chance", ha="right", va="bottom", color="0.3")
-    capsules = capsule_model(models)
+    capsules = capsule_model(entry["models"])
     baselines = [name for name in models if metric in entry["paired"].get(name, {})]
     labels = []
     for k, name in enumerate(baselines):
         sample, n = entry["paired"][name][metric], models.index(name)
         draw_points(right, k, (table[:, models.index(capsules)] - table[:, n]).tolist(), sample, n)
-        labels.append(f"{plain(name)}\np {show_p(sample['p'])}".replace("p 0", "p = 0"))
+        labels.append(f"{plain(name)}\np {'' if sample['p'] < 1e-4 else '= '}{show_p(sample['p'])}")
     right.axhline(0, color="0.3", linewidth=0.8)
     right.set(xticks=range(len(baselines)), xticklabels=labels, ylabel=f"{plain(metric)}: {plain(capsules)} minus …")
     right.set_title("difference of the same seed", fontsize=10)
@@ -714,6 +716,7 @@ def draw_sweep(figure: Any, document: Json, models: list[str], chance: float | N
     names = " / ".join(name for group in document["axes"] for name in group)
     if upright:
         axes.set_xticks(range(len(labels)), labels)
+        axes.set_xlim(-0.5, len(labels) - 0.5)
         axes.set(xlabel=names, ylabel=plain(metric))
     else:
         axes.set_yticks(range(len(labels)), labels)
@@ -728,21 +731,19 @@ def draw(document: Json, path: Path) -> None:
     """Write the figure of a result; a sweep along one ordered axis becomes a curve for each model."""
     from matplotlib.figure import Figure
 
-    metric, settings = document["metric"], document["settings"]
-    models = [
-        m for m in next(iter(settings.values()))["models"] if all(metric in e["models"][m] for e in settings.values())
-    ]
+    metric, entries = document["metric"], list(document["settings"].values())
+    models = [m for m in entries[0]["models"] if all(metric in entry["models"].get(m, {}) for entry in entries)]
     is_accuracy = metric.endswith("accuracy")
     chance = EXPERIMENTS.get(document["experiment"], ("", None))[1] if is_accuracy else None
-    counts = "–".join(str(n) for n in sorted({len(entry["runs"]) for entry in settings.values()}))
+    counts = "–".join(str(n) for n in sorted({len(entry["runs"]) for entry in entries}))
     title = f"{plain(document['experiment'])} ({document['dataset']}), {counts} seeds"
-    if len(settings) == 1:
+    if len(entries) == 1:
         figure = Figure(figsize=(9, 4.6), layout="constrained")
-        draw_pairs(figure, next(iter(settings.values())), models, metric, chance)
+        draw_pairs(figure, entries[0], models, metric, chance)
     else:
         one_axis = len(document["axes"]) == 1
-        upright = one_axis and all(is_ordered(next(iter(e["values"].values()))) for e in settings.values())
-        size = (max(6.5, 1.6 * len(settings)), 4.6) if upright else (8.5, 1.6 + 0.5 * len(settings))
+        upright = one_axis and all(is_ordered(next(iter(e["values"].values()))) for e in entries)
+        size = (max(6.5, 1.6 * len(entries)), 4.6) if upright else (8.5, 1.6 + 0.5 * len(entries))
         figure = Figure(figsize=size, layout="constrained")
         draw_sweep(figure, document, models, chance, upright)
         title += ": means with 95 % intervals"
@@ -789,8 +790,6 @@ def axis(text: str) -> tuple[str, list[str]]:
     listed = values.split(",")
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or not all(listed):
         raise argparse.ArgumentTypeError(f"{text!r} is not FLAG=VALUE,VALUE,...")
-    if len(set(listed)) < len(listed):
-        raise argparse.ArgumentTypeError(f"{text} names a value twice")
     return name, listed
 
 
@@ -809,7 +808,7 @@ def make_parser() -> argparse.ArgumentParser:
         usage="%(prog)s EXPERIMENT --seeds 0:3 [options] [-- FLAGS OF THE EXPERIMENT]\n"
         "       %(prog)s --report | --check",
         description="Run an experiment with many seeds and settings side by side; keep the README's numbers true.",
-        epilog=HELP_MARKERS,
+        epilog=f"{HELP_EXAMPLES}\n\n{HELP_MARKERS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     count, cache = whole_number(1, 1024), Path(".cache/compare_seeds")
@@ -817,9 +816,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("experiment", nargs="?", metavar="EXPERIMENT", help="such as smallnorb_novel_viewpoint, or a script's path")
     add("--seeds", type=seed_list, metavar="LIST", help="START:STOP without STOP, or 0,1,2; default: 0:3")
     add("--grid", type=axis, nargs="+", metavar="FLAG=A,B", default=[], help="every combination of these flags' values")
-    add(
-        "--zip", type=axis, nargs="+", metavar="FLAG=A,B", default=[], help="the flags' first values, then their second"
-    )
+    add("--zip", type=axis, nargs="+", metavar="FLAG=A,B", default=[], help="their first values, then the second, ...")
     add("--metric", metavar="NAME", help="of tables and figure; default: the experiment's main one")
     add = parser.add_argument_group("output").add_argument
     add("--name", metavar="NAME", help="part of the files' names; default: the seeds, or the swept flags")
@@ -882,7 +879,10 @@ def complete(parser: argparse.ArgumentParser, args: argparse.Namespace, rest: li
     args.name = args.name or "_".join(names) or "-".join(map(str, sorted({min(args.seeds), max(args.seeds)})))
     args.out = args.out or Path("results", f"{args.script.stem}_{args.name}.json")
     args.figure = args.figure or Path("viz", args.script.stem, f"seeds_{args.name}.png")
-    return make_settings(args.zip, args.grid, rest)
+    settings = make_settings(args.zip, args.grid, rest)
+    if len({setting.name for setting in settings}) < len(settings):
+        parser.error("arguments --grid and --zip: a setting occurs twice")
+    return settings
 
 
 def compare(args: argparse.Namespace, settings: list[Setting]) -> None:
@@ -902,7 +902,8 @@ def compare(args: argparse.Namespace, settings: list[Setting]) -> None:
     if len(settings) > 1:
         print("Means ± half of the 95 % interval:\n\n" + make_table(document, "grid", {}))
     else:
-        every = ",".join(k for k in next(iter(document["settings"]["default"]["models"].values())) if k != "n_params")
+        (entry,) = document["settings"].values()
+        every = ",".join(dict.fromkeys(k for m in entry["models"].values() for k in m if k != "n_params"))
         print(make_table(document, "seeds", {}) + "\n\nMeans ± half of the 95 % interval:\n")
         print(make_table(document, "summary", {"metrics": every}) + "\n\nPaired by seed:\n")
         print(make_table(document, "paired", {"metrics": every}))

@@ -270,6 +270,10 @@ def test_ctrl_c_keeps_what_is_finished(fake: str) -> None:
 
 
 def test_grid_and_zip(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # values that advance together may stay
+    assert main([fake, "--seeds", "0", "--name", "z", "--zip", "gap=0:60,0:90", "kind=a,a"]) == 0
+    Path("runs.log").unlink()
+    capsys.readouterr()
     sweep = ["--zip", "gap=0:60,0:90", "shift=0.1,0.2", "--grid", "kind=a,b"]
     assert main([fake, "--seeds", "0:2", *sweep]) == 0
     assert runs() == sorted(f"{s} {x} {k} {g}" for s in (0, 1) for g, x in (("0:60", 0.1), ("0:90", 0.2)) for k in "ab")
@@ -292,6 +296,11 @@ def test_curve_of_one_ordered_axis(fake: str) -> None:
     assert main([fake, "--seeds", "0:2", "--grid", "shift=0.1,0.2,0.3", "--figure", "f.png", "--out", "o.json"]) == 0
     assert Path("f.png").read_bytes().startswith(b"\x89PNG")
     assert len(load("o.json")["settings"]) == 3
+
+
+def test_sweep_of_one_value(fake: str) -> None:
+    assert main([fake, "--seeds", "0:2", "--grid", "shift=0.1"]) == 0
+    assert list(load("results/fake_shift.json")["settings"]) == ["shift=0.1"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
