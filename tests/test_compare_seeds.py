@@ -511,7 +511,6 @@ def test_text_without_markers_stays(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_dask_survives_a_killed_worker(fake: str) -> None:
     """Two worker processes, one of which is killed while it works."""
     distributed = pytest.importorskip("distributed", reason="the optional extra requirements-dask.txt is not installed")
@@ -536,7 +535,6 @@ def test_dask_survives_a_killed_worker(fake: str) -> None:
     assert len(runs()) > 6  # what the killed worker was at has been done again
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_no_scheduler(fake: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="the optional extra requirements-dask.txt is not installed")
     monkeypatch.setattr(compare_seeds, "DASK_TIMEOUT", 0.3)
