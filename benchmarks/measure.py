@@ -1,0 +1,53 @@
+"""Timing that survives a noisy machine: candidates take turns, and what is reported are medians and their ratios."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+Step = Callable[[], object]
+
+
+def interleave(steps: dict[str, Step], repetitions: int, warm_up: int = 5) -> dict[str, float]:
+    """Median seconds of each step, over ``repetitions`` rounds in which every candidate runs once."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for round_ in range(warm_up + repetitions):
+        for name, step in steps.items():
+            started = time.perf_counter()
+            step()
+            if round_ >= warm_up:
+                seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def _peak(connection: Any, build: Callable[..., Step], arguments: tuple[Any, ...]) -> None:
+    step = build(*arguments)
+    for _ in range(3):
+        step()
+    connection.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # kilobytes on Linux
+    connection.close()
+
+
+def peak_memory(build: Callable[..., Step], *arguments: Any) -> float:
+    """Peak resident memory in MiB of a fresh process that builds a step and runs it three times."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_peak, args=(sender, build, arguments))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv() / 1024
+    finally:
+        process.join()
+
+
+def have_torch() -> bool:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return False
+    return True

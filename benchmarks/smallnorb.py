@@ -1,0 +1,111 @@
+"""Steps of the smallNORB capsule network: numpy, its bare matrix products, and the same network in PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import smallnorb_novel_viewpoint as experiment
+from benchmarks.measure import Step
+
+
+def _batch(batch_size: int) -> tuple[experiment.Array, experiment.Array]:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, experiment.N_CLASSES, batch_size)
+    azimuths, elevations = rng.uniform(0, 150, batch_size), rng.uniform(10, 50, batch_size)
+    return experiment.render_voxels(labels, azimuths, elevations, rng), labels
+
+
+def numpy_step(batch_size: int, em_grad: str = "exact", em_iters: int = 3) -> Step:
+    """One training step: forward, loss, backward, Adam."""
+    config = experiment.Config(batch_size=batch_size, em_grad=em_grad, em_iters=em_iters)
+    model = experiment.make_models(config)["capsules"]
+    state = experiment.init_state(model, config)
+    x, labels = _batch(batch_size)
+
+    def step() -> None:
+        scores, cache = model.forward(state.params, x)
+        _, dscores = model.loss(scores, labels, 0.0)
+        grads, _ = model.backward(dscores, cache)
+        experiment.adam_step(state, grads, 1e-6)
+
+    return step
+
+
+def products_step(batch_size: int) -> Step:
+    """The matrix products of the same step and nothing else: convolution twice, dense layer three times, votes thrice."""
+    config = experiment.Config()
+    model = experiment.make_models(config)["capsules"]
+    params = experiment.init_state(model, config).params
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> experiment.Array:
+        return rng.normal(size=shape).astype(np.float32)
+
+    n_positions = batch_size * (experiment.IMAGE_SIZE // 2) ** 2
+    side, n_in, n_out = experiment.POSE_SIDE, experiment.N_PRIMARY, experiment.N_CLASSES
+    columns, dconv = normal(experiment.CONV_KERNEL**2, n_positions), normal(n_positions, experiment.CONV_CHANNELS)
+    conv_w = params["conv1.w"].reshape(-1, experiment.CONV_CHANNELS)
+    flat, dprimary = normal(batch_size, config.n_features), normal(batch_size, params["primary.w"].shape[1])
+    pose, dvotes = normal(n_in, batch_size * side, side), normal(n_in, batch_size * side, n_out * side)
+    class_w = normal(n_in, side, n_out * side)
+
+    def step() -> None:
+        columns.T @ conv_w
+        columns @ dconv
+        flat @ params["primary.w"]
+        dprimary @ params["primary.w"].T
+        flat.T @ dprimary
+        pose @ class_w
+        dvotes @ class_w.transpose(0, 2, 1)
+        pose.transpose(0, 2, 1) @ dvotes
+
+    return step
+
+
+def torch_step(batch_size: int, compiled: bool, fused: bool = False) -> Step:
+    """The same network, three EM iterations, autograd through all of them, PyTorch's Adam."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Capsules(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, experiment.CONV_CHANNELS, experiment.CONV_KERNEL, stride=2, padding=2)
+            self.primary = nn.Linear(4096, experiment.N_PRIMARY * 17)
+            self.w = nn.Parameter(torch.eye(4) + 0.1 * torch.randn(experiment.N_PRIMARY, experiment.N_CLASSES, 4, 4))
+            self.beta_a = nn.Parameter(torch.zeros(experiment.N_CLASSES))
+            self.beta_v = nn.Parameter(torch.zeros(experiment.N_CLASSES))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            primary = self.primary(functional.relu(self.conv(x)).flatten(1))
+            pose, a_in = primary[:, :128].reshape(-1, 8, 4, 4), torch.sigmoid(primary[:, 128:])
+            votes = torch.einsum("bipq,ijqr->bijpr", pose, self.w).flatten(3)
+            r = torch.full(votes.shape[:3], 1 / experiment.N_CLASSES)
+            for t in range(3):
+                ra = r * a_in[:, :, None]
+                mass = ra.sum(1) + experiment.MASS_FLOOR
+                weight = (ra / mass[:, None])[..., None]
+                mu = (weight * votes).sum(1)
+                square = (votes - mu[:, None]) ** 2
+                sigma_sq = (weight * square).sum(1) + experiment.VARIANCE_FLOOR
+                log_det = sigma_sq.log().sum(2)
+                z = self.beta_a - (16 * self.beta_v + 0.5 * log_det) * mass
+                if t < 2:
+                    log_p = -0.5 * (square / sigma_sq[:, None]).sum(3) - 0.5 * log_det[:, None]
+                    r = torch.softmax(functional.logsigmoid(z)[:, None] + log_p, 2)
+            return experiment.POSE_SCORE * (mu * mu).sum(2) + experiment.ACTIVATION_SCORE * (torch.sigmoid(z) - 0.5)
+
+    torch.manual_seed(0)
+    network = Capsules()
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-6, fused=fused)
+    images, classes = _batch(batch_size)
+    x, labels = torch.tensor(images.transpose(0, 3, 1, 2).copy()), torch.tensor(classes)
+    forward = torch.compile(network) if compiled else network
+
+    def step() -> None:
+        optimiser.zero_grad()
+        functional.cross_entropy(forward(x), labels).backward()
+        optimiser.step()
+
+    return step
