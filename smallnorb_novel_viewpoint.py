@@ -646,7 +646,7 @@ def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> t
     dsigma_sq = np.zeros_like(dmu)
     dz = sigmoid_backward(da, iterations[-1].a)
     for t in reversed(range(len(lambdas))):
-        r, weight, mass, _, error, sigma_sq, log_det, _ = iterations[t]
+        r, weight, mass, mu, error, sigma_sq, log_det, _ = iterations[t]
         # z = lambda (beta_a - cost)
         dbeta_a += lambdas[t] * dz.sum(axis=0)
         dcost = -lambdas[t] * dz  # (B, J)
@@ -660,10 +660,11 @@ def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> t
             dra = (np.einsum("bjd,bijd->bij", dmu, votes) + np.einsum("bijd,bijd->bij", pull, error)) / mass[:, None]
             da_in += (dra * r).sum(axis=2)
             break
+        # through the mean inside sigma_sq: sum_i weight error would be 0, were there no floor under the mass
+        dmu = dmu - 2 * dsigma_sq * mu * (MASS_FLOOR / mass)[..., None]
         push = dmu[:, None] + pull
         dvotes += weight[..., None] * (push + pull)
         # weight = ra / mass, mass = sum_i ra: the quotient takes off each sum's own value, so votes turn into error.
-        # mu inside sigma_sq adds nothing: sum_i weight error = 0.
         dmass = dcost * (d * beta_v + 0.5 * log_det)
         dmass -= (dsigma_sq * (sigma_sq - VARIANCE_FLOOR)).sum(axis=2) / mass
         dra = np.einsum("bijd,bijd->bij", push, error) / mass[:, None] + dmass[:, None]
