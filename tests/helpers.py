@@ -1,0 +1,197 @@
+"""What several test files share: the gradient check, operator mutants, and running a script as a person does."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = Path(__file__).resolve().parent / "data"
+
+
+class GradientError(AssertionError):
+    """An analytic gradient that the function's own differences do not confirm."""
+
+
+def check_gradient(
+    f: Callable[..., float],
+    inputs: Mapping[str, Array],
+    grads: Mapping[str, Array],
+    rng: np.random.Generator,
+    *,
+    n_directions: int = 2,
+    step: float = 1e-5,
+    tolerance: float = 1e-6,
+) -> None:
+    """Compare gradients with central differences along random directions, one input at a time, in float64.
+
+    ``f(**inputs)`` is a scalar: contract the output with a *random* upstream gradient, as a sum would let errors cancel
+    (a softmax backward of zeros passes with all ones). The cost does not depend on an input's size. Each input is
+    tested by itself, since a small gradient would hide behind a large one. ``inputs`` and ``grads`` have the same
+    keys. Raises GradientError for a wrong gradient or shape, and AssertionError where a gradient is so small beside f
+    that the difference could not tell right from wrong.
+    """
+    assert set(inputs) == set(grads), f"inputs {sorted(inputs)} but gradients {sorted(grads)}"
+    value = float(f(**inputs))
+    assert np.isfinite(value)
+    for name, x in inputs.items():
+        grad = grads[name]
+        assert x.dtype == np.float64, f"{name} is {x.dtype}: differences need float64"
+        if grad.shape != x.shape:
+            raise GradientError(f"the gradient of {name} has shape {grad.shape}, not {x.shape}")
+        if grad.dtype != np.float64:
+            raise GradientError(f"the gradient of {name} is {grad.dtype}")
+        for _ in range(n_directions):
+            direction = rng.standard_normal(x.shape)
+            plus = float(f(**{**inputs, name: x + step * direction}))
+            minus = float(f(**{**inputs, name: x - step * direction}))
+            numeric = (plus - minus) / (2 * step)
+            analytic = float((grad * direction).sum())
+            # The size that the sum has when its terms do not happen to cancel.
+            scale = max(abs(numeric), float(np.linalg.norm(grad * direction)))
+            rounding = 4 * np.finfo(np.float64).eps * max(abs(plus), abs(minus)) / step
+            assert rounding < 0.3 * tolerance * scale or not scale < np.inf, (
+                f"{name}: slope {scale:.1e} is lost in the rounding error {rounding:.1e} of a value of {value:.1e}"
+            )
+            if not abs(numeric - analytic) <= tolerance * scale:
+                raise GradientError(f"{name}: slope {numeric:.12g}, but the gradient says {analytic:.12g}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Mutants: does the check see a wrong sign?
+# ----------------------------------------------------------------------------------------------------------------------
+
+SWAPS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.Div: ast.Mult,
+}
+
+
+class _Mutator(ast.NodeTransformer):
+    """Counts what can be broken in a function, and breaks the one numbered ``target``."""
+
+    def __init__(self, target: int | None) -> None:
+        self.target, self.count, self.line = target, 0, 0
+
+    def _is_target(self, node: ast.expr | ast.stmt) -> bool:
+        self.count += 1
+        if self.count - 1 == self.target:
+            self.line = node.lineno
+        return self.count - 1 == self.target
+
+    def _negated(self, node: ast.expr) -> ast.expr:
+        if isinstance(node, ast.Constant):  # None
+            return node
+        return ast.UnaryOp(ast.USub(), node) if self._is_target(node) else node
+
+    def _operator(self, node: ast.BinOp | ast.AugAssign | ast.UnaryOp) -> Any:
+        self.generic_visit(node)
+        if isinstance(node, ast.UnaryOp):
+            if not isinstance(node.op, ast.USub) or isinstance(node.operand, ast.Constant):
+                return node  # an axis of -1 is no arithmetic
+        elif type(node.op) not in SWAPS:
+            return node
+        if self._is_target(node):
+            if isinstance(node, ast.UnaryOp):
+                return node.operand
+            node.op = SWAPS[type(node.op)]()
+        return node
+
+    visit_BinOp = visit_AugAssign = visit_UnaryOp = _operator  # noqa: N815
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        node.value = self.visit(node.value)  # arithmetic inside an index moves things; it is no term of a gradient
+        return node
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        is_shape = isinstance(node.func, ast.Attribute) and node.func.attr in {"reshape", "zeros", "empty"}
+        node.func = self.visit(node.func)
+        if not is_shape:
+            node.args = [self.visit(a) for a in node.args]
+            node.keywords = [self.visit(k) for k in node.keywords]
+        return node
+
+    def visit_Return(self, node: ast.Return) -> Any:
+        self.generic_visit(node)
+        if isinstance(node.value, ast.Tuple):
+            node.value.elts = [self._negated(e) for e in node.value.elts]
+        return node
+
+    def visit_Dict(self, node: ast.Dict) -> Any:
+        self.generic_visit(node)
+        node.values = [self._negated(v) for v in node.values]
+        return node
+
+
+def operator_mutants(module: ModuleType, name: str) -> Iterator[tuple[str, FunctionType]]:
+    """The function ``module.name`` again and again, each time with one thing wrong.
+
+    + and - change places, a product becomes a sum, a quotient a product, a minus sign goes away, += becomes -=, one
+    returned array (or entry of a dict) is negated. Shapes and indices are left alone. Yields (description, function)
+    and raises AssertionError where there is nothing to break.
+    """
+    original = getattr(module, name)
+    source, first_line = inspect.getsourcelines(original)
+    text = textwrap.dedent("".join(source))
+    counter = _Mutator(None)
+    counter.visit(ast.parse(text))
+    assert counter.count, f"{name} holds nothing to break"
+    for target in range(counter.count):
+        mutator = _Mutator(target)
+        tree = ast.fix_missing_locations(mutator.visit(ast.parse(text)))
+        namespace = dict(vars(module))
+        exec(compile(tree, f"<mutant of {name}>", "exec"), namespace)
+        line = source[mutator.line - 1].strip()
+        yield f"{name}:{first_line + mutator.line - 1}, break {target}: {line}", namespace[name]
+
+
+def surviving_mutants(monkeypatch: Any, module: ModuleType, name: str, check: Callable[[], None]) -> list[str]:
+    """Descriptions of the mutants of ``module.name`` that ``check`` lets pass; at least one must be caught by a wrong
+    number (and not by a crash)."""
+    check()
+    survivors, n_wrong_numbers = [], 0
+    for description, mutant in operator_mutants(module, name):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, mutant)
+            try:
+                with np.errstate(all="ignore"):
+                    check()
+            except GradientError:
+                n_wrong_numbers += 1
+            except Exception:  # a mutant that crashes is caught as well
+                pass
+            else:
+                survivors.append(description)
+    assert n_wrong_numbers, f"no mutant of {name} was caught by its numbers"
+    return survivors
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A script in a process of its own
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def script_environment() -> dict[str, str]:
+    return os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "error", "PYTHONPATH": str(ROOT)}
+
+
+def run_script(script: str, *args: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run a script of the project with warnings as errors; its output is captured, so stderr is no terminal."""
+    command = [sys.executable, str(ROOT / script), *map(str, args)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, check=False, env=script_environment()
+    )
