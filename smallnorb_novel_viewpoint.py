@@ -36,9 +36,9 @@ import os
 import platform
 import shutil
 import signal
+import stat
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
 import zlib
@@ -1031,10 +1031,15 @@ def train(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def temporary_path(path: Path) -> Path:
+    """A name beside ``path``, hidden and of bounded length."""
+    return path.with_name(f".{path.name[:50]}.{os.getpid()}.tmp")
+
+
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file beside ``path`` that takes its name once all is written. Raises UserError on failure."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(path)
     try:
         with temporary.open("wb") as stream:
             yield stream
@@ -1044,17 +1049,22 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def require_writable(path: Path) -> None:
     """Find out before a training, not after it, that a file cannot be written there. Makes the folder if need be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise UserError(f"cannot write {path}: it is a folder")
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
+        with contextlib.suppress(FileNotFoundError):
+            mode = path.stat().st_mode  # fails too where the name is too long
+            if not stat.S_ISREG(mode):
+                kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+                raise UserError(f"cannot write {path}: it is {kind}")
+        temporary = temporary_path(path)
+        temporary.touch()
+        temporary.unlink()
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -1549,6 +1559,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("argument --resume: needs --checkpoint FILE")
     if args.predict and (args.resume or args.out_json):
         parser.error("argument --predict: does not train, so it takes neither --resume nor --out-json")
+    if args.out_json and args.checkpoint and args.out_json.absolute() == args.checkpoint.absolute():
+        parser.error("argument --out-json: is the same file as --checkpoint")
     config = config_from_args(parser, args)
 
     def body() -> None:
