@@ -34,6 +34,7 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import signal
 import stat
@@ -1365,6 +1366,16 @@ def positive_number(high: float) -> Callable[[str], float]:
     return parse
 
 
+def non_empty(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty")
+    return text
+
+
+def file_path(text: str) -> Path:
+    return Path(non_empty(text))
+
+
 def angle_range(low: float, high: float) -> Callable[[str], Range]:
     def parse(text: str) -> Range:
         try:
@@ -1392,10 +1403,14 @@ def overlap(a: Range, b: Range, period: float | None = None) -> bool:
 def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that make up a Config; the scripts that draw figures have them too."""
     d = Config()
+    # argparse takes a value such as -30:30 for a flag, unless it counts as a negative number.
+    parser._negative_number_matcher = re.compile(r"-[\d.]")
     azimuths, elevations, count = angle_range(-360, 720), angle_range(-90, 90), whole_number(1, 1000)
     data = parser.add_argument_group("data")
     data.add_argument("--dataset", choices=("voxels", "smallnorb"), default=d.dataset, help="default: %(default)s")
-    data.add_argument("--data-dir", metavar="DIR", help="folder of the six official smallNORB files, gzipped or not")
+    data.add_argument(
+        "--data-dir", type=non_empty, metavar="DIR", help="folder of the six official smallNORB files, gzipped or not"
+    )
     data.add_argument(
         "--train-azimuths", type=azimuths, metavar="A:B", help="degrees; default: 0:150, smallnorb 300:400"
     )
@@ -1497,9 +1512,11 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         **elevations,
         **given,
     )
-    n_images = N_CLASSES * config.n_elev * max(config.n_train_views * config.n_per_combo, config.n_test_views * 2)
+    n_per_elevation = max(config.n_train_views * max(config.n_per_combo, 2), config.n_test_views * 2)
+    n_images = N_CLASSES * config.n_elev * n_per_elevation
     if n_images > MAX_IMAGES:
-        parser.error(f"arguments --n-…: a set of {n_images:,} images is above the limit of {MAX_IMAGES:,}")
+        flags = ", ".join("--" + k.replace("_", "-") for k in view_counts)
+        parser.error(f"arguments {flags}: a set of {n_images:,} images is above the limit of {MAX_IMAGES:,}")
     return config
 
 
@@ -1510,13 +1527,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_experiment_arguments(parser)
     files = parser.add_argument_group("files")
-    files.add_argument("--out-json", type=Path, metavar="FILE", help="write the result, history and environment there")
-    files.add_argument("--checkpoint", type=Path, metavar="FILE", help="save after every epoch, and on Ctrl-C")
+    files.add_argument(
+        "--out-json", type=file_path, metavar="FILE", help="write the result, history and environment there"
+    )
+    files.add_argument("--checkpoint", type=file_path, metavar="FILE", help="save after every epoch, and on Ctrl-C")
     files.add_argument(
         "--resume", action="store_true", help="continue from --checkpoint, to the same numbers bit for bit"
     )
     files.add_argument(
-        "--predict", type=Path, nargs="+", metavar="IMAGE", help="classify pictures with --checkpoint; no training"
+        "--predict", type=file_path, nargs="+", metavar="IMAGE", help="classify pictures with --checkpoint; no training"
     )
     files.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser
