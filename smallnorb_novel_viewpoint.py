@@ -298,9 +298,10 @@ NORB_SIDE = 48  # [Hinton 2018, sec. 5]: 96x96 images are shrunk to 48x48
 def norb_path(data_dir: Path, subset: str, part: str) -> Path:
     """The official name of one file, gzipped or not. Raises UserError where neither is there."""
     name = f"smallnorb-{NORB_SETS[subset]}x9x18x6x2x96x96-{subset}-{part}.mat"
-    for path in (data_dir / name, data_dir / f"{name}.gz"):
-        if path.is_file():
-            return path
+    with contextlib.suppress(OSError):  # a folder that cannot be looked into, a name that is too long
+        for path in (data_dir / name, data_dir / f"{name}.gz"):
+            if path.is_file():
+                return path
     raise UserError(f"{data_dir} has no {name}[.gz]; --data-dir must hold the six official smallNORB files")
 
 
@@ -1086,7 +1087,10 @@ def save_checkpoint(path: Path, config: Config, states: dict[str, TrainState]) -
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
     """The inverse of save_checkpoint. Raises UserError where the file is missing, damaged, or of something else."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        opened = np.load(path, allow_pickle=False)
+        if not isinstance(opened, np.lib.npyio.NpzFile):
+            raise ValueError("it holds a single array")
+        with opened as stored:
             header = json.loads(str(stored["header"]))
             if header["experiment"] != EXPERIMENT:
                 raise UserError(f"{path} is a checkpoint of {header['experiment']}, not of {EXPERIMENT}")
@@ -1107,8 +1111,10 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
             states[name] = TrainState(params, m, v, **header["models"][name])
     except FileNotFoundError:
         raise UserError(f"there is no checkpoint {path}") from None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} is not a readable checkpoint of {EXPERIMENT}: {error}") from error
+    except (OSError, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError,
+            zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is not a readable checkpoint of {EXPERIMENT}: {reason}") from error
     return config, states
 
 
