@@ -1295,12 +1295,17 @@ def read_picture(path: Path, config: Config) -> Array:
 
     try:
         with Image.open(path) as opened:
-            rgba = opened.convert("RGBA")
+            wide = opened.mode.startswith("I")  # 16 bits of grey
+            narrow = Image.fromarray((np.asarray(opened).clip(0, 65535) // 257).astype(np.uint8)) if wide else opened
+            rgba = narrow.convert("RGBA")
     except FileNotFoundError:
         raise UserError(f"there is no picture {path}") from None
     except (OSError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise UserError(f"{path} is not a picture that can be read: {error}") from error
-    grey = Image.alpha_composite(Image.new("RGBA", rgba.size, "black"), rgba).convert("L")
+    # What is transparent becomes the opposite of the ink, so that black ink on nothing is seen as well.
+    alpha, tone = (np.asarray(c, np.float32) / 255 for c in (rgba.getchannel("A"), rgba.convert("L")))
+    paper = float((alpha * tone).sum() < 0.5 * alpha.sum())
+    grey = Image.fromarray(np.rint(255 * (alpha * tone + (1 - alpha) * paper)).astype(np.uint8))
     width, height = grey.size
     stereo = config.dataset == "smallnorb" and width == 2 * height
     eyes = [grey.crop((0, 0, height, height)), grey.crop((height, 0, width, height))] if stereo else [grey]
