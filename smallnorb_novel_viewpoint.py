@@ -1016,6 +1016,9 @@ def train(
         state.loss_sum += loss * len(batch)
         epoch_ends = position == steps_per_epoch - 1
         if epoch_ends:
+            if not all(np.isfinite(p).all() for p in state.params.values()):
+                where = f"epoch {epoch + 1}, step {position + 1}"
+                raise UserError(f"{model.name}: a parameter became infinite or NaN in {where}; try a smaller --lr")
             state.history["train_loss"].append(state.loss_sum / n)
             state.history["familiar_accuracy"].append(evaluate(model, state.params, data.familiar))
             state.history["held_out_accuracy"].append(evaluate(model, state.params, data.held_out))
