@@ -387,6 +387,8 @@ def read_smallnorb(data_dir: Path, subset: str, wanted: Callable[[Array, Array],
     instances = {int(digit) for digit in NORB_SETS[subset][2:]}
     if not set(views[:, 0].tolist()) <= instances:
         raise UserError(f"{info} holds objects of the other set: training and testing files are swapped")
+    if ((views[:, 1:3] < 0) | (views[:, 1:3] > (8, 34))).any():
+        raise UserError(f"{info} holds an elevation outside 0 to 8 or an azimuth outside 0 to 34; fetch it again")
 
     elevations, azimuths = 30.0 + 5.0 * views[:, 1], 10.0 * views[:, 2]
     keep = np.ones(len(labels), bool) if wanted is None else wanted(azimuths, elevations)
