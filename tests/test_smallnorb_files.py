@@ -1,0 +1,515 @@
+"""The smallNORB reader of smallnorb_novel_viewpoint.py: sets written here in the official format, damaged ones, and a
+sample of the real one."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import os
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import smallnorb_novel_viewpoint as s
+from helpers import ROOT
+
+Array = np.ndarray
+
+MAGIC = {"uint8": 0x1E3D4C55, "int32": 0x1E3D4C54, "float32": 0x1E3D4C51}
+NAMES = {
+    "training": "smallnorb-5x46789x9x18x6x2x96x96-training-{}.mat",
+    "testing": "smallnorb-5x01235x9x18x6x2x96x96-testing-{}.mat",
+}
+
+
+class Arrays(NamedTuple):
+    dat: Array  # (N, 2, 96, 96) uint8
+    cat: Array  # (N,) int32
+    info: Array  # (N, 4) int32: instance, elevation 0-8, azimuth 0-34 even, lighting
+
+
+def encode(array: Array) -> bytes:
+    """The official format: magic, number of dimensions, at least three sizes, data; all little-endian."""
+    sizes = [*array.shape, *[1] * (3 - array.ndim)]
+    head = struct.pack(f"<{2 + len(sizes)}i", MAGIC[array.dtype.name], array.ndim, *sizes)
+    return head + array.astype(array.dtype.newbyteorder("<")).tobytes()
+
+
+def make_arrays(subset: str, n: int, seed: int = 0) -> Arrays:
+    rng = np.random.default_rng(seed)
+    instances = [4, 6, 7, 8, 9] if subset == "training" else [0, 1, 2, 3, 5]
+    cat = (np.arange(n) % 5).astype(np.int32)
+    info = np.stack(
+        [rng.choice(instances, n), rng.integers(0, 9, n), 2 * rng.integers(0, 18, n), rng.integers(0, 6, n)], axis=1
+    ).astype(np.int32)
+    return Arrays(rng.integers(0, 256, (n, 2, 96, 96), dtype=np.uint8), cat, info)
+
+
+def write(folder: Path, subset: str, part: str, content: bytes, zipped: bool = True) -> Path:
+    path = folder / (NAMES[subset].format(part) + (".gz" if zipped else ""))
+    path.write_bytes(gzip.compress(content, 1) if zipped else content)
+    return path
+
+
+def write_set(folder: Path, subset: str, arrays: Arrays, zipped: bool = True) -> None:
+    for part, array in arrays._asdict().items():
+        write(folder, subset, part, encode(array), zipped)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Both sets, 20 pairs each."""
+    write_set(tmp_path, "training", make_arrays("training", 20))
+    write_set(tmp_path, "testing", make_arrays("testing", 20, seed=1))
+    return tmp_path
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sound files
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("subset", ["training", "testing"])
+def test_a_set_is_read_as_it_was_written(subset: str, zipped: bool, tmp_path: Path) -> None:
+    arrays = make_arrays(subset, 300)  # more than a chunk
+    assert s.NORB_CHUNK < 300
+    write_set(tmp_path, subset, arrays, zipped)
+    split = s.read_smallnorb(tmp_path, subset)
+    np.testing.assert_array_equal(split.labels, arrays.cat)
+    np.testing.assert_array_equal(split.elevations, 30 + 5 * arrays.info[:, 1])
+    np.testing.assert_array_equal(split.azimuths, 10 * arrays.info[:, 2])
+    np.testing.assert_array_equal(split.images, s.shrink(arrays.dat))
+    assert split.images.shape == (300, 48, 48, 2)
+
+
+def test_only_wanted_pairs_are_kept(folder: Path) -> None:
+    arrays = make_arrays("training", 20)
+    keep = (arrays.info[:, 2] >= 10) & (arrays.info[:, 1] < 5)
+    assert 0 < keep.sum() < 20
+    split = s.read_smallnorb(folder, "training", lambda azimuth, elevation: (azimuth >= 100) & (elevation < 55))
+    np.testing.assert_array_equal(split.images, s.shrink(arrays.dat[keep]))
+    np.testing.assert_array_equal(split.labels, arrays.cat[keep])
+
+
+def test_training_and_test_images_are_normalised_alike(tmp_path: Path) -> None:
+    arrays = make_arrays("training", 10)
+    arrays = arrays._replace(dat=(arrays.dat // 4 + 100).astype(np.uint8))
+    write_set(tmp_path, "training", arrays)
+    other = make_arrays("testing", 10, seed=1)
+    mixed = other._replace(dat=np.concatenate([other.dat[:9], arrays.dat[:1]]))  # one image of the other set
+    write_set(tmp_path, "testing", mixed)
+    training, testing = s.read_smallnorb(tmp_path, "training"), s.read_smallnorb(tmp_path, "testing")
+    np.testing.assert_array_equal(testing.images[9], training.images[0])
+
+
+def test_splits_are_the_papers(tmp_path: Path) -> None:
+    """Azimuth: 300, 320, 340, 0, 20, 40 against 60 to 280; elevation: the three lowest against the six higher."""
+    views = np.array(list(itertools.product(range(9), range(0, 36, 2))), np.int32)  # every elevation and azimuth
+    for subset in ("training", "testing"):
+        arrays = make_arrays(subset, len(views))
+        arrays.info[:, 1:3] = views
+        write_set(tmp_path, subset, arrays)
+
+    def data(*flags: str) -> s.Data:
+        args = ["--dataset", "smallnorb", "--data-dir", str(tmp_path), *flags]
+        parser = s.make_parser()
+        return s.make_data(s.config_from_args(parser, parser.parse_args(args)))
+
+    sets = data()
+    low = {300, 320, 340, 0, 20, 40}
+    assert set(sets.train.azimuths) == set(sets.familiar.azimuths) == low
+    assert set(sets.held_out.azimuths) == set(range(60, 281, 20))
+    assert {len(set(split.elevations)) for split in sets} == {9}
+
+    sets = data("--train-elevations", "30:40", "--test-elevations", "45:70")
+    assert set(sets.train.elevations) == set(sets.familiar.elevations) == {30, 35, 40}
+    assert set(sets.held_out.elevations) == {45, 50, 55, 60, 65, 70}
+    assert {len(set(split.azimuths)) for split in sets} == {18}
+
+
+def test_familiar_and_held_out_views_show_other_objects(folder: Path) -> None:
+    config = s.Config(
+        dataset="smallnorb",
+        data_dir=str(folder),
+        train_azimuths=(0, 170),
+        test_azimuths=(180, 350),
+        train_elevations=(30, 70),
+        test_elevations=(30, 70),
+    )
+    data = s.load_smallnorb(config)
+    training, testing = (s.read_smallnorb(folder, subset) for subset in ("training", "testing"))
+    rows = {name: {x.tobytes() for x in split.images} for name, split in data._asdict().items()}
+    assert rows["train"] <= {x.tobytes() for x in training.images}
+    assert rows["familiar"] | rows["held_out"] == {x.tobytes() for x in testing.images}
+    assert not rows["train"] & (rows["familiar"] | rows["held_out"])
+
+
+def test_an_empty_range_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--train-azimuths", "1:2", "--test-azimuths", "60:280"]
+    assert s.main(["--dataset", "smallnorb", "--data-dir", str(folder), *flags]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "train" in error
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_memory_holds_a_chunk_and_the_kept_images(zipped: bool, tmp_path: Path) -> None:
+    n = 1500
+    arrays = make_arrays("training", n)
+    write_set(tmp_path, "training", arrays, zipped)
+    file_bytes = arrays.dat.nbytes
+    wanted = arrays.info[:, 2] == 0
+    kept_bytes = int(wanted.sum()) * 48 * 48 * 2 * 4
+    pair_bytes = 2 * 96 * 96
+    del arrays
+    tracemalloc.start()
+    split = s.read_smallnorb(tmp_path, "training", lambda azimuth, elevation: azimuth == 0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(split.labels) == wanted.sum()
+    assert peak < kept_bytes + 3 * s.NORB_CHUNK * pair_bytes + 2**20
+    assert peak < file_bytes / 1.5
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Damaged sets: each breaks a sound one in one way
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def sound(part: str, subset: str = "training") -> bytes:
+    return encode(getattr(make_arrays(subset, 20), part))
+
+
+def swap_files(folder: Path, a: Path, b: Path) -> None:
+    spare = folder / "spare"
+    a.rename(spare)
+    b.rename(a)
+    spare.rename(b)
+
+
+def path_of(folder: Path, subset: str, part: str) -> Path:
+    return folder / (NAMES[subset].format(part) + ".gz")
+
+
+def break_magic(folder: Path) -> None:
+    write(folder, "training", "dat", struct.pack("<i", 0x12345678) + sound("dat")[4:])
+
+
+def break_element_type(folder: Path) -> None:
+    write(folder, "training", "cat", encode(np.zeros(20, np.float32)))
+
+
+def cut_header(folder: Path) -> None:
+    write(folder, "training", "info", sound("info")[:14])
+
+
+def cut_everything(folder: Path) -> None:
+    write(folder, "training", "dat", b"")
+
+
+def cut_body(folder: Path) -> None:
+    write(folder, "training", "dat", sound("dat")[:-1000])
+
+
+def cut_labels(folder: Path) -> None:
+    write(folder, "testing", "cat", sound("cat", "testing")[:-3])
+
+
+def lengthen(folder: Path) -> None:
+    write(folder, "training", "dat", sound("dat") + b"\0")
+
+
+def remove_file(folder: Path) -> None:
+    path_of(folder, "testing", "info").unlink()
+
+
+def swap_dat_and_cat(folder: Path) -> None:
+    swap_files(folder, path_of(folder, "training", "dat"), path_of(folder, "training", "cat"))
+
+
+def swap_cat_and_info(folder: Path) -> None:
+    swap_files(folder, path_of(folder, "training", "cat"), path_of(folder, "training", "info"))
+
+
+def swap_sets(folder: Path) -> None:
+    for part in ("dat", "cat", "info"):
+        swap_files(folder, path_of(folder, "training", part), path_of(folder, "testing", part))
+
+
+def fewer_labels(folder: Path) -> None:
+    write(folder, "training", "cat", encode(make_arrays("training", 19).cat))
+
+
+def fewer_labels_and_infos(folder: Path) -> None:
+    arrays = make_arrays("training", 19)
+    write(folder, "training", "cat", encode(arrays.cat))
+    write(folder, "training", "info", encode(arrays.info))
+
+
+def fewer_images(folder: Path) -> None:
+    write(folder, "training", "dat", encode(make_arrays("training", 19).dat))
+
+
+def small_images(folder: Path) -> None:
+    write(folder, "training", "dat", encode(np.zeros((20, 2, 48, 48), np.uint8)))
+
+
+def one_eye(folder: Path) -> None:
+    write(folder, "training", "dat", encode(np.zeros((20, 96, 96), np.uint8)))
+
+
+def class_too_large(folder: Path) -> None:
+    write(folder, "training", "cat", encode(make_arrays("training", 20).cat + np.int32(1)))
+
+
+def class_negative(folder: Path) -> None:
+    write(folder, "training", "cat", encode(make_arrays("training", 20).cat - np.int32(1)))
+
+
+def no_such_view(folder: Path) -> None:
+    arrays = make_arrays("training", 20)
+    arrays.info[7, 1] = 9
+    write(folder, "training", "info", encode(arrays.info))
+
+
+def no_such_azimuth(folder: Path) -> None:
+    arrays = make_arrays("training", 20)
+    arrays.info[7, 2] = -2
+    write(folder, "training", "info", encode(arrays.info))
+
+
+def negative_size(folder: Path) -> None:
+    write(folder, "training", "cat", struct.pack("<5i", MAGIC["int32"], 1, -20, 1, 1))
+
+
+def no_dimensions(folder: Path) -> None:
+    write(folder, "training", "cat", struct.pack("<5i", MAGIC["int32"], 0, 1, 1, 1))
+
+
+def many_dimensions(folder: Path) -> None:
+    write(folder, "training", "cat", struct.pack("<2i", MAGIC["int32"], 2**30))
+
+
+def huge_size(folder: Path) -> None:
+    write(folder, "training", "cat", struct.pack("<5i", MAGIC["int32"], 1, 2**31 - 1, 1, 1) + bytes(400))
+
+
+def cut_gzip(folder: Path) -> None:
+    path = path_of(folder, "training", "dat")
+    path.write_bytes(path.read_bytes()[:-2000])
+
+
+def flip_gzip(folder: Path) -> None:
+    path = path_of(folder, "training", "dat")
+    content = bytearray(path.read_bytes())
+    for k in range(len(content) // 2, len(content) // 2 + 50):
+        content[k] ^= 0x5A
+    path.write_bytes(bytes(content))
+
+
+def no_gzip(folder: Path) -> None:
+    path_of(folder, "training", "dat").write_bytes(sound("dat"))
+
+
+def zipped_under_a_plain_name(folder: Path) -> None:
+    path = path_of(folder, "training", "dat")
+    path.rename(path.with_suffix(""))
+
+
+FAULTS: dict[Callable[[Path], None], str] = {  # and what the line has to say
+    break_magic: "training-dat.mat.gz is not a smallNORB file: its magic number is 0x12345678",
+    break_element_type: "swapped",
+    cut_header: "training-info.mat.gz is truncated",
+    cut_everything: "training-dat.mat.gz is truncated",
+    cut_body: "truncated: item 19 of 20",
+    cut_labels: "testing-cat.mat.gz is truncated",
+    lengthen: "longer than its header says",
+    remove_file: "has no smallnorb-5x01235x9x18x6x2x96x96-testing-info.mat",
+    swap_dat_and_cat: "swapped",
+    swap_cat_and_info: "swapped",
+    swap_sets: "training and testing files are swapped",
+    fewer_labels: "not of one set",
+    fewer_labels_and_infos: "not of one set",
+    fewer_images: "not of one set",
+    small_images: "(2, 48, 48)",
+    one_eye: "(96, 96)",
+    class_too_large: "class outside 0 to 4",
+    class_negative: "class outside 0 to 4",
+    no_such_view: "elevation",
+    no_such_azimuth: "azimuth",
+    negative_size: "claims the sizes [-20",
+    no_dimensions: "claims 0 dimensions",
+    many_dimensions: "dimensions",
+    huge_size: "truncated",
+    cut_gzip: "cannot be read",
+    flip_gzip: "cannot be read",
+    no_gzip: "cannot be read",
+    zipped_under_a_plain_name: "is not a smallNORB file: its magic number is",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_is_one_line_and_status_1(
+    fault: Callable[[Path], None], folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s, "train_all", lambda *_, **__: pytest.fail("trained on a damaged set"))
+    flags = ["--dataset", "smallnorb", "--data-dir", str(folder), "--n-epochs", "1"]
+    flags += ["--train-azimuths", "0:170", "--test-azimuths", "180:350"]
+    fault(folder)
+    assert s.main(flags) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert FAULTS[fault] in error
+    assert str(folder) in error
+
+
+def test_the_sound_set_of_the_fault_tests_is_accepted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--dataset", "smallnorb", "--data-dir", str(folder), "--n-epochs", "1"]
+    assert s.main([*flags, "--train-azimuths", "0:170", "--test-azimuths", "180:350"]) == 0
+    out, error = capsys.readouterr()
+    assert "smallnorb: azimuths 180:350 held out, 0:170 trained on" in out
+    assert error == ""
+
+
+@pytest.mark.parametrize("data_dir", ["no/such/folder", "x" * 5000, "\N{SNOWMAN}"])
+def test_a_missing_folder(data_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert s.main(["--dataset", "smallnorb", "--data-dir", data_dir]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "six official" in error
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Arbitrary bytes
+# ----------------------------------------------------------------------------------------------------------------------
+
+words = st.one_of(
+    st.sampled_from([*s.NORB_DTYPES, 0, 1, 2, 3, 4, 96, -1, 2**31 - 1, -(2**31)]), st.integers(-(2**31), 2**31 - 1)
+)
+headers = st.lists(words, max_size=7).map(lambda w: struct.pack(f"<{len(w)}i", *w))
+contents = st.one_of(st.binary(max_size=300), st.tuples(headers, st.binary(max_size=200)).map(b"".join))
+FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def refused(error: s.UserError) -> None:
+    assert str(error)
+    assert "\n" not in str(error)
+
+
+@FUZZ
+@given(contents)
+def test_any_header_is_read_or_refused(content: bytes) -> None:
+    try:
+        dtype, sizes = s.read_norb_header(io.BytesIO(content), Path("file"))
+    except s.UserError as error:
+        refused(error)
+        return
+    assert dtype in s.NORB_DTYPES.values()
+    assert 1 <= len(sizes) <= 4
+    assert min(sizes) >= 1
+
+
+@FUZZ
+@given(content=contents, zipped=st.booleans(), cut=st.integers(0, 12), expect=st.integers(0, 3))
+def test_any_file_is_read_or_refused(content: bytes, zipped: bool, cut: int, expect: int, tmp_path: Path) -> None:
+    raw = gzip.compress(content, 1) if zipped else content
+    path = tmp_path / ("file.mat.gz" if zipped else "file.mat")
+    path.write_bytes(raw[: len(raw) - cut] if cut else raw)
+    kinds: list[tuple[str, tuple[int | None, ...]]] = [
+        ("<i4", ()), ("<i4", (4,)), ("u1", (2, 96, 96)), ("u1", (None, None, None)),
+    ]  # fmt: skip
+    dtype, shape = kinds[expect]
+    tracemalloc.start()
+    try:
+        n = sum(len(items) for items in s.stream_norb(path, np.dtype(dtype), shape))
+        assert n >= 1
+    except s.UserError as error:
+        refused(error)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < s.NORB_CHUNK * 2 * 96 * 96 + 2**21  # whatever the header claims
+
+
+@FUZZ
+@given(n=st.integers(1, 600), seed=st.integers(0, 99), zipped=st.booleans())
+def test_any_sound_file_comes_back_whole(n: int, seed: int, zipped: bool, tmp_path: Path) -> None:
+    array = np.random.default_rng(seed).integers(-(2**31), 2**31 - 1, (n, 4)).astype(np.int32)
+    path = write(tmp_path, "training", "info", encode(array), zipped)
+    np.testing.assert_array_equal(np.concatenate(list(s.stream_norb(path, np.dtype("<i4"), (4,)))), array)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Twelve real pairs
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sample() -> Path:
+    folder = Path(os.environ.get("SMALLNORB_DIR", ROOT.parent / "shared" / "data" / "smallnorb_sample"))
+    if not folder.is_dir():
+        pytest.skip(f"no real smallNORB files in {folder}; SMALLNORB_DIR can name their folder")
+    return folder
+
+
+def test_the_real_files_hold_what_the_format_says(sample: Path) -> None:
+    for subset in ("training", "testing"):
+        split = s.read_smallnorb(sample, subset)
+        assert len(split.labels) >= 6
+        assert set(split.labels.tolist()) == set(range(5))
+        assert set(split.azimuths) <= set(range(0, 341, 20))
+        assert set(split.elevations) <= set(range(30, 71, 5))
+        np.testing.assert_allclose(split.images.mean(axis=(1, 2)), 0, atol=1e-4)
+        np.testing.assert_allclose(split.images.std(axis=(1, 2)), 1, atol=1e-3)
+        # A real stereo pair: the eyes differ, and yet they see much the same.
+        for image in split.images:
+            assert 0.3 < np.corrcoef(image[..., 0].ravel(), image[..., 1].ravel())[0, 1] < 0.99999
+
+
+def test_azimuth_and_elevation_of_the_real_files_are_decoded(sample: Path) -> None:
+    for subset in ("training", "testing"):
+        split = s.read_smallnorb(sample, subset)
+        raw = gzip.decompress((sample / (NAMES[subset].format("info") + ".gz")).read_bytes())
+        n = struct.unpack_from("<i", raw, 8)[0]
+        assert n == len(split.labels)
+        for k in range(n):
+            _, elevation, azimuth, _ = struct.unpack_from("<4i", raw, 20 + 16 * k)
+            assert split.elevations[k] == 30 + 5 * elevation
+            assert split.azimuths[k] == 10 * azimuth
+
+
+@pytest.mark.parametrize("name", ["capsules", "cnn", "cnn_matched"])
+def test_a_training_step_runs_on_the_real_files_and_lowers_the_loss(name: str, sample: Path) -> None:
+    config = s.Config(dataset="smallnorb", data_dir=str(sample))
+    split = s.read_smallnorb(sample, "training")
+    model = s.make_models(config)[name]
+    state = s.init_state(model, config)
+    x = s.crop(split.images, None)
+    assert x.shape == (len(split.labels), 32, 32, 2)
+
+    def loss_now() -> float:
+        return model.loss(model.forward(state.params, x)[0], split.labels, 0.0)[0]
+
+    before = loss_now()
+    scores, cache = model.forward(state.params, x)
+    grads, _ = model.backward(model.loss(scores, split.labels, 0.0)[1], cache)
+    assert all(np.isfinite(g).all() and g.any() for g in grads.values())
+    s.adam_step(state, grads, lr=2e-4)
+    assert loss_now() < before
+
+
+def test_the_script_trains_on_the_real_files(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--dataset", "smallnorb", "--data-dir", str(sample), "--n-epochs", "2"]
+    assert s.main([*flags, "--train-azimuths", "0:240", "--test-azimuths", "300:340"]) == 0
+    assert "capsules" in capsys.readouterr().out
