@@ -1092,10 +1092,10 @@ def save_checkpoint(path: Path, config: Config, states: dict[str, TrainState]) -
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
     """The inverse of save_checkpoint. Raises UserError where the file is missing, damaged, or of something else."""
     try:
-        opened = np.load(path, allow_pickle=False)
-        if not isinstance(opened, np.lib.npyio.NpzFile):
-            raise ValueError("it holds a single array")
-        with opened as stored:
+        with path.open("rb") as opened:
+            stored = np.load(opened, allow_pickle=False)
+            if not isinstance(stored, np.lib.npyio.NpzFile):
+                raise ValueError("it holds a single array")
             header = json.loads(str(stored["header"]))
             if header["experiment"] != EXPERIMENT:
                 raise UserError(f"{path} is a checkpoint of {header['experiment']}, not of {EXPERIMENT}")
@@ -1113,7 +1113,12 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
                     if kind[k].shape != p.shape or kind[k].dtype != p.dtype:
                         raise ValueError(f"its {k} does not fit this network")
             params, m, v = stored_kinds
-            states[name] = TrainState(params, m, v, **header["models"][name])
+            scalars = header["models"][name]
+            states[name] = TrainState(
+                params, m, v, *(scalars.pop(k) for k in ("step", "loss_sum", "seconds", "history"))
+            )
+            if scalars:
+                raise ValueError(f"it holds {', '.join(scalars)}, which this version does not know")
     except FileNotFoundError:
         raise UserError(f"there is no checkpoint {path}") from None
     except (OSError, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError,
