@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import imageio.v3 as iio
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 import smallnorb_novel_viewpoint as experiment
@@ -126,7 +127,7 @@ class Scene:
         write(self.fig, 0.12, PICTURE_TOP + CELL / 2 - 0.07, "object", fontweight="bold")
         for model in SHOWN:
             self.add_answers(model)
-        key = "bars: share that a model gives each class · grey band: the true class"
+        key = "bars: a model's confidence in each class · grey band: the true class"
         write(self.fig, LEFT, GIF_HEIGHT - 0.24, key, fontsize=9, color=house.GREY)
         self.add_dial()
         self.add_curve()
@@ -171,8 +172,9 @@ class Scene:
             ax.set_theta_direction(-1)
             ax.set_thetagrids(range(0, 360, 90))
         else:
-            ax.set_thetagrids(range(-90, 91, 30))
-            ax.set_thetalim(-np.pi / 2, np.pi / 2)
+            low = 0 if min(config.train_elevations + config.test_elevations) >= 0 else -90
+            ax.set_thetagrids(range(low, 91, 30))
+            ax.set_thetalim(np.deg2rad(low), np.pi / 2)
         ax.tick_params(pad=0)
         for part, colour in (("train", house.TRAINED), ("test", house.HELD_OUT)):
             low, high = np.deg2rad(getattr(config, f"{part}_{angle}s"))
@@ -196,7 +198,7 @@ class Scene:
         ax.set_xlabel("epoch", labelpad=1)
         n = self.config.n_epochs
         ax.set_xlim(0.5, n + 0.5)
-        ax.xaxis.set_major_locator(house.MaxNLocator(integer=True, nbins=8))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
         self.lines = {}
         for model in SHOWN:
             (line,) = ax.plot([], [], **house.model_line(model, clip_on=False, markevery=max(1, n // 10)))
@@ -254,9 +256,8 @@ def encode_gif(frames: list[Array], fps: float) -> bytes:
     pixels = np.concatenate(frames[:: max(1, len(frames) // 6)]).reshape(-1, 3)
     coloured = pixels[np.ptp(pixels, axis=1) > 8]
     reduced = Image.fromarray(coloured[None]).quantize(N_COLOURS, method=Image.Quantize.MEDIANCUT)
-    greys = np.repeat(
-        np.linspace(0, 255, N_GREYS).round().astype(int), 3
-    ).tolist()  # black and white stay what they are
+    # Pillow looks colours up in steps of four, so white stays white only where no other grey is near.
+    greys = np.repeat(np.append(np.linspace(0, 240, N_GREYS - 1).round().astype(int), 255), 3).tolist()
     palette = Image.new("P", (1, 1))
     palette.putpalette(greys + (reduced.getpalette() or [])[: 3 * N_COLOURS])
     few = [

@@ -37,7 +37,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 import smallnorb_novel_viewpoint as experiment
 from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split, Stream, TrainState, UserError
@@ -163,7 +163,8 @@ def accuracy_axis(ax: Axes, label: str | None = "accuracy") -> None:
     ax.axhline(chance, color=BLACK, linewidth=1.1, linestyle=(0, (2, 2)), zorder=1.5)
     ax.annotate(
         f"chance {chance:g}", (1, chance), xycoords=("axes fraction", "data"), xytext=(-3, 3),
-        textcoords="offset points", ha="right", va="bottom", fontsize=9,
+        textcoords="offset points", ha="right", va="bottom", fontsize=9, zorder=6,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
     )  # fmt: skip
     if label:
         ax.set_ylabel(label)
@@ -390,6 +391,7 @@ def draw_view_grid(config: Config, title: str, heads: Sequence[tuple[str, str]],
     x = left
     for (text, colour), columns, split in zip(heads, labels, blocks, strict=True):
         width = len(columns) * (cell + gap) - gap
+        text = text if 0.085 * len(text) < width else text.split(":")[0]
         bar = place(fig, x, 0.72, width, 0.24)
         bar.set(xticks=[], yticks=[], facecolor=tint(colour, 0.25))
         bar.spines[:].set_visible(False)
@@ -417,7 +419,7 @@ def draw_example_views(run: Run) -> Figure:
         heads.append(
             (f"{word}: {where}" if config.held_out == "azimuth" else f"{word}: elevation {elevation:g}°", colour)
         )
-        labels.append([f"{a % 360:g}°" for a in azimuths.round()])
+        labels.append([f"{a % 360:.4g}°" for a in azimuths])
         blocks.append(pick_views(config, data, azimuths, np.full(len(azimuths), elevation)))
     return draw_view_grid(config, "The five classes, turning in azimuth", heads, labels, blocks)
 
@@ -430,7 +432,7 @@ def draw_elevation_strip(run: Run) -> Figure:
         azimuth = middle(config, data, "azimuth", part)
         where = f"azimuth {azimuth % 360:g}°"
         heads.append((f"{word}: {where}" if config.held_out == "azimuth" else f"{word}: elevation, at {where}", colour))
-        labels.append([f"{e:g}°" for e in elevations.round()])
+        labels.append([f"{e:.4g}°" for e in elevations])
         blocks.append(pick_views(config, data, np.full(len(elevations), azimuth), elevations))
     return draw_view_grid(config, "The five classes, seen from rising elevations", heads, labels, blocks)
 
@@ -446,7 +448,10 @@ def draw_training_curves(run: Run) -> Figure:
     for p, (metric, label) in enumerate(panels):
         ax = place(fig, 0.62 + p * 2.87, 1.3, 2.5, 1.9)
         if metric == "train_loss":
+            losses = np.maximum(np.concatenate([state.history[metric] for state in run.states.values()]), 1e-8)
             ax.set_yscale("log")
+            ax.set_ylim(10 ** np.floor(np.log10(losses.min())), 10 ** np.ceil(np.log10(losses.max()) + 1e-6))
+            ax.yaxis.set_minor_formatter(NullFormatter())
         else:
             accuracy_axis(ax, label=None)
         for name, state in run.states.items():
@@ -457,7 +462,7 @@ def draw_training_curves(run: Run) -> Figure:
             ax.plot(epochs, values, **model_line(name), markevery=max(1, len(values) // 10), clip_on=False, zorder=3)
         ax.set_title(label, loc="left")
         ax.set_xlabel("epoch")
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
         ax.set_xlim(0.6, len(values) + 0.4)
     return fig
 
@@ -530,12 +535,13 @@ def draw_angle_accuracy(run: Run, angle: str) -> Figure:
     model_legend(fig, 0.62, 0.72, list(run.states))
     ax = place(fig, 0.62, 1.3, WIDTH - 0.8, 2.25)
     accuracy_axis(ax)
+    seen, unseen = (getattr(config, f"{part}_{angle}s") for part in ("train", "test"))
     if config.held_out == angle:
-        shade(ax, getattr(config, f"train_{angle}s"), TRAINED, "trained on", circular=circular)
-        shade(ax, getattr(config, f"test_{angle}s"), HELD_OUT, "held out", circular=circular)
+        shade(ax, seen, TRAINED, "trained on", circular=circular)
+        shade(ax, unseen, HELD_OUT, "held out", circular=circular)
     else:
-        shade(ax, getattr(config, f"train_{angle}s"), TRAINED, f"trained on; {config.held_out}s held out, not shown",
-              circular=circular)  # fmt: skip
+        at = f"trained on, at {config.held_out}s {degrees(config.train_elevations)}"
+        shade(ax, seen, TRAINED, at, circular=circular)
     for name, values in accuracy.items():
         x, y = angles, values
         if circular:  # 360 is 0 again
@@ -600,7 +606,7 @@ def draw_class_poses(run: Run) -> Figure:
             Patch(facecolor="white", edgecolor=RIGHT, linewidth=2.5, label="predicted, right"),
             Patch(facecolor="white", edgecolor=WRONG, linewidth=2.5, label="predicted, wrong"),
         ],
-        loc="upper right", bbox_to_anchor=(1 - 0.1 / WIDTH, 1 - (foot - 0.06) / fig.get_size_inches()[1]), ncols=2,
+        loc="upper right", bbox_to_anchor=(1 - 0.1 / WIDTH, 1 - (foot - 0.02) / fig.get_size_inches()[1]), ncols=2,
         borderpad=0, borderaxespad=0, columnspacing=1.4, handletextpad=0.6,
     )  # fmt: skip
     return fig
@@ -617,10 +623,16 @@ def draw_routing_assignments(run: Run) -> Figure:
     n_in, n = experiment.N_PRIMARY, experiment.N_CLASSES
     top, height, left, side = 1.28, 1.75, 0.18, 1.3
     maps_left, scores_left = left + side + 0.72, 7.62
-    pitch = (scores_left - 0.55 - maps_left) / (len(shown) + 0.22)
+    pitch = (scores_left - 0.65 - maps_left) / (len(shown) + 0.22)
     width = min(pitch - 0.14, 1.75)
+    pitch = width + 0.14
     fig = new_figure(top + 2 * height + 0.34 + 1.25, f"EM routing of one {config.classes[k]}", subtitle(config))
-    write(fig, maps_left, 0.72, "share R of each primary capsule (row) that goes to each class capsule (column)")
+    write(
+        fig,
+        maps_left,
+        0.72,
+        "share R of each primary capsule (row) that goes to each class capsule (column), even at first",
+    )
     for b, (word, colour) in enumerate((("familiar view", TRAINED), ("held-out view", HELD_OUT))):
         v, y = 2 * k + b, top + b * (height + 0.34)
         picture = place(fig, left, y + 0.22, side, side)
@@ -637,11 +649,11 @@ def draw_routing_assignments(run: Run) -> Figure:
             )
             ax.set_yticks(range(n_in), [str(i + 1) for i in range(n_in)] if m == 0 else [])
             ax.set_xticks(range(n), config.classes if b == 1 else [""] * n, rotation=90)
-            ax.tick_params(length=0)
+            ax.tick_params(length=0, pad=4)
             if b == 1:
                 ax.get_xticklabels()[k].set(color=VERMILLION, fontweight="bold")
             else:
-                ax.set_title(f"iteration {t + 1}" + (" (even)" if t == 0 else ""))
+                ax.set_title(f"iteration {t + 1}")
             if m == 0:
                 ax.set_ylabel("primary capsule")
         bars = place(fig, maps_left + len(shown) * pitch, y, 0.42, height)
@@ -681,6 +693,12 @@ def read_pairs(folder: Path, n: int = 6) -> dict[str, Split]:
         chosen[np.linspace(0, len(chosen) - 1, n).round().astype(int)] = True
         return chosen
 
+    for subset in experiment.NORB_SETS:
+        for part in ("dat", "cat", "info"):
+            try:
+                experiment.norb_path(folder, subset, part)
+            except UserError:
+                raise UserError(f"{folder} has no {subset} {part} file of smallNORB for --smallnorb-dir") from None
     return {subset: experiment.read_smallnorb(folder, subset, spread) for subset in experiment.NORB_SETS}
 
 
