@@ -228,6 +228,7 @@ class Run(NamedTuple):
 
 # Keys of the evaluation stream: every figure draws its own noise.
 VIEWS_KEY, AZIMUTH_KEY, ELEVATION_KEY = range(3)
+NOISE_DRAWS = 3  # images of each view in the curves over an angle
 
 
 def testing_split(data: Data) -> Split:
@@ -309,7 +310,7 @@ def accuracy_by_angle(run: Run, angle: str) -> tuple[Array, dict[str, Array]]:
             low, high = max(-90, 5 * np.floor(min(bounds) / 5) - 10), min(90, 5 * np.ceil(max(bounds) / 5) + 10)
             azimuths, elevations = experiment.evenly_spaced(config.train_azimuths, 8), np.arange(low, high + 1, 5)
             rng = experiment.generator(config.seed, Stream.EVALUATION, ELEVATION_KEY)
-        split = experiment.voxel_views(azimuths, elevations, 4, rng)
+        split = experiment.voxel_views(azimuths, elevations, NOISE_DRAWS, rng)
     else:
         split = testing_split(run.data)
     angles, where = np.unique(getattr(split, f"{angle}s"), return_inverse=True)
@@ -734,9 +735,9 @@ def draw_smallnorb_pairs(pairs: dict[str, Split]) -> Figure:
     return fig
 
 
-def draw_all(run: Run, seeds: dict[str, Array], pairs: dict[str, Split] | None) -> Iterator[tuple[str, Figure]]:
-    """(file name, figure), one after the other."""
-    drawers: dict[str, Callable[[], Figure]] = {
+def drawers(run: Run, seeds: dict[str, Array], pairs: dict[str, Split] | None) -> dict[str, Callable[[], Figure]]:
+    """Name of each figure of a run, and what draws it (within ``house_style``)."""
+    found: dict[str, Callable[[], Figure]] = {
         "example_views": lambda: draw_example_views(run),
         "elevation_strip": lambda: draw_elevation_strip(run),
         "training_curves": lambda: draw_training_curves(run),
@@ -746,12 +747,10 @@ def draw_all(run: Run, seeds: dict[str, Array], pairs: dict[str, Split] | None) 
         "routing_assignments": lambda: draw_routing_assignments(run),
     }
     if run.config.held_out == "elevation":
-        drawers["elevation_accuracy"] = lambda: draw_angle_accuracy(run, "elevation")
+        found["elevation_accuracy"] = lambda: draw_angle_accuracy(run, "elevation")
     if pairs:
-        drawers["smallnorb_pairs"] = lambda: draw_smallnorb_pairs(pairs)
-    for name, draw in drawers.items():
-        with house_style():
-            yield f"{name}.png", draw()
+        found["smallnorb_pairs"] = lambda: draw_smallnorb_pairs(pairs)
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -768,10 +767,10 @@ def write_if_changed(path: Path, content: bytes) -> str:
     return f"wrote {path} ({len(content) / 1000:.0f} kB)"
 
 
-def png_bytes(fig: Figure) -> bytes:
+def png_bytes(draw: Callable[[], Figure]) -> bytes:
     stream = io.BytesIO()
     with house_style():
-        fig.savefig(stream, format="png", metadata={"Software": None})  # a version would change the bytes
+        draw().savefig(stream, format="png", metadata={"Software": None})  # a version would change the bytes
     return stream.getvalue()
 
 
@@ -856,8 +855,9 @@ def main(argv: list[str] | None = None) -> int:
             result = experiment.make_result(config, states)
             print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
             print(experiment.format_table(result))
-            for name, fig in draw_all(Run(config, data, experiment.make_models(config), states), seeds, pairs):
-                print(write_if_changed(folder / name, png_bytes(fig)))
+            run = Run(config, data, experiment.make_models(config), states)
+            for name, draw in drawers(run, seeds, pairs).items():
+                print(write_if_changed(folder / f"{name}.png", png_bytes(draw)))
         if results and not seeds:
             print(f"no point over the bars: {results} holds no run with these flags")
         if not pairs:

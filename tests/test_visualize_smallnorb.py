@@ -1,0 +1,361 @@
+"""The figures and the animation of the novel-viewpoint experiment, on trainings of seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+from PIL import Image
+
+import make_smallnorb_novel_viewpoint_gif as animation
+import smallnorb_novel_viewpoint as experiment
+import visualize_smallnorb_novel_viewpoint as figures
+
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLE = Path(os.environ.get("SMALLNORB_DIR") or ROOT.parent / "shared" / "data" / "smallnorb_sample")
+
+TINY = ["--seed=123", "--n-epochs=2", "--n-train-views=2", "--n-test-views=2", "--n-elev=1", "--n-per-combo=1"]
+ALWAYS = [
+    "azimuth_accuracy", "class_poses", "elevation_strip", "example_views", "extrapolation_bars", "routing_assignments",
+    "training_curves",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No figure of the project is touched, and no results file of it found."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SMALLNORB_DIR", raising=False)
+    monkeypatch.setattr(figures, "NOISE_DRAWS", 1)  # quicker
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train_all(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained before the error was found")
+
+    monkeypatch.setattr(experiment, "train_all", train_all)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trained") / "run.npz"
+    assert experiment.main([*TINY, "--quiet", f"--checkpoint={path}"]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(checkpoint: Path) -> figures.Run:
+    config, states = experiment.load_checkpoint(checkpoint)
+    return figures.Run(config, experiment.make_data(config), experiment.make_models(config), states)
+
+
+def pictures(folder: str | Path) -> dict[str, bytes]:
+    return {path.stem: path.read_bytes() for path in sorted(Path(folder, experiment.EXPERIMENT).iterdir())}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Figures
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_training_and_checkpoint_give_the_same_figures(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert figures.main([*TINY, "--quiet", "--outdir=trained"]) == 0
+    assert "skipped smallnorb_pairs.png" in capsys.readouterr().out
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "yellow"}):  # a user's own style changes nothing
+        assert figures.main([f"--checkpoint={checkpoint}", "--outdir=loaded"]) == 0
+    trained, loaded = pictures("trained"), pictures("loaded")
+    assert list(trained) == ALWAYS
+    assert trained == loaded
+    for name, content in trained.items():
+        assert len(content) <= 400_000, name
+        with Image.open(Path("trained", experiment.EXPERIMENT, f"{name}.png")) as image:
+            assert image.width == 900, name
+            assert 300 <= image.height <= 800, name
+            assert "Software" not in image.info, name
+
+    marked = Path("loaded", experiment.EXPERIMENT, "class_poses.png")
+    os.utime(marked, (0, 0))
+    assert figures.main([f"--checkpoint={checkpoint}", "--outdir=loaded"]) == 0
+    assert marked.stat().st_mtime == 0, "an unchanged figure was written again"
+    assert capsys.readouterr().out.count("unchanged") == len(ALWAYS)
+
+
+def test_every_model_has_a_look_of_its_own(run: figures.Run) -> None:
+    assert list(figures.MODEL_STYLES) == list(run.models)
+    assert len({style.colour for style in figures.MODEL_STYLES.values()}) == len(run.models)
+    assert len({style.marker for style in figures.MODEL_STYLES.values()}) == len(run.models)
+
+
+def test_texts_are_large_enough_and_stay_apart(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[Text, Bbox]] = []
+    original = Text.draw
+
+    def draw(self: Text, renderer: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, renderer, *args, **kwargs)
+        if self.get_visible() and self.get_text().strip():
+            drawn.append((self, self.get_window_extent(renderer)))
+
+    monkeypatch.setattr(Text, "draw", draw)
+    seeds = {model: np.full((3, 2), 0.5) for model in run.models}
+    for name, drawer in figures.drawers(run, seeds, None).items():
+        drawn.clear()
+        with figures.house_style():
+            fig = drawer()
+            fig.canvas.draw()
+        assert any("seed 123" in t.get_text() and "azimuths 200–330°" in t.get_text() for t, _ in drawn), name
+        for text, box in drawn:
+            assert float(text.get_fontsize()) >= 9, (name, text)
+            assert min(box.x0, box.y0) >= 0, (name, text)
+            assert box.x1 <= fig.bbox.x1, (name, text)
+            assert box.y1 <= fig.bbox.y1, (name, text)
+        for (a, first), (b, second) in itertools.combinations(drawn, 2):
+            common = Bbox.intersection(first, second)
+            assert common is None or min(common.width, common.height) < 3, (name, a, b)
+
+
+def test_held_out_elevation_has_its_own_figure() -> None:
+    elevation = [flag for flag in TINY if "n-elev" not in flag] + ["--n-elev=2", "--n-epochs=1"]
+    ranges = ["--train-elevations=10:35", "--test-elevations=40:70"]
+    assert figures.main([*elevation, *ranges, "--em-iters=5", "--loss=spread", "--quiet"]) == 0
+    assert list(pictures("viz")) == sorted([*ALWAYS, "elevation_accuracy"])
+
+
+def test_real_pairs_and_the_real_data_set(monkeypatch: pytest.MonkeyPatch, run: figures.Run) -> None:
+    if not SAMPLE.is_dir():
+        pytest.skip(f"no smallNORB sample in {SAMPLE} (or in the folder that SMALLNORB_DIR names)")
+    monkeypatch.setenv("SMALLNORB_DIR", str(SAMPLE))
+    flags = ["--dataset=smallnorb", f"--data-dir={SAMPLE}", "--train-azimuths=0:140", "--test-azimuths=200:330"]
+    assert figures.main([*flags, "--n-epochs=1", "--quiet"]) == 0
+    drawn = pictures("viz")
+    assert list(drawn) == sorted([*ALWAYS, "smallnorb_pairs"])
+    assert all(len(content) <= 400_000 for content in drawn.values())
+    pairs = figures.read_pairs(SAMPLE)
+    assert [len(split.labels) for split in pairs.values()] == [6, 6]
+    assert animation.main([*flags, "--n-epochs=1", "--sweep-frames=2", "--quiet"]) == 0
+
+
+def test_accuracy_by_angle_is_the_accuracy_there(run: figures.Run) -> None:
+    angles, accuracy = figures.accuracy_by_angle(run, "azimuth")
+    assert angles.tolist() == list(range(0, 360, 10))
+    assert list(accuracy) == list(run.models)
+    elevations = experiment.evenly_spaced(run.config.train_elevations, 5)
+    rng = experiment.generator(run.config.seed, experiment.Stream.EVALUATION, figures.AZIMUTH_KEY)
+    split = experiment.voxel_views(angles, elevations, 1, rng)
+    there = split.azimuths == 250
+    part = experiment.Split(*(array[there] for array in split))
+    for name, model in run.models.items():
+        assert accuracy[name][25] == pytest.approx(experiment.evaluate(model, run.states[name].params, part))
+
+
+def test_a_range_past_360_is_shaded_in_two_parts() -> None:
+    fig = Figure()
+    ax = fig.add_subplot()
+    figures.shade(ax, (300, 400), figures.TRAINED, "trained on", circular=True)
+    spans = [patch for patch in ax.patches if isinstance(patch, Rectangle)]
+    assert sorted((p.get_x(), p.get_x() + p.get_width()) for p in spans) == [(0, 40), (300, 360)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Results of many seeds
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def one_run(config: experiment.Config, seed: int) -> dict[str, Any]:
+    accuracies = {"familiar_accuracy": 1.0, "held_out_accuracy": seed / 10, "drop": 0.1}
+    return {
+        "seed": seed,
+        "config": dataclasses.asdict(dataclasses.replace(config, seed=seed)),
+        "models": {"capsules": accuracies, "cnn": accuracies},
+    }
+
+
+def compared(config: experiment.Config, seeds: list[int]) -> dict[str, Any]:
+    """Settings that each hold a configuration, statistics under "models", and runs."""
+    runs = [{k: v for k, v in one_run(config, seed).items() if k != "config"} for seed in seeds]
+    without_seed = {k: v for k, v in dataclasses.asdict(config).items() if k != "seed"}
+    statistics = {"capsules": {"familiar_accuracy": {"mean": 1.0}, "held_out_accuracy": {"mean": 0.5}}}
+    return {"config": without_seed, "models": statistics, "runs": runs, "failures": []}
+
+
+def test_seeds_are_found_in_every_form_of_results(tmp_path: Path) -> None:
+    config = experiment.Config()
+    other = dataclasses.replace(config, em_iters=7)
+    forms: list[Any] = [
+        [one_run(config, seed) for seed in (1, 2)] + [one_run(other, 3)],
+        {"runs": [one_run(config, seed) for seed in (1, 2)]},
+        {"command": "…", "settings": {"": compared(config, [1, 2]), "em-iters=7": compared(other, [3])}},
+    ]
+    for k, form in enumerate(forms):
+        path = tmp_path / f"{k}.json"
+        path.write_text(json.dumps(form))
+        points = figures.read_seeds(path, config)
+        expected = [[1.0, 0.1], [1.0, 0.2]]
+        assert {name: p.tolist() for name, p in points.items()} == {"capsules": expected, "cnn": expected}
+
+
+def test_points_of_the_results_file_are_drawn(run: figures.Run) -> None:
+    seeds = {name: np.array([[1.0, 0.3], [0.9, 0.4]]) for name in run.models}
+    with figures.house_style():
+        ax = figures.draw_extrapolation_bars(run, seeds).axes[0]
+    drawn = sorted(y for line in ax.lines if line.get_marker() == "o" for y in np.asarray(line.get_ydata()))
+    assert drawn == sorted([1.0, 0.9, 0.3, 0.4] * len(run.models))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"models": 3}', '{"models": {"a": null}}'])
+def test_useless_results_are_an_error_in_words(
+    no_training: None, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    Path("r.json").write_text(text)
+    assert figures.main([*TINY, "--results=r.json"]) == 1
+    assert capsys.readouterr().err.startswith("error: r.json ")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Animation
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_animation_has_the_frames_that_were_asked_for() -> None:
+    flags = [*TINY, "--snapshots=2", "--sweep-frames=3", "--fps=20", "--quiet", "--out=sub/a.gif"]
+    assert animation.main(flags) == 0
+    content = Path("sub/a.gif").read_bytes()
+    assert len(content) < 3_000_000
+    with Image.open("sub/a.gif") as gif:
+        assert gif.n_frames == 6
+        assert 800 <= gif.width <= 900
+        assert gif.info["loop"] == 0
+        durations, frames = [], []
+        for k in range(6):
+            gif.seek(k)
+            durations.append(gif.info["duration"])
+            frames.append(np.asarray(gif.convert("RGB")))
+    assert durations == [50] * 5 + [2500]
+    assert all((frame[:5, :5] == 255).all() for frame in frames), "white has become grey"
+    assert len({frame.tobytes() for frame in frames}) == 6
+    assert animation.main(flags) == 0
+    assert Path("sub/a.gif").read_bytes() == content
+
+
+def test_animation_through_held_out_elevations() -> None:
+    ranges = ["--train-elevations=-20:35", "--test-elevations=40:70", "--loss=spread"]
+    assert animation.main([*TINY, *ranges, "--n-epochs=1", "--sweep-frames=2", "--quiet"]) == 0
+    with Image.open(f"{experiment.EXPERIMENT}.gif") as gif:
+        assert gif.n_frames == 2
+
+
+@pytest.mark.parametrize(("n", "snapshots", "epochs"), [(8, 8, list(range(1, 9))), (10, 3, [3, 7, 10]), (5, 1, [5])])
+def test_snapshots_are_spread_and_end_with_the_training(n: int, snapshots: int, epochs: list[int]) -> None:
+    assert animation.snapshot_epochs(n, snapshots) == epochs
+
+
+def test_sweep_turns_once_round(run: figures.Run) -> None:
+    sweep = animation.make_sweep(run.config, run.data, 12)
+    assert sweep.angles.tolist() == list(range(0, 360, 30))
+    assert len(sweep.views.labels) == 60
+    assert sweep.views.azimuths[:12].tolist() == sweep.angles.tolist()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Mistakes on the command line
+# ----------------------------------------------------------------------------------------------------------------------
+
+USAGE_ERRORS: list[tuple[Any, list[str]]] = [
+    (figures, ["--seed=-1"]),
+    (figures, ["--n-epochs=0"]),
+    (figures, ["--lr=nan"]),
+    (figures, ["--threads=0"]),
+    (figures, ["--test-azimuths=100:200"]),
+    (figures, ["--dataset=smallnorb"]),
+    (figures, ["--no-such-flag"]),
+    (animation, ["--snapshots=0"]),
+    (animation, ["--snapshots=many"]),
+    (animation, ["--snapshots=9", "--n-epochs=8"]),
+    (animation, ["--sweep-frames=0"]),
+    (animation, ["--sweep-frames=-3"]),
+    (animation, ["--sweep-frames=600", "--snapshots=2"]),
+    (animation, ["--sweep-frames=1000000"]),
+    (animation, ["--fps=nan"]),
+    (animation, ["--fps=0"]),
+    (animation, ["--fps=inf"]),
+    (animation, ["--fps=1e-9"]),
+    (animation, ["--fps=51"]),
+    (animation, ["--out=a.png"]),
+]
+
+
+@pytest.mark.parametrize(("script", "flags"), USAGE_ERRORS)
+def test_wrong_flags(no_training: None, capsys: pytest.CaptureFixture[str], script: Any, flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        script.main(flags)
+    assert stopped.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert ": error: " in last
+
+
+def half_trained(tmp_path: Path) -> Path:
+    """As Ctrl-C leaves it: the second model is in its first epoch, the third is not there."""
+    config = experiment.Config(n_epochs=1, n_train_views=2, n_elev=1)
+    states = {name: experiment.init_state(model, config) for name, model in experiment.make_models(config).items()}
+    del states["cnn_matched"]
+    states["capsules"].history = {key: [0.5] for key in states["capsules"].history}
+    path = tmp_path / "half.npz"
+    experiment.save_checkpoint(path, config, states)
+    return path
+
+
+def test_what_cannot_work_is_found_before_the_training(
+    no_training: None, tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").write_text("in the way")
+    Path("dir.gif").mkdir()
+    half = half_trained(tmp_path)
+    cases: list[tuple[Any, list[str], str]] = [
+        (figures, ["--outdir=file"], "cannot write"),
+        (figures, ["--outdir=/proc/none"], "cannot write"),
+        (figures, ["--checkpoint=none.npz"], "there is no checkpoint none.npz"),
+        (figures, ["--checkpoint=file"], "not a readable checkpoint"),
+        (figures, [f"--checkpoint={half}"], "0 of 1 epochs of cnn;"),
+        (figures, [f"--checkpoint={checkpoint}", "--seed=0"], "was made with --seed 123, not 0"),
+        (figures, [f"--checkpoint={checkpoint}", "--test-azimuths=210:330"], "--test-azimuths 200:330, not 210:330"),
+        (figures, ["--results=none.json"], "there is no results file none.json"),
+        (figures, ["--smallnorb-dir=none"], "none has no training dat file of smallNORB"),
+        (figures, ["--dataset=smallnorb", "--data-dir=none"], "none has no smallnorb"),
+        (animation, ["--out=dir.gif"], "it is a folder"),
+        (animation, ["--out=file/a.gif"], "cannot write"),
+    ]
+    for script, flags, message in cases:
+        assert script.main(flags) == 1, flags
+        captured = capsys.readouterr()
+        assert captured.err.startswith("error: "), flags
+        assert captured.err.count("\n") == 1, flags
+        assert message in captured.err, flags
+
+
+def test_flags_that_agree_with_the_checkpoint_are_welcome(checkpoint: Path) -> None:
+    given = figures.given_flags(figures.make_parser(), [*TINY, f"--checkpoint={checkpoint}", "--outdir=x", "--quiet"])
+    assert given == {
+        "seed": 123, "n_epochs": 2, "n_train_views": 2, "n_test_views": 2, "n_elev": 1, "n_per_combo": 1,
+    }  # fmt: skip
+    config, states = figures.load_finished(checkpoint, given)
+    assert config.seed == 123
+    assert list(states) == list(figures.MODEL_STYLES)
+
+
+def test_a_class_without_a_picture_is_named() -> None:
+    config = experiment.Config(n_train_views=1, n_test_views=1, n_elev=1)
+    data = experiment.make_data(config)
+    keep = [experiment.Split(*(array[split.labels != 3] for array in split)) for split in data]
+    with pytest.raises(experiment.UserError, match="shows a frame"):
+        figures.require_every_class(config, experiment.Data(*keep))
