@@ -625,7 +625,7 @@ def draw_routing_assignments(run: Run) -> Figure:
     top, height, left, side = 1.28, 1.75, 0.18, 1.3
     maps_left, scores_left = left + side + 0.72, 7.62
     pitch = (scores_left - 0.65 - maps_left) / (len(shown) + 0.22)
-    width = min(pitch - 0.14, 1.75)
+    width = min(pitch - 0.14, 2.1)
     pitch = width + 0.14
     fig = new_figure(top + 2 * height + 0.34 + 1.25, f"EM routing of one {config.classes[k]}", subtitle(config))
     write(
