@@ -1599,7 +1599,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("argument --resume: needs --checkpoint FILE")
     if args.predict and (args.resume or args.out_json):
         parser.error("argument --predict: does not train, so it takes neither --resume nor --out-json")
-    if args.out_json and args.checkpoint and args.out_json.absolute() == args.checkpoint.absolute():
+    if args.out_json and args.checkpoint and os.path.realpath(args.out_json) == os.path.realpath(args.checkpoint):
         parser.error("argument --out-json: is the same file as --checkpoint")
     config = config_from_args(parser, args)
 
