@@ -181,6 +181,7 @@ BOTH = ["--train-elevations", "10:35", "--test-elevations", "40:70"]
         (["--predict", "a.png", "--checkpoint", "c", "--resume"], "--predict", "does not train"),
         (["--predict", "a.png", "--checkpoint", "c", "--out-json", "o"], "--predict", "does not train"),
         (["--checkpoint", "same", "--out-json", "same"], "--out-json", "same file"),
+        (["--checkpoint", "tests/../same", "--out-json", "./same"], "--out-json", "same file"),
         (["--n-train-views", "1000", "--n-elev", "1000"], "--n-elev", "above the limit"),
         (["--n-train-views", "1000", "--n-elev", "10", "--n-per-combo", "1"], "--n-train-views", "100,000 images"),
         (["--n-test-views", "1000", "--n-elev", "10"], "--n-test-views", "above the limit"),
@@ -524,8 +525,7 @@ def test_a_real_ctrl_c_in_mid_training(tmp_path: Path) -> None:
     out, error = process.communicate(timeout=60)
     assert (process.returncode, out, error) == (130, "", "interrupted\n")
     states = s.load_checkpoint(checkpoint)[1]
-    assert 20 <= states["capsules"].step <= 80
-    assert states.keys() != set(MODELS)  # it was in the middle
+    assert 20 <= sum(state.step for state in states.values()) < 3 * 80  # it was in the middle
     (tmp_path / "whole").mkdir()
     assert_same_run(result_of([*argv, "--resume"], tmp_path), result_of(argv, tmp_path / "whole"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.npz", "out.json", "whole"]
