@@ -1,7 +1,7 @@
 """Every gradient of smallnorb_novel_viewpoint.py: against differences, against autograd, against plain loops.
 
-``PYTHONPATH=. python tests/test_smallnorb_gradients.py`` writes the reference of the ten-step loss curve again, from the
-autograd network below and not from the script's gradients.
+``PYTHONPATH=. python tests/test_smallnorb_gradients.py`` writes the reference of the ten-step loss curve again, from
+the autograd network below and not from the script's gradients.
 """
 
 from __future__ import annotations
