@@ -1301,7 +1301,7 @@ def read_picture(path: Path, config: Config) -> Array:
     taken for a picture with dark ink and inverted. For smallNORB a picture twice as wide as high is a stereo pair; of
     another one both eyes see the same. Raises UserError where it cannot be read.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as opened:
@@ -1323,7 +1323,10 @@ def read_picture(path: Path, config: Config) -> Array:
     def square(eye: Image.Image, side: int) -> Array:
         pixels = np.asarray(eye)
         border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
-        return np.asarray(ImageOps.pad(eye, (side, side), method=Image.Resampling.BOX, color=int(np.median(border))))
+        width, height = (max(1, round(n * side / max(eye.size))) for n in eye.size)
+        canvas = Image.new("L", (side, side), int(np.median(border)))
+        canvas.paste(eye.resize((width, height), Image.Resampling.BOX), ((side - width) // 2, (side - height) // 2))
+        return np.asarray(canvas)
 
     if config.dataset == "smallnorb":
         pair = [square(eye, 2 * NORB_SIDE) for eye in eyes]
