@@ -1301,7 +1301,7 @@ def read_picture(path: Path, config: Config) -> Array:
     taken for a picture with dark ink and inverted. For smallNORB a picture twice as wide as high is a stereo pair; of
     another one both eyes see the same. Raises UserError where it cannot be read.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(path) as opened:
@@ -1310,8 +1310,8 @@ def read_picture(path: Path, config: Config) -> Array:
             rgba = narrow.convert("RGBA")
     except FileNotFoundError:
         raise UserError(f"there is no picture {path}") from None
-    except (OSError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path} is not a picture that can be read: {error}") from error
+    except Exception as error:  # Pillow's decoders raise many kinds on a damaged file: SyntaxError, struct.error, ...
+        raise UserError(f"{path} is not a picture that can be read: {' '.join(str(error).split())}") from error
     # What is transparent becomes the opposite of the ink, so that black ink on nothing is seen as well.
     alpha, tone = (np.asarray(c, np.float32) / 255 for c in (rgba.getchannel("A"), rgba.convert("L")))
     paper = float((alpha * tone).sum() < 0.5 * alpha.sum())
