@@ -399,7 +399,9 @@ words = st.one_of(
 )
 headers = st.lists(words, max_size=7).map(lambda w: struct.pack(f"<{len(w)}i", *w))
 contents = st.one_of(st.binary(max_size=300), st.tuples(headers, st.binary(max_size=200)).map(b"".join))
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def refused(error: s.UserError) -> None:
