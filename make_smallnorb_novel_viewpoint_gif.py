@@ -277,7 +277,7 @@ def encode_gif(frames: list[Array], fps: float) -> bytes:
 
 
 def frame_rate(text: str) -> float:
-    value = experiment.positive_number(50)(text)  # the most that a GIF can say
+    value = experiment.number(0, 50, above=True)(text)  # the most that a GIF can say
     if value < 0.1:
         raise argparse.ArgumentTypeError(f"{text} is below 0.1")
     return value

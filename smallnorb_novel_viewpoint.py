@@ -65,6 +65,7 @@ POSE_SIDE = 4
 N_PRIMARY = 8
 CONV_CHANNELS = 16
 CONV_KERNEL = 5
+VARIANCE_FLOOR = 3.0  # see em_routing_forward
 VOXEL_CLASSES = ("cross", "L", "T", "frame", "tripod")
 SMALLNORB_CLASSES = ("animal", "human", "airplane", "truck", "car")
 
@@ -89,7 +90,9 @@ class Config:
     seed: int = 0
     n_epochs: int = 10
     batch_size: int = 32
+    pixel_offset: float = 0.0
     lr: float = 2e-3
+    weight_decay: float = 1.0
     train_azimuths: Range = (0.0, 150.0)
     test_azimuths: Range = (200.0, 330.0)
     train_elevations: Range = (10.0, 50.0)
@@ -101,6 +104,7 @@ class Config:
     em_iters: int = 3  # [Hinton 2018, table 1]: three is the best
     em_grad: str = "exact"
     em_lambda: float = 1.0  # final inverse temperature; the paper gives no value
+    variance_floor: float = VARIANCE_FLOOR
     lambda_schedule: str = "constant"
     loss: str = "cross-entropy"
     dtype: str = "float32"
@@ -199,7 +203,7 @@ def voxel_points() -> tuple[Array, Array]:
         for t in (-0.7, 0.7)
     ]
     prong = np.linspace(0.17, 0.85, 5)[:, None]
-    tripod = [origin, *(prong * direction for direction in np.array([[1, 0, 0], [0, 1, 0], [-0.7 / 0.85] * 3]))]
+    tripod = [origin, *(prong * direction for direction in np.array([[1, 0, 0], [0, 1, 0], [-0.7, -0.7, -0.7]]))]
 
     objects = [np.concatenate(parts) for parts in (cross, ell, tee, frame, tripod)]
     points = np.zeros((N_CLASSES, max(map(len, objects)), 3))
@@ -576,7 +580,6 @@ def votes_backward(dvotes: Array, cache: VotesCache) -> tuple[Array, Array]:
 # EM routing
 # ----------------------------------------------------------------------------------------------------------------------
 
-VARIANCE_FLOOR = 1e-4  # added to sigma_sq: keeps the logarithm and the division finite when all votes agree
 MASS_FLOOR = 1e-8  # added to the assigned mass: a parent that gets nothing has a mean of zero, not NaN
 
 
@@ -598,17 +601,27 @@ class EMCache(NamedTuple):
     a_in: Array
     beta_v: Array
     lambdas: list[float]
+    variance_floor: float
     iterations: list[EMIteration]
 
 
 def em_routing_forward(
-    votes: Array, a_in: Array, beta_a: Array, beta_v: Array, lambdas: list[float]
+    votes: Array,
+    a_in: Array,
+    beta_a: Array,
+    beta_v: Array,
+    lambdas: list[float],
+    variance_floor: float = VARIANCE_FLOOR,
 ) -> tuple[Array, Array, EMCache]:
     """Fit one Gaussian per parent to its children's votes; one (M-step, E-step) per entry of ``lambdas``.
 
     votes (B, I, J, D), a_in (B, I), beta_a and beta_v (J,), lambdas: inverse temperature of each iteration
     -> poses mu (B, J, D), activations (B, J), cache. [Hinton 2018, procedure 1]; the cost of a pose entry is
     (beta_v + log sigma) times the assigned mass, one beta_v per parent shared by its D entries.
+
+    ``variance_floor`` is added to sigma_sq. It keeps the logarithm and the division finite when all votes agree. And as
+    a product of D Gaussians is very peaked, a floor of the order of a vote's square is what lets several children share
+    a parent: with 1e-4 the trained network leaves a parent about one child, and generalises less.
     """
     n, n_in, n_out, d = votes.shape
     r = np.full((n, n_in, n_out), 1 / n_out, votes.dtype)
@@ -620,7 +633,7 @@ def em_routing_forward(
         weight = ra / mass[:, None]  # (B, I, J)
         mu = np.einsum("bij,bijd->bjd", weight, votes)
         error = votes - mu[:, None]  # (B, I, J, D)
-        sigma_sq = np.einsum("bij,bijd->bjd", weight, error * error) + VARIANCE_FLOOR
+        sigma_sq = np.einsum("bij,bijd->bjd", weight, error * error) + variance_floor
         log_det = np.log(sigma_sq).sum(axis=2)  # (B, J)
         cost = (d * beta_v + 0.5 * log_det) * mass  # (B, J)
         z = inverse_temperature * (beta_a - cost)
@@ -634,7 +647,7 @@ def em_routing_forward(
         log_r = (log_a - 0.5 * log_det)[:, None] - 0.5 * mahalanobis
         r = np.exp(log_r - log_r.max(axis=2, keepdims=True))
         r /= r.sum(axis=2, keepdims=True)  # parents share a child: assignments sum to 1 over J
-    return mu, a, EMCache(votes, a_in, beta_v, lambdas, iterations)
+    return mu, a, EMCache(votes, a_in, beta_v, lambdas, variance_floor, iterations)
 
 
 def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> tuple[Array, Array, Array, Array]:
@@ -643,7 +656,7 @@ def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> t
     policy "exact": through every iteration: assignments, means, variances, activations, and the children's activations.
     policy "stop": the last M-step alone, with the assignments, the mass, and the mean inside sigma_sq held constant.
     """
-    votes, a_in, beta_v, lambdas, iterations = cache
+    votes, a_in, beta_v, lambdas, variance_floor, iterations = cache
     d = votes.shape[3]
     dvotes, da_in = np.zeros_like(votes), np.zeros_like(a_in)
     dbeta_a, dbeta_v = np.zeros_like(beta_v), np.zeros_like(beta_v)
@@ -670,7 +683,7 @@ def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> t
         dvotes += weight[..., None] * (push + pull)
         # weight = ra / mass, mass = sum_i ra: the quotient takes off each sum's own value, so votes turn into error.
         dmass = dcost * (d * beta_v + 0.5 * log_det)
-        dmass -= (dsigma_sq * (sigma_sq - VARIANCE_FLOOR)).sum(axis=2) / mass
+        dmass -= (dsigma_sq * (sigma_sq - variance_floor)).sum(axis=2) / mass
         dra = np.einsum("bijd,bijd->bij", push, error) / mass[:, None] + dmass[:, None]
         # ra = r a_in
         da_in += (dra * r).sum(axis=2)
@@ -788,7 +801,7 @@ def capsules_forward(params: Params, x: Array, config: Config) -> tuple[Array, C
     a_in, _ = sigmoid_forward(primary[:, n_pose:])  # (B, I)
     votes, votes_cache = votes_forward(pose, params["class.w"])  # (B, I, J, D)
     mu, a, routing_cache = em_routing_forward(
-        votes, a_in, params["class.beta_a"], params["class.beta_v"], config.lambdas
+        votes, a_in, params["class.beta_a"], params["class.beta_v"], config.lambdas, config.variance_floor
     )
     scores = a if config.loss == "spread" else POSE_SCORE * (mu * mu).sum(axis=2) + ACTIVATION_SCORE * (a - 0.5)
     return scores, CapsulesCache(conv_cache, relu_cache, primary_cache, a_in, votes_cache, routing_cache, mu, a)
@@ -877,6 +890,9 @@ def count_params(params: Params) -> int:
 def make_models(config: Config) -> dict[str, Model]:
     """The capsule network and its two baselines, by name, in the order of the result table."""
 
+    def centred(x: Array) -> Array:
+        return x - x.dtype.type(config.pixel_offset) if config.pixel_offset else x
+
     def capsules_loss(scores: Array, labels: Array, progress: float) -> tuple[float, Array]:
         if config.loss == "spread":
             return spread_loss(scores, labels, spread_margin(progress))
@@ -886,7 +902,7 @@ def make_models(config: Config) -> dict[str, Model]:
         return Model(
             name,
             lambda rng: cnn_init(rng, config, n_hidden),
-            cnn_forward,
+            lambda params, x: cnn_forward(params, centred(x)),
             cnn_backward,
             lambda scores, labels, progress: softmax_cross_entropy(scores, labels),
         )
@@ -894,7 +910,7 @@ def make_models(config: Config) -> dict[str, Model]:
     capsules = Model(
         "capsules",
         lambda rng: capsules_init(rng, config),
-        lambda params, x: capsules_forward(params, x, config),
+        lambda params, x: capsules_forward(params, centred(x), config),
         lambda dscores, cache, need_dx=False: capsules_backward(dscores, cache, config, need_dx),
         capsules_loss,
     )
@@ -910,6 +926,7 @@ def make_models(config: Config) -> dict[str, Model]:
 # Optimiser, evaluation, training loop
 # ----------------------------------------------------------------------------------------------------------------------
 
+DECAYED = {"conv1.w", "primary.w", "hidden.w", "out.w"}  # not the biases, and not what EM routing works with
 ADAM_BLOCK = 1 << 15  # entries updated at a time: all operands of a block stay in the cache
 
 
@@ -928,8 +945,16 @@ class TrainState:
     )
 
 
-def adam_step(state: TrainState, grads: Params, lr: float, beta1: float = 0.9, beta2: float = 0.999) -> None:
-    """Update ``state`` in place. [Kingma & Ba 2015, algorithm 1]
+def adam_step(
+    state: TrainState,
+    grads: Params,
+    lr: float,
+    weight_decay: float = 0.0,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+) -> None:
+    """Update ``state`` in place: Adam [Kingma & Ba 2015, algorithm 1], with the weights of conv1 and of the dense
+    layers shrunk by ``lr * weight_decay`` of themselves [Loshchilov & Hutter 2019, algorithm 2].
 
     The moments are kept without their factors 1 - beta, which go into the step size with the bias corrections: the
     update is bound by memory, and this saves two passes of twelve.
@@ -941,6 +966,7 @@ def adam_step(state: TrainState, grads: Params, lr: float, beta1: float = 0.9, b
     scratch = np.empty(ADAM_BLOCK, next(iter(grads.values())).dtype)
     for name, grad in grads.items():
         flat = [array.reshape(-1) for array in (state.params[name], state.m[name], state.v[name], grad)]
+        keep = 1 - lr * weight_decay if name in DECAYED else 1.0
         for start in range(0, grad.size, ADAM_BLOCK):
             p, m, v, g = (array[start : start + ADAM_BLOCK] for array in flat)
             s = scratch[: p.size]
@@ -953,6 +979,8 @@ def adam_step(state: TrainState, grads: Params, lr: float, beta1: float = 0.9, b
             s += epsilon
             np.divide(m, s, out=s)
             s *= step_size
+            if keep != 1:
+                p *= keep
             p -= s
 
 
@@ -1014,7 +1042,7 @@ def train(
                 where = f"epoch {epoch + 1}, step {position + 1}"
                 raise UserError(f"{model.name}: the loss became {loss} in {where}; try a smaller --lr")
             grads, _ = model.backward(dscores, cache)
-            adam_step(state, grads, config.lr)
+            adam_step(state, grads, config.lr, config.weight_decay)
         state.loss_sum += loss * len(batch)
         epoch_ends = position == steps_per_epoch - 1
         if epoch_ends:
@@ -1343,7 +1371,7 @@ def predict(checkpoint: Path, pictures: list[Path]) -> str:
     images = np.concatenate([read_picture(path, config) for path in pictures])
     scores = {name: predict_scores(models[name], state.params, images) for name, state in states.items()}
     x = crop(images, None).astype(config.dtype)
-    activations = capsules_forward(states["capsules"].params, x, config)[1].a
+    activations = models["capsules"].forward(states["capsules"].params, x)[1].a
     width = max(len(str(path)) for path in pictures)
     lines = [
         f"{'picture':<{width}} "
@@ -1377,14 +1405,18 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def positive_number(high: float) -> Callable[[str], float]:
+def number(low: float, high: float, *, above: bool = False) -> Callable[[str], float]:
+    """A number from ``low`` (or above it) to ``high``."""
+
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not 0 < value <= high:  # a NaN fails this too
-            raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {high:g}")
+        if not (low < value if above else low <= value) or not value <= high:  # a NaN fails this too
+            raise argparse.ArgumentTypeError(
+                f"{text} is not {'above' if above else 'from'} {low:g} and at most {high:g}"
+            )
         return value
 
     return parse
@@ -1455,6 +1487,10 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--n-per-combo", type=count, metavar="N", help=f"images of each training view; default: {d.n_per_combo}"
     )
+    data.add_argument(
+        "--pixel-offset", type=number(-10, 10), metavar="X", default=d.pixel_offset,
+        help="subtracted from every pixel before a network sees it, in all models; default: %(default)s",
+    )  # fmt: skip
     model = parser.add_argument_group("capsules")
     iters = whole_number(1, 20)
     model.add_argument(
@@ -1465,12 +1501,16 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
         help="gradient through all iterations, or the last M-step with assignments constant; default: %(default)s",
     )  # fmt: skip
     model.add_argument(
-        "--em-lambda", type=positive_number(1000), metavar="X", default=d.em_lambda,
+        "--em-lambda", type=number(0, 1000, above=True), metavar="X", default=d.em_lambda,
         help="inverse temperature of the last iteration; default: %(default)s",
     )  # fmt: skip
     model.add_argument(
         "--lambda-schedule", choices=("constant", "linear", "exponential"), default=d.lambda_schedule,
         help="inverse temperature of iteration t of T: X, X t / T, or X (1 - 0.95^t); default: %(default)s",
+    )  # fmt: skip
+    model.add_argument(
+        "--variance-floor", type=number(0, 1e6, above=True), metavar="X", default=d.variance_floor,
+        help="added to every variance of a routing iteration; default: %(default)s",
     )  # fmt: skip
     training = parser.add_argument_group("training")
     training.add_argument(
@@ -1483,8 +1523,16 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-size", type=whole_number(1, 4096), metavar="N", default=d.batch_size, help="default: %(default)s"
     )
     training.add_argument(
-        "--lr", type=positive_number(10), metavar="X", default=d.lr, help="Adam's learning rate; default: %(default)s"
+        "--lr",
+        type=number(0, 10, above=True),
+        metavar="X",
+        default=d.lr,
+        help="Adam's learning rate; default: %(default)s",
     )
+    training.add_argument(
+        "--weight-decay", type=number(0, 100), metavar="X", default=d.weight_decay,
+        help="a step shrinks the weights of conv1 and the dense layers by lr * X, in all models; default: %(default)s",
+    )  # fmt: skip
     training.add_argument(
         "--loss", choices=("cross-entropy", "spread"), default=d.loss,
         help="of the capsules: on the score, or the paper's on the activations; the CNNs always have cross-entropy;"
@@ -1517,10 +1565,10 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
             )
         if overlap(args.train_elevations, args.test_elevations):
             parser.error("argument --test-elevations: overlaps --train-elevations")
-        elevations = {"train_elevations": args.train_elevations, "test_elevations": args.test_elevations}
+        elevations = args.train_elevations, args.test_elevations
         train_azimuths = test_azimuths = args.train_azimuths or (0.0, 360.0)
     else:
-        elevations = {} if voxels else {"train_elevations": (30.0, 70.0), "test_elevations": (30.0, 70.0)}
+        elevations = (Config.train_elevations if voxels else (30.0, 70.0),) * 2
         train_azimuths = args.train_azimuths or ((0.0, 150.0) if voxels else (300.0, 400.0))
         test_azimuths = args.test_azimuths or ((200.0, 330.0) if voxels else (60.0, 280.0))
         if overlap(train_azimuths, test_azimuths, period=360):
@@ -1528,14 +1576,14 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
                 f"argument --test-azimuths: {format_value(test_azimuths)} overlaps the training range"
                 f" {format_value(train_azimuths)} (modulo 360)"
             )
-    same = ("dataset", "data_dir", "seed", "n_epochs", "batch_size", "lr", "em_iters", "em_grad", "em_lambda")
-    config = Config(
-        **{k: getattr(args, k) for k in (*same, "lambda_schedule", "loss", "dtype")},
-        train_azimuths=train_azimuths,
-        test_azimuths=test_azimuths,
-        **elevations,
-        **given,
-    )
+    worked_out = {
+        "train_azimuths": train_azimuths,
+        "test_azimuths": test_azimuths,
+        "train_elevations": elevations[0],
+        "test_elevations": elevations[1],
+        **{k: getattr(Config, k) if v is None else v for k, v in view_counts.items()},
+    }
+    config = Config(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Config)} | worked_out)
     n_per_elevation = max(config.n_train_views * max(config.n_per_combo, 2), config.n_test_views * 2)
     n_images = N_CLASSES * config.n_elev * n_per_elevation
     if n_images > MAX_IMAGES:

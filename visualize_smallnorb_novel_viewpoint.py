@@ -291,7 +291,7 @@ def viewpoint_pair(config: Config, data: Data) -> tuple[Array, Array]:
 def capsules_look(run: Run, images: Array) -> tuple[Array, experiment.CapsulesCache]:
     """Scores and cache of the capsule network."""
     x = experiment.crop(images, None).astype(run.config.dtype, copy=False)
-    return experiment.capsules_forward(run.states["capsules"].params, x, run.config)
+    return experiment.make_models(run.config)["capsules"].forward(run.states["capsules"].params, x)
 
 
 def accuracy_by_angle(run: Run, angle: str) -> tuple[Array, dict[str, Array]]:

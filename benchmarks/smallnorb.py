@@ -32,7 +32,7 @@ def numpy_step(batch_size: int, em_grad: str = "exact", em_iters: int = 3) -> St
 
 
 def products_step(batch_size: int) -> Step:
-    """The matrix products of the same step and nothing else: convolution twice, dense layer three times, votes thrice."""
+    """The matrix products of that step and nothing else: two of conv1, three of the dense layer, three of the votes."""
     config = experiment.Config()
     model = experiment.make_models(config)["capsules"]
     params = experiment.init_state(model, config).params

@@ -231,7 +231,7 @@ def check_votes() -> None:
     )
 
 
-def em_inputs(rng: np.random.Generator, n: int = 3, n_in: int = 5, n_out: int = 4, d: int = 7) -> dict[str, Array]:
+def em_inputs(rng: np.random.Generator, n: int = 3, n_in: int = 5, n_out: int = 4, d: int = 7) -> dict[str, Any]:
     return {
         "votes": rng.standard_normal((n, n_in, n_out, d)),
         "a_in": rng.uniform(0.1, 0.9, (n, n_in)),
@@ -248,7 +248,7 @@ def check_em(policy: str, lambdas: list[float]) -> None:
     dvotes, da_in, dbeta_a, dbeta_v = s.em_routing_backward(dmu, da, cache, policy)
     detached = plain_em_routing(**inputs, lambdas=lambdas)[2]
 
-    def f(**inputs: Array) -> float:
+    def f(**inputs: Any) -> float:
         if policy == "exact":
             mu, a, _ = s.em_routing_forward(**inputs, lambdas=lambdas)
         else:
@@ -412,7 +412,7 @@ def random_params(model: s.Model, seed: int = 0) -> s.Params:
         if name == "class.w":
             params[name] = np.eye(s.POSE_SIDE) + 0.3 * noise
         elif name == "class.beta_v":
-            params[name] = 0.5 + 0.1 * noise
+            params[name] = -0.5 * math.log(s.VARIANCE_FLOOR) + 0.1 * noise  # a cost near zero
         else:
             params[name] = noise * {"conv1.w": 0.2, "primary.w": 0.04}.get(name, 1.5 / math.sqrt(max(p.shape[0], 200)))
     return params
@@ -536,7 +536,7 @@ CURVES = {
     "capsules_spread": s.Config(dtype="float64", loss="spread"),
     "cnn": s.Config(dtype="float64"),
 }
-N_STEPS, BATCH, LR = 10, 8, 2e-5
+N_STEPS, BATCH, LR, DECAY = 10, 8, 2e-5, 3.0
 
 
 def ten_steps(curve: str) -> tuple[list[float], dict[str, float]]:
@@ -552,13 +552,13 @@ def ten_steps(curve: str) -> tuple[list[float], dict[str, float]]:
         scores, cache = model.forward(params, x)
         loss, dscores = model.loss(scores, labels, step / (N_STEPS - 1))
         grads, _ = model.backward(dscores, cache)
-        s.adam_step(state, grads, LR)
+        s.adam_step(state, grads, LR, DECAY)
         losses.append(loss)
     return losses, {name: float(np.linalg.norm(p)) for name, p in params.items()}
 
 
 def reference_ten_steps(curve: str) -> tuple[list[float], dict[str, float]]:
-    """The same by autograd and a textbook Adam; nothing of the script but its shapes and constants."""
+    """The same by autograd and a textbook AdamW; nothing of the script but its shapes and constants."""
     config = CURVES[curve]
     name = curve.split("_")[0]
     model, network = s.make_models(config)[name], plain_network(name, config)
@@ -578,7 +578,8 @@ def reference_ten_steps(curve: str) -> tuple[list[float], dict[str, float]]:
             m[k] = 0.9 * m[k] + 0.1 * g
             v[k] = 0.999 * v[k] + 0.001 * g**2
             m_hat, v_hat = m[k] / (1 - 0.9 ** (step + 1)), v[k] / (1 - 0.999 ** (step + 1))
-            params[k] = params[k] - LR * m_hat / (np.sqrt(v_hat) + 1e-8)
+            shrunk = params[k] * (1 - LR * DECAY * (k in ("conv1.w", "primary.w", "hidden.w", "out.w")))
+            params[k] = shrunk - LR * m_hat / (np.sqrt(v_hat) + 1e-8)
         losses.append(float(loss))
     return losses, {k: float(np.linalg.norm(p)) for k, p in params.items()}
 
