@@ -333,7 +333,7 @@ def main(argv: list[str] | None = None) -> int:
             sweep = make_sweep(config, data, args.sweep_frames)
             recorder = Recorder(config, sweep, snapshot_epochs(config.n_epochs, snapshots))
             states = experiment.train_all(config, data, quiet=args.quiet, callback=recorder)
-            result = experiment.make_result(config, states)
+            result = experiment.make_result(config, states, data)
         print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
         print(experiment.format_table(result))
         silent = args.quiet or not sys.stderr.isatty()

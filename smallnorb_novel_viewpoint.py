@@ -105,6 +105,7 @@ class Config:
     em_grad: str = "exact"
     em_lambda: float = 1.0  # final inverse temperature; the paper gives no value
     variance_floor: float = VARIANCE_FLOOR
+    beta_v_init: float = 0.0
     lambda_schedule: str = "constant"
     loss: str = "cross-entropy"
     dtype: str = "float32"
@@ -786,7 +787,7 @@ def capsules_init(rng: np.random.Generator, config: Config) -> Params:
         "primary.b": zeros(n_primary_outputs),
         "class.w": route,
         "class.beta_a": zeros(N_CLASSES),
-        "class.beta_v": zeros(N_CLASSES),
+        "class.beta_v": np.full(N_CLASSES, config.beta_v_init, config.dtype),
     }
 
 
@@ -994,6 +995,17 @@ def predict_scores(model: Model, params: Params, images: Array, batch_size: int 
 def evaluate(model: Model, params: Params, split: Split) -> float:
     """Share of a set that is classified rightly."""
     return float((predict_scores(model, params, split.images).argmax(axis=1) == split.labels).mean())
+
+
+def true_class_share(model: Model, params: Params, split: Split) -> float:
+    """Share of the children's mass that routing gives the true class in the end, mean over a set; evenly it is 1/5."""
+    shares = []
+    for start in range(0, len(split.labels), 256):
+        labels = split.labels[start : start + 256]
+        x = crop(split.images[start : start + 256], None).astype(params["conv1.w"].dtype, copy=False)
+        mass = model.forward(params, x)[1].routing.iterations[-1].mass  # (B, J)
+        shares.append(mass[np.arange(len(x)), labels] / mass.sum(axis=1))
+    return float(np.concatenate(shares).mean())
 
 
 Callback = Callable[[str, int, Params, dict[str, list[float]]], None]
@@ -1271,7 +1283,7 @@ def train_all(
     return states
 
 
-def make_result(config: Config, states: dict[str, TrainState]) -> dict[str, Any]:
+def make_result(config: Config, states: dict[str, TrainState], data: Data) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, those of the last epoch."""
     models = {}
     for name, state in states.items():
@@ -1283,6 +1295,8 @@ def make_result(config: Config, states: dict[str, TrainState]) -> dict[str, Any]
             "drop": familiar - held_out,
             "train_seconds": round(state.seconds, 3),
         }
+    capsules = make_models(config)["capsules"]
+    models["capsules"]["true_class_share"] = true_class_share(capsules, states["capsules"].params, data.familiar)
     return {
         "experiment": EXPERIMENT,
         "seed": config.seed,
@@ -1296,7 +1310,8 @@ def make_result(config: Config, states: dict[str, TrainState]) -> dict[str, Any]
 
 def run(config: Config, **options: Any) -> dict[str, Any]:
     """Data, three trainings, result. The options are those of ``train_all``."""
-    return make_result(config, train_all(config, make_data(config), **options))
+    data = make_data(config)
+    return make_result(config, train_all(config, data, **options), data)
 
 
 def describe(config: Config) -> str:
@@ -1511,6 +1526,10 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--variance-floor", type=number(0, 1e6, above=True), metavar="X", default=d.variance_floor,
         help="added to every variance of a routing iteration; default: %(default)s",
+    )  # fmt: skip
+    model.add_argument(
+        "--beta-v-init", type=number(-10, 10), metavar="X", default=d.beta_v_init,
+        help="beta_v before training; below -log(variance floor) / 2, votes that agree activate; default: %(default)s",
     )  # fmt: skip
     training = parser.add_argument_group("training")
     training.add_argument(

@@ -852,7 +852,7 @@ def main(argv: list[str] | None = None) -> int:
             data = experiment.make_data(config)
             require_every_class(config, data)
             states = states or experiment.train_all(config, data, quiet=args.quiet)
-            result = experiment.make_result(config, states)
+            result = experiment.make_result(config, states, data)
             print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
             print(experiment.format_table(result))
             run = Run(config, data, experiment.make_models(config), states)

@@ -94,6 +94,7 @@ WRONG = {
     "--lr": ["0", "-1", "-1e-3", "11", *NO_NUMBER],
     "--em-lambda": ["0", "-1", "1001", *NO_NUMBER],
     "--variance-floor": ["0", "-1", "1e7", *NO_NUMBER],
+    "--beta-v-init": ["-11", "11", *NO_NUMBER],
     "--weight-decay": ["-1", "101", *NO_NUMBER],
     "--pixel-offset": ["-11", "11", *NO_NUMBER],
     "--train-azimuths": ["-400:-390", "700:730", "0:361", *NO_RANGE],

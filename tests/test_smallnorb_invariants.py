@@ -612,3 +612,23 @@ def test_adam_by_hand() -> None:
         p = p - 0.1 * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
         np.testing.assert_allclose(state.params["p"], p, rtol=1e-10, atol=1e-12)
         assert state.step == step
+
+
+def test_share_of_the_true_class() -> None:
+    """One iteration assigns evenly, so every class holds a fifth; with more, the share is the last iteration's."""
+    config = s.Config(em_iters=1, n_per_combo=1)
+    model, data = s.make_models(config)["capsules"], s.make_data(config)
+    params = s.init_state(model, config).params
+    assert s.true_class_share(model, params, data.train) == pytest.approx(1 / s.N_CLASSES, rel=1e-6)
+
+    model = s.make_models(dataclasses.replace(config, em_iters=3))["capsules"]
+    r = model.forward(params, data.train.images)[1].routing.iterations[-1]
+    mass = r.weight * r.mass[:, None]  # each child's part, (B, I, J)
+    by_hand = np.mean([mass[n, :, k].sum() / mass[n].sum() for n, k in enumerate(data.train.labels)])
+    assert s.true_class_share(model, params, data.train) == pytest.approx(by_hand, rel=1e-5)
+    assert by_hand != pytest.approx(1 / s.N_CLASSES, rel=1e-3)
+
+
+def test_beta_v_starts_where_it_is_told() -> None:
+    config = s.Config(beta_v_init=-1.25)
+    np.testing.assert_array_equal(s.init_state(s.make_models(config)["capsules"], config).params["class.beta_v"], -1.25)
