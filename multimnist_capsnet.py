@@ -879,11 +879,11 @@ M_PLUS, M_MINUS, DOWN_WEIGHT = 0.9, 0.1, 0.5
 
 
 def squared_error(out: Array, target: Array, weight: float, n: int) -> tuple[float, Array]:
-    """Sum of squared differences, mean of n examples; the gradient carries `weight` and overwrites `out`."""
-    out -= target
-    loss = float(np.vdot(out, out)) / n
-    out *= 2 * weight / n
-    return loss, out
+    """Sum of squared differences, mean of n examples; the gradient carries ``weight``."""
+    difference = out - target
+    loss = float(np.vdot(difference, difference)) / n
+    difference *= 2 * weight / n
+    return loss, difference
 
 
 # ----------------------------------------------------------------------------------------------------------------------
