@@ -757,46 +757,44 @@ class RoutingCache(NamedTuple):
     u: Array  # (P, I, B)
     w: Array  # (J, P, I, D)
     c: list[Array]  # per iteration: couplings (J, I, B)
-    squashes: list[SquashCache]
+    squashes: list[list[SquashCache]]  # per iteration and parent
     v: list[Array]  # per iteration: (J, D, B)
 
 
-def weighted_sum(c: Array, u: Array, w: Array, ws: Workspace) -> Array:
-    """c (J, I, B), u (P, I, B), w (J, P, I, D) -> s (J, D, B)."""
-    J, P, I, D = w.shape
-    cu = ws("routing.cu", *u.shape)
-    s = np.empty((J, D, u.shape[-1]), u.dtype)
-    for j in range(J):
-        np.multiply(c[j], u, out=cu)
-        np.matmul(w[j].reshape(P * I, D).T, cu.reshape(P * I, -1), out=s[j])
-    return s
-
-
-def agreement(v: Array, u: Array, w: Array, out: Array, ws: Workspace) -> Array:
-    """v (J, D, B), u (P, I, B), w (J, P, I, D) -> out (J, I, B)."""
-    J, P, I, D = w.shape
-    wv = ws("routing.wv", *u.shape)
-    for j in range(J):
-        np.matmul(w[j].reshape(P * I, D), v[j], out=wv.reshape(P * I, -1))
-        np.einsum("pib,pib->ib", wv, u, out=out[j])
-    return out
-
-
 def routing_forward(u: Array, w: Array, n_iters: int, ws: Workspace) -> tuple[Array, RoutingCache]:
-    """Dynamic routing [Sabour 2017, procedure 1]. u (P, I, B), w (J, P, I, D) -> v (J, D, B)."""
+    """Dynamic routing [Sabour 2017, procedure 1]. u (P, I, B), w (J, P, I, D) -> v (J, D, B).
+
+    Between two softmaxes the parents do not know of each other, so one is done with before the next: its weights and
+    the products stay in the processor's cache.
+    """
     J, P, I, D = w.shape
     B = u.shape[-1]
     cache = RoutingCache(u, w, [], [], [])
+    x, s_p, a = ws("routing.x", P, I, B), ws("routing.s_p", P, D, B), ws("routing.a", I, B)
     b = ws("routing.b", J, I, B)
     b[...] = 0
     for t in range(n_iters):
-        c = softmax_over_parents(b, ws(f"routing.c{t}", J, I, B))
-        v, squash = squash_forward(weighted_sum(c, u, w, ws), axis=1)  # (J, D, B)
+        c, v = ws(f"routing.c{t}", J, I, B), ws(f"routing.v{t}", J, D, B)
+        if t == 0:
+            c[...] = 1 / J
+        else:
+            softmax_over_parents(b, c)
+        squashes = []
+        for j in range(J):
+            if t == 0:
+                np.matmul(w[j].transpose(0, 2, 1), u, out=s_p)
+                s_p *= 1 / J
+            else:
+                np.multiply(c[j], u, out=x)
+                np.matmul(w[j].transpose(0, 2, 1), x, out=s_p)
+            _, squash = squash_forward(s_p.sum(0), 0, v[j])  # (D, B)
+            squashes.append(squash)
+            if t < n_iters - 1:  # the agreement sum_d v u_hat
+                np.matmul(w[j], v[j], out=x)
+                b[j] += np.einsum("pib,pib->ib", x, u, out=a)
         cache.c.append(c)
-        cache.squashes.append(squash)
+        cache.squashes.append(squashes)
         cache.v.append(v)
-        if t < n_iters - 1:
-            b += agreement(v, u, w, ws("routing.a", J, I, B), ws)
     return v, cache
 
 
@@ -812,32 +810,45 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
     u, w, c, squashes, v = cache
     J, P, I, D = w.shape
     B = u.shape[-1]
-    u2, w3, dw3 = u.reshape(P * I, B), w.reshape(J, P * I, D), dw.reshape(J, P * I, D)
-    du, x = ws("routing.du", P, I, B), ws("routing.x", P, I, B)
-    x2 = x.reshape(P * I, B)
-    dw_term = ws("routing.dw_term", P * I, D)
-    db, dc = ws("routing.db", J, I, B), ws("routing.dc", J, I, B)
-    du[...] = dw[...] = db[...] = 0
-    for t in reversed(range(len(v))):
-        ds = squash_backward(dv, squashes[t])  # (J, D, B)
-        for j in range(J):  # s = sum_i c u_hat
-            np.multiply(c[t][j], u, out=x)
-            dw3[j] += np.matmul(x2, ds[j].T, out=dw_term)
-            np.matmul(w3[j], ds[j], out=x2)
-            np.einsum("pib,pib->ib", x, u, out=dc[j])
+    du, x, dw_term = ws("routing.du", P, I, B), ws("routing.x", P, I, B), ws("routing.dw_term", P, I, D)
+    db, dc, dv_p = ws("routing.db", J, I, B), ws("routing.dc", J, I, B), ws("routing.s_p", P, D, B)
+    du[...] = db[...] = 0
+    last = len(v) - 1
+    first = 0 if policy == "exact" else last
+    for t in range(last, first - 1, -1):
+        for j in range(J):
+            dv_j = dv[j]
+            if t < last:  # a = sum_d v u_hat
+                np.multiply(db[j], u, out=x)
+                dw[j] += np.matmul(x, np.ascontiguousarray(v[t][j].T), out=dw_term)
+                np.matmul(w[j].transpose(0, 2, 1), x, out=dv_p)
+                dv_j = dv_p.sum(0)
+                np.matmul(w[j], v[t][j], out=x)
+                x *= db[j]
+                du += x
+            ds = squash_backward(dv_j, squashes[t][j])  # (D, B)
+            ds_t = np.ascontiguousarray(ds.T)
+            if t == 0:  # s = sum_i u_hat / J
+                ds_t /= J
+                ds /= J
+                if t == last:
+                    np.matmul(u, ds_t, out=dw[j])
+                else:
+                    dw[j] += np.matmul(u, ds_t, out=dw_term)
+                du += np.matmul(w[j], ds, out=x)
+                continue
+            np.multiply(c[t][j], u, out=x)  # s = sum_i c u_hat
+            if t == last:
+                np.matmul(x, ds_t, out=dw[j])
+            else:
+                dw[j] += np.matmul(x, ds_t, out=dw_term)
+            np.matmul(w[j], ds, out=x)
+            if t > first:
+                np.einsum("pib,pib->ib", x, u, out=dc[j])
             x *= c[t][j]
             du += x
-        if policy == "stop" or t == 0:
-            break
-        db += softmax_backward(dc, c[t])  # c_t = softmax(b_t), b_t = b_t-1 + a
-        dv = np.empty_like(dv)
-        for j in range(J):  # a = sum_d v_t-1 u_hat
-            np.multiply(db[j], u, out=x)
-            dw3[j] += np.matmul(x2, v[t - 1][j].T, out=dw_term)
-            np.matmul(w3[j].T, x2, out=dv[j])
-            np.matmul(w3[j], v[t - 1][j], out=x2)
-            x *= db[j]
-            du += x
+        if t > first:
+            db += softmax_backward(dc, c[t])  # c_t = softmax(b_t), b_t = b_t-1 + a_t-1
     return du
 
 
