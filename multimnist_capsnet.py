@@ -670,20 +670,19 @@ def make_data(config: Config) -> Data:
 
 def training_batch(data: Data, config: Config, step: int) -> Batch:
     """The batch of a step, which depends on the seed and the step alone."""
-    epoch, position = divmod(step, config.steps_per_epoch)
+    rng = generator(config.seed, Stream.SHUFFLE, step)
     if data.pool is None:
-        return data.train.render(data.train.draw(generator(config.seed, Stream.SHUFFLE, step), config.batch_size))
-    order = generator(config.seed, Stream.SHUFFLE, epoch).permutation(len(data.pool.which))
-    chosen = np.take(order, np.arange(position, position + 1) * config.batch_size + np.arange(config.batch_size), mode="wrap")
-    return data.train.render(Recipe(*(a[chosen] for a in data.pool)))
+        return data.train.render(data.train.draw(rng, config.batch_size))
+    chosen = rng.integers(len(data.pool.which), size=config.batch_size)
+    return data.train.render(Recipe(data.pool.which[chosen], data.pool.shift[chosen]))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Forward and backward passes
 #
-# Inside the networks the batch is the last axis and the image row the first: a map is (H, C, W, B), the primary capsules
-# are (P, I, B). All products below then have contiguous operands, and what is done to each entry runs over long rows.
-# A backward pass writes the gradients of weights where it is told to, and returns that of its input.
+# Inside the networks the batch is the last axis and the image row the first: a map is (H, C, W, B), the primary
+# capsules are (P, I, B). All products below then have contiguous operands, and what is done to each entry runs over
+# long rows. A backward pass writes the gradients of weights where it is told to, and returns that of its input.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -716,8 +715,8 @@ class ConvCache(NamedTuple):
 def conv2d_forward(x: Array, w: Array, b: Array, stride: int, ws: Workspace, name: str) -> tuple[Array, ConvCache]:
     """Valid convolution. x (H, C, W, B), w (K, K, C, C'), b (C') -> (Ho, C', Wo, B).
 
-    Only columns are unfolded, which makes the image K / stride times as large, not (K / stride)^2 times. The K rows that
-    an output row sees then lie next to each other: its matrix is a view, and output rows share memory.
+    Only columns are unfolded, which makes the image K / stride times as large, not (K / stride)^2 times. The K rows
+    that an output row sees then lie next to each other: its matrix is a view, and output rows share memory.
     """
     H, C, W, B = x.shape
     K, n_out = w.shape[0], w.shape[-1]
@@ -759,8 +758,8 @@ def conv2d_backward(
     if not need_dx:
         return None
 
-    # Input row h was seen by the output rows ho with h = s*ho + kh, 0 <= kh < K. These are neighbours, so the gradient of
-    # that row is one product: the kernel rows kh = h mod s, + s, + 2s ... in falling order times a block of dout.
+    # Input row h was seen by the output rows ho with h = s*ho + kh, 0 <= kh < K. These are neighbours, so the gradient
+    # of that row is one product: the kernel rows kh = h mod s, + s, + 2s ... in falling order times a block of dout.
     w_rows = [  # for each h mod s: (K*C, kernel rows * C')
         np.ascontiguousarray(w[phase::s][::-1].transpose(1, 2, 0, 3)).reshape(K * C, -1) for phase in range(s)
     ]
@@ -876,8 +875,8 @@ def squash_backward(dv: Array, cache: SquashCache) -> Array:
 # ----------------------------------------------------------------------------------------------------------------------
 # Dynamic routing
 #
-# Capsule i votes u_hat[j, d, i] = sum_p w[j, p, i, d] u[p, i] for parent j. The votes of a batch would be the largest array
-# of the network, and nothing needs them one by one. Routing only ever asks
+# Capsule i votes u_hat[j, d, i] = sum_p w[j, p, i, d] u[p, i] for parent j. The votes of a batch would be the largest
+# array of the network, and nothing needs them one by one. Routing only ever asks
 #     for a sum over capsules  s[j, d] = sum_i c[j, i] u_hat[j, d, i] = sum_pi w[j, p, i, d] (c[j, i] u[p, i]), and
 #     for an agreement         a[j, i] = sum_d v[j, d] u_hat[j, d, i] = sum_p u[p, i] (sum_d w[j, p, i, d] v[j, d]):
 # a product by w of something of the size of u, P = 8 numbers a capsule and not D = 16 for each of its ten parents.
@@ -1071,8 +1070,8 @@ def capsnet_forward(params: Params, images: Array, config: Config, ws: Workspace
 
 
 def mask_capsules(v: Array, labels: Array) -> Array:
-    """v (J, D, B), labels (B, L) -> (J*D, L*B): capsule ``labels[b, l]`` of example b in column l*B + b, zeros above and
-    below it."""
+    """v (J, D, B), labels (B, L) -> (J*D, L*B): capsule ``labels[b, l]`` of example b in column l*B + b, zeros above
+    and below it."""
     (J, D, B), L = v.shape, labels.shape[1]
     masked = np.zeros((J, D, L, B), v.dtype)
     each, digit = np.arange(B)[:, None], np.arange(L)
@@ -1540,8 +1539,8 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
             header = json.loads(str(stored["header"]))
             if header["experiment"] != EXPERIMENT:
                 raise UserError(f"{path} is a checkpoint of {header['experiment']}, not of {EXPERIMENT}")
-            fields: dict[str, Any] = header["config"]
-            config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+            fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in header["config"].items()}
+            config = Config(**fields)
             states = {}
             for name, model in make_models(config).items():
                 if name not in header["models"]:
@@ -1765,8 +1764,8 @@ def read_picture(path: Path, config: Config) -> Array:
     """A picture file -> (36, 36) in [0, 1], ink bright.
 
     A bright background is taken for a picture with dark ink and inverted. A picture of 36x36 or 28x28 pixels is placed
-    as it is; of any other the ink is cut out, scaled to a box of 24 pixels and centred. Raises UserError where it cannot
-    be read or has no ink.
+    as it is; of any other the ink is cut out, scaled to a box of 24 pixels and centred. Raises UserError where it
+    cannot be read or has no ink.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -1791,8 +1790,9 @@ def read_picture(path: Path, config: Config) -> Array:
         rows, columns = (np.flatnonzero((ink > 0.25 * ink.max()).any(axis=axis)) for axis in (1, 0))
         ink = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
         scale = INK_SIDE / max(ink.shape)
+        resampling = Image.Resampling.BOX if scale < 1 else Image.Resampling.BILINEAR
         size = (max(1, round(ink.shape[1] * scale)), max(1, round(ink.shape[0] * scale)))
-        ink = np.asarray(Image.fromarray(ink).resize(size, Image.Resampling.BOX if scale < 1 else Image.Resampling.BICUBIC))
+        ink = np.asarray(Image.fromarray(ink).resize(size, resampling))
     ink = np.clip(ink / ink.max(), 0, 1)
     top, left = ((side - n) // 2 for n in ink.shape)
     picture = np.zeros((side, side), config.dtype)
@@ -1904,7 +1904,9 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
         help="sizes of the network: 32 channels, 8 types, decoder 256-512; or the paper's 256, 32, 512-1024;"
         " default: %(default)s",
     )  # fmt: skip
-    model.add_argument("--conv-channels", type=whole_number(1, 1024), metavar="N", help="of conv1; default: the preset's")
+    model.add_argument(
+        "--conv-channels", type=whole_number(1, 1024), metavar="N", help="of conv1; default: the preset's"
+    )
     model.add_argument(
         "--primary-types", type=whole_number(1, 256), metavar="N", help="of 8-D capsules; default: the preset's"
     )
@@ -1949,7 +1951,7 @@ def config_from_args(args: argparse.Namespace) -> Config:
     given = {k: v for k in ("conv_channels", "primary_types") if (v := getattr(args, k)) is not None}
     same = ("dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "pool", "min_iou", "routing_iters")
     more = ("routing_grad", "recon_weight", "batch_size", "lr", "lr_schedule", "dtype")
-    return Config(**{**preset, **given, **{k: getattr(args, k) for k in same + more}})
+    return Config(**(preset | given | {k: getattr(args, k) for k in same + more}))
 
 
 def make_parser() -> argparse.ArgumentParser:
