@@ -67,6 +67,7 @@ DIGIT_SIDE = 28
 KERNEL = 9
 PRIMARY_SIZE = 8
 CAPSULE_SIZE = 16
+WARMUP = 100  # steps
 
 
 class UserError(Exception):
@@ -98,7 +99,6 @@ class Config:
     decoder: tuple[int, int] = (256, 512)  # 512, 1024
     routing_iters: int = 3
     routing_grad: str = "exact"
-    routing_std: float = 0.1
     recon_weight: float = 0.005  # 0.0005
     batch_size: int = 32
     lr: float = 2e-3  # 1e-3
@@ -124,14 +124,14 @@ class Config:
         return self.steps_per_epoch * self.n_epochs
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of a step; the first is 0."""
+        """Learning rate of a step; the first is 0. It rises for ``WARMUP`` steps, then follows the schedule."""
         factor = {
             "constant": 1.0,
             "linear": 1 - step / self.n_steps,
             "cosine": 0.5 * (1 + math.cos(math.pi * step / self.n_steps)),
             "exponential": 0.96 ** (step / 2000),  # the authors' published code
         }[self.lr_schedule]
-        return self.lr * factor
+        return self.lr * factor * min(1.0, (step + 1) / WARMUP)
 
 
 class Stream(IntEnum):
@@ -1030,14 +1030,14 @@ def normal(rng: np.random.Generator, dtype: str, std: float, *shape: int) -> Arr
 
 def capsnet_init(rng: np.random.Generator, config: Config) -> Params:
     C, n_primary_out, dtype = config.conv_channels, PRIMARY_SIZE * config.primary_types, config.dtype
+    # A vote is a sum of P terms, a digit capsule one of I votes; this is 0.1 at the default sizes.
+    routing_std = math.sqrt(PRIMARY_SIZE / config.n_primary)
     params = {
         "conv1.w": normal(rng, dtype, math.sqrt(2 / KERNEL**2), KERNEL, KERNEL, 1, C),
         "conv1.b": np.zeros(C, dtype),
         "primary.w": normal(rng, dtype, math.sqrt(1 / (KERNEL**2 * C)), KERNEL, KERNEL, C, n_primary_out),
         "primary.b": np.zeros(n_primary_out, dtype),
-        "routing.w": normal(
-            rng, dtype, config.routing_std, N_CLASSES, PRIMARY_SIZE, config.n_primary, CAPSULE_SIZE
-        ),
+        "routing.w": normal(rng, dtype, routing_std, N_CLASSES, PRIMARY_SIZE, config.n_primary, CAPSULE_SIZE),
     }
     sizes = (N_CLASSES * CAPSULE_SIZE, *config.decoder, config.image_size**2)
     variances = (2 / CAPSULE_SIZE, 2 / sizes[1], 1 / sizes[2])  # one capsule is all that the first layer ever sees
