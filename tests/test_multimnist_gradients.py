@@ -1,0 +1,465 @@
+"""multimnist_capsnet: every backward pass against differences, loops and autograd, and against broken copies of itself.
+
+Float64, random directions, random upstream gradients, unequal and odd sizes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import multimnist_capsnet as m
+from helpers import GradientError, check_gradient, surviving_mutants
+
+Array = np.ndarray
+Params = dict[str, Array]
+
+
+def float64() -> m.Workspace:
+    return m.Workspace(np.float64)
+
+
+def rng_of(*seed: int) -> np.random.Generator:
+    return np.random.default_rng([*seed, 7])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Primitive pairs
+# ----------------------------------------------------------------------------------------------------------------------
+
+# stride, kernel, rows, columns, channels in
+CONV_CASES = [(1, 3, 7, 9, 2), (2, 3, 9, 8, 2), (2, 4, 11, 10, 1), (3, 5, 13, 12, 3), (3, 2, 11, 9, 2)]
+
+
+def conv_inputs(case: tuple[int, ...]) -> Params:
+    s, K, H, W, C = case
+    rng = rng_of(*case)
+    shapes = {"x": (H, C, W, 5), "w": (K, K, C, 4), "b": (4,)}
+    return {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+
+
+def check_conv(case: tuple[int, ...]) -> None:
+    at, stride, ws = conv_inputs(case), case[0], float64()
+    out, cache = m.conv2d_forward(at["x"], at["w"], at["b"], stride, ws, "c")
+    upstream = rng_of(1).standard_normal(out.shape)
+    grads = {name: np.full_like(at[name], np.nan) for name in ("w", "b")}
+    dx = m.conv2d_backward(upstream, cache, grads["w"], grads["b"], ws)
+    assert dx is not None
+
+    def f(x: Array, w: Array, b: Array) -> float:
+        return float(np.vdot(m.conv2d_forward(x, w, b, stride, float64(), "c")[0], upstream))
+
+    check_gradient(f, at, {**grads, "x": dx}, rng_of(2))
+    again = {name: np.full_like(at[name], np.nan) for name in ("w", "b")}
+    assert m.conv2d_backward(upstream, cache, again["w"], again["b"], ws, need_dx=False) is None
+    if any((grads[name] != again[name]).any() for name in again):
+        raise GradientError("dw and db depend on whether dx is needed")
+
+
+@pytest.mark.parametrize("case", CONV_CASES)
+def test_conv2d(case: tuple[int, ...]) -> None:
+    check_conv(case)
+
+
+@pytest.mark.parametrize("case", CONV_CASES)
+def test_conv2d_is_the_loop(case: tuple[int, ...]) -> None:
+    (stride, K, H, W, C), at = case, conv_inputs(case)
+    out, _ = m.conv2d_forward(at["x"], at["w"], at["b"], stride, float64(), "c")
+    Ho, Wo = (H - K) // stride + 1, (W - K) // stride + 1
+    assert out.shape == (Ho, 4, Wo, 5)
+    for h, o, w, n in itertools.product(range(Ho), range(4), range(Wo), range(5)):
+        total = at["b"][o]
+        for i, j, c in itertools.product(range(K), range(K), range(C)):
+            total += at["x"][h * stride + i, c, w * stride + j, n] * at["w"][i, j, c, o]
+        assert out[h, o, w, n] == pytest.approx(total, rel=1e-12, abs=1e-12)
+
+
+def check_linear() -> None:
+    rng = rng_of(0)
+    at = {name: rng.standard_normal(shape) for name, shape in {"x": (3, 5), "w": (3, 7), "b": (7,)}.items()}
+    upstream = rng.standard_normal((7, 5))
+    grads = {name: np.full_like(at[name], np.nan) for name in ("w", "b")}
+    grads["x"] = m.linear_backward(upstream, at["x"], at["w"], grads["w"], grads["b"])
+    check_gradient(
+        lambda x, w, b: float(np.vdot(m.linear_forward(x, w, b, float64(), "l"), upstream)), at, grads, rng
+    )
+
+
+def check_in_place(forward: Callable[[Array], Array], backward: str) -> None:
+    rng = rng_of(0)
+    x = rng.standard_normal((7, 5))
+    upstream = rng.standard_normal(x.shape)
+    dx = getattr(m, backward)(upstream.copy(), forward(x.copy()))
+    check_gradient(lambda x: float(np.vdot(forward(x.copy()), upstream)), {"x": x}, {"x": dx}, rng)
+
+
+def check_max_pool() -> None:
+    for shape in ((6, 3, 8, 5), (7, 2, 9, 3)):
+        rng = rng_of(*shape)
+        x = rng.permutation(math.prod(shape)).reshape(shape) / 10  # no ties
+        ws = float64()
+        out = m.max_pool_forward(x, ws, "p")
+        assert out.shape == (3, shape[1], 4, shape[3])
+        upstream = rng.standard_normal(out.shape)
+        dx = m.max_pool_backward(upstream, x, out, ws, "p")
+        check_gradient(
+            lambda x, up=upstream: float(np.vdot(m.max_pool_forward(x, float64(), "p"), up)), {"x": x}, {"x": dx}, rng
+        )
+    ties = np.zeros((2, 1, 2, 1))
+    dx = m.max_pool_backward(np.ones((1, 1, 1, 1)), ties, np.zeros((1, 1, 1, 1)), float64(), "p")
+    if dx.sum() != 1:
+        raise GradientError("the gradient of a tie is not handed on once")
+
+
+def squash(s: Array, axis: int) -> Array:
+    out = np.empty_like(s)
+    m.squash_forward(s, axis, out)
+    return out
+
+
+def check_squash() -> None:
+    for axis in (0, 1):
+        rng = rng_of(axis)
+        s, upstream = rng.standard_normal((3, 7, 5)), rng.standard_normal((3, 7, 5))
+        cache = m.squash_forward(s, axis, np.empty_like(s))
+        check_gradient(
+            lambda s, axis=axis, up=upstream: float(np.vdot(squash(s, axis), up)),
+            {"s": s},
+            {"s": m.squash_backward(upstream, cache)},
+            rng,
+        )
+
+
+def check_softmax() -> None:
+    rng = rng_of(0)
+    b, upstream = rng.standard_normal((4, 7, 3)), rng.standard_normal((4, 7, 3))
+    c = m.softmax_over_parents(b, np.empty_like(b))
+    db = m.softmax_backward(upstream.copy(), c)
+    check_gradient(
+        lambda b: float(np.vdot(m.softmax_over_parents(b, np.empty_like(b)), upstream)), {"b": b}, {"b": db}, rng
+    )
+
+
+def check_unmask() -> None:
+    rng = rng_of(0)
+    v, labels = rng.standard_normal((4, 3, 5)), np.stack([rng.permutation(4)[:2] for _ in range(5)])
+    upstream = rng.standard_normal((12, 10))
+    before = rng.standard_normal(v.shape)
+    dv = before.copy()
+    m.unmask_gradient(upstream, dv, labels)
+    check_gradient(lambda v: float(np.vdot(m.mask_capsules(v, labels), upstream)), {"v": v}, {"v": dv - before}, rng)
+
+
+def test_linear() -> None:
+    check_linear()
+
+
+def test_relu() -> None:
+    check_in_place(m.relu_forward, "relu_backward")
+
+
+def test_sigmoid() -> None:
+    check_in_place(m.sigmoid_forward, "sigmoid_backward")
+    np.testing.assert_array_equal(m.sigmoid_forward(np.array([-1e30, 0, 1e30])), [0, 0.5, 1])
+
+
+def test_max_pool() -> None:
+    check_max_pool()
+
+
+def test_squash() -> None:
+    check_squash()
+
+
+def test_softmax_over_parents() -> None:
+    check_softmax()
+
+
+def test_mask_capsules() -> None:
+    check_unmask()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Routing
+# ----------------------------------------------------------------------------------------------------------------------
+
+J, P, I, D, B = 4, 3, 7, 5, 6
+
+
+def routing_inputs(seed: int) -> Params:
+    rng = rng_of(seed)
+    return {"u": rng.standard_normal((P, I, B)), "w": rng.standard_normal((J, P, I, D))}
+
+
+def check_routing(policy: str, n_iters: int) -> None:
+    at, ws = routing_inputs(n_iters), float64()
+    v, cache = m.routing_forward(at["u"], at["w"], n_iters, ws)
+    upstream = rng_of(1).standard_normal(v.shape)
+    dw = np.full_like(at["w"], np.nan)
+    grads = {"u": m.routing_backward(upstream.copy(), cache, policy, dw, ws), "w": dw}
+    c = cache.c[-1].copy()
+
+    def f(u: Array, w: Array) -> float:
+        if policy == "exact":
+            return float(np.vdot(m.routing_forward(u, w, n_iters, float64())[0], upstream))
+        s = np.einsum("jib,jpid,pib->jdb", c, w, u)  # the last sum, with the couplings that the forward pass found
+        return float(np.vdot(squash(s, 1), upstream))
+
+    check_gradient(f, at, grads, rng_of(2))
+
+
+@pytest.mark.parametrize("n_iters", [1, 2, 3, 4])
+@pytest.mark.parametrize("policy", ["exact", "stop"])
+def test_routing(policy: str, n_iters: int) -> None:
+    check_routing(policy, n_iters)
+
+
+def routing_by_loops(u: Array, w: Array, n_iters: int) -> tuple[Array, list[Array]]:
+    """[Sabour 2017, procedure 1], one example, one pair of capsules at a time."""
+    (P, I, B), (J, _, _, D) = u.shape, w.shape
+    v, couplings = np.zeros((J, D, B)), [np.zeros((J, I, B)) for _ in range(n_iters)]
+    for n in range(B):
+        votes = [[w[j, :, i].T @ u[:, i, n] for i in range(I)] for j in range(J)]
+        b = [[0.0] * J for _ in range(I)]
+        for t in range(n_iters):
+            for i in range(I):
+                total = sum(math.exp(x) for x in b[i])
+                for j in range(J):
+                    couplings[t][j, i, n] = math.exp(b[i][j]) / total
+            for j in range(J):
+                s = sum(couplings[t][j, i, n] * votes[j][i] for i in range(I))
+                length = math.sqrt(float(s @ s))
+                v[j, :, n] = length**2 / (1 + length**2) * s / length
+            for i, j in itertools.product(range(I), range(J)):
+                b[i][j] += float(votes[j][i] @ v[j, :, n])
+    return v, couplings
+
+
+@pytest.mark.parametrize("n_iters", [1, 2, 3])
+def test_routing_is_the_loop(n_iters: int) -> None:
+    at = routing_inputs(n_iters)
+    v, cache = m.routing_forward(at["u"], at["w"], n_iters, float64())
+    expected, couplings = routing_by_loops(at["u"], at["w"], n_iters)
+    np.testing.assert_allclose(v, expected, rtol=1e-7)  # the script adds 1e-9 to |s|^2
+    np.testing.assert_allclose(cache.c, couplings, rtol=1e-7)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Losses
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def some_labels(n: int, seed: int = 0, n_labels: int = 2) -> Array:
+    rng = rng_of(seed)
+    return np.stack([rng.permutation(10)[:n_labels] for _ in range(n)])
+
+
+def check_loss(name: str) -> None:
+    rng = rng_of(0)
+    x = rng.uniform(0, 1, (10, 7)) if name == "margin_loss" else 3 * rng.standard_normal((10, 7))
+    positive = m.indicator(some_labels(7), np.dtype(np.float64))
+    loss = getattr(m, name)
+    check_gradient(lambda x: loss(x, positive, 9)[0], {"x": x}, {"x": loss(x, positive, 9)[1]}, rng)
+
+
+def check_squared_error() -> None:
+    rng = rng_of(0)
+    x, target = rng.random((11, 6)), rng.random((11, 6))
+    loss, gradient = m.squared_error(x, target, 0.3, 5)
+    if loss != pytest.approx(((x - target) ** 2).sum() / 5):
+        raise GradientError("the loss is not the mean of the examples' sums")
+    check_gradient(lambda x: 0.3 * m.squared_error(x, target, 0.3, 5)[0], {"x": x}, {"x": gradient}, rng)
+
+
+@pytest.mark.parametrize("name", ["margin_loss", "sigmoid_cross_entropy"])
+def test_loss(name: str) -> None:
+    check_loss(name)
+
+
+def test_squared_error() -> None:
+    check_squared_error()
+
+
+def test_margin_loss_by_hand() -> None:
+    """0.9 and 0.1 are free; what is short or long is squared; a wrong class weighs half. No softmax, no mean of classes."""
+    positive = np.array([[1.0], [1.0], [0.0], [0.0]])
+    lengths = np.array([[0.95], [0.6], [0.05], [0.5]])
+    loss, gradient = m.margin_loss(lengths, positive, 1)
+    assert loss == pytest.approx(0.3**2 + 0.5 * 0.4**2)
+    np.testing.assert_allclose(gradient[:, 0], [0, -2 * 0.3, 0, 0.5 * 2 * 0.4])
+
+
+def test_cross_entropy_by_hand_and_far_out() -> None:
+    p = 1 / (1 + math.exp(-0.7))
+    for positive, expected in ((1.0, -math.log(p)), (0.0, -math.log(1 - p))):
+        assert m.sigmoid_cross_entropy(np.array([[0.7]]), np.array([[positive]]), 1)[0] == pytest.approx(expected)
+    loss, gradient = m.sigmoid_cross_entropy(np.array([[1e4, -1e4]]), np.array([[0.0, 1.0]]), 2)
+    assert loss == 1e4
+    np.testing.assert_array_equal(gradient, [[0.5, -0.5]])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Whole models
+# ----------------------------------------------------------------------------------------------------------------------
+
+TINY = {"image_size": 20, "conv_channels": 3, "primary_types": 2, "decoder": (7, 11), "recon_weight": 0.5}
+POOLED = m.CNN((m.ConvLayer(5, 3, pool=True), m.ConvLayer(3, 4, stride=2), m.ConvLayer(2, 2, pool=True)), 7)
+TRUNK = m.CNN((m.ConvLayer(9, 3), m.ConvLayer(5, 4, stride=2)), 6)
+
+
+def tiny(**changes: Any) -> m.Config:
+    return m.Config(**{**TINY, "dtype": "float64", **changes})
+
+
+def random_batch(config: m.Config, n: int) -> m.Batch:
+    rng = rng_of(n)
+    side, L = config.image_size, config.n_labels
+    return m.Batch(rng.random((n, side, side)), some_labels(n, n_labels=L), rng.random((n, L, side, side)))
+
+
+def perturbed(params: Params) -> Params:
+    """Biases are not zero, and digit capsules are of all lengths."""
+    rng = rng_of(3)
+    return {k: p + 0.1 * rng.standard_normal(p.shape) for k, p in params.items()}
+
+
+def zeros_like(params: Params) -> Params:
+    return {k: np.full_like(p, np.nan) for k, p in params.items()}
+
+
+def check_capsnet(**changes: Any) -> None:
+    config = tiny(**changes)
+    params, batch = perturbed(m.capsnet_init(rng_of(1), config)), random_batch(config, 5)
+    grads = zeros_like(params)
+    m.capsnet_loss_and_grads(params, batch, 6, config, grads, float64())
+
+    def f(**p: Array) -> float:
+        return m.capsnet_loss_and_grads(p, batch, 6, config, zeros_like(p), float64())["train_loss"]
+
+    check_gradient(f, params, grads, rng_of(2), n_directions=1, step=1e-6, tolerance=1e-5)  # ReLU has kinks
+
+
+def check_cnn(net: m.CNN) -> None:
+    config = tiny()
+    params, batch = perturbed(m.cnn_init(rng_of(1), config, net)), random_batch(config, 5)
+    grads = zeros_like(params)
+    m.cnn_loss_and_grads(params, batch, 6, net, grads, float64())
+
+    def f(**p: Array) -> float:
+        return m.cnn_loss_and_grads(p, batch, 6, net, zeros_like(p), float64())["train_loss"]
+
+    check_gradient(f, params, grads, rng_of(2), n_directions=1, step=1e-6, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{}, {"routing_iters": 2, "n_labels": 1}, {"routing_iters": 1}])
+def test_capsnet(changes: dict[str, Any]) -> None:
+    check_capsnet(**changes)
+
+
+@pytest.mark.parametrize("net", [TRUNK, POOLED])
+def test_cnn(net: m.CNN) -> None:
+    check_cnn(net)
+
+
+def reference_capsnet_loss(p: Any, batch: m.Batch, config: m.Config, n: int, np: Any) -> Any:
+    """The network once more, in autograd's numpy, batch first and with all votes stored."""
+
+    def conv(x: Any, w: Any, b: Any, stride: int) -> Any:  # x (B, C, H, W), w (K, K, C, C')
+        K, n_out = w.shape[0], (x.shape[2] - w.shape[0]) // stride + 1
+        out = 0
+        for i, j in itertools.product(range(K), range(K)):
+            patch = x[:, :, i : i + stride * n_out : stride, j : j + stride * n_out : stride][:, :, :n_out, :n_out]
+            out = out + np.einsum("bchw,co->bohw", patch, w[i, j])
+        return out + b[None, :, None, None]
+
+    def squash(s: Any, axis: int) -> Any:
+        q = np.sum(s * s, axis=axis, keepdims=True) + m.SQUASH_EPS
+        return s * np.sqrt(q) / (1 + q)
+
+    B, T, side = len(batch.images), config.primary_types, config.primary_side
+    h = np.maximum(conv(batch.images[:, None], p["conv1.w"], p["conv1.b"], 1), 0)
+    h = conv(h, p["primary.w"], p["primary.b"], 2)  # (B, P*T, side, side)
+    h = np.reshape(h, (B, m.PRIMARY_SIZE, T, side, side))
+    u = squash(np.reshape(np.transpose(h, (0, 3, 2, 4, 1)), (B, -1, m.PRIMARY_SIZE)), 2)  # (B, I, P)
+    votes = np.einsum("bip,jpid->bijd", u, p["routing.w"])
+    logits = np.zeros((B, u.shape[1], 10))
+    for t in range(config.routing_iters):
+        e = np.exp(logits)
+        c = e / np.sum(e, axis=2, keepdims=True)
+        v = squash(np.einsum("bij,bijd->bjd", c, votes), 2)
+        if t < config.routing_iters - 1:
+            logits = logits + np.einsum("bijd,bjd->bij", votes, v)
+    lengths = np.sqrt(np.sum(v * v, axis=2) + m.SQUASH_EPS)
+    loss = 0
+    for b in range(B):
+        for j in range(10):
+            if j in batch.labels[b]:
+                loss = loss + np.maximum(0, 0.9 - lengths[b, j]) ** 2
+            else:
+                loss = loss + 0.5 * np.maximum(0, lengths[b, j] - 0.1) ** 2
+        for digit, j in enumerate(batch.labels[b]):
+            x = v[b, j] @ p["decoder1.w"][j * m.CAPSULE_SIZE : (j + 1) * m.CAPSULE_SIZE] + p["decoder1.b"]
+            x = np.maximum(x, 0) @ p["decoder2.w"] + p["decoder2.b"]
+            x = 1 / (1 + np.exp(-(np.maximum(x, 0) @ p["decoder3.w"] + p["decoder3.b"])))
+            loss = loss + config.recon_weight * np.sum((x - batch.sources[b, digit].ravel()) ** 2)
+    return loss / n
+
+
+def test_loss_and_gradients_are_those_of_autograd() -> None:
+    import autograd.numpy as anp
+    from autograd import value_and_grad
+
+    config = tiny()
+    params, batch = perturbed(m.capsnet_init(rng_of(1), config)), random_batch(config, 4)
+    grads = zeros_like(params)
+    loss = m.capsnet_loss_and_grads(params, batch, 4, config, grads, float64())["train_loss"]
+    expected, reference = value_and_grad(lambda p: reference_capsnet_loss(p, batch, config, 4, anp))(params)
+    assert loss == pytest.approx(float(expected), rel=1e-12)
+    for name in params:
+        np.testing.assert_allclose(grads[name], reference[name], rtol=1e-8, atol=1e-12, err_msg=name)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Broken backward passes
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def check_routing_all() -> None:
+    check_routing("exact", 3)
+    check_routing("stop", 2)
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    "conv2d_backward": lambda: [check_conv(case) for case in CONV_CASES[1:4:2]][0],
+    "linear_backward": check_linear,
+    "relu_backward": lambda: check_in_place(m.relu_forward, "relu_backward"),
+    "sigmoid_backward": lambda: check_in_place(m.sigmoid_forward, "sigmoid_backward"),
+    "max_pool_backward": check_max_pool,
+    "squash_backward": check_squash,
+    "softmax_backward": check_softmax,
+    "unmask_gradient": check_unmask,
+    "routing_backward": check_routing_all,
+    "decoder_backward": check_capsnet,
+    "capsnet_loss_and_grads": check_capsnet,
+    "cnn_loss_and_grads": lambda: check_cnn(POOLED),
+    "margin_loss": lambda: check_loss("margin_loss"),
+    "squared_error": check_squared_error,
+    "sigmoid_cross_entropy": lambda: check_loss("sigmoid_cross_entropy"),
+}
+HARMLESS: dict[str, list[str]] = {}
+
+
+def test_every_backward_has_a_check() -> None:
+    names = {name for name in vars(m) if name.endswith(("_backward", "_loss_and_grads", "_gradient"))}
+    assert names | {"margin_loss", "squared_error", "sigmoid_cross_entropy"} == set(CHECKS)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_broken_backward_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    survivors = surviving_mutants(monkeypatch, m, name, CHECKS[name])
+    assert [s for s in survivors if not any(h in s for h in HARMLESS.get(name, []))] == []
