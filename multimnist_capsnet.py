@@ -1535,7 +1535,7 @@ def save_checkpoint(path: Path, config: Config, states: dict[str, TrainState]) -
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
     """The inverse of save_checkpoint. Raises UserError where the file is missing, damaged, or of something else."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             header = json.loads(str(stored["header"]))
             if header["experiment"] != EXPERIMENT:
                 raise UserError(f"{path} is a checkpoint of {header['experiment']}, not of {EXPERIMENT}")
