@@ -1,0 +1,530 @@
+"""The MNIST loader on good and bad files, its download from mirrors on this machine, the stroke digits."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import itertools
+import os
+import socket
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import multimnist_capsnet as data
+from multimnist_capsnet import UserError
+
+REAL_MNIST = Path(
+    os.environ.get("MNIST_DIR", Path(__file__).resolve().parents[2] / "shared" / "data" / "mnist")
+)
+STEMS = tuple(data.MNIST_SHA256)
+
+
+def idx(array: np.ndarray) -> bytes:
+    """The IDX file of a uint8 array."""
+    return bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
+
+
+@functools.cache
+def tiny_mnist() -> dict[str, bytes]:
+    """The four files of a data set of 30 + 10 noise images, gzipped."""
+    rng = np.random.default_rng(0)
+    files = {}
+    for part, n in (("train", 30), ("t10k", 10)):
+        files[f"{part}-images-idx3-ubyte"] = idx(rng.integers(0, 256, (n, 28, 28), np.uint8))
+        files[f"{part}-labels-idx1-ubyte"] = idx(np.arange(n, dtype=np.uint8) % 10)
+    return {stem: gzip.compress(files[stem], mtime=0) for stem in STEMS}
+
+
+def place(folder: Path, **changed: bytes) -> Path:
+    """Write tiny MNIST into a folder, with the files of some parts changed (train_images=...)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for stem, body in tiny_mnist().items():
+        key = "_".join(stem.split("-")[:2])
+        (folder / f"{stem}.gz").write_bytes(changed.get(key, body))
+    return folder
+
+
+def unzip(stem: str) -> bytes:
+    return gzip.decompress(tiny_mnist()[stem])
+
+
+def check_message(error: UserError, *parts: str) -> None:
+    message = str(error)
+    assert "\n" not in message
+    assert len(message) < 700
+    for part in parts:
+        assert part in message
+
+
+# --- reading files ------------------------------------------------------------------------------------------
+
+
+def test_real_mnist_is_read_and_called_mnist() -> None:
+    if not REAL_MNIST.is_dir():
+        pytest.skip(f"real MNIST is absent: no folder {REAL_MNIST} (MNIST_DIR names another)")
+    digits = data.load_mnist(REAL_MNIST)
+    assert digits.name == "mnist"
+    assert digits.train_images.shape == (60000, 28, 28)
+    assert digits.test_images.shape == (10000, 28, 28)
+    assert digits.train_images.dtype == digits.train_labels.dtype == np.uint8
+    assert np.bincount(digits.train_labels).tolist()[:3] == [5923, 6742, 5958]
+    assert np.bincount(digits.test_labels).tolist()[:3] == [980, 1135, 1032]
+
+
+@pytest.mark.parametrize("form", ["{}.gz", "{}", "plain file named {}.gz", "dotted"])
+def test_every_usual_form_of_the_files_is_read(tmp_path: Path, form: str) -> None:
+    for stem, body in tiny_mnist().items():
+        name = stem.replace("-idx", ".idx") if form == "dotted" else form.rpartition(" ")[2].format(stem)
+        (tmp_path / name).write_bytes(body if form == "{}.gz" else unzip(stem))
+    digits = data.load_mnist(tmp_path)
+    assert digits.name == "custom"
+    assert digits.train_images.tobytes() == unzip(STEMS[0])[16:]
+    assert digits.test_labels.tolist() == list(range(10))
+
+
+IMAGES = unzip(STEMS[0])
+LABELS = unzip(STEMS[1])
+TWO_IMAGES = idx((np.arange(1568) % 251).astype(np.uint8).reshape(2, 28, 28))
+BAD_IMAGES = {
+    "empty": b"",
+    "short header": IMAGES[:9],
+    "truncated": IMAGES[:-1],
+    "trailing": IMAGES + b"\0",
+    "little-endian sizes": IMAGES[:4] + np.array((30, 28, 28), "<u4").tobytes() + IMAGES[16:],
+    "labels in place of images": LABELS,
+    "32x32": idx(np.zeros((30, 32, 32), np.uint8)),
+    "no image": idx(np.zeros((0, 28, 28), np.uint8)),
+    "another type": b"\0\0\x0d\x03" + IMAGES[4:],
+    "text": b"<!doctype html><html>404</html>",
+    "gz truncated": gzip.compress(IMAGES)[:-400],
+    "gz without its end": gzip.compress(IMAGES)[:-8],
+    "gz CRC": gzip.compress(IMAGES)[:-8] + b"\1\2\3\4" + gzip.compress(IMAGES)[-4:],
+    "gz body": gzip.compress(IMAGES)[:2000] + b"\xff" * 500 + gzip.compress(IMAGES)[2500:],
+    "gz trailing bytes inside": gzip.compress(IMAGES + b"\0"),
+    "gz garbage after the end": gzip.compress(IMAGES) + b"garbage",
+    "gz magic alone": b"\x1f\x8b",
+}
+
+
+@pytest.mark.parametrize("kind", BAD_IMAGES)
+@pytest.mark.parametrize("choice", ["mnist", "auto"])
+def test_a_bad_file_is_named_and_kept(tmp_path: Path, kind: str, choice: str) -> None:
+    place(tmp_path, train_images=BAD_IMAGES[kind])
+    bad = tmp_path / f"{STEMS[0]}.gz"
+    with pytest.raises(UserError) as caught:
+        data.resolve_dataset(choice, np.random.default_rng(0), tmp_path)
+    check_message(caught.value, str(bad), "replace it")
+    assert bad.read_bytes() == BAD_IMAGES[kind]
+
+
+def test_labels_out_of_range_and_counts_that_differ(tmp_path: Path) -> None:
+    place(tmp_path, train_labels=idx(np.full(30, 10, np.uint8)))
+    with pytest.raises(UserError, match="label 10") as caught:
+        data.load_mnist(tmp_path)
+    check_message(caught.value, str(tmp_path / STEMS[1]))
+    place(tmp_path, t10k_labels=idx(np.zeros(11, np.uint8)))
+    with pytest.raises(UserError, match=r"10 images .* 11 labels") as caught:
+        data.load_mnist(tmp_path)
+    check_message(caught.value, str(tmp_path / STEMS[2]), str(tmp_path / STEMS[3]))
+
+
+def test_data_dir_that_is_missing_or_incomplete(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for choice in ("auto", "mnist"):
+        for nowhere in (tmp_path / "nowhere", tmp_path / ("x" * 300), Path("a\0b")):
+            with pytest.raises(UserError, match="no folder"):
+                data.resolve_dataset(choice, rng, nowhere)
+        with pytest.raises(UserError, match=STEMS[0]):
+            data.resolve_dataset(choice, rng, tmp_path)
+    place(tmp_path)
+    (tmp_path / f"{STEMS[2]}.gz").unlink()
+    (tmp_path / STEMS[2]).mkdir()  # a folder is no file
+    with pytest.raises(UserError, match=STEMS[2]):
+        data.load_mnist(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+def test_unreadable_file(tmp_path: Path) -> None:
+    place(tmp_path)
+    (tmp_path / f"{STEMS[1]}.gz").chmod(0)
+    with pytest.raises(UserError, match="cannot be read"):
+        data.load_mnist(tmp_path)
+
+
+def peak_of_reading(path: Path, ndim: int) -> int:
+    """Bytes allocated at most by reading a file, which must succeed or raise UserError alone."""
+    tracemalloc.start()
+    try:
+        data.read_idx(path, ndim)
+    except UserError as error:
+        check_message(error, str(path))
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return peak
+
+
+@st.composite
+def idx_like(draw: st.DrawFn) -> bytes:
+    """Random bytes, or a good file with its header, its body or its gzip wrapping damaged."""
+    if draw(st.booleans()):
+        return draw(st.binary(max_size=200))
+    body = bytearray(TWO_IMAGES if draw(st.booleans()) else LABELS)
+    if draw(st.booleans()):
+        body[4:8] = np.array([draw(st.integers(0, 2**32 - 1))], ">u4").tobytes()
+    for _ in range(draw(st.integers(0, 3))):
+        body[draw(st.integers(0, 19))] = draw(st.integers(0, 255))
+    body = body[: draw(st.integers(0, len(body)))] if draw(st.booleans()) else body
+    wrapped = bytearray(gzip.compress(body, 1) if draw(st.booleans()) else body)
+    for _ in range(draw(st.integers(0, 3))):
+        if wrapped:
+            wrapped[draw(st.integers(0, len(wrapped) - 1))] = draw(st.integers(0, 255))
+    return bytes(wrapped)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(blob=idx_like(), ndim=st.sampled_from((1, 3)))
+def test_no_bytes_do_more_than_raise_a_user_error(tmp_path: Path, blob: bytes, ndim: int) -> None:
+    path = tmp_path / "blob"
+    path.write_bytes(blob)
+    assert peak_of_reading(path, ndim) < 300_000 + 4 * len(blob)
+
+
+def test_memory_follows_the_file_and_not_its_header(tmp_path: Path) -> None:
+    claim = bytes((0, 0, 8, 3)) + np.array((900_000, 28, 28), ">u4").tobytes()  # 706 MB
+    path = tmp_path / "claim"
+    for blob in (claim, gzip.compress(claim), claim + bytes(1000), gzip.compress(claim + bytes(1000))):
+        path.write_bytes(blob)
+        assert peak_of_reading(path, 3) < 300_000
+    bomb = gzip.compress(IMAGES + bytes(50_000_000))  # says 30 images, unpacks to 50 MB
+    path.write_bytes(bomb)
+    assert peak_of_reading(path, 3) < 300_000
+    path.write_bytes(idx(np.zeros((5000, 28, 28), np.uint8)))  # an honest file: its bytes and a margin
+    assert peak_of_reading(path, 3) < 2.5 * 5000 * 784
+
+
+# --- downloads ----------------------------------------------------------------------------------------------
+
+
+class Mirror:
+    """An HTTP server on this machine that serves `files`; `gets` are the names that were asked for."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files, self.gets = dict(files), list[str]()
+        mirror = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                self.answer(with_body=False)
+
+            def do_GET(self) -> None:
+                mirror.gets.append(self.path[1:])
+                self.answer(with_body=True)
+
+            def answer(self, with_body: bool) -> None:
+                body = mirror.files.get(self.path[1:])
+                self.send_response(404 if body is None else 200)
+                self.send_header("Content-Length", str(len(body or b"")))
+                self.end_headers()
+                if with_body and body is not None:
+                    self.wfile.write(body)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+def served() -> dict[str, bytes]:
+    return {f"{stem}.gz": body for stem, body in tiny_mnist().items()}
+
+
+@pytest.fixture
+def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
+    """A good mirror of tiny MNIST, whose hashes take the place of the canonical ones."""
+    sha256 = {stem: hashlib.sha256(body).hexdigest() for stem, body in tiny_mnist().items()}
+    monkeypatch.setattr(data, "MNIST_SHA256", sha256)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    mirror = Mirror(served())
+    yield mirror
+    mirror.close()
+
+
+@pytest.fixture
+def dead_url() -> str:
+    """A port of this machine where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}/"
+
+
+def test_download_fills_the_cache_once(
+    tmp_path: Path, mirror: Mirror, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = data.load_mnist(None, tmp_path / "cache", [mirror.url])
+    assert sorted(mirror.gets) == sorted(served())
+    again = data.load_mnist(None, tmp_path / "cache", [mirror.url])
+    assert len(mirror.gets) == 4
+    assert all(np.array_equal(a, b) for a, b in zip(first[1:], again[1:], strict=True))
+    assert first.train_images.tobytes() == IMAGES[16:]
+    assert sorted(p.name for p in (tmp_path / "cache").rglob("*.*")) == sorted(served())  # nothing left over
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")  # no progress bar where stderr is no terminal
+
+
+def test_default_cache_is_below_the_home_folder(
+    tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    place(tmp_path / ".cache" / "hinton-mnist")
+    assert len(data.load_mnist(mirrors=[mirror.url]).train_images) == 30
+    assert mirror.gets == []
+
+
+def test_second_mirror_when_the_first_is_dead(tmp_path: Path, mirror: Mirror, dead_url: str) -> None:
+    assert data.load_mnist(None, tmp_path, [dead_url, mirror.url]).train_images.shape == (30, 28, 28)
+
+
+@pytest.mark.parametrize("kind", ["corrupt", "truncated", "missing"])
+def test_second_mirror_when_the_first_serves_rubbish(tmp_path: Path, mirror: Mirror, kind: str) -> None:
+    name = f"{STEMS[0]}.gz"
+    body = tiny_mnist()[STEMS[0]]
+    rubbish = {"corrupt": {name: b"x" + body[1:]}, "truncated": {name: body[:-9]}, "missing": {}}[kind]
+    bad = Mirror(rubbish)
+    try:
+        digits = data.load_mnist(None, tmp_path, [bad.url, mirror.url])
+        assert digits.train_images.tobytes() == IMAGES[16:]
+        with pytest.raises(data.MnistUnavailableError) as caught:
+            data.load_mnist(None, tmp_path / "other", [bad.url])
+        check_message(caught.value, bad.url, "no answer" if kind == "missing" else "SHA-256", "--data-dir")
+    finally:
+        bad.close()
+
+
+def test_all_mirrors_dead_is_one_line(tmp_path: Path, mirror: Mirror, dead_url: str) -> None:
+    with pytest.raises(data.MnistUnavailableError) as caught:
+        data.resolve_dataset("mnist", np.random.default_rng(0), cache_dir=tmp_path, mirrors=[dead_url] * 2)
+    check_message(caught.value, dead_url, "--data-dir", "--dataset strokes")
+
+
+def test_auto_falls_back_to_strokes_with_a_warning(
+    tmp_path: Path, mirror: Mirror, dead_url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    digits = data.resolve_dataset("auto", np.random.default_rng(0), None, (20, 10), tmp_path, [dead_url])
+    assert digits.name == "strokes"
+    assert (len(digits.train_images), len(digits.test_images)) == (20, 10)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("!" * 80) == 2
+    assert "does NOT use MNIST" in err
+    assert dead_url in err
+    found = data.resolve_dataset("auto", np.random.default_rng(0), None, (20, 10), tmp_path, [mirror.url])
+    assert found.name == "custom"
+    assert capfd.readouterr().err == ""
+
+
+def test_a_mirror_that_never_answers_is_given_up(
+    tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "MIRROR_SECONDS", 0.3)
+    with socket.socket() as mute:  # accepts, says nothing
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        started = time.perf_counter()
+        digits = data.load_mnist(None, tmp_path, [f"http://127.0.0.1:{mute.getsockname()[1]}/", mirror.url])
+        assert len(digits.test_images) == 10
+        assert time.perf_counter() - started < 4
+
+
+def test_a_name_lookup_that_hangs_is_given_up(
+    tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+
+    def hang(*args: Any, **kwargs: Any) -> Any:
+        release.wait(10)
+        raise socket.gaierror("no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    monkeypatch.setattr(data, "MIRROR_SECONDS", 0.2)
+    before = set(threading.enumerate())
+    started = time.perf_counter()
+    with pytest.raises(data.MnistUnavailableError):
+        data.load_mnist(None, tmp_path, ["http://mnist.invalid/", "http://mnist2.invalid/"])
+    assert time.perf_counter() - started < 3
+    release.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+    assert 2 * data.MIRROR_SECONDS < 10
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied"])
+def test_a_damaged_download_is_fetched_again(
+    tmp_path: Path, mirror: Mirror, dead_url: str, damage: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data.load_mnist(None, tmp_path, [mirror.url])
+    path = next(tmp_path.rglob(f"{STEMS[0]}.gz"))
+    body = path.read_bytes()
+    bad = {"truncated": body[:-5], "flipped": body[:99] + b"??" + body[101:], "emptied": b""}[damage]
+    path.write_bytes(bad)
+    mirror.gets.clear()
+
+    with pytest.raises(UserError) as caught:  # without a mirror: named, refused, left as it is
+        data.load_mnist(None, tmp_path, [dead_url])
+    check_message(caught.value, str(path), "damaged")
+    assert path.read_bytes() == bad
+
+    data.load_mnist(None, tmp_path, [mirror.url])
+    assert path.read_bytes() == body
+    assert mirror.gets == [path.name]
+    assert f"{path} is damaged" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("choice", ["auto", "mnist"])
+def test_a_damaged_file_that_a_person_placed_in_the_cache_is_kept(
+    tmp_path: Path, mirror: Mirror, choice: str
+) -> None:
+    data.load_mnist(None, tmp_path, [mirror.url])  # downloads lie beside it
+    mine = tmp_path / f"{STEMS[0]}.gz"
+    mine.write_bytes(b"mine")
+    with pytest.raises(UserError) as caught:
+        data.resolve_dataset(choice, np.random.default_rng(0), None, (10, 10), tmp_path, [mirror.url])
+    check_message(caught.value, str(mine))
+    assert mine.read_bytes() == b"mine"
+
+
+def test_a_file_where_the_cache_should_be(tmp_path: Path, mirror: Mirror) -> None:
+    (tmp_path / "cache").write_bytes(b"")
+    with pytest.raises(UserError) as caught:
+        data.load_mnist(None, tmp_path / "cache", [mirror.url])
+    check_message(caught.value, str(tmp_path / "cache"), "--data-dir")
+    assert (tmp_path / "cache").is_file()
+
+
+# --- stroke digits ------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def some_strokes() -> tuple[np.ndarray, np.ndarray]:
+    return data.stroke_digits(np.random.default_rng(100), 3000)
+
+
+def test_strokes_have_the_form_of_mnist() -> None:
+    images, labels = some_strokes()
+    assert images.shape == (3000, 28, 28)
+    assert images.dtype == labels.dtype == np.uint8
+    assert np.bincount(labels).tolist() == [300] * 10
+    assert (images.max(axis=(1, 2)) == 255).mean() > 0.95
+    assert images[:, (0, -1)].max() < 60  # a free border, as MNIST's
+    assert images[:, :, (0, -1)].max() < 60
+    ink = images.astype(float)
+    grid = np.arange(28)
+    mass = ink.sum(axis=(1, 2))
+    assert mass.min() > 0
+    for axis in (1, 2):
+        centre = ink.sum(axis=3 - axis) @ grid / mass
+        assert np.abs(centre - 14).mean() < 0.5
+        assert np.abs(centre - 14).max() < 4
+        extent = (ink.max(axis=3 - axis) > 100).sum(axis=1)
+        assert extent.max() <= 22
+    assert 0.08 < ink.mean() / 255 < 0.2  # MNIST: 0.13
+
+
+def test_strokes_follow_their_generator() -> None:
+    def draw(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+        return data.stroke_digits(np.random.default_rng(seed), n)
+
+    images, labels = draw(7, 1203)
+    assert np.bincount(labels).tolist() == [121] * 3 + [120] * 7
+    assert all(np.array_equal(a, b) for a, b in zip((images, labels), draw(7, 1203), strict=True))
+    assert not np.array_equal(images, draw(8, 1203)[0])
+    assert draw(7, 0)[0].shape == (0, 28, 28)
+    assert draw(7, 1)[0].any()
+
+
+def test_every_skeleton_is_used_and_no_two_digits_are_alike() -> None:
+    images, _ = some_strokes()
+    assert len(np.unique(images.reshape(len(images), -1), axis=0)) == len(images)
+    table = data.compile_skeletons()
+    assert np.all(np.diff(table.upto) > 0)
+    assert table.upto[-1] == pytest.approx(10)
+    assert len(table.control) == sum(map(len, data.SKELETONS.values()))
+
+
+def test_pen_passes_its_control_points_evenly() -> None:
+    table = data.compile_skeletons()
+    pen = table.basis @ table.control  # (K, S+1, 2)
+    np.testing.assert_allclose(table.basis.sum(axis=2), 1, atol=1e-6)  # so moving all points moves the digit
+    for k in range(len(pen)):
+        used = table.control[k][table.basis[k].any(axis=0)]
+        gap = np.linalg.norm(used[:, None] - pen[k], axis=2).min(axis=1)
+        step = np.linalg.norm(np.diff(pen[k], axis=0), axis=1)[table.down[k] > 0]
+        assert gap.max() < 0.05
+        assert step.max() < 2.5 * step.mean()
+
+
+def test_a_corner_is_one_control_point() -> None:
+    table = data.compile_skeletons()
+    texts = [entry.partition(":")[2] for ways in data.SKELETONS.values() for entry in ways]
+    for basis, text in zip(table.basis, texts, strict=True):
+        strokes = [stroke.split() for stroke in text.split("|")]
+        corners = sum(a == b for words in strokes for a, b in itertools.pairwise(words))
+        assert basis.any(axis=0).sum() == sum(map(len, strokes)) - corners
+
+
+def test_a_chunk_bounds_the_memory() -> None:
+    tracemalloc.start()
+    images, _ = data.stroke_digits(np.random.default_rng(0), 4000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak - images.nbytes < 64e6
+
+
+def test_train_and_test_strokes_are_disjoint_streams() -> None:
+    digits = data.resolve_dataset("strokes", np.random.default_rng(3), stroke_counts=(600, 300))
+    again = data.resolve_dataset("strokes", np.random.default_rng(3), stroke_counts=(50, 300))
+    assert digits.name == "strokes"
+    train = {image.tobytes() for image in digits.train_images}
+    assert not train & {image.tobytes() for image in digits.test_images}
+    assert np.array_equal(digits.test_images, again.test_images)  # the test set does not depend on the other
+
+
+def test_strokes_are_told_apart_by_nearest_class_mean() -> None:
+    """A generator that mixed up its labels would be at chance; real digits are at 0.82 among themselves."""
+    images, labels = some_strokes()
+    x = images.reshape(len(images), -1) / 255.0
+    means = np.stack([x[:1500][labels[:1500] == c].mean(axis=0) for c in range(10)])
+    guess = np.argmin(np.sum(means**2, axis=1) - 2 * x[1500:] @ means.T, axis=1)
+    assert np.mean(guess == labels[1500:]) > 0.7
+
+
+def test_strokes_resemble_real_digits() -> None:
+    """Nearest class mean, learned on strokes alone and tested on real digits."""
+    if not REAL_MNIST.is_dir():
+        pytest.skip(f"real MNIST is absent: no folder {REAL_MNIST} (MNIST_DIR names another)")
+    real = data.load_mnist(REAL_MNIST)
+    images, labels = some_strokes()
+    means = np.stack([images[labels == c].mean(axis=0).ravel() for c in range(10)]) / 255
+    x = real.train_images[:5000].reshape(5000, -1) / 255.0
+    guess = np.argmin(np.sum(means**2, axis=1) - 2 * x @ means.T, axis=1)
+    assert np.mean(guess == real.train_labels[:5000]) > 0.65
