@@ -746,7 +746,7 @@ def conv2d_backward(
     # out = w.T @ rows + b
     np.sum(flat, axis=(0, 2), out=db)
     # One small product for each kernel position: for small ones BLAS has kernels that need no copies of the operands.
-    n_blocks = K * K if C > 1 else 1
+    n_blocks = K * K if C > 1 else K
     blocks = rows.reshape(Ho, n_blocks, -1, Wo * B)
     dw_blocks = dw.reshape(n_blocks, -1, n_out)
     dout_t = ws(name + ".dout_t", Ho, Wo * B, n_out)
@@ -920,7 +920,10 @@ def routing_forward(u: Array, w: Array, n_iters: int, ws: Workspace) -> tuple[Ar
     x, a, sums = ws("routing.x", P, I, B), ws("routing.a", I, B), ws("routing.sums", P, D, B)
     for t in range(n_iters):
         c, v = ws(f"routing.c{t}", J, I, B), ws(f"routing.v{t}", J, D, B)
-        softmax_over_parents(b, c)
+        if t == 0:
+            c[...] = 1 / J
+        else:
+            softmax_over_parents(b, c)
         squashes = []
         for j in range(J):
             np.multiply(c[j], u, out=x)

@@ -1,0 +1,176 @@
+"""Steps of the MultiMNIST capsule network: numpy, its bare matrix products, and the same network in PyTorch."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import threadpoolctl
+
+import multimnist_capsnet as experiment
+from benchmarks.measure import Step
+
+Array = np.ndarray
+
+
+def _batch(config: experiment.Config) -> experiment.Batch:
+    rng = np.random.default_rng(0)
+    side = config.image_size
+    sources = rng.random((config.batch_size, 2, side, side), np.float32)
+    labels = np.stack([rng.permutation(experiment.N_CLASSES)[:2] for _ in range(config.batch_size)])
+    return experiment.Batch(sources.max(axis=1), labels, sources)
+
+
+def config_of(batch_size: int = 32, conv_channels: int = 32, **changes: object) -> experiment.Config:
+    """Primary capsules and decoder grow with conv1's channels as they do from the default to the paper's sizes."""
+    preset = experiment.PRESETS["paper" if conv_channels >= 256 else "small"]
+    sizes = {**preset, "conv_channels": conv_channels, "primary_types": max(1, conv_channels // 4 if conv_channels < 256 else 32)}
+    if conv_channels >= 256:
+        sizes["primary_types"] = conv_channels // 8
+    return experiment.Config(**{"batch_size": batch_size, **sizes, **changes})  # type: ignore[arg-type]
+
+
+def numpy_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2, routing_grad: str = "exact") -> Step:
+    """One training step: forward, both reconstructions, losses, backward, Adam."""
+    config = config_of(batch_size, conv_channels, routing_grad=routing_grad)
+    model, batch = experiment.capsnet_model(config), _batch(config)
+    state = experiment.init_state(model, config)
+    crew = experiment.Crew(threads)
+    crew.prepare(state)
+
+    def step() -> None:
+        with threadpoolctl.threadpool_limits(1, user_api="blas"):
+            _, grads = crew.gradients(model, state.params, batch)
+            crew.update(state, grads, 1e-6)
+
+    return step
+
+
+def overlay_step(batch_size: int = 32) -> Step:
+    """Drawing and rendering the composites of one batch."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (60_000, 28, 28), np.uint8)
+    overlays = experiment.Overlays(images, rng.integers(0, 10, 60_000), config_of(batch_size))
+    return lambda: overlays.render(overlays.draw(rng, batch_size))
+
+
+def products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2) -> Step:
+    """The matrix products of the same step and nothing else, their operands ready and contiguous.
+
+    Convolutions as one product each for output, weights and input (not for conv1's input); the decoder's nine; of the
+    routing what ``routing_forward`` and ``routing_backward`` multiply: with w, and into its gradient. The threads share
+    each product by the batch, as they do in the step.
+    """
+    config = config_of(batch_size // threads, conv_channels)
+    B = config.batch_size
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> Array:
+        return rng.standard_normal(shape, np.float32)
+
+    K2, C, n_out = experiment.KERNEL**2, config.conv_channels, experiment.PRIMARY_SIZE * config.primary_types
+    J, P, I, D = experiment.N_CLASSES, experiment.PRIMARY_SIZE, config.n_primary, experiment.CAPSULE_SIZE
+    n_conv1 = B * (config.image_size - experiment.KERNEL + 1) ** 2
+    n_primary = B * config.primary_side**2
+    sizes = (J * D, *config.decoder, config.image_size**2)
+
+    def share() -> Step:
+        cols1, w1, d1 = normal(K2, n_conv1), normal(C, K2), normal(C, n_conv1)
+        cols2, w2, d2 = normal(K2 * C, n_primary), normal(n_out, K2 * C), normal(n_out, n_primary)
+        out1, dw1 = np.empty_like(d1), np.empty_like(w1)
+        out2, dw2, dcols2 = np.empty_like(d2), np.empty_like(w2), np.empty_like(cols2)
+        w, x, s, sums = normal(J, P, I, D), normal(P, I, B), normal(D, B), normal(P, D, B)
+        s_t, dw = normal(B, D), normal(P, I, D)
+        layers = [
+            (normal(n, k), normal(n, 2 * B), normal(k, 2 * B), np.empty((n, k), np.float32))
+            for n, k in zip(sizes, sizes[1:], strict=False)
+        ]
+        n_iters = config.routing_iters
+
+        def step() -> None:
+            np.matmul(w1, cols1, out=out1)
+            np.matmul(d1, cols1.T, out=dw1)
+            np.matmul(w2, cols2, out=out2)
+            np.matmul(d2, cols2.T, out=dw2)
+            np.matmul(w2.T, d2, out=dcols2)
+            for j in range(J):
+                for _ in range(2 * n_iters - 1):  # forward: every iteration's sum; backward: its transpose's
+                    np.matmul(w[j].transpose(0, 2, 1), x, out=sums)
+                    np.matmul(x, s_t, out=dw)
+                for _ in range(3 * n_iters - 2):
+                    np.matmul(w[j], s, out=x)
+            for weight, before, after, dweight in layers:
+                np.matmul(weight.T, before, out=after)
+                np.matmul(before, after.T, out=dweight)
+                np.matmul(weight, after, out=before)
+
+        return step
+
+    steps = [share() for _ in range(threads)]
+    pool = ThreadPoolExecutor(threads)
+
+    def all_shares() -> None:
+        with threadpoolctl.threadpool_limits(1, user_api="blas"), np.errstate(all="ignore"):
+            list(pool.map(lambda step: step(), steps))
+
+    return all_shares
+
+
+def torch_step(
+    batch_size: int = 32, conv_channels: int = 32, threads: int = 2, compiled: bool = False, fused: bool = False
+) -> Step:
+    """The same network, three routing iterations, autograd through all of them, PyTorch's Adam."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    config = config_of(batch_size, conv_channels)
+    n_types, n_primary, eps = config.primary_types, config.n_primary, experiment.SQUASH_EPS
+    n_pixels = config.image_size**2
+
+    def squash(s: torch.Tensor) -> torch.Tensor:
+        q = (s * s).sum(-1, keepdim=True) + eps
+        return s * (q.sqrt() / (1 + q))
+
+    class CapsNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1 = nn.Conv2d(1, config.conv_channels, 9)
+            self.primary = nn.Conv2d(config.conv_channels, 8 * n_types, 9, stride=2)
+            self.w = nn.Parameter(torch.randn(n_primary, 8, 160) * (8 / n_primary) ** 0.5)
+            first, second = config.decoder
+            self.decoder = nn.Sequential(
+                nn.Linear(160, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, n_pixels), nn.Sigmoid()
+            )
+
+        def forward(self, x: torch.Tensor, positive: torch.Tensor, mask: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            B = x.shape[0]
+            h = self.primary(functional.relu(self.conv1(x)))
+            u = squash(h.view(B, n_types, 8, -1).permute(0, 1, 3, 2).reshape(B, n_primary, 8))
+            votes = torch.bmm(u.transpose(0, 1), self.w).view(n_primary, B, 10, 16)
+            logits = torch.zeros(n_primary, B, 10, 1)
+            for t in range(3):
+                v = squash((torch.softmax(logits, 2) * votes).sum(0))
+                if t < 2:
+                    logits = logits + (votes * v).sum(-1, keepdim=True)
+            lengths = ((v * v).sum(-1) + eps).sqrt()
+            margin = positive * functional.relu(0.9 - lengths) ** 2 + 0.5 * (1 - positive) * functional.relu(lengths - 0.1) ** 2
+            pictures = self.decoder((v[:, None] * mask).reshape(2 * B, 160))
+            return (margin.sum() + config.recon_weight * ((pictures - target) ** 2).sum()) / B
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    batch = _batch(config)
+    network = CapsNet()
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-6, fused=fused)
+    x, target = torch.tensor(batch.images[:, None]), torch.tensor(batch.sources.reshape(2 * batch_size, n_pixels))
+    positive = torch.tensor(experiment.indicator(batch.labels, np.dtype(np.float32)).T.copy())
+    mask = functional.one_hot(torch.tensor(batch.labels), 10).float()[..., None]  # (B, 2, 10, 1)
+    forward = torch.compile(network) if compiled else network
+
+    def step() -> None:
+        optimiser.zero_grad()
+        forward(x, positive, mask, target).backward()
+        optimiser.step()
+
+    return step
