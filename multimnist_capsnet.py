@@ -100,7 +100,7 @@ class Config:
     routing_iters: int = 3
     routing_grad: str = "exact"
     recon_weight: float = 0.005  # 0.0005
-    batch_size: int = 32
+    batch_size: int = 16  # 128 in the published code
     lr: float = 2e-3  # 1e-3
     lr_schedule: str = "linear"  # exponential
     dtype: str = "float32"
@@ -704,6 +704,9 @@ class Workspace:
         return array
 
 
+ROWS = 4  # of an image, dealt with at a time when columns are folded back
+
+
 class ConvCache(NamedTuple):
     name: str
     rows: Array  # (Ho, K*K*C, Wo*B), a view: neighbouring items overlap
@@ -764,20 +767,25 @@ def conv2d_backward(
         np.ascontiguousarray(w[phase::s][::-1].transpose(1, 2, 0, 3)).reshape(K * C, -1) for phase in range(s)
     ]
     dx = ws(name + ".dx", H, C, W, B)
-    dcols = ws(name + ".dcols", K, C, Wo, B)
-    fold = ws(name + ".fold", s, C, -(-W // s), B)  # one row of dx, its columns sorted by w mod s
-    for h in range(H):
-        first, last = max(0, -((K - 1 - h) // s)), min(Ho - 1, h // s)  # output rows, ends included
-        fold[...] = 0
-        if first <= last:
+    all_dcols = ws(name + ".dcols", ROWS, K, C, Wo, B)
+    fold = ws(name + ".fold", s, ROWS, C, -(-W // s), B)  # some rows of dx, their columns sorted by w mod s
+    for start in range(0, H, ROWS):
+        rows_h = range(start, min(H, start + ROWS))
+        dcols = all_dcols[: len(rows_h)]
+        for dcols_h, h in zip(dcols, rows_h, strict=True):
+            first, last = max(0, -((K - 1 - h) // s)), min(Ho - 1, h // s)  # output rows, ends included
             w_row = w_rows[h % s]
             skip = w_row.shape[1] // n_out - 1 - (h - s * first) // s
             w_row = w_row[:, skip * n_out : (skip + last - first + 1) * n_out]
-            np.matmul(w_row, flat[first : last + 1].reshape(-1, Wo * B), out=dcols.reshape(K * C, -1))
-            for k in range(K):  # cols[:, k] = x[:, :, k : k + s * (Wo - 1) + 1 : s]
-                fold[k % s][:, k // s : k // s + Wo] += dcols[k]
+            if first <= last:
+                np.matmul(w_row, flat[first : last + 1].reshape(-1, Wo * B), out=dcols_h.reshape(K * C, -1))
+            else:
+                dcols_h[...] = 0
+        fold[...] = 0
+        for k in range(K):  # cols[:, k] = x[:, :, k : k + s * (Wo - 1) + 1 : s]
+            fold[k % s, : len(dcols), :, k // s : k // s + Wo] += dcols[:, k]
         for phase in range(s):
-            dx[h][:, phase::s] = fold[phase][:, : len(range(phase, W, s))]
+            dx[start : start + ROWS, :, phase::s] = fold[phase, : len(dcols), :, : len(range(phase, W, s))]
     return dx
 
 
@@ -898,40 +906,47 @@ def softmax_backward(dc: Array, c: Array) -> Array:
     return dc
 
 
+PARENTS = 2  # dealt with at a time: few, that their products stay in the cache, but not one, for calls cost time
+
+
 class RoutingCache(NamedTuple):
     u: Array  # (P, I, B)
     w: Array  # (J, P, I, D)
     c: list[Array]  # per iteration: couplings (J, I, B)
-    squashes: list[list[SquashCache]]  # per iteration and parent
+    squashes: list[list[SquashCache]]  # per iteration and group of parents
     v: list[Array]  # per iteration: (J, D, B)
 
 
 def routing_forward(u: Array, w: Array, n_iters: int, ws: Workspace) -> tuple[Array, RoutingCache]:
     """Dynamic routing [Sabour 2017, procedure 1]. u (P, I, B), w (J, P, I, D) -> v (J, D, B).
 
-    Between two softmaxes the parents know nothing of each other. So one is dealt with after the other, and its weights
-    and products stay in the processor's cache.
+    Between two softmaxes the parents know nothing of each other. So a group of them is done with before the next: its
+    weights and products stay in the processor's cache.
     """
     J, P, I, D = w.shape
     B = u.shape[-1]
     cache = RoutingCache(u, w, [], [], [])
     b = ws("routing.b", J, I, B)
     b[...] = 0
-    x, a, sums = ws("routing.x", P, I, B), ws("routing.a", I, B), ws("routing.sums", P, D, B)
+    products, sums = ws("routing.x", PARENTS, P, I, B), ws("routing.sums", PARENTS, P, D, B)
     for t in range(n_iters):
         c, v = ws(f"routing.c{t}", J, I, B), ws(f"routing.v{t}", J, D, B)
         if t == 0:
-            c[...] = 1 / J
+            c[...] = 1 / J  # b = 0
         else:
             softmax_over_parents(b, c)
         squashes = []
-        for j in range(J):
-            np.multiply(c[j], u, out=x)
-            np.matmul(w[j].transpose(0, 2, 1), x, out=sums)  # (P, D, B)
-            squashes.append(squash_forward(sums.sum(axis=0), 0, v[j]))
+        for start in range(0, J, PARENTS):
+            g = slice(start, min(J, start + PARENTS))
+            x = products[: g.stop - start]
+            cu = u if t == 0 else np.multiply(c[g, None], u, out=x)  # (P, I, B) or (g, P, I, B)
+            s = np.matmul(w[g].transpose(0, 1, 3, 2), cu, out=sums[: len(x)]).sum(axis=1)  # (g, D, B)
+            if t == 0:
+                s /= J
+            squashes.append(squash_forward(s, 1, v[g]))
             if t < n_iters - 1:
-                np.matmul(w[j], v[j], out=x)  # (P, I, B)
-                b[j] += np.einsum("pib,pib->ib", u, x, out=a)
+                np.matmul(w[g], v[g, None], out=x)  # (g, P, I, B)
+                b[g] += np.einsum("pib,jpib->jib", u, x)
         cache.c.append(c)
         cache.squashes.append(squashes)
         cache.v.append(v)
@@ -949,29 +964,42 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
     u, w, c, squashes, v = cache
     J, P, I, D = w.shape
     B = u.shape[-1]
-    du, x, dw_term = ws("routing.du", P, I, B), ws("routing.x", P, I, B), ws("routing.dw_term", P, I, D)
-    db, dc, sums = ws("routing.db", J, I, B), ws("routing.dc", J, I, B), ws("routing.sums", P, D, B)
-    du[...] = db[...] = dw[...] = 0
+    products, dw_terms = ws("routing.x", PARENTS, P, I, B), ws("routing.dw_term", PARENTS, P, I, D)
+    sums = ws("routing.sums", PARENTS, P, D, B)
+    du, db, dc = ws("routing.du", P, I, B), ws("routing.db", J, I, B), ws("routing.dc", J, I, B)
+    du[...] = db[...] = 0
     last = len(v) - 1
     first = last if policy == "stop" else 0
     for t in range(last, first - 1, -1):
-        for j in range(J):
-            dv_j = dv[j]
+        for start in range(0, J, PARENTS):
+            g = slice(start, min(J, start + PARENTS))
+            x, dw_term = products[: g.stop - start], dw_terms[: g.stop - start]
+            dv_g = dv[g]
             if t < last:  # b += a; a = sum_d v u_hat
-                np.multiply(db[j], u, out=x)
-                dw[j] += np.matmul(x, np.ascontiguousarray(v[t][j].T), out=dw_term)
-                dv_j = np.matmul(w[j].transpose(0, 2, 1), x, out=sums).sum(axis=0)
-                np.matmul(w[j], v[t][j], out=x)
-                x *= db[j]
-                du += x
-            ds = squash_backward(dv_j, squashes[t][j])  # v = squash(s)
-            np.multiply(c[t][j], u, out=x)  # s = sum_i c u_hat
-            dw[j] += np.matmul(x, np.ascontiguousarray(ds.T), out=dw_term)
-            np.matmul(w[j], ds, out=x)
+                np.multiply(db[g, None], u, out=x)
+                v_rows = np.ascontiguousarray(v[t][g].transpose(0, 2, 1))  # (g, B, D)
+                dw[g] += np.matmul(x, v_rows[:, None], out=dw_term)
+                dv_g = np.matmul(w[g].transpose(0, 1, 3, 2), x, out=sums[: len(x)]).sum(axis=1)
+                np.matmul(w[g], v[t][g, None], out=x)
+                x *= db[g, None]
+                for x_j in x:
+                    du += x_j
+            ds = squash_backward(dv_g, squashes[t][start // PARENTS])  # v = squash(s)
+            ds_rows = np.ascontiguousarray(ds.transpose(0, 2, 1))  # s = sum_i c u_hat
+            if t == 0:
+                cu, ds_rows = u, ds_rows / J
+            else:
+                cu = np.multiply(c[t][g, None], u, out=x)
+            if t == last:
+                np.matmul(cu, ds_rows[:, None], out=dw[g])
+            else:
+                dw[g] += np.matmul(cu, ds_rows[:, None], out=dw_term)
+            np.matmul(w[g], ds[:, None], out=x)
             if t > first:
-                np.einsum("pib,pib->ib", u, x, out=dc[j])
-            x *= c[t][j]
-            du += x
+                np.einsum("pib,jpib->jib", u, x, out=dc[g])
+            x *= c[t][g, None]
+            for x_j in x:
+                du += x_j
         if t > first:
             db += softmax_backward(dc, c[t])  # c = softmax(b)
     return du
@@ -1285,7 +1313,7 @@ def make_models(config: Config) -> dict[str, Model]:
 # Optimiser, evaluation, training loop
 # ----------------------------------------------------------------------------------------------------------------------
 
-ADAM_BLOCK = 1 << 15  # entries updated at a time: all operands of a block stay in the cache
+ADAM_BLOCK = 1 << 17  # entries updated at a time: what a block needs stays in the cache
 
 
 def pack(params: Params) -> tuple[Array, Params]:
@@ -1311,9 +1339,10 @@ class TrainState:
 
 
 def adam_step(
-    p: Array, g: Array, m: Array, v: Array, step: int, lr: float, beta1: float = 0.9, beta2: float = 0.999
+    p: Array, grads: list[Array], m: Array, v: Array, step: int, lr: float, beta1: float = 0.9, beta2: float = 0.999
 ) -> None:
-    """Update the vectors p, m and v in place; ``step`` counts from 1. [Kingma & Ba 2015, algorithm 1]
+    """Update the vectors p, m and v in place; the gradient is the sum of ``grads``, of which the first is overwritten.
+    ``step`` counts from 1. [Kingma & Ba 2015, algorithm 1]
 
     m and v are kept without their factors 1 - beta. These and the bias corrections are in the step size and in eps.
     """
@@ -1322,8 +1351,10 @@ def adam_step(
     scratch = np.empty(min(ADAM_BLOCK, len(p)), p.dtype)
     for start in range(0, len(p), ADAM_BLOCK):
         block = slice(start, start + ADAM_BLOCK)
-        p_b, g_b, m_b, v_b = p[block], g[block], m[block], v[block]
+        p_b, g_b, m_b, v_b = p[block], grads[0][block], m[block], v[block]
         d = scratch[: len(p_b)]
+        for other in grads[1:]:
+            g_b += other[block]
         m_b *= beta1
         m_b += g_b
         v_b *= beta2
@@ -1382,11 +1413,9 @@ class Crew:
 
         def work(k: int) -> None:
             own = slice(size * k // n, size * (k + 1) // n)
-            total = grads[0][own]
-            for other in grads[1:]:
-                total += other[own]
             with np.errstate(all="ignore"):
-                adam_step(state.flat[own], total, state.m[own], state.v[own], state.step, lr)
+                parts = [grad[own] for grad in grads]
+                adam_step(state.flat[own], parts, state.m[own], state.v[own], state.step, lr)
 
         self.share(work, n)
 

@@ -38,8 +38,10 @@ def numpy_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2, 
     crew = experiment.Crew(threads)
     crew.prepare(state)
 
+    blas = threadpoolctl.ThreadpoolController()
+
     def step() -> None:
-        with threadpoolctl.threadpool_limits(1, user_api="blas"):
+        with blas.limit(limits=1, user_api="blas"):
             _, grads = crew.gradients(model, state.params, batch)
             crew.update(state, grads, 1e-6)
 
@@ -107,10 +109,10 @@ def products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 
         return step
 
     steps = [share() for _ in range(threads)]
-    pool = ThreadPoolExecutor(threads)
+    pool, blas = ThreadPoolExecutor(threads), threadpoolctl.ThreadpoolController()
 
     def all_shares() -> None:
-        with threadpoolctl.threadpool_limits(1, user_api="blas"), np.errstate(all="ignore"):
+        with blas.limit(limits=1, user_api="blas"), np.errstate(all="ignore"):
             list(pool.map(lambda step: step(), steps))
 
     return all_shares

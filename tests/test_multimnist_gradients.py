@@ -188,7 +188,7 @@ def test_mask_capsules() -> None:
 # Routing
 # ----------------------------------------------------------------------------------------------------------------------
 
-J, P, I, D, B = 4, 3, 7, 5, 6
+J, P, I, D, B = 7, 3, 9, 5, 6  # more than a group of parents
 
 
 def routing_inputs(seed: int) -> Params:
