@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import threadpoolctl
@@ -21,13 +23,11 @@ def _batch(config: experiment.Config) -> experiment.Batch:
     return experiment.Batch(sources.max(axis=1), labels, sources)
 
 
-def config_of(batch_size: int = 32, conv_channels: int = 32, **changes: object) -> experiment.Config:
-    """Primary capsules and decoder grow with conv1's channels as they do from the default to the paper's sizes."""
-    preset = experiment.PRESETS["paper" if conv_channels >= 256 else "small"]
-    sizes = {**preset, "conv_channels": conv_channels, "primary_types": max(1, conv_channels // 4 if conv_channels < 256 else 32)}
-    if conv_channels >= 256:
-        sizes["primary_types"] = conv_channels // 8
-    return experiment.Config(**{"batch_size": batch_size, **sizes, **changes})  # type: ignore[arg-type]
+def config_of(batch_size: int = 32, conv_channels: int = 32, **changes: Any) -> experiment.Config:
+    """From the default's to the paper's sizes by conv1's channels alone: types and decoder grow as they do there."""
+    sizes = dict(experiment.PRESETS["paper" if conv_channels >= 256 else "small"])
+    sizes |= {"conv_channels": conv_channels, "primary_types": conv_channels // (8 if conv_channels >= 256 else 4)}
+    return experiment.Config(**{"batch_size": batch_size, **sizes, **changes})
 
 
 def numpy_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2, routing_grad: str = "exact") -> Step:
@@ -85,7 +85,7 @@ def products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 
         s_t, dw = normal(B, D), normal(P, I, D)
         layers = [
             (normal(n, k), normal(n, 2 * B), normal(k, 2 * B), np.empty((n, k), np.float32))
-            for n, k in zip(sizes, sizes[1:], strict=False)
+            for n, k in itertools.pairwise(sizes)
         ]
         n_iters = config.routing_iters
 
@@ -141,11 +141,12 @@ def torch_step(
             self.primary = nn.Conv2d(config.conv_channels, 8 * n_types, 9, stride=2)
             self.w = nn.Parameter(torch.randn(n_primary, 8, 160) * (8 / n_primary) ** 0.5)
             first, second = config.decoder
-            self.decoder = nn.Sequential(
-                nn.Linear(160, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, n_pixels), nn.Sigmoid()
-            )
+            layers = [nn.Linear(160, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, n_pixels)]
+            self.decoder = nn.Sequential(*layers, nn.Sigmoid())
 
-        def forward(self, x: torch.Tensor, positive: torch.Tensor, mask: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        def forward(
+            self, x: torch.Tensor, positive: torch.Tensor, mask: torch.Tensor, target: torch.Tensor
+        ) -> torch.Tensor:
             B = x.shape[0]
             h = self.primary(functional.relu(self.conv1(x)))
             u = squash(h.view(B, n_types, 8, -1).permute(0, 1, 3, 2).reshape(B, n_primary, 8))
@@ -156,7 +157,8 @@ def torch_step(
                 if t < 2:
                     logits = logits + (votes * v).sum(-1, keepdim=True)
             lengths = ((v * v).sum(-1) + eps).sqrt()
-            margin = positive * functional.relu(0.9 - lengths) ** 2 + 0.5 * (1 - positive) * functional.relu(lengths - 0.1) ** 2
+            short, long = functional.relu(0.9 - lengths), functional.relu(lengths - 0.1)
+            margin = positive * short**2 + 0.5 * (1 - positive) * long**2
             pictures = self.decoder((v[:, None] * mask).reshape(2 * B, 160))
             return (margin.sum() + config.recon_weight * ((pictures - target) ** 2).sum()) / B
 
