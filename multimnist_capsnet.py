@@ -154,7 +154,7 @@ def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
 
 
 class Digits(NamedTuple):
-    """Single digits. `name` is what stands in tables, JSON and titles: "mnist", "strokes" or "custom"."""
+    """Single digits. ``name`` is what stands in tables, JSON and titles: "mnist", "strokes" or "custom"."""
 
     name: str
     train_images: Array  # (N, 28, 28) uint8, ink is 255
@@ -247,7 +247,7 @@ def _answers(downloader: pooch.HTTPDownloader, url: str) -> bool:
 
 
 def download_mnist(stem: str, folder: Path, mirrors: Sequence[str] = MIRRORS) -> Path:
-    """Path of an intact `folder/<stem>.gz`, downloaded unless it is there and has the right SHA-256.
+    """Path of an intact ``folder/<stem>.gz``, downloaded unless it is there and has the right SHA-256.
 
     A damaged one is replaced when, and only when, a verified copy has arrived. Raises MnistUnavailableError
     when no mirror gives one.
@@ -297,10 +297,10 @@ def _placed(folder: Path, stem: str) -> Path | None:
 def load_mnist(
     data_dir: Path | None = None, cache_dir: Path | None = None, mirrors: Sequence[str] = MIRRORS
 ) -> Digits:
-    """MNIST from `data_dir`, else from the cache, else from the mirrors into the cache.
+    """MNIST from ``data_dir``, else from the cache, else from the mirrors into the cache.
 
     What lies in the cache folder itself was put there by a person: it is read, and when it is damaged it is
-    named and left alone. Downloads live in its subfolder `downloaded`, which is ours: what is damaged there
+    named and left alone. Downloads live in its subfolder ``downloaded``, which is ours: what is damaged there
     is fetched again. Intact files that are not the canonical MNIST are taken and called "custom".
     Raises UserError, or MnistUnavailableError when there is no file and no download.
     """
@@ -559,11 +559,11 @@ def resolve_dataset(
     cache_dir: Path | None = None,
     mirrors: Sequence[str] = MIRRORS,
 ) -> Digits:
-    """The digits that `--dataset` asks for: "mnist", "strokes", or "auto".
+    """The digits that ``--dataset`` asks for: "mnist", "strokes", or "auto".
 
     "auto" is MNIST where it can be had, else strokes with a warning on stderr. A damaged file and a wrong
     --data-dir raise UserError even then: what a person asked for is never swapped for something else.
-    `rng` draws the stroke digits (training and test set from separate streams) and nothing else.
+    ``rng`` draws the stroke digits (training and test set from separate streams) and nothing else.
     """
     if choice in ("auto", "mnist"):
         try:

@@ -141,8 +141,8 @@ def torch_step(
             self.primary = nn.Conv2d(config.conv_channels, 8 * n_types, 9, stride=2)
             self.w = nn.Parameter(torch.randn(n_primary, 8, 160) * (8 / n_primary) ** 0.5)
             first, second = config.decoder
-            layers = [nn.Linear(160, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, n_pixels)]
-            self.decoder = nn.Sequential(*layers, nn.Sigmoid())
+            hidden = [nn.Linear(160, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU()]
+            self.decoder = nn.Sequential(*hidden, nn.Linear(second, n_pixels), nn.Sigmoid())
 
         def forward(
             self, x: torch.Tensor, positive: torch.Tensor, mask: torch.Tensor, target: torch.Tensor
