@@ -36,9 +36,9 @@ import os
 import platform
 import shutil
 import signal
+import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import zipfile
@@ -1505,6 +1505,9 @@ def train(
             state.sums[name] = state.sums.get(name, 0.0) + loss
         epoch_ends = position == config.steps_per_epoch - 1
         if epoch_ends:
+            if not np.isfinite(state.flat).all():
+                where = f"epoch {epoch + 1}, step {position + 1}"
+                raise UserError(f"{model.name}: a parameter became infinite or NaN in {where}; try a smaller --lr")
             figures = {name: total / config.steps_per_epoch for name, total in state.sums.items()}
             for name, figure in {**figures, **evaluate(model, state.params, data.test, crew)}.items():
                 state.history.setdefault(name, []).append(figure)
@@ -1522,10 +1525,15 @@ def train(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def temporary_path(path: Path) -> Path:
+    """A name beside ``path``, hidden and of bounded length."""
+    return path.with_name(f".{path.name[:50]}.{os.getpid()}.tmp")
+
+
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file beside ``path`` that takes its name once all is written. Raises UserError on failure."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(path)
     try:
         with temporary.open("wb") as stream:
             yield stream
@@ -1543,10 +1551,14 @@ def require_writable(path: Path) -> None:
     """Find out before a training, not after it, that a file cannot be written there. Makes the folder if need be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise UserError(f"cannot write {path}: it is a folder")
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
+        with contextlib.suppress(FileNotFoundError):
+            mode = path.stat().st_mode  # fails too where the name is too long
+            if not stat.S_ISREG(mode):
+                kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+                raise UserError(f"cannot write {path}: it is {kind}")
+        temporary = temporary_path(path)
+        temporary.touch()
+        temporary.unlink()
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -1567,7 +1579,10 @@ def save_checkpoint(path: Path, config: Config, states: dict[str, TrainState]) -
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
     """The inverse of save_checkpoint. Raises UserError where the file is missing, damaged, or of something else."""
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+        with path.open("rb") as opened:
+            stored = np.load(opened, allow_pickle=False)
+            if not isinstance(stored, np.lib.npyio.NpzFile):
+                raise ValueError("it holds a single array")
             header = json.loads(str(stored["header"]))
             if header["experiment"] != EXPERIMENT:
                 raise UserError(f"{path} is a checkpoint of {header['experiment']}, not of {EXPERIMENT}")
@@ -1578,19 +1593,20 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
                 if name not in header["models"]:
                     continue
                 state = TrainState(model.init_params(np.random.default_rng(0)))
-                targets = {**state.params, "adam_m": state.m, "adam_v": state.v}
-                for key, target in targets.items():
+                for key, target in {**state.params, "adam_m": state.m, "adam_v": state.v}.items():
                     array = stored[f"{name}/{key}"]
                     if array.shape != target.shape or array.dtype != target.dtype:
                         raise ValueError(f"its {key} does not fit this network")
                     target[...] = array
-                for key, value in header["models"][name].items():
-                    setattr(state, key, value)
+                for key in ("step", "seconds", "sums", "history"):
+                    setattr(state, key, header["models"][name][key])
                 states[name] = state
     except FileNotFoundError:
         raise UserError(f"there is no checkpoint {path}") from None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} is not a readable checkpoint of {EXPERIMENT}: {error}") from error
+    except (OSError, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError,
+            zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is not a readable checkpoint of {EXPERIMENT}: {reason}") from error
     return config, states
 
 
@@ -1799,19 +1815,21 @@ def read_picture(path: Path, config: Config) -> Array:
     as it is; of any other the ink is cut out, scaled to a box of 24 pixels and centred. Raises UserError where it
     cannot be read or has no ink.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(path) as opened:
-            rgba = opened.convert("RGBA")
+            wide = opened.mode.startswith("I")  # 16 bits of grey
+            narrow = Image.fromarray((np.asarray(opened).clip(0, 65535) // 257).astype(np.uint8)) if wide else opened
+            rgba = narrow.convert("RGBA")
     except FileNotFoundError:
         raise UserError(f"there is no picture {path}") from None
-    except (OSError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path} is not a picture that can be read: {error}") from error
-    # What shows through is white if the ink is dark, else black; alpha alone may hold the drawing.
-    opaque = np.asarray(rgba, np.float32) / 255
-    alpha = opaque[..., 3]
-    grey = (opaque[..., :3] @ np.array([0.299, 0.587, 0.114], np.float32)) * alpha + (1 - alpha)
+    except Exception as error:  # Pillow's decoders raise many kinds on a damaged file: SyntaxError, struct.error, ...
+        raise UserError(f"{path} is not a picture that can be read: {' '.join(str(error).split())}") from error
+    # What is transparent becomes the opposite of the ink, so that black ink on nothing is seen as well.
+    alpha, tone = (np.asarray(c, np.float32) / 255 for c in (rgba.getchannel("A"), rgba.convert("L")))
+    paper = float((alpha * tone).sum() < 0.5 * alpha.sum())
+    grey = alpha * tone + (1 - alpha) * paper
     border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
     ink = 1 - grey if np.median(border) > 0.5 else grey
     ink = np.maximum(0, ink - np.median(np.concatenate([ink[0], ink[-1], ink[:, 0], ink[:, -1]])))
@@ -1897,6 +1915,16 @@ def number(low: float, high: float, *, above: bool = False) -> Callable[[str], f
     return parse
 
 
+def non_empty(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty")
+    return text
+
+
+def file_path(text: str) -> Path:
+    return Path(non_empty(text))
+
+
 def model_names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     unknown = [name for name in names if name not in MODEL_NAMES]
@@ -1913,7 +1941,9 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
         "--dataset", choices=("auto", "mnist", "strokes"), default=d.dataset,
         help="auto: MNIST if it is there or can be downloaded, else generated digits; default: %(default)s",
     )  # fmt: skip
-    data.add_argument("--data-dir", metavar="DIR", help=f"folder of the four MNIST files; default: {CACHE_DIR}")
+    data.add_argument(
+        "--data-dir", type=non_empty, metavar="DIR", help=f"folder of the four MNIST files; default: {CACHE_DIR}"
+    )
     data.add_argument(
         "--n-train", type=whole_number(1, 10**8), metavar="N", default=d.n_train,
         help="composites an epoch; default: %(default)s",
@@ -1997,8 +2027,10 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"which to train; default: {','.join(MODEL_NAMES)}",
     )  # fmt: skip
     files = parser.add_argument_group("files")
-    files.add_argument("--out-json", type=Path, metavar="FILE", help="write the result, history and environment there")
-    files.add_argument("--checkpoint", type=Path, metavar="FILE", help="save after every epoch, and on Ctrl-C")
+    files.add_argument(
+        "--out-json", type=file_path, metavar="FILE", help="write the result, history and environment there"
+    )
+    files.add_argument("--checkpoint", type=file_path, metavar="FILE", help="save after every epoch, and on Ctrl-C")
     files.add_argument(
         "--checkpoint-every", type=whole_number(1, 10**9), metavar="N", help="save every N steps as well"
     )
@@ -2010,11 +2042,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="no training: test the networks of --checkpoint on the test set that the data flags and the seed describe",
     )  # fmt: skip
     files.add_argument(
-        "--predict", type=Path, nargs="+", metavar="IMAGE",
+        "--predict", type=file_path, nargs="+", metavar="IMAGE",
         help="no training: name the digits in pictures with --checkpoint, and draw them one by one",
     )  # fmt: skip
     files.add_argument(
-        "--predict-png", type=Path, metavar="FILE", default=Path("prediction.png"),
+        "--predict-png", type=file_path, metavar="FILE", default=Path("prediction.png"),
         help="where --predict draws; default: %(default)s",
     )  # fmt: skip
     files.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -2050,6 +2082,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("argument --resume: --predict and --eval-only do not train")
     if args.predict and args.out_json:
         parser.error("argument --out-json: --predict has no result of this kind")
+    if args.out_json and args.checkpoint and os.path.realpath(args.out_json) == os.path.realpath(args.checkpoint):
+        parser.error("argument --out-json: is the same file as --checkpoint")
     config = config_from_args(args)
 
     def body() -> None:

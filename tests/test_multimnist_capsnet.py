@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gzip
+import io
 import itertools
 import json
 import math
@@ -652,6 +653,8 @@ def test_a_wrong_value_is_one_line_that_names_the_flag(flag: str, capsys: pytest
         ["--checkpoint-every", "5"],
         ["--checkpoint", "c", "--predict", "a.png", "--eval-only"],
         ["--checkpoint", "c", "--eval-only", "--resume"],
+        ["--checkpoint", "c", "--out-json", "./c"],
+        ["--out-json", ""],
         ["--checkpoint", "c", "--predict", "a.png", "--out-json", "o"],
     ],
 )
@@ -791,8 +794,6 @@ def flipped(path: Path) -> bytes:
 
 def rewritten(change: Callable[[dict[str, Array]], None]) -> Callable[[Path], bytes]:
     def damaged(path: Path) -> bytes:
-        import io
-
         with np.load(path) as stored:
             arrays = dict(stored)
         change(arrays)
@@ -801,6 +802,12 @@ def rewritten(change: Callable[[dict[str, Array]], None]) -> Callable[[Path], by
         return stream.getvalue()
 
     return damaged
+
+
+def array_file() -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.zeros(3))
+    return stream.getvalue()
 
 
 def of_another(arrays: dict[str, Array]) -> None:
@@ -813,6 +820,7 @@ DAMAGES: dict[str, Callable[[Path], bytes]] = {
     "text": as_text,
     "cut": cut,
     "flipped": flipped,
+    "a single array": lambda path: array_file(),
     "no header": rewritten(lambda arrays: arrays.pop("header")),  # type: ignore[arg-type]
     "no weights": rewritten(lambda arrays: arrays.pop("capsnet/routing.w")),  # type: ignore[arg-type]
     "other shape": rewritten(lambda arrays: arrays.update({"capsnet/conv1.b": np.zeros(5, np.float32)})),
@@ -851,6 +859,8 @@ def test_a_picture_is_read_as_it_is(tmp_path: Path) -> None:
     expected = image / np.float32(image.max())
     for drawing in (image, 255 - image, np.stack([image] * 3, axis=2), np.dstack([0 * image] * 3 + [image])):
         np.testing.assert_allclose(m.read_picture(picture(tmp_path, drawing), config), expected, atol=0.01)
+    deep = picture(tmp_path, image.astype(np.uint16) * 257)
+    np.testing.assert_allclose(m.read_picture(deep, config), expected, atol=0.01)
     digit = strokes().test_images[0]
     read = m.read_picture(picture(tmp_path, digit), config)
     np.testing.assert_allclose(read[4:32, 4:32], digit / digit.max(), atol=0.01)
