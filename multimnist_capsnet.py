@@ -862,7 +862,7 @@ class SquashCache(NamedTuple):
 
 
 def squash_forward(s: Array, axis: int, out: Array) -> SquashCache:
-    """out = |s|^2 / (1 + |s|^2) * s / |s|, lengths taken along ``axis``. [Sabour 2017, eq. 1]"""
+    """Writes |s|^2 / (1 + |s|^2) * s / |s| into ``out``; lengths are taken along ``axis``. [Sabour 2017, eq. 1]"""
     q = np.square(s).sum(axis, keepdims=True)
     q += SQUASH_EPS
     np.multiply(s, np.sqrt(q) / (1 + q), out=out)
@@ -932,7 +932,7 @@ def routing_forward(u: Array, w: Array, n_iters: int, ws: Workspace) -> tuple[Ar
     for t in range(n_iters):
         c, v = ws(f"routing.c{t}", J, I, B), ws(f"routing.v{t}", J, D, B)
         if t == 0:
-            c[...] = 1 / J  # b = 0
+            c[...] = 1 / J  # b is zero
         else:
             softmax_over_parents(b, c)
         squashes = []
@@ -941,7 +941,7 @@ def routing_forward(u: Array, w: Array, n_iters: int, ws: Workspace) -> tuple[Ar
             x = products[: g.stop - start]
             cu = u if t == 0 else np.multiply(c[g, None], u, out=x)  # (P, I, B) or (g, P, I, B)
             s = np.matmul(w[g].transpose(0, 1, 3, 2), cu, out=sums[: len(x)]).sum(axis=1)  # (g, D, B)
-            if t == 0:
+            if t == 0:  # c = 1 / J
                 s /= J
             squashes.append(squash_forward(s, 1, v[g]))
             if t < n_iters - 1:
@@ -985,12 +985,13 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
                 for x_j in x:
                     du += x_j
             ds = squash_backward(dv_g, squashes[t][start // PARENTS])  # v = squash(s)
-            ds_rows = np.ascontiguousarray(ds.transpose(0, 2, 1))  # s = sum_i c u_hat
-            if t == 0:
+            # s = sum_i c u_hat
+            ds_rows = np.ascontiguousarray(ds.transpose(0, 2, 1))  # (g, B, D)
+            if t == 0:  # c = 1 / J
                 cu, ds_rows = u, ds_rows / J
             else:
                 cu = np.multiply(c[t][g, None], u, out=x)
-            if t == last:
+            if t == last:  # the first to write there
                 np.matmul(cu, ds_rows[:, None], out=dw[g])
             else:
                 dw[g] += np.matmul(cu, ds_rows[:, None], out=dw_term)
