@@ -294,9 +294,7 @@ def _placed(folder: Path, stem: str) -> Path | None:
     return next((p for s in stems for p in (folder / f"{s}.gz", folder / s) if os.path.isfile(p)), None)
 
 
-def load_mnist(
-    data_dir: Path | None = None, cache_dir: Path | None = None, mirrors: Sequence[str] = MIRRORS
-) -> Digits:
+def load_mnist(data_dir: Path | None = None, cache_dir: Path | None = None, mirrors: Sequence[str] = MIRRORS) -> Digits:
     """MNIST from ``data_dir``, else from the cache, else from the mirrors into the cache.
 
     What lies in the cache folder itself was put there by a person: it is read, and when it is damaged it is
@@ -517,9 +515,7 @@ def _write(rng: np.random.Generator, skeletons: Skeletons, labels: Array, hand: 
     pen = skeletons.basis[k] @ control  # (B, S+1, 2)
     x, y = pen[..., :1], pen[..., 1:]
     pen = pen + np.concatenate((x * x, x * y, y * y), axis=2) @ (hand.bend * normal(3, 2))
-    pen += np.sin(pen @ (2.5 * normal(2, hand.waves)) + 3 * normal(1, hand.waves)) @ (
-        hand.warp * normal(hand.waves, 2)
-    )
+    pen += np.sin(pen @ (2.5 * normal(2, hand.waves)) + 3 * normal(1, hand.waves)) @ (hand.warp * normal(hand.waves, 2))
 
     # Slant, aspect ratio and rotation, one matrix a digit.
     slant, aspect = hand.slant[0] + hand.slant[1] * normal(), np.exp(hand.aspect * normal())

@@ -13,10 +13,12 @@ Step = Callable[[], object]
 
 
 def interleave(steps: dict[str, Step], repetitions: int, warm_up: int = 5) -> dict[str, float]:
-    """Median seconds of each step, over ``repetitions`` rounds in which every candidate runs once."""
+    """Median seconds of each step. In each of ``repetitions`` rounds every candidate runs twice, and the second counts:
+    the first brings its own data into the cache, and lets the other's waiting threads fall asleep."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for round_ in range(warm_up + repetitions):
         for name, step in steps.items():
+            step()
             started = time.perf_counter()
             step()
             if round_ >= warm_up:
@@ -24,15 +26,15 @@ def interleave(steps: dict[str, Step], repetitions: int, warm_up: int = 5) -> di
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def _peak(connection: Any, build: Callable[..., Step], arguments: tuple[Any, ...]) -> None:
-    step = build(*arguments)
+def _peak(connection: Any, build: Callable[..., Step], arguments: dict[str, Any]) -> None:
+    step = build(**arguments)
     for _ in range(3):
         step()
     connection.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # kilobytes on Linux
     connection.close()
 
 
-def peak_memory(build: Callable[..., Step], *arguments: Any) -> float:
+def peak_memory(build: Callable[..., Step], **arguments: Any) -> float:
     """Peak resident memory in MiB of a fresh process that builds a step and runs it three times."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)

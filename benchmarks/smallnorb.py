@@ -15,7 +15,7 @@ def _batch(batch_size: int) -> tuple[experiment.Array, experiment.Array]:
     return experiment.render_voxels(labels, azimuths, elevations, rng), labels
 
 
-def numpy_step(batch_size: int, em_grad: str = "exact", em_iters: int = 3) -> Step:
+def numpy_step(batch_size: int = 32, em_grad: str = "exact", em_iters: int = 3) -> Step:
     """One training step: forward, loss, backward, Adam."""
     config = experiment.Config(batch_size=batch_size, em_grad=em_grad, em_iters=em_iters)
     model = experiment.make_models(config)["capsules"]
@@ -31,7 +31,7 @@ def numpy_step(batch_size: int, em_grad: str = "exact", em_iters: int = 3) -> St
     return step
 
 
-def products_step(batch_size: int) -> Step:
+def products_step(batch_size: int = 32) -> Step:
     """The matrix products of that step and nothing else: two of conv1, three of the dense layer, three of the votes."""
     config = experiment.Config()
     model = experiment.make_models(config)["capsules"]
@@ -62,7 +62,7 @@ def products_step(batch_size: int) -> Step:
     return step
 
 
-def torch_step(batch_size: int, compiled: bool, fused: bool = False) -> Step:
+def torch_step(batch_size: int = 32, compiled: bool = False, fused: bool = False) -> Step:
     """The same network, three EM iterations, autograd through all of them, PyTorch's Adam."""
     import torch
     from torch import nn

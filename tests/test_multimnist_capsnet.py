@@ -717,9 +717,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert (tmp_path / "r.json").read_text() == "old"
 
 
-def test_out_json_table_and_eval_only(
-    digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_out_json_table_and_eval_only(digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = flags(small(digits_dir))
     files = ["--checkpoint", str(tmp_path / "c.npz"), "--out-json"]
     assert m.main([*argv, *files, str(tmp_path / "a.json")]) == 0

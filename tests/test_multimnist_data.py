@@ -24,9 +24,7 @@ from hypothesis import strategies as st
 import multimnist_capsnet as data
 from multimnist_capsnet import UserError
 
-REAL_MNIST = Path(
-    os.environ.get("MNIST_DIR", Path(__file__).resolve().parents[2] / "shared" / "data" / "mnist")
-)
+REAL_MNIST = Path(os.environ.get("MNIST_DIR", Path(__file__).resolve().parents[2] / "shared" / "data" / "mnist"))
 STEMS = tuple(data.MNIST_SHA256)
 
 
@@ -278,9 +276,7 @@ def dead_url() -> str:
         return f"http://127.0.0.1:{probe.getsockname()[1]}/"
 
 
-def test_download_fills_the_cache_once(
-    tmp_path: Path, mirror: Mirror, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_download_fills_the_cache_once(tmp_path: Path, mirror: Mirror, capfd: pytest.CaptureFixture[str]) -> None:
     first = data.load_mnist(None, tmp_path / "cache", [mirror.url])
     assert sorted(mirror.gets) == sorted(served())
     again = data.load_mnist(None, tmp_path / "cache", [mirror.url])
@@ -356,9 +352,7 @@ def test_a_mirror_that_never_answers_is_given_up(
         assert time.perf_counter() - started < 4
 
 
-def test_a_name_lookup_that_hangs_is_given_up(
-    tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_lookup_that_hangs_is_given_up(tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
 
     def hang(*args: Any, **kwargs: Any) -> Any:
@@ -401,9 +395,7 @@ def test_a_damaged_download_is_fetched_again(
 
 
 @pytest.mark.parametrize("choice", ["auto", "mnist"])
-def test_a_damaged_file_that_a_person_placed_in_the_cache_is_kept(
-    tmp_path: Path, mirror: Mirror, choice: str
-) -> None:
+def test_a_damaged_file_that_a_person_placed_in_the_cache_is_kept(tmp_path: Path, mirror: Mirror, choice: str) -> None:
     data.load_mnist(None, tmp_path, [mirror.url])  # downloads lie beside it
     mine = tmp_path / f"{STEMS[0]}.gz"
     mine.write_bytes(b"mine")

@@ -85,9 +85,7 @@ def check_linear() -> None:
     upstream = rng.standard_normal((7, 5))
     grads = {name: np.full_like(at[name], np.nan) for name in ("w", "b")}
     grads["x"] = m.linear_backward(upstream, at["x"], at["w"], grads["w"], grads["b"])
-    check_gradient(
-        lambda x, w, b: float(np.vdot(m.linear_forward(x, w, b, float64(), "l"), upstream)), at, grads, rng
-    )
+    check_gradient(lambda x, w, b: float(np.vdot(m.linear_forward(x, w, b, float64(), "l"), upstream)), at, grads, rng)
 
 
 def check_in_place(forward: Callable[[Array], Array], backward: str) -> None:

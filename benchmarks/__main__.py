@@ -1,0 +1,119 @@
+"""Measure every table of results/benchmarks.json in one run: ``python -m benchmarks``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import multimnist, smallnorb
+from benchmarks.measure import Step, have_torch, interleave, peak_memory
+from smallnorb_novel_viewpoint import environment, exit_status, require_writable, save_result, whole_number
+
+OURS, PRODUCTS, EAGER = "numpy", "its matrix products alone", "PyTorch eager"
+Build = Callable[..., Step]
+
+
+def compare(builds: dict[str, tuple[Build, dict[str, Any]]], repetitions: int, memory: bool) -> dict[str, Any]:
+    """A row per candidate: time as a multiple of ours, milliseconds, peak MiB. One that does not build is left out."""
+    steps: dict[str, Step] = {}
+    for name, (build, arguments) in builds.items():
+        try:
+            steps[name] = build(**arguments)
+            steps[name]()
+        except Exception as error:  # torch.compile fails in many ways where there is no compiler
+            steps.pop(name, None)
+            print(f"{name} is left out: {type(error).__name__}", file=sys.stderr)
+    seconds = interleave(steps, repetitions)
+    columns = ["training step", "time / numpy's", "ms", *(["peak MiB"] if memory else [])]
+    rows = []
+    for name in steps:
+        row: list[Any] = [name, round(seconds[name] / seconds[OURS], 2), round(1e3 * seconds[name], 2)]
+        if memory:
+            build, arguments = builds[name]
+            row.append(round(peak_memory(build, **arguments)))
+        rows.append(row)
+    return {"columns": columns, "rows": rows}
+
+
+def growth(builds: dict[str, Build], label: str, flag: str, values: list[int], repetitions: int) -> dict[str, Any]:
+    """A row per value of one size: our time as a multiple of each other candidate's, and our milliseconds."""
+    others = [name for name in builds if name != OURS]
+    rows = []
+    for value in values:
+        seconds = interleave({name: build(**{flag: value}) for name, build in builds.items()}, repetitions)
+        ratios = [round(seconds[OURS] / seconds[name], 2) for name in others]
+        rows.append([str(value), *ratios, round(1e3 * seconds[OURS], 2)])
+    return {"columns": [label, *(f"numpy / {name}" for name in others), "numpy, ms"], "rows": rows}
+
+
+def measure(repetitions: int, threads: int) -> dict[str, Any]:
+    import threadpoolctl
+
+    torch = have_torch()
+    if not torch:
+        print("PyTorch is not installed: pip install -r requirements-bench.txt", file=sys.stderr)
+
+    def with_torch(module: Any, sizes: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[Build, dict[str, Any]]]:
+        builds: dict[str, tuple[Build, dict[str, Any]]] = {
+            OURS: (module.numpy_step, {**sizes, **ours}),
+            PRODUCTS: (module.products_step, {**sizes, **ours}),
+        }
+        if torch:
+            builds[EAGER] = (module.torch_step, {**sizes, **ours, "compiled": False})
+            builds["PyTorch eager, fused Adam"] = (
+                module.torch_step,
+                {**sizes, **ours, "compiled": False, "fused": True},
+            )
+            builds["torch.compile"] = (module.torch_step, {**sizes, **ours, "compiled": True})
+            builds["torch.compile, fused Adam"] = (
+                module.torch_step,
+                {**sizes, **ours, "compiled": True, "fused": True},
+            )
+        return builds
+
+    tables = {}
+    with threadpoolctl.threadpool_limits(threads):
+        tables["smallnorb"] = compare(with_torch(smallnorb, {"batch_size": 32}, {}), repetitions, memory=True)
+        plain: dict[str, Build] = {OURS: smallnorb.numpy_step, PRODUCTS: smallnorb.products_step}
+        if torch:
+            plain[EAGER] = smallnorb.torch_step
+        tables["smallnorb_batch"] = growth(plain, "batch size", "batch_size", [8, 16, 32, 64, 128], repetitions)
+
+        crew = {"threads": threads}
+        tables["multimnist"] = compare(with_torch(multimnist, {"batch_size": 32}, crew), repetitions, memory=True)
+        plain = {OURS: multimnist.numpy_step, PRODUCTS: multimnist.products_step}
+        if torch:
+            plain[EAGER] = multimnist.torch_step
+        few = max(3, repetitions // 4)
+        tables["multimnist_batch"] = growth(plain, "batch size", "batch_size", [8, 16, 32, 64, 128], few)
+        tables["multimnist_width"] = growth(plain, "conv1 channels", "conv_channels", [16, 32, 64, 128], few)
+    return tables
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results/benchmarks.json"), help="default: %(default)s")
+    parser.add_argument(
+        "--repetitions", type=whole_number(1, 10_000), default=60, metavar="N", help="rounds; default: %(default)s"
+    )
+    parser.add_argument("--threads", type=whole_number(1, 1024), default=2, metavar="N", help="default: %(default)s")
+    args = parser.parse_args(argv)
+
+    def body() -> None:
+        require_writable(args.out)
+        tables = measure(args.repetitions, args.threads)
+        command = f"python -m benchmarks --repetitions {args.repetitions} --threads {args.threads}"
+        save_result(args.out, {"command": command, "environment": environment(), "tables": tables})
+        for name, table in tables.items():
+            print(f"\n{name}")
+            for row in [table["columns"], *table["rows"]]:
+                print("  ".join(f"{cell!s:>26}" for cell in row))
+
+    return exit_status(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
