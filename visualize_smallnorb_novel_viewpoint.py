@@ -155,14 +155,15 @@ def ink(colour: str) -> tuple[float, float, float]:
     return r, g, b
 
 
-def accuracy_axis(ax: Axes, label: str | None = "accuracy") -> None:
-    """From 0 to 1, with the line of a blind guess."""
-    chance = 1 / experiment.N_CLASSES
+def accuracy_axis(
+    ax: Axes, label: str | None = "accuracy", chance: float = 1 / experiment.N_CLASSES, name: str = ""
+) -> None:
+    """From 0 to 1, with the line of a blind guess; ``name`` is how its height is written."""
     ax.set_ylim(0, 1.04)
     ax.set_yticks(np.arange(0, 1.01, 0.2))
     ax.axhline(chance, color=BLACK, linewidth=1.1, linestyle=(0, (2, 2)), zorder=1.5)
     ax.annotate(
-        f"chance {chance:g}", (1, chance), xycoords=("axes fraction", "data"), xytext=(-3, 3),
+        f"chance {name or format(chance, 'g')}", (1, chance), xycoords=("axes fraction", "data"), xytext=(-3, 3),
         textcoords="offset points", ha="right", va="bottom", fontsize=9, zorder=6,
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
     )  # fmt: skip
@@ -187,19 +188,21 @@ def shade(ax: Axes, span: Range, colour: str, text: str, *, circular: bool) -> N
     )  # fmt: skip
 
 
-def model_line(name: str, **more: Any) -> dict[str, Any]:
-    style = MODEL_STYLES[name]
+def model_line(name: str, styles: dict[str, ModelStyle] = MODEL_STYLES, **more: Any) -> dict[str, Any]:
+    style = styles[name]
     look = {"color": style.colour, "marker": style.marker, "label": style.label, "markeredgecolor": "white"}
     return {**look, "markeredgewidth": 0.7, **more}
 
 
-def model_legend(fig: Figure, x: float, y: float, names: Sequence[str], **options: Any) -> None:
+def model_legend(
+    fig: Figure, x: float, y: float, names: Sequence[str], styles: dict[str, ModelStyle] = MODEL_STYLES
+) -> None:
     """One line of legend whose upper left corner lies x, y inches from the figure's."""
     width, height = fig.get_size_inches()
     fig.legend(
-        [Line2D([], [], **model_line(name)) for name in names], [MODEL_STYLES[name].label for name in names],
+        [Line2D([], [], **model_line(name, styles)) for name in names], [styles[name].label for name in names],
         loc="upper left", bbox_to_anchor=(x / width, 1 - y / height), ncols=len(names), borderpad=0, borderaxespad=0,
-        columnspacing=2.0, handletextpad=0.6, **options,
+        columnspacing=2.0, handletextpad=0.6,
     )  # fmt: skip
 
 
@@ -325,36 +328,33 @@ def accuracy_by_angle(run: Run, angle: str) -> tuple[Array, dict[str, Array]]:
 # Results of many seeds
 # ----------------------------------------------------------------------------------------------------------------------
 
-SAME_RUN = tuple(f.name for f in dataclasses.fields(Config) if f.name not in ("seed", "data_dir"))
+BOTH_ACCURACIES = ("familiar_accuracy", "held_out_accuracy")
 
 
-def accuracies(metrics: Any) -> tuple[float, float] | None:
-    """(familiar, held out) of one model; None where they are not there, or are statistics of many runs."""
-    if not isinstance(metrics, dict):
-        return None
-    familiar, held_out = metrics.get("familiar_accuracy"), metrics.get("held_out_accuracy")
-    if isinstance(familiar, (int, float)) and isinstance(held_out, (int, float)):
-        return float(familiar), float(held_out)
-    return None
+def accuracies(metrics: Any, names: Sequence[str]) -> list[float] | None:
+    """The named figures of one model; None where they are not there, or are statistics of many runs."""
+    found = [metrics.get(name) for name in names] if isinstance(metrics, dict) else [None]
+    values = [float(value) for value in found if isinstance(value, (int, float))]
+    return values if len(values) == len(found) else None
 
 
-def find_runs(node: Any, config: Any = None) -> Iterator[dict[str, Any]]:
+def find_runs(node: Any, names: Sequence[str], config: Any = None) -> Iterator[dict[str, Any]]:
     """Every run's result in a JSON tree, however nested; a configuration holds for all below it that have none."""
     if isinstance(node, list):
         for child in node:
-            yield from find_runs(child, config)
+            yield from find_runs(child, names, config)
     elif isinstance(node, dict):
         config = node["config"] if isinstance(node.get("config"), dict) else config
         models = node.get("models")
-        if isinstance(models, dict) and any(accuracies(m) for m in models.values()):
+        if isinstance(models, dict) and any(accuracies(m, names) for m in models.values()):
             yield {"models": models, "config": config}
             return
         for child in node.values():
-            yield from find_runs(child, config)
+            yield from find_runs(child, names, config)
 
 
-def read_seeds(path: Path, config: Config) -> dict[str, Array]:
-    """Per model, (familiar, held-out) accuracies (n, 2) of the file's runs with this configuration, seed aside.
+def read_seeds(path: Path, config: Any, names: Sequence[str] = BOTH_ACCURACIES) -> dict[str, Array]:
+    """Per model, the named accuracies (n, len(names)) of the file's runs with this configuration, seed aside.
 
     Raises UserError where the file cannot be read.
     """
@@ -365,15 +365,16 @@ def read_seeds(path: Path, config: Config) -> dict[str, Array]:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not a readable results file: {error}") from error
     asked = json.loads(json.dumps(dataclasses.asdict(config)))
-    points: dict[str, list[tuple[float, float]]] = {}
-    for found in find_runs(tree):
+    same = [key for key in asked if key not in ("seed", "data_dir")]
+    points: dict[str, list[list[float]]] = {}
+    for found in find_runs(tree, names):
         theirs = found["config"] or {}
-        if any(theirs.get(key, asked[key]) != asked[key] for key in SAME_RUN):
+        if any(theirs.get(key, asked[key]) != asked[key] for key in same):
             continue
         for name, metrics in found["models"].items():
-            if pair := accuracies(metrics):
-                points.setdefault(name, []).append(pair)
-    return {name: np.array(pairs) for name, pairs in points.items()}
+            if values := accuracies(metrics, names):
+                points.setdefault(name, []).append(values)
+    return {name: np.array(rows) for name, rows in points.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -758,11 +759,12 @@ def drawers(run: Run, seeds: dict[str, Array], pairs: dict[str, Split] | None) -
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def write_if_changed(path: Path, content: bytes) -> str:
-    """Write a file whole, unless it holds just that already; says which."""
+def write_if_changed(path: Path, content: bytes, atomic_write: Callable[[Path], Any] = experiment.atomic_write) -> str:
+    """Write a file whole, unless it holds just that already; says which. ``atomic_write`` is an experiment's own, whose
+    errors that experiment reports."""
     if path.is_file() and path.read_bytes() == content:
         return f"unchanged {path} ({len(content) / 1000:.0f} kB)"
-    with experiment.atomic_write(path) as stream:
+    with atomic_write(path) as stream:
         stream.write(content)
     return f"wrote {path} ({len(content) / 1000:.0f} kB)"
 
@@ -794,10 +796,10 @@ def load_finished(path: Path, asked: dict[str, Any]) -> tuple[Config, dict[str, 
     return config, states
 
 
-def given_flags(parser: argparse.ArgumentParser, argv: list[str] | None) -> dict[str, Any]:
+def given_flags(parser: argparse.ArgumentParser, argv: list[str] | None, config_class: type = Config) -> dict[str, Any]:
     """The experiment flags that stand on the command line, whatever the defaults are. Spoils the parser's defaults."""
     parser.set_defaults(**dict.fromkeys(vars(parser.parse_args([]))))
-    fields = {field.name for field in dataclasses.fields(Config)}
+    fields = {field.name for field in dataclasses.fields(config_class)}
     return {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None and k in fields}
 
 
