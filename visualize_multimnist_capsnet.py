@@ -1,0 +1,727 @@
+#!/usr/bin/env python3
+"""Draw the figures of the MultiMNIST experiment into ``DIR/multimnist_capsnet/``.
+
+    python visualize_multimnist_capsnet.py --n-epochs 8 --n-train 6000 --outdir viz
+
+trains the three models and draws; ``--checkpoint FILE`` draws what ``multimnist_capsnet.py --checkpoint FILE`` has
+trained. The same run gives the same files byte for byte, and a file that would not change is left alone.
+
+    example_pairs.png         composites and the two digits that each is made of
+    training_curves.png       losses and accuracies, epoch by epoch, and every seed of a results file as a point
+    reconstructions.png       both digits of a composite, each drawn by the decoder from its own capsule alone
+    capsule_activations.png   lengths of the ten digit capsules, and how often both, one or none of the digits is found
+    overlay.png               reconstructions in two colours, right, wrong, and of digits that are not there
+    capsule_dimensions.png    what each of the 16 numbers in a digit capsule changes in the picture
+    couplings.png             where dynamic routing sends the primary capsules, iteration by iteration
+
+Which composites are shown never depends on how well they are reconstructed: among those that fit a figure's heading the
+first of the test set are taken, other digits before digits that have been shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
+
+import multimnist_capsnet as experiment
+import visualize_smallnorb_novel_viewpoint as house
+from multimnist_capsnet import Array, Batch, Config, Data, TrainState, UserError
+from visualize_smallnorb_novel_viewpoint import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    SKY,
+    VERMILLION,
+    WIDTH,
+    YELLOW,
+    ModelStyle,
+    frame,
+    ink,
+    new_figure,
+    place,
+    tint,
+    write,
+)
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Style: the other experiment's, and what two digits in one image need
+# ----------------------------------------------------------------------------------------------------------------------
+
+MODEL_STYLES = {
+    "capsnet": ModelStyle("CapsNet", BLUE, "o"),
+    "cnn": ModelStyle("CNN, same convolutions", ORANGE, "s"),
+    "cnn_pool": ModelStyle("CNN with max pooling", VERMILLION, "^"),
+}
+FIRST, SECOND = ORANGE, SKY  # the digits of a composite; where both have ink their sum is white
+DIGIT_COLOURS = (FIRST, SECOND)
+OUTCOMES = (("both right", GREEN, ""), ("one right", YELLOW, "//"), ("none", VERMILLION, "xx"))
+N_PAIRS = experiment.N_CLASSES * (experiment.N_CLASSES - 1) // 2
+DATASET_NAMES = {"mnist": "MNIST", "strokes": "generated digits (strokes), not MNIST", "custom": "digits of --data-dir"}
+EVEN = 1 / experiment.N_CLASSES  # coupling before the first iteration
+
+
+def subtitle(config: Config, data: Data, *, length: bool = True) -> str:
+    """What every figure says of its run: data set, overlap, seed, and how long it trained."""
+    overlap = f"boxes overlap by IoU ≥ {config.min_iou:g}" if config.min_iou else "any overlap"
+    parts = [DATASET_NAMES[data.name], overlap, f"seed {config.seed}"]
+    if length:
+        pool = f" from a pool of {config.pool:,}" if config.pool else ""
+        parts.append(f"{config.n_epochs:,} epoch{'s' * (config.n_epochs > 1)} of {config.n_train:,} composites{pool}")
+    return " · ".join(parts)
+
+
+def in_colour(digit: Array, colour: str) -> Array:
+    """A digit (H, W) in [0, 1] as RGB (H, W, 3) on black."""
+    return digit[..., None] * np.array(to_rgb(colour))
+
+
+def in_two_colours(digits: Array) -> Array:
+    """Two digits (2, H, W) as light of two colours on one wall: RGB (H, W, 3)."""
+    return np.clip(sum(in_colour(digit, colour) for digit, colour in zip(digits, DIGIT_COLOURS, strict=True)), 0, 1)
+
+
+def show(
+    fig: Figure, x: float, y: float, side: float, image: Array, colour: str = GREY, width: float = 0.8
+) -> tuple[Axes, Any]:
+    """A picture (H, W) or (H, W, 3), its upper left corner x, y inches from the figure's."""
+    ax = place(fig, x, y, side, side)
+    frame(ax, colour, width)
+    return ax, ax.imshow(np.clip(image, 0, 1), cmap="gray", vmin=0, vmax=1)
+
+
+def two_names(fig: Figure, x: float, y: float, labels: Sequence[int], form: str = "{} + {}", **style: Any) -> None:
+    """A centred line that names two digits."""
+    write(fig, x, y, form.format(*labels), ha="center", **style)
+
+
+def row_label(fig: Figure, x: float, y: float, text: str, colour: str = BLACK) -> None:
+    """A label of one or two lines, right-aligned, its middle at y."""
+    write(fig, x, y, text, ha="right", va="center", color=colour, fontsize=9.5, linespacing=1.25)
+
+
+def head_bar(fig: Figure, x: float, y: float, width: float, text: str, colour: str) -> None:
+    """A tinted bar with a text, over the columns that it is about."""
+    bar = place(fig, x, y, width, 0.24)
+    bar.set(xticks=[], yticks=[], facecolor=tint(colour, 0.25))
+    bar.spines[:].set_visible(False)
+    bar.text(0.5, 0.46, text, color=ink(colour), ha="center", va="center", fontweight="bold", transform=bar.transAxes)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is drawn: a finished run, and composites chosen from its test set
+# ----------------------------------------------------------------------------------------------------------------------
+
+N_LOOKED = 1000  # composites that examples are chosen from
+MIN_TEST = 16  # composites that the figures need
+
+
+class Run(NamedTuple):
+    config: Config
+    data: Data
+    states: dict[str, TrainState]
+
+
+class Look(NamedTuple):
+    """What the capsule network makes of N test composites."""
+
+    batch: Batch
+    lengths: Array  # (N, J)
+    v: Array  # (N, J, D)
+    answers: Array  # (N, 2) the longest two; a digit that is right stands where it stands among the labels
+    hits: Array  # (N,) how many are right
+
+
+def require_enough(data: Data) -> None:
+    if len(data.test.labels) < MIN_TEST:
+        raise UserError(f"the figures need --n-test {MIN_TEST} or more")
+
+
+def in_order_of_labels(labels: Array, answers: Array) -> Array:
+    """labels, answers (N, 2) -> the answers, swapped where that brings a right one to its label's place."""
+    swap = (answers[:, 0] == labels[:, 1]) | (answers[:, 1] == labels[:, 0])
+    return np.where(swap[:, None], answers[:, ::-1], answers)
+
+
+def look(run: Run, part: int = 32) -> Look:
+    config, batch = run.config, run.data.test.part(0, N_LOOKED)
+    params, ws = run.states["capsnet"].params, experiment.Workspace(config.dtype)
+    lengths, v = [], []
+    for start in range(0, len(batch.labels), part):
+        length, cache = experiment.capsnet_forward(params, batch.images[start : start + part], config, ws)
+        lengths.append(length.T.copy())
+        v.append(cache.v.transpose(2, 0, 1).copy())
+    all_lengths = np.concatenate(lengths)
+    answers = in_order_of_labels(batch.labels, experiment.top_labels(all_lengths, 2))
+    hits = (answers == batch.labels).sum(axis=1)
+    return Look(batch, all_lengths, np.concatenate(v), answers, hits)
+
+
+def varied(labels: Array, candidates: Array, n: int) -> Array:
+    """At most n of the candidates (indices of labels (N, 2)): again and again the first one whose digits were shown
+    least."""
+    shown = np.zeros(experiment.N_CLASSES)
+    left, chosen = [int(k) for k in candidates], []
+    while left and len(chosen) < n:
+        k = min(left, key=lambda k: (shown[labels[k]].max(), shown[labels[k]].sum(), k))
+        left.remove(k)
+        chosen.append(k)
+        shown[labels[k]] += 1
+    return np.array(chosen, int)
+
+
+def draw_capsules(run: Run, v: Array, labels: Array) -> Array:
+    """v (N, J, D), labels (N, L) -> pictures (N, L, H, W), each from the named capsule alone."""
+    ws = experiment.Workspace(run.config.dtype)
+    return experiment.reconstruct(run.states["capsnet"].params, v.transpose(1, 2, 0), labels, ws).copy()
+
+
+def absent(seen: Look, chosen: Array) -> Array:
+    """The longest capsule of each chosen composite (n,) that is neither a label nor an answer."""
+    lengths = seen.lengths[chosen].copy()
+    for named in (seen.batch.labels[chosen], seen.answers[chosen]):
+        np.put_along_axis(lengths, named, -1, axis=1)
+    return lengths.argmax(axis=1)
+
+
+class Routes(NamedTuple):
+    """Dynamic routing of one composite, T iterations."""
+
+    c: Array  # (T, J, rows, columns) couplings, the mean over types, weighed by the capsules' lengths
+    entropy: Array  # (T, 3) of the couplings of a capsule, in bits: 10th percentile, mean and 90th, weighed likewise
+    lengths: Array  # (T, J) of the digit capsules after each iteration
+
+
+def routes(run: Run, image: Array) -> Routes:
+    config, params = run.config, run.states["capsnet"].params
+    _, cache = experiment.capsnet_forward(params, image[None], config, experiment.Workspace(config.dtype))
+    J, side = experiment.N_CLASSES, config.primary_side
+    c = np.stack(cache.routing.c)[..., 0].astype(float)  # (T, J, I)
+    weight = np.sqrt(np.square(cache.routing.u[..., 0].astype(float)).sum(axis=0))  # (I,)
+    grid = weight.reshape(side, config.primary_types, side)
+    maps = (c.reshape(len(c), J, *grid.shape) * grid).sum(axis=3) / np.maximum(grid.sum(axis=1), 1e-12)
+    bits = -(c * np.log2(np.maximum(c, 1e-30))).sum(axis=1)  # (T, I)
+    entropy = []
+    for row in bits:
+        order = np.argsort(row)
+        below = np.cumsum(weight[order]) / weight.sum()
+        low, high = (row[order[min(np.searchsorted(below, q), len(row) - 1)]] for q in (0.1, 0.9))
+        entropy.append((low, float(np.average(row, weights=weight)), high))
+    lengths = np.stack([np.sqrt(np.square(v[..., 0]).sum(axis=1)) for v in cache.routing.v])
+    return Routes(maps, np.array(entropy), lengths)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Figures
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def draw_example_pairs(run: Run) -> Figure:
+    batch = run.data.test
+    chosen = varied(batch.labels, np.arange(min(N_LOOKED, len(batch.labels))), 10)
+    left, cell, gap, top = 0.86, 0.72, 0.09, 1.02
+    fig = new_figure(top + 4 * (cell + gap) + 0.06, "Two digits laid over each other", subtitle(run.config, run.data))
+    rows = (
+        ("the network\nsees", BLACK),
+        ("first digit", ink(FIRST)),
+        ("second digit", ink(SECOND)),
+        ("both,\nin colours", BLACK),
+    )
+    for r, (text, colour) in enumerate(rows):
+        row_label(fig, left - 0.08, top + r * (cell + gap) + cell / 2, text, colour)
+    for m, k in enumerate(chosen):
+        x = left + m * (cell + gap)
+        two_names(fig, x + cell / 2, 0.76, batch.labels[k], fontsize=10.5, fontweight="bold")
+        sources = batch.sources[k]
+        singles = [in_colour(sources[d], DIGIT_COLOURS[d]) for d in range(2)]
+        for r, image in enumerate((batch.images[k], *singles, in_two_colours(sources))):
+            show(fig, x, top + r * (cell + gap), cell, image)
+    return fig
+
+
+def epoch_axis(ax: Axes, n_epochs: int) -> None:
+    ax.set_xlabel("epoch")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
+    ax.set_xlim(1 - 0.05 * n_epochs, n_epochs * 1.05)
+
+
+def draw_training_curves(run: Run, seeds: dict[str, Array]) -> Figure:
+    """``seeds``: per model, the set accuracy (n, 1) of other seeds' runs; empty where there are none."""
+    config = run.config
+    fig = new_figure(3.8, "Training", subtitle(config, run.data))
+    history, n = run.states["capsnet"].history, config.n_epochs
+    epochs, every = np.arange(1, n + 1), max(1, n // 10)
+    top, height = 1.3, 1.95
+    style = {**house.model_line("capsnet", MODEL_STYLES), "markevery": every, "clip_on": False, "zorder": 3}
+
+    ax = place(fig, 0.55, top, 2.15, height)
+    ax.plot(epochs, history["train_margin_loss"], **style)
+    ax.set_title("margin loss, training", loc="left")
+    ax.set_ylim(0, 1.08 * max(history["train_margin_loss"]))
+    epoch_axis(ax, n)
+
+    ax = place(fig, 3.3, top, 2.15, height)
+    pixels = config.image_size**2
+    ax.plot(epochs, np.array(history["train_recon_loss"]) / pixels, **{**style, "linestyle": "--", "marker": "none"})
+    ax.plot(epochs, history["recon_mse"], **style)
+    ax.set_title("reconstruction, MSE of a pixel", loc="left")
+    ax.set_ylim(0, 1.08 * max(*history["recon_mse"], max(history["train_recon_loss"]) / pixels))
+    ax.legend(
+        [Line2D([], [], **{**style, "markevery": None}), Line2D([], [], color=BLUE, linestyle="--")],
+        ["test", "training"], loc="lower left", borderpad=0.2, handlelength=1.8,
+    )  # fmt: skip
+    epoch_axis(ax, n)
+
+    n_points = max((len(points) for points in seeds.values()), default=0)
+    width = 2.75 - (0.62 if n_points else 0)
+    ax = place(fig, 6.05, top, width, height)
+    house.accuracy_axis(ax, None, 1 / N_PAIRS, f"1/{N_PAIRS}")
+    for name, state in run.states.items():
+        look = {**house.model_line(name, MODEL_STYLES), "markevery": every, "clip_on": False}
+        ax.plot(epochs, state.history["set_accuracy"], **look, zorder=3 + (name == "capsnet"))
+    ax.set_title("both digits right, test", loc="left")
+    epoch_axis(ax, n)
+    house.model_legend(fig, 0.55, 0.74, list(run.states), MODEL_STYLES)
+    if n_points:
+        strip = place(fig, 6.05 + width + 0.1, top, 0.52, height)
+        strip.set(xlim=(-0.6, len(run.states) - 0.4), xticks=[], ylim=ax.get_ylim(), yticks=ax.get_yticks())
+        strip.set_yticklabels([])
+        strip.tick_params(length=0)
+        strip.spines.left.set_visible(False)
+        strip.set_xlabel(f"{n_points} seed{'s' * (n_points > 1)}", labelpad=6)
+        for m, name in enumerate(run.states):
+            points = seeds.get(name, np.empty((0, 1)))[:, 0]
+            strip.plot(
+                m + np.linspace(-0.25, 0.25, len(points)) * (len(points) > 1), points, ls="", markersize=4.5,
+                marker=MODEL_STYLES[name].marker, color=tint(MODEL_STYLES[name].colour, 0.35),
+                markeredgecolor=MODEL_STYLES[name].colour, markeredgewidth=1.0, clip_on=False,
+            )  # fmt: skip
+    return fig
+
+
+def draw_reconstructions(run: Run, seen: Look) -> Figure:
+    batch = seen.batch
+    chosen = varied(batch.labels, np.arange(len(batch.labels)), 8)
+    pictures = draw_capsules(run, seen.v[chosen], batch.labels[chosen])
+    left, cell, gap, top = 1.1, 0.9, 0.08, 1.02
+    after = (0.14, 0.04, 0.32, 0.04, 0.3)  # inches below each row
+    tops = top + np.concatenate([[0], np.cumsum([cell + space for space in after])])
+    fig = new_figure(tops[-1] + 0.02, "Each digit drawn from its own capsule", subtitle(run.config, run.data))
+    labels = ("the network\nsees", "first digit", "drawn from\nits capsule", "second digit", "drawn from\nits capsule")
+    colours = (BLACK, *(ink(c) for c in (FIRST, FIRST, SECOND, SECOND)))
+    for y, text, colour in zip(tops, labels, colours, strict=False):
+        row_label(fig, left - 0.1, y + cell / 2, text, colour)
+    for d in range(2):
+        row_label(fig, left - 0.1, tops[2 + 2 * d] + cell + 0.14, "MSE", GREY)
+    for m, k in enumerate(chosen):
+        x = left + m * (cell + gap)
+        two_names(fig, x + cell / 2, 0.76, batch.labels[k], fontsize=10.5, fontweight="bold")
+        show(fig, x, tops[0], cell, batch.images[k])
+        for d, colour in enumerate(DIGIT_COLOURS):
+            truth, picture = batch.sources[k, d], pictures[m, d]
+            show(fig, x, tops[1 + 2 * d], cell, in_colour(truth, colour))
+            show(fig, x, tops[2 + 2 * d], cell, in_colour(picture, colour))
+            error = float(np.square(picture - truth).mean())
+            write(fig, x + cell / 2, tops[2 + 2 * d] + cell + 0.06, f"{error:.3f}", ha="center", fontsize=9, color=GREY)
+    return fig
+
+
+def draw_capsule_activations(run: Run, seen: Look) -> Figure:
+    batch, J = seen.batch, experiment.N_CLASSES
+    right = varied(batch.labels, np.flatnonzero(seen.hits == 2), 8)
+    wrong = varied(batch.labels, np.flatnonzero(seen.hits < 2), 8)
+    n_wrong = min(len(wrong), max(3, 6 - len(right)))
+    chosen = np.concatenate([right[: 6 - n_wrong], wrong[:n_wrong]])
+    left, top, width, pitch, side, height = 0.55, 1.02, 1.62, 1.86, 0.72, 1.1
+    row = side + height + 0.7
+    fig = new_figure(top + 2 * row + 0.02, "How long each digit capsule is", subtitle(run.config, run.data))
+    for m, k in enumerate(chosen):
+        x, y = left + m % 3 * pitch, top + m // 3 * row
+        labels, answers = batch.labels[k], seen.answers[k]
+        show(fig, x, y - 0.16, side, batch.images[k])
+        true, said = (f"{min(two)} + {max(two)}" for two in (labels, answers))
+        good = seen.hits[k] == 2
+        write(fig, x + side + 0.1, y - 0.12, f"true: {true}", fontsize=9.5)
+        verdict = f"{'✓' if good else '✗'} {said}"
+        write(fig, x + side + 0.1, y + 0.12, verdict, fontsize=11, fontweight="bold",
+              color=ink(house.RIGHT if good else house.WRONG))  # fmt: skip
+        ax = place(fig, x, y + side - 0.02, width, height)
+        colours = [BLUE if j in answers else tint(BLUE, 0.35) for j in range(J)]
+        ax.bar(range(J), seen.lengths[k], color=colours, width=0.66, zorder=2)
+        ax.set(xlim=(-0.7, J - 0.3), ylim=(0, 1.0))
+        ax.set_yticks([0, 0.5, 1], ["0", ".5", "1"] if m % 3 == 0 else [""] * 3)
+        ax.set_xticks(range(J))
+        ax.tick_params(axis="x", length=0)
+        ax.grid(False, axis="x")
+        for j in labels:
+            ax.add_patch(Rectangle((j - 0.46, 0), 0.92, 1.0, fill=False, edgecolor=VERMILLION, linewidth=1.8, zorder=3,
+                                   clip_on=False))  # fmt: skip
+            ax.get_xticklabels()[j].set(color=VERMILLION, fontweight="bold")
+        if m % 3 == 0:
+            ax.set_ylabel("length", labelpad=2)
+    draw_outcomes(run, fig, left + 3 * pitch + 0.42, top - 0.16, top + 2 * row - 0.55)
+    fig.legend(
+        handles=[
+            Patch(facecolor="white", edgecolor=VERMILLION, linewidth=1.8, label="a digit that is there"),
+            Patch(facecolor=BLUE, label="the longest two: the answer"),
+        ],
+        loc="lower left", bbox_to_anchor=(left / WIDTH, 0.06 / fig.get_size_inches()[1]), ncols=2, borderpad=0,
+        borderaxespad=0, columnspacing=1.6, handletextpad=0.6,
+    )  # fmt: skip
+    return fig
+
+
+def draw_outcomes(run: Run, fig: Figure, x: float, top: float, bottom: float) -> None:
+    """Stacked bars: for how many of all test composites both, one or none of a model's two answers is right."""
+    write(fig, x - 0.02, top, f"All {len(run.data.test.labels):,} test composites", fontsize=10, fontweight="bold")
+    ax = place(fig, x, top + 0.98, WIDTH - x - 0.12, bottom - top - 0.98)
+    for m, (name, state) in enumerate(run.states.items()):
+        both, any_right = (state.history[metric][-1] for metric in ("set_accuracy", "soft_accuracy"))
+        floor = 0.0
+        for share, (_, colour, hatch) in zip((both, any_right - both, 1 - any_right), OUTCOMES, strict=True):
+            ax.bar(m, share, 0.7, floor, color=tint(colour, 0.75), edgecolor="white", hatch=hatch, linewidth=1, zorder=2)
+            if share >= 0.06:
+                ax.text(
+                    m, floor + share / 2, f"{100 * share:.0f} %", ha="center", va="center", fontweight="bold",
+                    zorder=4, bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"},
+                )  # fmt: skip
+            floor += share
+    names = {"capsnet": "CapsNet", "cnn": "CNN", "cnn_pool": "CNN,\npooling"}
+    ax.set_xticks(range(len(run.states)), [names[name] for name in run.states])
+    ax.set(xlim=(-0.5, max(len(run.states), 2) - 0.5), ylim=(0, 1), yticks=np.arange(0, 1.01, 0.25))
+    ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    ax.tick_params(axis="x", length=0)
+    ax.grid(False, axis="x")
+    w, h = fig.get_size_inches()
+    fig.legend(
+        handles=[Patch(facecolor=tint(c, 0.75), edgecolor="white", hatch=hatch, label=text)
+                 for text, c, hatch in OUTCOMES[::-1]],
+        loc="upper left", bbox_to_anchor=((x - 0.02) / w, 1 - (top + 0.26) / h), borderpad=0, borderaxespad=0,
+        labelspacing=0.25, handletextpad=0.6,
+    )  # fmt: skip
+
+
+def pair_text(letter: str, pair: Sequence[int]) -> str:
+    return f"{letter}:({pair[0]},{pair[1]})"
+
+
+class Column(NamedTuple):
+    """A column of the overlay figure."""
+
+    composite: int
+    letter: str  # R: reconstructed from the pair, P: that is the prediction
+    pair: Sequence[int]
+
+
+def draw_overlay(run: Run, seen: Look) -> Figure:
+    batch = seen.batch
+    right, wrong = (np.flatnonzero(seen.hits == 2), np.flatnonzero(seen.hits < 2))
+    first = varied(batch.labels, right, 14)
+    confused = varied(batch.labels, wrong, 3)
+    n_right = 10 if len(first) >= 12 else len(first)
+    ghosts = first[n_right : n_right + 4] if len(first) > n_right else first[:4]
+    banks: list[list[tuple[str, str, list[Column]]]] = [
+        [("both digits right", house.RIGHT, [Column(k, "R", batch.labels[k]) for k in first[:n_right]])],
+        [
+            ("one or both wrong: drawn from labels (R) and answer (P)", house.WRONG,
+             [c for k in confused for c in (Column(k, "R", batch.labels[k]), Column(k, "P", seen.answers[k]))]),
+            ("* second digit is not there", GREY,
+             [Column(k, "*R", (batch.labels[k, 0], j)) for k, j in zip(ghosts, absent(seen, ghosts), strict=True)]),
+        ],
+    ]  # fmt: skip
+    left, cell, gap, top = 0.7, 0.72, 0.1, 0.74
+    bank_height = 0.24 + 0.5 + 3 * (cell + 0.06) + 0.16
+    fig = new_figure(top + 2 * bank_height - 0.04, "Two reconstructions laid over each other",
+                     subtitle(run.config, run.data))  # fmt: skip
+    for b, bank in enumerate(banks):
+        y = top + b * bank_height
+        x = left
+        rows = y + 0.74 + np.arange(3) * (cell + 0.06)
+        for row, text in zip(rows, ("input", "drawn", "true"), strict=True):
+            row_label(fig, left - 0.1, row + cell / 2, text)
+        for text, colour, columns in bank:
+            if not columns:
+                continue
+            head_bar(fig, x, y, len(columns) * (cell + gap) - gap, text, colour)
+            pictures = draw_capsules(
+                run, seen.v[[c.composite for c in columns]], np.array([c.pair for c in columns], int)
+            )
+            for column, drawn in zip(columns, pictures, strict=True):
+                k = column.composite
+                middle = x + cell / 2
+                write(fig, middle, y + 0.3, pair_text("L", batch.labels[k]), ha="center", fontsize=9)
+                is_wrong = column.letter == "P"
+                write(fig, middle, y + 0.5, pair_text(column.letter, column.pair), ha="center", fontsize=9,
+                      fontweight="bold" if column.letter != "R" else "normal",
+                      color=ink(house.WRONG) if is_wrong else BLACK)  # fmt: skip
+                for row, image in zip(
+                    rows, (batch.images[k], in_two_colours(drawn), in_two_colours(batch.sources[k])), strict=True
+                ):
+                    show(fig, x, row, cell, image)
+                x += cell + gap
+    return fig
+
+
+SWEEP = np.linspace(-0.25, 0.25, 11)  # [Sabour 2017, sec. 5.1]
+
+
+def draw_capsule_dimensions(run: Run, seen: Look) -> Figure:
+    batch, D, side = seen.batch, experiment.CAPSULE_SIZE, run.config.image_size
+    candidates = np.flatnonzero(seen.hits == seen.hits.max())
+    k = int(varied(batch.labels, candidates, 1)[0])
+    tile = side + 2  # pixels
+    left, gap, top = 0.36, 0.14, 1.24
+    width, height = len(SWEEP) * tile / 100, D * tile / 100
+    fig = new_figure(
+        top + height + 0.1, "What each number of a digit capsule changes in its picture", subtitle(run.config, run.data)
+    )
+    for d in range(2):
+        j, colour = int(batch.labels[k, d]), DIGIT_COLOURS[d]
+        v = np.repeat(seen.v[k][None], D * len(SWEEP), axis=0)  # (16 * 11, J, D)
+        v[np.arange(len(v)), j, np.repeat(np.arange(D), len(SWEEP))] += np.tile(SWEEP, D).astype(v.dtype)
+        pictures = draw_capsules(run, v, np.full((len(v), 1), j))[:, 0]
+        tiles = np.pad(pictures, ((0, 0), (1, 1), (1, 1)), constant_values=1)
+        sheet = tiles.reshape(D, len(SWEEP), tile, tile).transpose(0, 2, 1, 3).reshape(D * tile, -1)
+        x = left + d * (width + gap)
+        write(fig, x + 0.02, 0.7, f"capsule of the {j}", color=ink(colour), fontweight="bold", fontsize=10.5)
+        ax = place(fig, x, top, width, height)
+        ax.imshow(sheet, cmap="gray", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+        ax.axis("off")
+        middle = len(SWEEP) // 2
+        ax.add_patch(Rectangle((middle * tile - 0.5, -0.5), tile, D * tile, fill=False, edgecolor=colour, linewidth=2.2,
+                               clip_on=False))  # fmt: skip
+        for m in range(0, len(SWEEP), 2 if len(SWEEP) > 5 else 1):
+            text = f"{SWEEP[m]:+.2f}"
+            write(fig, x + (m + 0.5) * tile / 100, top - 0.22, text, ha="center", fontsize=9)
+        write(fig, x + (middle + 0.5) * tile / 100, top - 0.22, "as it is", ha="center", fontsize=9, fontweight="bold")
+    for row in range(D):
+        write(fig, left - 0.06, top + (row + 0.5) * tile / 100, str(row + 1), ha="right", va="center", fontsize=9)
+    write(fig, WIDTH - 0.12, 0.7, "a row for each number, a column for what is added to it", ha="right", color=GREY)
+    return fig
+
+
+def draw_couplings(run: Run, seen: Look) -> Figure:
+    config, batch = run.config, seen.batch
+    k = int(varied(batch.labels, np.flatnonzero(seen.hits == seen.hits.max()), 2)[-1])
+    routed = routes(run, batch.images[k])
+    n_iters = len(routed.c)
+    shown = np.unique(np.linspace(0, n_iters - 1, min(3, n_iters)).round().astype(int))
+    a, b = (int(j) for j in batch.labels[k])
+    other = int(absent(seen, np.array([k]))[0])
+    rows = ((a, f"{a}", FIRST), (b, f"{b}", SECOND), (other, f"{other}, not there", BLACK))
+    top, cell, gap, left, maps_left = 1.3, 1.3, 0.12, 0.12, 2.52
+    fig = new_figure(top + 3 * (cell + gap) + 0.62, f"Routing of one composite, {a} + {b}", subtitle(config, run.data))
+    picture_side = 1.44
+    write(fig, left, top - 0.24, "the network sees", fontsize=9.5)
+    ax, _ = show(fig, left, top, picture_side, batch.images[k])
+    # A capsule's field is 17 pixels wide and moves by 2 from column to column.
+    middle, reach = (experiment.KERNEL - 1) / 2 * 2, 2 * config.primary_side
+    ax.add_patch(Rectangle((middle - 1, middle - 1), reach, reach, fill=False, edgecolor=GREEN, linewidth=1.6))
+    write(fig, left, top + picture_side + 0.06, "middles of the\nprimary capsules' fields", color=ink(GREEN),
+          fontsize=9, va="top", linespacing=1.25)  # fmt: skip
+    write(fig, left, top + 2.12, "its digits", fontsize=9.5)
+    show(fig, left, top + 2.36, picture_side, in_two_colours(batch.sources[k]))
+    write(fig, maps_left, 0.7, "couplings to each digit capsule, where the primary capsules are", fontweight="bold",
+          fontsize=9.5)  # fmt: skip
+    limit = max(2 * EVEN, float(np.ceil(20 * routed.c[:, [a, b, other]].max()) / 20))
+    drawn: Any = None
+    x_pixel = (np.arange(config.image_size) - middle) / 2  # in columns of capsules
+    for r, (j, text, colour) in enumerate(rows):
+        y = top + r * (cell + gap)
+        write(fig, maps_left - 0.12, y + cell / 2, text.replace(", ", ",\n"), ha="right", va="center", linespacing=1.2,
+              color=ink(colour), fontweight="bold", fontsize=14 if r < 2 else 9.5)  # fmt: skip
+        for m, t in enumerate(shown):
+            ax = place(fig, maps_left + m * (cell + gap), y, cell, cell)
+            drawn = ax.imshow(routed.c[t, j], cmap="cividis", vmin=0, vmax=limit)
+            for d in range(2):
+                if r in (d, 2):
+                    ax.contour(x_pixel, x_pixel, batch.sources[k, d], [0.5], colors=DIGIT_COLOURS[d], linewidths=1.3)
+            ax.set(xlim=(-0.5, config.primary_side - 0.5), ylim=(config.primary_side - 0.5, -0.5))
+            frame(ax, "#bbbbbb", 0.6)
+            if r == 0:
+                write(fig, maps_left + m * (cell + gap) + cell / 2, top - 0.24, f"iteration {t + 1}", ha="center")
+    foot = top + 3 * (cell + gap) + 0.06
+    bar = place(fig, maps_left, foot, 2.1, 0.12)
+    fig.colorbar(drawn, cax=bar, orientation="horizontal")
+    bar.grid(False)
+    bar.xaxis.set_major_locator(MaxNLocator(nbins=4))
+    bar.axvline(EVEN, color="white", linewidth=2)
+    write(fig, maps_left + 2.25, foot - 0.03, f"coupling c (white: even, {EVEN:g})", fontsize=9.5)
+
+    x, width, height = maps_left + 3 * (cell + gap) + 0.62, 1.5, 1.42
+    iterations = np.arange(1, n_iters + 1)
+    ax = place(fig, x, top, width, height)
+    for j in range(experiment.N_CLASSES):
+        style: dict[str, Any] = {"color": "#b0b0b0", "linewidth": 1.2, "marker": ".", "zorder": 2}
+        for d, digit in enumerate((a, b)):
+            if j == digit:
+                style = {"color": DIGIT_COLOURS[d], "marker": "os"[d], "zorder": 4}
+        if j == other:
+            style = {"color": BLACK, "linewidth": 1.4, "marker": "v", "linestyle": "--", "zorder": 3}
+        ax.plot(iterations, routed.lengths[:, j], clip_on=False, **style)
+    ends = [[routed.lengths[-1, j], text, colour] for j, text, colour in ((a, str(a), FIRST), (b, str(b), SECOND),
+                                                                          (other, str(other), BLACK))]  # fmt: skip
+    for position, (_, text, colour) in zip(spread([end[0] for end in ends], 0.11), ends, strict=True):
+        ax.annotate(text, (1, position), xycoords=("axes fraction", "data"), xytext=(5, 0), va="center",
+                    textcoords="offset points", color=ink(colour), fontweight="bold", annotation_clip=False)  # fmt: skip
+    ax.set_title("lengths of digit capsules", loc="left", x=-0.2)
+    ax.set_ylim(0, 1)
+    ax.set_yticks([0, 0.5, 1])
+    iteration_axis(ax, n_iters)
+
+    ax = place(fig, x, top + height + 0.95, width, height)
+    low, mean, high = routed.entropy.T
+    ax.fill_between(iterations, low, high, color=tint(BLUE, 0.25), linewidth=0, zorder=2)
+    ax.errorbar(iterations, mean, [mean - np.minimum(low, mean), np.maximum(high, mean) - mean], color=tint(BLUE, 0.5),
+                linewidth=0, elinewidth=1.4, capsize=3, zorder=2.5)  # fmt: skip
+    ax.plot(iterations, mean, color=BLUE, marker="o", zorder=3, clip_on=False)
+    most = np.log2(experiment.N_CLASSES)
+    ax.axhline(most, color=BLACK, linewidth=1.1, linestyle=(0, (2, 2)), zorder=1.5)
+    ax.annotate("even", (1, most), xycoords=("axes fraction", "data"), xytext=(-2, 3), textcoords="offset points",
+                ha="right", fontsize=9)  # fmt: skip
+    ax.set_title("entropy of couplings, bits", loc="left", x=-0.2)
+    ax.set_ylim(0, 4)
+    ax.set_yticks(range(5))
+    iteration_axis(ax, n_iters)
+    ax.set_xlabel("iteration")
+    write(fig, x - 0.3, foot - 0.03, "mean, 10 % to 90 %", fontsize=9.5, color=GREY)
+    return fig
+
+
+def iteration_axis(ax: Axes, n: int) -> None:
+    ax.set_xlim(0.85, n + 0.15)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
+
+
+def spread(values: Sequence[float], least: float) -> Array:
+    """Positions for labels at these values, moved apart where they are closer than ``least``."""
+    order, placed = np.argsort(values), np.array(values, float)
+    for low, high in zip(order, order[1:], strict=False):
+        placed[high] = max(placed[high], placed[low] + least)
+    return placed
+
+
+def drawers(run: Run, seeds: dict[str, Array]) -> dict[str, Callable[[], Figure]]:
+    """Name of each figure of a run, and what draws it (within ``house_style``)."""
+    seen = look(run)
+    return {
+        "example_pairs": lambda: draw_example_pairs(run),
+        "training_curves": lambda: draw_training_curves(run, seeds),
+        "reconstructions": lambda: draw_reconstructions(run, seen),
+        "capsule_activations": lambda: draw_capsule_activations(run, seen),
+        "overlay": lambda: draw_overlay(run, seen),
+        "capsule_dimensions": lambda: draw_capsule_dimensions(run, seen),
+        "couplings": lambda: draw_couplings(run, seen),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Files and command line
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def given_flags(parser: argparse.ArgumentParser, argv: list[str] | None) -> dict[str, Any]:
+    """The experiment flags that stand on the command line, as fields of a Config."""
+    given = house.given_flags(parser, argv, Config)
+    preset = parser.parse_args(argv).preset  # whose default is no more
+    return (experiment.PRESETS[preset] if preset else {}) | given
+
+
+def load_finished(path: Path, asked: dict[str, Any]) -> tuple[Config, dict[str, TrainState]]:
+    """A checkpoint whose trainings have ended, the capsule network's among them. ``asked`` are the fields that were
+    given as flags: they must agree with it (--data-dir aside, which may have moved). Raises UserError."""
+    config, states = experiment.load_checkpoint(path)
+    if "data_dir" in asked:
+        config = dataclasses.replace(config, data_dir=asked["data_dir"])
+    for field, value in asked.items():
+        if value != (saved := getattr(config, field)):
+            flag = "--preset with the decoder" if field == "decoder" else "--" + field.replace("_", "-")
+            raise UserError(f"{path} was made with {flag} {saved}, not {value}")
+    for name in ("capsnet", *states):
+        done = len(states[name].history.get("set_accuracy", [])) if name in states else 0
+        if done < config.n_epochs:
+            raise UserError(
+                f"{path} holds {done} of {config.n_epochs} epochs of {name}; finish it with"
+                " multimnist_capsnet.py --checkpoint … --resume"
+            )
+    return config, states
+
+
+def read_seeds(path: Path, config: Config) -> dict[str, Array]:
+    """Per model, the set accuracy (n, 1) of the file's runs with this configuration, seed aside. Raises UserError."""
+    try:
+        return house.read_seeds(path, config, ("set_accuracy",))
+    except house.UserError as error:
+        raise UserError(str(error)) from error
+
+
+DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_seeds.json"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Train the three models of the MultiMNIST experiment and draw its figures.",
+        epilog=f"The figures go to DIR/{experiment.EXPERIMENT}/.",
+    )
+    experiment.add_experiment_arguments(parser)
+    files = parser.add_argument_group("files")
+    files.add_argument(
+        "--outdir", type=Path, metavar="DIR", default=Path("viz"), help="folder of the figures; default: %(default)s"
+    )
+    files.add_argument(
+        "--checkpoint", type=Path, metavar="FILE", help="draw a finished training from there and train nothing"
+    )
+    files.add_argument(
+        "--results", type=Path, metavar="FILE",
+        help=f"JSON of many seeds, for the points beside the curves; default: {DEFAULT_RESULTS} where it exists",
+    )  # fmt: skip
+    files.add_argument("--quiet", action="store_true", help="no progress bar")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    asked = experiment.config_from_args(args)
+    folder = args.outdir / experiment.EXPERIMENT
+
+    def body() -> None:
+        # All that can go wrong goes wrong before the training.
+        experiment.require_writable(folder / "overlay.png")
+        config, states = asked, {}
+        if args.checkpoint:
+            config, states = load_finished(args.checkpoint, given_flags(make_parser(), argv))
+        results = args.results or (DEFAULT_RESULTS if DEFAULT_RESULTS.is_file() else None)
+        seeds = read_seeds(results, config) if results else {}
+        if args.results and not seeds:
+            raise UserError(f"{results} holds no run with these flags")
+        data = experiment.make_data(config)
+        require_enough(data)
+        states = states or experiment.train_all(config, data, quiet=args.quiet, threads=args.threads)
+        result = experiment.make_result(config, data.name, states, args.threads)
+        print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+        with experiment.single_blas():
+            for name, draw in drawers(Run(config, data, states), seeds).items():
+                content = house.png_bytes(draw)
+                print(house.write_if_changed(folder / f"{name}.png", content, experiment.atomic_write))
+        if results and not seeds:
+            print(f"no point beside the curves: {results} holds no run with these flags")
+
+    return experiment.exit_status(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
