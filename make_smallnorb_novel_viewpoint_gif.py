@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -251,15 +251,25 @@ def draw_frames(config: Config, sweep: Sweep, recorder: Recorder) -> Iterator[Ar
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def encode_gif(frames: list[Array], fps: float) -> bytes:
-    """An endless GIF; all frames share one small palette, so that what does not move costs nothing."""
+def encode_gif(
+    frames: list[Array],
+    fps: float,
+    n_greys: int = N_GREYS,
+    n_colours: int = N_COLOURS,
+    texts: Sequence[tuple[float, float, float]] = (),
+) -> bytes:
+    """An endless GIF; all frames share one small palette, so that what does not move costs nothing.
+
+    ``texts``: colours of letters, which are too few pixels to come into the palette by themselves.
+    """
     pixels = np.concatenate(frames[:: max(1, len(frames) // 6)]).reshape(-1, 3)
     coloured = pixels[np.ptp(pixels, axis=1) > 8]
-    reduced = Image.fromarray(coloured[None]).quantize(N_COLOURS, method=Image.Quantize.MEDIANCUT)
+    reduced = Image.fromarray(coloured[None]).quantize(n_colours, method=Image.Quantize.MEDIANCUT)
     # Pillow looks colours up in steps of four, so white stays white only where no other grey is near.
-    greys = np.repeat(np.append(np.linspace(0, 240, N_GREYS - 1).round().astype(int), 255), 3).tolist()
+    greys = np.repeat(np.append(np.linspace(0, 240, n_greys - 1).round().astype(int), 255), 3).tolist()
     palette = Image.new("P", (1, 1))
-    palette.putpalette(greys + (reduced.getpalette() or [])[: 3 * N_COLOURS])
+    kept = [round(255 * part) for colour in texts for share in (1, 0.8, 0.6, 0.35) for part in tint(colour, share)]
+    palette.putpalette(greys + kept + (reduced.getpalette() or [])[: 3 * n_colours])
     few = [
         np.asarray(Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE).convert("RGB"))
         for frame in frames

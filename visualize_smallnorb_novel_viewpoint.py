@@ -143,7 +143,7 @@ def show_image(ax: Axes, image: Array, colour: str, width: float = 2.0) -> Any:
     return ax.imshow(grey_levels(image), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
 
 
-def tint(colour: str, share: float) -> tuple[float, float, float]:
+def tint(colour: str | tuple[float, float, float], share: float) -> tuple[float, float, float]:
     """A colour mixed with white."""
     r, g, b = (1 - share * (1 - part) for part in to_rgb(colour))
     return r, g, b
