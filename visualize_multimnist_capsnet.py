@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -108,13 +109,14 @@ def two_names(fig: Figure, x: float, y: float, labels: Sequence[int], form: str 
     write(fig, x, y, form.format(*labels), ha="center", **style)
 
 
-def row_label(fig: Figure, x: float, y: float, text: str, colour: str = BLACK) -> None:
+def row_label(fig: Figure, x: float, y: float, text: str, colour: Any = BLACK) -> None:
     """A label of one or two lines, right-aligned, its middle at y."""
     write(fig, x, y, text, ha="right", va="center", color=colour, fontsize=9.5, linespacing=1.25)
 
 
-def head_bar(fig: Figure, x: float, y: float, width: float, text: str, colour: str) -> None:
-    """A tinted bar with a text, over the columns that it is about."""
+def head_bar(fig: Figure, x: float, y: float, width: float, texts: Sequence[str], colour: str) -> None:
+    """A tinted bar over the columns that it is about, with the longest of the texts that fits."""
+    text = next((text for text in texts if 0.085 * len(text) < width), "")
     bar = place(fig, x, y, width, 0.24)
     bar.set(xticks=[], yticks=[], facecolor=tint(colour, 0.25))
     bar.spines[:].set_visible(False)
@@ -174,9 +176,9 @@ def varied(labels: Array, candidates: Array, n: int) -> Array:
     """At most n of the candidates (indices of labels (N, 2)): again and again the first one whose digits were shown
     least."""
     shown = np.zeros(experiment.N_CLASSES)
-    left, chosen = [int(k) for k in candidates], []
+    left, chosen = candidates.tolist(), list[int]()
     while left and len(chosen) < n:
-        k = min(left, key=lambda k: (shown[labels[k]].max(), shown[labels[k]].sum(), k))
+        k: int = min(left, key=lambda k: (shown[labels[k]].max(), shown[labels[k]].sum(), k))
         left.remove(k)
         chosen.append(k)
         shown[labels[k]] += 1
@@ -218,7 +220,7 @@ def routes(run: Run, image: Array) -> Routes:
     for row in bits:
         order = np.argsort(row)
         below = np.cumsum(weight[order]) / weight.sum()
-        low, high = (row[order[min(np.searchsorted(below, q), len(row) - 1)]] for q in (0.1, 0.9))
+        low, high = row[order[np.searchsorted(below, [0.1, 0.9]).clip(max=len(row) - 1)]]
         entropy.append((low, float(np.average(row, weights=weight)), high))
     lengths = np.stack([np.sqrt(np.square(v[..., 0]).sum(axis=1)) for v in cache.routing.v])
     return Routes(maps, np.array(entropy), lengths)
@@ -232,7 +234,7 @@ def routes(run: Run, image: Array) -> Routes:
 def draw_example_pairs(run: Run) -> Figure:
     batch = run.data.test
     chosen = varied(batch.labels, np.arange(min(N_LOOKED, len(batch.labels))), 10)
-    left, cell, gap, top = 0.86, 0.72, 0.09, 1.02
+    left, cell, gap, top = 1.06, 0.72, 0.07, 1.02
     fig = new_figure(top + 4 * (cell + gap) + 0.06, "Two digits laid over each other", subtitle(run.config, run.data))
     rows = (
         ("the network\nsees", BLACK),
@@ -255,7 +257,8 @@ def draw_example_pairs(run: Run) -> Figure:
 def epoch_axis(ax: Axes, n_epochs: int) -> None:
     ax.set_xlabel("epoch")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
-    ax.set_xlim(1 - 0.05 * n_epochs, n_epochs * 1.05)
+    margin = max(0.4, 0.03 * n_epochs)
+    ax.set_xlim(1 - margin, n_epochs + margin)
 
 
 def draw_training_curves(run: Run, seeds: dict[str, Array]) -> Figure:
@@ -325,7 +328,7 @@ def draw_reconstructions(run: Run, seen: Look) -> Figure:
     for y, text, colour in zip(tops, labels, colours, strict=False):
         row_label(fig, left - 0.1, y + cell / 2, text, colour)
     for d in range(2):
-        row_label(fig, left - 0.1, tops[2 + 2 * d] + cell + 0.14, "MSE", GREY)
+        write(fig, left - 0.1, tops[2 + 2 * d] + cell + 0.06, "MSE", ha="right", fontsize=9, color=GREY)
     for m, k in enumerate(chosen):
         x = left + m * (cell + gap)
         two_names(fig, x + cell / 2, 0.76, batch.labels[k], fontsize=10.5, fontweight="bold")
@@ -387,21 +390,27 @@ def draw_capsule_activations(run: Run, seen: Look) -> Figure:
 def draw_outcomes(run: Run, fig: Figure, x: float, top: float, bottom: float) -> None:
     """Stacked bars: for how many of all test composites both, one or none of a model's two answers is right."""
     write(fig, x - 0.02, top, f"All {len(run.data.test.labels):,} test composites", fontsize=10, fontweight="bold")
-    ax = place(fig, x, top + 0.98, WIDTH - x - 0.12, bottom - top - 0.98)
-    for m, (name, state) in enumerate(run.states.items()):
+    ax = place(fig, x, top + 1.14, WIDTH - x - 0.12, bottom - top - 1.14)
+    for m, state in enumerate(run.states.values()):
         both, any_right = (state.history[metric][-1] for metric in ("set_accuracy", "soft_accuracy"))
         floor = 0.0
         for share, (_, colour, hatch) in zip((both, any_right - both, 1 - any_right), OUTCOMES, strict=True):
-            ax.bar(m, share, 0.7, floor, color=tint(colour, 0.75), edgecolor="white", hatch=hatch, linewidth=1, zorder=2)
-            if share >= 0.06:
+            ax.bar(
+                m, share, 0.7, floor, color=tint(colour, 0.75), edgecolor="white", hatch=hatch, linewidth=1, zorder=2
+            )
+            if share >= 0.06 and floor + share < 1:
                 ax.text(
                     m, floor + share / 2, f"{100 * share:.0f} %", ha="center", va="center", fontweight="bold",
                     zorder=4, bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"},
                 )  # fmt: skip
             floor += share
+        text = f"{100 * (1 - any_right):.1f} %"
+        ax.annotate(text, (m, 1), (0, 2), textcoords="offset points", ha="center", va="bottom",
+                    color=ink(VERMILLION), fontweight="bold")  # fmt: skip
     names = {"capsnet": "CapsNet", "cnn": "CNN", "cnn_pool": "CNN,\npooling"}
     ax.set_xticks(range(len(run.states)), [names[name] for name in run.states])
-    ax.set(xlim=(-0.5, max(len(run.states), 2) - 0.5), ylim=(0, 1), yticks=np.arange(0, 1.01, 0.25))
+    middle = (len(run.states) - 1) / 2
+    ax.set(xlim=(middle - 1.5, middle + 1.5), ylim=(0, 1), yticks=np.arange(0, 1.01, 0.25))
     ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     ax.tick_params(axis="x", length=0)
     ax.grid(False, axis="x")
@@ -431,20 +440,20 @@ def draw_overlay(run: Run, seen: Look) -> Figure:
     right, wrong = (np.flatnonzero(seen.hits == 2), np.flatnonzero(seen.hits < 2))
     first = varied(batch.labels, right, 14)
     confused = varied(batch.labels, wrong, 3)
-    n_right = 10 if len(first) >= 12 else len(first)
-    ghosts = first[n_right : n_right + 4] if len(first) > n_right else first[:4]
-    banks: list[list[tuple[str, str, list[Column]]]] = [
-        [("both digits right", house.RIGHT, [Column(k, "R", batch.labels[k]) for k in first[:n_right]])],
+    ghosts = first[10:] if len(first) > 11 else first[:4]
+    banks: list[list[tuple[tuple[str, ...], str, list[Column]]]] = [
+        [(("both digits right", "right"), house.RIGHT, [Column(k, "R", batch.labels[k]) for k in first[:10]])],
         [
-            ("one or both wrong: drawn from labels (R) and answer (P)", house.WRONG,
+            (("one or both wrong: drawn from labels (R) and answer (P)", "one or both wrong"), house.WRONG,
              [c for k in confused for c in (Column(k, "R", batch.labels[k]), Column(k, "P", seen.answers[k]))]),
-            ("* second digit is not there", GREY,
+            (("* second digit is not there", "* not there", "*"), GREY,
              [Column(k, "*R", (batch.labels[k, 0], j)) for k, j in zip(ghosts, absent(seen, ghosts), strict=True)]),
         ],
     ]  # fmt: skip
     left, cell, gap, top = 0.7, 0.72, 0.1, 0.74
+    banks = [bank for bank in banks if any(columns for _, _, columns in bank)]
     bank_height = 0.24 + 0.5 + 3 * (cell + 0.06) + 0.16
-    fig = new_figure(top + 2 * bank_height - 0.04, "Two reconstructions laid over each other",
+    fig = new_figure(top + len(banks) * bank_height - 0.04, "Two reconstructions laid over each other",
                      subtitle(run.config, run.data))  # fmt: skip
     for b, bank in enumerate(banks):
         y = top + b * bank_height
@@ -452,10 +461,10 @@ def draw_overlay(run: Run, seen: Look) -> Figure:
         rows = y + 0.74 + np.arange(3) * (cell + 0.06)
         for row, text in zip(rows, ("input", "drawn", "true"), strict=True):
             row_label(fig, left - 0.1, row + cell / 2, text)
-        for text, colour, columns in bank:
+        for texts, colour, columns in bank:
             if not columns:
                 continue
-            head_bar(fig, x, y, len(columns) * (cell + gap) - gap, text, colour)
+            head_bar(fig, x, y, len(columns) * (cell + gap) - gap, texts, colour)
             pictures = draw_capsules(
                 run, seen.v[[c.composite for c in columns]], np.array([c.pair for c in columns], int)
             )
@@ -483,7 +492,7 @@ def draw_capsule_dimensions(run: Run, seen: Look) -> Figure:
     candidates = np.flatnonzero(seen.hits == seen.hits.max())
     k = int(varied(batch.labels, candidates, 1)[0])
     tile = side + 2  # pixels
-    left, gap, top = 0.36, 0.14, 1.24
+    left, gap, top = 0.36, 0.14, 1.44
     width, height = len(SWEEP) * tile / 100, D * tile / 100
     fig = new_figure(
         top + height + 0.1, "What each number of a digit capsule changes in its picture", subtitle(run.config, run.data)
@@ -496,20 +505,22 @@ def draw_capsule_dimensions(run: Run, seen: Look) -> Figure:
         tiles = np.pad(pictures, ((0, 0), (1, 1), (1, 1)), constant_values=1)
         sheet = tiles.reshape(D, len(SWEEP), tile, tile).transpose(0, 2, 1, 3).reshape(D * tile, -1)
         x = left + d * (width + gap)
-        write(fig, x + 0.02, 0.7, f"capsule of the {j}", color=ink(colour), fontweight="bold", fontsize=10.5)
+        write(fig, x + 0.02, 0.92, f"capsule of the {j}", color=ink(colour), fontweight="bold", fontsize=10.5)
         ax = place(fig, x, top, width, height)
         ax.imshow(sheet, cmap="gray", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
         ax.axis("off")
         middle = len(SWEEP) // 2
         ax.add_patch(Rectangle((middle * tile - 0.5, -0.5), tile, D * tile, fill=False, edgecolor=colour, linewidth=2.2,
                                clip_on=False))  # fmt: skip
-        for m in range(0, len(SWEEP), 2 if len(SWEEP) > 5 else 1):
-            text = f"{SWEEP[m]:+.2f}"
+        for m in (0, 2, 8, 10):
+            text = f"{SWEEP[m]:+.2f}".replace("-", "−")
             write(fig, x + (m + 0.5) * tile / 100, top - 0.22, text, ha="center", fontsize=9)
         write(fig, x + (middle + 0.5) * tile / 100, top - 0.22, "as it is", ha="center", fontsize=9, fontweight="bold")
     for row in range(D):
         write(fig, left - 0.06, top + (row + 0.5) * tile / 100, str(row + 1), ha="right", va="center", fontsize=9)
-    write(fig, WIDTH - 0.12, 0.7, "a row for each number, a column for what is added to it", ha="right", color=GREY)
+    write(
+        fig, left + 0.02, 0.66, "rows: the 16 numbers; columns: what is added to that number before the decoder draws"
+    )
     return fig
 
 
@@ -522,7 +533,7 @@ def draw_couplings(run: Run, seen: Look) -> Figure:
     a, b = (int(j) for j in batch.labels[k])
     other = int(absent(seen, np.array([k]))[0])
     rows = ((a, f"{a}", FIRST), (b, f"{b}", SECOND), (other, f"{other}, not there", BLACK))
-    top, cell, gap, left, maps_left = 1.3, 1.3, 0.12, 0.12, 2.52
+    top, cell, gap, left, maps_left = 1.3, 1.28, 0.1, 0.12, 2.44
     fig = new_figure(top + 3 * (cell + gap) + 0.62, f"Routing of one composite, {a} + {b}", subtitle(config, run.data))
     picture_side = 1.44
     write(fig, left, top - 0.24, "the network sees", fontsize=9.5)
@@ -534,9 +545,11 @@ def draw_couplings(run: Run, seen: Look) -> Figure:
           fontsize=9, va="top", linespacing=1.25)  # fmt: skip
     write(fig, left, top + 2.12, "its digits", fontsize=9.5)
     show(fig, left, top + 2.36, picture_side, in_two_colours(batch.sources[k]))
-    write(fig, maps_left, 0.7, "couplings to each digit capsule, where the primary capsules are", fontweight="bold",
-          fontsize=9.5)  # fmt: skip
-    limit = max(2 * EVEN, float(np.ceil(20 * routed.c[:, [a, b, other]].max()) / 20))
+    types = f"mean of {config.primary_types} types" if config.primary_types > 1 else "one type"
+    heading = f"coupling of the primary capsules ({types}, by length) with each digit capsule"
+    write(fig, maps_left - 0.8, 0.7, heading, fontweight="bold")
+    deviation = np.abs(routed.c[:, [a, b, other]] - EVEN)
+    limit = max(0.01, min(EVEN, float(np.ceil(100 * np.percentile(deviation[-1], 98)) / 100)))
     drawn: Any = None
     x_pixel = (np.arange(config.image_size) - middle) / 2  # in columns of capsules
     for r, (j, text, colour) in enumerate(rows):
@@ -545,23 +558,22 @@ def draw_couplings(run: Run, seen: Look) -> Figure:
               color=ink(colour), fontweight="bold", fontsize=14 if r < 2 else 9.5)  # fmt: skip
         for m, t in enumerate(shown):
             ax = place(fig, maps_left + m * (cell + gap), y, cell, cell)
-            drawn = ax.imshow(routed.c[t, j], cmap="cividis", vmin=0, vmax=limit)
+            drawn = ax.imshow(routed.c[t, j], cmap="RdBu_r", vmin=EVEN - limit, vmax=EVEN + limit)
             for d in range(2):
                 if r in (d, 2):
-                    ax.contour(x_pixel, x_pixel, batch.sources[k, d], [0.5], colors=DIGIT_COLOURS[d], linewidths=1.3)
+                    ax.contour(x_pixel, x_pixel, batch.sources[k, d], [0.5], colors=BLACK, linewidths=1.0)
             ax.set(xlim=(-0.5, config.primary_side - 0.5), ylim=(config.primary_side - 0.5, -0.5))
             frame(ax, "#bbbbbb", 0.6)
             if r == 0:
                 write(fig, maps_left + m * (cell + gap) + cell / 2, top - 0.24, f"iteration {t + 1}", ha="center")
     foot = top + 3 * (cell + gap) + 0.06
     bar = place(fig, maps_left, foot, 2.1, 0.12)
-    fig.colorbar(drawn, cax=bar, orientation="horizontal")
+    fig.colorbar(drawn, cax=bar, orientation="horizontal", extend="both")
     bar.grid(False)
-    bar.xaxis.set_major_locator(MaxNLocator(nbins=4))
-    bar.axvline(EVEN, color="white", linewidth=2)
-    write(fig, maps_left + 2.25, foot - 0.03, f"coupling c (white: even, {EVEN:g})", fontsize=9.5)
+    bar.set_xticks([EVEN - limit, EVEN, EVEN + limit])
+    write(fig, maps_left + 2.25, foot - 0.03, f"coupling c; white: even, {EVEN:g}", fontsize=9.5)
 
-    x, width, height = maps_left + 3 * (cell + gap) + 0.62, 1.5, 1.42
+    x, width, height = maps_left + 3 * (cell + gap) + 0.58, 1.42, 1.42
     iterations = np.arange(1, n_iters + 1)
     ax = place(fig, x, top, width, height)
     for j in range(experiment.N_CLASSES):
@@ -593,11 +605,10 @@ def draw_couplings(run: Run, seen: Look) -> Figure:
     ax.annotate("even", (1, most), xycoords=("axes fraction", "data"), xytext=(-2, 3), textcoords="offset points",
                 ha="right", fontsize=9)  # fmt: skip
     ax.set_title("entropy of couplings, bits", loc="left", x=-0.2)
-    ax.set_ylim(0, 4)
-    ax.set_yticks(range(5))
+    ax.set_ylim(most - 1.25 * max(0.04, most - low.min()), most + 0.25 * max(0.04, most - low.min()))
     iteration_axis(ax, n_iters)
     ax.set_xlabel("iteration")
-    write(fig, x - 0.3, foot - 0.03, "mean, 10 % to 90 %", fontsize=9.5, color=GREY)
+    write(fig, x - 0.3, foot + 0.2, "mean, and 10 % to 90 %", fontsize=9, color=GREY)
     return fig
 
 
@@ -608,8 +619,8 @@ def iteration_axis(ax: Axes, n: int) -> None:
 
 def spread(values: Sequence[float], least: float) -> Array:
     """Positions for labels at these values, moved apart where they are closer than ``least``."""
-    order, placed = np.argsort(values), np.array(values, float)
-    for low, high in zip(order, order[1:], strict=False):
+    placed = np.array(values, float)
+    for low, high in itertools.pairwise(np.argsort(values)):
         placed[high] = max(placed[high], placed[low] + least)
     return placed
 
@@ -701,9 +712,10 @@ def main(argv: list[str] | None = None) -> int:
     def body() -> None:
         # All that can go wrong goes wrong before the training.
         experiment.require_writable(folder / "overlay.png")
-        config, states = asked, {}
         if args.checkpoint:
             config, states = load_finished(args.checkpoint, given_flags(make_parser(), argv))
+        else:
+            config, states = asked, {}
         results = args.results or (DEFAULT_RESULTS if DEFAULT_RESULTS.is_file() else None)
         seeds = read_seeds(results, config) if results else {}
         if args.results and not seeds:
