@@ -137,9 +137,9 @@ class Scene:
         for m, labels in enumerate(shown.labels):
             x = LEFT + m * PITCH
             figures.two_names(self.fig, x + CELL / 2, TOP - 0.24, labels, fontsize=10.5, fontweight="bold")
-            show(self.fig, x, rows[0], CELL, shown.images[m])
+            show(self.fig, x, rows[0], CELL, shown.images[m], "nearest")
             blank = np.zeros((*shown.images[m].shape, 3))
-            self.pictures.append([self.move(show(self.fig, x, y, CELL, blank)[1]) for y in rows[1:4]])
+            self.pictures.append([self.move(show(self.fig, x, y, CELL, blank, "nearest")[1]) for y in rows[1:4]])
             self.verdicts.append(
                 self.move(write(self.fig, x + CELL / 2, rows[4], "", ha="center", fontsize=10.5, fontweight="bold"))
             )

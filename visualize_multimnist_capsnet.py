@@ -96,12 +96,12 @@ def in_two_colours(digits: Array) -> Array:
 
 
 def show(
-    fig: Figure, x: float, y: float, side: float, image: Array, colour: str = GREY, width: float = 0.8
+    fig: Figure, x: float, y: float, side: float, image: Array, interpolation: str = "hanning"
 ) -> tuple[Axes, Any]:
     """A picture (H, W) or (H, W, 3), its upper left corner x, y inches from the figure's."""
     ax = place(fig, x, y, side, side)
-    frame(ax, colour, width)
-    return ax, ax.imshow(np.clip(image, 0, 1), cmap="gray", vmin=0, vmax=1)
+    frame(ax, GREY, 0.8)
+    return ax, ax.imshow(np.clip(image, 0, 1), cmap="gray", vmin=0, vmax=1, interpolation=interpolation)
 
 
 def two_names(fig: Figure, x: float, y: float, labels: Sequence[int], form: str = "{} + {}", **style: Any) -> None:
@@ -235,7 +235,8 @@ def draw_example_pairs(run: Run) -> Figure:
     batch = run.data.test
     chosen = varied(batch.labels, np.arange(min(N_LOOKED, len(batch.labels))), 10)
     left, cell, gap, top = 1.06, 0.72, 0.07, 1.02
-    fig = new_figure(top + 4 * (cell + gap) + 0.06, "Two digits laid over each other", subtitle(run.config, run.data))
+    fig = new_figure(top + 4 * (cell + gap) + 0.06, "Two digits laid over each other",
+                     subtitle(run.config, run.data, length=False))  # fmt: skip
     rows = (
         ("the network\nsees", BLACK),
         ("first digit", ink(FIRST)),
@@ -502,6 +503,7 @@ def draw_capsule_dimensions(run: Run, seen: Look) -> Figure:
         v = np.repeat(seen.v[k][None], D * len(SWEEP), axis=0)  # (16 * 11, J, D)
         v[np.arange(len(v)), j, np.repeat(np.arange(D), len(SWEEP))] += np.tile(SWEEP, D).astype(v.dtype)
         pictures = draw_capsules(run, v, np.full((len(v), 1), j))[:, 0]
+        pictures = np.round(pictures * 31) / 31  # 32 greys, for a small file
         tiles = np.pad(pictures, ((0, 0), (1, 1), (1, 1)), constant_values=1)
         sheet = tiles.reshape(D, len(SWEEP), tile, tile).transpose(0, 2, 1, 3).reshape(D * tile, -1)
         x = left + d * (width + gap)
@@ -546,7 +548,7 @@ def draw_couplings(run: Run, seen: Look) -> Figure:
     write(fig, left, top + 2.12, "its digits", fontsize=9.5)
     show(fig, left, top + 2.36, picture_side, in_two_colours(batch.sources[k]))
     types = f"mean of {config.primary_types} types" if config.primary_types > 1 else "one type"
-    heading = f"coupling of the primary capsules ({types}, by length) with each digit capsule"
+    heading = f"coupling of the primary capsules ({types}, weighed by length) with each digit capsule"
     write(fig, maps_left - 0.8, 0.7, heading, fontweight="bold")
     deviation = np.abs(routed.c[:, [a, b, other]] - EVEN)
     limit = max(0.01, min(EVEN, float(np.ceil(100 * np.percentile(deviation[-1], 98)) / 100)))
@@ -584,11 +586,12 @@ def draw_couplings(run: Run, seen: Look) -> Figure:
         if j == other:
             style = {"color": BLACK, "linewidth": 1.4, "marker": "v", "linestyle": "--", "zorder": 3}
         ax.plot(iterations, routed.lengths[:, j], clip_on=False, **style)
-    ends = [[routed.lengths[-1, j], text, colour] for j, text, colour in ((a, str(a), FIRST), (b, str(b), SECOND),
-                                                                          (other, str(other), BLACK))]  # fmt: skip
-    for position, (_, text, colour) in zip(spread([end[0] for end in ends], 0.11), ends, strict=True):
-        ax.annotate(text, (1, position), xycoords=("axes fraction", "data"), xytext=(5, 0), va="center",
-                    textcoords="offset points", color=ink(colour), fontweight="bold", annotation_clip=False)  # fmt: skip
+    ends = routed.lengths[-1, [a, b, other]]
+    for j, colour, height_of_name in zip((a, b, other), (FIRST, SECOND, BLACK), spread(ends, 0.11), strict=True):
+        ax.annotate(
+            str(j), (1, height_of_name), xycoords=("axes fraction", "data"), xytext=(5, 0), va="center",
+            textcoords="offset points", color=ink(colour), fontweight="bold", annotation_clip=False,
+        )  # fmt: skip
     ax.set_title("lengths of digit capsules", loc="left", x=-0.2)
     ax.set_ylim(0, 1)
     ax.set_yticks([0, 0.5, 1])
@@ -617,7 +620,7 @@ def iteration_axis(ax: Axes, n: int) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
 
 
-def spread(values: Sequence[float], least: float) -> Array:
+def spread(values: Array, least: float) -> Array:
     """Positions for labels at these values, moved apart where they are closer than ``least``."""
     placed = np.array(values, float)
     for low, high in itertools.pairwise(np.argsort(values)):

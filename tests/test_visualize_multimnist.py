@@ -1,0 +1,395 @@
+"""The figures and the animation of the MultiMNIST experiment, on trainings of seconds with generated digits."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+from PIL import Image
+
+import make_multimnist_capsnet_gif as animation
+import multimnist_capsnet as experiment
+import visualize_multimnist_capsnet as figures
+import visualize_smallnorb_novel_viewpoint as house
+
+SMALL = ["--seed=123", "--dataset=strokes", "--conv-channels=4", "--primary-types=2", "--threads=1"]
+TINY = [*SMALL, "--n-epochs=2", "--n-train=64", "--n-test=60", "--batch-size=16"]
+ALL = [
+    "capsule_activations", "capsule_dimensions", "couplings", "example_pairs", "overlay", "reconstructions",
+    "training_curves",
+]  # fmt: skip
+
+
+@functools.cache
+def strokes() -> experiment.Digits:
+    train, test = (experiment.stroke_digits(np.random.default_rng(k), 200) for k in range(2))
+    return experiment.Digits("strokes", *train, *test)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_digits() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "resolve_dataset", lambda *_: strokes())
+        yield
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No figure of the project is touched, and no results file of it found."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained before the error was found")
+
+    monkeypatch.setattr(experiment, "train", train)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trained") / "run.npz"
+    assert experiment.main([*TINY, "--quiet", f"--checkpoint={path}"]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(checkpoint: Path) -> figures.Run:
+    config, states = experiment.load_checkpoint(checkpoint)
+    return figures.Run(config, experiment.make_data(config), states)
+
+
+@pytest.fixture(scope="module")
+def seen(run: figures.Run) -> figures.Look:
+    return figures.look(run)
+
+
+def pictures(folder: str | Path) -> dict[str, bytes]:
+    return {path.stem: path.read_bytes() for path in sorted(Path(folder, experiment.EXPERIMENT).iterdir())}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Figures
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_training_and_checkpoint_give_the_same_figures(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert figures.main([*TINY, "--quiet"]) == 0
+    trained = pictures("viz")
+    assert list(trained) == ALL
+    for name, content in trained.items():
+        assert len(content) <= 400_000, name
+        path = Path("viz", experiment.EXPERIMENT, f"{name}.png")
+        with Image.open(path) as image:
+            assert image.width == 900, name
+            assert 300 <= image.height <= 800, name
+            assert "Software" not in image.info, name
+        os.utime(path, (0, 0))
+
+    capsys.readouterr()
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "yellow"}):  # a user's own style changes nothing
+        assert figures.main([f"--checkpoint={checkpoint}"]) == 0
+    assert pictures("viz") == trained
+    assert capsys.readouterr().out.count("unchanged") == len(ALL)
+    for path in Path("viz", experiment.EXPERIMENT).iterdir():
+        assert path.stat().st_mtime == 0, f"{path.name} was written again although it is the same"
+
+
+def test_every_model_has_a_look_of_its_own() -> None:
+    assert tuple(figures.MODEL_STYLES) == experiment.MODEL_NAMES
+    assert len({style.colour for style in figures.MODEL_STYLES.values()}) == len(figures.MODEL_STYLES)
+    assert len({style.marker for style in figures.MODEL_STYLES.values()}) == len(figures.MODEL_STYLES)
+
+
+def with_hits(seen: figures.Look, hits: int | None) -> figures.Look:
+    """As if every answer had so many right digits; None: one composite in three has two, the others one."""
+    labels = seen.batch.labels
+    counts = np.where(np.arange(len(labels)) % 3, 1, 2) if hits is None else np.full(len(labels), hits)
+    others = (labels.sum(axis=1, keepdims=True) + np.arange(10)) % 10
+    answers = labels.copy()
+    for k, count in enumerate(counts):
+        free = [j for j in others[k] if j not in labels[k]]
+        answers[k, count:] = free[: 2 - count]
+    return seen._replace(answers=answers, hits=counts)
+
+
+@pytest.mark.parametrize("hits", [None, 0, 1, 2])
+def test_texts_are_large_enough_and_stay_apart(
+    run: figures.Run, seen: figures.Look, monkeypatch: pytest.MonkeyPatch, hits: int | None
+) -> None:
+    drawn: list[tuple[Text, Bbox]] = []
+    original = Text.draw
+
+    def draw(self: Text, renderer: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, renderer, *args, **kwargs)
+        if self.get_visible() and self.get_text().strip():
+            drawn.append((self, self.get_window_extent(renderer)))
+
+    monkeypatch.setattr(Text, "draw", draw)
+    monkeypatch.setattr(figures, "look", lambda _: with_hits(seen, hits))
+    seeds = {model: np.full((3, 1), 0.5) for model in run.states} if hits is None else {}
+    shown = run if hits is None else run._replace(states={"capsnet": run.states["capsnet"]})
+    for name, drawer in figures.drawers(shown, seeds).items():
+        drawn.clear()
+        with house.house_style():
+            fig = drawer()
+            fig.canvas.draw()
+        assert any("seed 123" in t.get_text() and "not MNIST" in t.get_text() for t, _ in drawn), name
+        for text, box in drawn:
+            assert float(text.get_fontsize()) >= 9, (name, text)
+            assert min(box.x0, box.y0) >= 0, (name, text)
+            assert box.x1 <= fig.bbox.x1, (name, text)
+            assert box.y1 <= fig.bbox.y1, (name, text)
+        for (a, first), (b, second) in itertools.combinations(drawn, 2):
+            common = Bbox.intersection(first, second)
+            assert common is None or min(common.width, common.height) < 3, (name, a, b)
+
+
+@pytest.mark.parametrize("n_iters", [1, 2, 12])
+def test_other_numbers_of_iterations_are_drawn(run: figures.Run, seen: figures.Look, n_iters: int) -> None:
+    other = run._replace(config=dataclasses.replace(run.config, routing_iters=n_iters))
+    with house.house_style():
+        figures.draw_couplings(other, seen).canvas.draw()
+
+
+def test_chance_and_the_points_of_a_results_file_are_drawn(run: figures.Run) -> None:
+    seeds = {name: np.array([[0.25], [0.75]]) for name in run.states}
+    with house.house_style():
+        *_, curves, points = figures.draw_training_curves(run, seeds).axes
+    assert any(np.allclose(np.asarray(line.get_ydata()), 1 / 45) for line in curves.lines)
+    assert [np.asarray(line.get_ydata()).tolist() for line in points.lines] == [[0.25, 0.75]] * 3
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is drawn is what the network does
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_look_agrees_with_the_evaluation(run: figures.Run, seen: figures.Look) -> None:
+    last = {metric: values[-1] for metric, values in run.states["capsnet"].history.items()}
+    assert (seen.hits == 2).mean() == pytest.approx(last["set_accuracy"])
+    assert (seen.hits > 0).mean() == pytest.approx(last["soft_accuracy"])
+    drawn = figures.draw_capsules(run, seen.v, seen.batch.labels)
+    assert np.square(drawn - seen.batch.sources).mean() == pytest.approx(last["recon_mse"], rel=1e-4)
+    assert not (figures.absent(seen, np.arange(60))[:, None] == np.hstack([seen.batch.labels, seen.answers])).any()
+
+
+def test_right_answers_stand_where_their_labels_stand() -> None:
+    labels = np.array([[1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [1, 2]])
+    answers = np.array([[1, 2], [2, 1], [3, 1], [2, 3], [1, 3], [4, 3]])
+    expected = [[1, 2], [1, 2], [1, 3], [3, 2], [1, 3], [4, 3]]
+    assert figures.in_order_of_labels(labels, answers).tolist() == expected
+
+
+def test_digits_that_were_not_shown_come_first() -> None:
+    labels = np.array([[1, 2], [2, 1], [1, 3], [4, 5], [6, 7], [1, 2]])
+    assert figures.varied(labels, np.arange(6), 4).tolist() == [0, 3, 4, 2]
+    assert figures.varied(labels, np.array([1, 5]), 4).tolist() == [1, 5]
+    assert figures.varied(labels, np.array([], int), 4).tolist() == []
+
+
+def test_couplings_start_even_and_are_shared_out(run: figures.Run, seen: figures.Look) -> None:
+    image = seen.batch.images[3]
+    routed = figures.routes(run, image)
+    side = run.config.primary_side
+    assert routed.c.shape == (run.config.routing_iters, 10, side, side)
+    np.testing.assert_allclose(routed.c.sum(axis=1), 1, rtol=1e-4)
+    np.testing.assert_allclose(routed.c[0], 0.1, rtol=1e-6)
+    assert routed.entropy[0] == pytest.approx(np.log2(10))
+    assert (routed.entropy <= np.log2(10) + 1e-5).all()
+    np.testing.assert_allclose(routed.lengths[-1], seen.lengths[3], rtol=1e-3)
+
+
+def test_couplings_lie_where_their_capsules_look(run: figures.Run) -> None:
+    """A digit in the lower left corner makes the capsules there, and only there, leave the even coupling."""
+    image = np.zeros((36, 36), np.float32)
+    image[24:34, 2:12] = 1
+    with_ink, without = (figures.routes(run, picture) for picture in (image, np.zeros_like(image)))
+    change = np.abs(with_ink.c[-1] - without.c[-1]).max(axis=0)
+    assert change[-1, 0] > 0
+    assert change[:3].max() == change[:, -3:].max() == 0
+
+
+def test_two_colours_add_up() -> None:
+    one, none = np.ones((2, 2)), np.zeros((2, 2))
+    assert np.allclose(figures.in_two_colours(np.stack([one, none])), figures.in_colour(one, figures.FIRST))
+    assert figures.in_two_colours(np.stack([one, one])).min() > 0.85
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Results of many seeds
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_seeds_of_this_configuration_are_found() -> None:
+    config = experiment.Config(n_epochs=3)
+    runs = [
+        {"config": dataclasses.asdict(dataclasses.replace(config, seed=seed, n_epochs=n)),
+         "models": {"capsnet": {"set_accuracy": seed / 10}, "cnn": {"set_accuracy": 0.5}}}
+        for seed, n in ((1, 3), (2, 3), (3, 4))
+    ]  # fmt: skip
+    Path("r.json").write_text(json.dumps({"runs": runs}))
+    points = figures.read_seeds(Path("r.json"), config)
+    assert {name: p.tolist() for name, p in points.items()} == {"capsnet": [[0.1], [0.2]], "cnn": [[0.5], [0.5]]}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"models": 3}', '{"models": {"a": null}}'])
+def test_useless_results_are_an_error_in_words(
+    no_training: None, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    Path("r.json").write_text(text)
+    assert figures.main([*TINY, "--results=r.json"]) == 1
+    assert capsys.readouterr().err.startswith("error: r.json ")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Animation
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_animation_has_the_frames_that_were_asked_for() -> None:
+    flags = [*TINY, "--snapshot-every=3", "--fps=20", "--quiet", "--out=sub/a.gif"]  # of 8 steps: 0, 3, 6, 8
+    assert animation.main(flags) == 0
+    content = Path("sub/a.gif").read_bytes()
+    with Image.open("sub/a.gif") as gif:
+        assert gif.n_frames == 4
+        assert 800 <= gif.width <= 900
+        assert gif.info["loop"] == 0
+        durations, frames = [], []
+        for k in range(4):
+            gif.seek(k)
+            durations.append(gif.info["duration"])
+            frames.append(np.asarray(gif.convert("RGB")))
+    assert durations == [50] * 3 + [2500]
+    assert all((frame[:5, :5] == 255).all() for frame in frames), "white has become grey"
+    assert len({frame.tobytes() for frame in frames}) == 4
+    assert len(content) < 4_000_000
+    assert animation.main(flags) == 0
+    assert Path("sub/a.gif").read_bytes() == content
+
+
+def test_snapshots_change_nothing_of_the_training(run: figures.Run) -> None:
+    state, snapshots = animation.record(run.config, run.data, 5, 1, quiet=True)
+    assert [snapshot.step for snapshot in snapshots] == [0, 5, 8]
+    trained = run.states["capsnet"]
+    np.testing.assert_array_equal(state.flat, trained.flat)
+    assert snapshots[-1].set_accuracy == trained.history["set_accuracy"][-1]
+    assert snapshots[-1].recon_mse == trained.history["recon_mse"][-1]
+
+
+def test_texts_of_the_animation_stay_apart(run: figures.Run) -> None:
+    _, snapshots = animation.record(run.config, run.data, 8, 1, quiet=True)
+    with house.house_style():
+        scene = animation.Scene(run.config, run.data, animation.shown_composites(run.data), snapshots)
+        scene.frame(1)
+        fig: Figure = scene.fig
+        renderer: Any = scene.canvas
+        texts = [t for t in fig.findobj(Text) if t.get_visible() and t.get_text().strip()]
+        boxes = [(text, text.get_window_extent(renderer.get_renderer())) for text in texts]
+    boxes = [(text, box) for text, box in boxes if box.width and np.isfinite(box.extents).all()]
+    assert len(boxes) > 25
+    for text, box in boxes:
+        assert float(text.get_fontsize()) >= 9, text
+        assert box.x0 >= 0 <= box.y0, text
+        assert box.x1 <= fig.bbox.x1, text
+        assert box.y1 <= fig.bbox.y1, text
+    for (a, first), (b, second) in itertools.combinations(boxes, 2):
+        common = Bbox.intersection(first, second)
+        assert common is None or min(common.width, common.height) < 3, (a, b)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Mistakes on the command line
+# ----------------------------------------------------------------------------------------------------------------------
+
+USAGE_ERRORS: list[tuple[Any, list[str]]] = [
+    (figures, ["--seed=-1"]),
+    (figures, ["--n-epochs=0"]),
+    (figures, ["--lr=nan"]),
+    (figures, ["--threads=0"]),
+    (figures, ["--dataset=smallnorb"]),
+    (figures, ["--no-such-flag"]),
+    (animation, ["--snapshot-every=0"]),
+    (animation, ["--snapshot-every=many"]),
+    (animation, ["--snapshot-every=1"]),
+    (animation, ["--fps=nan"]),
+    (animation, ["--fps=0"]),
+    (animation, ["--fps=1e-9"]),
+    (animation, ["--fps=51"]),
+    (animation, ["--out=a.png"]),
+    (animation, ["--checkpoint=run.npz"]),
+]
+
+
+@pytest.mark.parametrize(("script", "flags"), USAGE_ERRORS)
+def test_wrong_flags(no_training: None, capsys: pytest.CaptureFixture[str], script: Any, flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        script.main(flags)
+    assert stopped.value.code == 2
+    assert "error: " in capsys.readouterr().err.splitlines()[-1]
+
+
+def partly_trained(tmp_path: Path, names: tuple[str, ...], epochs: int) -> Path:
+    config = experiment.Config(n_epochs=2, conv_channels=2, primary_types=1, decoder=(4, 4))
+    models = experiment.make_models(config)
+    states = {name: experiment.init_state(models[name], config) for name in names}
+    for state in states.values():
+        state.history = {"set_accuracy": [0.5] * epochs}
+    path = tmp_path / f"{'-'.join(names)}.npz"
+    experiment.save_checkpoint(path, config, states)
+    return path
+
+
+def test_what_cannot_work_is_found_before_the_training(
+    no_training: None, tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").write_text("in the way")
+    Path("dir.gif").mkdir()
+    unfinished = partly_trained(tmp_path, ("capsnet", "cnn"), 1)
+    without_capsules = partly_trained(tmp_path, ("cnn",), 2)
+    cases: list[tuple[Any, list[str], str]] = [
+        (figures, ["--outdir=file"], "cannot write"),
+        (figures, ["--outdir=/proc/none"], "cannot write"),
+        (figures, ["--checkpoint=none.npz"], "there is no checkpoint none.npz"),
+        (figures, ["--checkpoint=file"], "not a readable checkpoint"),
+        (figures, [f"--checkpoint={unfinished}"], "1 of 2 epochs of capsnet;"),
+        (figures, [f"--checkpoint={without_capsules}"], "0 of 2 epochs of capsnet;"),
+        (figures, [f"--checkpoint={checkpoint}", "--seed=0"], "was made with --seed 123, not 0"),
+        (figures, [f"--checkpoint={checkpoint}", "--preset=paper"], "was made with --conv-channels 4, not 256"),
+        (figures, ["--results=none.json"], "there is no results file none.json"),
+        (figures, ["--n-test=15"], "the figures need --n-test 16 or more"),
+        (animation, ["--n-test=15"], "the figures need --n-test 16 or more"),
+        (animation, ["--out=dir.gif"], "it is a folder"),
+        (animation, ["--out=file/a.gif"], "cannot write"),
+    ]
+    for script, flags, message in cases:
+        assert script.main(flags) == 1, flags
+        captured = capsys.readouterr()
+        assert captured.err.startswith("error: "), flags
+        assert captured.err.count("\n") == 1, flags
+        assert message in captured.err, flags
+
+
+def test_flags_that_agree_with_the_checkpoint_are_welcome(checkpoint: Path) -> None:
+    flags = [*TINY, f"--checkpoint={checkpoint}", "--outdir=x", "--quiet", "--preset=small"]
+    given = figures.given_flags(figures.make_parser(), flags)
+    assert given == {
+        "seed": 123, "dataset": "strokes", "n_epochs": 2, "n_train": 64, "n_test": 60, "batch_size": 16,
+        "conv_channels": 4, "primary_types": 2, "decoder": (256, 512),
+    }  # fmt: skip
+    config, states = figures.load_finished(checkpoint, given)
+    assert config.seed == 123
+    assert list(states) == list(figures.MODEL_STYLES)
