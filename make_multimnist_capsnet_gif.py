@@ -107,7 +107,7 @@ def record(config: Config, data: Data, every: int, threads: int, quiet: bool) ->
 
 GIF_WIDTH, GIF_HEIGHT = 8.8, 4.55  # inches
 LEFT, TOP, CELL, PITCH = 1.26, 0.98, 0.72, 0.8  # two pixels of the screen for one of a picture
-CURVE_LEFT, CURVE_WIDTH, CURVE_HEIGHT = 6.62, 2.02, 1.1
+CURVE_LEFT, CURVE_WIDTH, CURVE_HEIGHT = 6.48, 2.02, 1.1
 
 
 class Scene:
@@ -131,7 +131,7 @@ class Scene:
         colours = (house.BLACK, *(ink(colour) for colour in DIGIT_COLOURS), house.BLACK)
         for y, text, colour in zip(rows, texts, colours, strict=False):
             row_label(self.fig, LEFT - 0.08, y + CELL / 2, text, colour)
-        row_label(self.fig, LEFT - 0.08, rows[4] + 0.08, "its answer")
+        write(self.fig, LEFT - 0.08, rows[4], "its answer", ha="right", fontsize=10.5)
         self.pictures: list[list[Any]] = []
         self.verdicts: list[Any] = []
         for m, labels in enumerate(shown.labels):
