@@ -71,7 +71,7 @@ FIRST, SECOND = ORANGE, SKY  # the digits of a composite; where both have ink th
 DIGIT_COLOURS = (FIRST, SECOND)
 OUTCOMES = (("both right", GREEN, ""), ("one right", YELLOW, "//"), ("none", VERMILLION, "xx"))
 N_PAIRS = experiment.N_CLASSES * (experiment.N_CLASSES - 1) // 2
-DATASET_NAMES = {"mnist": "MNIST", "strokes": "generated digits (strokes), not MNIST", "custom": "digits of --data-dir"}
+DATASET_NAMES = {"mnist": "MNIST", "strokes": "generated strokes, not MNIST", "custom": "digits of --data-dir"}
 EVEN = 1 / experiment.N_CLASSES  # coupling before the first iteration
 
 
