@@ -108,12 +108,16 @@ def products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 
 
         return step
 
+    def run(step: Step) -> None:
+        with np.errstate(all="ignore"):  # numbers grow as a product's result is the next one's operand
+            step()
+
     steps = [share() for _ in range(threads)]
     pool, blas = ThreadPoolExecutor(threads), threadpoolctl.ThreadpoolController()
 
     def all_shares() -> None:
-        with blas.limit(limits=1, user_api="blas"), np.errstate(all="ignore"):
-            list(pool.map(lambda step: step(), steps))
+        with blas.limit(limits=1, user_api="blas"):
+            list(pool.map(run, steps))
 
     return all_shares
 
