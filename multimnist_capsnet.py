@@ -700,7 +700,7 @@ class Workspace:
         return array
 
 
-ROWS = 4  # of an image, dealt with at a time when columns are folded back
+ROWS = 7  # of an image, dealt with at a time when columns are folded back
 
 
 class ConvCache(NamedTuple):
@@ -902,7 +902,7 @@ def softmax_backward(dc: Array, c: Array) -> Array:
     return dc
 
 
-PARENTS = 2  # dealt with at a time: few, that their products stay in the cache, but not one, for calls cost time
+PARENTS = 5  # dealt with at a time: few, that their products stay in the cache, but not one: threads wait for calls
 
 
 class RoutingCache(NamedTuple):
