@@ -36,7 +36,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smallnorb_novel_viewpoint import UserError, atomic_write, exit_status, require_writable, save_result, whole_number
+from smallnorb_novel_viewpoint import (
+    Parser,
+    UserError,
+    atomic_write,
+    exit_status,
+    require_writable,
+    save_result,
+    whole_number,
+)
 
 Json = dict[str, Any]
 
@@ -804,7 +812,7 @@ def seconds(text: str) -> float:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         usage="%(prog)s EXPERIMENT --seeds 0:3 [options] [-- FLAGS OF THE EXPERIMENT]\n"
         "       %(prog)s --report | --check",
         description="Run an experiment with many seeds and settings side by side; keep the README's numbers true.",

@@ -212,7 +212,7 @@ def draw_frames(config: Config, data: Data, shown: Batch, snapshots: list[Snapsh
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = experiment.Parser(
         description="Train the capsule network of the MultiMNIST experiment and animate what it draws on the way."
     )
     experiment.add_experiment_arguments(parser)

@@ -294,7 +294,7 @@ def frame_rate(text: str) -> float:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = experiment.Parser(
         description="Train the models of the novel-viewpoint experiment and animate what they see on the way."
     )
     experiment.add_experiment_arguments(parser)

@@ -47,7 +47,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, NoReturn
 
 import numpy as np
 import pooch
@@ -1883,6 +1883,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and not the whole usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (--help shows every flag)\n")
+
+
 def whole_number(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:
@@ -2014,7 +2021,7 @@ def config_from_args(args: argparse.Namespace) -> Config:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Train a capsule network and two CNNs to recognise two digits that lie over each other.",
         epilog="With no flags: eight epochs of 6,000 composites of MNIST digits, seed 0, three models.",
     )

@@ -46,7 +46,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
@@ -1407,6 +1407,13 @@ def predict(checkpoint: Path, pictures: list[Path]) -> str:
 MAX_IMAGES = 50_000  # of one voxel set, which is drawn at once
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and not the whole usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (--help shows every flag)\n")
+
+
 def whole_number(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:
@@ -1612,7 +1619,7 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Train matrix capsules and two CNNs on a range of viewpoints, test them on another.",
         epilog="With no flags: ten epochs on voxel objects, seed 0, azimuths 0 to 150 against 200 to 330 degrees.",
     )

@@ -807,7 +807,7 @@ DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_seeds.json"
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = experiment.Parser(
         description="Train the three models of the novel-viewpoint experiment and draw its figures.",
         epilog=f"The figures go to DIR/{experiment.EXPERIMENT}/.",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from benchmarks import multimnist, smallnorb
 from benchmarks.measure import Step, have_torch, interleave, peak_memory
-from smallnorb_novel_viewpoint import environment, exit_status, require_writable, save_result, whole_number
+from smallnorb_novel_viewpoint import Parser, environment, exit_status, require_writable, save_result, whole_number
 
 OURS, PRODUCTS, EAGER = "numpy", "its matrix products alone", "PyTorch eager"
 Build = Callable[..., Step]
@@ -99,7 +98,7 @@ def measure(repetitions: int, threads: int) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser = Parser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks.json"), help="default: %(default)s")
     parser.add_argument(
         "--repetitions", type=whole_number(1, 10_000), default=60, metavar="N", help="rounds; default: %(default)s"

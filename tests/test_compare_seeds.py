@@ -343,9 +343,9 @@ def test_usage_errors(fake: str, capsys: pytest.CaptureFixture[str], flags: str)
     with pytest.raises(SystemExit) as caught:
         main(shlex.split(flags.replace("FAKE", fake)))
     assert caught.value.code == 2
-    usage, _, message = capsys.readouterr().err.partition(": error: ")
-    assert usage.startswith("usage:")
-    assert message.count("\n") == 1
+    error = capsys.readouterr().err
+    assert ": error: " in error
+    assert error.count("\n") == 1
     assert runs() == []
 
 
