@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,15 @@ def growth(builds: dict[str, Build], label: str, flag: str, values: list[int], r
     return {"columns": [label, *(f"numpy / {name}" for name in others), "numpy, ms"], "rows": rows}
 
 
+def default_command(repetitions: int, threads: int) -> dict[str, Any]:
+    """Median seconds of the whole smallNORB command: process start, three models trained, result table."""
+    script = Path(smallnorb.experiment.__file__)
+    command = [sys.executable, str(script), "--quiet", "--threads", str(threads)]
+    run: dict[str, Step] = {"run": lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL)}
+    seconds = interleave(run, repetitions, warm_up=1)["run"]
+    return {"columns": ["command", "seconds"], "rows": [[f"python {script.name}", round(seconds, 2)]]}
+
+
 def measure(repetitions: int, threads: int) -> dict[str, Any]:
     import threadpoolctl
 
@@ -73,7 +83,7 @@ def measure(repetitions: int, threads: int) -> dict[str, Any]:
             )
         return builds
 
-    tables = {}
+    tables = {"smallnorb_command": default_command(max(3, repetitions // 8), threads)}
     with threadpoolctl.threadpool_limits(threads):
         tables["smallnorb"] = compare(with_torch(smallnorb, {"batch_size": 32}, {}), repetitions, memory=True)
         plain: dict[str, Build] = {OURS: smallnorb.numpy_step, PRODUCTS: smallnorb.products_step}
