@@ -305,7 +305,7 @@ def test_cross_entropy_by_hand_and_far_out() -> None:
 # Whole models
 # ----------------------------------------------------------------------------------------------------------------------
 
-TINY = {"image_size": 20, "conv_channels": 3, "primary_types": 2, "decoder": (7, 11), "recon_weight": 0.5}
+TINY = {"image_size": 20, "conv_channels": 3, "primary_types": 2, "decoder": (7, 11), "recon_weight": 0.1}
 POOLED = m.CNN((m.ConvLayer(5, 3, pool=True), m.ConvLayer(3, 4, stride=2), m.ConvLayer(2, 2, pool=True)), 7)
 TRUNK = m.CNN((m.ConvLayer(9, 3), m.ConvLayer(5, 4, stride=2)), 6)
 
@@ -339,7 +339,9 @@ def check_capsnet(**changes: Any) -> None:
     def f(**p: Array) -> float:
         return m.capsnet_loss_and_grads(p, batch, 6, config, zeros_like(p), float64())["train_loss"]
 
-    check_gradient(f, params, grads, rng_of(2), n_directions=1, step=1e-6, tolerance=1e-5)  # ReLU has kinks
+    check_gradient(
+        f, params, grads, rng_of(2), n_directions=1, step=1e-6
+    )  # a larger one would take ReLUs over their kink
 
 
 def check_cnn(net: m.CNN) -> None:
@@ -351,7 +353,7 @@ def check_cnn(net: m.CNN) -> None:
     def f(**p: Array) -> float:
         return m.cnn_loss_and_grads(p, batch, 6, net, zeros_like(p), float64())["train_loss"]
 
-    check_gradient(f, params, grads, rng_of(2), n_directions=1, step=1e-6, tolerance=1e-5)
+    check_gradient(f, params, grads, rng_of(2), n_directions=1, step=1e-6)
 
 
 @pytest.mark.parametrize("changes", [{}, {"routing_iters": 2, "n_labels": 1}, {"routing_iters": 1}])
