@@ -613,6 +613,18 @@ def admissible_shifts(max_shift: int, min_iou: float) -> Array:
     return pairs[common >= min_iou * (2 * DIGIT_SIDE**2 - common)]
 
 
+def shifted(digits: Array, shift: Array, side: int, max_shift: int) -> Array:
+    """digits (n, L, 28, 28) in the middle of (n, L, side, side), then shift (n, L, 2) pixels down and right, each at
+    most ``max_shift``: windows of a larger canvas. What leaves the image is lost."""
+    (n, L), m = digits.shape[:2], max_shift
+    start = m + (side - DIGIT_SIDE) // 2
+    canvas = np.zeros((n, L, side + 2 * m, side + 2 * m), digits.dtype)
+    canvas[:, :, start : start + DIGIT_SIDE, start : start + DIGIT_SIDE] = digits
+    windows = np.lib.stride_tricks.sliding_window_view(canvas, (side, side), axis=(2, 3))
+    row, column = np.moveaxis(m - shift, -1, 0)  # (n, L)
+    return windows[np.arange(n)[:, None], np.arange(L), row, column]
+
+
 class Overlays:
     """The composites that can be made of one split's digits."""
 
@@ -635,14 +647,8 @@ class Overlays:
         return Recipe(np.stack([a, b], axis=1), self.shifts[rng.integers(len(self.shifts), size=n)])
 
     def render(self, recipe: Recipe) -> Batch:
-        """The shifted digits are windows of a larger canvas."""
-        n, m = len(recipe.which), self.max_shift
-        start = m + (self.side - DIGIT_SIDE) // 2
-        canvas = np.zeros((n, 2, self.side + 2 * m, self.side + 2 * m), np.uint8)
-        canvas[:, :, start : start + DIGIT_SIDE, start : start + DIGIT_SIDE] = self.images[recipe.which]
-        windows = np.lib.stride_tricks.sliding_window_view(canvas, (self.side, self.side), axis=(2, 3))
-        row, column = np.moveaxis(m - recipe.shift, -1, 0)  # (n, 2)
-        sources = windows[np.arange(n)[:, None], np.arange(2), row, column] * self.dtype.type(1 / 255)  # (n, 2, H, W)
+        sources = shifted(self.images[recipe.which], recipe.shift, self.side, self.max_shift)  # (n, 2, H, W)
+        sources = sources * self.dtype.type(1 / 255)
         return Batch(sources.max(axis=1), self.labels[recipe.which], sources)
 
 
@@ -1031,6 +1037,9 @@ def sigmoid_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float
     return loss, (sigmoid_forward(scores.copy()) - positive) / n
 
 
+Loss = Callable[[Array, Array, int], tuple[float, Array]]  # scores and indicator (J, B), n -> loss, gradient of scores
+
+
 def indicator(labels: Array, dtype: np.dtype) -> Array:
     """labels (B, L) -> (J, B), 1 for the classes in an image."""
     positive = np.zeros((N_CLASSES, len(labels)), dtype)
@@ -1199,6 +1208,7 @@ class ConvLayer(NamedTuple):
 class CNN(NamedTuple):
     convs: tuple[ConvLayer, ...]
     n_hidden: int
+    loss: Loss = sigmoid_cross_entropy
 
 
 class CNNCache(NamedTuple):
@@ -1239,7 +1249,7 @@ def cnn_loss_and_grads(
     params: Params, batch: Batch, n: int, net: CNN, grads: Params, ws: Workspace
 ) -> dict[str, float]:
     scores, (convs, flat, hidden) = cnn_forward(params, batch.images, net, ws)
-    loss, dscores = sigmoid_cross_entropy(scores, indicator(batch.labels, scores.dtype), n)
+    loss, dscores = net.loss(scores, indicator(batch.labels, scores.dtype), n)
     dhidden = linear_backward(dscores, hidden, params["out.w"], grads["out.w"], grads["out.b"])
     relu_backward(dhidden, hidden)
     dx: Array | None = linear_backward(dhidden, flat, params["hidden.w"], grads["hidden.w"], grads["hidden.b"])
@@ -1264,6 +1274,7 @@ class Model(NamedTuple):
     init_params: Callable[[np.random.Generator], Params]
     loss_and_grads: Callable[[Params, Batch, int, Params, Workspace], dict[str, float]]
     assess: Callable[[Params, Batch, Workspace], tuple[Array, float]]  # scores (B, J), squared error of reconstruction
+    lr_factor: float = 1.0
 
 
 def count_params(params: Params) -> int:
@@ -1279,10 +1290,10 @@ def capsnet_model(config: Config) -> Model:
     )
 
 
-def cnn_model(name: str, config: Config, convs: tuple[ConvLayer, ...], n_params: int) -> Model:
+def cnn_model(name: str, config: Config, convs: tuple[ConvLayer, ...], n_params: int, loss: Loss) -> Model:
     """A CNN with as many hidden units as bring it to ``n_params`` parameters."""
     one, two = (count_params(cnn_init(np.random.default_rng(0), config, CNN(convs, n))) for n in (1, 2))
-    net = CNN(convs, max(1, 1 + round((n_params - one) / (two - one))))
+    net = CNN(convs, max(1, 1 + round((n_params - one) / (two - one))), loss)
     return Model(
         name,
         lambda rng: cnn_init(rng, config, net),
@@ -1291,7 +1302,7 @@ def cnn_model(name: str, config: Config, convs: tuple[ConvLayer, ...], n_params:
     )
 
 
-def make_models(config: Config) -> dict[str, Model]:
+def make_models(config: Config, cnn_loss: Loss = sigmoid_cross_entropy) -> dict[str, Model]:
     """The capsule network and its two baselines, by name, in the order of the result table."""
     capsnet = capsnet_model(config)
     n_params = count_params(capsnet.init_params(np.random.default_rng(0)))
@@ -1300,8 +1311,8 @@ def make_models(config: Config) -> dict[str, Model]:
     pooled = (ConvLayer(KERNEL, 2 * C, pool=True), ConvLayer(5, 2 * C, pool=True))  # [Sabour 2017, sec. 6]: 512, 256
     models = (
         capsnet,
-        cnn_model("cnn", config, trunk, n_params),
-        cnn_model("cnn_pool", config, pooled, n_params),
+        cnn_model("cnn", config, trunk, n_params, cnn_loss),
+        cnn_model("cnn_pool", config, pooled, n_params, cnn_loss),
     )
     return {model.name: model for model in models}
 
@@ -1436,11 +1447,10 @@ def top_labels(scores: Array, n_labels: int) -> Array:
     return np.argsort(-scores, axis=1, kind="stable")[:, :n_labels]
 
 
-def evaluate(model: Model, params: Params, batch: Batch, crew: Crew, part: int = 32) -> dict[str, float]:
-    """Test figures. ``set_accuracy``: both digits are the two highest scores. ``digit_accuracy``: share of digits that
-    are among them. ``soft_accuracy``: at least one is. ``recon_mse``: a pixel's mean squared error, of reconstructions
-    from the true digits' capsules. The crew must be prepared for the model."""
-    N, L = batch.labels.shape
+def assess(model: Model, params: Params, batch: Batch, crew: Crew, part: int = 32) -> tuple[Array, float]:
+    """Scores (N, J), and the squared error of all reconstructions from the true digits' capsules, NaN where a model has
+    none. The crew must be prepared for the model."""
+    N = len(batch.labels)
     scores = np.empty((N, N_CLASSES))
     errors = np.zeros(crew.n_threads)
 
@@ -1452,16 +1462,48 @@ def evaluate(model: Model, params: Params, batch: Batch, crew: Crew, part: int =
             errors[k] += error
 
     crew.share(work, crew.n_threads)
+    return scores, float(errors.sum())
+
+
+def evaluate(model: Model, params: Params, batch: Batch, crew: Crew, part: int = 32) -> dict[str, float]:
+    """Test figures. ``set_accuracy``: both digits are the two highest scores. ``digit_accuracy``: share of digits that
+    are among them. ``soft_accuracy``: at least one is. ``recon_mse``: a pixel's mean squared error, of reconstructions
+    from the true digits' capsules. The crew must be prepared for the model."""
+    L = batch.labels.shape[1]
+    scores, error = assess(model, params, batch, crew, part)
     hits = (top_labels(scores, L)[:, :, None] == batch.labels[:, None]).sum(axis=(1, 2))
     figures = {
         "set_accuracy": float((hits == L).mean()),
         "soft_accuracy": float((hits > 0).mean()),
         "digit_accuracy": float(hits.mean() / L),
     }
-    if not math.isnan(errors.sum()):
-        figures["recon_mse"] = float(errors.sum() / batch.sources.size)
+    if not math.isnan(error):
+        figures["recon_mse"] = error / batch.sources.size
     return figures
 
+
+class Experiment(NamedTuple):
+    """What the training loop and the checkpoints ask of an experiment; a script that builds on this one has its own."""
+
+    name: str
+    config: type[Config]
+    make_models: Callable[[Any], dict[str, Model]]
+    training_batch: Callable[[Any, Any, int], Batch]  # of data, config and step
+    measure: Callable[[Model, TrainState, Any, Any, Crew, bool], None]  # what a step adds to the history; see below
+    finished: Callable[[TrainState, Any], bool]  # before ``n_steps``
+    headline: str  # of the history's entries
+
+
+def measure(model: Model, state: TrainState, config: Config, data: Data, crew: Crew, epoch_ends: bool) -> None:
+    """Called after every step; appends test figures to the history."""
+    if epoch_ends:
+        for name, figure in evaluate(model, state.params, data.test, crew).items():
+            state.history.setdefault(name, []).append(figure)
+
+
+MULTIMNIST = Experiment(
+    EXPERIMENT, Config, make_models, training_batch, measure, lambda state, config: False, "set_accuracy"
+)
 
 Callback = Callable[[str, int, Params, dict[str, list[float]]], None]
 
@@ -1474,11 +1516,12 @@ def init_state(model: Model, config: Config) -> TrainState:
 def train(
     model: Model,
     config: Config,
-    data: Data,
+    data: Any,
     state: TrainState | None = None,
     callback: Callback | None = None,
     after_step: Callable[[TrainState, bool], None] | None = None,
     crew: Crew | None = None,
+    experiment: Experiment = MULTIMNIST,
 ) -> tuple[Params, dict[str, list[float]]]:
     """Train to ``config.n_epochs`` and return (params, history); each list of the history has an entry per epoch.
 
@@ -1490,14 +1533,14 @@ def train(
     crew.prepare(state)
     if callback and state.step == 0:
         callback(model.name, 0, state.params, state.history)
-    while state.step < config.n_steps:
+    while state.step < config.n_steps and not experiment.finished(state, config):
         started = time.perf_counter()
         epoch, position = divmod(state.step, config.steps_per_epoch)
-        losses, grads = crew.gradients(model, state.params, training_batch(data, config, state.step))
+        losses, grads = crew.gradients(model, state.params, experiment.training_batch(data, config, state.step))
         if not math.isfinite(losses["train_loss"]):
             where = f"epoch {epoch + 1}, step {position + 1}"
             raise UserError(f"{model.name}: the loss became {losses['train_loss']} in {where}; try a smaller --lr")
-        crew.update(state, grads, config.lr_at(state.step))
+        crew.update(state, grads, config.lr_at(state.step) * model.lr_factor)
         for name, loss in losses.items():
             state.sums[name] = state.sums.get(name, 0.0) + loss
         epoch_ends = position == config.steps_per_epoch - 1
@@ -1505,10 +1548,10 @@ def train(
             if not np.isfinite(state.flat).all():
                 where = f"epoch {epoch + 1}, step {position + 1}"
                 raise UserError(f"{model.name}: a parameter became infinite or NaN in {where}; try a smaller --lr")
-            figures = {name: total / config.steps_per_epoch for name, total in state.sums.items()}
-            for name, figure in {**figures, **evaluate(model, state.params, data.test, crew)}.items():
-                state.history.setdefault(name, []).append(figure)
+            for name, total in state.sums.items():
+                state.history.setdefault(name, []).append(total / config.steps_per_epoch)
             state.sums = {}
+        experiment.measure(model, state, config, data, crew, epoch_ends)
         state.seconds += time.perf_counter() - started
         if after_step:
             after_step(state, epoch_ends)
@@ -1560,7 +1603,9 @@ def require_writable(path: Path) -> None:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def save_checkpoint(path: Path, config: Config, states: dict[str, TrainState]) -> None:
+def save_checkpoint(
+    path: Path, config: Config, states: dict[str, TrainState], experiment: Experiment = MULTIMNIST
+) -> None:
     """One .npz file: the arrays of every model's TrainState, and the rest as JSON."""
     arrays: dict[str, Array] = {}
     scalars = {}
@@ -1568,12 +1613,12 @@ def save_checkpoint(path: Path, config: Config, states: dict[str, TrainState]) -
         arrays |= {f"{name}/{key}": array for key, array in state.params.items()}
         arrays |= {f"{name}/adam_m": state.m, f"{name}/adam_v": state.v}
         scalars[name] = {k: getattr(state, k) for k in ("step", "seconds", "sums", "history")}
-    header = {"experiment": EXPERIMENT, "config": dataclasses.asdict(config), "models": scalars}
+    header = {"experiment": experiment.name, "config": dataclasses.asdict(config), "models": scalars}
     with atomic_write(path) as stream:
         np.savez(stream, header=np.array(json.dumps(header)), **arrays)  # type: ignore[arg-type]
 
 
-def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
+def load_checkpoint(path: Path, experiment: Experiment = MULTIMNIST) -> tuple[Any, dict[str, TrainState]]:
     """The inverse of save_checkpoint. Raises UserError where the file is missing, damaged, or of something else."""
     try:
         with path.open("rb") as opened:
@@ -1581,12 +1626,12 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
             if not isinstance(stored, np.lib.npyio.NpzFile):
                 raise ValueError("it holds a single array")
             header = json.loads(str(stored["header"]))
-            if header["experiment"] != EXPERIMENT:
-                raise UserError(f"{path} is a checkpoint of {header['experiment']}, not of {EXPERIMENT}")
+            if header["experiment"] != experiment.name:
+                raise UserError(f"{path} is a checkpoint of {header['experiment']}, not of {experiment.name}")
             fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in header["config"].items()}
-            config = Config(**fields)
+            config = experiment.config(**fields)
             states = {}
-            for name, model in make_models(config).items():
+            for name, model in experiment.make_models(config).items():
                 if name not in header["models"]:
                     continue
                 state = TrainState(model.init_params(np.random.default_rng(0)))
@@ -1603,7 +1648,7 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
     except (OSError, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError,
             zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
         reason = " ".join(str(error).split())
-        raise UserError(f"{path} is not a readable checkpoint of {EXPERIMENT}: {reason}") from error
+        raise UserError(f"{path} is not a readable checkpoint of {experiment.name}: {reason}") from error
     return config, states
 
 
@@ -1611,10 +1656,10 @@ def check_resumable(path: Path, saved: Config, asked: Config) -> None:
     """A continued run must be the run that was begun; only one whose learning rate does not depend on its length may
     become longer."""
     free = {"data_dir"} | ({"n_epochs"} if saved.lr_schedule in ("constant", "exponential") else set())
-    for field in dataclasses.fields(Config):
+    for field in dataclasses.fields(saved):
         old, new = getattr(saved, field.name), getattr(asked, field.name)
         if field.name not in free and old != new:
-            flag = "--" + field.name.replace("_", "-")
+            flag = "--canvas" if field.name == "image_size" else "--" + field.name.replace("_", "-")
             raise UserError(f"cannot resume {path}: it was made with {flag} {old}, not {new}")
     if asked.n_epochs < saved.n_epochs:
         raise UserError(f"cannot resume {path} for {asked.n_epochs} epochs: it was begun for {saved.n_epochs}")
@@ -1685,8 +1730,9 @@ MODEL_NAMES = ("capsnet", "cnn", "cnn_pool")
 
 def train_all(
     config: Config,
-    data: Data,
+    data: Any,
     *,
+    experiment: Experiment = MULTIMNIST,
     names: Sequence[str] = MODEL_NAMES,
     checkpoint: Path | None = None,
     checkpoint_every: int | None = None,
@@ -1702,11 +1748,11 @@ def train_all(
     """
     states: dict[str, TrainState] = {}
     if checkpoint and resume:
-        saved, states = load_checkpoint(checkpoint)
+        saved, states = load_checkpoint(checkpoint, experiment)
         check_resumable(checkpoint, saved, config)
     crew = Crew(threads)
     with single_blas(), contextlib.closing(crew), Interrupt() as interrupt:
-        for name, model in make_models(config).items():
+        for name, model in experiment.make_models(config).items():
             if name not in names:
                 continue
             state = states.setdefault(name, init_state(model, config))
@@ -1717,18 +1763,18 @@ def train_all(
                 def after_step(state: TrainState, epoch_ends: bool, bar: tqdm = bar) -> None:
                     bar.update()
                     if epoch_ends and not bar.disable:
-                        accuracy, loss = (state.history[key][-1] for key in ("set_accuracy", "train_loss"))
+                        accuracy, loss = (state.history[key][-1] for key in (experiment.headline, "train_loss"))
                         bar.set_postfix(loss=f"{loss:.3f}", accuracy=f"{accuracy:.3f}", refresh=False)
                     due = epoch_ends or (checkpoint_every and state.step % checkpoint_every == 0)
                     if checkpoint and (due or interrupt.requested):
                         try:
-                            save_checkpoint(checkpoint, config, states)
+                            save_checkpoint(checkpoint, config, states, experiment)
                         except UserError as error:
                             tqdm.write(f"warning: {error}; training goes on", file=sys.stderr)
                     if interrupt.requested:
                         raise KeyboardInterrupt
 
-                train(model, config, data, state, callback, after_step, crew)
+                train(model, config, data, state, callback, after_step, crew, experiment)
     return states
 
 
@@ -1805,12 +1851,12 @@ def format_table(result: dict[str, Any]) -> str:
 INK_SIDE = 24  # pixels: one digit of MNIST has 20, two that are a few pixels apart have more
 
 
-def read_picture(path: Path, config: Config) -> Array:
+def read_picture(path: Path, config: Config, ink_side: int = INK_SIDE) -> Array:
     """A picture file -> (36, 36) in [0, 1], ink bright.
 
     A bright background is taken for a picture with dark ink and inverted. A picture of 36x36 or 28x28 pixels is placed
-    as it is; of any other the ink is cut out, scaled to a box of 24 pixels and centred. Raises UserError where it
-    cannot be read or has no ink.
+    as it is; of any other the ink is cut out, scaled to a box of ``ink_side`` pixels and centred. Raises UserError
+    where it cannot be read or has no ink.
     """
     from PIL import Image
 
@@ -1836,7 +1882,7 @@ def read_picture(path: Path, config: Config) -> Array:
     if ink.shape not in ((side, side), (DIGIT_SIDE, DIGIT_SIDE)):
         rows, columns = (np.flatnonzero((ink > 0.25 * ink.max()).any(axis=axis)) for axis in (1, 0))
         ink = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-        scale = INK_SIDE / max(ink.shape)
+        scale = ink_side / max(ink.shape)
         resampling = Image.Resampling.BOX if scale < 1 else Image.Resampling.BILINEAR
         size = (max(1, round(ink.shape[1] * scale)), max(1, round(ink.shape[0] * scale)))
         ink = np.asarray(Image.fromarray(ink).resize(size, resampling))
@@ -1847,11 +1893,18 @@ def read_picture(path: Path, config: Config) -> Array:
     return picture
 
 
+def picture_sheet(tiles: Array) -> bytes:
+    """tiles (rows, columns, H, W) in [0, 1] -> a PNG of them, four times as large, between white lines."""
+    import imageio.v3 as iio
+
+    tiles = np.pad(tiles, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=1)
+    sheet = tiles.transpose(0, 2, 1, 3).reshape(len(tiles) * tiles.shape[2], -1).repeat(4, axis=0).repeat(4, axis=1)
+    return iio.imwrite("<bytes>", (255 * np.clip(sheet, 0, 1)).astype(np.uint8), extension=".png")
+
+
 def predict(checkpoint: Path, paths: list[Path], out_png: Path) -> str:
     """A table of the two longest capsules of each picture, and a PNG: a row each of the picture as the network gets it
     and what the two capsules draw."""
-    import imageio.v3 as iio
-
     config, states = load_checkpoint(checkpoint)
     if "capsnet" not in states:
         raise UserError(f"{checkpoint} has no capsule network")
@@ -1861,10 +1914,8 @@ def predict(checkpoint: Path, paths: list[Path], out_png: Path) -> str:
     named = top_labels(lengths.T, 2)
     drawn = reconstruct(params, cache.v, named, ws)  # (B, 2, H, W)
     tiles = np.concatenate([images[:, None], drawn], axis=1)  # (B, 3, H, W)
-    tiles = np.pad(tiles, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=1)
-    sheet = tiles.transpose(0, 2, 1, 3).reshape(len(paths) * tiles.shape[2], -1).repeat(4, axis=0).repeat(4, axis=1)
     with atomic_write(out_png) as stream:
-        stream.write(iio.imwrite("<bytes>", (255 * np.clip(sheet, 0, 1)).astype(np.uint8), extension=".png"))
+        stream.write(picture_sheet(tiles))
     width = max(len(str(path)) for path in paths)
     lines = [f"{'picture':<{width}} longest     second   lengths of 0 ... 9"]
     for path, two, length in zip(paths, named, lengths.T, strict=True):
@@ -1929,18 +1980,18 @@ def file_path(text: str) -> Path:
     return Path(non_empty(text))
 
 
-def model_names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    unknown = [name for name in names if name not in MODEL_NAMES]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(MODEL_NAMES)}")
-    return names
+def some_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(known)}")
+        return names
+
+    return parse
 
 
-def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that make up a Config; the scripts that draw figures have them too."""
-    d = Config()
-    data = parser.add_argument_group("data")
+def add_digit_arguments(data: argparse._ArgumentGroup, d: Config) -> None:
     data.add_argument(
         "--dataset", choices=("auto", "mnist", "strokes"), default=d.dataset,
         help="auto: MNIST if it is there or can be downloaded, else generated digits; default: %(default)s",
@@ -1948,6 +1999,13 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--data-dir", type=non_empty, metavar="DIR", help=f"folder of the four MNIST files; default: {CACHE_DIR}"
     )
+
+
+def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that make up a Config; the scripts that draw figures have them too."""
+    d = Config()
+    data = parser.add_argument_group("data")
+    add_digit_arguments(data, d)
     data.add_argument(
         "--n-train", type=whole_number(1, 10**8), metavar="N", default=d.n_train,
         help="composites an epoch; default: %(default)s",
@@ -1964,6 +2022,11 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
         "--pool", type=whole_number(0, 10**7), metavar="N", default=d.pool,
         help="train on N composites drawn once; default: fresh ones for every batch",
     )  # fmt: skip
+    add_network_arguments(parser, d)
+
+
+def add_network_arguments(parser: argparse.ArgumentParser, d: Config) -> None:
+    """The flags of the networks and of their training, the same in every experiment that trains these."""
     model = parser.add_argument_group("capsules")
     model.add_argument(
         "--preset", choices=tuple(PRESETS), default="small",
@@ -2012,12 +2075,17 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def config_from_args(args: argparse.Namespace) -> Config:
+def config_fields(args: argparse.Namespace, *more: str) -> dict[str, Any]:
+    """The preset, what the flags say instead of it, and the flags that every experiment has, and ``more``."""
     preset = PRESETS[args.preset]
     given = {k: v for k in ("conv_channels", "primary_types") if (v := getattr(args, k)) is not None}
-    same = ("dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "pool", "min_iou", "routing_iters")
-    more = ("routing_grad", "recon_weight", "batch_size", "lr", "lr_schedule", "dtype")
-    return Config(**(preset | given | {k: getattr(args, k) for k in same + more}))
+    same = ("dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "routing_iters", "routing_grad")
+    also = ("recon_weight", "batch_size", "lr", "lr_schedule", "dtype")
+    return preset | given | {k: getattr(args, k) for k in (*same, *also, *more)}
+
+
+def config_from_args(args: argparse.Namespace) -> Config:
+    return Config(**config_fields(args, "pool", "min_iou"))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -2027,9 +2095,14 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_experiment_arguments(parser)
     parser.add_argument(
-        "--models", type=model_names, metavar="A,B", default=MODEL_NAMES,
+        "--models", type=some_of(MODEL_NAMES), metavar="A,B", default=MODEL_NAMES,
         help=f"which to train; default: {','.join(MODEL_NAMES)}",
     )  # fmt: skip
+    add_file_arguments(parser)
+    return parser
+
+
+def add_file_arguments(parser: argparse.ArgumentParser) -> None:
     files = parser.add_argument_group("files")
     files.add_argument(
         "--out-json", type=file_path, metavar="FILE", help="write the result, history and environment there"
@@ -2054,7 +2127,21 @@ def make_parser() -> argparse.ArgumentParser:
         help="where --predict draws; default: %(default)s",
     )  # fmt: skip
     files.add_argument("--quiet", action="store_true", help="no progress bar")
-    return parser
+
+
+def check_file_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Ends the script with status 2 where they do not fit together."""
+    for flag in ("predict", "eval_only", "resume", "checkpoint_every"):
+        if getattr(args, flag) and not args.checkpoint:
+            parser.error(f"argument --{flag.replace('_', '-')}: needs --checkpoint FILE")
+    if args.predict and args.eval_only:
+        parser.error("argument --predict: not together with --eval-only")
+    if (args.predict or args.eval_only) and args.resume:
+        parser.error("argument --resume: --predict and --eval-only do not train")
+    if args.predict and args.out_json:
+        parser.error("argument --out-json: --predict has no result of this kind")
+    if args.out_json and args.checkpoint and os.path.realpath(args.out_json) == os.path.realpath(args.checkpoint):
+        parser.error("argument --out-json: is the same file as --checkpoint")
 
 
 def exit_status(body: Callable[[], None]) -> int:
@@ -2076,18 +2163,7 @@ def exit_status(body: Callable[[], None]) -> int:
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    without_training = args.predict or args.eval_only
-    for flag in ("predict", "eval_only", "resume", "checkpoint_every"):
-        if getattr(args, flag) and not args.checkpoint:
-            parser.error(f"argument --{flag.replace('_', '-')}: needs --checkpoint FILE")
-    if args.predict and args.eval_only:
-        parser.error("argument --predict: not together with --eval-only")
-    if without_training and args.resume:
-        parser.error("argument --resume: --predict and --eval-only do not train")
-    if args.predict and args.out_json:
-        parser.error("argument --out-json: --predict has no result of this kind")
-    if args.out_json and args.checkpoint and os.path.realpath(args.out_json) == os.path.realpath(args.checkpoint):
-        parser.error("argument --out-json: is the same file as --checkpoint")
+    check_file_arguments(parser, args)
     config = config_from_args(args)
 
     def body() -> None:
@@ -2095,7 +2171,7 @@ def main(argv: list[str] | None = None) -> int:
             require_writable(args.predict_png)
             print(predict(args.checkpoint, args.predict, args.predict_png))
             return
-        for path in filter(None, (args.out_json, None if without_training else args.checkpoint)):
+        for path in filter(None, (args.out_json, None if args.eval_only else args.checkpoint)):
             require_writable(path)
         if args.eval_only:
             result = evaluate_checkpoint(args.checkpoint, config, args.threads)
