@@ -52,6 +52,7 @@ Json = dict[str, Any]
 EXPERIMENTS = {
     "smallnorb_novel_viewpoint": ("held_out_accuracy", 1 / 5),
     "multimnist_capsnet": ("set_accuracy", 1 / 45),
+    "mnist_affine_capsnet": ("rotated_35_accuracy", 1 / 10),
 }
 OWN_FLAGS = ("seed", "out-json", "threads", "quiet", "checkpoint", "resume")  # of an experiment, set here or not at all
 EXACT_UP_TO = 20  # seeds; all 2^n sign flips are tried, above it this many random ones:
@@ -326,7 +327,7 @@ def make_document(args: argparse.Namespace, settings: list[Setting], jobs: list[
     results = [outcome["result"] for outcome in outcomes if "result" in outcome]
     if not results:
         raise UserError(f"none of the {len(jobs)} runs gave a result: {outcomes[0]['error']}")
-    drop = set() if args.keep_seconds else {"train_seconds"}
+    drop = set() if args.keep_seconds else {"train_seconds", "epoch_seconds"}
     document: Json = {
         "command": args.command,
         "experiment": args.script.stem,

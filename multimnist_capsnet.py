@@ -1766,6 +1766,7 @@ def train_all(
                         accuracy, loss = (state.history[key][-1] for key in (experiment.headline, "train_loss"))
                         bar.set_postfix(loss=f"{loss:.3f}", accuracy=f"{accuracy:.3f}", refresh=False)
                     due = epoch_ends or (checkpoint_every and state.step % checkpoint_every == 0)
+                    due = due or experiment.finished(state, config)
                     if checkpoint and (due or interrupt.requested):
                         try:
                             save_checkpoint(checkpoint, config, states, experiment)
