@@ -698,7 +698,8 @@ INK_SIDE = 20  # pixels, as in MNIST
 
 def read_digit(path: Path, config: Config) -> Array:
     """A picture file -> (S, S) in [0, 1], prepared as MNIST's digits are: ink in a box of 20 pixels, its centre of mass
-    in the middle. A picture of 28x28 pixels keeps its size. Raises UserError where it cannot be read or has no ink."""
+    a pixel or less from the middle. A picture of 28x28 pixels is not scaled. Raises UserError where it cannot be read
+    or has no ink."""
     picture = base.read_picture(path, config, INK_SIDE)
     side = np.arange(config.image_size)
     rows, columns = np.flatnonzero(picture.any(axis=1)), np.flatnonzero(picture.any(axis=0))
@@ -706,7 +707,7 @@ def read_digit(path: Path, config: Config) -> Array:
         centre = float(picture.sum(axis=1 - axis) @ side / picture.sum())
         shift = round(config.image_size / 2 - centre)
         shift = max(-int(inked[0]), min(config.image_size - 1 - int(inked[-1]), shift))
-        picture = np.roll(picture, shift, axis)  # no ink passes the edge
+        picture = np.roll(picture, shift if abs(shift) > 1 else 0, axis)  # no ink passes the edge
     return picture
 
 

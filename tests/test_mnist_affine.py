@@ -1,0 +1,901 @@
+"""mnist_affine_capsnet: gradients, affine maps, data, validation, files, command line.
+
+Digits are noise or generated strokes; the last section uses real MNIST where ``../shared/data/mnist`` (or the folder
+named by MNIST_DIR) is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gzip
+import json
+import math
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+
+import mnist_affine_capsnet as m
+import multimnist_capsnet as base
+from helpers import ROOT, GradientError, check_gradient, run_script, surviving_mutants
+
+Array = np.ndarray
+SCRIPT = "mnist_affine_capsnet.py"
+MNIST = Path(os.environ.get("MNIST_DIR", ROOT.parent / "shared" / "data" / "mnist"))
+
+
+@functools.cache
+def strokes() -> base.Digits:
+    train, test = (base.stroke_digits(np.random.default_rng(k), n) for k, n in ((0, 120), (1, 60)))
+    return base.Digits("strokes", *train, *test)
+
+
+@pytest.fixture(scope="session")
+def digits_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits")
+    for stem, array in zip(base.MNIST_SHA256, strokes()[1:], strict=True):
+        head = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes()
+        (folder / f"{stem}.gz").write_bytes(gzip.compress(head + array.tobytes(), 1))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def short_sweep() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(m, "SWEEP", (-90, 0, 35))
+        yield
+
+
+SMALL = {
+    "conv_channels": 2, "primary_types": 1, "decoder": (16, 16), "n_train": 24, "n_val": 16, "n_test": 20,
+    "n_sweep": 4, "batch_size": 8, "n_epochs": 2,
+}  # fmt: skip
+
+
+def small(digits_dir: Path | None = None, **changes: Any) -> m.Config:
+    data = {} if digits_dir is None else {"dataset": "mnist", "data_dir": str(digits_dir)}
+    return m.Config(**{**SMALL, **data, **changes})
+
+
+def canvas(**changes: Any) -> dict[str, Any]:
+    return {"image_size": 40, "max_shift": 6, **changes}
+
+
+def float64() -> m.Workspace:
+    return m.Workspace(np.float64)
+
+
+def rng_of(*seed: int) -> np.random.Generator:
+    return np.random.default_rng([*seed, 5])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Gradients
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def check_avg_pool() -> None:
+    for shape in ((6, 3, 8, 5), (7, 2, 9, 3)):
+        rng = rng_of(*shape)
+        x, ws = rng.standard_normal(shape), float64()
+        ws("p.dx", *shape)[...] = np.nan
+        out = m.avg_pool_forward(x, ws, "p")
+        assert out.shape == (3, shape[1], 4, shape[3])
+        upstream = rng.standard_normal(out.shape)
+        dx = m.avg_pool_backward(upstream, x, ws, "p")
+        check_gradient(
+            lambda x, up=upstream: float(np.vdot(m.avg_pool_forward(x, float64(), "p"), up)), {"x": x}, {"x": dx}, rng
+        )
+
+
+def test_avg_pool_is_the_loop() -> None:
+    check_avg_pool()
+    x = rng_of(0).standard_normal((5, 2, 7, 3))
+    out = m.avg_pool_forward(x, float64(), "p")
+    for i in range(2):
+        for j in range(3):
+            block = x[2 * i : 2 * i + 2, :, 2 * j : 2 * j + 2]
+            np.testing.assert_allclose(out[i, :, j], block.mean(axis=(0, 2)), rtol=1e-12)
+
+
+def check_softmax_cross_entropy() -> None:
+    rng = rng_of(1)
+    scores = 3 * rng.standard_normal((10, 7))
+    positive = base.indicator(rng.integers(10, size=(7, 1)), np.dtype(float))
+    loss, grad = m.softmax_cross_entropy(scores, positive, 9)
+    check_gradient(lambda s: m.softmax_cross_entropy(s, positive, 9)[0], {"s": scores}, {"s": grad}, rng)
+    p = np.exp(scores) / np.exp(scores).sum(axis=0)
+    if not math.isclose(loss, -np.log(p[positive == 1]).sum() / 9, rel_tol=1e-12):
+        raise GradientError("another loss")
+
+
+def test_softmax_cross_entropy_far_out() -> None:
+    scores = np.zeros((10, 2), np.float32)
+    scores[3] = 1e4
+    positive = base.indicator(np.array([[3], [4]]), scores.dtype)
+    loss, grad = m.softmax_cross_entropy(scores, positive, 2)
+    assert loss == 5000
+    np.testing.assert_array_equal(grad[:, 0], 0)
+    np.testing.assert_allclose(grad[[3, 4], 1], [0.5, -0.5])
+
+
+def tiny(**changes: Any) -> m.Config:
+    return m.Config(**{"conv_channels": 2, "primary_types": 1, "decoder": (5, 7), "dtype": "float64", **changes})
+
+
+def check_model(name: str, image_size: int = 28) -> None:
+    """The whole network; its parameters are not the initial ones, so that no bias is zero."""
+    config = tiny(image_size=image_size, recon_weight=0.1)
+    model, rng = m.make_models(config)[name], rng_of(2, image_size)
+    params = {k: p + 0.03 * rng.standard_normal(p.shape) for k, p in model.init_params(rng).items()}
+    batch = m.single(rng.random((3, image_size, image_size)), rng.integers(10, size=3))
+    grads = {k: np.full_like(p, np.nan) for k, p in params.items()}
+    model.loss_and_grads(params, batch, 4, grads, float64())
+
+    def f(**p: Array) -> float:
+        spare = {k: np.empty_like(v) for k, v in p.items()}
+        return model.loss_and_grads(p, batch, 4, spare, float64())["train_loss"]
+
+    check_gradient(f, params, grads, rng, n_directions=1, step=1e-6)
+
+
+@pytest.mark.parametrize("image_size", [28, 27])
+@pytest.mark.parametrize("name", m.MODEL_NAMES)
+def test_whole_networks(name: str, image_size: int) -> None:
+    check_model(name, image_size)
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    "avg_pool_backward": check_avg_pool,
+    "softmax_cross_entropy": check_softmax_cross_entropy,
+    "lenet_loss_and_grads": lambda: check_model("lenet"),
+}
+
+
+def test_every_backward_has_a_check() -> None:
+    names = {name for name in vars(m) if name.endswith(("_backward", "_loss_and_grads", "_cross_entropy"))}
+    assert names == set(CHECKS)
+
+
+@pytest.mark.parametrize("name", ["softmax_cross_entropy"])
+def test_a_broken_backward_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    survivors = surviving_mutants(monkeypatch, m, name, CHECKS[name])
+    assert [s for s in survivors if "shifted = scores" not in s] == []  # any shift gives the same softmax
+
+
+@pytest.mark.parametrize(("module", "name"), [(m, "avg_pool_backward"), (base, "linear_backward")])
+def test_a_wrong_result_is_seen(module: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *args: 0.9 * original(*args))
+    with pytest.raises(GradientError):
+        check_model("lenet")
+
+
+def test_lenet_is_the_articles() -> None:
+    def n_params(name: str, config: m.Config) -> int:
+        return base.count_params(m.make_models(config)[name].init_params(rng_of(0)))
+
+    assert n_params("lenet", m.Config()) == 44_426
+    shapes = {k: p.shape for k, p in m.lenet_init(rng_of(0), m.Config()).items() if k.endswith(".w")}
+    assert shapes == {
+        "conv1.w": (5, 5, 1, 6), "conv2.w": (5, 5, 6, 16), "fc1.w": (256, 120), "fc2.w": (120, 84), "fc3.w": (84, 10)
+    }  # fmt: skip
+    assert n_params("lenet", m.Config(**canvas())) == 44_426 + (784 - 256) * 120
+    for config in (m.Config(), m.Config(**canvas(conv_channels=16))):
+        ours, cnn = (n_params(name, config) for name in ("capsnet", "cnn"))
+        assert abs(ours - cnn) < 0.002 * ours
+
+
+def test_networks_are_those_of_the_base() -> None:
+    """One label, and nothing else, tells the capsule network from that of two digits."""
+    config = m.Config()
+    ours = m.make_models(config)["capsnet"].init_params(rng_of(0))
+    theirs = base.make_models(base.Config(image_size=28))["capsnet"].init_params(rng_of(0))
+    assert list(ours) == list(theirs)
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Affine maps
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def smooth(n: int, side: int = 28) -> Array:
+    """Soft blobs near the middle: bilinear sampling is nearly exact on them."""
+    rng = rng_of(n)
+    y, x = np.indices((side, side)) - (side - 1) / 2
+    at = rng.uniform(-5, 5, (n, 4, 2))
+    d = (y - at[..., :1, None]) ** 2 + (x - at[..., 1:, None]) ** 2
+    return np.exp(-d / 18).sum(axis=1)
+
+
+@pytest.mark.parametrize("side", [28, 27])
+def test_quarter_turns_are_exact_and_counter_clockwise(side: int) -> None:
+    images = rng_of(0).random((3, side, side))
+    for quarters in (-1, 0, 1, 2, 4):
+        turned = m.rotate(images, 90 * quarters)
+        np.testing.assert_allclose(turned, np.rot90(images, quarters, axes=(1, 2)), atol=1e-12)
+    np.testing.assert_array_equal(m.rotate(images, 0), images)
+    np.testing.assert_array_equal(m.warp(images, np.array([[[1.0, 0, 0], [0, 1, 0]]]), side), images)
+
+
+def test_turns_add_up_and_keep_the_ink() -> None:
+    images = smooth(4)
+    np.testing.assert_allclose(m.rotate(m.rotate(images, 20), 15), m.rotate(images, 35), atol=0.1)
+    np.testing.assert_allclose(m.rotate(m.rotate(images, 35), -35), images, atol=0.1)
+    assert np.abs(m.rotate(images, 35) - m.rotate(images, -35)).max() > 0.3
+    for degrees in (15, 35, -70):
+        mass = m.rotate(images, degrees).sum(axis=(1, 2))
+        np.testing.assert_allclose(mass, images.sum(axis=(1, 2)), rtol=2e-3)
+
+
+def test_warp_is_the_loop() -> None:
+    rng = rng_of(3)
+    images, matrices = rng.random((5, 6, 7)), rng.standard_normal((5, 2, 3)) * [1, 1, 4]
+    out = m.warp(images, matrices, 8)
+    for n in range(5):
+        for i in range(8):
+            for j in range(8):
+                row, column = matrices[n] @ (i, j, 1)
+                total = 0.0
+                for r in (math.floor(row), math.floor(row) + 1):
+                    for c in (math.floor(column), math.floor(column) + 1):
+                        if 0 <= r < 6 and 0 <= c < 7:
+                            total += images[n, r, c] * (1 - abs(row - r)) * (1 - abs(column - c))
+                assert out[n, i, j] == pytest.approx(total, abs=1e-12)
+
+
+def test_the_parts_of_a_set_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = strokes().test_images[:7]
+    images, distortion = digits / 255, m.draw_distortions(rng_of(0), digits)
+    whole = m.distort(images, distortion), m.rotate(images, 20)
+    monkeypatch.setattr(m, "WARP_PART", 3)
+    np.testing.assert_array_equal(m.distort(images, distortion), whole[0])
+    np.testing.assert_array_equal(m.rotate(images, 20), whole[1])
+    again = m.draw_distortions(rng_of(0), digits)
+    assert all(np.array_equal(a, b) for a, b in zip(again, distortion, strict=True))
+
+
+def test_affnist_ranges_and_ink_inside() -> None:
+    digits = np.concatenate([strokes().train_images, strokes().test_images] * 2)
+    d = m.draw_distortions(rng_of(1), digits)
+    assert 19 < np.abs(d.rotation).max() <= 20
+    assert 0.19 < np.abs(d.shear).max() <= 0.2
+    assert 0.8 <= d.scale.min() < 0.81
+    assert 1.19 < d.scale.max() <= 1.2
+    assert abs(np.corrcoef(d.scale.T)[0, 1]) < 0.15  # drawn for each axis
+    images = m.distort(digits / 255, d)
+    assert images.shape == (len(digits), 40, 40)
+    # The same on a larger canvas: no ink lies in what is added.
+    wide = m.warp(digits / 255, m.placing_matrices(d.matrices, 13.5, d.middle + 20), 80)
+    np.testing.assert_allclose(wide[:, 20:60, 20:60], images, atol=1e-12)
+    np.testing.assert_allclose(wide.sum(axis=(1, 2)), images.sum(axis=(1, 2)), rtol=1e-12)
+    area = np.linalg.det(d.matrices)
+    np.testing.assert_allclose(images.sum(axis=(1, 2)) / (digits / 255).sum(axis=(1, 2)), area, rtol=0.05)
+    # The whole canvas is used.
+    inked = images.max(axis=0) > 0
+    assert inked[0].any()
+    assert inked[-1].any()
+    assert inked[:, 0].any()
+    assert inked[:, -1].any()
+
+
+def test_ink_that_does_not_fit_is_in_the_middle() -> None:
+    for digits in (np.full((6, 28, 28), 255, np.uint8), np.zeros((6, 28, 28), np.uint8)):
+        d = m.draw_distortions(rng_of(2), digits)
+        images = m.distort(digits / 255, d)
+        assert np.isfinite(images).all()
+        if digits.any():
+            np.testing.assert_allclose(d.middle[~np.isclose(d.middle, 19.5)], 19.5, atol=6)
+
+
+def test_a_distortion_is_scale_then_shear_then_turn() -> None:
+    d = m.Distortion(np.array([90.0]), np.array([0.5]), np.array([[2.0, 3.0]]), np.zeros((1, 2)))
+    # One column to the right: three, no shear; turned, three rows up. One row down: two down and one to the right.
+    np.testing.assert_allclose(d.matrices[0] @ (0, 1), (-3, 0), atol=1e-12)
+    np.testing.assert_allclose(d.matrices[0] @ (1, 0), (-1, 2), atol=1e-12)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# affNIST files
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def affnist_like(n: int = 30) -> tuple[Array, Array]:
+    digits = np.concatenate([strokes().test_images[:n]])
+    images = m.distort(digits.astype(np.float32), m.draw_distortions(rng_of(4), digits))
+    return images.round().astype(np.uint8), strokes().test_labels[:n]
+
+
+def write_affnist(path: Path, pixels: Any, labels: Any, name: str = "affNISTdata") -> Path:
+    from scipy.io import savemat
+
+    savemat(path, {name: {"image": pixels, "label_int": labels, "human_readable_transform": np.zeros((6, 3))}})
+    return path
+
+
+@pytest.mark.parametrize("order", ["rows", "columns"])
+def test_a_published_file_is_read(order: str, tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    images, labels = affnist_like()
+    stored = images if order == "rows" else images.transpose(0, 2, 1)
+    read, named = m.read_affnist(write_affnist(tmp_path / "15.mat", stored.reshape(30, -1).T, labels[None]))
+    np.testing.assert_array_equal(read, images)
+    np.testing.assert_array_equal(named, labels)
+
+
+def test_what_is_no_affnist_file_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("scipy")
+    images, labels = affnist_like()
+    pixels, good = images.reshape(30, -1).T, tmp_path / "good.mat"
+    content = write_affnist(good, pixels, labels[None]).read_bytes()
+    (tmp_path / "text.mat").write_text("hello")
+    (tmp_path / "empty.mat").write_bytes(b"")
+    (tmp_path / "cut.mat").write_bytes(content[: len(content) // 2])
+    broken = bytearray(content)
+    broken[128:140] = b"\xff" * 12
+    (tmp_path / "broken.mat").write_bytes(broken)
+    write_affnist(tmp_path / "name.mat", pixels, labels[None], "other")
+    write_affnist(tmp_path / "float.mat", pixels / 255, labels[None])
+    write_affnist(tmp_path / "size.mat", pixels[:784], labels[None])
+    write_affnist(tmp_path / "few.mat", pixels, labels[None, :20])
+    write_affnist(tmp_path / "eleven.mat", pixels, labels[None] + 2)
+    write_affnist(tmp_path / "words.mat", pixels, "abc")
+    config = ["--canvas", "40", "--dataset", "mnist", "--data-dir", str(tmp_path / "unused")]
+    names = ("text", "empty", "cut", "broken", "name", "float", "size", "few", "eleven", "words", "nowhere")
+    for path in (*(tmp_path / f"{name}.mat" for name in names), tmp_path):
+        assert m.main([*config, "--affnist", str(path)]) == 1, path
+        out, error = capsys.readouterr()
+        assert out == ""
+        assert re.fullmatch(rf"error: .*{re.escape(str(path))}.*\n", error), error
+    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    assert m.main([*config, "--affnist", str(good)]) == 1
+    assert capsys.readouterr().err == "error: --affnist needs scipy: pip install scipy\n"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Data
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def content(images: Array) -> set[bytes]:
+    return {image.tobytes() for image in images}
+
+
+def test_training_validation_and_test_share_no_digit(digits_dir: Path) -> None:
+    for config in (small(digits_dir), small(digits_dir, n_train=0, n_test=0)):
+        data = m.make_data(config)
+        val = content((255 * data.val.images).round().astype(np.uint8))
+        assert len(data.images) == (config.n_train or 120 - 16)
+        assert len(data.test_images) == (config.n_test or 60)
+        assert len(val) == 16
+        assert not content(data.images) & val
+        assert not content(data.test_images) & (val | content(data.images))
+        assert val | content(data.images) <= content(strokes().train_images)
+        done = m.resolved(config, data)
+        assert (done.n_train, done.n_test) == (len(data.images), len(data.test_images))
+    other = m.make_data(small(digits_dir, seed=1))
+    assert content(other.images) != content(m.make_data(small(digits_dir)).images)
+
+
+@pytest.mark.parametrize("changes", [{"n_train": 200}, {"n_val": 120, "n_train": 0}, {"n_test": 61}])
+def test_too_few_digits(changes: dict[str, int], digits_dir: Path) -> None:
+    with pytest.raises(m.UserError, match="too few"):
+        m.make_data(small(digits_dir, **changes))
+
+
+def shifts_of(images: Array, digits: Array) -> Array:
+    """How far each image (n, S, S) is moved from the middle, by its centre of ink."""
+
+    def centre(a: Array) -> Array:
+        grid = np.indices(a.shape[1:], float)
+        return np.einsum("nij,aij->na", a, grid) / a.sum(axis=(1, 2))[:, None] - (a.shape[1] - 1) / 2
+
+    return centre(images.astype(float)) - centre(digits.astype(float))
+
+
+@pytest.mark.parametrize(("changes", "reach"), [({}, 2), (canvas(), 6), ({"max_shift": 0}, 0)])
+def test_augmentation_is_drawn_for_each_image_and_never_at_test(
+    changes: dict[str, int], reach: int, digits_dir: Path
+) -> None:
+    config = small(digits_dir, n_train=96, batch_size=32, n_epochs=9, **changes)
+    data = m.make_data(config)
+    inside = np.pad(np.ones((24, 24), np.uint8), 2)  # no shift loses ink
+    data = data._replace(images=data.images * inside)
+    seen = []
+    for step in range(6):
+        batch = m.training_batch(data, config, step)
+        which = m.epoch_order(config.seed, step // 3, 96)[32 * (step % 3) :][:32]
+        np.testing.assert_array_equal(batch.labels[:, 0], data.labels[which])
+        np.testing.assert_array_equal(batch.sources[:, 0], batch.images)
+        moved = shifts_of(batch.images, data.images[which])
+        np.testing.assert_allclose(moved, moved.round(), atol=1e-4)
+        assert len(np.unique(moved.round(), axis=0)) > (10 if reach else 0)
+        seen.append(moved.round())
+        np.testing.assert_array_equal(m.training_batch(data, config, step).images, batch.images)
+    assert np.abs(np.concatenate(seen)).max() == reach
+    assert reach == 0 or not np.array_equal(seen[0], seen[3])
+    # An epoch is every digit once.
+    epoch = [m.training_batch(data, config, step).images.sum(axis=(1, 2)) for step in range(3)]
+    np.testing.assert_allclose(np.sort(np.concatenate(epoch)), np.sort(data.images.sum(axis=(1, 2)) / 255), rtol=1e-5)
+
+    upright, held_out = m.upright_set(data, config), data.val.images
+    moved = shifts_of(upright.images(), data.test_images)
+    free = (config.image_size - 28) // 2
+    np.testing.assert_allclose(moved, m.fixed_places(config, 20, 0), atol=1e-4)
+    assert np.abs(moved).max() <= free + 1e-4
+    assert (np.abs(moved).max() > 2) == (free > 0)
+    assert held_out.shape == (16, config.image_size, config.image_size)
+
+
+@pytest.mark.parametrize("changes", [{}, canvas()])
+def test_every_set_is_scaled_alike(changes: dict[str, int], digits_dir: Path) -> None:
+    """Grey values from 0 to 1: the same ink in training, validation, and on every test set."""
+    config = small(digits_dir, n_train=96, **changes)
+    data = m.make_data(config)
+    ink = {"train": m.training_batch(data, config, 0).images, "val": data.val.images}
+    for image_set in m.make_image_sets(data, config, (affnist_like()[0], affnist_like()[1]) if changes else None):
+        ink[image_set.name] = image_set.images()
+    names = ["train", "val", "upright", "rotated_15", "rotated_35"]
+    assert list(ink) == names + (["affnist", "affnist_file"] if changes else [])
+    for name, images in ink.items():
+        assert images.dtype == np.float32, name
+        assert images.shape[1:] == (config.image_size, config.image_size)
+        assert images.min() == 0, name
+        assert 0.95 < images.max() <= 1, name
+        assert images.sum() / len(images) == pytest.approx(ink["train"].sum() / 8, rel=0.25), name
+    turned = m.upright_set(data, config, -40.0).images()
+    np.testing.assert_allclose(turned.sum(axis=(1, 2)), ink["upright"].sum(axis=(1, 2)), rtol=0.02)
+
+
+def test_the_sweep_is_spread_over_the_test_digits(digits_dir: Path) -> None:
+    config = small(digits_dir)
+    data = m.make_data(config)
+    some, every = m.upright_set(data, config, 0.0, 4), m.upright_set(data, config)
+    np.testing.assert_array_equal(some.labels, every.labels[[0, 6, 13, 19]])
+    np.testing.assert_array_equal(some.images(), every.images()[[0, 6, 13, 19]])
+    assert len(m.upright_set(data, config, 5.0, 99).images()) == 20
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Training, validation, tests
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", m.MODEL_NAMES)
+def test_training_learns(name: str, digits_dir: Path) -> None:
+    config = small(digits_dir, n_train=96, n_epochs=6, lr=1e-2, lenet_lr=1e-2, conv_channels=8, primary_types=2)
+    data = m.make_data(config)
+    _, history = base.train(m.make_models(config)[name], config, data, experiment=m.AFFINE)
+    assert history["train_loss"][-1] < 0.8 * history["train_loss"][0]
+    assert len(history["val_accuracy"]) == 6
+    assert ("val_recon_mse" in history) == (name == "capsnet")
+    assert max(history["val_accuracy"]) > 0.2
+
+
+def test_lenet_has_its_own_learning_rate(digits_dir: Path) -> None:
+    def trained(**changes: float) -> dict[str, Array]:
+        config = small(digits_dir, n_epochs=1, **changes)
+        return {
+            name: state.flat
+            for name, state in base.train_all(
+                config, m.make_data(config), experiment=m.AFFINE, names=m.MODEL_NAMES
+            ).items()
+        }
+
+    slow, fast = trained(lenet_lr=1e-3), trained(lenet_lr=1e-2)
+    assert not np.array_equal(slow["lenet"], fast["lenet"])
+    np.testing.assert_array_equal(slow["cnn"], fast["cnn"])
+    both = trained(lenet_lr=2e-3, lr=4e-3)
+    np.testing.assert_array_equal(both["lenet"], trained(lenet_lr=2e-3, lr=2e-3)["lenet"])
+
+
+@pytest.mark.parametrize(("target", "steps"), [(0.75, 6), (0.5, 4), (0.9, 24)])
+def test_training_stops_at_the_accuracy_asked_for(
+    target: float, steps: int, digits_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checks every 2 of 3 steps an epoch, and at an epoch's end; accuracies are 0, 1/16 ... by the step."""
+    config = small(digits_dir, n_epochs=8, match_accuracy=target, check_every=2)
+    data, asked = m.make_data(config), []
+
+    def assess(model: Any, params: Any, batch: Any, crew: Any) -> tuple[Array, float]:
+        asked.append(state.step)
+        assert batch is data.val
+        n_right = min(2 * state.step, 14)
+        answers = np.where(np.arange(16) < n_right, batch.labels[:, 0], (batch.labels[:, 0] + 1) % 10)
+        return np.eye(10)[answers], math.nan
+
+    monkeypatch.setattr(base, "assess", assess)
+    model = m.make_models(config)["lenet"]
+    state = base.init_state(model, config)
+    stops: list[int] = []
+    base.train(
+        model, config, data, state, experiment=m.AFFINE,
+        after_step=lambda s, _: stops.append(s.step) if m.reached(s, config) else None,
+    )  # fmt: skip
+    assert state.step == steps
+    assert asked == [k for k in range(1, steps + 1) if k % 2 == 0 or k % 3 == 0]
+    assert m.reached(state, config) == (target < 0.9)
+    assert stops == ([steps] if target < 0.9 else [])
+    assert state.history["check_step"] == [float(k) for k in asked]
+    assert state.history["check_accuracy"][-1] == min(2 * steps, 14) / 16
+    result = m.make_result(config, data, {"lenet": state}, {"lenet": {}})["models"]["lenet"]
+    assert (result["steps"], result["epochs"], result["reached"]) == (steps, steps / 3, target < 0.9)
+    assert result["val_accuracy"] == min(2 * steps, 14) / 16
+    assert state.seconds > 0
+
+
+def test_figures_are_counts_of_right_answers(digits_dir: Path) -> None:
+    config = small(digits_dir, **canvas(n_test=20))
+    data = m.make_data(config)
+    states = {name: base.init_state(model, config) for name, model in m.make_models(config).items()}
+    real = affnist_like()
+    crew = m.Crew(2)
+    figures = m.run_tests(config, data, states, crew, real)
+    crew.close()
+    for name, model in m.make_models(config).items():
+        own = figures[name]
+        sets = {s.name: s for s in m.make_image_sets(data, config, real)}
+        assert set(own["confusion"]) == set(sets)
+        for key, image_set in sets.items():
+            answers = m.scores_of(model, states[name], image_set.images(), m.Crew()).argmax(axis=1)
+            accuracy = float((answers == image_set.labels).mean())
+            assert own[f"{key}_accuracy"] == accuracy
+            confusion = np.array(own["confusion"][key])
+            assert confusion.sum() == len(image_set.labels)
+            assert np.trace(confusion) / confusion.sum() == pytest.approx(accuracy)
+            np.testing.assert_array_equal(confusion.sum(axis=1), np.bincount(image_set.labels, minlength=10))
+        assert own["upright_error"] == pytest.approx(1 - own["upright_accuracy"])
+        assert list(own["sweep"]) == ["-90", "0", "35"]
+        at_35 = m.upright_set(data, config, 35.0, 4)
+        answers = m.scores_of(model, states[name], at_35.images(), m.Crew()).argmax(axis=1)
+        assert own["sweep"]["35"] == (answers == at_35.labels).mean()
+        assert ("recon_mse" in own) == (name == "capsnet")
+
+
+def test_beliefs_and_pictures_for_figures() -> None:
+    config = small(**canvas())
+    models, crew = m.make_models(config), m.Crew()
+    images = rng_of(0).random((3, 40, 40), np.float32)
+    for name, model in models.items():
+        state = base.init_state(model, config)
+        p = m.beliefs(name, m.scores_of(model, state, images, crew))
+        assert p.shape == (3, 10)
+        assert p.min() >= 0
+        assert p.max() <= 1
+        if name != "capsnet":
+            np.testing.assert_allclose(p.sum(axis=1), 1, rtol=1e-5)
+    params = models["capsnet"].init_params(rng_of(0))
+    v = m.capsules(params, images, config)
+    assert v.shape == (10, 16, 3)
+    drawn = m.draw_capsules(params, v, np.array([1, 2, 3]))
+    assert drawn.shape == (3, 40, 40)
+    perturbed = m.perturb_capsule(params, v[..., 1], 2)
+    assert perturbed.shape == (16, 11, 40, 40)
+    for k in range(16):
+        np.testing.assert_allclose(perturbed[k, 5], drawn[1], atol=1e-6)  # unchanged in the middle
+    changed = v[..., 1:2].copy()
+    changed[2, 7] += 0.25
+    np.testing.assert_allclose(perturbed[7, 10], m.draw_capsules(params, changed, np.array([2]))[0], atol=1e-6)
+    np.testing.assert_allclose(m.PERTURBATIONS, np.arange(-5, 6) * 0.05, atol=1e-12)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Interruption, checkpoints
+# ----------------------------------------------------------------------------------------------------------------------
+
+NAMES = {"image_size": "canvas"}
+
+
+def flags(config: m.Config) -> list[str]:
+    fields = (
+        *(k for k in SMALL if k != "decoder"),
+        "dataset",
+        "data_dir",
+        "image_size",
+        "match_accuracy",
+        "check_every",
+    )
+    given = {k: v for k in fields if (v := getattr(config, k)) is not None}
+    pairs = [(f"--{NAMES.get(k, k).replace('_', '-')}", str(v)) for k, v in given.items()]
+    return ["--quiet", "--threads", "1", *(word for pair in pairs for word in pair)]
+
+
+def result_of(argv: list[str], folder: Path) -> tuple[dict[str, Any], dict[str, m.TrainState]]:
+    """Run to the end: the result without its times, and the last checkpoint."""
+    out, checkpoint = folder / "out.json", folder / "c.npz"
+    assert m.main([*argv, "--out-json", str(out), "--checkpoint", str(checkpoint)]) == 0
+    result = json.loads(out.read_text())
+    for model in result["models"].values():
+        del model["train_seconds"], model["epoch_seconds"]
+    return result, m.load_checkpoint(checkpoint)[1]
+
+
+def assert_same_run(a: tuple[dict[str, Any], Any], b: tuple[dict[str, Any], Any]) -> None:
+    assert a[0]["history"] == b[0]["history"]
+    assert a[0]["models"] == b[0]["models"]
+    assert a[0]["config"] == b[0]["config"]
+    assert tuple(a[1]) == tuple(b[1]) == m.MODEL_NAMES
+    for name in a[1]:
+        for kind in ("flat", "m", "v"):
+            np.testing.assert_array_equal(getattr(a[1][name], kind), getattr(b[1][name], kind), err_msg=name)
+
+
+@pytest.mark.parametrize("at", [1, 4, 9])
+@pytest.mark.parametrize("match", [None, 0.1])
+def test_ctrl_c_and_resume_give_the_same_numbers(
+    at: int, match: float | None, digits_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv, calls = flags(small(digits_dir, match_accuracy=match, check_every=2)), 0
+    original = base.adam_step
+
+    def interrupt(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            os.kill(os.getpid(), signal.SIGINT)
+        original(*args)
+
+    (tmp_path / "whole").mkdir()
+    whole = result_of(argv, tmp_path / "whole")
+    steps = sum(model["steps"] for model in whole[0]["models"].values())
+    if match is not None:
+        assert steps < 18  # some stopped before the end
+        assert any(model["reached"] for model in whole[0]["models"].values())
+    monkeypatch.setattr(base, "adam_step", interrupt)
+    assert m.main([*argv, "--checkpoint", str(tmp_path / "c.npz")]) == (130 if at <= steps else 0)
+    monkeypatch.undo()
+    assert sum(state.step for state in m.load_checkpoint(tmp_path / "c.npz")[1].values()) == min(at, steps)
+    assert_same_run(result_of([*argv, "--resume"], tmp_path), whole)
+    assert_same_run(result_of([*argv, "--resume"], tmp_path), whole)  # what is finished does not change
+
+
+def test_resuming_with_other_settings_is_refused(
+    digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*flags(small(digits_dir)), "--models", "lenet", "--checkpoint", str(tmp_path / "c.npz")]
+    assert m.main(argv) == 0
+    for more, message in (
+        (["--lenet-lr", "0.1"], "it was made with --lenet-lr 0.002, not 0.1"),
+        (["--canvas", "40", "--max-shift", "2"], "it was made with --canvas 28, not 40"),
+        (["--n-train", "32"], "it was made with --n-train 24, not 32"),
+        (["--match-accuracy", "0.9"], "it was made with --match-accuracy None, not 0.9"),
+    ):
+        capsys.readouterr()
+        assert m.main([*argv, "--resume", *more]) == 1
+        assert capsys.readouterr().err == f"error: cannot resume {tmp_path / 'c.npz'}: {message}\n"
+
+
+def test_checkpoints_of_the_two_experiments_are_told_apart(
+    digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.npz"
+    argv = ["--checkpoint", str(path), "--eval-only"]
+    config = small(digits_dir, n_epochs=1)
+    assert m.main([*flags(config), "--models", "lenet", "--checkpoint", str(path)]) == 0
+    capsys.readouterr()
+    assert base.main(argv) == 1
+    expected = f"error: {path} is a checkpoint of mnist_affine_capsnet, not of multimnist_capsnet\n"
+    assert capsys.readouterr().err == expected
+    base.save_checkpoint(path, base.Config(), {})
+    assert m.main(argv) == 1
+    expected = f"error: {path} is a checkpoint of multimnist_capsnet, not of mnist_affine_capsnet\n"
+    assert capsys.readouterr().err == expected
+    path.write_bytes(path.read_bytes()[:-100])
+    assert m.main(argv) == 1
+    assert re.fullmatch(r"error: .*is not a readable checkpoint of mnist_affine.*\n", capsys.readouterr().err)
+    path.unlink()
+    assert m.main(argv) == 1
+    assert capsys.readouterr().err == f"error: there is no checkpoint {path}\n"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Command line
+# ----------------------------------------------------------------------------------------------------------------------
+
+WRONG_VALUES = {
+    "--canvas": "36", "--max-shift": "13", "--n-train": "-1", "--n-val": "0", "--n-test": "x", "--n-sweep": "0",
+    "--rotation": "15,nan", "--lenet-lr": "0", "--match-accuracy": "1.5", "--check-every": "0",
+    "--models": "capsnet,rnn",
+}  # fmt: skip
+
+
+def test_every_flag_of_its_own_is_tried() -> None:
+    def known(parser: Any) -> set[str]:
+        return {a.option_strings[0] for a in parser._actions if a.nargs != 0}
+
+    shared = {"--n-train", "--n-test", "--models"}
+    assert known(m.make_parser()) - known(base.make_parser()) == set(WRONG_VALUES) - shared | {"--affnist"}
+    assert known(base.make_parser()) - known(m.make_parser()) == {"--min-iou", "--pool"}
+
+
+@pytest.mark.parametrize("flag", WRONG_VALUES)
+def test_a_wrong_value_is_one_line_that_names_the_flag(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        m.main([flag, WRONG_VALUES[flag]])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"argument {flag}: " in error
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--affnist", "15.mat"],
+        ["--resume"],
+        ["--eval-only"],
+        ["--predict", "a.png"],
+        ["--checkpoint", "c", "--predict", "a.png", "--affnist", "15.mat"],
+        ["--checkpoint", "c", "--eval-only", "--resume"],
+    ],
+)
+def test_flags_that_do_not_fit_together(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        m.main(argv)
+    assert stopped.value.code == 2
+    assert "error: argument --" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_help_shows_every_default_and_flags_make_the_config() -> None:
+    process = run_script(SCRIPT, "--help")
+    assert process.returncode == 0
+    text = " ".join(process.stdout.split())
+    for field in dataclasses.fields(m.Config):
+        flag = "--" + NAMES.get(field.name, field.name).replace("_", "-")
+        if flag in text and field.name not in ("data_dir", "conv_channels", "primary_types", "match_accuracy"):
+            value = "15,35" if field.name == "rotation" else str(field.default)
+            assert re.search(rf"{flag} .*?default: {re.escape(value)}", text), flag
+
+    def config(*argv: str) -> m.Config:
+        return m.config_from_args(m.make_parser().parse_args(argv))
+
+    assert config() == m.Config()
+    assert config("--canvas", "40") == m.Config(**canvas())
+    assert config("--canvas", "40", "--max-shift", "3") == m.Config(**canvas(max_shift=3))
+    assert config("--rotation=-20,7.5", "--match-accuracy", "0.99").rotation == (-20, 7.5)
+    assert config("--preset", "paper").conv_channels == 256
+
+
+def test_out_json_table_and_eval_only(digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = flags(small(digits_dir, **canvas(match_accuracy=1.0, check_every=2)))
+    files = ["--checkpoint", str(tmp_path / "c.npz"), "--out-json"]
+    assert m.main([*argv, *files, str(tmp_path / "a.json")]) == 0
+    out, error = capsys.readouterr()
+    assert error == ""
+    head = "custom on 40x40: 20 test digits; seed 0, 2 epochs of 24, stopped at 100 % on 16 others"
+    assert out.splitlines()[0] == head
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["model", *m.MODEL_NAMES, "paper:"]
+    assert out.count("not reached") == 3
+    result = json.loads((tmp_path / "a.json").read_text())
+    assert list(result) == ["experiment", "seed", "dataset", "config", "models", "history", "environment"]
+    assert (result["experiment"], result["dataset"]) == ("mnist_affine_capsnet", "custom")
+    assert (result["config"]["match_accuracy"], result["config"]["n_train"]) == (1.0, 24)
+    accuracies = {f"{k}_accuracy" for k in ("upright", "rotated_15", "rotated_35", "affnist", "val")}
+    for name, figures in result["models"].items():
+        more = {"n_params", "upright_error", "sweep", "confusion", "steps", "epochs", "reached"}
+        more |= {"epoch_seconds", "train_seconds"} | ({"recon_mse"} if name == "capsnet" else set())
+        assert set(figures) == accuracies | more
+        assert all(0 <= figures[k] <= 1 for k in accuracies)
+        assert result["history"][name]["check_step"] == [2, 3, 4, 6]
+        assert len(result["history"][name]["val_accuracy"]) == 2
+
+    images, labels = affnist_like()
+    mat = write_affnist(tmp_path / "15.mat", images.reshape(30, -1).T, labels[None])
+    again = ["--eval-only", "--affnist", str(mat), "--rotation=-10", *files, str(tmp_path / "b.json")]
+    assert m.main([*argv, *again]) == 0
+    tested = json.loads((tmp_path / "b.json").read_text())["models"]
+    for name, figures in tested.items():
+        assert 0 <= figures["affnist_file_accuracy"] <= 1
+        assert "rotated_-10_accuracy" in figures
+        assert "rotated_15_accuracy" not in figures
+        for key in ("upright_accuracy", "affnist_accuracy", "val_accuracy", "sweep", "steps"):
+            assert figures[key] == result["models"][name][key]
+
+
+def test_compare_seeds_takes_it(digits_dir: Path, tmp_path: Path) -> None:
+    argv = flags(small(digits_dir, n_epochs=1))[3:]
+    out = ["--out", tmp_path / "r.json", "--figure", tmp_path / "r.png", "--cache", tmp_path / "cache"]
+    process = run_script("compare_seeds.py", "mnist_affine_capsnet", "--seeds", "0:2", *out, "--", *argv)
+    assert process.returncode == 0, process.stderr
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert document["metric"] == "rotated_35_accuracy"
+    (entry,) = document["settings"].values()
+    assert set(entry["paired"]) == {"cnn", "lenet"}
+    assert {"upright_accuracy", "rotated_15_accuracy", "rotated_35_accuracy"} <= set(entry["paired"]["cnn"])
+    assert "epoch_seconds" not in entry["models"]["cnn"]
+    assert len(entry["runs"][0]["models"]["capsnet"]["sweep"]) == 37
+
+
+def test_strokes_from_the_shell_with_warnings_as_errors(tmp_path: Path) -> None:
+    config = small(dataset="strokes", n_epochs=1)
+    out = tmp_path / "out.json"
+    process = run_script(SCRIPT, *flags(config), "--threads", "2", "--out-json", out)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert json.loads(out.read_text())["dataset"] == "strokes"
+    process = run_script(SCRIPT, "--dataset", "mnist", "--data-dir", tmp_path / "nowhere")
+    assert process.returncode == 1
+    assert re.fullmatch(r"error: --data-dir .*nowhere.*\n", process.stderr)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A person's own digits
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def picture(folder: Path, array: Array) -> Path:
+    path = folder / f"{len(list(folder.iterdir()))}.png"
+    iio.imwrite(path, array)
+    return path
+
+
+def test_a_picture_is_prepared_as_mnist_is(tmp_path: Path) -> None:
+    for digit in strokes().test_images[:10]:
+        expected = digit / np.float32(digit.max())
+        np.testing.assert_allclose(m.read_digit(picture(tmp_path, 255 - digit), small()), expected, atol=0.01)
+        wide = m.read_digit(picture(tmp_path, digit), small(**canvas()))
+        np.testing.assert_allclose(wide[6:34, 6:34], expected, atol=0.01)
+        # The same digit, larger and in a corner.
+        large = np.zeros((200, 150), np.uint8)
+        large[5:117, 30:142] = digit.repeat(4, axis=0).repeat(4, axis=1)
+        read = m.read_digit(picture(tmp_path, large), small())
+        inked = [np.flatnonzero((read > 0.3).any(axis=axis)) for axis in (0, 1)]
+        assert abs(max(np.ptp(at) for at in inked) + 1 - 20) <= 1
+        for axis in (0, 1):
+            assert np.abs(read.sum(axis=axis) @ np.arange(28) / read.sum() - 14) <= 1.5
+
+
+def test_predict(digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint, out = tmp_path / "c.npz", tmp_path / "drawn.png"
+    assert m.main([*flags(small(digits_dir)), "--checkpoint", str(checkpoint)]) == 0
+    capsys.readouterr()
+    paths = [picture(tmp_path, digit) for digit in strokes().test_images[:2]]
+    argv = ["--checkpoint", str(checkpoint), "--predict-png", str(out), "--predict"]
+    assert m.main([*argv, *map(str, paths)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split()[:4] == ["picture", *m.MODEL_NAMES]
+    config, states = m.load_checkpoint(checkpoint)
+    images = np.stack([m.read_digit(path, config) for path in paths])
+    models = m.make_models(config)
+    for k, line in enumerate(printed[1:3]):
+        believed = [m.beliefs(n, m.scores_of(models[n], states[n], images, m.Crew()))[k] for n in m.MODEL_NAMES]
+        answers = " ".join(f"{p.argmax()} ({p.max():.2f})" for p in believed)
+        assert line.startswith(f"{paths[k]} {answers}   {believed[0][0]:.2f} ")
+    assert iio.imread(out).shape == (2 * 30 * 4, 2 * 30 * 4)
+    (tmp_path / "text.png").write_text("no picture")
+    blank = picture(tmp_path, np.full((50, 40), 255, np.uint8))
+    for path in (tmp_path / "text.png", tmp_path / "nowhere.png", blank):
+        assert m.main([*argv, str(path)]) == 1
+        assert re.fullmatch(rf"error: .*{re.escape(str(path))}.*\n", capsys.readouterr().err)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Real digits
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not MNIST.is_dir(), reason=f"no MNIST at {MNIST}")
+def test_sixty_steps_on_mnist() -> None:
+    config = m.Config(
+        dataset="mnist", data_dir=str(MNIST), n_epochs=1, n_train=60 * 16, batch_size=16, n_val=200, conv_channels=16,
+        primary_types=4, decoder=(64, 64),
+    )  # fmt: skip
+    data = m.make_data(config)
+    assert (data.name, len(data.images), len(data.test_images)) == ("mnist", 960, 10_000)
+    _, history = base.train(m.make_models(config)["capsnet"], config, data, experiment=m.AFFINE)
+    assert history["val_accuracy"][0] > 0.3  # chance: 0.1
+    some = m.draw_distortions(rng_of(0), data.test_images[:500])
+    first = data.test_images[:500] / 255
+    wide = m.warp(first, m.placing_matrices(some.matrices, 13.5, some.middle + 20), 80)
+    np.testing.assert_allclose(wide[:, 20:60, 20:60].sum(axis=(1, 2)), wide.sum(axis=(1, 2)), rtol=1e-9)
