@@ -731,7 +731,7 @@ def begin(checkpoint: Path | None, asked: Config, given: dict[str, Any]) -> Begu
     return Begun(experiment.resolved(config, data), data, states)
 
 
-DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_seeds.json"
+DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_upright.json"
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -1,0 +1,495 @@
+"""The figures and the animation of the affine experiment, on trainings of a second with generated digits."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+from PIL import Image
+
+import make_mnist_affine_capsnet_gif as animation
+import mnist_affine_capsnet as experiment
+import multimnist_capsnet as base
+import visualize_mnist_affine_capsnet as figures
+import visualize_smallnorb_novel_viewpoint as house
+
+SMALL = ["--seed=123", "--dataset=strokes", "--conv-channels=4", "--primary-types=2", "--threads=1"]
+TINY = [*SMALL, "--n-epochs=2", "--n-train=64", "--n-val=20", "--n-test=60", "--n-sweep=5", "--batch-size=16"]
+CANVAS = [*TINY, "--canvas=40", "--match-accuracy=1", "--check-every=3"]
+ALL = [name for name in figures.FIGURES if name != "affnist_examples"]
+
+
+@functools.cache
+def strokes() -> base.Digits:
+    train, test = (base.stroke_digits(np.random.default_rng(k), 200) for k in range(2))
+    return base.Digits("strokes", *train, *test)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_digits() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "resolve_dataset", lambda *_: strokes())
+        yield
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No figure of the project is touched, and no results file of it found."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained before the error was found")
+
+    monkeypatch.setattr(base, "train", train)
+
+
+def trained(folder: Path, flags: list[str]) -> Path:
+    assert (
+        experiment.main([*flags, "--quiet", f"--checkpoint={folder / 'run.npz'}", f"--out-json={folder}/r.json"]) == 0
+    )
+    return folder / "run.npz"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("upright"), TINY)
+
+
+@pytest.fixture(scope="module")
+def on_canvas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("canvas"), CANVAS)
+
+
+def load(path: Path) -> figures.Run:
+    return figures.begin(path, experiment.Config(), {}).finish(threads=1, quiet=True)[0]
+
+
+@pytest.fixture(scope="module")
+def run(checkpoint: Path) -> figures.Run:
+    return load(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def canvas_run(on_canvas: Path) -> figures.Run:
+    return load(on_canvas)
+
+
+def some_seeds(run: figures.Run, n: int = 3) -> figures.Seeds:
+    rng = np.random.default_rng(0)
+    return figures.Seeds(
+        n,
+        {name: rng.random((n, len(experiment.SWEEP))) for name in run.states},
+        {name: rng.random(n) for name in run.states},
+    )
+
+
+NO_SEEDS = figures.Seeds(0, {}, {})
+
+
+def pictures(folder: str | Path) -> dict[str, bytes]:
+    return {path.stem: path.read_bytes() for path in sorted(Path(folder, experiment.EXPERIMENT).iterdir())}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Figures
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_training_and_checkpoint_give_the_same_figures(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert figures.main([f"--checkpoint={checkpoint}"]) == 0
+    first = pictures("viz")
+    assert list(first) == sorted(ALL)
+    for name, content in first.items():
+        assert len(content) < 400_000, name
+        path = Path("viz", experiment.EXPERIMENT, f"{name}.png")
+        with Image.open(path) as image:
+            assert image.width == (1800 if name == "capsule_dimensions_all" else 900), name
+            assert 300 <= image.height <= 1300, name
+            assert "Software" not in image.info, name
+            assert len(np.unique(np.asarray(image.convert("L")))) > 20, name
+        os.utime(path, (0, 0))
+
+    capsys.readouterr()
+    again = ("rotation_sweep", "capsule_dimensions", "training_curves")
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "yellow"}):  # a user's own style changes nothing
+        assert figures.main([*TINY, "--quiet", f"--figures={','.join(again)}"]) == 0
+    assert pictures("viz") == first
+    assert capsys.readouterr().out.count("unchanged") == len(again)
+    for path in Path("viz", experiment.EXPERIMENT).iterdir():
+        assert path.stat().st_mtime == 0, f"{path.name} was written again although it is the same"
+
+
+def test_only_the_figures_that_were_asked_for(on_canvas: Path) -> None:
+    other = ["--n-test=40", "--rotation=-70", "--outdir=x"]  # test sets may differ from those of the checkpoint
+    asked = "--figures=affnist_examples,confusion_matrices"
+    assert figures.main([f"--checkpoint={on_canvas}", f"--results={on_canvas.parent}/r.json", asked, *other]) == 0
+    assert list(pictures("x")) == ["affnist_examples", "confusion_matrices"]
+
+
+def test_every_model_has_a_look_of_its_own() -> None:
+    assert tuple(figures.MODEL_STYLES) == tuple(figures.SHORT) == experiment.MODEL_NAMES
+    assert len({style.colour for style in figures.MODEL_STYLES.values()}) == len(figures.MODEL_STYLES)
+    assert len({style.marker for style in figures.MODEL_STYLES.values()}) == len(figures.MODEL_STYLES)
+
+
+def check_texts(texts: list[tuple[Text, Bbox]], fig: Figure, least: float, name: str) -> None:
+    for text, box in texts:
+        assert float(text.get_fontsize()) >= least, (name, text)
+        assert min(box.x0, box.y0) >= 0, (name, text)
+        assert box.x1 <= fig.bbox.x1, (name, text)
+        assert box.y1 <= fig.bbox.y1, (name, text)
+    edges = np.array([box.extents for _, box in texts])
+    width = np.minimum(edges[:, None, 2], edges[None, :, 2]) - np.maximum(edges[:, None, 0], edges[None, :, 0])
+    height = np.minimum(edges[:, None, 3], edges[None, :, 3]) - np.maximum(edges[:, None, 1], edges[None, :, 1])
+    for a, b in np.argwhere(np.triu(np.minimum(width, height) >= 3, 1)):
+        raise AssertionError((name, texts[a][0], texts[b][0]))
+
+
+CASES = {
+    "one seed": figures.FIGURES,
+    "three seeds": ("rotation_sweep", "training_curves"),
+    "canvas": ("affnist_examples", "confusion_matrices", "training_curves"),
+    "capsules alone": ("predictions", "rotation_sweep", "confusion_matrices", "training_curves"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_texts_are_large_enough_and_stay_apart(
+    run: figures.Run, canvas_run: figures.Run, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    drawn: list[tuple[Text, Bbox]] = []
+    original = Text.draw
+
+    def draw(self: Text, renderer: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, renderer, *args, **kwargs)
+        if self.get_visible() and self.get_text().strip():
+            drawn.append((self, self.get_window_extent(renderer)))
+
+    monkeypatch.setattr(Text, "draw", draw)
+    shown = canvas_run if case == "canvas" else run
+    if case == "capsules alone":
+        shown = run._replace(states={"capsnet": run.states["capsnet"]}, tested={"capsnet": run.tested["capsnet"]})
+    seeds = some_seeds(run) if case == "three seeds" else NO_SEEDS
+    for name, drawer in figures.drawers(shown, seeds).items():
+        if name not in CASES[case]:
+            continue
+        drawn.clear()
+        with house.house_style():
+            fig = drawer()
+            fig.canvas.draw()
+        seed = "3 seeds" if seeds.n and name == "rotation_sweep" else "seed 123"
+        assert any(seed in t.get_text() and "not MNIST" in t.get_text() for t, _ in drawn), name
+        check_texts(drawn, fig, 18 if name == "capsule_dimensions_all" else 9, name)
+
+
+def test_every_seed_has_its_curve(run: figures.Run) -> None:
+    seeds = some_seeds(run)
+    with house.house_style():
+        axes = figures.draw_rotation_sweep(run, seeds).axes
+        *_, curves, points = figures.draw_training_curves(run, seeds).axes
+    accuracy = next(ax for ax in axes if ax.get_title(loc="left") == "accuracy")
+    drawn = [np.asarray(line.get_ydata()).tolist() for line in accuracy.lines]
+    difference = next(ax for ax in axes if "minus" in ax.get_title(loc="left"))
+    differences = [np.asarray(line.get_ydata()) for line in difference.lines]
+    for name, rows in seeds.sweep.items():
+        assert all(row.tolist() in drawn for row in rows)
+        assert rows.mean(axis=0).tolist() in drawn
+        if name != "capsnet":
+            expected = 100 * (seeds.sweep["capsnet"] - rows)
+            assert all(any(np.array_equal(row, d) for d in differences) for row in (*expected, expected.mean(axis=0)))
+    assert [np.asarray(line.get_ydata()).tolist() for line in points.lines] == [
+        errors.tolist() for errors in seeds.val_error.values()
+    ]
+    low, high = curves.get_ylim()
+    assert all(low <= error <= high for errors in seeds.val_error.values() for error in errors)
+
+
+def test_without_seeds_the_sweep_is_the_runs_own(run: figures.Run) -> None:
+    with house.house_style():
+        axes = figures.draw_rotation_sweep(run, NO_SEEDS).axes
+    accuracy = next(ax for ax in axes if ax.get_title(loc="left") == "accuracy")
+    drawn = [np.asarray(line.get_ydata()).tolist() for line in accuracy.lines]
+    assert all(list(tested["sweep"].values()) in drawn for tested in run.tested.values())
+
+
+@pytest.mark.parametrize("values", [[0.5], [0.0099, 0.0101], [1e-5, 1], [3.0, 3.0], [1e-8, 30]])
+def test_a_log_axis_holds_its_values_and_two_ticks(values: list[float]) -> None:
+    ax = Figure().add_subplot()
+    figures.log_axis(ax, values, str)
+    low, high = ax.get_ylim()
+    assert low < min(values) <= max(values) < high
+    assert len(ax.get_yticks()) >= 2
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is drawn is what the networks do
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_digits_and_answers_are_those_of_the_tests(run: figures.Run, canvas_run: figures.Run) -> None:
+    for some, angles in ((run, (0, 15, 35)), (canvas_run, (0, 35))):
+        labels = some.data.test_labels
+        chosen = np.arange(len(labels))
+        for angle in angles:
+            image_set = experiment.upright_set(some.data, some.config, angle)
+            images = figures.turned(some, chosen, angle)
+            np.testing.assert_array_equal(images, image_set.images())
+            for name, answers in zip(some.states, figures.answers_to(some, images).T, strict=True):
+                expected = some.tested[name]["confusion"][image_set.name]
+                assert experiment.confusion_matrix(labels, answers) == expected
+
+
+def test_the_first_digits_of_each_class_are_shown(run: figures.Run) -> None:
+    labels = np.array([3, *range(10), 3, 3, *range(9, -1, -1)])
+    rows = figures.of_each_class(labels, 5)
+    assert labels[rows].tolist() == [list(range(10))] * 2
+    assert rows[:, 3].tolist() == [0, 4]
+    assert rows[:, 9].tolist() == [10, 13]
+    assert animation.shown_digits(run, (7, 7, 1)).tolist() == [
+        run.data.test_labels.tolist().index(j) for j in (7, 7, 1)
+    ]
+
+
+def test_perturbed_capsules_are_of_the_digit_that_is_named(run: figures.Run) -> None:
+    some = figures.perturbed(run)
+    assert some.pictures.shape == (10, 16, 11, 28, 28)
+    middle = some.pictures[:, :, 5]
+    np.testing.assert_allclose(middle, np.repeat(middle[:, :1], 16, axis=1), atol=1e-6)
+    params = run.states["capsnet"].params
+    v = experiment.capsules(params, some.seen, run.config)
+    np.testing.assert_allclose(middle[:, 0], experiment.draw_capsules(params, v, np.arange(10)), atol=1e-6)
+
+
+def test_furthest_turn_and_affnist_have_confusion_matrices(run: figures.Run, canvas_run: figures.Run) -> None:
+    assert [key for key, _ in figures.confusion_sets(run)] == ["upright", "rotated_35"]
+    assert [key for key, _ in figures.confusion_sets(canvas_run)] == ["upright", "rotated_35", "affnist"]
+    still = run._replace(config=dataclasses.replace(run.config, rotation=(0.0,)))
+    assert [key for key, _ in figures.confusion_sets(still)] == ["upright"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Results of many seeds
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_of_these_flags_are_found(checkpoint: Path, run: figures.Run) -> None:
+    one = json.loads((checkpoint.parent / "r.json").read_text())
+    compared = {
+        "settings": {
+            "default": {
+                "config": {k: v for k, v in one["config"].items() if k not in ("seed", "data_dir")} | {"n_test": 5},
+                "models": {"capsnet": {"upright_accuracy": {"mean": 0.5}}},
+                "runs": [{"seed": seed, "models": one["models"]} for seed in (1, 2)],
+            },
+            "other": {"config": one["config"] | {"lr": 5.0}, "runs": [{"seed": 1, "models": one["models"]}]},
+        }
+    }
+    Path("c.json").write_text(json.dumps(compared))
+    seeds = figures.read_seeds([Path("c.json"), checkpoint.parent / "r.json"], run.config)
+    assert seeds.n == 3
+    assert list(seeds.sweep) == list(experiment.MODEL_NAMES)
+    for name, rows in seeds.sweep.items():
+        assert rows.tolist() == [list(run.tested[name]["sweep"].values())] * 3
+        last = run.states[name].history["val_accuracy"][-1]
+        np.testing.assert_allclose(seeds.val_error[name], 1 - last)
+    assert figures.read_seeds([], run.config).n == 0
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"models": 3}', '{"models": {"a": {"upright_accuracy": 1.0}}}'])
+def test_useless_results_are_an_error_in_words(
+    no_training: None, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    Path("r.json").write_text(text)
+    assert figures.main([*TINY, "--results", "r.json"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: r.json")
+    assert error.count("\n") == 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Animation
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_animation_has_the_frames_that_were_asked_for(
+    checkpoint: Path, on_canvas: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [f"--checkpoint={checkpoint}", "--frames=3", "--fps=20", "--quiet", "--out=sub/a.gif"]
+    assert animation.main(flags) == 0
+    content = Path("sub/a.gif").read_bytes()
+    with Image.open("sub/a.gif") as gif:
+        assert gif.n_frames == 3
+        assert 800 <= gif.width <= 900
+        assert gif.info["loop"] == 0
+        durations, frames = [], []
+        for k in range(3):
+            gif.seek(k)
+            durations.append(gif.info["duration"])
+            frames.append(np.asarray(gif.convert("RGB")))
+    assert durations == [50] * 2 + [2500]
+    assert all((frame[:5, :5] == 255).all() for frame in frames), "white has become grey"
+    assert len({frame.tobytes() for frame in frames}) == 3
+    assert len(content) < 4_000_000
+    assert animation.main(flags) == 0
+    assert Path("sub/a.gif").read_bytes() == content
+    assert "unchanged" in capsys.readouterr().out
+    assert animation.main([f"--checkpoint={on_canvas}", "--frames=2", "--digits=8", "--out=b.gif"]) == 0
+
+
+def test_animation_trains_where_there_is_no_checkpoint() -> None:
+    assert animation.main([*TINY, "--n-epochs=1", "--frames=2", "--digits=1,2", "--quiet", "--out=a.gif"]) == 0
+    assert Path("a.gif").stat().st_size > 10_000
+
+
+def test_frames_say_what_the_networks_believe(run: figures.Run) -> None:
+    turning = animation.Turning(run, (2, 4, 7), 5)
+    assert turning.angles.tolist() == [-90, -45, 0, 45, 90]
+    np.testing.assert_allclose(turning.beliefs["lenet"].sum(axis=-1), 1, rtol=1e-5)
+    with house.house_style():
+        scene = animation.Scene(run, turning)
+        for k in (4, 3):
+            scene.frame(k)
+    for name, tested in run.tested.items():
+        x, y = (np.asarray(values) for values in scene.lines[name].get_data())
+        expected = [value for angle, value in tested["sweep"].items() if int(angle) <= 45]
+        np.testing.assert_allclose(y, expected)
+        assert x[-1] == 45
+        for r, label in enumerate(turning.classes):
+            scores = turning.beliefs[name][3, r]
+            np.testing.assert_allclose([bar.get_height() for bar in scene.bars[name][r]], scores)
+            mark = "✓" if scores.argmax() == label else "✗"
+            assert scene.verdicts[name][r].get_text() == f"{mark} {scores.argmax()}"
+
+
+def test_texts_of_the_animation_stay_apart(run: figures.Run) -> None:
+    with house.house_style():
+        scene = animation.Scene(run, animation.Turning(run, (2, 4, 7), 3))
+        scene.frame(0)
+        renderer: Any = scene.canvas
+        texts = [t for t in scene.fig.findobj(Text) if t.get_visible() and t.get_text().strip()]
+        boxes = [(text, text.get_window_extent(renderer.get_renderer())) for text in texts]
+    boxes = [(text, box) for text, box in boxes if box.width and np.isfinite(box.extents).all()]
+    assert len(boxes) > 100
+    check_texts(boxes, scene.fig, 9, "animation")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Mistakes on the command line
+# ----------------------------------------------------------------------------------------------------------------------
+
+USAGE_ERRORS: list[tuple[Any, list[str]]] = [
+    (figures, ["--seed=-1"]),
+    (figures, ["--n-epochs=0"]),
+    (figures, ["--canvas=32"]),
+    (figures, ["--rotation=north"]),
+    (figures, ["--dataset=smallnorb"]),
+    (figures, ["--figures=overlay"]),
+    (figures, ["--results"]),
+    (figures, ["--no-such-flag"]),
+    (animation, ["--frames=1"]),
+    (animation, ["--frames=601"]),
+    (animation, ["--digits=1,2,3,4"]),
+    (animation, ["--digits=10"]),
+    (animation, ["--digits="]),
+    (animation, ["--fps=0"]),
+    (animation, ["--fps=51"]),
+    (animation, ["--out=a.png"]),
+]
+
+
+@pytest.mark.parametrize(("script", "flags"), USAGE_ERRORS)
+def test_wrong_flags(no_training: None, capsys: pytest.CaptureFixture[str], script: Any, flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        script.main(flags)
+    assert stopped.value.code == 2
+    assert "error: " in capsys.readouterr().err.splitlines()[-1]
+
+
+def partly_trained(folder: Path, names: tuple[str, ...], steps: int) -> Path:
+    config = experiment.Config(n_train=64, n_epochs=2, conv_channels=2, primary_types=1, decoder=(4, 4))
+    models = experiment.make_models(config)
+    states = {name: base.init_state(models[name], config) for name in names}
+    for state in states.values():
+        state.step = steps
+    path = folder / f"{'-'.join(names)}.npz"
+    base.save_checkpoint(path, config, states, experiment.AFFINE)
+    return path
+
+
+def test_what_cannot_work_is_found_before_the_training(
+    no_training: None, tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").write_text("in the way")
+    Path("dir.gif").mkdir()
+    unfinished = partly_trained(tmp_path, ("capsnet", "cnn"), 3)
+    without_capsules = partly_trained(tmp_path, ("cnn",), 4)
+    upright = f"--checkpoint={checkpoint}"
+    cases: list[tuple[Any, list[str], str]] = [
+        (figures, ["--outdir=file"], "cannot write"),
+        (figures, ["--outdir=/proc/none"], "cannot write"),
+        (figures, ["--checkpoint=none.npz"], "there is no checkpoint none.npz"),
+        (figures, ["--checkpoint=file"], "not a readable checkpoint"),
+        (figures, [f"--checkpoint={unfinished}"], "3 of 4 steps of capsnet;"),
+        (figures, [f"--checkpoint={without_capsules}"], "0 of 4 steps of capsnet;"),
+        (figures, [upright, "--seed=0"], "was made with --seed 123, not 0"),
+        (figures, [upright, "--canvas=40"], "was made with --canvas 28, not 40"),
+        (figures, [upright, "--preset=paper"], "was made with --conv-channels 4, not 256"),
+        (figures, [upright, "--figures=affnist_examples"], "affnist_examples.png needs --canvas 40"),
+        (figures, [upright, "--n-test=500"], "too few for --n-test 500"),
+        (figures, [*TINY, "--results", "none.json"], "there is no results file none.json"),
+        (figures, [*TINY, "--n-test=3"], "the figures need a digit of every class: none of the 3 test digits"),
+        (animation, [*TINY, "--n-test=3"], "the figures need a digit of every class"),
+        (animation, [upright, "--lr=0.5"], "was made with --lr"),
+        (animation, ["--checkpoint=none.npz"], "there is no checkpoint none.npz"),
+        (animation, ["--out=dir.gif"], "it is a folder"),
+        (animation, ["--out=file/a.gif"], "cannot write"),
+    ]
+    for script, flags, message in cases:
+        assert script.main(flags) == 1, flags
+        captured = capsys.readouterr()
+        assert captured.err.startswith("error: "), flags
+        assert captured.err.count("\n") == 1, flags
+        assert message in captured.err, flags
+
+
+def test_flags_that_agree_with_the_checkpoint_are_welcome(checkpoint: Path) -> None:
+    flags = [*TINY, f"--checkpoint={checkpoint}", "--outdir=x", "--quiet", "--preset=small"]
+    given = figures.given_flags(figures.make_parser(), flags)
+    assert given == {
+        "seed": 123, "dataset": "strokes", "n_epochs": 2, "n_train": 64, "n_val": 20, "n_test": 60, "n_sweep": 5,
+        "batch_size": 16, "conv_channels": 4, "primary_types": 2, "decoder": (256, 512),
+    }  # fmt: skip
+    config, states = figures.load_finished(checkpoint, given)
+    assert config.seed == 123
+    assert list(states) == list(figures.MODEL_STYLES)
+
+
+def test_a_training_that_stopped_at_its_accuracy_is_finished(
+    tmp_path: Path, run: figures.Run, canvas_run: figures.Run
+) -> None:
+    config = dataclasses.replace(canvas_run.config, match_accuracy=0.05)
+    states = {"capsnet": canvas_run.states["capsnet"]}
+    first = {"check_step": [3.0], "check_accuracy": [0.1]}  # within the first epoch: no other history
+    states["capsnet"].step, states["capsnet"].history = 3, first
+    base.save_checkpoint(tmp_path / "a.npz", config, states, experiment.AFFINE)
+    loaded = figures.load_finished(tmp_path / "a.npz", {})
+    shown = figures.Run(loaded[0], run.data, loaded[1], run.tested)
+    with house.house_style():
+        fig = figures.draw_training_curves(shown, NO_SEEDS)
+        fig.canvas.draw()
+    assert sum("within" in text.get_text() for text in fig.findobj(Text)) == 2
+    assert [np.asarray(values).tolist() for values in fig.axes[-1].lines[0].get_data()] == [[0.75], [0.9]]
