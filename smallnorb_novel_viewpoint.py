@@ -30,6 +30,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import gzip
 import json
 import math
@@ -47,7 +48,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn, cast
+from typing import IO, Any, NamedTuple, NoReturn, Protocol, cast
 
 import numpy as np
 
@@ -110,6 +111,8 @@ class Config:
     lambda_schedule: str = "constant"
     loss: str = "cross-entropy"
     dtype: str = "float32"
+    arch: str = "dense"
+    sizes: tuple[int, int, int, int] = (16, 4, 8, 8)  # of the convolutional architecture: A, B, C, D
 
     @property
     def held_out(self) -> str:
@@ -123,6 +126,14 @@ class Config:
     @property
     def in_channels(self) -> int:
         return 1 if self.dataset == "voxels" else 2
+
+    @property
+    def n_classes(self) -> int:
+        return N_CLASSES
+
+    @property
+    def image_size(self) -> int:
+        return IMAGE_SIZE
 
     @property
     def n_features(self) -> int:
@@ -586,25 +597,173 @@ MASS_FLOOR = 1e-8  # added to the assigned mass: a parent that gets nothing has 
 
 
 class EMIteration(NamedTuple):
-    """What one iteration computed; the backward needs no more."""
+    """What one iteration computed; the backward needs no more. A routing over receptive fields has a row of B for each
+    position: B * Ho * Wo fields, and their K * K * I children in the place of I."""
 
     r: Array  # (B, I, J) assignments that the M-step used
     weight: Array  # (B, I, J) r times the children's activations, as shares of the mass: 1 in sum over I
     mass: Array  # (B, J)
     mu: Array  # (B, J, D)
-    error: Array  # (B, I, J, D) votes - mu
+    error: Array | None  # (B, I, J, D) votes - mu, where votes are kept whole
     sigma_sq: Array  # (B, J, D)
     log_det: Array  # (B, J) sum of log sigma_sq
     a: Array  # (B, J) activations
 
 
+class Votes:
+    """Votes (B, I, J, D) that are kept whole, and the four things that EM does with them."""
+
+    def __init__(self, votes: Array) -> None:
+        self.votes = votes
+
+    def m_step(self, weight: Array, variance_floor: float) -> tuple[Array, Array, Array | None]:
+        """weight (B, I, J) -> mu and sigma_sq (B, J, D), votes - mu (B, I, J, D)."""
+        mu = np.einsum("bij,bijd->bjd", weight, self.votes)
+        error = self.votes - mu[:, None]  # (B, I, J, D)
+        sigma_sq = np.einsum("bij,bijd->bjd", weight, error * error) + variance_floor
+        return mu, sigma_sq, error
+
+    def e_step(self, now: EMIteration) -> Array:
+        """Squared distances of the votes from mu, in units of sigma: (B, I, J)."""
+        assert now.error is not None
+        return np.einsum("bijd,bijd->bij", now.error / now.sigma_sq[:, None], now.error)
+
+    def begin_backward(self) -> None:
+        self.dvotes = np.zeros_like(self.votes)
+
+    def m_step_backward(self, now: EMIteration, dmu: Array, dsigma_sq: Array, policy: str) -> Array:
+        """dmu, dsigma_sq (B, J, D) -> dvotes grows; what a vote's share of the mass is worth, (B, I, J).
+
+        With policy "exact" the worth is counted from the mean's: a share taken by one vote is lost to the others.
+        """
+        assert now.error is not None
+        # mu = sum_i weight votes; error = votes - mu; sigma_sq = sum_i weight error^2 + floor
+        pull = dsigma_sq[:, None] * now.error  # (B, I, J, D)
+        if policy == "stop":
+            self.dvotes += now.weight[..., None] * (dmu[:, None] + 2 * pull)
+            return np.einsum("bjd,bijd->bij", dmu, self.votes) + np.einsum("bijd,bijd->bij", pull, now.error)
+        push = dmu[:, None] + pull
+        self.dvotes += now.weight[..., None] * (push + pull)
+        return np.einsum("bijd,bijd->bij", push, now.error)
+
+    def e_step_backward(self, now: EMIteration, dlog_r: Array) -> tuple[Array, Array]:
+        """dlog_r (B, I, J), of log_r = -distance / 2 -> dvotes grows; dmu, dsigma_sq (B, J, D)."""
+        assert now.error is not None
+        # distance = sum_d error^2 / sigma_sq
+        scaled = now.error / now.sigma_sq[:, None]
+        derror = -dlog_r[..., None] * scaled  # (B, I, J, D)
+        self.dvotes += derror
+        return -derror.sum(axis=1), 0.5 * np.einsum("bijd,bijd->bjd", -derror, scaled)
+
+
+class Competition:
+    """Which parents share a child: here all of them, so that nothing is left to gather."""
+
+    def first(self, n: int, n_in: int, n_out: int, dtype: np.dtype) -> Array:
+        """The even assignments (B, I, J) that routing starts from: 1 / (number of a child's parents)."""
+        return np.full((n, n_in, n_out), 1 / n_out, dtype)
+
+    def gather(self, per_child: Array, op: np.ufunc) -> Array:
+        """A number (B, I) for each child, reduced over its parents within a row -> over all of its parents."""
+        return per_child
+
+
 class EMCache(NamedTuple):
-    votes: Array
+    votes: Votes | None  # None: not kept, to be made again before the backward
+    competition: Competition
     a_in: Array
     beta_v: Array
     lambdas: list[float]
     variance_floor: float
+    mass_unit: float
     iterations: list[EMIteration]
+
+
+def em_forward(
+    votes: Votes,
+    competition: Competition,
+    a_in: Array,
+    beta_a: Array,
+    beta_v: Array,
+    lambdas: list[float],
+    variance_floor: float,
+    d: int,
+    mass_unit: float = 1.0,
+) -> EMCache:
+    """One (M-step, E-step) per entry of ``lambdas``, whatever the votes' layout and whichever parents compete.
+
+    ``mass_unit``: the mass at which a cost counts once; the other arguments are those of ``em_routing_forward``.
+    """
+    n, n_in = a_in.shape
+    r = competition.first(n, n_in, len(beta_a), a_in.dtype)
+    iterations: list[EMIteration] = []
+    for t, inverse_temperature in enumerate(lambdas):
+        # M-step
+        ra = r * a_in[:, :, None]  # (B, I, J)
+        mass = ra.sum(axis=1) + MASS_FLOOR  # (B, J)
+        weight = ra / mass[:, None]  # (B, I, J)
+        mu, sigma_sq, error = votes.m_step(weight, variance_floor)
+        log_det = np.log(sigma_sq).sum(axis=2)  # (B, J)
+        cost = (d * beta_v + 0.5 * log_det) * (mass / mass_unit)  # (B, J)
+        z = inverse_temperature * (beta_a - cost)
+        a, _ = sigmoid_forward(z)
+        iterations.append(EMIteration(r, weight, mass, mu, error, sigma_sq, log_det, a))
+        if t == len(lambdas) - 1:
+            break
+        # E-step, in logarithms; the constant of the Gaussian is the same for all parents and drops out
+        log_a = -np.logaddexp(0, -z)
+        log_r = (log_a - 0.5 * log_det)[:, None] - 0.5 * votes.e_step(iterations[-1])
+        r = np.exp(log_r - competition.gather(log_r.max(axis=2), np.maximum)[:, :, None])
+        r /= competition.gather(r.sum(axis=2), np.add)[:, :, None]  # a child's assignments sum to 1 over its parents
+    return EMCache(votes, competition, a_in, beta_v, lambdas, variance_floor, mass_unit, iterations)
+
+
+def em_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> tuple[Array, Array, Array]:
+    """dmu (B, J, D), da (B, J) -> da_in, dbeta_a, dbeta_v; the gradient of the votes gathers in ``cache.votes``.
+
+    policy "exact": through every iteration: assignments, means, variances, activations, and the children's activations.
+    policy "stop": the last M-step alone, with the assignments, the mass, and the mean inside sigma_sq held constant.
+    """
+    votes, competition, a_in, beta_v, lambdas, variance_floor, mass_unit, iterations = cache
+    assert votes is not None
+    d = dmu.shape[2]
+    votes.begin_backward()
+    da_in = np.zeros_like(a_in)
+    dbeta_a, dbeta_v = np.zeros_like(beta_v), np.zeros_like(beta_v)
+    dsigma_sq = np.zeros_like(dmu)
+    dz = sigmoid_backward(da, iterations[-1].a)
+    for t in reversed(range(len(lambdas))):
+        now = iterations[t]
+        r, mass, mu, sigma_sq, log_det = now.r, now.mass, now.mu, now.sigma_sq, now.log_det
+        # z = lambda (beta_a - cost)
+        dbeta_a += lambdas[t] * dz.sum(axis=0)
+        dcost = -lambdas[t] * dz / mass_unit  # (B, J), of cost times the unit of mass
+        # cost = (d beta_v + log_det / 2) mass; log_det = sum_d log sigma_sq
+        dbeta_v += d * (dcost * mass).sum(axis=0)
+        dsigma_sq = dsigma_sq + (0.5 * dcost * mass)[..., None] / sigma_sq  # (B, J, D)
+        if policy == "stop":
+            dra = votes.m_step_backward(now, dmu, dsigma_sq, policy) / mass[:, None]
+            da_in += (dra * r).sum(axis=2)
+            break
+        # through the mean inside sigma_sq: sum_i weight error would be 0, were there no floor under the mass
+        dmu = dmu - 2 * dsigma_sq * mu * (MASS_FLOOR / mass)[..., None]
+        # weight = ra / mass, mass = sum_i ra: the quotient takes off each sum's own value, so votes turn into error.
+        dmass = dcost * (d * beta_v + 0.5 * log_det)
+        dmass -= (dsigma_sq * (sigma_sq - variance_floor)).sum(axis=2) / mass
+        dra = votes.m_step_backward(now, dmu, dsigma_sq, policy) / mass[:, None] + dmass[:, None]
+        # ra = r a_in
+        da_in += (dra * r).sum(axis=2)
+        if t == 0:
+            break  # the first assignments are constants
+        dr = dra * a_in[:, :, None]
+        # r = softmax over a child's parents of (log_a - log_det / 2 - distance / 2), all of the iteration before
+        dlog_r = r * (dr - competition.gather((dr * r).sum(axis=2), np.add)[:, :, None])  # (B, I, J)
+        before = iterations[t - 1]
+        dlog_p = dlog_r.sum(axis=1)  # (B, J)
+        dz = dlog_p * (1 - before.a)  # log_a = log sigmoid(z)
+        dmu, dsigma_sq = votes.e_step_backward(before, dlog_r)
+        dsigma_sq = dsigma_sq - 0.5 * dlog_p[..., None] / before.sigma_sq
+    return da_in, dbeta_a, dbeta_v
 
 
 def em_routing_forward(
@@ -625,85 +784,292 @@ def em_routing_forward(
     a product of D Gaussians is very peaked, a floor of the order of a vote's square is what lets several children share
     a parent: with 1e-4 the trained network leaves a parent about one child, and generalises less.
     """
-    n, n_in, n_out, d = votes.shape
-    r = np.full((n, n_in, n_out), 1 / n_out, votes.dtype)
-    iterations: list[EMIteration] = []
-    for t, inverse_temperature in enumerate(lambdas):
-        # M-step
-        ra = r * a_in[:, :, None]  # (B, I, J)
-        mass = ra.sum(axis=1) + MASS_FLOOR  # (B, J)
-        weight = ra / mass[:, None]  # (B, I, J)
-        mu = np.einsum("bij,bijd->bjd", weight, votes)
-        error = votes - mu[:, None]  # (B, I, J, D)
-        sigma_sq = np.einsum("bij,bijd->bjd", weight, error * error) + variance_floor
-        log_det = np.log(sigma_sq).sum(axis=2)  # (B, J)
-        cost = (d * beta_v + 0.5 * log_det) * mass  # (B, J)
-        z = inverse_temperature * (beta_a - cost)
-        a, _ = sigmoid_forward(z)
-        iterations.append(EMIteration(r, weight, mass, mu, error, sigma_sq, log_det, a))
-        if t == len(lambdas) - 1:
-            break
-        # E-step, in logarithms; the constant of the Gaussian is the same for all parents and drops out
-        log_a = -np.logaddexp(0, -z)
-        mahalanobis = np.einsum("bijd,bijd->bij", error / sigma_sq[:, None], error)
-        log_r = (log_a - 0.5 * log_det)[:, None] - 0.5 * mahalanobis
-        r = np.exp(log_r - log_r.max(axis=2, keepdims=True))
-        r /= r.sum(axis=2, keepdims=True)  # parents share a child: assignments sum to 1 over J
-    return mu, a, EMCache(votes, a_in, beta_v, lambdas, variance_floor, iterations)
+    d = votes.shape[3]
+    cache = em_forward(Votes(votes), Competition(), a_in, beta_a, beta_v, lambdas, variance_floor, d)
+    return cache.iterations[-1].mu, cache.iterations[-1].a, cache
 
 
 def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> tuple[Array, Array, Array, Array]:
-    """dmu (B, J, D), da (B, J) -> dvotes, da_in, dbeta_a, dbeta_v.
+    """dmu (B, J, D), da (B, J) -> dvotes, da_in, dbeta_a, dbeta_v; the policies are those of ``em_backward``."""
+    da_in, dbeta_a, dbeta_v = em_backward(dmu, da, cache, policy)
+    assert cache.votes is not None
+    return cache.votes.dvotes, da_in, dbeta_a, dbeta_v
 
-    policy "exact": through every iteration: assignments, means, variances, activations, and the children's activations.
-    policy "stop": the last M-step alone, with the assignments, the mass, and the mean inside sigma_sq held constant.
+
+# ----------------------------------------------------------------------------------------------------------------------
+# EM routing over receptive fields
+# ----------------------------------------------------------------------------------------------------------------------
+
+# A row of a field's arrays is one position of one example: N = B * Ho * Wo rows. Its children are the M = K * K * I
+# capsules of its receptive field. What routing keeps for each pair is stored parent by parent, (N, J, M), and handed to
+# em_forward as a view (N, M, J).
+
+CHUNK_BYTES = 3 << 20  # votes and their squares that are worked on at a time: about what a core's own cache holds
+
+
+class Fields(NamedTuple):
+    """Which children each position sees, and back."""
+
+    height: int  # Ho
+    width: int  # Wo
+    child: Array  # (Ho * Wo, K * K) the child's place on the grid H * W
+    slot: Array  # (most positions that a child has, H * W) where ``child`` names this child; Ho * Wo * K * K: nowhere
+    n_positions: Array  # (H * W,) how many positions see a child
+
+
+@functools.lru_cache(maxsize=64)
+def receptive_fields(height: int, width: int, k: int, stride: int) -> Fields:
+    """Fields of k x k children, ``stride`` apart, on a grid of H x W children without padding."""
+    h_out, w_out = (height - k) // stride + 1, (width - k) // stride + 1
+    row = stride * np.arange(h_out)[:, None] + np.arange(k)  # (Ho, K)
+    column = stride * np.arange(w_out)[:, None] + np.arange(k)  # (Wo, K)
+    child = (row[:, None, :, None] * width + column[None, :, None, :]).reshape(h_out * w_out, k * k)
+    n_positions = np.bincount(child.reshape(-1), minlength=height * width)
+    slot = np.full((int(n_positions.max()), height * width), child.size)
+    filled = np.zeros(height * width, np.intp)
+    for entry, c in enumerate(child.reshape(-1)):
+        slot[filled[c], c] = entry
+        filled[c] += 1
+    return Fields(h_out, w_out, child, slot, n_positions)
+
+
+class FieldCompetition(Competition):
+    """A child's parents are all types at all positions whose field holds it. [Hinton 2018, sec. 4]"""
+
+    def __init__(self, fields: Fields) -> None:
+        self.fields = fields
+
+    def first(self, n: int, n_in: int, n_out: int, dtype: np.dtype) -> Array:
+        n_places, k2 = self.fields.child.shape
+        share = 1 / (n_out * self.fields.n_positions[self.fields.child])  # (Ho * Wo, K * K)
+        per_child = np.repeat(share.astype(dtype), n_in // k2, axis=1)  # (Ho * Wo, M)
+        r = np.broadcast_to(per_child[:, None], (n // n_places, n_places, n_out, n_in)).reshape(n, n_out, n_in)
+        return r.transpose(0, 2, 1)
+
+    def gather(self, per_child: Array, op: np.ufunc) -> Array:
+        fields, (n, n_in) = self.fields, per_child.shape
+        nothing = -np.inf if op is np.maximum else 0
+        entries = per_child.reshape(n // len(fields.child), fields.child.size, -1)  # (B, Ho * Wo * K * K, I)
+        nowhere = np.full((len(entries), 1, entries.shape[2]), nothing, per_child.dtype)
+        at_child = np.take(np.concatenate([entries, nowhere], axis=1), fields.slot, axis=1)  # (B, slots, H * W, I)
+        return np.take(op.reduce(at_child, axis=1), fields.child, axis=1).reshape(n, n_in)
+
+
+class FieldVotes(Votes):
+    """Votes of a field's children as products and sums of two arrays, V and V^2, both (N, M, J, D).
+
+    Means, variances, distances and their gradients are matrix products with these two, so that an iteration passes over
+    the votes in a BLAS and nowhere else. A variance as a difference of moments loses digits where it is far below the
+    votes' squares: it is held at zero from below, and the floor comes on top.
     """
-    votes, a_in, beta_v, lambdas, variance_floor, iterations = cache
-    d = votes.shape[3]
-    dvotes, da_in = np.zeros_like(votes), np.zeros_like(a_in)
-    dbeta_a, dbeta_v = np.zeros_like(beta_v), np.zeros_like(beta_v)
-    dsigma_sq = np.zeros_like(dmu)
-    dz = sigmoid_backward(da, iterations[-1].a)
-    for t in reversed(range(len(lambdas))):
-        r, weight, mass, mu, error, sigma_sq, log_det, _ = iterations[t]
-        # z = lambda (beta_a - cost)
-        dbeta_a += lambdas[t] * dz.sum(axis=0)
-        dcost = -lambdas[t] * dz  # (B, J)
-        # cost = (d beta_v + log_det / 2) mass; log_det = sum_d log sigma_sq
-        dbeta_v += d * (dcost * mass).sum(axis=0)
-        dsigma_sq = dsigma_sq + (0.5 * dcost * mass)[..., None] / sigma_sq  # (B, J, D)
-        # mu = sum_i weight votes; error = votes - mu; sigma_sq = sum_i weight error^2 + floor
-        pull = dsigma_sq[:, None] * error  # (B, I, J, D)
-        if policy == "stop":
-            dvotes += weight[..., None] * (dmu[:, None] + 2 * pull)
-            dra = (np.einsum("bjd,bijd->bij", dmu, votes) + np.einsum("bijd,bijd->bij", pull, error)) / mass[:, None]
-            da_in += (dra * r).sum(axis=2)
-            break
-        # through the mean inside sigma_sq: sum_i weight error would be 0, were there no floor under the mass
-        dmu = dmu - 2 * dsigma_sq * mu * (MASS_FLOOR / mass)[..., None]
-        push = dmu[:, None] + pull
-        dvotes += weight[..., None] * (push + pull)
-        # weight = ra / mass, mass = sum_i ra: the quotient takes off each sum's own value, so votes turn into error.
-        dmass = dcost * (d * beta_v + 0.5 * log_det)
-        dmass -= (dsigma_sq * (sigma_sq - variance_floor)).sum(axis=2) / mass
-        dra = np.einsum("bijd,bijd->bij", push, error) / mass[:, None] + dmass[:, None]
-        # ra = r a_in
-        da_in += (dra * r).sum(axis=2)
-        if t == 0:
-            break  # the first assignments are constants
-        dr = dra * a_in[:, :, None]
-        # r = softmax_j(log_a - log_det / 2 - mahalanobis / 2), all of the iteration before
-        dlog_r = r * (dr - (dr * r).sum(axis=2, keepdims=True))  # (B, I, J)
-        error, sigma_sq, a = iterations[t - 1].error, iterations[t - 1].sigma_sq, iterations[t - 1].a
-        dlog_p = dlog_r.sum(axis=1)  # (B, J)
-        dz = dlog_p * (1 - a)  # log_a = log sigmoid(z)
-        # mahalanobis = sum_d error^2 / sigma_sq
-        scaled = error / sigma_sq[:, None]
-        derror = -dlog_r[..., None] * scaled  # (B, I, J, D)
-        dsigma_sq = 0.5 * (np.einsum("bijd,bijd->bjd", -derror, scaled) - dlog_p[..., None] / sigma_sq)
-        dvotes += derror
-        dmu = -derror.sum(axis=1)
-    return dvotes, da_in, dbeta_a, dbeta_v
+
+    def __init__(self, pose: Array, kron: Array, offset: Array | None) -> None:
+        """pose (N, M, D), kron (M, D, J * D) of ``kronecker``, offset (M, D) added to the votes for all parents."""
+        (n, n_in, d), n_out = pose.shape, kron.shape[2] // pose.shape[2]
+        self.pose, self.kron = pose, kron
+        votes = np.empty((n, n_in, n_out, d), pose.dtype)
+        np.matmul(pose.transpose(1, 0, 2), kron, out=votes.reshape(n, n_in, n_out * d).transpose(1, 0, 2))
+        if offset is not None:
+            votes += offset[:, None]
+        self.by_child = votes  # (N, M, J, D)
+        self.votes, self.squares = votes.transpose(0, 2, 1, 3), (votes * votes).transpose(0, 2, 1, 3)  # (N, J, M, D)
+
+    def sums(self, weight: Array) -> tuple[Array, Array]:
+        """weight (N, M, J) -> sums over the children of weight V and weight V^2, each (N, J, D)."""
+        rows = weight.transpose(0, 2, 1)[:, :, None]  # (N, J, 1, M)
+        return (rows @ self.votes)[:, :, 0], (rows @ self.squares)[:, :, 0]
+
+    def products(self, linear: Array, square: Array) -> Array:
+        """linear, square (N, J, D) -> sum_d linear V + square V^2, (N, J, M)."""
+        out = (self.votes @ linear[..., None])[..., 0]
+        out += (self.squares @ square[..., None])[..., 0]
+        return out
+
+    def m_step(self, weight: Array, variance_floor: float) -> tuple[Array, Array, None]:
+        mu, square = self.sums(weight)
+        # sum_i weight (V - mu)^2, where the weights do not quite add up to 1 for the floor under the mass
+        variance = square - mu * mu * (2 - weight.sum(axis=1))[..., None]
+        return mu, np.maximum(variance, 0) + variance_floor, None
+
+    def e_step(self, now: EMIteration) -> Array:
+        precision = 1 / now.sigma_sq
+        scaled = now.mu * precision
+        distance = self.products(-2 * scaled, precision)  # (N, J, M)
+        distance += (now.mu * scaled).sum(axis=2)[..., None]
+        return distance.transpose(0, 2, 1)
+
+    def begin_backward(self) -> None:
+        self.terms: list[tuple[Array, Array, Array]] = []  # dvotes = sum over terms of left (linear + square V)
+
+    def m_step_backward(self, now: EMIteration, dmu: Array, dsigma_sq: Array, policy: str) -> Array:
+        # mu = sum_i weight V; sigma_sq = sum_i weight (V - mu)^2 + floor
+        linear = dmu - 2 * dsigma_sq * now.mu
+        self.terms.append((now.weight, linear, 2 * dsigma_sq))
+        constant = (dsigma_sq * now.mu * now.mu).sum(axis=2)
+        if policy == "exact":
+            constant = constant - (dmu * now.mu).sum(axis=2)
+        worth = self.products(linear, dsigma_sq)
+        worth += constant[..., None]
+        return worth.transpose(0, 2, 1)
+
+    def e_step_backward(self, now: EMIteration, dlog_r: Array) -> tuple[Array, Array]:
+        # distance = sum_d (V - mu)^2 / sigma_sq
+        precision = 1 / now.sigma_sq
+        scaled = now.mu * precision
+        self.terms.append((dlog_r, scaled, -precision))
+        sums, squares = self.sums(dlog_r)
+        total = dlog_r.sum(axis=1)[..., None]  # (N, J, 1)
+        dmu = (sums - now.mu * total) * precision
+        dsigma_sq = 0.5 * (squares - 2 * now.mu * sums + now.mu * now.mu * total) * precision * precision
+        return dmu, dsigma_sq
+
+    def finish_backward(self) -> tuple[Array, Array]:
+        """-> dpose (N, M, D), dkron (M, D, J * D)."""
+        n, n_in, n_out, d = self.by_child.shape
+        left = np.stack([term[0].transpose(0, 2, 1) for term in self.terms], axis=2).transpose(0, 1, 3, 2)
+        linear, square = (np.stack([term[k] for term in self.terms], axis=2) for k in (1, 2))  # (N, J, terms, D)
+        dvotes, slope = np.empty_like(self.by_child), np.empty_like(self.by_child)
+        np.matmul(left, linear, out=dvotes.transpose(0, 2, 1, 3))
+        np.matmul(left, square, out=slope.transpose(0, 2, 1, 3))
+        slope *= self.by_child
+        dvotes += slope
+        by_child = dvotes.reshape(n, n_in, n_out * d).transpose(1, 0, 2)  # (M, N, J * D)
+        # votes = pose @ kron, a product for each child
+        dpose = np.empty_like(self.pose)
+        np.matmul(by_child, self.kron.transpose(0, 2, 1), out=dpose.transpose(1, 0, 2))
+        return dpose, self.pose.transpose(1, 2, 0) @ by_child
+
+
+def kronecker(w: Array) -> Array:
+    """w (M, J, P, P) -> (M, D, J * D) with which a pose, written as a row of D, gives its votes for all J."""
+    n_in, n_out, p, _ = w.shape
+    kron = np.zeros((n_in, p, p, n_out, p, p), w.dtype)
+    for row in range(p):
+        kron[:, row, :, :, row] = w.transpose(0, 2, 1, 3)
+    return kron.reshape(n_in, p * p, n_out * p * p)
+
+
+def kronecker_backward(dkron: Array, p: int) -> Array:
+    """dkron (M, D, J * D) -> dw (M, J, P, P)."""
+    blocks = dkron.reshape(len(dkron), p, p, -1, p, p)
+    # kron[:, row, :, :, row] = w
+    return np.einsum("irkjrq->ijkq", blocks)
+
+
+class FieldsCache(NamedTuple):
+    """A routing over fields; its votes are computed again when they are needed."""
+
+    pose: Array  # (B, H, W, I, P, P)
+    a_in: Array  # (B, H, W, I)
+    w: Array  # (K, K, I, J, P, P)
+    offset: Array | None  # (K, K, P, P)
+    fields: Fields
+    chunks: list[tuple[slice, EMCache]]  # examples, and their routing without its votes
+
+    @property
+    def iterations(self) -> list[EMIteration]:
+        """Every iteration, over the whole batch: N = B * Ho * Wo rows, M = K * K * I children."""
+        parts = zip(*(em.iterations for _, em in self.chunks), strict=True)
+        names = [name for name in EMIteration._fields if name != "error"]
+        return [
+            EMIteration(error=None, **{name: np.concatenate([getattr(now, name) for now in part]) for name in names})
+            for part in parts
+        ]
+
+    @property
+    def assignments(self) -> list[Array]:
+        """r of every iteration's M-step: (B, Ho, Wo, K, K, I, J); a child's entries sum to 1 over all its parents."""
+        shape = (len(self.pose), self.fields.height, self.fields.width, *self.w.shape[:4])
+        return [now.r.reshape(shape) for now in self.iterations]
+
+    def votes(self, examples: slice = slice(None)) -> Array:
+        """Votes (B, Ho, Wo, K, K, I, J, D) of some examples, whole: mind the size."""
+        votes = field_votes(self, examples, kronecker(self.w.reshape(-1, *self.w.shape[3:]))).by_child
+        shape = (self.fields.height, self.fields.width, *self.w.shape[:4], votes.shape[-1])
+        return votes.reshape(-1, *shape)
+
+
+def field_votes(cache: FieldsCache, examples: slice, kron: Array) -> FieldVotes:
+    pose = cache.pose[examples]
+    n, height, width, n_in, p, _ = pose.shape
+    children = np.take(pose.reshape(n, height * width, n_in * p * p), cache.fields.child, axis=1)
+    n_children = cache.fields.child.shape[1] * n_in
+    offset = None if cache.offset is None else np.repeat(cache.offset.reshape(-1, p * p), n_in, axis=0)
+    return FieldVotes(children.reshape(-1, n_children, p * p), kron, offset)
+
+
+def conv_em_routing_forward(
+    pose: Array,
+    a_in: Array,
+    w: Array,
+    beta_a: Array,
+    beta_v: Array,
+    lambdas: list[float],
+    variance_floor: float = VARIANCE_FLOOR,
+    stride: int = 1,
+    offset: Array | None = None,
+) -> tuple[Array, Array, FieldsCache]:
+    """EM routing where a parent's children are the capsules of its receptive field, and w is shared over positions.
+
+    pose (B, H, W, I, P, P), a_in (B, H, W, I), w (K, K, I, J, P, P), beta_a and beta_v (J,), offset (K, K, P, P) added
+    to the votes of the children there -> poses (B, Ho, Wo, J, P, P), activations (B, Ho, Wo, J), cache.
+    [Hinton 2018, sec. 4]: a child in the middle lies in several fields, and all parents of all of them compete for it.
+
+    The mass in a parent's cost is counted in units of what it would get, were active children shared out evenly. So a
+    cost means the same in a layer of 72 children a parent as in one of 128, and one inverse temperature suits all.
+    """
+    n, height, width, n_in, p, _ = pose.shape
+    k, n_out = w.shape[0], w.shape[3]
+    fields = receptive_fields(height, width, k, stride)
+    n_places, n_children = len(fields.child), k * k * n_in
+    mass_unit = float((fields.n_positions > 0).sum() * n_in / (n_places * n_out))
+    competition, kron = FieldCompetition(fields), kronecker(w.reshape(n_children, n_out, p, p))
+    cache = FieldsCache(pose, a_in, w, offset, fields, [])
+    bytes_per_example = 2 * n_places * n_children * n_out * p * p * pose.dtype.itemsize
+    step = max(1, CHUNK_BYTES // bytes_per_example)
+    for start in range(0, n, step):
+        examples = slice(start, start + step)
+        children = np.take(a_in[examples].reshape(-1, height * width, n_in), fields.child, axis=1)
+        em = em_forward(
+            field_votes(cache, examples, kron), competition, children.reshape(-1, n_children),
+            beta_a, beta_v, lambdas, variance_floor, p * p, mass_unit,
+        )  # fmt: skip
+        cache.chunks.append((examples, em._replace(votes=None)))
+    mu, a = (np.concatenate([getattr(em.iterations[-1], name) for _, em in cache.chunks]) for name in ("mu", "a"))
+    shape = (n, fields.height, fields.width, n_out)
+    return mu.reshape(*shape, p, p), a.reshape(shape), cache
+
+
+def conv_em_routing_backward(
+    dmu: Array, da: Array, cache: FieldsCache, policy: str
+) -> tuple[Array, Array, Array, Array, Array]:
+    """dmu (B, Ho, Wo, J, P, P), da (B, Ho, Wo, J) -> dpose, da_in, dw, dbeta_a, dbeta_v."""
+    pose, a_in, w, _, fields, chunks = cache
+    _, height, width, n_in, p, _ = pose.shape
+    n_out = w.shape[3]
+    kron = kronecker(w.reshape(-1, n_out, p, p))
+    dpose, da_in, dkron = np.empty_like(pose), np.empty_like(a_in), np.zeros_like(kron)
+    dbeta_a, dbeta_v = np.zeros(n_out, w.dtype), np.zeros(n_out, w.dtype)
+
+    def to_children(dentries: Array) -> Array:
+        """(B * Ho * Wo * K * K, F) -> sums over the positions of each child (B, H, W, F)."""
+        # entries = take(children, fields.child)
+        entries = dentries.reshape(-1, fields.child.size, dentries.shape[-1])
+        nowhere = np.zeros((len(entries), 1, entries.shape[2]), entries.dtype)
+        at_child = np.take(np.concatenate([entries, nowhere], axis=1), fields.slot, axis=1)  # (B, slots, H * W, F)
+        return at_child.sum(axis=1).reshape(-1, height, width, entries.shape[2])
+
+    for examples, em in chunks:
+        votes = field_votes(cache, examples, kron)
+        dmu_rows, da_rows = dmu[examples].reshape(-1, n_out, p * p), da[examples].reshape(-1, n_out)
+        da_children, dbeta_a_part, dbeta_v_part = em_backward(dmu_rows, da_rows, em._replace(votes=votes), policy)
+        dchildren, dkron_part = votes.finish_backward()
+        dpose[examples] = to_children(dchildren.reshape(-1, n_in * p * p)).reshape(dpose[examples].shape)
+        da_in[examples] = to_children(da_children.reshape(-1, n_in))
+        dkron += dkron_part
+        dbeta_a += dbeta_a_part
+        dbeta_v += dbeta_v_part
+    return dpose, da_in, kronecker_backward(dkron, p).reshape(w.shape), dbeta_a, dbeta_v
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -757,6 +1123,7 @@ class Model(NamedTuple):
     forward: Callable[[Params, Array], tuple[Array, Any]]
     backward: Callable[..., tuple[Params, Array | None]]
     loss: Callable[[Array, Array, float], tuple[float, Array]]  # scores, labels, share of training done
+    eval_batch: int = 256  # examples that are classified at a time
 
 
 class CapsulesCache(NamedTuple):
@@ -835,6 +1202,155 @@ def capsules_backward(
     return grads, dx
 
 
+class ConvCapsConfig(Protocol):
+    """What the convolutional capsule network reads of a configuration."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]: ...  # A, B, C, D
+    @property
+    def image_size(self) -> int: ...
+    @property
+    def in_channels(self) -> int: ...
+    @property
+    def n_classes(self) -> int: ...
+    @property
+    def lambdas(self) -> list[float]: ...
+    @property
+    def variance_floor(self) -> float: ...
+    @property
+    def beta_v_init(self) -> float: ...
+    @property
+    def em_grad(self) -> str: ...
+    @property
+    def loss(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+
+
+CAPS_KERNEL = 3
+CAPS_STRIDES = {"convcaps1": 2, "convcaps2": 1}
+
+
+def conv_capsnet_grids(image_size: int) -> list[int]:
+    """Sides of the grids of conv1 (and the primary capsules), ConvCaps1 and ConvCaps2: 14, 6, 4 for 28 pixels."""
+    grids = [(image_size + 2 * 2 - CONV_KERNEL) // 2 + 1]
+    for stride in CAPS_STRIDES.values():
+        grids.append((grids[-1] - CAPS_KERNEL) // stride + 1)
+    return grids
+
+
+def coordinates(image_size: int, dtype: str) -> Array:
+    """What coordinate addition adds to the votes of each position of ConvCaps2: (S, S, P, P).
+
+    The centre of a position's receptive field, in shares of the image: its row goes to the first entry of the vote
+    matrix's right-hand column, its column to the second. [Hinton 2018, sec. 4.1] There a pose has its translation, and
+    a place is one; the first two entries of the flattened matrix, where other code adds them, belong to its rotation.
+    """
+    side = conv_capsnet_grids(image_size)[-1]
+    centre, spacing = 0.5, 2  # of conv1's first field, in pixels: its kernel of 5 has a padding of 2
+    for stride in CAPS_STRIDES.values():
+        centre, spacing = centre + spacing * (CAPS_KERNEL - 1) / 2, spacing * stride
+    place = (centre + spacing * np.arange(side)) / image_size
+    offset = np.zeros((side, side, POSE_SIDE, POSE_SIDE), dtype)
+    offset[:, :, 0, -1] = place[:, None]
+    offset[:, :, 1, -1] = place
+    return offset
+
+
+class ConvCapsnetCache(NamedTuple):
+    conv: ConvCache
+    relu: Array
+    primary: ConvCache
+    a_primary: Array  # (B, H, W, I)
+    convcaps1: FieldsCache
+    convcaps2: FieldsCache
+    routing: FieldsCache  # of the class capsules, whose one field is the whole grid
+    mu: Array  # (B, E, D) class poses
+    a: Array  # (B, E) class activations
+
+
+def conv_capsnet_init(rng: np.random.Generator, config: ConvCapsConfig) -> Params:
+    def normal(std: float, *shape: int) -> Array:
+        return rng.normal(0, std, shape).astype(config.dtype)
+
+    def zeros(*shape: int) -> Array:
+        return np.zeros(shape, config.dtype)
+
+    A, B, C, D = config.sizes
+    params = {
+        "conv1.w": normal(
+            math.sqrt(2 / (CONV_KERNEL**2 * config.in_channels)), CONV_KERNEL, CONV_KERNEL, config.in_channels, A
+        ),
+        "conv1.b": zeros(A),
+        "primary.w": normal(math.sqrt(2 / A), 1, 1, A, B * (POSE_SIDE**2 + 1)),
+        "primary.b": zeros(B * (POSE_SIDE**2 + 1)),
+    }
+    k = CAPS_KERNEL
+    shapes = {"convcaps1": (k, k, B, C), "convcaps2": (k, k, C, D), "class": (D, config.n_classes)}
+    for layer, shape in shapes.items():
+        eye = np.eye(POSE_SIDE, dtype=config.dtype)
+        params[f"{layer}.w"] = eye + normal(0.1, *shape, POSE_SIDE, POSE_SIDE)
+        params[f"{layer}.beta_a"] = zeros(shape[-1])
+        # Where all votes agree, sigma_sq is the floor: from here beta_v_init is the cost of an agreement's pose entry.
+        agreement = config.beta_v_init - 0.5 * math.log(config.variance_floor)
+        params[f"{layer}.beta_v"] = np.full(shape[-1], agreement, config.dtype)
+    return params
+
+
+def conv_capsnet_forward(params: Params, x: Array, config: ConvCapsConfig) -> tuple[Array, ConvCapsnetCache]:
+    """x (B, H, W, C) -> class scores (B, E)."""
+    conv, conv_cache = conv2d_forward(x, params["conv1.w"], params["conv1.b"], stride=2, pad=2)  # (B, 14, 14, A)
+    hidden, relu_cache = relu_forward(conv)
+    primary, primary_cache = conv2d_forward(hidden, params["primary.w"], params["primary.b"], stride=1, pad=0)
+    n_pose = config.sizes[1] * POSE_SIDE**2
+    pose = primary[..., :n_pose].reshape(*primary.shape[:3], -1, POSE_SIDE, POSE_SIDE)  # (B, 14, 14, I, P, P)
+    a_primary, _ = sigmoid_forward(primary[..., n_pose:])  # (B, 14, 14, I)
+
+    def route(layer: str, pose: Array, a: Array, w: Array, stride: int, offset: Array | None = None) -> Any:
+        betas = params[f"{layer}.beta_a"], params[f"{layer}.beta_v"]
+        return conv_em_routing_forward(pose, a, w, *betas, config.lambdas, config.variance_floor, stride, offset)
+
+    pose, a, cache1 = route("convcaps1", pose, a_primary, params["convcaps1.w"], CAPS_STRIDES["convcaps1"])
+    pose, a, cache2 = route("convcaps2", pose, a, params["convcaps2.w"], CAPS_STRIDES["convcaps2"])
+    offset = coordinates(config.image_size, config.dtype)  # (S, S, P, P)
+    class_w = np.broadcast_to(params["class.w"], (*offset.shape[:2], *params["class.w"].shape))  # (S, S, I, E, P, P)
+    mu, a, cache3 = route("class", pose, a, class_w, 1, offset)  # (B, 1, 1, E, P, P), (B, 1, 1, E)
+    mu, a = mu.reshape(len(x), -1, POSE_SIDE**2), a.reshape(len(x), -1)
+    scores = a if config.loss == "spread" else POSE_SCORE * (mu * mu).sum(axis=2) + ACTIVATION_SCORE * (a - 0.5)
+    cache = ConvCapsnetCache(conv_cache, relu_cache, primary_cache, a_primary, cache1, cache2, cache3, mu, a)
+    return scores, cache
+
+
+def conv_capsnet_backward(
+    dscores: Array, cache: ConvCapsnetCache, config: ConvCapsConfig, need_dx: bool = False, dmu: Array | None = None
+) -> tuple[Params, Array | None]:
+    """dscores (B, E) and, if wanted, dmu (B, E, D) on the class poses -> gradients under the parameters' names, and dx
+    (B, H, W, C) where needed."""
+    dmu = np.zeros_like(cache.mu) if dmu is None else dmu
+    if config.loss == "spread":
+        da = dscores
+    else:  # scores = |mu|^2 / 16 + 4 (a - 1/2)
+        dmu, da = dmu + 2 * POSE_SCORE * dscores[..., None] * cache.mu, ACTIVATION_SCORE * dscores
+    n = len(da)
+    dpose, da = dmu.reshape(n, 1, 1, -1, POSE_SIDE, POSE_SIDE), da.reshape(n, 1, 1, -1)
+    grads: Params = {}
+    for layer, routing in (("class", cache.routing), ("convcaps2", cache.convcaps2), ("convcaps1", cache.convcaps1)):
+        dpose, da, dw, dbeta_a, dbeta_v = conv_em_routing_backward(dpose, da, routing, config.em_grad)
+        # the class capsules' w is the same at every position
+        grads |= {
+            f"{layer}.w": dw.sum(axis=(0, 1)) if layer == "class" else dw,
+            f"{layer}.beta_a": dbeta_a,
+            f"{layer}.beta_v": dbeta_v,
+        }
+    dgates = sigmoid_backward(da, cache.a_primary)
+    dprimary = np.concatenate([dpose.reshape(*dgates.shape[:3], -1), dgates], axis=3)
+    dhidden, grads["primary.w"], grads["primary.b"] = conv2d_backward(dprimary, cache.primary)
+    assert dhidden is not None
+    dconv = relu_backward(dhidden, cache.relu)
+    dx, grads["conv1.w"], grads["conv1.b"] = conv2d_backward(dconv, cache.conv, need_dx)
+    return grads, dx
+
+
 class CNNCache(NamedTuple):
     conv: ConvCache
     conv_relu: Array
@@ -909,17 +1425,21 @@ def make_models(config: Config) -> dict[str, Model]:
             lambda scores, labels, progress: softmax_cross_entropy(scores, labels),
         )
 
+    dense = config.arch == "dense"
+    init, forward = (capsules_init, capsules_forward) if dense else (conv_capsnet_init, conv_capsnet_forward)
+    backward = capsules_backward if dense else conv_capsnet_backward
     capsules = Model(
         "capsules",
-        lambda rng: capsules_init(rng, config),
-        lambda params, x: capsules_forward(params, centred(x), config),
-        lambda dscores, cache, need_dx=False: capsules_backward(dscores, cache, config, need_dx),
+        lambda rng: init(rng, config),
+        lambda params, x: forward(params, centred(x), config),
+        lambda dscores, cache, need_dx=False: backward(dscores, cache, config, need_dx),
         capsules_loss,
+        eval_batch=256 if dense else 32,
     )
     # Each hidden unit costs its weights from conv1, its bias, and its weights to the classes.
     conv_and_out_bias = CONV_KERNEL**2 * config.in_channels * CONV_CHANNELS + CONV_CHANNELS + N_CLASSES
     n_params = count_params(capsules.init_params(np.random.default_rng(0)))
-    n_matched = round((n_params - conv_and_out_bias) / (config.n_features + 1 + N_CLASSES))
+    n_matched = max(1, round((n_params - conv_and_out_bias) / (config.n_features + 1 + N_CLASSES)))
     models = (capsules, cnn("cnn", 64), cnn("cnn_matched", n_matched))
     return {model.name: model for model in models}
 
@@ -986,9 +1506,9 @@ def adam_step(
             p -= s
 
 
-def predict_scores(model: Model, params: Params, images: Array, batch_size: int = 256) -> Array:
+def predict_scores(model: Model, params: Params, images: Array, batch_size: int | None = None) -> Array:
     """Class scores (N, J) of images (N, H, W, C), cropped as for a test."""
-    dtype = params["conv1.w"].dtype
+    dtype, batch_size = params["conv1.w"].dtype, batch_size or model.eval_batch
     batches = (images[i : i + batch_size] for i in range(0, len(images), batch_size))
     return np.concatenate([model.forward(params, crop(x, None).astype(dtype, copy=False))[0] for x in batches])
 
@@ -1001,9 +1521,9 @@ def evaluate(model: Model, params: Params, split: Split) -> float:
 def true_class_share(model: Model, params: Params, split: Split) -> float:
     """Share of the children's mass that routing gives the true class in the end, mean over a set; evenly it is 1/5."""
     shares = []
-    for start in range(0, len(split.labels), 256):
-        labels = split.labels[start : start + 256]
-        x = crop(split.images[start : start + 256], None).astype(params["conv1.w"].dtype, copy=False)
+    for start in range(0, len(split.labels), model.eval_batch):
+        labels = split.labels[start : start + model.eval_batch]
+        x = crop(split.images[start : start + model.eval_batch], None).astype(params["conv1.w"].dtype, copy=False)
         mass = model.forward(params, x)[1].routing.iterations[-1].mass  # (B, J)
         shares.append(mass[np.arange(len(x)), labels] / mass.sum(axis=1))
     return float(np.concatenate(shares).mean())
@@ -1184,7 +1704,8 @@ def check_resumable(path: Path, saved: Config, asked: Config) -> None:
 
 
 def format_value(value: Any) -> str:
-    return ":".join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value)
+    """As a flag takes it: a range 0:150, sizes 16,4,8,8."""
+    return (":" if len(value) == 2 else ",").join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value)
 
 
 def environment() -> dict[str, Any]:
@@ -1451,6 +1972,16 @@ def non_empty(text: str) -> str:
     return text
 
 
+def four_sizes(text: str) -> tuple[int, int, int, int]:
+    try:
+        a, b, c, d = (int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not A,B,C,D in whole numbers, such as 32,8,8,8") from None
+    if not 1 <= min(a, b, c, d) <= max(a, b, c, d) <= 512:
+        raise argparse.ArgumentTypeError(f"{text}: each size must be between 1 and 512")
+    return a, b, c, d
+
+
 def file_path(text: str) -> Path:
     return Path(non_empty(text))
 
@@ -1515,6 +2046,14 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
         help="subtracted from every pixel before a network sees it, in all models; default: %(default)s",
     )  # fmt: skip
     model = parser.add_argument_group("capsules")
+    model.add_argument(
+        "--arch", choices=("dense", "conv"), default=d.arch,
+        help="eight capsules from a dense layer, or the paper's grids of capsules; default: %(default)s",
+    )  # fmt: skip
+    model.add_argument(
+        "--sizes", type=four_sizes, metavar="A,B,C,D",
+        help=f"with --arch conv: channels of conv1, capsule types of each grid; default: {format_value(d.sizes)}",
+    )  # fmt: skip
     iters = whole_number(1, 20)
     model.add_argument(
         "--em-iters", type=iters, metavar="N", default=d.em_iters, help="routing iterations; default: %(default)s"
@@ -1578,6 +2117,8 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         parser.error("argument --data-dir: needs --dataset smallnorb")
     if not voxels and args.data_dir is None:
         parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
+    if args.sizes is not None and args.arch == "dense":
+        parser.error("argument --sizes: needs --arch conv")
     view_counts = {k: getattr(args, k) for k in ("n_train_views", "n_test_views", "n_elev", "n_per_combo")}
     given = {k: v for k, v in view_counts.items() if v is not None}
     if not voxels and given:
@@ -1609,6 +2150,7 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         "train_elevations": elevations[0],
         "test_elevations": elevations[1],
         **{k: getattr(Config, k) if v is None else v for k, v in view_counts.items()},
+        "sizes": args.sizes or Config.sizes,
     }
     config = Config(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Config)} | worked_out)
     n_per_elevation = max(config.n_train_views * max(config.n_per_combo, 2), config.n_test_views * 2)

@@ -137,8 +137,8 @@ class _Mutator(ast.NodeTransformer):
         return node
 
 
-def operator_mutants(module: ModuleType, name: str) -> Iterator[tuple[str, FunctionType]]:
-    """The function ``module.name`` again and again, each time with one thing wrong.
+def operator_mutants(module: ModuleType | type, name: str) -> Iterator[tuple[str, FunctionType]]:
+    """The function ``module.name`` (or the method of a class) again and again, each time with one thing wrong.
 
     + and - change places, a product becomes a sum, a quotient a product, a minus sign goes away, += becomes -=, one
     returned array (or entry of a dict) is negated. Shapes and indices are left alone. Yields (description, function)
@@ -153,13 +153,13 @@ def operator_mutants(module: ModuleType, name: str) -> Iterator[tuple[str, Funct
     for target in range(counter.count):
         mutator = _Mutator(target)
         tree = ast.fix_missing_locations(mutator.visit(ast.parse(text)))
-        namespace = dict(vars(module))
+        namespace = dict(original.__globals__)
         exec(compile(tree, f"<mutant of {name}>", "exec"), namespace)
         line = source[mutator.line - 1].strip()
         yield f"{name}:{first_line + mutator.line - 1}, break {target}: {line}", namespace[name]
 
 
-def surviving_mutants(monkeypatch: Any, module: ModuleType, name: str, check: Callable[[], None]) -> list[str]:
+def surviving_mutants(monkeypatch: Any, module: ModuleType | type, name: str, check: Callable[[], None]) -> list[str]:
     """Descriptions of the mutants of ``module.name`` that ``check`` lets pass; at least one must be caught by a wrong
     number (and not by a crash)."""
     check()
