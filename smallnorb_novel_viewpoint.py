@@ -42,13 +42,15 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn, Protocol, cast
+from typing import IO, Any, NamedTuple, NoReturn, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -59,6 +61,7 @@ import numpy as np
 
 Array = np.ndarray
 Params = dict[str, Array]
+Item, Part = TypeVar("Item"), TypeVar("Part")
 
 EXPERIMENT = "smallnorb_novel_viewpoint"
 IMAGE_SIZE = 32
@@ -804,7 +807,49 @@ def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> t
 # capsules of its receptive field. What routing keeps for each pair is stored parent by parent, (N, J, M), and handed to
 # em_forward as a view (N, M, J).
 
-CHUNK_BYTES = 3 << 20  # votes and their squares that are worked on at a time: about what a core's own cache holds
+_crew: ThreadPoolExecutor | None = None  # of ``worker_threads``
+
+
+@contextlib.contextmanager
+def worker_threads(n: int) -> Iterator[None]:
+    """Let ``n`` threads share the chunks of a routing over fields, the BLAS having one thread meanwhile.
+
+    numpy computes outside of Python's lock. Chunks, and the order in which their gradients are added, do not depend on
+    ``n``: neither does any number.
+    """
+    global _crew
+    before = _crew
+    with blas_threads(1), ThreadPoolExecutor(n) if n > 1 else contextlib.nullcontext() as _crew:
+        try:
+            yield
+        finally:
+            _crew = before
+
+
+CHUNK_BYTES = 12 << 20  # votes and their squares that are worked on at a time; more of them leave the cache, fewer wait
+MIN_CHUNKS = 4  # of a batch, for the threads to share
+
+
+class Scratch(threading.local):
+    """Memory of a thread that is written again and again: fresh pages cost more than the arithmetic on them."""
+
+    def __init__(self) -> None:
+        self.memory: dict[str, Array] = {}
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+        """An array that is good until the same name is asked for again."""
+        n_bytes = math.prod(shape) * dtype.itemsize
+        if name not in self.memory or self.memory[name].nbytes < n_bytes:
+            self.memory[name] = np.empty(n_bytes, np.uint8)
+        return self.memory[name][:n_bytes].view(dtype).reshape(shape)
+
+
+_scratch = Scratch()
+
+
+def share(work: Callable[[Item], Part], items: Iterable[Item]) -> Iterator[Part]:
+    """work(item) of each, in order; at once where there are worker threads."""
+    return map(work, items) if _crew is None else _crew.map(work, items)
 
 
 class Fields(NamedTuple):
@@ -856,7 +901,8 @@ class FieldCompetition(Competition):
 
 
 class FieldVotes(Votes):
-    """Votes of a field's children as products and sums of two arrays, V and V^2, both (N, M, J, D).
+    """Votes of a field's children as products and sums of two arrays, V and V^2, both (N, M, J, D). They lie in the
+    thread's scratch memory: a thread has one FieldVotes at a time.
 
     Means, variances, distances and their gradients are matrix products with these two, so that an iteration passes over
     the votes in a BLAS and nowhere else. A variance as a difference of moments loses digits where it is far below the
@@ -867,12 +913,13 @@ class FieldVotes(Votes):
         """pose (N, M, D), kron (M, D, J * D) of ``kronecker``, offset (M, D) added to the votes for all parents."""
         (n, n_in, d), n_out = pose.shape, kron.shape[2] // pose.shape[2]
         self.pose, self.kron = pose, kron
-        votes = np.empty((n, n_in, n_out, d), pose.dtype)
+        votes = _scratch.empty("votes", (n, n_in, n_out, d), pose.dtype)
         np.matmul(pose.transpose(1, 0, 2), kron, out=votes.reshape(n, n_in, n_out * d).transpose(1, 0, 2))
         if offset is not None:
             votes += offset[:, None]
+        squares = np.multiply(votes, votes, out=_scratch.empty("squares", votes.shape, votes.dtype))
         self.by_child = votes  # (N, M, J, D)
-        self.votes, self.squares = votes.transpose(0, 2, 1, 3), (votes * votes).transpose(0, 2, 1, 3)  # (N, J, M, D)
+        self.votes, self.squares = votes.transpose(0, 2, 1, 3), squares.transpose(0, 2, 1, 3)  # (N, J, M, D)
 
     def sums(self, weight: Array) -> tuple[Array, Array]:
         """weight (N, M, J) -> sums over the children of weight V and weight V^2, each (N, J, D)."""
@@ -928,7 +975,7 @@ class FieldVotes(Votes):
         n, n_in, n_out, d = self.by_child.shape
         left = np.stack([term[0].transpose(0, 2, 1) for term in self.terms], axis=2).transpose(0, 1, 3, 2)
         linear, square = (np.stack([term[k] for term in self.terms], axis=2) for k in (1, 2))  # (N, J, terms, D)
-        dvotes, slope = np.empty_like(self.by_child), np.empty_like(self.by_child)
+        dvotes, slope = (_scratch.empty(name, (n, n_in, n_out, d), self.pose.dtype) for name in ("dvotes", "slope"))
         np.matmul(left, linear, out=dvotes.transpose(0, 2, 1, 3))
         np.matmul(left, square, out=slope.transpose(0, 2, 1, 3))
         slope *= self.by_child
@@ -986,7 +1033,7 @@ class FieldsCache(NamedTuple):
         """Votes (B, Ho, Wo, K, K, I, J, D) of some examples, whole: mind the size."""
         votes = field_votes(self, examples, kronecker(self.w.reshape(-1, *self.w.shape[3:]))).by_child
         shape = (self.fields.height, self.fields.width, *self.w.shape[:4], votes.shape[-1])
-        return votes.reshape(-1, *shape)
+        return votes.reshape(-1, *shape).copy()
 
 
 def field_votes(cache: FieldsCache, examples: slice, kron: Array) -> FieldVotes:
@@ -1026,15 +1073,19 @@ def conv_em_routing_forward(
     competition, kron = FieldCompetition(fields), kronecker(w.reshape(n_children, n_out, p, p))
     cache = FieldsCache(pose, a_in, w, offset, fields, [])
     bytes_per_example = 2 * n_places * n_children * n_out * p * p * pose.dtype.itemsize
-    step = max(1, CHUNK_BYTES // bytes_per_example)
-    for start in range(0, n, step):
+    step = min(max(1, CHUNK_BYTES // bytes_per_example), max(1, n // MIN_CHUNKS))
+    step = math.ceil(n / math.ceil(n / step))  # chunks of one size
+
+    def work(start: int) -> tuple[slice, EMCache]:
         examples = slice(start, start + step)
         children = np.take(a_in[examples].reshape(-1, height * width, n_in), fields.child, axis=1)
         em = em_forward(
             field_votes(cache, examples, kron), competition, children.reshape(-1, n_children),
             beta_a, beta_v, lambdas, variance_floor, p * p, mass_unit,
         )  # fmt: skip
-        cache.chunks.append((examples, em._replace(votes=None)))
+        return examples, em._replace(votes=None)
+
+    cache.chunks.extend(share(work, range(0, n, step)))
     mu, a = (np.concatenate([getattr(em.iterations[-1], name) for _, em in cache.chunks]) for name in ("mu", "a"))
     shape = (n, fields.height, fields.width, n_out)
     return mu.reshape(*shape, p, p), a.reshape(shape), cache
@@ -1048,7 +1099,7 @@ def conv_em_routing_backward(
     _, height, width, n_in, p, _ = pose.shape
     n_out = w.shape[3]
     kron = kronecker(w.reshape(-1, n_out, p, p))
-    dpose, da_in, dkron = np.empty_like(pose), np.empty_like(a_in), np.zeros_like(kron)
+    dpose, da_in, dw = np.empty_like(pose), np.empty_like(a_in), np.zeros((kron.shape[0], n_out, p, p), w.dtype)
     dbeta_a, dbeta_v = np.zeros(n_out, w.dtype), np.zeros(n_out, w.dtype)
 
     def to_children(dentries: Array) -> Array:
@@ -1059,17 +1110,21 @@ def conv_em_routing_backward(
         at_child = np.take(np.concatenate([entries, nowhere], axis=1), fields.slot, axis=1)  # (B, slots, H * W, F)
         return at_child.sum(axis=1).reshape(-1, height, width, entries.shape[2])
 
-    for examples, em in chunks:
+    def work(chunk: tuple[slice, EMCache]) -> tuple[Array, Array, Array]:
+        examples, em = chunk
         votes = field_votes(cache, examples, kron)
         dmu_rows, da_rows = dmu[examples].reshape(-1, n_out, p * p), da[examples].reshape(-1, n_out)
         da_children, dbeta_a_part, dbeta_v_part = em_backward(dmu_rows, da_rows, em._replace(votes=votes), policy)
-        dchildren, dkron_part = votes.finish_backward()
+        dchildren, dkron = votes.finish_backward()
         dpose[examples] = to_children(dchildren.reshape(-1, n_in * p * p)).reshape(dpose[examples].shape)
         da_in[examples] = to_children(da_children.reshape(-1, n_in))
-        dkron += dkron_part
+        return kronecker_backward(dkron, p), dbeta_a_part, dbeta_v_part
+
+    for dw_part, dbeta_a_part, dbeta_v_part in share(work, chunks):
+        dw += dw_part
         dbeta_a += dbeta_a_part
         dbeta_v += dbeta_v_part
-    return dpose, da_in, kronecker_backward(dkron, p).reshape(w.shape), dbeta_a, dbeta_v
+    return dpose, da_in, dw.reshape(w.shape), dbeta_a, dbeta_v
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,156 @@
+"""Steps of the convolutional matrix-capsule network: numpy, and the same network in PyTorch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+import smallnorb_novel_viewpoint as experiment
+from benchmarks.measure import Step
+
+N_CLASSES = 10
+SIZES = (32, 8, 8, 8)
+
+
+def _config(sizes: tuple[int, int, int, int], em_iters: int = 3) -> Any:
+    return SimpleNamespace(
+        sizes=sizes, image_size=28, in_channels=1, n_classes=N_CLASSES, lambdas=[1.0] * em_iters, variance_floor=1.0,
+        beta_v_init=0.0, em_grad="exact", loss="cross-entropy", dtype="float32",
+    )  # fmt: skip
+
+
+def _batch(batch_size: int) -> tuple[experiment.Array, experiment.Array]:
+    rng = np.random.default_rng(0)
+    return rng.random((batch_size, 28, 28, 1), np.float32), rng.integers(0, N_CLASSES, batch_size)
+
+
+def numpy_step(batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, threads: int = 1) -> Step:
+    """One training step: forward, loss, backward, Adam; exact gradient through three EM iterations."""
+    config = _config(sizes)
+    params = experiment.conv_capsnet_init(np.random.default_rng(0), config)
+    zeros = [{name: np.zeros_like(p) for name, p in params.items()} for _ in range(2)]
+    state = experiment.TrainState(params, *zeros)
+    x, labels = _batch(batch_size)
+
+    crew = experiment.worker_threads(threads)
+    crew.__enter__()  # for the rest of the process
+
+    def step() -> None:
+        scores, cache = experiment.conv_capsnet_forward(state.params, x, config)
+        _, dscores = experiment.softmax_cross_entropy(scores, labels)
+        grads, _ = experiment.conv_capsnet_backward(dscores, cache, config)
+        experiment.adam_step(state, grads, 1e-6)
+
+    return step
+
+
+def torch_network(sizes: tuple[int, int, int, int] = SIZES) -> Any:
+    """The same network as a torch module; its parameters have the names of ours, with _ for the dot."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    config = _config(sizes)
+    lambdas, floor = config.lambdas, config.variance_floor
+
+    class ConvCaps(nn.Module):
+        """Capsules whose children are those of a field of k x k; with ``offset`` one matrix serves all positions."""
+
+        def __init__(self, side: int, k: int, stride: int, n_in: int, n_out: int, offset: Any = None) -> None:
+            super().__init__()
+            self.k, self.stride, self.n_in, self.n_out, self.offset = k, stride, n_in, n_out, offset
+            shape = (k, k, n_in, n_out) if offset is None else (n_in, n_out)
+            self.w = nn.Parameter(torch.eye(4) + 0.1 * torch.randn(*shape, 4, 4))
+            self.beta_a = nn.Parameter(torch.zeros(n_out))
+            self.beta_v = nn.Parameter(torch.full((n_out,), -0.5 * float(np.log(floor))))
+            places = torch.arange(side * side).reshape(side, side).unfold(0, k, stride).unfold(1, k, stride)
+            self.side = len(places)
+            self.n_children = side * side
+            self.register_buffer("child", places.reshape(-1))  # of each entry (position, kernel place)
+            n_parents = torch.bincount(self.child, minlength=side * side)
+            self.register_buffer("first", 1 / (n_out * n_parents[self.child]).reshape(1, -1, k * k, 1, 1).float())
+            self.mass_unit = int((n_parents > 0).sum()) * n_in / (self.side**2 * n_out)
+
+        def forward(self, pose: torch.Tensor, a_in: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            n, places, k2, n_in, n_out = len(pose), self.side**2, self.k**2, self.n_in, self.n_out
+            # pose (B, H * W, I, 4, 4), a_in (B, H * W, I)
+            fields = pose[:, self.child].reshape(n, places, k2, n_in, 4, 4)
+            a = a_in[:, self.child].reshape(n, places, k2, n_in, 1)
+            w = (
+                self.w.expand(k2, n_in, n_out, 4, 4)
+                if self.offset is not None
+                else self.w.reshape(k2, n_in, n_out, 4, 4)
+            )
+            votes = torch.einsum("bpkixy,kijyz->bpkijxz", fields, w)
+            if self.offset is not None:
+                votes = votes + self.offset.reshape(k2, 1, 1, 4, 4)
+            votes = votes.reshape(n, places, k2 * n_in, n_out, 16)
+            a = a.reshape(n, places, k2 * n_in, 1)
+            r = self.first.expand(n, places, k2, n_in, n_out).reshape(n, places, k2 * n_in, n_out)
+            for t, inverse_temperature in enumerate(lambdas):
+                ra = r * a
+                mass = ra.sum(2) + experiment.MASS_FLOOR  # (B, places, J)
+                weight = ra / mass[:, :, None]
+                mu = torch.einsum("bpcj,bpcjd->bpjd", weight, votes)
+                square = (votes - mu[:, :, None]) ** 2
+                sigma_sq = torch.einsum("bpcj,bpcjd->bpjd", weight, square) + floor
+                log_det = sigma_sq.log().sum(3)
+                z = inverse_temperature * (self.beta_a - (16 * self.beta_v + 0.5 * log_det) * mass / self.mass_unit)
+                if t < len(lambdas) - 1:
+                    log_p = -0.5 * torch.einsum("bpcjd,bpjd->bpcj", square, 1 / sigma_sq) - 0.5 * log_det[:, :, None]
+                    log_r = (functional.logsigmoid(z)[:, :, None] + log_p).reshape(n, places * k2, n_in, n_out)
+                    # a child's parents are all types at all positions that see it
+                    with torch.no_grad():
+                        index = self.child[None, :, None].expand(n, -1, n_in)
+                        highest = torch.full((n, self.n_children, n_in), -torch.inf)
+                        highest.scatter_reduce_(1, index, log_r.amax(3), "amax")
+                    e = torch.exp(log_r - highest[:, self.child, :, None])
+                    total = torch.zeros(n, self.n_children, n_in).index_add(1, self.child, e.sum(3))
+                    r = (e / total[:, self.child, :, None]).reshape(n, places, k2 * n_in, n_out)
+            return mu.reshape(n, places, n_out, 4, 4), torch.sigmoid(z)
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            A, B, C, D = sizes
+            self.conv1 = nn.Conv2d(1, A, 5, stride=2, padding=2)
+            self.primary = nn.Conv2d(A, 17 * B, 1)
+            sides = experiment.conv_capsnet_grids(28)
+            self.convcaps1 = ConvCaps(sides[0], 3, 2, B, C)
+            self.convcaps2 = ConvCaps(sides[1], 3, 1, C, D)
+            offset = torch.tensor(experiment.coordinates(28, "float32"))
+            self.caps = ConvCaps(sides[2], sides[2], 1, D, N_CLASSES, offset)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            primary = self.primary(functional.relu(self.conv1(x))).permute(0, 2, 3, 1).flatten(1, 2)  # (B, H * W, 17 I)
+            n_pose = 16 * sizes[1]
+            pose, a = primary[..., :n_pose].unflatten(2, (-1, 4, 4)), torch.sigmoid(primary[..., n_pose:])
+            mu, a = self.caps(*self.convcaps2(*self.convcaps1(pose, a)))
+            scores = experiment.POSE_SCORE * (mu * mu).sum((3, 4)) + experiment.ACTIVATION_SCORE * (a - 0.5)
+            return scores[:, 0]
+
+    torch.manual_seed(0)
+    return Network()
+
+
+def torch_step(
+    batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, compiled: bool = False, fused: bool = False
+) -> Step:
+    """The same network, three EM iterations, autograd through all of them, PyTorch's Adam."""
+    import torch
+    from torch.nn import functional
+
+    network = torch_network(sizes)
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-6, fused=fused)
+    images, classes = _batch(batch_size)
+    x, labels = torch.tensor(images.transpose(0, 3, 1, 2).copy()), torch.tensor(classes)
+    forward = torch.compile(network) if compiled else network
+
+    def step() -> None:
+        optimiser.zero_grad()
+        functional.cross_entropy(forward(x), labels).backward()
+        optimiser.step()
+
+    return step
