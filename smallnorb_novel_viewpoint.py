@@ -61,7 +61,8 @@ import numpy as np
 
 Array = np.ndarray
 Params = dict[str, Array]
-Item, Part = TypeVar("Item"), TypeVar("Part")
+Item = TypeVar("Item")
+Part = TypeVar("Part")
 
 EXPERIMENT = "smallnorb_novel_viewpoint"
 IMAGE_SIZE = 32
@@ -807,7 +808,13 @@ def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> t
 # capsules of its receptive field. What routing keeps for each pair is stored parent by parent, (N, J, M), and handed to
 # em_forward as a view (N, M, J).
 
-_crew: ThreadPoolExecutor | None = None  # of ``worker_threads``
+_workers: ThreadPoolExecutor | None = None
+
+
+def use_workers(pool: ThreadPoolExecutor | None) -> None:
+    """Whose threads share the chunks from now on; None: nobody's."""
+    global _workers
+    _workers = pool
 
 
 @contextlib.contextmanager
@@ -817,13 +824,12 @@ def worker_threads(n: int) -> Iterator[None]:
     numpy computes outside of Python's lock. Chunks, and the order in which their gradients are added, do not depend on
     ``n``: neither does any number.
     """
-    global _crew
-    before = _crew
-    with blas_threads(1), ThreadPoolExecutor(n) if n > 1 else contextlib.nullcontext() as _crew:
+    with blas_threads(1), ThreadPoolExecutor(n) if n > 1 else contextlib.nullcontext() as pool:
+        use_workers(pool)
         try:
             yield
         finally:
-            _crew = before
+            use_workers(None)
 
 
 CHUNK_BYTES = 12 << 20  # votes and their squares that are worked on at a time; more of them leave the cache, fewer wait
@@ -849,7 +855,7 @@ _scratch = Scratch()
 
 def share(work: Callable[[Item], Part], items: Iterable[Item]) -> Iterator[Part]:
     """work(item) of each, in order; at once where there are worker threads."""
-    return map(work, items) if _crew is None else _crew.map(work, items)
+    return map(work, items) if _workers is None else _workers.map(work, items)
 
 
 class Fields(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import multimnist, smallnorb
+from benchmarks import matrix_capsules, multimnist, smallnorb
 from benchmarks.measure import Step, have_torch, interleave, peak_memory
 from smallnorb_novel_viewpoint import Parser, environment, exit_status, require_writable, save_result, whole_number
 
@@ -92,6 +92,19 @@ def measure(repetitions: int, threads: int) -> dict[str, Any]:
         tables["smallnorb_batch"] = growth(plain, "batch size", "batch_size", [8, 16, 32, 64, 128], repetitions)
 
         crew = {"threads": threads}
+        few = max(3, repetitions // 4)
+        builds: dict[str, tuple[Build, dict[str, Any]]] = {
+            OURS: (matrix_capsules.numpy_step, crew),
+            "numpy, one thread": (matrix_capsules.numpy_step, {"threads": 1}),
+        }
+        if torch:
+            builds[EAGER] = (matrix_capsules.torch_step, {})
+            builds["torch.compile"] = (matrix_capsules.torch_step, {"compiled": True})
+        tables["matrix_capsules"] = compare(builds, few, memory=True)
+        paper = {"sizes": (32, 32, 32, 32), "threads": threads}
+        rows = [["A = B = C = D = 32, batch 32", round(peak_memory(matrix_capsules.numpy_step, **paper))]]
+        tables["matrix_capsules_paper"] = {"columns": ["training step", "peak MiB"], "rows": rows}
+
         builds = with_torch(multimnist, {"batch_size": 32}, crew)
         builds["drawing its composites"] = (multimnist.overlay_step, {"batch_size": 32})
         tables["multimnist"] = compare(builds, repetitions, memory=True)
@@ -101,7 +114,6 @@ def measure(repetitions: int, threads: int) -> dict[str, Any]:
         plain = {OURS: multimnist.numpy_step, PRODUCTS: multimnist.products_step}
         if torch:
             plain[EAGER] = multimnist.torch_step
-        few = max(3, repetitions // 4)
         tables["multimnist_batch"] = growth(plain, "batch size", "batch_size", [8, 16, 32, 64, 128], few)
         tables["multimnist_width"] = growth(plain, "conv1 channels", "conv_channels", [16, 32, 64, 128], few)
     return tables

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import threadpoolctl
 
 import smallnorb_novel_viewpoint as experiment
 from benchmarks.measure import Step
@@ -26,22 +28,23 @@ def _batch(batch_size: int) -> tuple[experiment.Array, experiment.Array]:
     return rng.random((batch_size, 28, 28, 1), np.float32), rng.integers(0, N_CLASSES, batch_size)
 
 
-def numpy_step(batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, threads: int = 1) -> Step:
+def numpy_step(batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, threads: int = 2) -> Step:
     """One training step: forward, loss, backward, Adam; exact gradient through three EM iterations."""
     config = _config(sizes)
     params = experiment.conv_capsnet_init(np.random.default_rng(0), config)
-    zeros = [{name: np.zeros_like(p) for name, p in params.items()} for _ in range(2)]
-    state = experiment.TrainState(params, *zeros)
+    m, v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
+    state = experiment.TrainState(params, m, v)
     x, labels = _batch(batch_size)
 
-    crew = experiment.worker_threads(threads)
-    crew.__enter__()  # for the rest of the process
+    pool, blas = ThreadPoolExecutor(threads) if threads > 1 else None, threadpoolctl.ThreadpoolController()
 
     def step() -> None:
-        scores, cache = experiment.conv_capsnet_forward(state.params, x, config)
-        _, dscores = experiment.softmax_cross_entropy(scores, labels)
-        grads, _ = experiment.conv_capsnet_backward(dscores, cache, config)
-        experiment.adam_step(state, grads, 1e-6)
+        experiment.use_workers(pool)
+        with blas.limit(limits=1, user_api="blas"):
+            scores, cache = experiment.conv_capsnet_forward(state.params, x, config)
+            _, dscores = experiment.softmax_cross_entropy(scores, labels)
+            grads, _ = experiment.conv_capsnet_backward(dscores, cache, config)
+            experiment.adam_step(state, grads, 1e-6)
 
     return step
 
@@ -57,6 +60,9 @@ def torch_network(sizes: tuple[int, int, int, int] = SIZES) -> Any:
 
     class ConvCaps(nn.Module):
         """Capsules whose children are those of a field of k x k; with ``offset`` one matrix serves all positions."""
+
+        child: torch.Tensor
+        first: torch.Tensor
 
         def __init__(self, side: int, k: int, stride: int, n_in: int, n_out: int, offset: Any = None) -> None:
             super().__init__()
@@ -78,14 +84,10 @@ def torch_network(sizes: tuple[int, int, int, int] = SIZES) -> Any:
             # pose (B, H * W, I, 4, 4), a_in (B, H * W, I)
             fields = pose[:, self.child].reshape(n, places, k2, n_in, 4, 4)
             a = a_in[:, self.child].reshape(n, places, k2, n_in, 1)
-            w = (
-                self.w.expand(k2, n_in, n_out, 4, 4)
-                if self.offset is not None
-                else self.w.reshape(k2, n_in, n_out, 4, 4)
-            )
-            votes = torch.einsum("bpkixy,kijyz->bpkijxz", fields, w)
-            if self.offset is not None:
-                votes = votes + self.offset.reshape(k2, 1, 1, 4, 4)
+            if self.offset is None:
+                votes = torch.einsum("bpkixy,kijyz->bpkijxz", fields, self.w.flatten(0, 1))
+            else:
+                votes = torch.einsum("bpkixy,ijyz->bpkijxz", fields, self.w) + self.offset.reshape(k2, 1, 1, 4, 4)
             votes = votes.reshape(n, places, k2 * n_in, n_out, 16)
             a = a.reshape(n, places, k2 * n_in, 1)
             r = self.first.expand(n, places, k2, n_in, n_out).reshape(n, places, k2 * n_in, n_out)
