@@ -809,12 +809,13 @@ def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> t
 # em_forward as a view (N, M, J).
 
 _workers: ThreadPoolExecutor | None = None
+_n_workers = 1
 
 
-def use_workers(pool: ThreadPoolExecutor | None) -> None:
-    """Whose threads share the chunks from now on; None: nobody's."""
-    global _workers
-    _workers = pool
+def use_workers(pool: ThreadPoolExecutor | None, n: int = 1) -> None:
+    """Whose ``n`` threads share the chunks from now on; None: nobody's."""
+    global _workers, _n_workers
+    _workers, _n_workers = pool, n
 
 
 @contextlib.contextmanager
@@ -825,7 +826,7 @@ def worker_threads(n: int) -> Iterator[None]:
     ``n``: neither does any number.
     """
     with blas_threads(1), ThreadPoolExecutor(n) if n > 1 else contextlib.nullcontext() as pool:
-        use_workers(pool)
+        use_workers(pool, n)
         try:
             yield
         finally:
@@ -1769,11 +1770,17 @@ def format_value(value: Any) -> str:
     return (":" if len(value) == 2 else ",").join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value)
 
 
-def environment() -> dict[str, Any]:
-    """What the numbers of a run depend on beside its configuration."""
+def blas_info() -> dict[str, Any]:
+    """The BLAS's name, and how many threads are at work."""
     import threadpoolctl
 
     blas = [lib for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "blas"]
+    names = " ".join(f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')}" for lib in blas).strip()
+    return {"blas": names, "threads": max([_n_workers, *(lib["num_threads"] for lib in blas)])}
+
+
+def environment() -> dict[str, Any]:
+    """What the numbers of a run depend on beside its configuration."""
     try:
         cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(line.split(":", 1)[1].strip() for line in cpu_lines if line.startswith("model name"))
@@ -1786,10 +1793,7 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "blas": " ".join(
-            f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')}" for lib in blas
-        ).strip(),
-        "threads": max((lib["num_threads"] for lib in blas), default=1),
+        **blas_info(),
         "cpu": cpu,
         "n_cpus": os.cpu_count(),
         "git_commit": git.stdout.strip() or None if git else None,
@@ -2255,6 +2259,11 @@ def blas_threads(n: int | None) -> Iterator[None]:
         yield
 
 
+def threads_for(config: Config, n: int | None) -> contextlib.AbstractContextManager[None]:
+    """The threads of a run: the BLAS's own, or as many workers for capsules that work in chunks."""
+    return blas_threads(n) if config.arch == "dense" else worker_threads(n or blas_info()["threads"])
+
+
 def exit_status(body: Callable[[], None]) -> int:
     """Run a script's body: 0, 1 with one line on stderr for a UserError, 130 after Ctrl-C."""
     try:
@@ -2290,7 +2299,7 @@ def main(argv: list[str] | None = None) -> int:
             return
         for path in filter(None, (args.out_json, args.checkpoint)):
             require_writable(path)
-        with blas_threads(args.threads):
+        with threads_for(config, args.threads):
             result = run(config, checkpoint=args.checkpoint, resume=args.resume, quiet=args.quiet)
         print(f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs\n{format_table(result)}")
         if args.out_json:
