@@ -46,7 +46,7 @@ import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from pathlib import Path
@@ -138,6 +138,15 @@ class Config:
     @property
     def image_size(self) -> int:
         return IMAGE_SIZE
+
+    @property
+    def free_to_change(self) -> set[str]:
+        """What a continued run may have otherwise: the margin of the spread loss depends on the training's length."""
+        return {"data_dir"} | ({"n_epochs"} if self.loss == "cross-entropy" else set())
+
+    def lr_at(self, progress: float) -> float:
+        """Learning rate after a share of the training."""
+        return self.lr
 
     @property
     def n_features(self) -> int:
@@ -458,11 +467,11 @@ def crop(images: Array, rng: np.random.Generator | None) -> Array:
 
     With ``rng`` (training) a crop is taken at random, and contrast (0.8 to 1.2) and brightness (-0.2 to 0.2, in
     standard deviations) are drawn for each image; without (test) the crop is central. [Hinton 2018, sec. 5]; the
-    amounts are ours. Voxel images already have the network's size and pass unchanged.
+    amounts are ours. Images that have the network's size already, or less, pass unchanged: voxels do.
     """
     n, side = images.shape[:2]
     slack = side - IMAGE_SIZE
-    if slack == 0:
+    if slack <= 0:
         return images
     if rng is None:
         return images[:, slack // 2 : slack // 2 + IMAGE_SIZE, slack // 2 : slack // 2 + IMAGE_SIZE]
@@ -1575,9 +1584,19 @@ def predict_scores(model: Model, params: Params, images: Array, batch_size: int 
     return np.concatenate([model.forward(params, crop(x, None).astype(dtype, copy=False))[0] for x in batches])
 
 
-def evaluate(model: Model, params: Params, split: Split) -> float:
+class Labelled(Protocol):
+    """A set of images as it is evaluated."""
+
+    @property
+    def images(self) -> Array: ...  # (N, H, W, C)
+
+    @property
+    def labels(self) -> Array: ...  # (N,)
+
+
+def evaluate(model: Model, params: Params, split: Labelled, batch_size: int = 256) -> float:
     """Share of a set that is classified rightly."""
-    return float((predict_scores(model, params, split.images).argmax(axis=1) == split.labels).mean())
+    return float((predict_scores(model, params, split.images, batch_size).argmax(axis=1) == split.labels).mean())
 
 
 def true_class_share(model: Model, params: Params, split: Split) -> float:
@@ -1591,23 +1610,55 @@ def true_class_share(model: Model, params: Params, split: Split) -> float:
     return float(np.concatenate(shares).mean())
 
 
+class Experiment(NamedTuple):
+    """What loop and checkpoints must know of the experiment that they serve: this one, unless they are told otherwise.
+
+    Another one's Config has ``seed, n_epochs, batch_size, weight_decay, dtype, free_to_change, lr_at``, and its data
+    has ``train.images`` and ``train.labels``.
+    """
+
+    name: str
+    make_config: Callable[..., Any]  # fields by keyword -> Config
+    make_models: Callable[[Any], dict[str, Model]]
+    augment: Callable[[Any, Array, np.random.Generator], Array]  # config, images of a training batch -> images
+    assess: Callable[[Model, Params, Any], dict[str, float]]  # model, params, data -> the metrics of an epoch
+    metrics: tuple[str, ...]
+
+
+def assess_views(model: Model, params: Params, data: Data) -> dict[str, float]:
+    return {
+        "familiar_accuracy": evaluate(model, params, data.familiar),
+        "held_out_accuracy": evaluate(model, params, data.held_out),
+    }
+
+
+NOVEL_VIEWPOINT = Experiment(
+    EXPERIMENT,
+    Config,
+    make_models,
+    lambda config, images, rng: crop(images, rng),
+    assess_views,
+    ("familiar_accuracy", "held_out_accuracy"),
+)
+
 Callback = Callable[[str, int, Params, dict[str, list[float]]], None]
 
 
-def init_state(model: Model, config: Config) -> TrainState:
+def init_state(model: Model, config: Any, experiment: Experiment = NOVEL_VIEWPOINT) -> TrainState:
     """Fresh parameters; their draws depend on the seed and the model's name alone."""
     params = model.init_params(generator(config.seed, Stream.INIT, *model.name.encode()))
-    zeros = {name: np.zeros_like(p) for name, p in params.items()}
-    return TrainState(params, zeros, {name: z.copy() for name, z in zeros.items()})
+    m, v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
+    return TrainState(params, m, v, history={name: [] for name in ("train_loss", *experiment.metrics)})
 
 
 def train(
     model: Model,
-    config: Config,
-    data: Data,
+    config: Any,
+    data: Any,
     state: TrainState | None = None,
     callback: Callback | None = None,
     after_step: Callable[[TrainState, bool], None] | None = None,
+    experiment: Experiment = NOVEL_VIEWPOINT,
 ) -> tuple[Params, dict[str, list[float]]]:
     """Train to ``config.n_epochs`` and return (params, history); each list of the history has an entry per epoch.
 
@@ -1615,7 +1666,7 @@ def train(
     params, history)`` is called before the first epoch and after each; ``after_step(state, epoch has ended)`` after
     every step, when the state is whole. Raises UserError where the loss stops being finite.
     """
-    state = state or init_state(model, config)
+    state = state or init_state(model, config, experiment)
     n, batch_size, dtype = len(data.train.labels), config.batch_size, np.dtype(config.dtype)
     steps_per_epoch = math.ceil(n / batch_size)
     total_steps = steps_per_epoch * config.n_epochs
@@ -1628,16 +1679,17 @@ def train(
         if position == 0 or not len(order):
             order = generator(config.seed, Stream.SHUFFLE, epoch).permutation(n)
         batch = order[position * batch_size : (position + 1) * batch_size]
-        augment = generator(config.seed, Stream.SHUFFLE, epoch, position) if config.dataset == "smallnorb" else None
-        x = crop(data.train.images[batch], augment).astype(dtype, copy=False)
+        rng = generator(config.seed, Stream.SHUFFLE, epoch, position)
+        x = experiment.augment(config, data.train.images[batch], rng).astype(dtype, copy=False)
+        progress = state.step / max(1, total_steps - 1)
         with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
             scores, cache = model.forward(state.params, x)
-            loss, dscores = model.loss(scores, data.train.labels[batch], state.step / max(1, total_steps - 1))
+            loss, dscores = model.loss(scores, data.train.labels[batch], progress)
             if not math.isfinite(loss):
                 where = f"epoch {epoch + 1}, step {position + 1}"
                 raise UserError(f"{model.name}: the loss became {loss} in {where}; try a smaller --lr")
             grads, _ = model.backward(dscores, cache)
-            adam_step(state, grads, config.lr, config.weight_decay)
+            adam_step(state, grads, config.lr_at(progress), config.weight_decay)
         state.loss_sum += loss * len(batch)
         epoch_ends = position == steps_per_epoch - 1
         if epoch_ends:
@@ -1645,8 +1697,8 @@ def train(
                 where = f"epoch {epoch + 1}, step {position + 1}"
                 raise UserError(f"{model.name}: a parameter became infinite or NaN in {where}; try a smaller --lr")
             state.history["train_loss"].append(state.loss_sum / n)
-            state.history["familiar_accuracy"].append(evaluate(model, state.params, data.familiar))
-            state.history["held_out_accuracy"].append(evaluate(model, state.params, data.held_out))
+            for metric, value in experiment.assess(model, state.params, data).items():
+                state.history[metric].append(value)
             state.loss_sum = 0.0
         state.seconds += time.perf_counter() - started
         if after_step:
@@ -1699,7 +1751,9 @@ def require_writable(path: Path) -> None:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def save_checkpoint(path: Path, config: Config, states: dict[str, TrainState]) -> None:
+def save_checkpoint(
+    path: Path, config: Any, states: dict[str, TrainState], experiment: Experiment = NOVEL_VIEWPOINT
+) -> None:
     """One .npz file: the arrays of every model's TrainState, and the rest as JSON."""
     arrays: dict[str, Array] = {}
     scalars = {}
@@ -1707,12 +1761,12 @@ def save_checkpoint(path: Path, config: Config, states: dict[str, TrainState]) -
         for kind in ("params", "m", "v"):
             arrays |= {f"{name}/{kind}/{key}": array for key, array in getattr(state, kind).items()}
         scalars[name] = {k: getattr(state, k) for k in ("step", "loss_sum", "seconds", "history")}
-    header = {"experiment": EXPERIMENT, "config": dataclasses.asdict(config), "models": scalars}
+    header = {"experiment": experiment.name, "config": dataclasses.asdict(config), "models": scalars}
     with atomic_write(path) as stream:
         np.savez(stream, header=np.array(json.dumps(header)), **arrays)  # type: ignore[arg-type]
 
 
-def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
+def load_checkpoint(path: Path, experiment: Experiment = NOVEL_VIEWPOINT) -> tuple[Any, dict[str, TrainState]]:
     """The inverse of save_checkpoint. Raises UserError where the file is missing, damaged, or of something else."""
     try:
         with path.open("rb") as opened:
@@ -1720,16 +1774,16 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
             if not isinstance(stored, np.lib.npyio.NpzFile):
                 raise ValueError("it holds a single array")
             header = json.loads(str(stored["header"]))
-            if header["experiment"] != EXPERIMENT:
-                raise UserError(f"{path} is a checkpoint of {header['experiment']}, not of {EXPERIMENT}")
+            if header["experiment"] != experiment.name:
+                raise UserError(f"{path} is a checkpoint of {header['experiment']}, not of {experiment.name}")
             fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in header["config"].items()}
-            config = Config(**fields)
+            config = experiment.make_config(**fields)
             arrays = {key: stored[key] for key in stored.files if key != "header"}
         states = {}
-        for name, model in make_models(config).items():
+        for name, model in experiment.make_models(config).items():
             if name not in header["models"]:
                 continue
-            fresh = init_state(model, config)
+            fresh = init_state(model, config, experiment)
             stored_kinds = [{k: arrays[f"{name}/{kind}/{k}"] for k in fresh.params} for kind in ("params", "m", "v")]
             for kind in stored_kinds:
                 for k, p in fresh.params.items():
@@ -1747,16 +1801,15 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
     except (OSError, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError,
             zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
         reason = " ".join(str(error).split())
-        raise UserError(f"{path} is not a readable checkpoint of {EXPERIMENT}: {reason}") from error
+        raise UserError(f"{path} is not a readable checkpoint of {experiment.name}: {reason}") from error
     return config, states
 
 
-def check_resumable(path: Path, saved: Config, asked: Config) -> None:
-    """A continued run must be the run that was begun; only a longer cross-entropy training may grow."""
-    free = {"data_dir"} | ({"n_epochs"} if saved.loss == "cross-entropy" else set())
-    for field in dataclasses.fields(Config):
+def check_resumable(path: Path, saved: Any, asked: Any) -> None:
+    """A continued run must be the run that was begun, save for what is free to change; and not become shorter."""
+    for field in dataclasses.fields(saved):
         old, new = getattr(saved, field.name), getattr(asked, field.name)
-        if field.name not in free and old != new:
+        if field.name not in saved.free_to_change and old != new:
             flag = "--" + field.name.replace("_", "-")
             raise UserError(
                 f"cannot resume {path}: it was made with {flag} {format_value(old)}, not {format_value(new)}"
@@ -1834,25 +1887,30 @@ class Interrupt:
 
 
 def train_all(
-    config: Config,
-    data: Data,
+    config: Any,
+    data: Any,
     *,
+    names: Collection[str] | None = None,
     checkpoint: Path | None = None,
     resume: bool = False,
     quiet: bool = True,
     callback: Callback | None = None,
+    experiment: Experiment = NOVEL_VIEWPOINT,
 ) -> dict[str, TrainState]:
-    """Train the three models one after the other; save after every epoch and, before KeyboardInterrupt, on Ctrl-C."""
+    """Train the models (all, or those of ``names``) one after the other; save after every epoch and, before
+    KeyboardInterrupt, on Ctrl-C."""
     from tqdm import tqdm
 
     states: dict[str, TrainState] = {}
     if checkpoint and resume:
-        saved, states = load_checkpoint(checkpoint)
+        saved, states = load_checkpoint(checkpoint, experiment)
         check_resumable(checkpoint, saved, config)
     steps = math.ceil(len(data.train.labels) / config.batch_size) * config.n_epochs
     with Interrupt() as interrupt:
-        for name, model in make_models(config).items():
-            state = states.setdefault(name, init_state(model, config))
+        for name, model in experiment.make_models(config).items():
+            if names is not None and name not in names:
+                continue
+            state = states.setdefault(name, init_state(model, config, experiment))
             silent = quiet or not sys.stderr.isatty()
             with tqdm(total=steps, initial=state.step, desc=name, unit="step", leave=False, disable=silent) as bar:
 
@@ -1862,11 +1920,11 @@ def train_all(
                         latest = {k.split("_")[0]: v[-1] for k, v in state.history.items()}
                         bar.set_postfix({k: f"{v:.3f}" for k, v in latest.items()}, refresh=False)
                     if checkpoint and (epoch_ends or interrupt.requested):
-                        save_checkpoint(checkpoint, config, states)
+                        save_checkpoint(checkpoint, config, states, experiment)
                     if interrupt.requested:
                         raise KeyboardInterrupt
 
-                train(model, config, data, state, callback, after_step)
+                train(model, config, data, state, callback, after_step, experiment)
     return states
 
 
@@ -1966,12 +2024,19 @@ def read_picture(path: Path, config: Config) -> Array:
     return (1 - image if np.median(border) > 0.5 else image)[None, :, :, None]
 
 
-def predict(checkpoint: Path, pictures: list[Path]) -> str:
+def predict(
+    checkpoint: Path,
+    pictures: list[Path],
+    experiment: Experiment = NOVEL_VIEWPOINT,
+    read: Callable[[Path, Any], Array] = read_picture,
+) -> str:
     """A table: for each picture the class that each model names, and the capsule network's class activations."""
-    config, states = load_checkpoint(checkpoint)
-    models = make_models(config)
-    images = np.concatenate([read_picture(path, config) for path in pictures])
+    config, states = load_checkpoint(checkpoint, experiment)
+    models = experiment.make_models(config)
+    images = np.concatenate([read(path, config) for path in pictures])
     scores = {name: predict_scores(models[name], state.params, images) for name, state in states.items()}
+    if "capsules" not in states:
+        raise UserError(f"{checkpoint} has no capsule network")
     x = crop(images, None).astype(config.dtype)
     activations = models["capsules"].forward(states["capsules"].params, x)[1].a
     width = max(len(str(path)) for path in pictures)
