@@ -1852,8 +1852,8 @@ def format_table(result: dict[str, Any]) -> str:
 INK_SIDE = 24  # pixels: one digit of MNIST has 20, two that are a few pixels apart have more
 
 
-def read_picture(path: Path, config: Config, ink_side: int = INK_SIDE) -> Array:
-    """A picture file -> (36, 36) in [0, 1], ink bright.
+def read_picture(path: Path, config: Any, ink_side: int = INK_SIDE) -> Array:
+    """A picture file -> (36, 36), or whatever ``config.image_size`` is, in [0, 1], ink bright.
 
     A bright background is taken for a picture with dark ink and inverted. A picture of 36x36 or 28x28 pixels is placed
     as it is; of any other the ink is cut out, scaled to a box of ``ink_side`` pixels and centred. Raises UserError

@@ -1594,9 +1594,9 @@ class Labelled(Protocol):
     def labels(self) -> Array: ...  # (N,)
 
 
-def evaluate(model: Model, params: Params, split: Labelled, batch_size: int = 256) -> float:
+def evaluate(model: Model, params: Params, split: Labelled) -> float:
     """Share of a set that is classified rightly."""
-    return float((predict_scores(model, params, split.images, batch_size).argmax(axis=1) == split.labels).mean())
+    return float((predict_scores(model, params, split.images).argmax(axis=1) == split.labels).mean())
 
 
 def true_class_share(model: Model, params: Params, split: Split) -> float:

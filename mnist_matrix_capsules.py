@@ -1,0 +1,855 @@
+#!/usr/bin/env python3
+"""Convolutional matrix capsules on MNIST, and what an attacker can do to them, in numpy, every gradient by hand.
+
+Claims reproduced: [Hinton 2018] G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018. The
+network of its figure 1, whose capsules share their transformation matrices over positions, reads handwritten digits
+(section 5 reports 0.44 % test errors on MNIST); and it is harder to fool by small changes of an image, made along the
+gradient of the loss, than a convolutional network is (section 6 and figure 3, on smallNORB).
+
+    image            (B, 28, 28, 1)                        sizes A, B, C, D, by default 32, 8, 8, 8 (the paper's are 32)
+    conv1 + ReLU     (B, 14, 14, A)                        5x5, stride 2, padding 2
+    primary capsules (B, 14, 14, B, 4, 4), (B, 14, 14, B)  1x1: poses and activations
+    ConvCaps1        (B, 6, 6, C, 4, 4), (B, 6, 6, C)      3x3, stride 2, EM routing
+    ConvCaps2        (B, 4, 4, D, 4, 4), (B, 4, 4, D)      3x3, stride 1, EM routing
+    class capsules   (B, 10, 4, 4), (B, 10)                1x1, EM routing over all positions, coordinates added
+
+These layers, EM routing, the losses, the optimiser, the loop and the checkpoints are those of
+smallnorb_novel_viewpoint.py; the digits are those of multimnist_capsnet.py. The baseline is a CNN with convolutions of
+the same sides and strides in the place of the capsules, as wide as gives it the same number of parameters.
+
+Deviations from the paper: MNIST in the place of smallNORB (``--dataset smallnorb`` reads the real files), narrower
+layers; Adam with a learning rate that falls to 0; and those that EM routing has there.
+
+Run it (both models, seed 0, and both attacks):
+
+    python mnist_matrix_capsules.py --attack fgsm,iterated
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import multimnist_capsnet as digits
+import smallnorb_novel_viewpoint as views
+from multimnist_capsnet import CACHE_DIR, default_threads
+from smallnorb_novel_viewpoint import (
+    Array,
+    ConvCache,
+    Experiment,
+    LinearCache,
+    Model,
+    Params,
+    Parser,
+    Stream,
+    TrainState,
+    UserError,
+    conv2d_backward,
+    conv2d_forward,
+    conv_capsnet_backward,
+    conv_capsnet_forward,
+    conv_capsnet_init,
+    count_params,
+    environment,
+    evaluate,
+    exit_status,
+    file_path,
+    generator,
+    linear_backward,
+    linear_forward,
+    load_checkpoint,
+    non_empty,
+    number,
+    relu_backward,
+    relu_forward,
+    require_writable,
+    save_result,
+    sigmoid_backward,
+    sigmoid_forward,
+    softmax_cross_entropy,
+    spread_loss,
+    spread_margin,
+    train,
+    train_all,
+    whole_number,
+    worker_threads,
+)
+
+# Dimension letters
+#   B  images of a batch             N  images of a set         H, W  rows and columns of a map      C  channels
+#   E  class capsules (= classes)    D  pose entries (16)       F  channels of the CNN               M  decoder's inputs
+
+EXPERIMENT = "mnist_matrix_capsules"
+MODEL_NAMES = ("capsules", "cnn")
+ATTACKS = ("fgsm", "iterated")
+EVALUATION_BATCH = 32  # the cache is better used than with more
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Configuration: what a person chooses, and nothing else
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One run. The paper's values, where others are the default, are in the comments. [Hinton 2018, sec. 4 and 5]"""
+
+    dataset: str = "auto"  # smallNORB
+    data_dir: str | None = None
+    seed: int = 0
+    n_epochs: int = 4
+    n_train: int | None = None
+    n_test: int | None = None
+    shift: int = 0
+    sizes: tuple[int, int, int, int] = (32, 8, 8, 8)  # 32, 32, 32, 32; or 64, 8, 16, 16
+    em_iters: int = 3
+    em_grad: str = "exact"
+    em_lambda: float = 1.0  # not given
+    lambda_schedule: str = "constant"
+    variance_floor: float = views.VARIANCE_FLOOR  # 0
+    beta_v_init: float = 0.0
+    loss: str = "spread"
+    batch_size: int = 32
+    lr: float = 3e-3
+    lr_schedule: str = "linear"
+    dtype: str = "float32"
+    attack: tuple[str, ...] = ()
+    epsilons: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
+    attack_steps: int = 10
+    n_attack: int = 200
+
+    @property
+    def has_digits(self) -> bool:
+        return self.dataset not in ("voxels", "smallnorb")
+
+    @property
+    def views(self) -> views.Config:
+        """The other script's configuration, of its data set and of what both do in EM routing."""
+        real: dict[str, Any] = {
+            "train_azimuths": (300.0, 400.0),
+            "test_azimuths": (60.0, 280.0),
+        }  # [Hinton 2018, sec. 5.1]
+        real |= {"train_elevations": (30.0, 70.0), "test_elevations": (30.0, 70.0)}
+        shared = {k: getattr(self, k) for k in ("data_dir", "seed", "em_iters", "em_lambda", "lambda_schedule")}
+        if self.has_digits:
+            return views.Config(**shared)
+        return views.Config(dataset=self.dataset, **shared, **(real if self.dataset == "smallnorb" else {}))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple("0123456789") if self.has_digits else self.views.classes
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def image_size(self) -> int:
+        return digits.DIGIT_SIDE if self.has_digits else views.IMAGE_SIZE
+
+    @property
+    def in_channels(self) -> int:
+        return 1 if self.has_digits else self.views.in_channels
+
+    @property
+    def pixel_range(self) -> tuple[float, float]:
+        """Between which values an attacker may move a pixel; smallNORB's are normalised and have no bounds."""
+        return (-math.inf, math.inf) if self.dataset == "smallnorb" else (0.0, 1.0)
+
+    @property
+    def lambdas(self) -> list[float]:
+        """Inverse temperature of each EM iteration, first to last."""
+        return self.views.lambdas
+
+    # What the training loop asks for beside fields
+
+    @property
+    def weight_decay(self) -> float:
+        return 0.0
+
+    @property
+    def free_to_change(self) -> set[str]:
+        """What a continued run may have otherwise."""
+        grows = self.loss == "cross-entropy" and self.lr_schedule == "constant"
+        return {"data_dir", "attack", "epsilons", "attack_steps", "n_attack"} | ({"n_epochs"} if grows else set())
+
+    def lr_at(self, progress: float) -> float:
+        """Learning rate after a share of the training."""
+        factor = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
+        return self.lr * factor[self.lr_schedule]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Data
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Examples(NamedTuple):
+    """A labelled set of images."""
+
+    images: Array  # (N, H, W, C) float32
+    labels: Array  # (N,)
+
+
+class Data(NamedTuple):
+    name: str  # "mnist", "strokes", "custom", "voxels" or "smallnorb"
+    train: Examples
+    test: Examples  # for views: other images from the range of the training
+    held_out: Examples | None  # viewpoints outside of that range, if the set has viewpoints
+
+
+@contextlib.contextmanager
+def one_kind_of_error() -> Iterator[None]:
+    """Each base script has a UserError of its own."""
+    try:
+        yield
+    except digits.UserError as error:
+        raise UserError(str(error)) from error
+
+
+def some(images: Array, labels: Array, n: int | None, rng: np.random.Generator | None = None) -> Examples:
+    """``n`` of the images (None: all), drawn by ``rng`` or, without it, evenly spaced."""
+    if n is None or n >= len(labels):
+        return Examples(images, labels)
+    chosen = np.linspace(0, len(labels) - 1, n).astype(np.intp) if rng is None else rng.permutation(len(labels))[:n]
+    return Examples(images[chosen], labels[chosen])
+
+
+def make_data(config: Config) -> Data:
+    """Raises UserError where files are missing or damaged."""
+    rng = generator(config.seed, Stream.DATA, 1)
+    if not config.has_digits:
+        found = views.make_data(config.views)
+        return Data(
+            config.dataset,
+            some(found.train.images, found.train.labels, config.n_train, rng),
+            some(found.familiar.images, found.familiar.labels, config.n_test),
+            some(found.held_out.images, found.held_out.labels, config.n_test),
+        )
+    with one_kind_of_error():
+        folder = Path(config.data_dir) if config.data_dir else None
+        source = digits.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
+
+    def scaled(images: Array, labels: Array) -> Examples:
+        return Examples(images[..., None] * np.float32(1 / 255), labels.astype(np.intp))
+
+    train_set = some(source.train_images, source.train_labels, config.n_train, rng)
+    test_set = some(source.test_images, source.test_labels, config.n_test)
+    return Data(source.name, scaled(*train_set), scaled(*test_set), None)
+
+
+def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
+    """A training batch (B, H, W, C), each image shifted by up to ``config.shift`` pixels on each axis, by itself.
+
+    smallNORB has its own: random crops, contrast and brightness.
+    """
+    images = views.crop(images, rng)
+    n, side, m = len(images), images.shape[1], config.shift
+    if not m:
+        return images
+    padded = np.pad(images, ((0, 0), (m, m), (m, m), (0, 0)))
+    row, column = rng.integers(0, 2 * m + 1, (2, n, 1)) + np.arange(side)  # each (B, H)
+    return padded[np.arange(n)[:, None, None], row[:, :, None], column[:, None, :]]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The baseline: a CNN with a convolution in the place of each capsule layer
+# ----------------------------------------------------------------------------------------------------------------------
+
+CNN_STRIDES = {"conv1": 2, "conv2": 2, "conv3": 1}  # those of conv1, ConvCaps1 and ConvCaps2
+
+
+def cnn_side(config: Config) -> int:
+    """Rows, and columns, of conv3's map, which are ConvCaps2's: 4 for an image of 28."""
+    return ((config.image_size + 1) // 2 - 3) // 2 - 1
+
+
+def cnn_shapes(config: Config, n_channels: int) -> dict[str, tuple[int, ...]]:
+    """Weights of conv1, as the capsules have it, of two 3x3 convolutions and of a dense layer."""
+    k, n_first = views.CONV_KERNEL, config.sizes[0]
+    return {
+        "conv1": (k, k, config.in_channels, n_first),
+        "conv2": (3, 3, n_first, n_channels),
+        "conv3": (3, 3, n_channels, n_channels),
+        "out": (cnn_side(config) ** 2 * n_channels, config.n_classes),
+    }
+
+
+def cnn_init(rng: np.random.Generator, config: Config, n_channels: int) -> Params:
+    params: Params = {}
+    for name, shape in cnn_shapes(config, n_channels).items():
+        gain = 1 if name == "out" else 2  # what a ReLU takes away
+        params[f"{name}.w"] = rng.normal(0, math.sqrt(gain / math.prod(shape[:-1])), shape).astype(config.dtype)
+        params[f"{name}.b"] = np.zeros(shape[-1], config.dtype)
+    return params
+
+
+class CNNCache(NamedTuple):
+    convs: list[ConvCache]
+    maps: list[Array]  # what each ReLU put out
+    out: LinearCache
+
+
+def cnn_forward(params: Params, x: Array) -> tuple[Array, CNNCache]:
+    """x (B, H, W, C) -> class scores (B, E)."""
+    convs, maps = [], []
+    for name, stride in CNN_STRIDES.items():
+        pad = 2 if name == "conv1" else 0
+        x, conv = conv2d_forward(x, params[f"{name}.w"], params[f"{name}.b"], stride, pad)
+        x, _ = relu_forward(x)
+        convs.append(conv)
+        maps.append(x)
+    scores, out = linear_forward(x.reshape(len(x), -1), params["out.w"], params["out.b"])
+    return scores, CNNCache(convs, maps, out)
+
+
+def cnn_backward(dscores: Array, cache: CNNCache, need_dx: bool = False) -> tuple[Params, Array | None]:
+    """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
+    dx: Array | None
+    grads: Params = {}
+    dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
+    for name, conv, out in reversed(list(zip(CNN_STRIDES, cache.convs, cache.maps, strict=True))):
+        assert dx is not None
+        dconv = relu_backward(dx.reshape(out.shape), out)
+        dx, grads[f"{name}.w"], grads[f"{name}.b"] = conv2d_backward(dconv, conv, need_dx or name != "conv1")
+    return grads, dx
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The models as the training loop sees them
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def make_models(config: Config) -> dict[str, Model]:
+    """The capsule network and its baseline, by name, in the order of the result table."""
+
+    def capsules_loss(scores: Array, labels: Array, progress: float) -> tuple[float, Array]:
+        if config.loss == "spread":
+            return spread_loss(scores, labels, spread_margin(progress))
+        return softmax_cross_entropy(scores, labels)
+
+    capsules = Model(
+        "capsules",
+        lambda rng: conv_capsnet_init(rng, config),
+        lambda params, x: conv_capsnet_forward(params, x, config),
+        lambda dscores, cache, need_dx=False: conv_capsnet_backward(dscores, cache, config, need_dx),
+        capsules_loss,
+        EVALUATION_BATCH,
+    )
+    n_params = count_params(capsules.init_params(np.random.default_rng(0)))
+
+    def difference(n_channels: int) -> int:
+        shapes = cnn_shapes(config, n_channels).values()
+        return abs(sum(math.prod(shape) + shape[-1] for shape in shapes) - n_params)
+
+    n_channels = min(range(1, 1025), key=difference)
+    cnn = Model(
+        "cnn",
+        lambda rng: cnn_init(rng, config, n_channels),
+        cnn_forward,
+        cnn_backward,
+        lambda scores, labels, progress: softmax_cross_entropy(scores, labels),
+        EVALUATION_BATCH,
+    )
+    return {"capsules": capsules, "cnn": cnn}
+
+
+def assess(model: Model, params: Params, data: Data) -> dict[str, float]:
+    """Share of the test images that are classified rightly, and of the held-out viewpoints."""
+    sets = {"accuracy": data.test, "held_out_accuracy": data.held_out}
+    return {k: evaluate(model, params, v) for k, v in sets.items() if v is not None}
+
+
+def experiment(config: Config) -> Experiment:
+    """What the loop and the checkpoints of the other script are told."""
+    metrics = ("accuracy",) if config.has_digits else ("accuracy", "held_out_accuracy")
+    return Experiment(EXPERIMENT, Config, make_models, augment, assess, metrics)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Attacks: small changes of an image along the sign of the loss's gradient
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+Loss = Callable[[Array, Array], tuple[float, Array]]
+
+
+def log_odds_cross_entropy(activations: Array, labels: Array) -> tuple[float, Array]:
+    """Cross-entropy of a softmax over log(a / (1 - a)): activations (B, E) -> mean loss, dactivations.
+
+    The spread loss of an image that is right by more than the margin is zero, and so is its gradient; and the gradient
+    of any loss through a sigmoid that is all but 0 or 1 is all but zero. An attacker who follows these gradients goes
+    nowhere, which is no robustness. This loss undoes the sigmoid and knows no margin.
+    """
+    a = np.clip(activations, 1e-15, 1 - 1e-15)
+    loss, dodds = softmax_cross_entropy(np.log(a) - np.log1p(-a), labels)
+    return loss, dodds / (a * (1 - a))
+
+
+def attack_losses(model: Model, config: Config) -> dict[str, Loss]:
+    """What is attacked: a model's own loss at the end of its training and, where that is bounded, the log-odds."""
+    losses: dict[str, Loss] = {"": lambda scores, labels: model.loss(scores, labels, 1.0)}
+    if config.loss == "spread":  # the capsules'; the CNN has scores of any size, and the same attack twice
+        losses["_log_odds"] = log_odds_cross_entropy if model.name == "capsules" else losses[""]
+    return losses
+
+
+def image_gradient(model: Model, params: Params, images: Array, labels: Array, loss: Loss) -> Array:
+    """Gradient of the loss with respect to the images (B, H, W, C)."""
+    scores, cache = model.forward(params, images)
+    dx = model.backward(loss(scores, labels)[1], cache, need_dx=True)[1]
+    assert dx is not None
+    return dx
+
+
+def attack(
+    model: Model,
+    params: Params,
+    images: Array,
+    labels: Array,
+    loss: Loss,
+    epsilon: float,
+    n_steps: int = 1,
+    pixel_range: tuple[float, float] = (0.0, 1.0),
+) -> Array:
+    """Images (B, H, W, C) that raise the loss, no pixel of which is moved by more than ``epsilon`` or out of its range.
+
+    One step is the fast gradient sign method [Goodfellow 2015, sec. 4]; several, of epsilon / n_steps each, are the
+    basic iterative method [Kurakin 2017, sec. 2.2], its step size as in [Hinton 2018, sec. 6].
+    """
+    low, high = np.maximum(images - epsilon, pixel_range[0]), np.minimum(images + epsilon, pixel_range[1])
+    x = images
+    for _ in range(n_steps):
+        step = epsilon / n_steps * np.sign(image_gradient(model, params, x, labels, loss))
+        x = np.clip(x + step, low, high)
+    return x
+
+
+def robustness(model: Model, params: Params, examples: Examples, config: Config) -> dict[str, Any]:
+    """Accuracy under each attack of ``config``, by epsilon; and the share of images whose gradient is zero throughout,
+    so that an attacker has nothing to go by. Works in the parameters' precision."""
+    found: dict[str, Any] = {}
+    dtype = params["conv1.w"].dtype
+    images, labels = views.crop(examples.images, None).astype(dtype), examples.labels
+    batches = [slice(i, i + EVALUATION_BATCH) for i in range(0, len(labels), EVALUATION_BATCH)]
+    for suffix, loss in attack_losses(model, config).items():
+        for name in config.attack:
+            n_steps = config.attack_steps if name == "iterated" else 1
+            found[name + suffix] = {}
+            for epsilon in (0.0, *config.epsilons):
+                right = 0
+                for b in batches:
+                    x = images[b]
+                    if epsilon:
+                        x = attack(model, params, x, labels[b], loss, epsilon, n_steps, config.pixel_range)
+                    right += int((model.forward(params, x)[0].argmax(axis=1) == labels[b]).sum())
+                found[name + suffix][f"{epsilon:g}"] = right / len(labels)
+        grads = [image_gradient(model, params, images[b], labels[b], loss) for b in batches]
+        found["zero_gradient" + suffix] = float(np.concatenate([(g == 0).all(axis=(1, 2, 3)) for g in grads]).mean())
+    return found
+
+
+def attack_all(config: Config, states: dict[str, TrainState], data: Data) -> dict[str, Any]:
+    """The attacks of ``config`` on every model, with its weights known: in float64, where gradients seldom vanish by
+    rounding, and with the exact gradient through EM, whatever the training used."""
+    if not config.attack:
+        return {}
+    config = dataclasses.replace(config, dtype="float64", em_grad="exact")
+    examples = some(*data.test, config.n_attack)
+    found = {}
+    for name, model in make_models(config).items():
+        if name in states:
+            params = {k: p.astype(np.float64) for k, p in states[name].params.items()}
+            found[name] = robustness(model, params, examples, config)
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The decoder: what a class capsule's pose says of the image. Trained after the capsules, which it leaves as they are.
+# ----------------------------------------------------------------------------------------------------------------------
+
+DECODER_WIDTHS = (128, 256)
+
+
+def class_capsules(params: Params, images: Array, config: Config) -> tuple[Array, Array]:
+    """Images (N, H, W, C) -> poses (N, E, D) and activations (N, E) of the class capsules."""
+    poses, activations = [], []
+    for start in range(0, len(images), EVALUATION_BATCH):
+        x = views.crop(images[start : start + EVALUATION_BATCH], None).astype(config.dtype, copy=False)
+        cache = conv_capsnet_forward(params, x, config)[1]
+        poses.append(cache.mu)
+        activations.append(cache.a)
+    return np.concatenate(poses), np.concatenate(activations)
+
+
+def mask_poses(poses: Array, labels: Array) -> Array:
+    """poses (N, E, D), labels (N,) -> (N, E * D) with all but the labelled class's pose zero."""
+    masked = np.zeros_like(poses)
+    rows = np.arange(len(labels))
+    masked[rows, labels] = poses[rows, labels]
+    return masked.reshape(len(labels), -1)
+
+
+def decoder_init(rng: np.random.Generator, config: Config) -> Params:
+    n_pixels = config.image_size**2 * config.in_channels
+    widths = (config.n_classes * views.POSE_SIDE**2, *DECODER_WIDTHS, n_pixels)
+    params: Params = {}
+    for k, (n_in, n_out) in enumerate(itertools.pairwise(widths), start=1):
+        params[f"dense{k}.w"] = rng.normal(0, math.sqrt(2 / n_in), (n_in, n_out)).astype(config.dtype)
+        params[f"dense{k}.b"] = np.zeros(n_out, config.dtype)
+    return params
+
+
+class DecoderCache(NamedTuple):
+    layers: list[LinearCache]
+    outputs: list[Array]  # of the ReLUs, and of the sigmoid
+
+
+def decoder_forward(params: Params, masked: Array) -> tuple[Array, DecoderCache]:
+    """masked poses (B, M) -> pixels (B, H * W * C) between 0 and 1."""
+    x, layers, outputs = masked, [], []
+    n = len(params) // 2
+    for k in range(1, n + 1):
+        x, layer = linear_forward(x, params[f"dense{k}.w"], params[f"dense{k}.b"])
+        x, _ = relu_forward(x) if k < n else sigmoid_forward(x)
+        layers.append(layer)
+        outputs.append(x)
+    return x, DecoderCache(layers, outputs)
+
+
+def decoder_backward(dpixels: Array, cache: DecoderCache, need_dx: bool = False) -> tuple[Params, Array | None]:
+    """dpixels (B, H * W * C) -> gradients under the parameters' names, and those of the masked poses (B, M)."""
+    grads: Params = {}
+    n = len(cache.layers)
+    dx = sigmoid_backward(dpixels, cache.outputs[-1])
+    for k in range(n, 0, -1):
+        if k < n:
+            dx = relu_backward(dx, cache.outputs[k - 1])
+        dx, grads[f"dense{k}.w"], grads[f"dense{k}.b"] = linear_backward(dx, cache.layers[k - 1])
+    return grads, dx
+
+
+def pixel_loss(pixels: Array, target: Array) -> tuple[float, Array]:
+    """Squared error summed over an image's pixels (B, H * W * C), mean over the batch."""
+    error = pixels - target
+    return float((error * error).sum() / len(error)), 2 / len(error) * error
+
+
+def train_decoder(
+    params: Params, images: Array, labels: Array, config: Config, n_epochs: int = 20, lr: float = 2e-3
+) -> tuple[Params, list[float]]:
+    """Teach a decoder to draw images (N, H, W, C) from the poses that the capsules ``params`` give their labelled
+    classes. Returns its parameters and the loss of every epoch: squared error, summed over an image.
+
+    The images are given as to a test: without shifts. Their values should lie between 0 and 1.
+    """
+    poses, _ = class_capsules(params, images, config)
+    targets = views.crop(images, None).reshape(len(images), -1).astype(config.dtype)
+    decoder = Model(
+        "decoder",
+        lambda rng: decoder_init(rng, config),
+        decoder_forward,
+        decoder_backward,
+        lambda pixels, target, progress: pixel_loss(pixels, target),
+    )
+    loop = Experiment("decoder", Config, lambda _: {}, lambda _, x, rng: x, lambda *_: {}, ())
+    config = dataclasses.replace(config, n_epochs=n_epochs, lr=lr, lr_schedule="linear")
+    data = Data("poses", Examples(mask_poses(poses, labels), targets), Examples(poses, labels), None)
+    trained, history = train(decoder, config, data, experiment=loop)
+    return trained, history["train_loss"]
+
+
+def decode(decoder: Params, poses: Array, labels: Array, config: Config) -> Array:
+    """poses (N, E, D), labels (N,) -> pictures (N, H, W, C) of the labelled classes' poses."""
+    pixels, _ = decoder_forward(decoder, mask_poses(poses, labels))
+    return pixels.reshape(len(labels), config.image_size, config.image_size, config.in_channels)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A run from beginning to end
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def run(config: Config, *, threads: int = 1, **options: Any) -> dict[str, Any]:
+    """Data, trainings, attacks, result. The options are those of ``train_all``."""
+    data = make_data(config)
+    with worker_threads(threads):
+        states = train_all(config, data, experiment=experiment(config), **options)
+        return make_result(config, data.name, states, attack_all(config, states, data), threads)
+
+
+def evaluate_checkpoint(checkpoint: Path, asked: Config, threads: int = 1) -> dict[str, Any]:
+    """Test and attack the networks of a checkpoint on the test set of ``asked``."""
+    saved, states = load_checkpoint(checkpoint, experiment(asked))
+    given = ("dataset", "data_dir", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack")
+    config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in given})
+    shapes = [(c.image_size, c.in_channels, c.classes) for c in (saved, config)]
+    if shapes[0] != shapes[1]:
+        raise UserError(
+            f"{checkpoint} was trained on {saved.dataset}, whose images and classes are not those of {asked.dataset}"
+        )
+    data = make_data(config)
+    with worker_threads(threads):
+        for name, model in make_models(config).items():
+            if name in states:
+                found = assess(model, states[name].params, data)
+                states[name].history = {k: [v] for k, v in found.items()}
+        return make_result(config, data.name, states, attack_all(config, states, data), threads)
+
+
+def make_result(
+    config: Config, data_name: str, states: dict[str, TrainState], attacks: dict[str, Any], threads: int = 1
+) -> dict[str, Any]:
+    """The JSON of a run; accuracies are fractions, those of the last epoch. What the attacks leave of them stands in
+    ``attack`` by epsilon, and again among a model's metrics, where seeds are compared."""
+    models = {}
+    for name, state in states.items():
+        models[name] = {
+            "n_params": count_params(state.params),
+            **{k: v[-1] for k, v in state.history.items() if k.endswith("accuracy") and v},
+            "train_seconds": round(state.seconds, 3),
+        }
+        for kind, found in attacks.get(name, {}).items():
+            if isinstance(found, dict):
+                models[name] |= {f"{kind}_{epsilon}_accuracy": v for epsilon, v in found.items()}
+            else:
+                models[name][kind] = found
+    return {
+        "experiment": EXPERIMENT,
+        "seed": config.seed,
+        "dataset": data_name,
+        "config": dataclasses.asdict(config),
+        "models": models,
+        "history": {name: state.history for name, state in states.items()},
+        **({"attack": attacks} if attacks else {}),
+        "environment": environment() | {"threads": threads},
+    }
+
+
+def describe(result: dict[str, Any]) -> str:
+    """One line: on what the figures were measured."""
+    config = result["config"]
+    return f"{result['dataset']}; seed {result['seed']}, {config['n_epochs']} epochs, {config['loss']} loss"
+
+
+def format_table(result: dict[str, Any]) -> str:
+    """The result table, and one of what each attack leaves of the accuracy."""
+    models = result["models"]
+    held_out = any("held_out_accuracy" in m for m in models.values())
+    lines = [f"{'model':<10} {'accuracy':>8} {'held out' if held_out else '':>8} {'parameters':>10} {'seconds':>8}"]
+    for name, m in models.items():
+        other = f"{m['held_out_accuracy']:8.4f}" if held_out else " " * 8
+        lines.append(f"{name:<10} {m['accuracy']:8.4f} {other} {m['n_params']:10,} {m['train_seconds']:8.1f}")
+    if "attack" in result:
+        epsilons = ["0", *(f"{epsilon:g}" for epsilon in result["config"]["epsilons"])]
+        lines += ["", f"{'attack':<32} " + " ".join(f"{e:>6}" for e in epsilons) + "  no gradient"]
+        for name, found in result["attack"].items():
+            for kind, by_epsilon in found.items():
+                if isinstance(by_epsilon, dict):
+                    zero = found["zero_gradient" + ("_log_odds" if kind.endswith("_log_odds") else "")]
+                    cells = " ".join(f"{by_epsilon[e]:6.3f}" for e in epsilons)
+                    lines.append(f"{name + ': ' + kind.replace('_', ' '):<32} {cells}  {zero:11.3f}")
+    return "\n".join(lines)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A person's own pictures
+# ----------------------------------------------------------------------------------------------------------------------
+
+INK_SIDE = 20  # pixels: MNIST's digits fill a box of this side
+
+
+def read_picture(path: Path, config: Config) -> Array:
+    """A picture file -> (1, H, W, C), prepared as the data set is. Raises UserError where it cannot be read."""
+    if not config.has_digits:
+        return views.read_picture(path, config.views)
+    with one_kind_of_error():
+        return digits.read_picture(path, config, INK_SIDE)[None, :, :, None]
+
+
+def predict(checkpoint: Path, pictures: list[Path]) -> str:
+    """A table: for each picture the class that each model names, and the class capsules' activations."""
+    return views.predict(checkpoint, pictures, experiment(Config()), read_picture)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Command line
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def one_or_more(names: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        given = tuple(text.split(","))
+        for name in given:
+            if name not in names:
+                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(names)}")
+        if len(set(given)) < len(given):
+            raise argparse.ArgumentTypeError(f"{text} names one twice")
+        return given
+
+    return parse
+
+
+def layer_sizes(text: str) -> tuple[int, ...]:
+    sizes = tuple(whole_number(1, 1024)(part) for part in text.split(","))
+    if len(sizes) != 4:
+        raise argparse.ArgumentTypeError(f"{text!r} is not four sizes A,B,C,D, such as 32,8,8,8")
+    return sizes
+
+
+def epsilon_list(text: str) -> tuple[float, ...]:
+    epsilons = tuple(number(0, 10, above=True)(part) for part in text.split(","))
+    if list(epsilons) != sorted(set(epsilons)):
+        raise argparse.ArgumentTypeError(f"{text} does not rise")
+    return epsilons
+
+
+def listed(values: tuple[Any, ...]) -> str:
+    return ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in values)
+
+
+# fmt: off
+def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that make up a Config; the scripts that draw figures have them too."""
+    d = Config()
+    count = whole_number(1, 10**7)
+    add = parser.add_argument_group("data").add_argument
+    add("--dataset", choices=("auto", "mnist", "strokes", "voxels", "smallnorb"), default=d.dataset,
+        help="auto: MNIST if it is there or can be downloaded, else generated digits; default: %(default)s")
+    add("--data-dir", type=non_empty, metavar="DIR",
+        help=f"folder of the four MNIST files (default: {CACHE_DIR}), or of the six of smallNORB")
+    add("--n-train", type=count, metavar="N", help="training images, drawn with the seed; default: all")
+    add("--n-test", type=count, metavar="N", help="test images, evenly spaced over the set; default: all")
+    add("--shift", type=whole_number(0, 8), metavar="N", default=d.shift,
+        help="training images are shifted by up to N pixels on each axis; default: %(default)s")
+    add = parser.add_argument_group("capsules").add_argument
+    add("--sizes", type=layer_sizes, metavar="A,B,C,D", default=d.sizes,
+        help="channels of conv1, types of primary capsules and of those of the two layers above; the paper has"
+        f" 32,32,32,32 and 64,8,16,16; default: {listed(d.sizes)}")
+    add("--em-iters", type=whole_number(1, 20), metavar="N", default=d.em_iters,
+        help="routing iterations; default: %(default)s")
+    add("--em-grad", choices=("exact", "stop"), default=d.em_grad,
+        help="gradient through all iterations, or the last M-step with assignments constant; default: %(default)s")
+    add("--em-lambda", type=number(0, 1000, above=True), metavar="X", default=d.em_lambda,
+        help="inverse temperature of the last iteration; default: %(default)s")
+    add("--lambda-schedule", choices=("constant", "linear", "exponential"), default=d.lambda_schedule,
+        help="inverse temperature of iteration t of T: X, X t / T, or X (1 - 0.95^t); default: %(default)s")
+    add("--variance-floor", type=number(0, 1e6, above=True), metavar="X", default=d.variance_floor,
+        help="added to every variance of a routing iteration; default: %(default)s")
+    add("--beta-v-init", type=number(-10, 10), metavar="X", default=d.beta_v_init,
+        help="beta_v before training; default: %(default)s")
+    add = parser.add_argument_group("training").add_argument
+    add("--seed", type=whole_number(0, 2**32 - 1), metavar="N", default=d.seed, help="default: %(default)s")
+    add("--n-epochs", type=whole_number(1, 100_000), metavar="N", default=d.n_epochs, help="default: %(default)s")
+    add("--batch-size", type=whole_number(1, 4096), metavar="N", default=d.batch_size, help="default: %(default)s")
+    add("--lr", type=number(0, 10, above=True), metavar="X", default=d.lr,
+        help="Adam's learning rate; default: %(default)s")
+    add("--lr-schedule", choices=("constant", "linear", "cosine"), default=d.lr_schedule,
+        help="linear and cosine fall to 0; default: %(default)s")
+    add("--loss", choices=("spread", "cross-entropy"), default=d.loss,
+        help="of the capsules: the paper's, on the activations, or on a score of pose and activation; the CNN always"
+        " has cross-entropy; default: %(default)s")
+    add("--dtype", choices=("float32", "float64"), default=d.dtype, help="default: %(default)s")
+    add = parser.add_argument_group("attacks").add_argument
+    add("--attack", type=one_or_more(ATTACKS), metavar="A,B", default=d.attack,
+        help=f"after the training, measure the accuracy under {' and '.join(ATTACKS)}; default: none")
+    add("--epsilons", type=epsilon_list, metavar="X,Y", default=d.epsilons,
+        help=f"how far a pixel may be moved; default: {listed(d.epsilons)}")
+    add("--attack-steps", type=whole_number(1, 1000), metavar="N", default=d.attack_steps,
+        help="of the iterated attack, each of epsilon / N; default: %(default)s")
+    add("--n-attack", type=count, metavar="N", default=d.n_attack,
+        help="test images that are attacked; default: %(default)s")
+# fmt: on
+
+
+def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Config:
+    """A usage error (status 2) where flags do not fit together."""
+    if args.dataset == "smallnorb" and args.data_dir is None:
+        parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
+    if args.dataset in ("voxels", "strokes") and args.data_dir is not None:
+        parser.error(f"argument --data-dir: {args.dataset} has no files")
+    return Config(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Config)})
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        description="Train convolutional matrix capsules and a CNN of equal size on digits, and attack both.",
+        epilog="With no flags: both models on all of MNIST, seed 0, no attack.",
+    )
+    add_experiment_arguments(parser)
+    parser.add_argument(
+        "--models", type=one_or_more(MODEL_NAMES), metavar="A,B", default=MODEL_NAMES,
+        help=f"which to train; default: {','.join(MODEL_NAMES)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
+        help="that share each batch; no number depends on it; default: one a processor, at most 4 (here: %(default)s)",
+    )  # fmt: skip
+    files = parser.add_argument_group("files")
+    files.add_argument(
+        "--out-json", type=file_path, metavar="FILE", help="write the result, history and environment there"
+    )
+    files.add_argument("--checkpoint", type=file_path, metavar="FILE", help="save after every epoch, and on Ctrl-C")
+    files.add_argument(
+        "--resume", action="store_true", help="continue from --checkpoint, to the same numbers bit for bit"
+    )
+    files.add_argument(
+        "--eval-only", action="store_true",
+        help="no training: test and attack the networks of --checkpoint on the test set that the data flags describe",
+    )  # fmt: skip
+    files.add_argument(
+        "--predict", type=file_path, nargs="+", metavar="IMAGE", help="classify pictures with --checkpoint; no training"
+    )
+    files.add_argument("--quiet", action="store_true", help="no progress bar")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    without_training = args.predict or args.eval_only
+    for flag in ("predict", "eval_only", "resume"):
+        if getattr(args, flag) and not args.checkpoint:
+            parser.error(f"argument --{flag.replace('_', '-')}: needs --checkpoint FILE")
+    if args.predict and args.eval_only:
+        parser.error("argument --predict: not together with --eval-only")
+    if without_training and args.resume:
+        parser.error("argument --resume: --predict and --eval-only do not train")
+    if args.predict and args.out_json:
+        parser.error("argument --out-json: --predict has no result of this kind")
+    if args.out_json and args.checkpoint and os.path.realpath(args.out_json) == os.path.realpath(args.checkpoint):
+        parser.error("argument --out-json: is the same file as --checkpoint")
+    config = config_from_args(parser, args)
+
+    def body() -> None:
+        if args.predict:
+            print(predict(args.checkpoint, args.predict))
+            return
+        for path in filter(None, (args.out_json, None if without_training else args.checkpoint)):
+            require_writable(path)
+        if args.eval_only:
+            result = evaluate_checkpoint(args.checkpoint, config, args.threads)
+        else:
+            result = run(
+                config, threads=args.threads, names=args.models, checkpoint=args.checkpoint, resume=args.resume,
+                quiet=args.quiet,
+            )  # fmt: skip
+        print(f"{describe(result)}\n{format_table(result)}")
+        if args.out_json:
+            save_result(args.out_json, result)
+
+    return exit_status(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,717 @@
+"""mnist_matrix_capsules.py: gradients, attacks, decoder, and the script as a person meets it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import mnist_matrix_capsules as m
+import multimnist_capsnet as digits
+import smallnorb_novel_viewpoint as views
+from helpers import ROOT, check_gradient, run_script, surviving_mutants
+
+Array = np.ndarray
+
+SCRIPT = "mnist_matrix_capsules.py"
+MNIST = ROOT.parent / "shared" / "data" / "mnist"
+SIZES = (5, 2, 3, 2)
+TINY = ["--dataset", "strokes", "--n-train", "24", "--n-test", "10", "--batch-size", "8", "--sizes", "5,2,3,2"]
+SHORT = [*TINY, "--n-epochs", "2", "--threads", "1"]
+LOSSES = ("spread", "cross-entropy")
+
+
+def tiny(**changes: Any) -> m.Config:
+    fields: dict[str, Any] = {"dataset": "strokes", "n_train": 24, "n_test": 10, "batch_size": 8, "sizes": SIZES}
+    return m.Config(**fields | {"n_epochs": 2} | changes)
+
+
+@pytest.fixture(autouse=True)
+def few_strokes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing 25,000 digits takes seconds."""
+    few = functools.partial(digits.resolve_dataset, stroke_counts=(60, 20))
+    monkeypatch.setattr(digits, "resolve_dataset", few)
+
+
+@functools.cache
+def some_digits(n: int) -> tuple[Array, Array]:
+    images, labels = digits.stroke_digits(np.random.default_rng(11), n)
+    return images[..., None] / 255.0, labels.astype(np.intp)
+
+
+def trained(config: m.Config, names: tuple[str, ...] = m.MODEL_NAMES) -> dict[str, m.TrainState]:
+    return m.train_all(config, m.make_data(config), names=names, experiment=m.experiment(config))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Gradients
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+# Of differences. With the CNN's thousands of ReLUs a larger one would take some of them over their kink.
+STEPS = {"capsules": 1e-5, "cnn": 1e-6}
+
+
+def whole_network(name: str, **changes: Any) -> tuple[m.Model, m.Params, Array, np.random.Generator]:
+    config = tiny(dtype="float64", variance_floor=0.3, **changes)
+    rng = np.random.default_rng(3)
+    model = m.make_models(config)[name]
+    params = {k: p + 0.05 * rng.standard_normal(p.shape) for k, p in model.init_params(rng).items()}
+    side = config.image_size
+    return model, params, rng.random((3, side, side, config.in_channels)), rng
+
+
+@pytest.mark.parametrize("name", m.MODEL_NAMES)
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("dataset", ["strokes", "smallnorb"])
+def test_a_whole_networks_gradient_with_the_images(name: str, loss: str, dataset: str) -> None:
+    model, params, x, rng = whole_network(name, loss=loss, dataset=dataset)
+    upstream = rng.standard_normal(model.forward(params, x)[0].shape)
+
+    def f(images: Array, **params: Array) -> float:
+        return float((upstream * model.forward(params, images)[0]).sum())
+
+    grads, dx = model.backward(upstream, model.forward(params, x)[1], need_dx=True)
+    assert dx is not None
+    step = STEPS[name]
+    check_gradient(f, {"images": x} | params, {"images": dx} | grads, rng, n_directions=1, step=step)
+    without, none = model.backward(upstream, model.forward(params, x)[1])
+    assert none is None
+    assert set(without) == set(params)
+
+
+@pytest.mark.parametrize("name", m.MODEL_NAMES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_gradient_that_an_attacker_follows(name: str, loss: str) -> None:
+    model, params, x, rng = whole_network(name, loss=loss)
+    labels = np.array([3, 0, 9])
+    losses = m.attack_losses(model, tiny(loss=loss))
+    assert list(losses) == (["", "_log_odds"] if loss == "spread" else [""])
+    for attacked in losses.values():
+        grad = m.image_gradient(model, params, x, labels, attacked)
+        assert (np.abs(grad).max(axis=(1, 2, 3)) > 0).all()
+        check_gradient(
+            lambda images, attacked=attacked: attacked(model.forward(params, images)[0], labels)[0],
+            {"images": x},
+            {"images": grad},
+            rng,
+            step=STEPS[name],
+        )
+
+
+def test_the_log_odds_loss() -> None:
+    rng = np.random.default_rng(5)
+    a, labels = rng.uniform(0.01, 0.99, (7, 5)), rng.integers(0, 5, 7)
+    z = np.log(a / (1 - a))
+    expected, dz = m.softmax_cross_entropy(z, labels)
+    loss, da = m.log_odds_cross_entropy(a, labels)
+    assert loss == pytest.approx(expected)
+    np.testing.assert_allclose(da * a * (1 - a), dz, rtol=1e-9)  # through the sigmoid nothing of it is lost
+    check_gradient(lambda a: m.log_odds_cross_entropy(a, labels)[0], {"a": a}, {"a": da}, rng)
+    loss, da = m.log_odds_cross_entropy(np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([0, 0]))
+    assert np.isfinite(loss)
+    assert np.isfinite(da).all()
+
+
+def decoder_case() -> tuple[m.Params, Array, Array, np.random.Generator]:
+    rng = np.random.default_rng(8)
+    params = m.decoder_init(rng, tiny(dtype="float64"))
+    params = {k: p + 0.05 * rng.standard_normal(p.shape) for k, p in params.items()}
+    return params, rng.standard_normal((3, 160)), rng.random((3, 784)), rng
+
+
+def check_decoder() -> None:
+    params, masked, target, rng = decoder_case()
+
+    def f(masked: Array, **params: Array) -> float:
+        return m.pixel_loss(m.decoder_forward(params, masked)[0], target)[0]
+
+    pixels, cache = m.decoder_forward(params, masked)
+    grads, dmasked = m.decoder_backward(m.pixel_loss(pixels, target)[1], cache)
+    assert dmasked is not None
+    check_gradient(f, {"masked": masked} | params, {"masked": dmasked} | grads, rng)
+
+
+def test_the_decoders_gradient_and_that_its_test_sees_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert surviving_mutants(monkeypatch, m, "decoder_backward", check_decoder) == []
+    loss, dpixels = m.pixel_loss(np.array([[1.0, 0.5], [0.0, 0.0]]), np.array([[0.0, 0.5], [0.0, 3.0]]))
+    assert loss == (1 + 9) / 2
+    np.testing.assert_array_equal(dpixels, [[1, 0], [0, -3]])
+
+
+def check_cnn() -> None:
+    _, params, x, rng = whole_network("cnn")
+    upstream = rng.standard_normal((3, 10))
+
+    def f(images: Array, **params: Array) -> float:
+        return float((upstream * m.cnn_forward(params, images)[0]).sum())
+
+    grads, dx = m.cnn_backward(upstream, m.cnn_forward(params, x)[1], need_dx=True)
+    assert dx is not None
+    check_gradient(f, {"images": x} | params, {"images": dx} | grads, rng, n_directions=1, step=1e-6)
+
+
+def test_the_cnns_gradient_test_sees_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert surviving_mutants(monkeypatch, m, "cnn_backward", check_cnn) == []
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Models
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(32, 8, 8, 8), (32, 32, 32, 32), (64, 8, 16, 16), SIZES])
+@pytest.mark.parametrize("dataset", ["mnist", "voxels", "smallnorb"])
+def test_both_models_have_as_many_parameters(sizes: tuple[int, int, int, int], dataset: str) -> None:
+    models = m.make_models(m.Config(dataset=dataset, sizes=sizes))
+    counts = {name: m.count_params(model.init_params(np.random.default_rng(0))) for name, model in models.items()}
+    assert abs(counts["cnn"] / counts["capsules"] - 1) < (0.05 if sizes != SIZES else 0.15)
+
+
+@pytest.mark.parametrize("name", m.MODEL_NAMES)
+def test_a_batch_mate_changes_nothing(name: str) -> None:
+    model, params, x, _ = whole_network(name)
+    scores, _ = model.forward(params, x)
+    for k in range(len(x)):
+        np.testing.assert_allclose(model.forward(params, x[k : k + 1])[0][0], scores[k], rtol=1e-10, atol=1e-12)
+    assert np.abs(scores[0] - scores[1]).max() > 1e-9
+
+
+def test_threads_change_no_number() -> None:
+    config = tiny(n_epochs=1, batch_size=12)
+    runs = []
+    for n_threads in (1, 2, 3):
+        with m.worker_threads(n_threads):
+            runs.append(trained(config, ("capsules",))["capsules"])
+    for other in runs[1:]:
+        assert other.history == runs[0].history
+        for key, p in runs[0].params.items():
+            np.testing.assert_array_equal(other.params[key], p, err_msg=key)
+
+
+@pytest.mark.parametrize("seed", [100, 101, 102, 103])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_no_nan_from_any_seed(seed: int, loss: str) -> None:
+    config = tiny(seed=seed, loss=loss, n_epochs=1)
+    states = trained(config, ("capsules",))
+    assert states["capsules"].step == 3
+    assert all(np.isfinite(p).all() for p in states["capsules"].params.values())
+    assert np.isfinite(states["capsules"].history["train_loss"]).all()
+
+
+def test_a_few_steps_move_every_parameter_of_the_capsules() -> None:
+    config = tiny(n_epochs=1)
+    start = m.views.init_state(m.make_models(config)["capsules"], config, m.experiment(config)).params
+    after = trained(config, ("capsules",))["capsules"].params
+    for name, p in start.items():
+        assert (after[name] != p).mean() > 0.5, name
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_it_learns(loss: str) -> None:
+    """Sixty digits, seen 12 times, are named better than by chance, which is right in a tenth."""
+    config = tiny(n_train=60, n_epochs=12, sizes=(8, 4, 4, 4), lr=1e-2, loss=loss, variance_floor=0.3)
+    data = m.make_data(config)
+    states = m.train_all(config, data._replace(test=data.train), experiment=m.experiment(config))
+    for name, state in states.items():
+        assert max(state.history["accuracy"]) > 0.25, (name, state.history["accuracy"])
+        if loss == "cross-entropy" or name == "cnn":
+            assert state.history["train_loss"][-1] < 0.95 * state.history["train_loss"][0], name
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Data
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_shifts_are_drawn_for_each_image_and_keep_it_whole() -> None:
+    image = np.zeros((28, 28, 1), np.float32)
+    image[10:18, 12:15] = np.arange(24).reshape(8, 3, 1) + 1
+    batch = np.stack([image] * 64)
+    moved = m.augment(tiny(shift=2), batch, np.random.default_rng(0))
+    assert moved.shape == batch.shape
+    assert moved.dtype == np.float32
+    corners = set()
+    for one in moved:
+        rows, columns = (np.flatnonzero(one.any(axis=axis)) for axis in ((1, 2), (0, 2)))
+        corners.add((int(rows[0]) - 10, int(columns[0]) - 12))
+        np.testing.assert_array_equal(one[rows[0] : rows[0] + 8, columns[0] : columns[0] + 3], image[10:18, 12:15])
+        assert one.sum() == image.sum()
+    assert {c for pair in corners for c in pair} == {-2, -1, 0, 1, 2}
+    assert len(corners) > 15
+    np.testing.assert_array_equal(m.augment(tiny(), batch, np.random.default_rng(0)), batch)
+
+
+def test_no_shift_at_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(shift=3)
+    data = m.make_data(config)
+    model = m.make_models(config)["cnn"]
+    params = model.init_params(np.random.default_rng(0))
+    expected = float((model.forward(params, data.test.images)[0].argmax(axis=1) == data.test.labels).mean())
+    monkeypatch.setattr(m, "augment", lambda *_: pytest.fail("shifted at the test"))
+    assert m.assess(model, params, data) == {"accuracy": expected}
+
+
+def test_training_images_depend_on_the_seed_and_test_images_do_not() -> None:
+    images, labels = np.arange(50), np.arange(50)
+    a, b, c = (m.some(images, labels, 20, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(a.images, b.images)
+    assert set(a.images) != set(c.images)
+    np.testing.assert_array_equal(a.images, a.labels)
+    np.testing.assert_array_equal(m.some(images, labels, 3).images, [0, 24, 49])
+    assert len(m.some(images, labels, None).labels) == len(m.some(images, labels, 99).labels) == 50
+
+
+def test_pixels_are_between_0_and_1() -> None:
+    for dataset, shape, n_classes in (("strokes", (28, 28, 1), 10), ("voxels", (32, 32, 1), 5)):
+        data = m.make_data(tiny(dataset=dataset))
+        assert data.name == dataset
+        for split in (data.train, data.test):
+            assert split.images.shape[1:] == shape
+            assert split.images.dtype == np.float32
+            assert split.images.min() >= 0
+            assert 0.5 < split.images.max() <= 1
+            assert set(split.labels.tolist()) <= set(range(n_classes))
+        assert (len(data.train.labels), len(data.test.labels)) == (24, 10)
+    assert data.held_out is not None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Attacks
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", m.MODEL_NAMES)
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("n_steps", [1, 4])
+def test_an_attacked_image_stays_in_its_ball_and_range_and_its_loss_grows(name: str, loss: str, n_steps: int) -> None:
+    config = tiny(loss=loss, dtype="float64")
+    images, labels = some_digits(24)
+    model = m.make_models(config)[name]
+    params = model.init_params(np.random.default_rng(2))
+    losses = m.attack_losses(model, config)
+    for attacked in losses.values():
+        before = attacked(model.forward(params, images)[0], labels)[0]
+        grew = []
+        for epsilon in (0.01, 0.3):
+            x = m.attack(model, params, images, labels, attacked, epsilon, n_steps)
+            assert x.shape == images.shape
+            assert np.abs(x - images).max() <= epsilon * (1 + 1e-12)
+            assert np.abs(x - images).max() > 0.99 * epsilon  # it uses what it may
+            assert x.min() >= 0
+            assert x.max() <= 1
+            grew.append(attacked(model.forward(params, x)[0], labels)[0] - before)
+        assert grew[0] > 0
+        assert max(grew) > 0
+
+
+def test_fgsm_is_a_step_along_the_sign_of_the_gradient() -> None:
+    model, params, x, _ = whole_network("cnn")
+    labels = np.array([1, 2, 3])
+    loss = m.attack_losses(model, tiny(loss="cross-entropy"))[""]
+    grad = m.image_gradient(model, params, x, labels, loss)
+    attacked = m.attack(model, params, x, labels, loss, 0.1)
+    np.testing.assert_array_equal(attacked, np.clip(x + 0.1 * np.sign(grad), 0, 1))
+    far = m.attack(model, params, x, labels, loss, 0.1, pixel_range=(-np.inf, np.inf))
+    assert far.max() > 1
+    assert far.min() < 0
+    one_by_one = [m.attack(model, params, x[k : k + 1], labels[k : k + 1], loss, 0.1) for k in range(3)]
+    np.testing.assert_array_equal(np.concatenate(one_by_one), attacked)  # batch-mates do not matter
+
+
+def test_more_steps_find_a_higher_loss() -> None:
+    config = tiny(dtype="float64", loss="cross-entropy")
+    images, labels = some_digits(24)
+    model = m.make_models(config)["cnn"]
+    params = model.init_params(np.random.default_rng(2))
+    loss = m.attack_losses(model, config)[""]
+    after = [
+        loss(model.forward(params, m.attack(model, params, images, labels, loss, 0.1, n))[0], labels)[0]
+        for n in (1, 10)
+    ]
+    assert after[1] > after[0]
+
+
+def test_a_spread_loss_that_is_zero_leaves_the_attacker_nothing_and_that_is_reported() -> None:
+    def forward(params: m.Params, x: Array) -> tuple[Array, Any]:
+        z = np.stack([20 - 40 * x[:, 0, 0, 0], -20 + 40 * x[:, 0, 0, 0]], axis=1)
+        a, _ = views.sigmoid_forward(z)
+        return a, a
+
+    def backward(dscores: Array, a: Array, need_dx: bool = False) -> tuple[m.Params, Array]:
+        dz = views.sigmoid_backward(dscores, a)
+        dx = np.zeros((len(a), 2, 2, 1))
+        dx[:, 0, 0, 0] = 40 * (dz[:, 1] - dz[:, 0])
+        return {}, dx
+
+    config = tiny(attack=("fgsm",), epsilons=(0.6,))
+    model = m.make_models(config)["capsules"]._replace(forward=forward, backward=backward)
+    examples = m.Examples(np.zeros((6, 2, 2, 1)), np.zeros(6, np.intp))
+    found = m.robustness(model, {"conv1.w": np.zeros(1)}, examples, config)
+    assert found["fgsm"] == {"0": 1.0, "0.6": 1.0}
+    assert found["zero_gradient"] == 1.0
+    assert found["fgsm_log_odds"] == {"0": 1.0, "0.6": 0.0}
+    assert found["zero_gradient_log_odds"] == 0.0
+
+
+def test_attacks_use_exact_gradients_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(n_epochs=1, em_grad="stop", attack=("fgsm",), epsilons=(0.1,), n_attack=5)
+    seen: list[Any] = []
+
+    def spy(model: m.Model, params: m.Params, examples: m.Examples, config: m.Config) -> dict[str, Any]:
+        seen.append((config.em_grad, config.dtype, {p.dtype for p in params.values()}, len(examples.labels)))
+        return {}
+
+    monkeypatch.setattr(m, "robustness", spy)
+    m.attack_all(config, trained(config), m.make_data(config))
+    assert seen == [("exact", "float64", {np.dtype(np.float64)}, 5)] * 2
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Decoder
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_decoder_learns_to_draw_and_leaves_the_capsules_alone() -> None:
+    config = tiny()
+    images, labels = some_digits(48)
+    params = m.make_models(config)["capsules"].init_params(np.random.default_rng(0))
+    before = {k: p.copy() for k, p in params.items()}
+    decoder, losses = m.train_decoder(params, images, labels, config, n_epochs=20)
+    assert len(losses) == 20
+    assert losses[-1] < 0.7 * losses[0]
+    for name, p in before.items():
+        np.testing.assert_array_equal(params[name], p)
+    poses, activations = m.class_capsules(params, images, config)
+    assert poses.shape == (48, 10, 16)
+    assert activations.shape == (48, 10)
+    pictures = m.decode(decoder, poses, labels, config)
+    assert pictures.shape == (48, 28, 28, 1)
+    assert pictures.min() >= 0
+    assert pictures.max() <= 1
+    assert np.square(pictures - images).sum(axis=(1, 2, 3)).mean() == pytest.approx(losses[-1], rel=0.2)
+    _, losses_again = m.train_decoder(params, images, labels, config, n_epochs=20)
+    assert losses == losses_again
+
+
+def test_a_masked_pose_is_the_labelled_classs_alone() -> None:
+    poses = np.random.default_rng(0).standard_normal((4, 3, 16))
+    labels = np.array([2, 0, 1, 2])
+    masked = m.mask_poses(poses, labels).reshape(4, 3, 16)
+    for k, label in enumerate(labels):
+        np.testing.assert_array_equal(masked[k, label], poses[k, label])
+        assert not np.delete(masked[k], label, axis=0).any()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The command line
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(m, "make_data", lambda config: pytest.fail("got as far as the data"))
+
+
+def usage_error(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of a wrong command line; status 2."""
+    with pytest.raises(SystemExit) as exit_info:
+        m.main(argv)
+    assert exit_info.value.code == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.count("\n") == 1
+    return error
+
+
+def failure(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a failed run prints; status 1."""
+    capsys.readouterr()
+    assert m.main(argv) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    return error
+
+
+NO_NUMBER = ["x", "", "nan", "inf", "1e400", "9" * 5000]
+WRONG = {
+    "--seed": ["-1", "1.5", *NO_NUMBER],
+    "--n-epochs": ["0", "1.5", *NO_NUMBER],
+    "--n-train": ["0", *NO_NUMBER],
+    "--n-test": ["0", *NO_NUMBER],
+    "--shift": ["-1", "9", *NO_NUMBER],
+    "--batch-size": ["0", *NO_NUMBER],
+    "--em-iters": ["0", "21", *NO_NUMBER],
+    "--threads": ["0", *NO_NUMBER],
+    "--attack-steps": ["0", *NO_NUMBER],
+    "--n-attack": ["0", *NO_NUMBER],
+    "--lr": ["0", "-1", "11", *NO_NUMBER],
+    "--em-lambda": ["0", "-1", *NO_NUMBER],
+    "--variance-floor": ["0", "-1", *NO_NUMBER],
+    "--beta-v-init": ["-11", "11", *NO_NUMBER],
+    "--sizes": ["8,8,8", "8,8,8,8,8", "0,8,8,8", "8,8,8,x", "8,8,8,2000", *NO_NUMBER],
+    "--epsilons": ["0", "-0.1", "0.1,0.1", "0.2,0.1", "0.1,", "11", *NO_NUMBER],
+    "--attack": ["pgd", "", "fgsm,", "fgsm,fgsm"],
+    "--models": ["lenet", "", "cnn,cnn"],
+    "--dataset": ["norb", "", "MNIST"],
+    "--em-grad": ["none", ""],
+    "--lambda-schedule": ["quadratic", ""],
+    "--lr-schedule": ["exponential", ""],
+    "--loss": ["margin", ""],
+    "--dtype": ["float16", ""],
+    "--data-dir": [""],
+    "--out-json": [""],
+    "--checkpoint": [""],
+    "--predict": [""],
+}
+
+
+def test_every_flag_with_a_value_is_tried() -> None:
+    with_value = {flag for action in m.make_parser()._actions for flag in action.option_strings if action.nargs != 0}
+    assert with_value == set(WRONG)
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("flag", WRONG)
+def test_a_wrong_value_is_one_line_that_names_the_flag(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in WRONG[flag]:
+        assert f"argument {flag}: " in usage_error([flag, value], capsys), value
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize(
+    ("argv", "flag", "says"),
+    [
+        (["--dataset", "smallnorb"], "--dataset", "needs --data-dir"),
+        (["--dataset", "voxels", "--data-dir", "f"], "--data-dir", "no files"),
+        (["--dataset", "strokes", "--data-dir", "f"], "--data-dir", "no files"),
+        (["--resume"], "--resume", "needs --checkpoint"),
+        (["--eval-only"], "--eval-only", "needs --checkpoint"),
+        (["--predict", "a.png"], "--predict", "needs --checkpoint"),
+        (["--predict", "a.png", "--checkpoint", "c", "--resume"], "--resume", "do not train"),
+        (["--eval-only", "--checkpoint", "c", "--resume"], "--resume", "do not train"),
+        (["--predict", "a.png", "--checkpoint", "c", "--eval-only"], "--predict", "not together"),
+        (["--predict", "a.png", "--checkpoint", "c", "--out-json", "o"], "--out-json", "no result"),
+        (["--checkpoint", "tests/../same", "--out-json", "./same"], "--out-json", "same file"),
+    ],
+)
+def test_flags_that_do_not_fit_together(
+    argv: list[str], flag: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = usage_error(argv, capsys)
+    assert flag in line
+    assert says in line
+
+
+def test_defaults_and_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = m.make_parser()
+    assert m.config_from_args(parser, parser.parse_args([])) == m.Config()
+    monkeypatch.setenv("COLUMNS", "400")
+    options = parser.format_help().partition("options:")[2]
+    lines = {text.split()[0]: " ".join(text.split()) for text in re.split(r"\n  (?=--)", options)[1:]}
+    for field in dataclasses.fields(m.Config):
+        value = getattr(m.Config(), field.name)
+        shown = m.listed(value) if isinstance(value, tuple) and value else str(value)
+        if value not in (None, ()):
+            assert f"default: {shown}" in lines["--" + field.name.replace("_", "-")], field.name
+    for flag in ("--n-train", "--n-test", "--attack", "--models", "--threads", "--data-dir"):
+        assert "default:" in lines[flag]
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("flag", ["--out-json", "--checkpoint"])
+def test_an_unwritable_path_is_found_before_training(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("a file")
+    for path in (tmp_path, tmp_path / "file" / "below"):
+        assert f"error: cannot write {path}: " in failure([*SHORT, flag, str(path)], capsys)
+
+
+def test_faults_of_data_and_pictures_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no train-images" in failure(["--dataset", "mnist", "--data-dir", str(tmp_path)], capsys)
+    assert "is no folder" in failure(["--data-dir", str(tmp_path / "none")], capsys)
+    assert "smallnorb-5x46789" in failure(["--dataset", "smallnorb", "--data-dir", str(tmp_path)], capsys)
+    missing = tmp_path / "c.npz"
+    assert "there is no checkpoint" in failure(["--resume", "--checkpoint", str(missing)], capsys)
+    assert "there is no checkpoint" in failure(["--eval-only", "--checkpoint", str(missing)], capsys)
+    missing.write_text("this is no checkpoint")
+    assert "not a readable checkpoint" in failure(["--eval-only", "--checkpoint", str(missing)], capsys)
+    views.save_checkpoint(missing, views.Config(), {})
+    assert "of smallnorb_novel_viewpoint, not of mnist" in failure(["--resume", "--checkpoint", str(missing)], capsys)
+
+
+def test_a_training_that_diverges_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    config = tiny(lr=1e30, n_epochs=9)
+    with pytest.raises(m.UserError, match=r"^cnn: .* in epoch \d+, step \d+; try a smaller --lr$"):
+        trained(config, ("cnn",))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Runs
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, checkpoint = tmp_path / "out.json", tmp_path / "c.npz"
+    attack = ["--attack", "fgsm,iterated", "--epsilons", "0.1,0.5", "--attack-steps", "2", "--n-attack", "6"]
+    argv = [*SHORT, *attack, "--seed", "104", "--checkpoint", str(checkpoint)]
+    assert m.main([*argv, "--out-json", str(out)]) == 0
+    printed, error = capsys.readouterr()
+    assert error == ""
+    result = json.loads(out.read_text())
+    keys = {"experiment", "seed", "dataset", "config", "models", "history", "attack", "environment"}
+    assert set(result) == keys
+    assert (result["experiment"], result["seed"], result["dataset"]) == ("mnist_matrix_capsules", 104, "strokes")
+    assert set(result["config"]) == {f.name for f in dataclasses.fields(m.Config)}
+    assert result["environment"]["threads"] == 1
+    assert tuple(result["models"]) == tuple(result["history"]) == tuple(result["attack"]) == m.MODEL_NAMES
+    assert "strokes" in printed.splitlines()[0]
+    for name, model in result["models"].items():
+        assert {"n_params", "accuracy", "train_seconds", "zero_gradient"} <= set(model)
+        assert set(result["history"][name]) == {"train_loss", "accuracy"}
+        assert {len(v) for v in result["history"][name].values()} == {2}
+        assert model["accuracy"] == result["history"][name]["accuracy"][-1]
+        assert f"{model['accuracy']:.4f}" in printed
+        kinds = ["fgsm", "iterated", "fgsm_log_odds", "iterated_log_odds"]
+        for kind in kinds:
+            accuracies = result["attack"][name][kind]
+            assert list(accuracies) == ["0", "0.1", "0.5"]
+            for epsilon, accuracy in accuracies.items():
+                assert 0 <= accuracy <= 1
+                assert model[f"{kind}_{epsilon}_accuracy"] == accuracy
+        assert 0 <= model["zero_gradient"] <= 1
+
+    # the same networks tested again give the same figures
+    again = tmp_path / "again.json"
+    evaluation = ["--dataset", "strokes", "--n-test", "10", "--seed", "104", "--threads", "1", *attack]
+    assert m.main(["--eval-only", "--checkpoint", str(checkpoint), *evaluation, "--out-json", str(again)]) == 0
+    second = json.loads(again.read_text())
+    assert second["attack"] == result["attack"]
+    for name in m.MODEL_NAMES:
+        assert second["models"][name]["accuracy"] == result["models"][name]["accuracy"]
+    other = ["--eval-only", "--checkpoint", str(checkpoint), "--dataset", "voxels"]
+    assert "was trained on strokes" in failure(other, capsys)
+
+    # and they read a person's pictures
+    images, _ = some_digits(3)
+    paths = []
+    for k, image in enumerate(images):
+        paths.append(str(tmp_path / f"{k}.png"))
+        Image.fromarray((255 * (1 - image[..., 0])).astype(np.uint8)).resize((61, 61)).save(paths[-1])
+    assert m.main(["--predict", *paths, "--checkpoint", str(checkpoint)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    for path, line in zip(paths, lines[1:], strict=True):
+        words = line.split()
+        assert words[0] == path
+        assert set(words[1:3]) <= set("0123456789")
+        assert len(words[3:]) == 10
+    Image.new("L", (28, 28), 255).save(tmp_path / "empty.png")
+    for name, fault in (("none.png", "there is no picture"), ("empty.png", "no ink"), ("out.json", "not a picture")):
+        assert fault in failure(["--predict", str(tmp_path / name), "--checkpoint", str(checkpoint)], capsys)
+
+
+def result_of(argv: list[str], folder: Path) -> tuple[dict[str, Any], dict[str, m.TrainState]]:
+    """Run to the end; the result without its times, and the last checkpoint."""
+    out, checkpoint = folder / "out.json", folder / "c.npz"
+    assert m.main([*argv, "--out-json", str(out), "--checkpoint", str(checkpoint)]) == 0
+    result = json.loads(out.read_text())
+    for model in result["models"].values():
+        del model["train_seconds"]
+    return result, m.load_checkpoint(checkpoint, m.experiment(m.Config()))[1]
+
+
+def assert_same_run(
+    a: tuple[dict[str, Any], dict[str, m.TrainState]], b: tuple[dict[str, Any], dict[str, m.TrainState]]
+) -> None:
+    assert a[0]["history"] == b[0]["history"]
+    assert a[0]["models"] == b[0]["models"]
+    for name in m.MODEL_NAMES:
+        for kind in ("params", "m", "v"):
+            for key, array in getattr(a[1][name], kind).items():
+                np.testing.assert_array_equal(array, getattr(b[1][name], kind)[key], err_msg=f"{name} {kind} {key}")
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_ctrl_c_at_any_step_and_resume_give_the_same_numbers(
+    threads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*TINY, "--n-epochs", "2", "--shift", "1", "--threads", threads]  # two models x 2 epochs x 3 steps
+    (tmp_path / "whole").mkdir()
+    whole = result_of(argv, tmp_path / "whole")
+    for at in (2, 3, 8):
+        original, calls = views.adam_step, 0
+
+        def interrupt(*args: Any, at: int = at, original: Any = original, **kwargs: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                os.kill(os.getpid(), signal.SIGINT)
+            original(*args, **kwargs)
+
+        monkeypatch.setattr(views, "adam_step", interrupt)
+        capsys.readouterr()
+        assert m.main([*argv, "--checkpoint", str(tmp_path / "c.npz")]) == 130
+        monkeypatch.setattr(views, "adam_step", original)
+        assert capsys.readouterr() == ("", "interrupted\n")
+        _, states = m.load_checkpoint(tmp_path / "c.npz", m.experiment(m.Config()))
+        assert sum(state.step for state in states.values()) == at
+        assert_same_run(result_of([*argv, "--resume"], tmp_path), whole)
+
+
+def test_what_a_continued_run_may_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = str(tmp_path / "c.npz")
+    resume = ["--checkpoint", checkpoint, "--resume"]
+    assert m.main([*SHORT, "--checkpoint", checkpoint, "--models", "cnn"]) == 0
+    assert "made with --lr" in failure([*SHORT, *resume, "--lr", "0.5"], capsys)
+    assert "--n-epochs 2, not 4" in failure([*SHORT, *resume, "--n-epochs", "4"], capsys)
+    assert "--sizes" in failure([*SHORT, *resume, "--sizes", "8,2,3,2"], capsys)
+    assert m.main([*SHORT, *resume, "--models", "cnn", "--attack", "fgsm", "--n-attack", "2"]) == 0
+
+
+def test_voxels_and_their_held_out_viewpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    flags = ["--dataset", "voxels", "--n-epochs", "1", "--threads", "1", "--attack", "fgsm", "--n-attack", "4"]
+    assert m.main([*TINY, *flags, "--epsilons", "0.1", "--out-json", str(out)]) == 0
+    result = json.loads(out.read_text())
+    assert result["dataset"] == "voxels"
+    for model in result["models"].values():
+        assert {"accuracy", "held_out_accuracy"} <= set(model)
+    assert "held out" in capsys.readouterr().out
+
+
+def test_the_smallnorb_files_run(tmp_path: Path) -> None:
+    sample = ROOT.parent / "shared" / "data" / "smallnorb_sample"
+    if not sample.is_dir():
+        pytest.skip(f"no smallNORB sample at {sample}")
+    flags = ["--dataset", "smallnorb", "--data-dir", str(sample), "--n-epochs", "1", "--sizes", "4,2,2,2"]
+    assert m.main([*flags, "--batch-size", "4", "--out-json", str(tmp_path / "out.json"), "--attack", "fgsm"]) in {0, 1}
+
+
+def test_the_shell_sees_a_run_without_noise() -> None:
+    flags = ["--dataset", "voxels", "--n-train", "8", "--n-test", "4", "--sizes", "4,2,2,2", "--n-epochs", "1"]
+    result = run_script(SCRIPT, *flags, "--threads", "2")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[0].startswith("voxels; seed 0, 1 epochs")
+
+
+@pytest.mark.skipif(not MNIST.is_dir(), reason=f"no MNIST at {MNIST}")
+def test_real_mnist_is_read_and_learnt(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    flags = ["--dataset", "mnist", "--data-dir", str(MNIST), "--n-train", "640", "--n-test", "200", "--n-epochs", "1"]
+    assert m.main([*flags, "--models", "cnn", "--threads", "1", "--out-json", str(out)]) == 0
+    result = json.loads(out.read_text())
+    assert result["dataset"] == "mnist"
+    assert result["models"]["cnn"]["accuracy"] > 0.3
