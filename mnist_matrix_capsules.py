@@ -475,6 +475,56 @@ def attack_all(config: Config, states: dict[str, TrainState], data: Data) -> dic
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Inside the routing: what the figures show
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class ClassRouting(NamedTuple):
+    """How the M children of the class capsules, those of ConvCaps2 at all positions, come to be assigned in T steps."""
+
+    votes: Array  # (N, M, E, D)
+    a_in: Array  # (N, M) the children's activations
+    r: Array  # (T, N, M, E) assignments with which an iteration's means were made; 1 in sum over E
+    mu: Array  # (T, N, E, D)
+    a: Array  # (T, N, E)
+
+    @property
+    def distances(self) -> Array:
+        """Of every vote from its class capsule's mean after each iteration, in pose units: (T, N, M, E)."""
+        return np.stack([np.linalg.norm(self.votes - mu[:, None], axis=-1) for mu in self.mu])
+
+    @property
+    def weights(self) -> Array:
+        """What a vote counts: assignment times activation, (T, N, M, E)."""
+        return self.r * self.a_in[:, :, None]
+
+
+def prepared(images: Array, config: Config) -> Array:
+    """Images (N, H, W, C) of a data set as the network is given them in a test."""
+    return views.crop(images, None).astype(config.dtype, copy=False)
+
+
+def class_routing(params: Params, images: Array, config: Config) -> ClassRouting:
+    """The class layer's routing of a few images (N, H, W, C), every iteration."""
+    routing = conv_capsnet_forward(params, prepared(images, config), config)[1].routing
+    n, n_classes, iterations = len(images), config.n_classes, routing.iterations
+    return ClassRouting(
+        routing.votes().reshape(n, -1, n_classes, views.POSE_SIDE**2),
+        routing.a_in.reshape(n, -1),
+        np.stack([now.r.reshape(n, -1, n_classes) for now in iterations]),
+        np.stack([now.mu for now in iterations]),
+        np.stack([now.a for now in iterations]),
+    )
+
+
+def field_assignments(params: Params, images: Array, config: Config) -> dict[str, list[Array]]:
+    """By layer, "convcaps1" and "convcaps2": the assignments of a few images, every iteration, each of shape
+    (N, Ho, Wo, K, K, I, J). A child (its own place is stride * (Ho, Wo) + (K, K)) has 1 in sum over all its parents."""
+    cache = conv_capsnet_forward(params, prepared(images, config), config)[1]
+    return {"convcaps1": cache.convcaps1.assignments, "convcaps2": cache.convcaps2.assignments}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # The decoder: what a class capsule's pose says of the image. Trained after the capsules, which it leaves as they are.
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -485,8 +535,7 @@ def class_capsules(params: Params, images: Array, config: Config) -> tuple[Array
     """Images (N, H, W, C) -> poses (N, E, D) and activations (N, E) of the class capsules."""
     poses, activations = [], []
     for start in range(0, len(images), EVALUATION_BATCH):
-        x = views.crop(images[start : start + EVALUATION_BATCH], None).astype(config.dtype, copy=False)
-        cache = conv_capsnet_forward(params, x, config)[1]
+        cache = conv_capsnet_forward(params, prepared(images[start : start + EVALUATION_BATCH], config), config)[1]
         poses.append(cache.mu)
         activations.append(cache.a)
     return np.concatenate(poses), np.concatenate(activations)
@@ -554,7 +603,7 @@ def train_decoder(
     The images are given as to a test: without shifts. Their values should lie between 0 and 1.
     """
     poses, _ = class_capsules(params, images, config)
-    targets = views.crop(images, None).reshape(len(images), -1).astype(config.dtype)
+    targets = prepared(images, config).reshape(len(images), -1)
     decoder = Model(
         "decoder",
         lambda rng: decoder_init(rng, config),

@@ -413,6 +413,52 @@ def test_a_masked_pose_is_the_labelled_classs_alone() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Inside the routing
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_class_layers_routing_is_laid_open() -> None:
+    config = tiny(dtype="float64", variance_floor=0.3)
+    images, _ = some_digits(5)
+    params = m.make_models(config)["capsules"].init_params(np.random.default_rng(0))
+    routing = m.class_routing(params, images, config)
+    n_children = 4 * 4 * SIZES[3]
+    assert routing.votes.shape == (5, n_children, 10, 16)
+    assert routing.distances.shape == routing.weights.shape == (3, 5, n_children, 10)
+    np.testing.assert_allclose(routing.r.sum(axis=3), 1)
+    np.testing.assert_allclose(routing.r[0], 0.1)
+    poses, activations = m.class_capsules(params, images, config)
+    np.testing.assert_allclose(routing.mu[-1], poses)
+    np.testing.assert_allclose(routing.a[-1], activations)
+    for t in range(3):  # every mean is its votes' mean, weighted
+        share = routing.weights[t] / routing.weights[t].sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(np.einsum("nme,nmed->ned", share, routing.votes), routing.mu[t], rtol=1e-5)
+    mean = (routing.distances * routing.weights).sum(axis=(1, 2, 3)) / routing.weights.sum(axis=(1, 2, 3))
+    assert mean[-1] < mean[0]  # votes gather round the means
+
+
+def test_the_assignments_in_the_receptive_fields() -> None:
+    config = tiny(dtype="float64", variance_floor=0.3, em_iters=2)
+    images, _ = some_digits(3)
+    params = m.make_models(config)["capsules"].init_params(np.random.default_rng(0))
+    _, n_primary, n_first, n_second = SIZES
+    for layer, side, shape in (("convcaps1", 14, (6, n_primary, n_first)), ("convcaps2", 6, (4, n_first, n_second))):
+        grid, n_in, n_out = shape
+        assignments = m.field_assignments(params, images, config)[layer]
+        assert len(assignments) == 2
+        for r in assignments:
+            assert r.shape == (3, grid, grid, 3, 3, n_in, n_out)
+            total = np.zeros((3, side, side, n_in))
+            stride = 2 if layer == "convcaps1" else 1
+            for i in range(grid):
+                for j in range(grid):
+                    total[:, stride * i : stride * i + 3, stride * j : stride * j + 3] += r[:, i, j].sum(axis=-1)
+            seen = 13 if layer == "convcaps1" else 6  # the last row and column of 14 lie in no field
+            np.testing.assert_allclose(total[:, :seen, :seen], 1)
+            assert not total[:, seen:].any()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # The command line
 # ----------------------------------------------------------------------------------------------------------------------
 
