@@ -15,14 +15,24 @@ viewpoints that it never saw. Matrix capsules lose less of their accuracy than a
 The CNNs keep conv1 and put a dense ReLU layer in the place of the capsules: one with 64 units, one with as many as give
 it the capsule network's parameter count. All three go through the same loop, data and optimiser.
 
+``--arch conv`` puts the paper's own network in the place of the capsules. For --sizes A,B,C,D and 32x32 images:
+
+    conv1 + ReLU     (B, 16, 16, A)                 5x5, stride 2, padding 2
+    PrimaryCaps      (B, 16, 16, B, 4, 4), (…, B)   1x1; poses and activations
+    ConvCaps1        (B, 7, 7, C, 4, 4), (…, C)     EM routing within 3x3 fields, stride 2
+    ConvCaps2        (B, 5, 5, D, 4, 4), (…, D)     EM routing within 3x3 fields, stride 1
+    class capsules   (B, 5, 4, 4), (B, 5)           EM routing; one W for all positions, whose places are added to votes
+
 Deviations from the paper: voxel objects stand in for the smallNORB images by default (``--dataset smallnorb`` reads the
-real files); primary capsules come from one dense layer, so there is no grid of capsules and no coordinate addition; the
-default loss is cross-entropy on the score above (``--loss spread`` is the paper's); a floor of 3 under the variances of
-EM routing, and weight decay.
+real files); without ``--arch conv`` the primary capsules come from one dense layer, so there is no grid of capsules and
+no coordinate addition, and with it a cost counts mass in shares of an even distribution; the default loss is
+cross-entropy on the score above (``--loss spread`` is the paper's); a floor of 3 under the variances of EM routing, and
+weight decay.
 
 Run it (ten epochs, seed 0, three models):
 
     python smallnorb_novel_viewpoint.py
+    python smallnorb_novel_viewpoint.py --arch conv --lr 6e-3
 """
 
 from __future__ import annotations
@@ -2206,7 +2216,8 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     model.add_argument(
         "--beta-v-init", type=number(-10, 10), metavar="X", default=d.beta_v_init,
-        help="beta_v before training; below -log(variance floor) / 2, votes that agree activate; default: %(default)s",
+        help="beta_v before training; below -log(variance floor) / 2, votes that agree activate; --arch conv counts it"
+        " from there; default: %(default)s",
     )  # fmt: skip
     training = parser.add_argument_group("training")
     training.add_argument(

@@ -291,7 +291,7 @@ def viewpoint_pair(config: Config, data: Data) -> tuple[Array, Array]:
     return azimuths, elevations
 
 
-def capsules_look(run: Run, images: Array) -> tuple[Array, experiment.CapsulesCache]:
+def capsules_look(run: Run, images: Array) -> tuple[Array, Any]:
     """Scores and cache of the capsule network."""
     x = experiment.crop(images, None).astype(run.config.dtype, copy=False)
     return experiment.make_models(run.config)["capsules"].forward(run.states["capsules"].params, x)
@@ -614,15 +614,23 @@ def draw_class_poses(run: Run) -> Figure:
     return fig
 
 
+def children_of_classes(config: Config, cache: Any) -> tuple[list[Array], Array]:
+    """R of every iteration (N, I, J), and activations (N, I): of capsules, or of a grid's types, positions averaged."""
+    if config.arch == "dense":
+        return [now.r for now in cache.routing.iterations], cache.a_in
+    return [r.mean(axis=(1, 2, 3, 4)) for r in cache.routing.assignments], cache.routing.a_in.mean(axis=(1, 2))
+
+
 def draw_routing_assignments(run: Run) -> Figure:
     config = run.config
     azimuths, elevations = viewpoint_pair(config, run.data)
     views = pick_views(config, run.data, azimuths, elevations)
     scores, cache = capsules_look(run, views.images)
     k = 1  # L, the class that changes most as it turns; the human of smallNORB
-    iterations = cache.routing.iterations
+    iterations, a_in = children_of_classes(config, cache)
+    child = "primary capsule" if config.arch == "dense" else "type of child"
     shown = np.unique(np.linspace(0, len(iterations) - 1, min(4, len(iterations))).round().astype(int))
-    n_in, n = experiment.N_PRIMARY, experiment.N_CLASSES
+    n_in, n = a_in.shape[1], experiment.N_CLASSES
     top, height, left, side = 1.28, 1.75, 0.18, 1.3
     maps_left, scores_left = left + side + 0.72, 7.62
     pitch = (scores_left - 0.65 - maps_left) / (len(shown) + 0.22)
@@ -633,7 +641,7 @@ def draw_routing_assignments(run: Run) -> Figure:
         fig,
         maps_left,
         0.72,
-        "share R of each primary capsule (row) that goes to each class capsule (column), even at first",
+        f"share R of each {child} (row) that goes to each class capsule (column), even at first",
     )
     for b, (word, colour) in enumerate((("familiar view", TRAINED), ("held-out view", HELD_OUT))):
         v, y = 2 * k + b, top + b * (height + 0.34)
@@ -643,7 +651,7 @@ def draw_routing_assignments(run: Run) -> Figure:
         write(fig, left, y + 0.22 + side + 0.05, f"az. {azimuths[b] % 360:g}°, el. {elevations[b]:g}°", fontsize=9)
         for m, t in enumerate(shown):
             ax = place(fig, maps_left + m * pitch, y, width, height)
-            drawn = ax.imshow(iterations[t].r[v], cmap="cividis", vmin=0, vmax=1, aspect="auto")
+            drawn = ax.imshow(iterations[t][v], cmap="cividis", vmin=0, vmax=1, aspect="auto")
             ax.grid(False)
             ax.spines[:].set_visible(False)
             ax.add_patch(
@@ -657,9 +665,9 @@ def draw_routing_assignments(run: Run) -> Figure:
             else:
                 ax.set_title(f"iteration {t + 1}")
             if m == 0:
-                ax.set_ylabel("primary capsule")
+                ax.set_ylabel(child)
         bars = place(fig, maps_left + len(shown) * pitch, y, 0.42, height)
-        bars.barh(range(n_in), cache.a_in[v], color=GREY, height=0.7)
+        bars.barh(range(n_in), a_in[v], color=GREY, height=0.7)
         bars.set(ylim=(n_in - 0.5, -0.5), xlim=(0, 1), yticks=[])
         bars.set_xticks([0, 1], ["0", "1"] if b == 1 else ["", ""])
         bars.grid(False)
@@ -850,7 +858,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"{results} holds no run with these flags")
         smallnorb = args.smallnorb_dir or (Path(d) if (d := os.environ.get("SMALLNORB_DIR")) else None)
         pairs = read_pairs(smallnorb) if smallnorb else None
-        with experiment.blas_threads(args.threads):
+        with experiment.threads_for(config, args.threads):
             data = experiment.make_data(config)
             require_every_class(config, data)
             states = states or experiment.train_all(config, data, quiet=args.quiet)
