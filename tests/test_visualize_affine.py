@@ -13,7 +13,9 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image
@@ -251,6 +253,21 @@ def test_digits_and_answers_are_those_of_the_tests(run: figures.Run, canvas_run:
             for name, answers in zip(some.states, figures.answers_to(some, images).T, strict=True):
                 expected = some.tested[name]["confusion"][image_set.name]
                 assert experiment.confusion_matrix(labels, answers) == expected
+
+
+def test_wrong_answers_are_marked_and_no_others(run: figures.Run) -> None:
+    chosen = figures.of_each_class(run.data.test_labels)[0]
+    wrong = sum(
+        int((figures.answers_to(run, figures.turned(run, chosen, angle)) != np.arange(10)[:, None]).sum())
+        for angle in figures.SHOWN_ANGLES
+    )
+    with house.house_style():
+        fig = figures.draw_predictions(run)
+    colours = [to_hex(patch.get_facecolor()) for patch in fig.findobj(Rectangle)]
+    assert 0 < wrong < 10 * len(run.states) * len(figures.SHOWN_ANGLES)
+    assert colours.count(to_hex(house.WRONG)) == wrong + 1  # and one in the legend
+    white = [text for text in fig.texts if text.get_color() == "white"]
+    assert len(white) == wrong + 1
 
 
 def test_the_first_digits_of_each_class_are_shown(run: figures.Run) -> None:
