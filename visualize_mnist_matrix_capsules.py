@@ -92,14 +92,14 @@ class Run(NamedTuple):
     states: dict[str, TrainState]
 
 
-def new_figure(run: Run, height: float, text: str, width: float = WIDTH) -> Figure:
+def new_figure(run: Run, height: float, text: str, width: float = WIDTH, seed: str = "") -> Figure:
     """A canvas that names the data set in its title, and the network and its training below."""
     config = run.config
     sizes = ", ".join(map(str, config.sizes))
     parts = [
         f"capsules of (A, B, C, D) = ({sizes})",
         f"{config.em_iters} EM iteration{'s' * (config.em_iters > 1)}",
-        f"seed {config.seed}",
+        seed or f"seed {config.seed}",
         f"{config.n_epochs:,} epoch{'s' * (config.n_epochs > 1)} of {len(run.data.train.labels):,} images",
     ]
     title = f"{text} — {DATASET_NAMES[run.data.name]}" if text else ""
@@ -352,7 +352,7 @@ def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
     image = experiment.prepared(run.data.test.images[k : k + 1], config)
     cache = views.conv_capsnet_forward(run.states["capsules"].params, image, config)[1]
     n_iterations = len(cache.routing.iterations)
-    columns = list(dict.fromkeys([min(1, n_iterations - 1), n_iterations - 1]))
+    columns = sorted({0 if n_iterations < 3 else 1, n_iterations - 1})  # of three or more not the first: it is even
     side, gap, left, top = 2.1, 0.11, 0.12, 1.72
     row = side + 0.62
     fig = new_figure(run, top + 2 * row - 0.5, f"Where the children go: a {config.classes[labels[k]]}")
@@ -360,7 +360,7 @@ def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
           " (parents: which types got mass, larger for more);")  # fmt: skip
     write(fig, left, 0.86, "arrows: how far the middle of their parents lies from where even assignments would put it")
     middles = centres(config)
-    parents_at = left + 3 * (side + gap)
+    parents_at = left + (1 + len(columns)) * (side + gap)
     for r, layer in enumerate(LAYER_NAMES):
         y = top + r * row
         children = middles["primary" if layer == "convcaps1" else "convcaps1"]
@@ -529,16 +529,16 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
         f"columns: {steps} standard deviations",
         "numbers: ink and slant that are gained from",
         f"−1 to +1, means over {min(N_MEASURED, len(run.data.test.labels))} images",
+        "purple: where coordinates were added",
     )
     for m, line in enumerate(lines):
-        write(fig, x, 0.93 + 0.2 * m, line, color=GREY)
-    translation = {(0, p - 1): "row", (1, p - 1): "column"}
+        write(fig, x, 0.93 + 0.2 * m, line, color=GREY if m < 3 else ink(PURPLE))
+    coordinates = {(0, p - 1), (1, p - 1)}  # see ``coordinates`` of the other script
     for d in range(p * p):
         i, j = divmod(d, p)
         x, y = left + j * (width + gap), top + i * (height + head + 0.1)
-        added = translation.get((i, j))
         name = f"({i + 1}, {j + 1})"
-        write(fig, x, y + 0.02, name, fontweight="bold", color=ink(PURPLE) if added else BLACK)
+        write(fig, x, y + 0.02, name, fontweight="bold", color=ink(PURPLE) if (i, j) in coordinates else BLACK)
         more_ink, more_slant = found.effect[d]
         text = f"ink {signed(100 * more_ink)} %  slant {signed(more_slant)}°"
         large = abs(more_ink) >= 0.1 or abs(more_slant) >= 3
@@ -633,10 +633,12 @@ def measure_attacks(run: Run) -> Attacks:
 
 def draw_attack_curves(run: Run, attacks: Attacks) -> Figure:
     config = run.config
-    fig = new_figure(run, 4.65, "Accuracy under attack")
-    seeds = f"{attacks.n_seeds} seeds: their mean, and a thin line for each" if attacks.n_seeds > 1 else "one seed"
-    write(fig, 0.12, 0.66, f"{seeds} · every pixel moved by at most ε along the gradient of the loss, the attacker"
-          " knowing all weights")  # fmt: skip
+    own = f"seed {config.seed}" if attacks.n_seeds == 1 else f"{attacks.n_seeds} seeds"
+    fig = new_figure(run, 4.65, "Accuracy under attack", seed=own)
+    seeds = f"mean of {attacks.n_seeds} seeds, each a thin line" if attacks.n_seeds > 1 else "one seed"
+    write(
+        fig, 0.12, 0.66, f"{seeds} · no pixel moved by more than ε, along the gradient of the loss, all weights known"
+    )
     names = [name for name in MODEL_STYLES if name in attacks.accuracy]
     kinds = [kind for kind in ATTACK_NAMES if any(kind in attacks.accuracy[name] for name in names)]
     for p, kind in enumerate(kinds):
@@ -867,6 +869,10 @@ def require_enough(data: Data) -> None:
         raise UserError(f"the figures need --n-test {MIN_TEST} or more")
 
 
+def as_flag(value: Any) -> str:
+    return experiment.listed(value) if isinstance(value, tuple) else str(value)
+
+
 def load_finished(path: Path, asked: dict[str, Any]) -> tuple[Config, dict[str, TrainState]]:
     """A checkpoint whose trainings have ended, the capsule network's among them. ``asked`` are the experiment flags
     that were given: they must agree with it, those of attacks, of the test set's size and of the files' folder aside.
@@ -877,7 +883,7 @@ def load_finished(path: Path, asked: dict[str, Any]) -> tuple[Config, dict[str, 
     for field, value in asked.items():
         if value != (saved := getattr(config, field)):
             flag = "--" + field.replace("_", "-")
-            raise UserError(f"{path} was made with {flag} {saved}, not {value}")
+            raise UserError(f"{path} was made with {flag} {as_flag(saved)}, not {as_flag(value)}")
     for name in ("capsules", *states):
         done = len(states[name].history["train_loss"]) if name in states else 0
         if done < config.n_epochs:

@@ -1,0 +1,465 @@
+"""The figures and the animation of the convolutional matrix capsules, on trainings of seconds with generated digits."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+from PIL import Image
+
+import make_mnist_matrix_capsules_gif as animation
+import mnist_matrix_capsules as experiment
+import multimnist_capsnet as digits
+import visualize_mnist_matrix_capsules as figures
+import visualize_smallnorb_novel_viewpoint as house
+
+SMALL = ["--seed=123", "--dataset=strokes", "--sizes=5,2,3,2", "--threads=1", "--batch-size=8", "--lr=0.01"]
+ATTACK = ["--epsilons=0.1,0.3", "--attack-steps=2", "--n-attack=4"]
+TINY = [*SMALL, *ATTACK, "--n-epochs=2", "--n-train=32", "--n-test=20"]
+ALL = [
+    "attack_curves", "attacked_images", "confusion_matrix", "pose_perturbation", "receptive_fields", "training_curves",
+    "vote_distances",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    """Few digits, and little of what takes long."""
+    with pytest.MonkeyPatch.context() as patch:
+        original = digits.resolve_dataset
+        few = original("strokes", np.random.default_rng(1), None, (60, 20))
+        patch.setattr(
+            digits, "resolve_dataset", lambda kind, *rest: few if kind == "strokes" else original(kind, *rest)
+        )
+        patch.setattr(figures, "DECODER_EPOCHS", 2)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No figure of the project is touched, and no results file of it found."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained before the error was found")
+
+    monkeypatch.setattr(experiment, "train", train)
+    monkeypatch.setattr(experiment, "train_all", train)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trained") / "run.npz"
+    assert experiment.main([*TINY, "--quiet", f"--checkpoint={path}"]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(checkpoint: Path) -> figures.Run:
+    config, states = figures.load_finished(checkpoint, {})
+    return figures.Run(config, experiment.make_data(config), states)
+
+
+@pytest.fixture(scope="module")
+def answers(run: figures.Run) -> dict[str, np.ndarray]:
+    return figures.answers_of(run)
+
+
+def attacked(config: experiment.Config, accuracies: list[float]) -> dict[str, Any]:
+    """A result as ``--out-json`` writes it; ``accuracies``: at epsilon 0 and at 0.25."""
+    kinds = [a + more for a in experiment.ATTACKS for more in ("", "_log_odds")]
+    metrics = {f"{k}_{e}_accuracy": a for k in kinds for e, a in zip(("0", "0.25"), accuracies, strict=True)}
+    models = {name: {"accuracy": 0.9, "zero_gradient": 0.5, **metrics} for name in experiment.MODEL_NAMES}
+    return {"seed": config.seed, "config": dataclasses.asdict(config), "models": models}
+
+
+def pictures(folder: str | Path) -> dict[str, bytes]:
+    return {path.stem: path.read_bytes() for path in sorted(Path(folder, experiment.EXPERIMENT).iterdir())}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Figures
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_training_and_checkpoint_give_the_same_figures(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert figures.main([*TINY, "--quiet"]) == 0
+    trained = pictures("viz")
+    assert list(trained) == ALL
+    for name, content in trained.items():
+        assert len(content) <= 400_000, name
+        path = Path("viz", experiment.EXPERIMENT, f"{name}.png")
+        with Image.open(path) as image:
+            assert image.width == 900, name
+            assert 300 <= image.height <= 900, name
+            assert "Software" not in image.info, name
+            assert len(np.unique(np.asarray(image.convert("L")))) > 30, f"{name} is trivial"
+        os.utime(path, (0, 0))
+
+    capsys.readouterr()
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "yellow"}):  # a user's own style changes nothing
+        assert figures.main([f"--checkpoint={checkpoint}"]) == 0
+    assert pictures("viz") == trained
+    assert capsys.readouterr().out.count("unchanged") == len(ALL)
+    for path in Path("viz", experiment.EXPERIMENT).iterdir():
+        assert path.stat().st_mtime == 0, f"{path.name} was written again although it is the same"
+
+
+@pytest.mark.parametrize("right", ["every answer", "none"])
+def test_texts_are_large_enough_and_stay_apart(
+    run: figures.Run, answers: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, right: str
+) -> None:
+    drawn: list[tuple[Text, Bbox]] = []
+    original = Text.draw
+
+    def draw(self: Text, renderer: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, renderer, *args, **kwargs)
+        if self.get_visible() and self.get_text().strip():
+            drawn.append((self, self.get_window_extent(renderer)))
+
+    labels = run.data.test.labels
+    said = {"every answer": labels, "none": (labels + 1) % 10}
+    monkeypatch.setattr(Text, "draw", draw)
+    monkeypatch.setattr(figures, "answers_of", lambda _: dict.fromkeys(answers, said[right]))
+    files = []
+    for seed, accuracies in enumerate(([1.0, 0.5], [0.9, 0.2])):
+        files.append(Path(f"{seed}.json"))
+        files[-1].write_text(json.dumps(attacked(dataclasses.replace(run.config, seed=seed), accuracies)))
+    for name, drawer in figures.drawers(run, figures.read_attacks(files, run.config)).items():
+        drawn.clear()
+        if right == "every answer" and name not in ("vote_distances", "confusion_matrix", "receptive_fields"):
+            continue  # it does not depend on that
+        with house.house_style():
+            fig = drawer()
+            fig.canvas.draw()
+        assert any("not MNIST" in t.get_text() and t.get_fontweight() == "bold" for t, _ in drawn), name
+        assert any(("2 seeds" if name == "attack_curves" else "seed 123") in t.get_text() for t, _ in drawn), name
+        for text, box in drawn:
+            assert float(text.get_fontsize()) >= 9, (name, text)
+            assert min(box.x0, box.y0) >= 0, (name, text)
+            assert box.x1 <= fig.bbox.x1, (name, text)
+            assert box.y1 <= fig.bbox.y1, (name, text)
+        for (a, first), (b, second) in itertools.combinations(drawn, 2):
+            common = Bbox.intersection(first, second)
+            assert common is None or min(common.width, common.height) < 3, (name, a, b)
+
+
+@pytest.mark.parametrize("changes", [{"em_iters": 1}, {"em_iters": 2, "loss": "cross-entropy"}, {"em_iters": 12}])
+def test_other_routings_are_drawn(run: figures.Run, answers: dict[str, np.ndarray], changes: dict[str, Any]) -> None:
+    other = run._replace(config=dataclasses.replace(run.config, **changes))
+    with house.house_style():
+        figures.draw_vote_distances(other, answers).canvas.draw()
+        figures.draw_receptive_fields(other, answers).canvas.draw()
+
+
+def test_views_of_objects_are_drawn_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    all_of_them = figures.drawers
+    there: list[str] = []
+
+    def drawers(*given: Any) -> dict[str, Any]:
+        found = all_of_them(*given)
+        there.extend(sorted(found))
+        return {name: found[name] for name in ("training_curves", "confusion_matrix", "attacked_images")}
+
+    monkeypatch.setattr(figures, "drawers", drawers)
+    flags = [flag for flag in TINY if "dataset" not in flag]
+    assert figures.main([*flags, "--dataset=voxels", "--n-epochs=1", "--quiet"]) == 0
+    assert there == ALL
+    assert len(pictures("viz")) == 3
+
+
+def test_every_model_has_a_look_of_its_own() -> None:
+    assert tuple(figures.MODEL_STYLES) == experiment.MODEL_NAMES
+    assert set(figures.DATASET_NAMES) == {"mnist", "strokes", "custom", "voxels", "smallnorb"}
+    assert len(set(animation.CLASS_COLOURS)) == 10
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is drawn is what the network does
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_answers_agree_with_the_evaluation(run: figures.Run, answers: dict[str, np.ndarray]) -> None:
+    labels = run.data.test.labels
+    for name, state in run.states.items():
+        assert (answers[name] == labels).mean() == pytest.approx(state.history["accuracy"][-1])
+        counts = figures.confusion(labels, answers[name], 10)
+        assert counts.sum() == len(labels)
+        assert np.trace(counts) == (answers[name] == labels).sum()
+        assert (counts.sum(axis=1) == np.bincount(labels, minlength=10)).all()
+
+
+def test_the_histograms_weights_add_up_to_the_assigned_mass(run: figures.Run) -> None:
+    routing = experiment.class_routing(run.states["capsules"].params, run.data.test.images[:2], run.config)
+    n_children = 4 * 4 * run.config.sizes[3]
+    assert routing.weights.shape == (3, 2, n_children, 10)
+    cache = experiment.conv_capsnet_forward(
+        run.states["capsules"].params, experiment.prepared(run.data.test.images[:2], run.config), run.config
+    )[1]
+    for image in range(2):
+        for limit in (0.5, 100):  # with nearly all votes beyond, and with none
+            histogram = figures.mass_histogram(routing, image, np.linspace(0, limit, 6))
+            assert histogram.shape == (3, 10, 5)
+            for t, now in enumerate(cache.routing.iterations):
+                np.testing.assert_allclose(histogram[t].sum(axis=1), now.mass[image], rtol=1e-4, atol=1e-6)
+                # and all capsules together have all that the children have to give
+                assert histogram[t].sum() == pytest.approx(routing.a_in[image].sum(), rel=1e-4)
+
+
+def test_tightness_is_the_mean_over_images(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = figures.tightness(run)
+    assert found.distance.shape == found.share.shape == (3, 2)
+    np.testing.assert_allclose(found.share[:, 0] + 9 * found.share[:, 1], 1, rtol=1e-5)
+    np.testing.assert_allclose(found.share[0], 0.1, rtol=1e-5)  # even at first
+    monkeypatch.setattr(figures, "N_TIGHTNESS", 1)
+    routing = experiment.class_routing(run.states["capsules"].params, run.data.test.images[:1], run.config)
+    label = run.data.test.labels[0]
+    expected = np.average(routing.distances[2, 0, :, label], weights=routing.weights[2, 0, :, label])
+    assert figures.tightness(run).distance[2, 0] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("layer", "side", "n_parents"), [("convcaps1", 14, 6), ("convcaps2", 6, 4)])
+def test_flow_follows_the_assignments(run: figures.Run, layer: str, side: int, n_parents: int) -> None:
+    params, config = run.states["capsules"].params, run.config
+    x = experiment.prepared(run.data.test.images[:1], config)
+    cache = experiment.conv_capsnet_forward(params, x, config)[1]
+    even, last = (figures.flow(cache, layer, config, t) for t in (0, 2))
+    assert even.types.shape[:2] == (side, side)
+    assert even.parents.shape[:2] == (n_parents, n_parents)
+    seen = ~np.isnan(last.to[..., 0])
+    assert seen.sum() == (13 * 13 if layer == "convcaps1" else 36)
+    for now in (even, last):
+        np.testing.assert_allclose(now.types[seen].sum(axis=1), 1, rtol=1e-5)
+        a_in = getattr(cache, layer).a_in[0]
+        assert now.parents.sum() == pytest.approx(float(a_in[seen].sum()), rel=1e-4)  # mass is conserved
+    np.testing.assert_allclose(even.types[seen], 1 / even.types.shape[2], rtol=1e-5)
+    # a child in the middle lies evenly among its parents
+    middle = figures.centres(config)["primary" if layer == "convcaps1" else "convcaps1"]
+    at = side // 2 - 1 if layer == "convcaps1" else side // 2
+    np.testing.assert_allclose(even.to[at, at], [middle[at]] * 2, rtol=1e-4)
+
+
+def test_places_are_those_of_the_coordinates_that_are_added() -> None:
+    config = experiment.Config()
+    offset = experiment.views.coordinates(config.image_size, "float64")
+    # there a pixel's middle is half a pixel from its edge, here pixels are counted by their middles
+    expected = offset[:, 0, 0, -1] * config.image_size - 0.5
+    np.testing.assert_allclose(figures.centres(config)["convcaps2"], expected)
+
+
+def test_slant_and_ink() -> None:
+    upright, leaning = np.zeros((2, 28, 28, 1))
+    upright[4:24, 13:15] = 1
+    for row in range(4, 24):
+        leaning[row, 24 - row] = 1  # by one column a row, to the right at the top
+    measured = figures.ink_and_slant(np.stack([upright, leaning, 2 * upright]))
+    np.testing.assert_allclose(measured, [[40, 0], [20, 45], [80, 0]], atol=1e-9)
+
+
+def test_a_perturbed_pose_is_that_pose_with_one_entry_moved(
+    run: figures.Run, answers: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[np.ndarray] = []
+    original = experiment.decode
+
+    def decode(decoder: Any, poses: np.ndarray, *rest: Any) -> np.ndarray:
+        decoded.append(poses)
+        return original(decoder, poses, *rest)
+
+    monkeypatch.setattr(experiment, "decode", decode)
+    found = figures.perturb(run, answers, 2)
+    assert found.drawn.shape == (2, 16, 5, 28, 28, 1)
+    assert found.effect.shape == (16, 2)
+    middle = found.drawn[:, :, 2]
+    assert (middle == middle[:, :1]).all()  # nothing is moved there
+    assert any((found.drawn[:, d, 0] != found.drawn[:, d, 4]).any() for d in range(16))
+    labels = run.data.test.labels[found.indices]
+    moved = (decoded[-1] - decoded[-3]).reshape(2, -1)  # of the last entry, by 2 deviations and by none
+    assert (np.flatnonzero(moved.any(axis=0)) % 16 == 15).all()
+    assert (moved.reshape(2, 10, 16)[[0, 1], labels, 15] > 0).all()
+
+
+def test_classes_that_were_not_shown_come_first() -> None:
+    labels = np.array([1, 1, 2, 1, 3, 2])
+    assert figures.one_of_each_class(labels, np.arange(6), 5).tolist() == [0, 2, 4, 1, 5]
+    assert figures.one_of_each_class(labels, np.array([1, 3]), 5).tolist() == [1, 3]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Attacks of many seeds
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_attacks_are_found_in_every_form_of_results() -> None:
+    config = experiment.Config(seed=5, attack=("fgsm",))
+    runs = [attacked(dataclasses.replace(config, seed=seed), [1.0, seed / 10]) for seed in (1, 2)]
+    other = attacked(dataclasses.replace(config, em_iters=7), [0.0, 0.0])
+    within = {"config": {k: v for k, v in runs[0]["config"].items() if k != "seed"}, "models": {"capsules": {}},
+              "runs": [{k: v for k, v in run.items() if k != "config"} for run in runs]}  # fmt: skip
+    Path("many.json").write_text(json.dumps({"settings": {"": within}}))
+    for seed, run in enumerate([*runs, other]):
+        Path(f"{seed}.json").write_text(json.dumps(run))
+    for names in (["many"], ["0", "1"], ["0", "1", "2"]):
+        found = figures.read_attacks([Path(f"{name}.json") for name in names], config)
+        assert found is not None
+        assert found.n_seeds == 2
+        assert found.epsilons == [0, 0.25]
+        assert found.accuracy["cnn"]["iterated"].tolist() == [[1.0, 0.1], [1.0, 0.2]]
+        assert found.zero_gradient == {"capsules": 0.5, "cnn": 0.5}
+    assert figures.read_attacks([Path("2.json")], config) is None
+
+
+def test_measured_attacks_are_those_of_the_script(run: figures.Run) -> None:
+    config = dataclasses.replace(run.config, attack=experiment.ATTACKS)
+    expected = experiment.attack_all(config, run.states, run.data)
+    found = figures.measure_attacks(run)
+    assert found.epsilons == [0, 0.1, 0.3]
+    for name, kinds in expected.items():
+        for kind, by_epsilon in kinds.items():
+            if isinstance(by_epsilon, dict):
+                assert found.accuracy[name][kind].tolist() == [list(by_epsilon.values())]
+        assert found.zero_gradient[name] == kinds["zero_gradient"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Animation
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_animation_has_a_frame_for_each_iteration_of_each_snapshot() -> None:
+    flags = [*SMALL, "--n-train=32", "--n-test=20", "--n-epochs=2", "--snapshots=3", "--fps=20", "--quiet"]
+    assert animation.main([*flags, "--out=sub/a.gif"]) == 0
+    content = Path("sub/a.gif").read_bytes()
+    assert len(content) < 1_500_000
+    with Image.open("sub/a.gif") as gif:
+        assert gif.n_frames == 9
+        assert 800 <= gif.width <= 900
+        assert gif.info["loop"] == 0
+        durations, frames = [], []
+        for k in range(9):
+            gif.seek(k)
+            durations.append(gif.info["duration"])
+            frames.append(np.asarray(gif.convert("RGB")))
+    assert durations == [50] * 8 + [2500]
+    assert all((frame[:5, :5] == 255).all() for frame in frames), "white has become grey"
+    assert len({frame.tobytes() for frame in frames}) == 9
+    assert animation.main([*flags, "--out=sub/a.gif"]) == 0
+    assert Path("sub/a.gif").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("n_steps", "snapshots", "steps"), [(90, 4, [0, 10, 40, 90]), (3, 9, [0, 1, 2, 3]), (50, 2, [0, 50])]
+)
+def test_snapshots_are_denser_at_first_and_end_with_the_training(
+    n_steps: int, snapshots: int, steps: list[int]
+) -> None:
+    assert animation.snapshot_steps(n_steps, snapshots) == steps
+
+
+def test_the_plane_is_that_of_the_largest_spread() -> None:
+    rng = np.random.default_rng(0)
+    votes = rng.standard_normal((1, 50, 2, 16)) * np.where(np.isin(np.arange(16), [3, 11]), [10, 5][0], 0.1)
+    votes[..., 11] *= 0.5
+    ones = np.ones((1, 1, 50, 2))
+    routing = experiment.ClassRouting(votes, np.ones((1, 50)), ones, np.zeros((1, 1, 2, 16)), np.zeros((1, 1, 2)))
+    axes = animation.principal_axes(routing)
+    assert np.abs(axes).argmax(axis=0).tolist() == [3, 11]
+    assert (axes[[3, 11], [0, 1]] > 0.99).all()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Mistakes on the command line
+# ----------------------------------------------------------------------------------------------------------------------
+
+USAGE_ERRORS: list[tuple[Any, list[str]]] = [
+    (figures, ["--seed=-1"]),
+    (figures, ["--sizes=1,2,3"]),
+    (figures, ["--threads=0"]),
+    (figures, ["--epsilons=0.2,0.1"]),
+    (figures, ["--dataset=smallnorb"]),
+    (figures, ["--no-such-flag"]),
+    (figures, ["--results"]),
+    (animation, ["--snapshots=1"]),
+    (animation, ["--snapshots=many"]),
+    (animation, ["--snapshots=301", "--em-iters=2"]),
+    (animation, ["--fps=0"]),
+    (animation, ["--fps=51"]),
+    (animation, ["--out=a.png"]),
+]
+
+
+@pytest.mark.parametrize(("script", "flags"), USAGE_ERRORS)
+def test_wrong_flags(no_training: None, capsys: pytest.CaptureFixture[str], script: Any, flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        script.main(flags)
+    assert stopped.value.code == 2
+    assert ": error: " in capsys.readouterr().err.splitlines()[-1]
+
+
+def half_trained(tmp_path: Path) -> Path:
+    """As Ctrl-C leaves it: the second model has had one epoch of two."""
+    config = experiment.Config(dataset="strokes", sizes=(5, 2, 3, 2), n_epochs=2, n_train=8, n_test=20)
+    of = experiment.experiment(config)
+    models = experiment.make_models(config)
+    states = {name: experiment.views.init_state(model, config, of) for name, model in models.items()}
+    for n, state in enumerate(states.values()):
+        state.history = {key: [0.5] * (2 - n) for key in state.history}
+    path = tmp_path / "half.npz"
+    experiment.views.save_checkpoint(path, config, states, of)
+    return path
+
+
+def test_what_cannot_work_is_found_before_the_training(
+    no_training: None, tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").write_text("in the way")
+    Path("useless.json").write_text('{"models": 3}')
+    Path("dir.gif").mkdir()
+    half = half_trained(tmp_path)
+    cases: list[tuple[Any, list[str], str]] = [
+        (figures, ["--outdir=file"], "cannot write"),
+        (figures, ["--outdir=/proc/none"], "cannot write"),
+        (figures, ["--checkpoint=none.npz"], "there is no checkpoint none.npz"),
+        (figures, ["--checkpoint=file"], "not a readable checkpoint"),
+        (figures, [f"--checkpoint={half}"], "1 of 2 epochs of cnn;"),
+        (figures, [f"--checkpoint={checkpoint}", "--seed=0"], "was made with --seed 123, not 0"),
+        (figures, [f"--checkpoint={checkpoint}", "--sizes=5,2,3,3"], "--sizes 5,2,3,2, not 5,2,3,3"),
+        (figures, [*TINY, "--n-test=9"], "--n-test 10 or more"),
+        (figures, ["--results", "none.json"], "there is no results file none.json"),
+        (figures, ["--results", "file"], "not a readable results file"),
+        (figures, [*TINY, "--results", "useless.json"], "useless.json: no attacked run"),
+        (figures, ["--dataset=mnist", "--data-dir=none"], "none"),
+        (animation, ["--out=dir.gif"], "it is a folder"),
+        (animation, ["--out=file/a.gif"], "cannot write"),
+        (animation, [*TINY, "--n-test=9"], "--n-test 10 or more"),
+    ]
+    for script, flags, message in cases:
+        assert script.main(flags) == 1, flags
+        captured = capsys.readouterr()
+        assert captured.err.startswith("error: "), flags
+        assert captured.err.count("\n") == 1, flags
+        assert message in captured.err, flags
+
+
+def test_flags_of_attacks_go_with_any_checkpoint(checkpoint: Path) -> None:
+    given = house.given_flags(
+        figures.make_parser(), [*TINY, f"--checkpoint={checkpoint}", "--outdir=x"], experiment.Config
+    )
+    assert "n_train" in given
+    changed = {"n_attack": 3, "attack_steps": 9, "n_test": 15}
+    config, states = figures.load_finished(checkpoint, given | changed)
+    assert {key: getattr(config, key) for key in changed} == changed
+    assert tuple(states) == experiment.MODEL_NAMES
