@@ -32,9 +32,10 @@ from visualize_smallnorb_novel_viewpoint import ink, place, tint, write
 
 N_TESTED = 500  # test images of the accuracy curve, spread over the set
 N_GREYS, N_COLOURS = 32, 160  # of the palette
-# Okabe and Ito's colours, and three more, of the classes
-CLASS_COLOURS = (
-    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6D31", "#7F7F7F", "#6A51A3", "#A6B800",
+TRUE_COLOUR = "#D55E00"
+# Okabe and Ito's other colours, and four more, of the other classes
+OTHER_COLOURS = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#8C6D31", "#7F7F7F", "#6A51A3", "#A6B800",
 )  # fmt: skip
 
 
@@ -124,7 +125,8 @@ class Scene:
         self.moving: list[Any] = []
         self.title = self.move(write(self.fig, 0.12, 0.12, "", fontsize=12.5, fontweight="bold"))
         self.dataset = figures.DATASET_NAMES[data.name]
-        self.colours = [CLASS_COLOURS[e % len(CLASS_COLOURS)] for e in range(config.n_classes)]
+        self.colours = list(OTHER_COLOURS[: config.n_classes - 1])
+        self.colours.insert(self.label, TRUE_COLOUR)
         self.add_plane(snapshots)
         self.add_answer(recorder.image[0])
         self.add_curve()
@@ -138,17 +140,19 @@ class Scene:
         return artist
 
     def add_plane(self, snapshots: list[Snapshot]) -> None:
-        """Votes and means on the plane of the last snapshot's two principal axes."""
+        """Votes and means on the plane of the last snapshot's two principal axes, each snapshot at a scale of its own:
+        votes grow with training."""
         x, y, width, height = PLANE
         write(self.fig, x, y - 0.25, "votes for the class capsules, and the capsules' means", fontweight="bold")
         ax = place(self.fig, x, y, width, height)
         house.frame(ax, "#bbbbbb", 0.8)
         ax.set_autoscale_on(False)
-        points = np.concatenate([(s.routing.votes @ self.axes_of_plane).reshape(-1, 2) for s in snapshots])
-        low, high = np.quantile(points, [0.01, 0.99], axis=0)
-        middle, half = (low + high) / 2, 0.56 * (high - low).max() * np.array([1, height / width])
-        half = np.maximum(half, 0.56 * (high - low))
-        ax.set(xlim=(middle[0] - half[0], middle[0] + half[0]), ylim=(middle[1] - half[1], middle[1] + half[1]))
+        ax.set(xlim=(-1, 1), ylim=(-height / width, height / width))
+        self.views = []
+        for snapshot in snapshots:
+            points = (snapshot.routing.votes @ self.axes_of_plane).reshape(-1, 2)
+            low, high = np.quantile(points, [0.02, 0.98], axis=0)
+            self.views.append(((low + high) / 2, 0.58 * float(((high - low) / [1, height / width]).max())))
         # the true class is drawn last, over the others
         n_children, n = snapshots[0].routing.votes.shape[1:3]
         self.order = np.array([*(e for e in range(n) if e != self.label), self.label])
@@ -165,7 +169,7 @@ class Scene:
                                       color=ink(self.colours[e]), clip_on=True))  # fmt: skip
         for e in self.order:
             self.move(self.means[e])
-        key = "area: mass given to a vote · ring: the true capsule's votes, one deviation"
+        key = "area: mass given to a vote · ring: one deviation of the true class's · each step scaled anew"
         write(self.fig, x, y + height + 0.05, key, fontsize=9, color=house.GREY)
 
     def add_answer(self, image: Array) -> None:
@@ -175,7 +179,10 @@ class Scene:
         name = f"a {config.classes[self.label]}" if config.has_digits else config.classes[self.label]
         write(self.fig, x - 0.35, y - 0.25, name, fontweight="bold", color=ink(self.colours[self.label]))
         self.verdict = self.move(write(self.fig, x + 0.85, y + 0.12, "", fontsize=14, fontweight="bold"))
-        self.iteration = self.move(write(self.fig, x + 0.85, y + 0.56, "", fontsize=10.5))
+        self.iteration = self.move(write(self.fig, x + 0.85, y + 0.5, "", fontsize=10.5))
+        self.distance = self.move(
+            write(self.fig, x + 0.85, y + 0.7, "", color=ink(self.colours[self.label]), va="top", linespacing=1.3)
+        )
         n = config.n_classes
         ax = place(self.fig, x - 0.02, y + 1.5, GIF_WIDTH - x - 0.2, 0.8)
         ax.set(xlim=(-0.6, n - 0.4), ylim=(0, 1), yticks=[0, 0.5, 1])
@@ -205,12 +212,14 @@ class Scene:
         now = self.recorder.snapshots[k]
         routing, label = now.routing, self.label
         n_iterations = len(routing.mu)
-        self.title.set_text(f"Routing an image of {self.dataset}, {now.step:,} training steps of {self.n_steps:,}")
-        points = routing.votes[0] @ self.axes_of_plane  # (M, E, 2)
+        shown = f"a {self.config.classes[label]} ({self.dataset})"
+        self.title.set_text(f"Routing {shown} after {now.step:,} of {self.n_steps:,} training steps")
+        centre, scale = self.views[k]
+        points = (routing.votes[0] @ self.axes_of_plane - centre) / scale  # (M, E, 2)
         mass = routing.weights[t, 0]  # (M, E)
         self.dots.set_offsets(points[:, self.order].transpose(1, 0, 2).reshape(-1, 2))
         self.dots.set_sizes(MASS_AREA * mass[:, self.order].T.reshape(-1))
-        means = routing.mu[t, 0] @ self.axes_of_plane  # (E, 2)
+        means = (routing.mu[t, 0] @ self.axes_of_plane - centre) / scale  # (E, 2)
         for e, text in enumerate(self.means):
             text.set_position(means[e])
             text.set_alpha(1 if e == label else 0.75)
@@ -229,6 +238,8 @@ class Scene:
         self.verdict.set_text(said)
         self.verdict.set_color(colour)
         self.iteration.set_text(f"iteration {t + 1} of {n_iterations}")
+        distances = np.linalg.norm(routing.votes[0, :, label] - routing.mu[t, 0, label], axis=1)
+        self.distance.set_text(f"votes for it lie {float(share @ distances):.1f}\nfrom their mean")
         past = self.recorder.snapshots[: k + 1]
         self.line.set_data([s.step for s in past], [s.accuracy for s in past])
         self.percent.set_text(f"{100 * now.accuracy:.0f} %")
@@ -296,7 +307,7 @@ def main(argv: list[str] | None = None) -> int:
         silent = args.quiet or not sys.stderr.isatty()
         drawn, total = draw_frames(config, data, recorder), len(recorder.snapshots) * config.em_iters
         frames = list(tqdm(drawn, total=total, desc="frames", unit="frame", leave=False, disable=silent))
-        texts = [ink(colour) for colour in (house.RIGHT, house.WRONG, house.BLUE)]
+        texts = [ink(colour) for colour in (house.RIGHT, house.WRONG, house.BLUE, TRUE_COLOUR)]
         print(house.write_if_changed(args.out, gif.encode_gif(frames, args.fps, N_GREYS, N_COLOURS, texts)))
 
     return experiment.exit_status(body)

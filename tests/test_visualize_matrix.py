@@ -184,7 +184,7 @@ def test_views_of_objects_are_drawn_too(monkeypatch: pytest.MonkeyPatch) -> None
 def test_every_model_has_a_look_of_its_own() -> None:
     assert tuple(figures.MODEL_STYLES) == experiment.MODEL_NAMES
     assert set(figures.DATASET_NAMES) == {"mnist", "strokes", "custom", "voxels", "smallnorb"}
-    assert len(set(animation.CLASS_COLOURS)) == 10
+    assert len({animation.TRUE_COLOUR, *animation.OTHER_COLOURS}) == 10
 
 
 # ----------------------------------------------------------------------------------------------------------------------
