@@ -176,7 +176,7 @@ class Scene:
         """The image, and how active each class capsule is."""
         config, x, y = self.config, RIGHT_COLUMN, PLANE[1]
         figures.show(self.fig, x - 0.35, y, 1.05, views.crop(image[None], None)[0])
-        name = f"a {config.classes[self.label]}" if config.has_digits else config.classes[self.label]
+        name = figures.with_article(config.classes[self.label])
         write(self.fig, x - 0.35, y - 0.25, name, fontweight="bold", color=ink(self.colours[self.label]))
         self.verdict = self.move(write(self.fig, x + 0.85, y + 0.12, "", fontsize=14, fontweight="bold"))
         self.iteration = self.move(write(self.fig, x + 0.85, y + 0.5, "", fontsize=10.5))
@@ -212,7 +212,7 @@ class Scene:
         now = self.recorder.snapshots[k]
         routing, label = now.routing, self.label
         n_iterations = len(routing.mu)
-        shown = f"a {self.config.classes[label]} ({self.dataset})"
+        shown = f"{figures.with_article(self.config.classes[label])} ({self.dataset})"
         self.title.set_text(f"Routing {shown} after {now.step:,} of {self.n_steps:,} training steps")
         centre, scale = self.views[k]
         points = (routing.votes[0] @ self.axes_of_plane - centre) / scale  # (M, E, 2)

@@ -113,6 +113,10 @@ def show(fig: Figure, x: float, y: float, side: float, image: Array, colour: str
     return ax
 
 
+def with_article(name: str) -> str:
+    return f"{'an' if name in ('8', 'L') or name[0] in 'aeiou' else 'a'} {name}"
+
+
 def verdict(config: Config, answer: int, label: int) -> tuple[str, Any]:
     """A model's answer with a tick or a cross, and the colour that it is written in."""
     right = answer == label
@@ -260,7 +264,7 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
     limit = float(np.quantile(routing.distances, 0.98))
     edges = np.linspace(0, limit, N_BINS + 1)
 
-    left, top, side, gap = 2.02, 1.22, 1.0, 0.07
+    left, top, side, gap = 2.02 if config.has_digits else 2.4, 1.22, 1.0, 0.07
     width = (WIDTH - left - 0.12 - gap * (n_classes - 1)) / n_classes
     row = 0.52
     block = len(shown) * (row + gap) + 0.72
@@ -307,7 +311,7 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
     write(fig, 0.12, foot + 0.18, f"Over {n_images}\ntest images", fontweight="bold", va="top", linespacing=1.3)
     panels = ((found.distance, "mean distance, weighted by mass"), (found.share, "share of the mass, one capsule's"))
     for p, (values, title) in enumerate(panels):
-        ax = place(fig, left + p * 2.95, foot + 0.2, 2.3, 1.05)
+        ax = place(fig, 2.02 + p * 2.95, foot + 0.2, 2.3, 1.05)
         for c, (colour_of, marker) in enumerate(((GREEN, "o"), (BLUE, "s"))):
             ax.plot(iterations, values[:, c], color=colour_of, marker=marker, clip_on=False, zorder=3)
         if p:
@@ -323,7 +327,7 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
         handles=[Line2D([], [], color=GREEN, marker="o", label="true class"),
                  Line2D([], [], color=BLUE, marker="s", label="others, mean"),
                  Line2D([], [], color=BLACK, linewidth=1.1, linestyle=(0, (2, 2)), label="even share")],
-        loc="upper left", bbox_to_anchor=((left + 5.5) / w, 1 - (foot + 0.25) / h), borderpad=0, borderaxespad=0,
+        loc="upper left", bbox_to_anchor=(7.52 / w, 1 - (foot + 0.25) / h), borderpad=0, borderaxespad=0,
     )  # fmt: skip
     return fig
 
@@ -355,7 +359,7 @@ def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
     columns = sorted({0 if n_iterations < 3 else 1, n_iterations - 1})  # of three or more not the first: it is even
     side, gap, left, top = 2.1, 0.11, 0.12, 1.72
     row = side + 0.62
-    fig = new_figure(run, top + 2 * row - 0.5, f"Where the children go: a {config.classes[labels[k]]}")
+    fig = new_figure(run, top + 2 * row - 0.5, f"Where the children go: {with_article(config.classes[labels[k]])}")
     write(fig, left, 0.66, "pies: to which types of parents a place's children belong, larger for more activation"
           " (parents: which types got mass, larger for more);")  # fmt: skip
     write(fig, left, 0.86, "arrows: how far the middle of their parents lies from where even assignments would put it")
@@ -702,7 +706,7 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
 
     left, top, cell = 1.82, 1.4, 0.78
     pitch = (WIDTH - left - 0.04) / max(len(epsilons), 4)
-    row = cell + 0.3
+    row = cell + (0.3 if config.has_digits else 0.46)  # longer names take two lines
     block = len(names) * row + 0.14
     fig = new_figure(run, top + len(chosen) * block - 0.06, "Attacked images, and what the models make of them")
     write(fig, 0.12, 0.66, f"iterated attack of {config.attack_steps} steps: beside each attacked image what was added"
@@ -713,7 +717,7 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
     for b, k in enumerate(chosen):
         y0, label = top + b * block, int(labels[k])
         show(fig, 0.12, y0, cell, images[b])
-        write(fig, 0.12, y0 + cell + 0.05, f"a {config.classes[label]}", fontweight="bold")
+        write(fig, 0.12, y0 + cell + 0.05, with_article(config.classes[label]), fontweight="bold")
         for r, name in enumerate(names):
             y = y0 + r * row
             write(fig, left - 0.1, y + cell / 2 - 0.16, "against the", ha="right", color=GREY, fontsize=9)
@@ -728,13 +732,14 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
                 frame(ax, GREY, 0.8)
                 added = np.round((moved - images[b])[..., 0] / epsilon * 15) / 15  # few colours, for a small file
                 ax.imshow(added, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
-                at = x
-                for who in names:
+                for w, who in enumerate(names):
                     text, colour = verdict(config, int(said[who][0]), label)
-                    bold = "bold" if who == name else "normal"
-                    write(fig, at, y + cell + 0.05, f"{SHORT_NAMES[who]} {text}", color=colour, fontsize=9,
-                          fontweight=bold, ha="left" if at == x else "right")  # fmt: skip
-                    at = x + 2 * cell + 0.03
+                    text, bold = f"{SHORT_NAMES[who]} {text}", "bold" if who == name else "normal"
+                    look: dict[str, Any] = {"color": colour, "fontsize": 9, "fontweight": bold}
+                    if config.has_digits and w:
+                        write(fig, x + 2 * cell + 0.03, y + cell + 0.05, text, ha="right", **look)
+                    else:
+                        write(fig, x, y + cell + 0.05 + 0.16 * w, text, **look)
     return fig
 
 

@@ -6,13 +6,14 @@ import dataclasses
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image
@@ -118,43 +119,70 @@ def test_training_and_checkpoint_give_the_same_figures(checkpoint: Path, capsys:
         assert path.stat().st_mtime == 0, f"{path.name} was written again although it is the same"
 
 
-@pytest.mark.parametrize("right", ["every answer", "none"])
-def test_texts_are_large_enough_and_stay_apart(
-    run: figures.Run, answers: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, right: str
-) -> None:
-    drawn: list[tuple[Text, Bbox]] = []
+Drawn = list[tuple[Text, Bbox]]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+    """Grows by every text that is drawn."""
+    found: Drawn = []
     original = Text.draw
 
     def draw(self: Text, renderer: Any, *args: Any, **kwargs: Any) -> None:
         original(self, renderer, *args, **kwargs)
         if self.get_visible() and self.get_text().strip():
-            drawn.append((self, self.get_window_extent(renderer)))
+            found.append((self, self.get_window_extent(renderer)))
 
+    monkeypatch.setattr(Text, "draw", draw)
+    return found
+
+
+def check_texts(name: str, drawer: Callable[[], Figure], drawn: Drawn, title: str, subtitle: str) -> None:
+    drawn.clear()
+    with house.house_style():
+        fig = drawer()
+        fig.canvas.draw()
+    assert any(title in t.get_text() and t.get_fontweight() == "bold" for t, _ in drawn), name
+    assert any(subtitle in t.get_text() for t, _ in drawn), name
+    for text, box in drawn:
+        assert float(text.get_fontsize()) >= 9, (name, text)
+        assert min(box.x0, box.y0) >= 0, (name, text)
+        assert box.x1 <= fig.bbox.x1, (name, text)
+        assert box.y1 <= fig.bbox.y1, (name, text)
+    for (a, first), (b, second) in itertools.combinations(drawn, 2):
+        common = Bbox.intersection(first, second)
+        assert common is None or min(common.width, common.height) < 3, (name, a, b)
+
+
+@pytest.mark.parametrize("right", ["every answer", "none"])
+def test_texts_are_large_enough_and_stay_apart(
+    run: figures.Run, answers: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, drawn: Drawn, right: str
+) -> None:
     labels = run.data.test.labels
     said = {"every answer": labels, "none": (labels + 1) % 10}
-    monkeypatch.setattr(Text, "draw", draw)
     monkeypatch.setattr(figures, "answers_of", lambda _: dict.fromkeys(answers, said[right]))
     files = []
     for seed, accuracies in enumerate(([1.0, 0.5], [0.9, 0.2])):
         files.append(Path(f"{seed}.json"))
         files[-1].write_text(json.dumps(attacked(dataclasses.replace(run.config, seed=seed), accuracies)))
     for name, drawer in figures.drawers(run, figures.read_attacks(files, run.config)).items():
-        drawn.clear()
-        if right == "every answer" and name not in ("vote_distances", "confusion_matrix", "receptive_fields"):
-            continue  # it does not depend on that
-        with house.house_style():
-            fig = drawer()
-            fig.canvas.draw()
-        assert any("not MNIST" in t.get_text() and t.get_fontweight() == "bold" for t, _ in drawn), name
-        assert any(("2 seeds" if name == "attack_curves" else "seed 123") in t.get_text() for t, _ in drawn), name
-        for text, box in drawn:
-            assert float(text.get_fontsize()) >= 9, (name, text)
-            assert min(box.x0, box.y0) >= 0, (name, text)
-            assert box.x1 <= fig.bbox.x1, (name, text)
-            assert box.y1 <= fig.bbox.y1, (name, text)
-        for (a, first), (b, second) in itertools.combinations(drawn, 2):
-            common = Bbox.intersection(first, second)
-            assert common is None or min(common.width, common.height) < 3, (name, a, b)
+        if right == "none" or name in ("vote_distances", "confusion_matrix", "receptive_fields"):
+            check_texts(name, drawer, drawn, "not MNIST", "2 seeds" if name == "attack_curves" else "seed 123")
+
+
+def test_views_of_objects_are_drawn_too(monkeypatch: pytest.MonkeyPatch, drawn: Drawn) -> None:
+    all_of_them = figures.drawers
+
+    def drawers(*given: Any) -> dict[str, Any]:
+        found = all_of_them(*given)
+        assert sorted(found) == ALL
+        for name in ("training_curves", "confusion_matrix", "attacked_images", "vote_distances"):
+            check_texts(name, found[name], drawn, "voxel objects", "seed 123")
+        return {}
+
+    monkeypatch.setattr(figures, "drawers", drawers)
+    flags = [flag for flag in TINY if "dataset" not in flag]
+    assert figures.main([*flags, "--dataset=voxels", "--n-epochs=1", "--quiet"]) == 0
 
 
 @pytest.mark.parametrize("changes", [{"em_iters": 1}, {"em_iters": 2, "loss": "cross-entropy"}, {"em_iters": 12}])
@@ -163,22 +191,6 @@ def test_other_routings_are_drawn(run: figures.Run, answers: dict[str, np.ndarra
     with house.house_style():
         figures.draw_vote_distances(other, answers).canvas.draw()
         figures.draw_receptive_fields(other, answers).canvas.draw()
-
-
-def test_views_of_objects_are_drawn_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    all_of_them = figures.drawers
-    there: list[str] = []
-
-    def drawers(*given: Any) -> dict[str, Any]:
-        found = all_of_them(*given)
-        there.extend(sorted(found))
-        return {name: found[name] for name in ("training_curves", "confusion_matrix", "attacked_images")}
-
-    monkeypatch.setattr(figures, "drawers", drawers)
-    flags = [flag for flag in TINY if "dataset" not in flag]
-    assert figures.main([*flags, "--dataset=voxels", "--n-epochs=1", "--quiet"]) == 0
-    assert there == ALL
-    assert len(pictures("viz")) == 3
 
 
 def test_every_model_has_a_look_of_its_own() -> None:
