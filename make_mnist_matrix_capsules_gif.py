@@ -100,6 +100,20 @@ def principal_axes(routing: ClassRouting) -> Array:
     return axes * np.sign(axes[np.abs(axes).argmax(axis=0), [0, 1]])  # a sign is nobody's choice but ours
 
 
+def bulk(routing: ClassRouting, axes: Array, outside: float = 0.015) -> tuple[Array, Array]:
+    """Corners (2,), (2,) on the plane of ``axes``: beyond each side lies that share of the mass of all iterations."""
+    points = (routing.votes[0] @ axes).reshape(-1, 2)
+    mass = routing.weights[:, 0].sum(axis=0).reshape(-1)
+    corners = []
+    for column in points.T:
+        order = np.argsort(column)
+        below = np.cumsum(mass[order]) / mass.sum()
+        at = np.searchsorted(below, [outside, 1 - outside]).clip(max=len(order) - 1)
+        corners.append(column[order[at]])
+    low, high = np.transpose(corners)
+    return low, np.maximum(high, low + 1e-6)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Drawing: the parts that stay are drawn once, the others over a copy of them
 # ----------------------------------------------------------------------------------------------------------------------
@@ -150,8 +164,7 @@ class Scene:
         ax.set(xlim=(-1, 1), ylim=(-height / width, height / width))
         self.views = []
         for snapshot in snapshots:
-            points = (snapshot.routing.votes @ self.axes_of_plane).reshape(-1, 2)
-            low, high = np.quantile(points, [0.02, 0.98], axis=0)
+            low, high = bulk(snapshot.routing, self.axes_of_plane)
             self.views.append(((low + high) / 2, 0.58 * float(((high - low) / [1, height / width]).max())))
         # the true class is drawn last, over the others
         n_children, n = snapshots[0].routing.votes.shape[1:3]
@@ -169,7 +182,7 @@ class Scene:
                                       color=ink(self.colours[e]), clip_on=True))  # fmt: skip
         for e in self.order:
             self.move(self.means[e])
-        key = "area: mass given to a vote · ring: one deviation of the true class's · each step scaled anew"
+        key = "area: mass given to a vote · ring: two deviations of the true class's · each step scaled anew"
         write(self.fig, x, y + height + 0.05, key, fontsize=9, color=house.GREY)
 
     def add_answer(self, image: Array) -> None:
@@ -227,7 +240,7 @@ class Scene:
         away = points[:, label] - means[label]
         values, vectors = np.linalg.eigh(np.einsum("m,mi,mj->ij", share, away, away))
         self.ring.set_center(means[label])
-        self.ring.width, self.ring.height = 2 * np.sqrt(np.maximum(values, 1e-9))
+        self.ring.width, self.ring.height = 4 * np.sqrt(np.maximum(values, 1e-9))
         self.ring.angle = math.degrees(math.atan2(vectors[1, 0], vectors[0, 0]))
         self.ring.set_edgecolor(ink(self.colours[label]))
         a = routing.a[t, 0]

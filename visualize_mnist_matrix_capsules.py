@@ -179,9 +179,9 @@ def tightness(run: Run) -> Tightness:
     params, config = run.states["capsules"].params, run.config
     chosen = experiment.some(*run.data.test, N_TIGHTNESS)
     distance, share, own = [], [], []
-    for start in range(0, len(chosen.labels), 50):
-        labels = chosen.labels[start : start + 50]
-        routing = experiment.class_routing(params, chosen.images[start : start + 50], config)
+    for start in range(0, len(chosen.labels), 25):
+        labels = chosen.labels[start : start + 25]
+        routing = experiment.class_routing(params, chosen.images[start : start + 25], config)
         mass = routing.weights
         total = mass.sum(axis=2)  # (T, N, E)
         distance.append((mass * routing.distances).sum(axis=2) / np.maximum(total, 1e-12))

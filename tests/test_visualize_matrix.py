@@ -390,6 +390,9 @@ def test_the_plane_is_that_of_the_largest_spread() -> None:
     axes = animation.principal_axes(routing)
     assert np.abs(axes).argmax(axis=0).tolist() == [3, 11]
     assert (axes[[3, 11], [0, 1]] > 0.99).all()
+    points = (votes[0] @ axes).reshape(-1, 2)
+    low, high = animation.bulk(routing, axes, 0.02)
+    np.testing.assert_array_equal([(points < low).sum(axis=0), (points > high).sum(axis=0)], [[1, 1], [2, 2]])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
