@@ -424,7 +424,8 @@ def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
         write(fig, left, y - 0.44, heading, fontweight="bold")
         handles = [Patch(color=colour, label=str(j + 1)) for j, colour in zip(coloured, colours, strict=False)]
         if len(mass) > n_coloured:
-            handles.append(Patch(color=OTHER_TYPES, label="others"))
+            left_over = np.setdiff1d(np.arange(len(mass)), coloured)
+            handles.append(Patch(color=OTHER_TYPES, label="others" if len(left_over) > 1 else str(left_over[0] + 1)))
         w, h = fig.get_size_inches()
         fig.legend(
             handles=handles, loc="upper right", bbox_to_anchor=(1 - 0.1 / w, 1 - (y - 0.45) / h), ncols=len(handles),
