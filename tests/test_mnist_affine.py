@@ -667,7 +667,7 @@ def test_resuming_with_other_settings_is_refused(
     argv = [*flags(small(digits_dir)), "--models", "lenet", "--checkpoint", str(tmp_path / "c.npz")]
     assert m.main(argv) == 0
     for more, message in (
-        (["--lenet-lr", "0.1"], "it was made with --lenet-lr 0.004, not 0.1"),
+        (["--lenet-lr", "0.1"], "it was made with --lenet-lr 0.002, not 0.1"),
         (["--canvas", "40", "--max-shift", "2"], "it was made with --canvas 28, not 40"),
         (["--n-train", "32"], "it was made with --n-train 24, not 32"),
         (["--match-accuracy", "0.9"], "it was made with --match-accuracy None, not 0.9"),
