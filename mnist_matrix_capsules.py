@@ -6,7 +6,7 @@ network of its figure 1, whose capsules share their transformation matrices over
 (section 5 reports 0.44 % test errors on MNIST); and it is harder to fool by small changes of an image, made along the
 gradient of the loss, than a convolutional network is (section 6 and figure 3, on smallNORB).
 
-    image            (B, 28, 28, 1)                        sizes A, B, C, D, by default 32, 8, 8, 8 (the paper's are 32)
+    image            (B, 28, 28, 1)                        sizes A, B, C, D: 32, 4, 4, 8; all 32 in the paper
     conv1 + ReLU     (B, 14, 14, A)                        5x5, stride 2, padding 2
     primary capsules (B, 14, 14, B, 4, 4), (B, 14, 14, B)  1x1: poses and activations
     ConvCaps1        (B, 6, 6, C, 4, 4), (B, 6, 6, C)      3x3, stride 2, EM routing
@@ -17,8 +17,10 @@ These layers, EM routing, the losses, the optimiser, the loop and the checkpoint
 smallnorb_novel_viewpoint.py; the digits are those of multimnist_capsnet.py. The baseline is a CNN with convolutions of
 the same sides and strides in the place of the capsules, as wide as gives it the same number of parameters.
 
-Deviations from the paper: MNIST in the place of smallNORB (``--dataset smallnorb`` reads the real files), narrower
-layers; Adam with a learning rate that falls to 0; and those that EM routing has there.
+Deviations from the paper: MNIST in the place of smallNORB (``--dataset smallnorb`` reads the real files); narrower
+layers and two iterations of EM routing (``--sizes 64,8,16,16 --em-iters 3`` is its smaller network); a floor under the
+variances; Adam with a learning rate that falls to 0. The transformation matrices start near the identity, and beta_v
+where agreement activates: from there the training gets going without dead capsules.
 
 Run it (both models, seed 0, and both attacks):
 
@@ -107,20 +109,21 @@ class Config:
     dataset: str = "auto"  # smallNORB
     data_dir: str | None = None
     seed: int = 0
-    n_epochs: int = 4
+    n_epochs: int = 5
     n_train: int | None = None
     n_test: int | None = None
     shift: int = 0
-    sizes: tuple[int, int, int, int] = (32, 8, 8, 8)  # 32, 32, 32, 32; or 64, 8, 16, 16
-    em_iters: int = 3
+    sizes: tuple[int, int, int, int] = (32, 4, 4, 8)  # 32, 32, 32, 32; or 64, 8, 16, 16
+    em_iters: int = 2  # 3, the best of its table 1 by a small margin
     em_grad: str = "exact"
     em_lambda: float = 1.0  # not given
     lambda_schedule: str = "constant"
-    variance_floor: float = views.VARIANCE_FLOOR  # 0
-    beta_v_init: float = 0.0
+    variance_floor: float = 0.5  # 0
+    beta_v_init: float = -0.2  # not given; below 0, votes that agree activate a parent the more, the more they are
     loss: str = "spread"
     batch_size: int = 32
-    lr: float = 3e-3
+    lr: float = 0.015
+    cnn_lr: float = 3e-3
     lr_schedule: str = "linear"
     dtype: str = "float32"
     attack: tuple[str, ...] = ()
@@ -171,8 +174,6 @@ class Config:
         """Inverse temperature of each EM iteration, first to last."""
         return self.views.lambdas
 
-    # What the training loop asks for beside fields
-
     @property
     def weight_decay(self) -> float:
         return 0.0
@@ -180,13 +181,7 @@ class Config:
     @property
     def free_to_change(self) -> set[str]:
         """What a continued run may have otherwise."""
-        grows = self.loss == "cross-entropy" and self.lr_schedule == "constant"
-        return {"data_dir", "attack", "epsilons", "attack_steps", "n_attack"} | ({"n_epochs"} if grows else set())
-
-    def lr_at(self, progress: float) -> float:
-        """Learning rate after a share of the training."""
-        factor = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
-        return self.lr * factor[self.lr_schedule]
+        return {"data_dir", "attack", "epsilons", "attack_steps", "n_attack"}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -370,10 +365,17 @@ def assess(model: Model, params: Params, data: Data) -> dict[str, float]:
     return {k: evaluate(model, params, v) for k, v in sets.items() if v is not None}
 
 
+def learning_rate(config: Config, model: str, progress: float) -> float:
+    """After a share of the training: it rises for a hundredth of it, then follows the schedule."""
+    factor = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
+    lr = config.cnn_lr if model == "cnn" else config.lr
+    return lr * factor[config.lr_schedule] * min(1.0, 0.1 + 90 * progress)
+
+
 def experiment(config: Config) -> Experiment:
     """What the loop and the checkpoints of the other script are told."""
     metrics = ("accuracy",) if config.has_digits else ("accuracy", "held_out_accuracy")
-    return Experiment(EXPERIMENT, Config, make_models, augment, assess, metrics)
+    return Experiment(EXPERIMENT, Config, make_models, augment, assess, metrics, learning_rate)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -611,7 +613,7 @@ def train_decoder(
         decoder_backward,
         lambda pixels, target, progress: pixel_loss(pixels, target),
     )
-    loop = Experiment("decoder", Config, lambda _: {}, lambda _, x, rng: x, lambda *_: {}, ())
+    loop = Experiment("decoder", Config, lambda _: {}, lambda _, x, rng: x, lambda *_: {}, (), learning_rate)
     config = dataclasses.replace(config, n_epochs=n_epochs, lr=lr, lr_schedule="linear")
     data = Data("poses", Examples(mask_poses(poses, labels), targets), Examples(poses, labels), None)
     trained, history = train(decoder, config, data, experiment=loop)
@@ -796,13 +798,16 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     add("--variance-floor", type=number(0, 1e6, above=True), metavar="X", default=d.variance_floor,
         help="added to every variance of a routing iteration; default: %(default)s")
     add("--beta-v-init", type=number(-10, 10), metavar="X", default=d.beta_v_init,
-        help="beta_v before training; default: %(default)s")
+        help="beta_v before training, above -log(variance floor) / 2, where votes that agree cost nothing;"
+        " default: %(default)s")
     add = parser.add_argument_group("training").add_argument
     add("--seed", type=whole_number(0, 2**32 - 1), metavar="N", default=d.seed, help="default: %(default)s")
     add("--n-epochs", type=whole_number(1, 100_000), metavar="N", default=d.n_epochs, help="default: %(default)s")
     add("--batch-size", type=whole_number(1, 4096), metavar="N", default=d.batch_size, help="default: %(default)s")
     add("--lr", type=number(0, 10, above=True), metavar="X", default=d.lr,
-        help="Adam's learning rate; default: %(default)s")
+        help="Adam's learning rate for the capsules; default: %(default)s")
+    add("--cnn-lr", type=number(0, 10, above=True), metavar="X", default=d.cnn_lr,
+        help="the same for the CNN; default: %(default)s")
     add("--lr-schedule", choices=("constant", "linear", "cosine"), default=d.lr_schedule,
         help="linear and cosine fall to 0; default: %(default)s")
     add("--loss", choices=("spread", "cross-entropy"), default=d.loss,

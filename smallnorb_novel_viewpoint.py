@@ -154,10 +154,6 @@ class Config:
         """What a continued run may have otherwise: the margin of the spread loss depends on the training's length."""
         return {"data_dir"} | ({"n_epochs"} if self.loss == "cross-entropy" else set())
 
-    def lr_at(self, progress: float) -> float:
-        """Learning rate after a share of the training."""
-        return self.lr
-
     @property
     def n_features(self) -> int:
         """Length of the flattened conv1 map."""
@@ -1623,8 +1619,8 @@ def true_class_share(model: Model, params: Params, split: Split) -> float:
 class Experiment(NamedTuple):
     """What loop and checkpoints must know of the experiment that they serve: this one, unless they are told otherwise.
 
-    Another one's Config has ``seed, n_epochs, batch_size, weight_decay, dtype, free_to_change, lr_at``, and its data
-    has ``train.images`` and ``train.labels``.
+    Another one's Config has ``seed, n_epochs, batch_size, weight_decay, dtype, free_to_change``, and its data has
+    ``train.images`` and ``train.labels``.
     """
 
     name: str
@@ -1633,6 +1629,7 @@ class Experiment(NamedTuple):
     augment: Callable[[Any, Array, np.random.Generator], Array]  # config, images of a training batch -> images
     assess: Callable[[Model, Params, Any], dict[str, float]]  # model, params, data -> the metrics of an epoch
     metrics: tuple[str, ...]
+    lr: Callable[[Any, str, float], float] = lambda config, model, progress: config.lr  # after a share of the training
 
 
 def assess_views(model: Model, params: Params, data: Data) -> dict[str, float]:
@@ -1699,7 +1696,7 @@ def train(
                 where = f"epoch {epoch + 1}, step {position + 1}"
                 raise UserError(f"{model.name}: the loss became {loss} in {where}; try a smaller --lr")
             grads, _ = model.backward(dscores, cache)
-            adam_step(state, grads, config.lr_at(progress), config.weight_decay)
+            adam_step(state, grads, experiment.lr(config, model.name, progress), config.weight_decay)
         state.loss_sum += loss * len(batch)
         epoch_ends = position == steps_per_epoch - 1
         if epoch_ends:

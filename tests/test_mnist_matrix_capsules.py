@@ -228,6 +228,15 @@ def test_it_learns(loss: str) -> None:
             assert state.history["train_loss"][-1] < 0.95 * state.history["train_loss"][0], name
 
 
+def test_the_learning_rate_rises_then_falls_and_the_cnn_has_its_own() -> None:
+    config = tiny(lr=0.5, cnn_lr=0.25)
+    assert m.learning_rate(config, "capsules", 0) == pytest.approx(0.05)
+    assert m.learning_rate(config, "capsules", 0.5) == pytest.approx(0.25)
+    assert m.learning_rate(config, "cnn", 0.5) == pytest.approx(0.125)
+    assert m.learning_rate(config, "cnn", 1) == 0
+    assert m.learning_rate(tiny(lr_schedule="constant"), "capsules", 1) == tiny().lr
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Data
 # ----------------------------------------------------------------------------------------------------------------------
@@ -418,7 +427,7 @@ def test_a_masked_pose_is_the_labelled_classs_alone() -> None:
 
 
 def test_the_class_layers_routing_is_laid_open() -> None:
-    config = tiny(dtype="float64", variance_floor=0.3)
+    config = tiny(dtype="float64", variance_floor=0.3, em_iters=3)
     images, _ = some_digits(5)
     params = m.make_models(config)["capsules"].init_params(np.random.default_rng(0))
     routing = m.class_routing(params, images, config)
@@ -503,6 +512,7 @@ WRONG = {
     "--attack-steps": ["0", *NO_NUMBER],
     "--n-attack": ["0", *NO_NUMBER],
     "--lr": ["0", "-1", "11", *NO_NUMBER],
+    "--cnn-lr": ["0", "-1", "11", *NO_NUMBER],
     "--em-lambda": ["0", "-1", *NO_NUMBER],
     "--variance-floor": ["0", "-1", *NO_NUMBER],
     "--beta-v-init": ["-11", "11", *NO_NUMBER],
@@ -599,7 +609,7 @@ def test_faults_of_data_and_pictures_are_one_line(tmp_path: Path, capsys: pytest
 
 
 def test_a_training_that_diverges_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    config = tiny(lr=1e30, n_epochs=9)
+    config = tiny(cnn_lr=1e30, n_epochs=9)
     with pytest.raises(m.UserError, match=r"^cnn: .* in epoch \d+, step \d+; try a smaller --lr$"):
         trained(config, ("cnn",))
 
