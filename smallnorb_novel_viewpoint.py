@@ -871,7 +871,15 @@ _scratch = Scratch()
 
 def share(work: Callable[[Item], Part], items: Iterable[Item]) -> Iterator[Part]:
     """work(item) of each, in order; at once where there are worker threads."""
-    return map(work, items) if _workers is None else _workers.map(work, items)
+    if _workers is None:
+        return map(work, items)
+    errors = np.geterr()  # which a thread does not take over from its caller
+
+    def with_errors(item: Item) -> Part:
+        with np.errstate(**errors):
+            return work(item)
+
+    return _workers.map(with_errors, items)
 
 
 class Fields(NamedTuple):

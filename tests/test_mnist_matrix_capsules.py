@@ -614,6 +614,14 @@ def test_a_training_that_diverges_is_reported(capsys: pytest.CaptureFixture[str]
         trained(config, ("cnn",))
 
 
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_capsules_that_diverge_are_reported_without_warnings(n_threads: int) -> None:
+    config = tiny(lr=1e20, n_epochs=9)
+    expected = r"^capsules: .* in epoch \d+, step \d+; try a smaller --lr$"
+    with m.worker_threads(n_threads), pytest.raises(m.UserError, match=expected):
+        trained(config, ("capsules",))
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Runs
 # ----------------------------------------------------------------------------------------------------------------------
