@@ -47,7 +47,6 @@ import smallnorb_novel_viewpoint as views
 from multimnist_capsnet import CACHE_DIR, default_threads
 from smallnorb_novel_viewpoint import (
     Array,
-    ConvCache,
     Experiment,
     LinearCache,
     Model,
@@ -56,11 +55,13 @@ from smallnorb_novel_viewpoint import (
     Stream,
     TrainState,
     UserError,
-    conv2d_backward,
-    conv2d_forward,
     conv_capsnet_backward,
     conv_capsnet_forward,
     conv_capsnet_init,
+    conv_cnn_backward,
+    conv_cnn_channels,
+    conv_cnn_forward,
+    conv_cnn_init,
     count_params,
     environment,
     evaluate,
@@ -258,69 +259,6 @@ def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The baseline: a CNN with a convolution in the place of each capsule layer
-# ----------------------------------------------------------------------------------------------------------------------
-
-CNN_STRIDES = {"conv1": 2, "conv2": 2, "conv3": 1}  # those of conv1, ConvCaps1 and ConvCaps2
-
-
-def cnn_side(config: Config) -> int:
-    """Rows, and columns, of conv3's map, which are ConvCaps2's: 4 for an image of 28."""
-    return ((config.image_size + 1) // 2 - 3) // 2 - 1
-
-
-def cnn_shapes(config: Config, n_channels: int) -> dict[str, tuple[int, ...]]:
-    """Weights of conv1, as the capsules have it, of two 3x3 convolutions and of a dense layer."""
-    k, n_first = views.CONV_KERNEL, config.sizes[0]
-    return {
-        "conv1": (k, k, config.in_channels, n_first),
-        "conv2": (3, 3, n_first, n_channels),
-        "conv3": (3, 3, n_channels, n_channels),
-        "out": (cnn_side(config) ** 2 * n_channels, config.n_classes),
-    }
-
-
-def cnn_init(rng: np.random.Generator, config: Config, n_channels: int) -> Params:
-    params: Params = {}
-    for name, shape in cnn_shapes(config, n_channels).items():
-        gain = 1 if name == "out" else 2  # what a ReLU takes away
-        params[f"{name}.w"] = rng.normal(0, math.sqrt(gain / math.prod(shape[:-1])), shape).astype(config.dtype)
-        params[f"{name}.b"] = np.zeros(shape[-1], config.dtype)
-    return params
-
-
-class CNNCache(NamedTuple):
-    convs: list[ConvCache]
-    maps: list[Array]  # what each ReLU put out
-    out: LinearCache
-
-
-def cnn_forward(params: Params, x: Array) -> tuple[Array, CNNCache]:
-    """x (B, H, W, C) -> class scores (B, E)."""
-    convs, maps = [], []
-    for name, stride in CNN_STRIDES.items():
-        pad = 2 if name == "conv1" else 0
-        x, conv = conv2d_forward(x, params[f"{name}.w"], params[f"{name}.b"], stride, pad)
-        x, _ = relu_forward(x)
-        convs.append(conv)
-        maps.append(x)
-    scores, out = linear_forward(x.reshape(len(x), -1), params["out.w"], params["out.b"])
-    return scores, CNNCache(convs, maps, out)
-
-
-def cnn_backward(dscores: Array, cache: CNNCache, need_dx: bool = False) -> tuple[Params, Array | None]:
-    """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
-    dx: Array | None
-    grads: Params = {}
-    dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
-    for name, conv, out in reversed(list(zip(CNN_STRIDES, cache.convs, cache.maps, strict=True))):
-        assert dx is not None
-        dconv = relu_backward(dx.reshape(out.shape), out)
-        dx, grads[f"{name}.w"], grads[f"{name}.b"] = conv2d_backward(dconv, conv, need_dx or name != "conv1")
-    return grads, dx
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # The models as the training loop sees them
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -341,18 +279,12 @@ def make_models(config: Config) -> dict[str, Model]:
         capsules_loss,
         EVALUATION_BATCH,
     )
-    n_params = count_params(capsules.init_params(np.random.default_rng(0)))
-
-    def difference(n_channels: int) -> int:
-        shapes = cnn_shapes(config, n_channels).values()
-        return abs(sum(math.prod(shape) + shape[-1] for shape in shapes) - n_params)
-
-    n_channels = min(range(1, 1025), key=difference)
+    n_channels = conv_cnn_channels(config, count_params(capsules.init_params(np.random.default_rng(0))))
     cnn = Model(
         "cnn",
-        lambda rng: cnn_init(rng, config, n_channels),
-        cnn_forward,
-        cnn_backward,
+        lambda rng: conv_cnn_init(rng, config, n_channels),
+        conv_cnn_forward,
+        conv_cnn_backward,
         lambda scores, labels, progress: softmax_cross_entropy(scores, labels),
         EVALUATION_BATCH,
     )

@@ -23,6 +23,8 @@ it the capsule network's parameter count. All three go through the same loop, da
     ConvCaps2        (B, 5, 5, D, 4, 4), (…, D)     EM routing within 3x3 fields, stride 1
     class capsules   (B, 5, 4, 4), (B, 5)           EM routing; one W for all positions, whose places are added to votes
 
+The CNN of equal parameter count is then one of convolutions on the same grids.
+
 Deviations from the paper: voxel objects stand in for the smallNORB images by default (``--dataset smallnorb`` reads the
 real files); without ``--arch conv`` the primary capsules come from one dense layer, so there is no grid of capsules and
 no coordinate addition, and with it a cost counts mass in shares of an even distribution; the default loss is
@@ -1486,6 +1488,71 @@ def cnn_backward(dscores: Array, cache: CNNCache, need_dx: bool = False) -> tupl
     return grads, dx
 
 
+CONV_CNN_STRIDES = {"conv1": 2, "conv2": CAPS_STRIDES["convcaps1"], "conv3": CAPS_STRIDES["convcaps2"]}
+
+
+def conv_cnn_shapes(config: ConvCapsConfig, n_channels: int) -> dict[str, tuple[int, ...]]:
+    """Weights of a CNN on the capsules' own grids: their conv1, then 3x3 convolutions of ``n_channels``, and scores."""
+    k, side, A = CAPS_KERNEL, conv_capsnet_grids(config.image_size)[-1], config.sizes[0]
+    return {
+        "conv1": (CONV_KERNEL, CONV_KERNEL, config.in_channels, A),
+        "conv2": (k, k, A, n_channels),
+        "conv3": (k, k, n_channels, n_channels),
+        "out": (side * side * n_channels, config.n_classes),
+    }
+
+
+def conv_cnn_channels(config: ConvCapsConfig, n_params: int) -> int:
+    """The number of channels that comes nearest to ``n_params`` parameters."""
+
+    def difference(n_channels: int) -> int:
+        shapes = conv_cnn_shapes(config, n_channels).values()
+        return abs(sum(math.prod(shape) + shape[-1] for shape in shapes) - n_params)
+
+    return min(range(1, 1025), key=difference)
+
+
+def conv_cnn_init(rng: np.random.Generator, config: ConvCapsConfig, n_channels: int) -> Params:
+    params: Params = {}
+    for name, shape in conv_cnn_shapes(config, n_channels).items():
+        gain = 1 if name == "out" else 2  # what a ReLU takes away
+        params[f"{name}.w"] = rng.normal(0, math.sqrt(gain / math.prod(shape[:-1])), shape).astype(config.dtype)
+        params[f"{name}.b"] = np.zeros(shape[-1], config.dtype)
+    return params
+
+
+class ConvCNNCache(NamedTuple):
+    convs: list[ConvCache]
+    relus: list[Array]
+    out: LinearCache
+
+
+def conv_cnn_forward(params: Params, x: Array) -> tuple[Array, ConvCNNCache]:
+    """x (B, H, W, C) -> class scores (B, E)."""
+    convs, relus = [], []
+    for name, stride in CONV_CNN_STRIDES.items():
+        x, conv_cache = conv2d_forward(
+            x, params[f"{name}.w"], params[f"{name}.b"], stride, pad=2 if name == "conv1" else 0
+        )
+        x, relu_cache = relu_forward(x)
+        convs.append(conv_cache)
+        relus.append(relu_cache)
+    scores, out_cache = linear_forward(x.reshape(len(x), -1), params["out.w"], params["out.b"])
+    return scores, ConvCNNCache(convs, relus, out_cache)
+
+
+def conv_cnn_backward(dscores: Array, cache: ConvCNNCache, need_dx: bool = False) -> tuple[Params, Array | None]:
+    """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
+    dx: Array | None
+    grads: Params = {}
+    dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
+    for name, conv, relu in reversed(list(zip(CONV_CNN_STRIDES, cache.convs, cache.relus, strict=True))):
+        assert dx is not None
+        dconv = relu_backward(dx.reshape(relu.shape), relu)
+        dx, grads[f"{name}.w"], grads[f"{name}.b"] = conv2d_backward(dconv, conv, need_dx or name != "conv1")
+    return grads, dx
+
+
 def count_params(params: Params) -> int:
     return sum(p.size for p in params.values())
 
@@ -1521,19 +1588,27 @@ def make_models(config: Config) -> dict[str, Model]:
         capsules_loss,
         eval_batch=256 if dense else 32,
     )
-    # Each hidden unit costs its weights from conv1, its bias, and its weights to the classes.
-    conv_and_out_bias = CONV_KERNEL**2 * config.in_channels * CONV_CHANNELS + CONV_CHANNELS + N_CLASSES
     n_params = count_params(capsules.init_params(np.random.default_rng(0)))
-    n_matched = max(1, round((n_params - conv_and_out_bias) / (config.n_features + 1 + N_CLASSES)))
-    models = (capsules, cnn("cnn", 64), cnn("cnn_matched", n_matched))
-    return {model.name: model for model in models}
+    if dense:
+        # Each hidden unit costs its weights from conv1, its bias, and its weights to the classes.
+        conv_and_out_bias = CONV_KERNEL**2 * config.in_channels * CONV_CHANNELS + CONV_CHANNELS + N_CLASSES
+        matched = cnn("cnn_matched", round((n_params - conv_and_out_bias) / (config.n_features + 1 + N_CLASSES)))
+    else:  # so few parameters would make four hidden units; convolutions make a network of them
+        n_channels = conv_cnn_channels(config, n_params)
+        matched = cnn("cnn_matched", 0)._replace(
+            init_params=lambda rng: conv_cnn_init(rng, config, n_channels),
+            forward=lambda params, x: conv_cnn_forward(params, centred(x)),
+            backward=conv_cnn_backward,
+        )
+    return {model.name: model for model in (capsules, cnn("cnn", 64), matched)}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Optimiser, evaluation, training loop
 # ----------------------------------------------------------------------------------------------------------------------
 
-DECAYED = {"conv1.w", "primary.w", "hidden.w", "out.w"}  # not the biases, and not what EM routing works with
+# Not the biases, and not what EM routing works with.
+DECAYED = {"conv1.w", "conv2.w", "conv3.w", "primary.w", "hidden.w", "out.w"}
 ADAM_BLOCK = 1 << 15  # entries updated at a time: all operands of a block stay in the cache
 
 

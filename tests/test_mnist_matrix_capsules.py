@@ -148,22 +148,6 @@ def test_the_decoders_gradient_and_that_its_test_sees_errors(monkeypatch: pytest
     np.testing.assert_array_equal(dpixels, [[1, 0], [0, -3]])
 
 
-def check_cnn() -> None:
-    _, params, x, rng = whole_network("cnn")
-    upstream = rng.standard_normal((3, 10))
-
-    def f(images: Array, **params: Array) -> float:
-        return float((upstream * m.cnn_forward(params, images)[0]).sum())
-
-    grads, dx = m.cnn_backward(upstream, m.cnn_forward(params, x)[1], need_dx=True)
-    assert dx is not None
-    check_gradient(f, {"images": x} | params, {"images": dx} | grads, rng, n_directions=1, step=1e-6)
-
-
-def test_the_cnns_gradient_test_sees_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert surviving_mutants(monkeypatch, m, "cnn_backward", check_cnn) == []
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Models
 # ----------------------------------------------------------------------------------------------------------------------
