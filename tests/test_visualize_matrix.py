@@ -24,7 +24,15 @@ import multimnist_capsnet as digits
 import visualize_mnist_matrix_capsules as figures
 import visualize_smallnorb_novel_viewpoint as house
 
-SMALL = ["--seed=123", "--dataset=strokes", "--sizes=5,2,3,2", "--threads=1", "--batch-size=8", "--lr=0.01"]
+SMALL = [
+    "--seed=123",
+    "--dataset=strokes",
+    "--em-iters=3",
+    "--sizes=5,2,3,2",
+    "--threads=1",
+    "--batch-size=8",
+    "--lr=0.01",
+]
 ATTACK = ["--epsilons=0.1,0.3", "--attack-steps=2", "--n-attack=4"]
 TINY = [*SMALL, *ATTACK, "--n-epochs=2", "--n-train=32", "--n-test=20"]
 ALL = [
@@ -292,7 +300,7 @@ def test_a_perturbed_pose_is_that_pose_with_one_entry_moved(
         return original(decoder, poses, *rest)
 
     monkeypatch.setattr(experiment, "decode", decode)
-    found = figures.perturb(run, answers, 2)
+    found = figures.perturb(run, dict.fromkeys(answers, run.data.test.labels), 2)
     assert found.drawn.shape == (2, 16, 5, 28, 28, 1)
     assert found.effect.shape == (16, 2)
     middle = found.drawn[:, :, 2]
