@@ -14,6 +14,7 @@ from smallnorb_novel_viewpoint import Parser, environment, exit_status, require_
 
 OURS, PRODUCTS, EAGER = "numpy", "its matrix products alone", "PyTorch eager"
 Build = Callable[..., Step]
+BATCHES = [8, 16, 32, 64, 128]
 
 
 def compare(builds: dict[str, tuple[Build, dict[str, Any]]], repetitions: int, memory: bool) -> dict[str, Any]:
@@ -58,7 +59,8 @@ def default_command(repetitions: int, threads: int) -> dict[str, Any]:
     return {"columns": ["command", "seconds"], "rows": [[f"python {script.name}", round(seconds, 2)]]}
 
 
-def measure(repetitions: int, threads: int) -> dict[str, Any]:
+def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str, Any]:
+    """All tables, or those of one experiment."""
     import threadpoolctl
 
     torch = have_torch()
@@ -83,16 +85,20 @@ def measure(repetitions: int, threads: int) -> dict[str, Any]:
             )
         return builds
 
-    tables = {"smallnorb_command": default_command(max(3, repetitions // 8), threads)}
-    with threadpoolctl.threadpool_limits(threads):
-        tables["smallnorb"] = compare(with_torch(smallnorb, {"batch_size": 32}, {}), repetitions, memory=True)
-        plain: dict[str, Build] = {OURS: smallnorb.numpy_step, PRODUCTS: smallnorb.products_step}
-        if torch:
-            plain[EAGER] = smallnorb.torch_step
-        tables["smallnorb_batch"] = growth(plain, "batch size", "batch_size", [8, 16, 32, 64, 128], repetitions)
+    crew = {"threads": threads}
+    few = max(3, repetitions // 4)
 
-        crew = {"threads": threads}
-        few = max(3, repetitions // 4)
+    def plain(module: Any) -> dict[str, Build]:
+        builds: dict[str, Build] = {OURS: module.numpy_step, PRODUCTS: module.products_step}
+        return builds | ({EAGER: module.torch_step} if torch else {})
+
+    def measure_smallnorb() -> dict[str, Any]:
+        return {
+            "smallnorb": compare(with_torch(smallnorb, {"batch_size": 32}, {}), repetitions, memory=True),
+            "smallnorb_batch": growth(plain(smallnorb), "batch size", "batch_size", BATCHES, repetitions),
+        }
+
+    def measure_matrix_capsules() -> dict[str, Any]:
         builds: dict[str, tuple[Build, dict[str, Any]]] = {
             OURS: (matrix_capsules.numpy_step, crew),
             "numpy, one thread": (matrix_capsules.numpy_step, {"threads": 1}),
@@ -100,22 +106,38 @@ def measure(repetitions: int, threads: int) -> dict[str, Any]:
         if torch:
             builds[EAGER] = (matrix_capsules.torch_step, {})
             builds["torch.compile"] = (matrix_capsules.torch_step, {"compiled": True})
-        tables["matrix_capsules"] = compare(builds, few, memory=True)
         paper = {"sizes": (32, 32, 32, 32), "threads": threads}
         rows = [["A = B = C = D = 32, batch 32", round(peak_memory(matrix_capsules.numpy_step, **paper))]]
-        tables["matrix_capsules_paper"] = {"columns": ["training step", "peak MiB"], "rows": rows}
+        return {
+            "matrix_capsules": compare(builds, few, memory=True),
+            "matrix_capsules_paper": {"columns": ["training step", "peak MiB"], "rows": rows},
+        }
 
+    def measure_multimnist() -> dict[str, Any]:
         builds = with_torch(multimnist, {"batch_size": 32}, crew)
         builds["drawing its composites"] = (multimnist.overlay_step, {"batch_size": 32})
-        tables["multimnist"] = compare(builds, repetitions, memory=True)
         paper = {"batch_size": 128, "conv_channels": 256, "threads": threads}
         rows = [["paper preset, batch 128", round(peak_memory(multimnist.numpy_step, **paper))]]
-        tables["multimnist_paper"] = {"columns": ["training step", "peak MiB"], "rows": rows}
-        plain = {OURS: multimnist.numpy_step, PRODUCTS: multimnist.products_step}
-        if torch:
-            plain[EAGER] = multimnist.torch_step
-        tables["multimnist_batch"] = growth(plain, "batch size", "batch_size", [8, 16, 32, 64, 128], few)
-        tables["multimnist_width"] = growth(plain, "conv1 channels", "conv_channels", [16, 32, 64, 128], few)
+        widths = [16, 32, 64, 128]
+        return {
+            "multimnist": compare(builds, repetitions, memory=True),
+            "multimnist_paper": {"columns": ["training step", "peak MiB"], "rows": rows},
+            "multimnist_batch": growth(plain(multimnist), "batch size", "batch_size", BATCHES, few),
+            "multimnist_width": growth(plain(multimnist), "conv1 channels", "conv_channels", widths, few),
+        }
+
+    parts = {
+        "smallnorb": measure_smallnorb,
+        "matrix_capsules": measure_matrix_capsules,
+        "multimnist": measure_multimnist,
+    }
+    tables: dict[str, Any] = {}
+    if only is None:
+        tables["smallnorb_command"] = default_command(max(3, repetitions // 8), threads)
+    with threadpoolctl.threadpool_limits(threads):
+        for name, part in parts.items():
+            if only in (None, name):
+                tables |= part()
     return tables
 
 
@@ -126,12 +148,16 @@ def main(argv: list[str] | None = None) -> int:
         "--repetitions", type=whole_number(1, 10_000), default=60, metavar="N", help="rounds; default: %(default)s"
     )
     parser.add_argument("--threads", type=whole_number(1, 1024), default=2, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--only", choices=("smallnorb", "matrix_capsules", "multimnist"), help="one experiment; default: all"
+    )
     args = parser.parse_args(argv)
 
     def body() -> None:
         require_writable(args.out)
-        tables = measure(args.repetitions, args.threads)
-        command = f"python -m benchmarks --repetitions {args.repetitions} --threads {args.threads}"
+        tables = measure(args.repetitions, args.threads, args.only)
+        only = f" --only {args.only}" if args.only else ""
+        command = f"python -m benchmarks{only} --repetitions {args.repetitions} --threads {args.threads}"
         save_result(args.out, {"command": command, "environment": environment(), "tables": tables})
         for name, table in tables.items():
             print(f"\n{name}")
