@@ -696,15 +696,20 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
         with np.errstate(all="ignore"):
             return {name: models[name].forward(params[name], x)[0].argmax(axis=1) for name in names}
 
-    attacked: dict[str, list[Array]] = {}
-    for name in names:
-        loss = list(experiment.attack_losses(models[name], exact).values())[-1]
-        with np.errstate(all="ignore"):
-            attacked[name] = [
-                experiment.attack(models[name], params[name], images, labels[chosen], loss, epsilon,
-                                  config.attack_steps, config.pixel_range) for epsilon in epsilons
-            ]  # fmt: skip
+    def worst(name: str, epsilon: float) -> Array:
+        """Each image attacked along the model's own loss or, where that fails, along another one that misleads it."""
+        found, fooled = images.copy(), np.zeros(len(images), bool)
+        for k, loss in enumerate(experiment.attack_losses(models[name], exact).values()):
+            with np.errstate(all="ignore"):
+                moved = experiment.attack(models[name], params[name], images, labels[chosen], loss, epsilon,
+                                          config.attack_steps, config.pixel_range)  # fmt: skip
+            wrong = answers_to(moved)[name] != labels[chosen]
+            take = ~fooled & wrong if k else np.ones(len(images), bool)
+            found[take] = moved[take]
+            fooled |= wrong
+        return found
 
+    attacked = {name: [worst(name, epsilon) for epsilon in epsilons] for name in names}
     left, top, cell = 1.82, 1.4, 0.78
     pitch = (WIDTH - left - 0.04) / max(len(epsilons), 4)
     row = cell + (0.3 if config.has_digits else 0.46)  # longer names take two lines
