@@ -165,6 +165,14 @@ def mass_histogram(routing: experiment.ClassRouting, image: int, edges: Array) -
     return np.array(rows)
 
 
+def far_enough(routing: experiment.ClassRouting, share: float = 0.97) -> float:
+    """A distance within which that share of the mass of all iterations lies."""
+    distances, mass = routing.distances.reshape(-1), routing.weights.reshape(-1).astype(float)
+    order = np.argsort(distances)
+    below = np.cumsum(mass[order]) / mass.sum()
+    return float(distances[order[np.searchsorted(below, share).clip(max=len(order) - 1)]])
+
+
 class Tightness(NamedTuple):
     """Of the true classes' capsules and of all others, after each iteration: means over images."""
 
@@ -261,7 +269,7 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
     routing = experiment.class_routing(run.states["capsules"].params, run.data.test.images[chosen], config)
     shown = spread_over(len(routing.mu), 3)
     n_classes = config.n_classes
-    limit = float(np.quantile(routing.distances, 0.98))
+    limit = far_enough(routing)
     edges = np.linspace(0, limit, N_BINS + 1)
 
     left, top, side, gap = 2.02 if config.has_digits else 2.4, 1.22, 1.0, 0.07
@@ -438,7 +446,7 @@ def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
 # Figures: poses
 # ----------------------------------------------------------------------------------------------------------------------
 
-DECODER_IMAGES, DECODER_EPOCHS = 6000, 30
+DECODER_IMAGES, DECODER_EPOCHS = 3000, 40
 SWEEP = np.linspace(-2, 2, 5)  # in standard deviations of an entry over a class
 N_MEASURED = 500  # test images over which an entry's effect is measured
 
