@@ -247,7 +247,7 @@ def test_unknown_metric(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ctrl_c_keeps_what_is_finished(fake: str) -> None:
-    command = [sys.executable, compare_seeds.__file__, fake, "--seeds", "0:8", "--jobs", "2", "--", "--sleep", "0.4"]
+    command = [sys.executable, compare_seeds.__file__, fake, "--seeds", "0:8", "--jobs", "2", "--", "--sleep", "1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         cache = Path(".cache/compare_seeds")
         while len(list(cache.glob("fake-*.json"))) < 2 and process.poll() is None:
@@ -260,7 +260,7 @@ def test_ctrl_c_keeps_what_is_finished(fake: str) -> None:
     kept = len(list(cache.glob("fake-*.json")))
     assert 2 <= kept < 8
     before = len(runs())
-    assert main([*command[2:-3], "--resume", "--", "--sleep", "0.4"]) == 0
+    assert main([*command[2:-3], "--resume", "--", "--sleep", "1"]) == 0
     assert len(runs()) == before + 8 - kept
 
 
