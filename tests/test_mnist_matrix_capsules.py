@@ -19,6 +19,7 @@ import mnist_matrix_capsules as m
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from helpers import ROOT, check_gradient, run_script, surviving_mutants
+from test_smallnorb_files import make_arrays, write_set
 
 Array = np.ndarray
 
@@ -740,12 +741,25 @@ def test_voxels_and_their_held_out_viewpoints(tmp_path: Path, capsys: pytest.Cap
     assert "held out" in capsys.readouterr().out
 
 
-def test_the_smallnorb_files_run(tmp_path: Path) -> None:
+def test_smallnorb_files_are_learnt_and_attacked(tmp_path: Path) -> None:
+    for subset, seed in (("training", 0), ("testing", 1)):
+        write_set(tmp_path, subset, make_arrays(subset, 60, seed))
+    flags = ["--dataset", "smallnorb", "--data-dir", str(tmp_path), "--n-epochs", "1", "--sizes", "4,2,2,2"]
+    out = tmp_path / "out.json"
+    assert m.main([*flags, "--batch-size", "4", "--quiet", "--out-json", str(out), "--attack", "fgsm"]) == 0
+    result = json.loads(out.read_text())
+    assert result["dataset"] == "smallnorb"
+    for figures in result["models"].values():
+        assert 0 <= figures["fgsm_0.1_accuracy"] <= 1
+        assert figures["fgsm_0_accuracy"] == figures["accuracy"]  # fewer images than --n-attack
+
+
+def test_too_few_real_pairs_are_an_error_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     sample = ROOT.parent / "shared" / "data" / "smallnorb_sample"
     if not sample.is_dir():
         pytest.skip(f"no smallNORB sample at {sample}")
-    flags = ["--dataset", "smallnorb", "--data-dir", str(sample), "--n-epochs", "1", "--sizes", "4,2,2,2"]
-    assert m.main([*flags, "--batch-size", "4", "--out-json", str(tmp_path / "out.json"), "--attack", "fgsm"]) in {0, 1}
+    assert m.main(["--dataset", "smallnorb", "--data-dir", str(sample)]) == 1
+    assert "falls into the held-out range" in capsys.readouterr().err
 
 
 def test_the_shell_sees_a_run_without_noise() -> None:
