@@ -908,50 +908,37 @@ def softmax_backward(dc: Array, c: Array) -> Array:
     return dc
 
 
-PARENTS = 5  # dealt with at a time: few, that their products stay in the cache, but not one: threads wait for calls
-
-
 class RoutingCache(NamedTuple):
     u: Array  # (P, I, B)
     w: Array  # (J, P, I, D)
     c: list[Array]  # per iteration: couplings (J, I, B)
-    squashes: list[list[SquashCache]]  # per iteration and group of parents
+    squashes: list[SquashCache]  # per iteration
     v: list[Array]  # per iteration: (J, D, B)
 
 
 def routing_forward(u: Array, w: Array, n_iters: int, ws: Workspace) -> tuple[Array, RoutingCache]:
-    """Dynamic routing [Sabour 2017, procedure 1]. u (P, I, B), w (J, P, I, D) -> v (J, D, B).
-
-    Between two softmaxes the parents know nothing of each other. So a group of them is done with before the next: its
-    weights and products stay in the processor's cache.
-    """
+    """Dynamic routing [Sabour 2017, procedure 1]. u (P, I, B), w (J, P, I, D) -> v (J, D, B)."""
     J, P, I, D = w.shape
     B = u.shape[-1]
     cache = RoutingCache(u, w, [], [], [])
-    b = ws("routing.b", J, I, B)
+    b, x, sums = ws("routing.b", J, I, B), ws("routing.x", J, P, I, B), ws("routing.sums", J, P, D, B)
     b[...] = 0
-    products, sums = ws("routing.x", PARENTS, P, I, B), ws("routing.sums", PARENTS, P, D, B)
     for t in range(n_iters):
         c, v = ws(f"routing.c{t}", J, I, B), ws(f"routing.v{t}", J, D, B)
         if t == 0:
             c[...] = 1 / J  # b is zero
         else:
             softmax_over_parents(b, c)
-        squashes = []
-        for start in range(0, J, PARENTS):
-            g = slice(start, min(J, start + PARENTS))
-            x = products[: g.stop - start]
-            cu = u if t == 0 else np.multiply(c[g, None], u, out=x)  # (P, I, B) or (g, P, I, B)
-            s = np.matmul(w[g].transpose(0, 1, 3, 2), cu, out=sums[: len(x)]).sum(axis=1)  # (g, D, B)
-            if t == 0:  # c = 1 / J
-                s /= J
-            squashes.append(squash_forward(s, 1, v[g]))
-            if t < n_iters - 1:
-                np.matmul(w[g], v[g, None], out=x)  # (g, P, I, B)
-                b[g] += np.einsum("pib,jpib->jib", u, x)
+        cu = u if t == 0 else np.multiply(c[:, None], u, out=x)  # (P, I, B) or (J, P, I, B)
+        s = np.matmul(w.transpose(0, 1, 3, 2), cu, out=sums).sum(axis=1)  # (J, D, B)
+        if t == 0:  # c = 1 / J
+            s /= J
         cache.c.append(c)
-        cache.squashes.append(squashes)
+        cache.squashes.append(squash_forward(s, 1, v))
         cache.v.append(v)
+        if t < n_iters - 1:
+            np.matmul(w, v[:, None], out=x)  # (J, P, I, B)
+            b += np.einsum("pib,jpib->jib", u, x)
     return v, cache
 
 
@@ -966,45 +953,33 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
     u, w, c, squashes, v = cache
     J, P, I, D = w.shape
     B = u.shape[-1]
-    products, dw_terms = ws("routing.x", PARENTS, P, I, B), ws("routing.dw_term", PARENTS, P, I, D)
-    sums = ws("routing.sums", PARENTS, P, D, B)
-    du, db, dc = ws("routing.du", P, I, B), ws("routing.db", J, I, B), ws("routing.dc", J, I, B)
+    x, dw_term, sums = ws("routing.x", J, P, I, B), ws("routing.dw_term", *w.shape), ws("routing.sums", J, P, D, B)
+    du, db = ws("routing.du", P, I, B), ws("routing.db", J, I, B)
     du[...] = db[...] = 0
     last = len(v) - 1
     first = last if policy == "stop" else 0
     for t in range(last, first - 1, -1):
-        for start in range(0, J, PARENTS):
-            g = slice(start, min(J, start + PARENTS))
-            x, dw_term = products[: g.stop - start], dw_terms[: g.stop - start]
-            dv_g = dv[g]
-            if t < last:  # b += a; a = sum_d v u_hat
-                np.multiply(db[g, None], u, out=x)
-                v_rows = np.ascontiguousarray(v[t][g].transpose(0, 2, 1))  # (g, B, D)
-                dw[g] += np.matmul(x, v_rows[:, None], out=dw_term)
-                dv_g = np.matmul(w[g].transpose(0, 1, 3, 2), x, out=sums[: len(x)]).sum(axis=1)
-                np.matmul(w[g], v[t][g, None], out=x)
-                x *= db[g, None]
-                for x_j in x:
-                    du += x_j
-            ds = squash_backward(dv_g, squashes[t][start // PARENTS])  # v = squash(s)
-            # s = sum_i c u_hat
-            ds_rows = np.ascontiguousarray(ds.transpose(0, 2, 1))  # (g, B, D)
-            if t == 0:  # c = 1 / J
-                cu, ds_rows = u, ds_rows / J
-            else:
-                cu = np.multiply(c[t][g, None], u, out=x)
-            if t == last:  # the first to write there
-                np.matmul(cu, ds_rows[:, None], out=dw[g])
-            else:
-                dw[g] += np.matmul(cu, ds_rows[:, None], out=dw_term)
-            np.matmul(w[g], ds[:, None], out=x)
-            if t > first:
-                np.einsum("pib,jpib->jib", u, x, out=dc[g])
-            x *= c[t][g, None]
-            for x_j in x:
-                du += x_j
+        if t < last:  # b += a; a = sum_d v u_hat
+            np.multiply(db[:, None], u, out=x)
+            v_rows = np.ascontiguousarray(v[t].transpose(0, 2, 1))  # (J, B, D)
+            dw += np.matmul(x, v_rows[:, None], out=dw_term)
+            dv = np.matmul(w.transpose(0, 1, 3, 2), x, out=sums).sum(axis=1)
+            np.matmul(w, v[t][:, None], out=x)
+            du += np.einsum("jib,jpib->pib", db, x)
+        ds = squash_backward(dv, squashes[t])  # v = squash(s)
+        if t == 0:  # c = 1 / J
+            ds /= J
+        # s = sum_i c u_hat
+        ds_rows = np.ascontiguousarray(ds.transpose(0, 2, 1))  # (J, B, D)
+        cu = u if t == 0 else np.multiply(c[t][:, None], u, out=x)
+        if t == last:  # the first to write there
+            np.matmul(cu, ds_rows[:, None], out=dw)
+        else:
+            dw += np.matmul(cu, ds_rows[:, None], out=dw_term)
+        np.matmul(w, ds[:, None], out=x)
+        du += x.sum(axis=0) if t == 0 else np.einsum("jib,jpib->pib", c[t], x)
         if t > first:
-            db += softmax_backward(dc, c[t])  # c = softmax(b)
+            db += softmax_backward(np.einsum("pib,jpib->jib", u, x), c[t])  # c = softmax(b)
     return du
 
 
