@@ -14,6 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 
 Array = np.ndarray
 
@@ -195,3 +196,33 @@ def run_script(script: str, *args: object, timeout: float = 120) -> subprocess.C
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, check=False, env=script_environment()
     )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a script says of mistakes
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def usage_error(script: ModuleType, argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of a wrong command line; status 2."""
+    with pytest.raises(SystemExit) as stopped:
+        script.main(argv)
+    assert stopped.value.code == 2, argv
+    out, error = capsys.readouterr()
+    assert out == "", argv
+    assert ": error: " in error, argv
+    assert error.count("\n") == 1, argv
+    assert error.endswith("\n"), argv
+    return error
+
+
+def failure(script: ModuleType, argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a failed run prints; status 1."""
+    capsys.readouterr()
+    assert script.main(argv) == 1, argv
+    out, error = capsys.readouterr()
+    assert out == "", argv
+    assert error.startswith("error: "), argv
+    assert error.count("\n") == 1, argv
+    assert error.endswith("\n"), argv
+    return error

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import smallnorb_novel_viewpoint as s
-from helpers import ROOT, run_script, script_environment
+from helpers import ROOT, failure, run_script, script_environment, usage_error
 
 Array = np.ndarray
 
@@ -43,31 +43,6 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("got as far as the data")
 
     monkeypatch.setattr(s, "make_data", make_data)
-
-
-def usage_error(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line of a wrong command line; status 2."""
-    with pytest.raises(SystemExit) as exit_info:
-        s.main(argv)
-    assert exit_info.value.code == 2
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert ": error: " in error
-    assert error.count("\n") == 1
-    assert error.endswith("\n")
-    return error
-
-
-def failure(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that a failed run prints; status 1."""
-    capsys.readouterr()
-    assert s.main(argv) == 1
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert error.endswith("\n")
-    return error
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -122,15 +97,15 @@ def test_every_flag_with_a_value_is_tried() -> None:
 @pytest.mark.parametrize("flag", WRONG)
 def test_a_wrong_value_is_one_line_that_names_the_flag(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     for value in WRONG[flag]:
-        line = usage_error([flag, value], capsys)
+        line = usage_error(s, [flag, value], capsys)
         assert f"argument {flag}: " in line, value
-    assert f"argument {flag}: expected" in usage_error([flag], capsys)  # and no value at all
+    assert f"argument {flag}: expected" in usage_error(s, [flag], capsys)  # and no value at all
 
 
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("flag", ["--resume=1", "--quiet=yes", "--no-such-flag", "stray"])
 def test_unknown_arguments(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert flag.split("=")[0] in usage_error([flag], capsys)
+    assert flag.split("=")[0] in usage_error(s, [flag], capsys)
 
 
 @pytest.mark.usefixtures("no_data")
@@ -150,7 +125,7 @@ def test_unknown_arguments(flag: str, capsys: pytest.CaptureFixture[str]) -> Non
     ],
 )
 def test_ranges_that_overlap_modulo_360_are_refused(train: str, test: str, capsys: pytest.CaptureFixture[str]) -> None:
-    line = usage_error(["--train-azimuths", train, "--test-azimuths", test], capsys)
+    line = usage_error(s, ["--train-azimuths", train, "--test-azimuths", test], capsys)
     assert "argument --test-azimuths: " in line
     assert "overlaps" in line
 
@@ -194,7 +169,7 @@ BOTH = ["--train-elevations", "10:35", "--test-elevations", "40:70"]
 def test_flags_that_do_not_fit_together(
     argv: list[str], flag: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = usage_error(argv, capsys)
+    line = usage_error(s, argv, capsys)
     assert flag in line
     assert says in line
 
@@ -270,7 +245,7 @@ def test_an_unwritable_path_is_found_before_training(
 ) -> None:
     path = place(tmp_path)
     before = sorted(p.name for p in tmp_path.iterdir())
-    assert f"error: cannot write {path}: " in failure([*SHORT, flag, str(path)], capsys)
+    assert f"error: cannot write {path}: " in failure(s, [*SHORT, flag, str(path)], capsys)
     assert sorted(p.name for p in tmp_path.iterdir()) == before
 
 
@@ -409,7 +384,7 @@ def test_a_nan_stops_the_run_and_names_epoch_and_step(
 
     monkeypatch.setattr(s, "softmax_cross_entropy", fail_in_fifth_step)
     checkpoint, out = tmp_path / "c.npz", tmp_path / "out.json"
-    line = failure([*SHORT, "--checkpoint", str(checkpoint), "--out-json", str(out)], capsys)
+    line = failure(s, [*SHORT, "--checkpoint", str(checkpoint), "--out-json", str(out)], capsys)
     assert "capsules" in line
     assert "epoch 2, step 2" in line  # three steps an epoch
     assert "--lr" in line
@@ -579,7 +554,7 @@ def test_resuming_with_other_settings_is_refused(
     change: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = checkpoint.read_bytes()
-    line = failure([*SHORT, "--checkpoint", str(checkpoint), "--resume", *change.split()], capsys)
+    line = failure(s, [*SHORT, "--checkpoint", str(checkpoint), "--resume", *change.split()], capsys)
     assert f"cannot resume {checkpoint}" in line
     flag, value = change.split()
     assert (flag in line and value in line) or "for 1 epochs: it was begun for 2" in line
@@ -595,7 +570,7 @@ def test_a_longer_spread_training_is_refused(tmp_path: Path, capsys: pytest.Capt
     """Its margin grows over the whole training, so a shorter one is no beginning of it."""
     argv = [*SHORT, "--loss", "spread", "--checkpoint", str(tmp_path / "c.npz")]
     assert s.main(argv) == 0
-    assert "--n-epochs" in failure([*argv, "--n-epochs", "3", "--resume"], capsys)
+    assert "--n-epochs" in failure(s, [*argv, "--n-epochs", "3", "--resume"], capsys)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -691,7 +666,7 @@ def test_what_is_no_checkpoint_is_one_line(
     if kind in {"missing array", "state without step"}:  # what the break is about does exist in the sound file
         s.load_checkpoint(checkpoint)
     for argv in ([*SHORT, "--resume"], ["--predict", str(picture)]):
-        line = failure([*argv, "--checkpoint", str(path)], capsys)
+        line = failure(s, [*argv, "--checkpoint", str(path)], capsys)
         assert str(path) in line
         assert "checkpoint" in line
     assert not checkpoint.with_name("trace").exists()  # nothing was unpickled
@@ -700,9 +675,9 @@ def test_what_is_no_checkpoint_is_one_line(
 @pytest.mark.usefixtures("no_training")
 def test_a_checkpoint_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "none.npz"
-    assert f"there is no checkpoint {path}" in failure([*SHORT, "--resume", "--checkpoint", str(path)], capsys)
-    assert f"there is no checkpoint {path}" in failure(["--predict", "x.png", "--checkpoint", str(path)], capsys)
-    assert "checkpoint" in failure(["--predict", "x.png", "--checkpoint", str(tmp_path)], capsys)
+    assert f"there is no checkpoint {path}" in failure(s, [*SHORT, "--resume", "--checkpoint", str(path)], capsys)
+    assert f"there is no checkpoint {path}" in failure(s, ["--predict", "x.png", "--checkpoint", str(path)], capsys)
+    assert "checkpoint" in failure(s, ["--predict", "x.png", "--checkpoint", str(tmp_path)], capsys)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -811,11 +786,11 @@ def test_pictures_that_cannot_be_read_are_one_line(
     (tmp_path / "cut.png").write_bytes(good.read_bytes()[:-40])
     predict = ["--checkpoint", str(checkpoint), "--predict", str(good)]
     for name in ("text.png", "empty.png", "cut.png"):
-        line = failure([*predict, str(tmp_path / name)], capsys)
+        line = failure(s, [*predict, str(tmp_path / name)], capsys)
         assert f"{tmp_path / name} is not a picture that can be read" in line
-    assert f"there is no picture {tmp_path / 'none.png'}" in failure([*predict, str(tmp_path / "none.png")], capsys)
+    assert f"there is no picture {tmp_path / 'none.png'}" in failure(s, [*predict, str(tmp_path / "none.png")], capsys)
     for path in (tmp_path, tmp_path / ("x" * 300), good / "below"):
-        assert str(path) in failure([*predict, str(path)], capsys)
+        assert str(path) in failure(s, [*predict, str(path)], capsys)
 
 
 @settings(

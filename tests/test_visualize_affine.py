@@ -5,31 +5,40 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from matplotlib.transforms import Bbox
-from PIL import Image
 
 import make_mnist_affine_capsnet_gif as animation
 import mnist_affine_capsnet as experiment
 import multimnist_capsnet as base
 import visualize_mnist_affine_capsnet as figures
 import visualize_smallnorb_novel_viewpoint as house
+from figure_checks import (
+    check_animation,
+    check_failures,
+    check_pictures,
+    check_texts,
+    check_unchanged,
+    drawn_texts,
+    pictures,
+    refuse_to_train,
+    shown_texts,
+)
+from helpers import failure, usage_error
 
 SMALL = ["--seed=123", "--dataset=strokes", "--conv-channels=4", "--primary-types=2", "--threads=1"]
 TINY = [*SMALL, "--n-epochs=2", "--n-train=64", "--n-val=20", "--n-test=60", "--n-sweep=5", "--batch-size=16"]
 CANVAS = [*TINY, "--canvas=40", "--match-accuracy=1", "--check-every=3"]
 ALL = [name for name in figures.FIGURES if name != "affnist_examples"]
+FOLDER = Path("viz", experiment.EXPERIMENT)
 
 
 @functools.cache
@@ -55,10 +64,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(*_: Any, **__: Any) -> None:
-        raise AssertionError("trained before the error was found")
-
-    monkeypatch.setattr(base, "train", train)
+    refuse_to_train(monkeypatch, base, "train")
 
 
 def trained(folder: Path, flags: list[str]) -> Path:
@@ -104,10 +110,6 @@ def some_seeds(run: figures.Run, n: int = 3) -> figures.Seeds:
 NO_SEEDS = figures.Seeds(0, {}, {})
 
 
-def pictures(folder: str | Path) -> dict[str, bytes]:
-    return {path.stem: path.read_bytes() for path in sorted(Path(folder, experiment.EXPERIMENT).iterdir())}
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures
 # ----------------------------------------------------------------------------------------------------------------------
@@ -115,52 +117,22 @@ def pictures(folder: str | Path) -> dict[str, bytes]:
 
 def test_training_and_checkpoint_give_the_same_figures(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert figures.main([f"--checkpoint={checkpoint}"]) == 0
-    first = pictures("viz")
-    assert list(first) == sorted(ALL)
-    for name, content in first.items():
-        assert len(content) < 400_000, name
-        path = Path("viz", experiment.EXPERIMENT, f"{name}.png")
-        with Image.open(path) as image:
-            assert image.width == (1800 if name == "capsule_dimensions_all" else 900), name
-            assert 300 <= image.height <= 1300, name
-            assert "Software" not in image.info, name
-            assert len(np.unique(np.asarray(image.convert("L")))) > 20, name
-        os.utime(path, (0, 0))
-
-    capsys.readouterr()
+    check_pictures(FOLDER, ALL, highest=1300, widths={"capsule_dimensions_all": 1800})
     again = ("rotation_sweep", "reconstructions", "training_curves")
-    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "yellow"}):  # a user's own style changes nothing
-        assert figures.main([*TINY, "--quiet", f"--figures={','.join(again)}"]) == 0
-    assert pictures("viz") == first
-    assert capsys.readouterr().out.count("unchanged") == len(again)
-    for path in Path("viz", experiment.EXPERIMENT).iterdir():
-        assert path.stat().st_mtime == 0, f"{path.name} was written again although it is the same"
+    check_unchanged(figures, [*TINY, "--quiet", f"--figures={','.join(again)}"], FOLDER, capsys, redrawn=again)
 
 
 def test_only_the_figures_that_were_asked_for(on_canvas: Path) -> None:
     other = ["--n-test=40", "--rotation=-70", "--outdir=x"]  # test sets may differ from those of the checkpoint
     asked = "--figures=affnist_examples,confusion_matrices"
     assert figures.main([f"--checkpoint={on_canvas}", f"--results={on_canvas.parent}/r.json", asked, *other]) == 0
-    assert list(pictures("x")) == ["affnist_examples", "confusion_matrices"]
+    assert list(pictures(Path("x", experiment.EXPERIMENT))) == ["affnist_examples", "confusion_matrices"]
 
 
 def test_every_model_has_a_look_of_its_own() -> None:
     assert tuple(figures.MODEL_STYLES) == tuple(figures.SHORT) == experiment.MODEL_NAMES
     assert len({style.colour for style in figures.MODEL_STYLES.values()}) == len(figures.MODEL_STYLES)
     assert len({style.marker for style in figures.MODEL_STYLES.values()}) == len(figures.MODEL_STYLES)
-
-
-def check_texts(texts: list[tuple[Text, Bbox]], fig: Figure, least: float, name: str) -> None:
-    for text, box in texts:
-        assert float(text.get_fontsize()) >= least, (name, text)
-        assert min(box.x0, box.y0) >= 0, (name, text)
-        assert box.x1 <= fig.bbox.x1, (name, text)
-        assert box.y1 <= fig.bbox.y1, (name, text)
-    edges = np.array([box.extents for _, box in texts])
-    width = np.minimum(edges[:, None, 2], edges[None, :, 2]) - np.maximum(edges[:, None, 0], edges[None, :, 0])
-    height = np.minimum(edges[:, None, 3], edges[None, :, 3]) - np.maximum(edges[:, None, 1], edges[None, :, 1])
-    for a, b in np.argwhere(np.triu(np.minimum(width, height) >= 3, 1)):
-        raise AssertionError((name, texts[a][0], texts[b][0]))
 
 
 CASES = {
@@ -172,18 +144,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_texts_are_large_enough_and_stay_apart(
-    run: figures.Run, canvas_run: figures.Run, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
-    drawn: list[tuple[Text, Bbox]] = []
-    original = Text.draw
-
-    def draw(self: Text, renderer: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, renderer, *args, **kwargs)
-        if self.get_visible() and self.get_text().strip():
-            drawn.append((self, self.get_window_extent(renderer)))
-
-    monkeypatch.setattr(Text, "draw", draw)
+def test_texts_are_large_enough_and_stay_apart(run: figures.Run, canvas_run: figures.Run, case: str) -> None:
     shown = canvas_run if case == "canvas" else run
     if case == "capsules alone":
         shown = run._replace(states={"capsnet": run.states["capsnet"]}, tested={"capsnet": run.tested["capsnet"]})
@@ -191,13 +152,10 @@ def test_texts_are_large_enough_and_stay_apart(
     for name, drawer in figures.drawers(shown, seeds).items():
         if name not in CASES[case]:
             continue
-        drawn.clear()
-        with house.house_style():
-            fig = drawer()
-            fig.canvas.draw()
+        fig, texts = drawn_texts(drawer)
         seed = "3 seeds" if seeds.n and name == "rotation_sweep" else "seed 123"
-        assert any(seed in t.get_text() and "not MNIST" in t.get_text() for t, _ in drawn), name
-        check_texts(drawn, fig, 18 if name == "capsule_dimensions_all" else 9, name)
+        assert any(seed in t.get_text() and "not MNIST" in t.get_text() for t, _ in texts), name
+        check_texts(fig, texts, name, least=18 if name == "capsule_dimensions_all" else 9)
 
 
 def test_every_seed_has_its_curve(run: figures.Run) -> None:
@@ -333,10 +291,7 @@ def test_useless_results_are_an_error_in_words(
     no_training: None, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     Path("r.json").write_text(text)
-    assert figures.main([*TINY, "--results", "r.json"]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: r.json")
-    assert error.count("\n") == 1
+    assert failure(figures, [*TINY, "--results", "r.json"], capsys).startswith("error: r.json")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -347,25 +302,7 @@ def test_useless_results_are_an_error_in_words(
 def test_animation_has_the_frames_that_were_asked_for(
     checkpoint: Path, on_canvas: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = [f"--checkpoint={checkpoint}", "--frames=2", "--fps=20", "--quiet", "--out=sub/a.gif"]
-    assert animation.main(flags) == 0
-    content = Path("sub/a.gif").read_bytes()
-    with Image.open("sub/a.gif") as gif:
-        assert gif.n_frames == 2
-        assert 800 <= gif.width <= 900
-        assert gif.info["loop"] == 0
-        durations, frames = [], []
-        for k in range(2):
-            gif.seek(k)
-            durations.append(gif.info["duration"])
-            frames.append(np.asarray(gif.convert("RGB")))
-    assert durations == [50, 2500]
-    assert all((frame[:5, :5] == 255).all() for frame in frames), "white has become grey"
-    assert len({frame.tobytes() for frame in frames}) == 2
-    assert len(content) < 4_000_000
-    assert animation.main(flags) == 0
-    assert Path("sub/a.gif").read_bytes() == content
-    assert "unchanged" in capsys.readouterr().out
+    check_animation(animation, [f"--checkpoint={checkpoint}", "--frames=2"], 2, 4_000_000, capsys)
     assert animation.main([f"--checkpoint={on_canvas}", "--frames=2", "--digits=8", "--out=b.gif"]) == 0
 
 
@@ -398,12 +335,9 @@ def test_texts_of_the_animation_stay_apart(run: figures.Run) -> None:
     with house.house_style():
         scene = animation.Scene(run, animation.Turning(run, (2, 4, 7), 3))
         scene.frame(0)
-        renderer: Any = scene.canvas
-        texts = [t for t in scene.fig.findobj(Text) if t.get_visible() and t.get_text().strip()]
-        boxes = [(text, text.get_window_extent(renderer.get_renderer())) for text in texts]
-    boxes = [(text, box) for text, box in boxes if box.width and np.isfinite(box.extents).all()]
-    assert len(boxes) > 100
-    check_texts(boxes, scene.fig, 9, "animation")
+        texts = shown_texts(scene)
+    assert len(texts) > 100
+    check_texts(scene.fig, texts, "animation")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -432,10 +366,7 @@ USAGE_ERRORS: list[tuple[Any, list[str]]] = [
 
 @pytest.mark.parametrize(("script", "flags"), USAGE_ERRORS)
 def test_wrong_flags(no_training: None, capsys: pytest.CaptureFixture[str], script: Any, flags: list[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        script.main(flags)
-    assert stopped.value.code == 2
-    assert "error: " in capsys.readouterr().err.splitlines()[-1]
+    usage_error(script, flags, capsys)
 
 
 def partly_trained(folder: Path, names: tuple[str, ...], steps: int) -> Path:
@@ -477,12 +408,7 @@ def test_what_cannot_work_is_found_before_the_training(
         (animation, ["--out=dir.gif"], "it is a folder"),
         (animation, ["--out=file/a.gif"], "cannot write"),
     ]
-    for script, flags, message in cases:
-        assert script.main(flags) == 1, flags
-        captured = capsys.readouterr()
-        assert captured.err.startswith("error: "), flags
-        assert captured.err.count("\n") == 1, flags
-        assert message in captured.err, flags
+    check_failures(cases, capsys)
 
 
 def test_flags_that_agree_with_the_checkpoint_are_welcome(checkpoint: Path) -> None:

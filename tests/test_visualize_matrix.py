@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
-from PIL import Image
 
 import make_mnist_matrix_capsules_gif as animation
 import mnist_matrix_capsules as experiment
 import multimnist_capsnet as digits
 import visualize_mnist_matrix_capsules as figures
 import visualize_smallnorb_novel_viewpoint as house
+from figure_checks import (
+    check_animation,
+    check_failures,
+    check_pictures,
+    check_texts,
+    check_unchanged,
+    drawn_texts,
+    refuse_to_train,
+)
+from helpers import usage_error
 
 SMALL = [
     "--seed=123",
@@ -39,6 +43,7 @@ ALL = [
     "attack_curves", "attacked_images", "confusion_matrix", "pose_perturbation", "receptive_fields", "training_curves",
     "vote_distances",
 ]  # fmt: skip
+FOLDER = Path("viz", experiment.EXPERIMENT)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -62,11 +67,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(*_: Any, **__: Any) -> None:
-        raise AssertionError("trained before the error was found")
-
-    monkeypatch.setattr(experiment, "train", train)
-    monkeypatch.setattr(experiment, "train_all", train)
+    refuse_to_train(monkeypatch, experiment, "train", "train_all")
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +96,6 @@ def attacked(config: experiment.Config, accuracies: list[float]) -> dict[str, An
     return {"seed": config.seed, "config": dataclasses.asdict(config), "models": models}
 
 
-def pictures(folder: str | Path) -> dict[str, bytes]:
-    return {path.stem: path.read_bytes() for path in sorted(Path(folder, experiment.EXPERIMENT).iterdir())}
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures
 # ----------------------------------------------------------------------------------------------------------------------
@@ -106,65 +103,20 @@ def pictures(folder: str | Path) -> dict[str, bytes]:
 
 def test_training_and_checkpoint_give_the_same_figures(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert figures.main([*TINY, "--quiet"]) == 0
-    trained = pictures("viz")
-    assert list(trained) == ALL
-    for name, content in trained.items():
-        assert len(content) <= 400_000, name
-        path = Path("viz", experiment.EXPERIMENT, f"{name}.png")
-        with Image.open(path) as image:
-            assert image.width == 900, name
-            assert 300 <= image.height <= 900, name
-            assert "Software" not in image.info, name
-            assert len(np.unique(np.asarray(image.convert("L")))) > 30, f"{name} is trivial"
-        os.utime(path, (0, 0))
-
-    capsys.readouterr()
-    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "yellow"}):  # a user's own style changes nothing
-        assert figures.main([f"--checkpoint={checkpoint}"]) == 0
-    assert pictures("viz") == trained
-    assert capsys.readouterr().out.count("unchanged") == len(ALL)
-    for path in Path("viz", experiment.EXPERIMENT).iterdir():
-        assert path.stat().st_mtime == 0, f"{path.name} was written again although it is the same"
+    check_pictures(FOLDER, ALL, highest=900)
+    check_unchanged(figures, [f"--checkpoint={checkpoint}"], FOLDER, capsys)
 
 
-Drawn = list[tuple[Text, Bbox]]
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
-    """Grows by every text that is drawn."""
-    found: Drawn = []
-    original = Text.draw
-
-    def draw(self: Text, renderer: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, renderer, *args, **kwargs)
-        if self.get_visible() and self.get_text().strip():
-            found.append((self, self.get_window_extent(renderer)))
-
-    monkeypatch.setattr(Text, "draw", draw)
-    return found
-
-
-def check_texts(name: str, drawer: Callable[[], Figure], drawn: Drawn, title: str, subtitle: str) -> None:
-    drawn.clear()
-    with house.house_style():
-        fig = drawer()
-        fig.canvas.draw()
-    assert any(title in t.get_text() and t.get_fontweight() == "bold" for t, _ in drawn), name
-    assert any(subtitle in t.get_text() for t, _ in drawn), name
-    for text, box in drawn:
-        assert float(text.get_fontsize()) >= 9, (name, text)
-        assert min(box.x0, box.y0) >= 0, (name, text)
-        assert box.x1 <= fig.bbox.x1, (name, text)
-        assert box.y1 <= fig.bbox.y1, (name, text)
-    for (a, first), (b, second) in itertools.combinations(drawn, 2):
-        common = Bbox.intersection(first, second)
-        assert common is None or min(common.width, common.height) < 3, (name, a, b)
+def check_figure(name: str, drawer: Callable[[], Figure], title: str, subtitle: str) -> None:
+    fig, texts = drawn_texts(drawer)
+    assert any(title in t.get_text() and t.get_fontweight() == "bold" for t, _ in texts), name
+    assert any(subtitle in t.get_text() for t, _ in texts), name
+    check_texts(fig, texts, name)
 
 
 @pytest.mark.parametrize("right", ["every answer", "none"])
 def test_texts_are_large_enough_and_stay_apart(
-    run: figures.Run, answers: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, drawn: Drawn, right: str
+    run: figures.Run, answers: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, right: str
 ) -> None:
     labels = run.data.test.labels
     said = {"every answer": labels, "none": (labels + 1) % 10}
@@ -175,17 +127,17 @@ def test_texts_are_large_enough_and_stay_apart(
         files[-1].write_text(json.dumps(attacked(dataclasses.replace(run.config, seed=seed), accuracies)))
     for name, drawer in figures.drawers(run, figures.read_attacks(files, run.config)).items():
         if right == "none" or name in ("vote_distances", "confusion_matrix", "receptive_fields"):
-            check_texts(name, drawer, drawn, "not MNIST", "2 seeds" if name == "attack_curves" else "seed 123")
+            check_figure(name, drawer, "not MNIST", "2 seeds" if name == "attack_curves" else "seed 123")
 
 
-def test_views_of_objects_are_drawn_too(monkeypatch: pytest.MonkeyPatch, drawn: Drawn) -> None:
+def test_views_of_objects_are_drawn_too(monkeypatch: pytest.MonkeyPatch) -> None:
     all_of_them = figures.drawers
 
     def drawers(*given: Any) -> dict[str, Any]:
         found = all_of_them(*given)
         assert sorted(found) == ALL
         for name in ("training_curves", "confusion_matrix", "attacked_images", "vote_distances"):
-            check_texts(name, found[name], drawn, "voxel objects", "seed 123")
+            check_figure(name, found[name], "voxel objects", "seed 123")
         return {}
 
     monkeypatch.setattr(figures, "drawers", drawers)
@@ -359,25 +311,9 @@ def test_measured_attacks_are_those_of_the_script(run: figures.Run) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_animation_has_a_frame_for_each_iteration_of_each_snapshot() -> None:
-    flags = [*SMALL, "--n-train=32", "--n-test=20", "--n-epochs=2", "--snapshots=3", "--fps=20", "--quiet"]
-    assert animation.main([*flags, "--out=sub/a.gif"]) == 0
-    content = Path("sub/a.gif").read_bytes()
-    assert len(content) < 1_500_000
-    with Image.open("sub/a.gif") as gif:
-        assert gif.n_frames == 9
-        assert 800 <= gif.width <= 900
-        assert gif.info["loop"] == 0
-        durations, frames = [], []
-        for k in range(9):
-            gif.seek(k)
-            durations.append(gif.info["duration"])
-            frames.append(np.asarray(gif.convert("RGB")))
-    assert durations == [50] * 8 + [2500]
-    assert all((frame[:5, :5] == 255).all() for frame in frames), "white has become grey"
-    assert len({frame.tobytes() for frame in frames}) == 9
-    assert animation.main([*flags, "--out=sub/a.gif"]) == 0
-    assert Path("sub/a.gif").read_bytes() == content
+def test_animation_has_a_frame_for_each_iteration_of_each_snapshot(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*SMALL, "--n-train=32", "--n-test=20", "--n-epochs=2", "--snapshots=3"]
+    check_animation(animation, flags, 9, 1_500_000, capsys)
 
 
 @pytest.mark.parametrize(
@@ -426,10 +362,7 @@ USAGE_ERRORS: list[tuple[Any, list[str]]] = [
 
 @pytest.mark.parametrize(("script", "flags"), USAGE_ERRORS)
 def test_wrong_flags(no_training: None, capsys: pytest.CaptureFixture[str], script: Any, flags: list[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        script.main(flags)
-    assert stopped.value.code == 2
-    assert ": error: " in capsys.readouterr().err.splitlines()[-1]
+    usage_error(script, flags, capsys)
 
 
 def half_trained(tmp_path: Path) -> Path:
@@ -469,12 +402,7 @@ def test_what_cannot_work_is_found_before_the_training(
         (animation, ["--out=file/a.gif"], "cannot write"),
         (animation, [*TINY, "--n-test=9"], "--n-test 10 or more"),
     ]
-    for script, flags, message in cases:
-        assert script.main(flags) == 1, flags
-        captured = capsys.readouterr()
-        assert captured.err.startswith("error: "), flags
-        assert captured.err.count("\n") == 1, flags
-        assert message in captured.err, flags
+    check_failures(cases, capsys)
 
 
 def test_flags_of_attacks_go_with_any_checkpoint(checkpoint: Path) -> None:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
-from PIL import Image
 
 import make_multimnist_capsnet_gif as animation
 import multimnist_capsnet as experiment
 import visualize_multimnist_capsnet as figures
 import visualize_smallnorb_novel_viewpoint as house
+from figure_checks import (
+    check_animation,
+    check_failures,
+    check_pictures,
+    check_texts,
+    check_unchanged,
+    drawn_texts,
+    refuse_to_train,
+    shown_texts,
+)
+from helpers import failure, usage_error
 
 SMALL = ["--seed=123", "--dataset=strokes", "--conv-channels=4", "--primary-types=2", "--threads=1"]
 TINY = [*SMALL, "--n-epochs=2", "--n-train=64", "--n-test=60", "--batch-size=16"]
@@ -30,6 +34,7 @@ ALL = [
     "capsule_activations", "capsule_dimensions", "couplings", "example_pairs", "overlay", "reconstructions",
     "training_curves",
 ]  # fmt: skip
+FOLDER = Path("viz", experiment.EXPERIMENT)
 
 
 @functools.cache
@@ -53,10 +58,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(*_: Any, **__: Any) -> None:
-        raise AssertionError("trained before the error was found")
-
-    monkeypatch.setattr(experiment, "train", train)
+    refuse_to_train(monkeypatch, experiment, "train")
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +79,6 @@ def seen(run: figures.Run) -> figures.Look:
     return figures.look(run)
 
 
-def pictures(folder: str | Path) -> dict[str, bytes]:
-    return {path.stem: path.read_bytes() for path in sorted(Path(folder, experiment.EXPERIMENT).iterdir())}
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures
 # ----------------------------------------------------------------------------------------------------------------------
@@ -88,24 +86,8 @@ def pictures(folder: str | Path) -> dict[str, bytes]:
 
 def test_training_and_checkpoint_give_the_same_figures(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert figures.main([*TINY, "--quiet"]) == 0
-    trained = pictures("viz")
-    assert list(trained) == ALL
-    for name, content in trained.items():
-        assert len(content) <= 400_000, name
-        path = Path("viz", experiment.EXPERIMENT, f"{name}.png")
-        with Image.open(path) as image:
-            assert image.width == 900, name
-            assert 300 <= image.height <= 800, name
-            assert "Software" not in image.info, name
-        os.utime(path, (0, 0))
-
-    capsys.readouterr()
-    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "yellow"}):  # a user's own style changes nothing
-        assert figures.main([f"--checkpoint={checkpoint}"]) == 0
-    assert pictures("viz") == trained
-    assert capsys.readouterr().out.count("unchanged") == len(ALL)
-    for path in Path("viz", experiment.EXPERIMENT).iterdir():
-        assert path.stat().st_mtime == 0, f"{path.name} was written again although it is the same"
+    check_pictures(FOLDER, ALL, highest=800)
+    check_unchanged(figures, [f"--checkpoint={checkpoint}"], FOLDER, capsys)
 
 
 def test_every_model_has_a_look_of_its_own() -> None:
@@ -130,32 +112,13 @@ def with_hits(seen: figures.Look, hits: int | None) -> figures.Look:
 def test_texts_are_large_enough_and_stay_apart(
     run: figures.Run, seen: figures.Look, monkeypatch: pytest.MonkeyPatch, hits: int | None
 ) -> None:
-    drawn: list[tuple[Text, Bbox]] = []
-    original = Text.draw
-
-    def draw(self: Text, renderer: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, renderer, *args, **kwargs)
-        if self.get_visible() and self.get_text().strip():
-            drawn.append((self, self.get_window_extent(renderer)))
-
-    monkeypatch.setattr(Text, "draw", draw)
     monkeypatch.setattr(figures, "look", lambda _: with_hits(seen, hits))
     seeds = {model: np.full((3, 1), 0.5) for model in run.states} if hits is None else {}
     shown = run if hits is None else run._replace(states={"capsnet": run.states["capsnet"]})
     for name, drawer in figures.drawers(shown, seeds).items():
-        drawn.clear()
-        with house.house_style():
-            fig = drawer()
-            fig.canvas.draw()
-        assert any("seed 123" in t.get_text() and "not MNIST" in t.get_text() for t, _ in drawn), name
-        for text, box in drawn:
-            assert float(text.get_fontsize()) >= 9, (name, text)
-            assert min(box.x0, box.y0) >= 0, (name, text)
-            assert box.x1 <= fig.bbox.x1, (name, text)
-            assert box.y1 <= fig.bbox.y1, (name, text)
-        for (a, first), (b, second) in itertools.combinations(drawn, 2):
-            common = Bbox.intersection(first, second)
-            assert common is None or min(common.width, common.height) < 3, (name, a, b)
+        fig, texts = drawn_texts(drawer)
+        assert any("seed 123" in t.get_text() and "not MNIST" in t.get_text() for t, _ in texts), name
+        check_texts(fig, texts, name)
 
 
 @pytest.mark.parametrize("n_iters", [1, 2, 12])
@@ -251,8 +214,7 @@ def test_useless_results_are_an_error_in_words(
     no_training: None, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     Path("r.json").write_text(text)
-    assert figures.main([*TINY, "--results=r.json"]) == 1
-    assert capsys.readouterr().err.startswith("error: r.json ")
+    assert failure(figures, [*TINY, "--results=r.json"], capsys).startswith("error: r.json ")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -260,25 +222,8 @@ def test_useless_results_are_an_error_in_words(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_animation_has_the_frames_that_were_asked_for() -> None:
-    flags = [*TINY, "--snapshot-every=3", "--fps=20", "--quiet", "--out=sub/a.gif"]  # of 8 steps: 0, 3, 6, 8
-    assert animation.main(flags) == 0
-    content = Path("sub/a.gif").read_bytes()
-    with Image.open("sub/a.gif") as gif:
-        assert gif.n_frames == 4
-        assert 800 <= gif.width <= 900
-        assert gif.info["loop"] == 0
-        durations, frames = [], []
-        for k in range(4):
-            gif.seek(k)
-            durations.append(gif.info["duration"])
-            frames.append(np.asarray(gif.convert("RGB")))
-    assert durations == [50] * 3 + [2500]
-    assert all((frame[:5, :5] == 255).all() for frame in frames), "white has become grey"
-    assert len({frame.tobytes() for frame in frames}) == 4
-    assert len(content) < 4_000_000
-    assert animation.main(flags) == 0
-    assert Path("sub/a.gif").read_bytes() == content
+def test_animation_has_the_frames_that_were_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    check_animation(animation, [*TINY, "--snapshot-every=3"], 4, 4_000_000, capsys)  # of 8 steps: 0, 3, 6, 8
 
 
 def test_snapshots_change_nothing_of_the_training(run: figures.Run) -> None:
@@ -295,20 +240,9 @@ def test_texts_of_the_animation_stay_apart(run: figures.Run) -> None:
     with house.house_style():
         scene = animation.Scene(run.config, run.data, animation.shown_composites(run.data), snapshots)
         scene.frame(1)
-        fig: Figure = scene.fig
-        renderer: Any = scene.canvas
-        texts = [t for t in fig.findobj(Text) if t.get_visible() and t.get_text().strip()]
-        boxes = [(text, text.get_window_extent(renderer.get_renderer())) for text in texts]
-    boxes = [(text, box) for text, box in boxes if box.width and np.isfinite(box.extents).all()]
-    assert len(boxes) > 25
-    for text, box in boxes:
-        assert float(text.get_fontsize()) >= 9, text
-        assert box.x0 >= 0 <= box.y0, text
-        assert box.x1 <= fig.bbox.x1, text
-        assert box.y1 <= fig.bbox.y1, text
-    for (a, first), (b, second) in itertools.combinations(boxes, 2):
-        common = Bbox.intersection(first, second)
-        assert common is None or min(common.width, common.height) < 3, (a, b)
+        texts = shown_texts(scene)
+    assert len(texts) > 25
+    check_texts(scene.fig, texts, "animation")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -336,10 +270,7 @@ USAGE_ERRORS: list[tuple[Any, list[str]]] = [
 
 @pytest.mark.parametrize(("script", "flags"), USAGE_ERRORS)
 def test_wrong_flags(no_training: None, capsys: pytest.CaptureFixture[str], script: Any, flags: list[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        script.main(flags)
-    assert stopped.value.code == 2
-    assert "error: " in capsys.readouterr().err.splitlines()[-1]
+    usage_error(script, flags, capsys)
 
 
 def partly_trained(tmp_path: Path, names: tuple[str, ...], epochs: int) -> Path:
@@ -375,12 +306,7 @@ def test_what_cannot_work_is_found_before_the_training(
         (animation, ["--out=dir.gif"], "it is a folder"),
         (animation, ["--out=file/a.gif"], "cannot write"),
     ]
-    for script, flags, message in cases:
-        assert script.main(flags) == 1, flags
-        captured = capsys.readouterr()
-        assert captured.err.startswith("error: "), flags
-        assert captured.err.count("\n") == 1, flags
-        assert message in captured.err, flags
+    check_failures(cases, capsys)
 
 
 def test_flags_that_agree_with_the_checkpoint_are_welcome(checkpoint: Path) -> None:

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 from PIL import Image
 
 import make_smallnorb_novel_viewpoint_gif as animation
 import smallnorb_novel_viewpoint as experiment
 import visualize_smallnorb_novel_viewpoint as figures
+from figure_checks import (
+    check_animation,
+    check_failures,
+    check_pictures,
+    check_texts,
+    check_unchanged,
+    drawn_texts,
+    pictures,
+    refuse_to_train,
+)
+from helpers import failure, usage_error
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = Path(os.environ.get("SMALLNORB_DIR") or ROOT.parent / "shared" / "data" / "smallnorb_sample")
@@ -30,6 +37,7 @@ ALWAYS = [
     "azimuth_accuracy", "class_poses", "elevation_strip", "example_views", "extrapolation_bars", "routing_assignments",
     "training_curves",
 ]  # fmt: skip
+FOLDER = Path("viz", experiment.EXPERIMENT)
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +50,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train_all(*_: Any, **__: Any) -> None:
-        raise AssertionError("trained before the error was found")
-
-    monkeypatch.setattr(experiment, "train_all", train_all)
+    refuse_to_train(monkeypatch, experiment, "train_all")
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +66,6 @@ def run(checkpoint: Path) -> figures.Run:
     return figures.Run(config, experiment.make_data(config), experiment.make_models(config), states)
 
 
-def pictures(folder: str | Path) -> dict[str, bytes]:
-    return {path.stem: path.read_bytes() for path in sorted(Path(folder, experiment.EXPERIMENT).iterdir())}
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures
 # ----------------------------------------------------------------------------------------------------------------------
@@ -73,23 +74,8 @@ def pictures(folder: str | Path) -> dict[str, bytes]:
 def test_training_and_checkpoint_give_the_same_figures(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert figures.main([*TINY, "--quiet"]) == 0
     assert "skipped smallnorb_pairs.png" in capsys.readouterr().out
-    trained = pictures("viz")
-    assert list(trained) == ALWAYS
-    for name, content in trained.items():
-        assert len(content) <= 400_000, name
-        path = Path("viz", experiment.EXPERIMENT, f"{name}.png")
-        with Image.open(path) as image:
-            assert image.width == 900, name
-            assert 300 <= image.height <= 800, name
-            assert "Software" not in image.info, name
-        os.utime(path, (0, 0))
-
-    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "yellow"}):  # a user's own style changes nothing
-        assert figures.main([f"--checkpoint={checkpoint}"]) == 0
-    assert pictures("viz") == trained
-    assert capsys.readouterr().out.count("unchanged") == len(ALWAYS)
-    for path in Path("viz", experiment.EXPERIMENT).iterdir():
-        assert path.stat().st_mtime == 0, f"{path.name} was written again although it is the same"
+    check_pictures(FOLDER, ALWAYS, highest=800)
+    check_unchanged(figures, [f"--checkpoint={checkpoint}"], FOLDER, capsys)
 
 
 def test_every_model_has_a_look_of_its_own(run: figures.Run) -> None:
@@ -98,38 +84,19 @@ def test_every_model_has_a_look_of_its_own(run: figures.Run) -> None:
     assert len({style.marker for style in figures.MODEL_STYLES.values()}) == len(run.models)
 
 
-def test_texts_are_large_enough_and_stay_apart(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[tuple[Text, Bbox]] = []
-    original = Text.draw
-
-    def draw(self: Text, renderer: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, renderer, *args, **kwargs)
-        if self.get_visible() and self.get_text().strip():
-            drawn.append((self, self.get_window_extent(renderer)))
-
-    monkeypatch.setattr(Text, "draw", draw)
+def test_texts_are_large_enough_and_stay_apart(run: figures.Run) -> None:
     seeds = {model: np.full((3, 2), 0.5) for model in run.models}
     for name, drawer in figures.drawers(run, seeds, None).items():
-        drawn.clear()
-        with figures.house_style():
-            fig = drawer()
-            fig.canvas.draw()
-        assert any("seed 123" in t.get_text() and "azimuths 200–330°" in t.get_text() for t, _ in drawn), name
-        for text, box in drawn:
-            assert float(text.get_fontsize()) >= 9, (name, text)
-            assert min(box.x0, box.y0) >= 0, (name, text)
-            assert box.x1 <= fig.bbox.x1, (name, text)
-            assert box.y1 <= fig.bbox.y1, (name, text)
-        for (a, first), (b, second) in itertools.combinations(drawn, 2):
-            common = Bbox.intersection(first, second)
-            assert common is None or min(common.width, common.height) < 3, (name, a, b)
+        fig, texts = drawn_texts(drawer)
+        assert any("seed 123" in t.get_text() and "azimuths 200–330°" in t.get_text() for t, _ in texts), name
+        check_texts(fig, texts, name)
 
 
 def test_held_out_elevation_has_its_own_figure() -> None:
     elevation = [flag for flag in TINY if "n-elev" not in flag] + ["--n-elev=2", "--n-epochs=1"]
     ranges = ["--train-elevations=10:35", "--test-elevations=40:70"]
     assert figures.main([*elevation, *ranges, "--em-iters=5", "--loss=spread", "--quiet"]) == 0
-    assert list(pictures("viz")) == sorted([*ALWAYS, "elevation_accuracy"])
+    assert list(pictures(FOLDER)) == sorted([*ALWAYS, "elevation_accuracy"])
 
 
 def test_real_pairs_and_the_real_data_set(monkeypatch: pytest.MonkeyPatch, run: figures.Run) -> None:
@@ -138,7 +105,7 @@ def test_real_pairs_and_the_real_data_set(monkeypatch: pytest.MonkeyPatch, run: 
     monkeypatch.setenv("SMALLNORB_DIR", str(SAMPLE))
     flags = ["--dataset=smallnorb", f"--data-dir={SAMPLE}", "--train-azimuths=0:140", "--test-azimuths=200:330"]
     assert figures.main([*flags, "--n-epochs=1", "--quiet"]) == 0
-    drawn = pictures("viz")
+    drawn = pictures(FOLDER)
     assert list(drawn) == sorted([*ALWAYS, "smallnorb_pairs"])
     assert all(len(content) <= 400_000 for content in drawn.values())
     pairs = figures.read_pairs(SAMPLE)
@@ -218,8 +185,7 @@ def test_useless_results_are_an_error_in_words(
     no_training: None, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     Path("r.json").write_text(text)
-    assert figures.main([*TINY, "--results=r.json"]) == 1
-    assert capsys.readouterr().err.startswith("error: r.json ")
+    assert failure(figures, [*TINY, "--results=r.json"], capsys).startswith("error: r.json ")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -227,25 +193,8 @@ def test_useless_results_are_an_error_in_words(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_animation_has_the_frames_that_were_asked_for() -> None:
-    flags = [*TINY, "--snapshots=2", "--sweep-frames=3", "--fps=20", "--quiet", "--out=sub/a.gif"]
-    assert animation.main(flags) == 0
-    content = Path("sub/a.gif").read_bytes()
-    assert len(content) < 3_000_000
-    with Image.open("sub/a.gif") as gif:
-        assert gif.n_frames == 6
-        assert 800 <= gif.width <= 900
-        assert gif.info["loop"] == 0
-        durations, frames = [], []
-        for k in range(6):
-            gif.seek(k)
-            durations.append(gif.info["duration"])
-            frames.append(np.asarray(gif.convert("RGB")))
-    assert durations == [50] * 5 + [2500]
-    assert all((frame[:5, :5] == 255).all() for frame in frames), "white has become grey"
-    assert len({frame.tobytes() for frame in frames}) == 6
-    assert animation.main(flags) == 0
-    assert Path("sub/a.gif").read_bytes() == content
+def test_animation_has_the_frames_that_were_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    check_animation(animation, [*TINY, "--snapshots=2", "--sweep-frames=3"], 6, 3_000_000, capsys)
 
 
 def test_animation_through_held_out_elevations() -> None:
@@ -297,11 +246,7 @@ USAGE_ERRORS: list[tuple[Any, list[str]]] = [
 
 @pytest.mark.parametrize(("script", "flags"), USAGE_ERRORS)
 def test_wrong_flags(no_training: None, capsys: pytest.CaptureFixture[str], script: Any, flags: list[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        script.main(flags)
-    assert stopped.value.code == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert ": error: " in last
+    usage_error(script, flags, capsys)
 
 
 def half_trained(tmp_path: Path) -> Path:
@@ -335,12 +280,7 @@ def test_what_cannot_work_is_found_before_the_training(
         (animation, ["--out=dir.gif"], "it is a folder"),
         (animation, ["--out=file/a.gif"], "cannot write"),
     ]
-    for script, flags, message in cases:
-        assert script.main(flags) == 1, flags
-        captured = capsys.readouterr()
-        assert captured.err.startswith("error: "), flags
-        assert captured.err.count("\n") == 1, flags
-        assert message in captured.err, flags
+    check_failures(cases, capsys)
 
 
 def test_flags_that_agree_with_the_checkpoint_are_welcome(checkpoint: Path) -> None:

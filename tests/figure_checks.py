@@ -1,0 +1,159 @@
+"""What the tests of the figures and of the animations share: one check for each promise that all four scripts make."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+from PIL import Image
+
+import visualize_smallnorb_novel_viewpoint as house
+from helpers import failure
+
+Texts = list[tuple[Text, Bbox]]  # and the box (px) that each fills
+Capture = pytest.CaptureFixture[str]
+
+
+def refuse_to_train(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -> None:
+    def train(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained before the error was found")
+
+    for name in names:
+        monkeypatch.setattr(module, name, train)
+
+
+def check_failures(cases: list[tuple[Any, list[str], str]], capsys: Capture) -> None:
+    """``cases``: (script, flags, message). Each run fails with status 1 and one line that holds the message."""
+    for script, flags, message in cases:
+        assert message in failure(script, flags, capsys), flags
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Files
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def pictures(folder: Path) -> dict[str, bytes]:
+    return {path.stem: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def check_pictures(
+    folder: Path, names: Collection[str], highest: int, widths: Mapping[str, int] | None = None
+) -> dict[str, bytes]:
+    """The folder holds PNGs of these names and nothing else, each of the right size; returns their bytes.
+
+    ``highest``: the largest height, px. ``widths``: of those that are not 900 px wide.
+    """
+    found = pictures(folder)
+    assert {path.name for path in folder.iterdir()} == {f"{name}.png" for name in names}
+    for name, content in found.items():
+        assert len(content) < 400_000, name
+        with Image.open(folder / f"{name}.png") as image:
+            assert image.format == "PNG", name
+            assert image.width == (widths or {}).get(name, 900), name
+            assert 300 <= image.height <= highest, name
+            assert "Software" not in image.info, name
+            assert len(np.unique(np.asarray(image.convert("L")))) > 30, f"{name} is trivial"
+    return found
+
+
+def check_unchanged(
+    script: ModuleType, flags: list[str], folder: Path, capsys: Capture, redrawn: Collection[str] | None = None
+) -> None:
+    """Drawn again, under a user's own style, the pictures are the same, and none of them is written.
+
+    ``redrawn``: the figures that ``flags`` ask for; None: all in ``folder``.
+    """
+    before = pictures(folder)
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
+    capsys.readouterr()
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "yellow"}):
+        assert script.main(flags) == 0
+    assert pictures(folder) == before
+    printed = capsys.readouterr().out
+    names = before if redrawn is None else redrawn
+    assert printed.count("unchanged") == len(names)
+    for name in names:
+        assert f"unchanged {folder / name}.png " in printed
+    for path in folder.iterdir():
+        assert path.stat().st_mtime == 0, f"{path.name} was written again although it is the same"
+
+
+def check_animation(script: ModuleType, flags: list[str], n_frames: int, below: int, capsys: Capture) -> None:
+    """A GIF of ``n_frames`` frames that all differ, in fewer than ``below`` bytes; made again, it is the same file."""
+    path = Path("sub", "a.gif")
+    argv = [*flags, "--fps=20", "--quiet", f"--out={path}"]
+    assert script.main(argv) == 0
+    content = path.read_bytes()
+    assert len(content) < below
+    with Image.open(path) as gif:
+        assert gif.format == "GIF"
+        assert gif.n_frames == n_frames
+        assert 800 <= gif.width <= 900
+        assert gif.info["loop"] == 0
+        durations, frames = [], []
+        for k in range(n_frames):
+            gif.seek(k)
+            durations.append(gif.info["duration"])
+            frames.append(np.asarray(gif.convert("RGB")))
+    assert durations == [50] * (n_frames - 1) + [2500]
+    assert all((frame[:5, :5] == 255).all() for frame in frames), "white has become grey"
+    assert len({frame.tobytes() for frame in frames}) == n_frames
+    capsys.readouterr()
+    assert script.main(argv) == 0
+    assert path.read_bytes() == content
+    assert f"unchanged {path} " in capsys.readouterr().out
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Texts
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def drawn_texts(drawer: Callable[[], Figure]) -> tuple[Figure, Texts]:
+    """A figure in the house style, and every text that was drawn of it."""
+    texts: Texts = []
+    original = Text.draw
+
+    def draw(self: Text, renderer: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, renderer, *args, **kwargs)
+        if self.get_visible() and self.get_text().strip():
+            texts.append((self, self.get_window_extent(renderer)))
+
+    with pytest.MonkeyPatch.context() as patch, house.house_style():
+        patch.setattr(Text, "draw", draw)
+        fig = drawer()
+        fig.canvas.draw()
+    return fig, texts
+
+
+def shown_texts(scene: Any) -> Texts:
+    """The texts of an animation's frame, which is put together from parts and not drawn by the figure."""
+    texts = [t for t in scene.fig.findobj(Text) if t.get_visible() and t.get_text().strip()]
+    boxes = [(text, text.get_window_extent(scene.canvas.get_renderer())) for text in texts]
+    return [(text, box) for text, box in boxes if box.width and np.isfinite(box.extents).all()]
+
+
+def check_texts(fig: Figure, texts: Texts, name: str, least: float = 9) -> None:
+    """Every text is at least ``least`` points high and within the figure, and no two overlap by 3 px both ways."""
+    assert texts, name
+    for text, box in texts:
+        assert float(text.get_fontsize()) >= least, (name, text)
+        assert min(box.x0, box.y0) >= 0, (name, text)
+        assert box.x1 <= fig.bbox.x1, (name, text)
+        assert box.y1 <= fig.bbox.y1, (name, text)
+    edges = np.array([box.extents for _, box in texts])
+    width = np.minimum(edges[:, None, 2], edges[None, :, 2]) - np.maximum(edges[:, None, 0], edges[None, :, 0])
+    height = np.minimum(edges[:, None, 3], edges[None, :, 3]) - np.maximum(edges[:, None, 1], edges[None, :, 1])
+    overlaps = np.argwhere(np.triu(np.minimum(width, height) >= 3, 1))
+    assert not len(overlaps), (name, [(texts[a][0], texts[b][0]) for a, b in overlaps])
