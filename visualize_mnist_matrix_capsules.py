@@ -656,7 +656,7 @@ def draw_attack_curves(run: Run, attacks: Attacks) -> Figure:
     kinds = [kind for kind in ATTACK_NAMES if any(kind in attacks.accuracy[name] for name in names)]
     for p, kind in enumerate(kinds):
         ax = place(fig, 0.62 + p * 4.3, 1.62, 3.85, 2.15)
-        house.accuracy_axis(ax, "accuracy" if p == 0 else None, 1 / config.n_classes)
+        house.accuracy_axis(ax, "accuracy" if p == 0 else None, 1 / config.n_classes, side="left")
         ax.set_title(ATTACK_NAMES[kind].format(config.attack_steps), loc="left")
         for name in names:
             look = house.model_line(name, MODEL_STYLES)
@@ -785,7 +785,7 @@ def draw_training_curves(run: Run) -> Figure:
         "error": "test error",
     }
     for p, metric in enumerate(("train_loss", "accuracy", other)):
-        ax = place(fig, 0.62 + p * 2.87, 1.3, 2.5, 1.9)
+        ax = place(fig, 0.62 + p * 2.95, 1.3, 2.3, 1.9)
         values = {}
         for name, state in run.states.items():
             history = state.history["accuracy" if metric == "error" else metric]

@@ -27,7 +27,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib.style
 import numpy as np
@@ -156,15 +156,20 @@ def ink(colour: str) -> tuple[float, float, float]:
 
 
 def accuracy_axis(
-    ax: Axes, label: str | None = "accuracy", chance: float = 1 / experiment.N_CLASSES, name: str = ""
+    ax: Axes,
+    label: str | None = "accuracy",
+    chance: float = 1 / experiment.N_CLASSES,
+    name: str = "",
+    side: Literal["left", "right"] = "right",
 ) -> None:
-    """From 0 to 1, with the line of a blind guess; ``name`` is how its height is written."""
+    """From 0 to 1, with the line of a blind guess; ``name`` is how its height is written, ``side`` where."""
     ax.set_ylim(0, 1.04)
     ax.set_yticks(np.arange(0, 1.01, 0.2))
     ax.axhline(chance, color=BLACK, linewidth=1.1, linestyle=(0, (2, 2)), zorder=1.5)
     ax.annotate(
-        f"chance {name or format(chance, 'g')}", (1, chance), xycoords=("axes fraction", "data"), xytext=(-3, 3),
-        textcoords="offset points", ha="right", va="bottom", fontsize=9, zorder=6,
+        f"chance {name or format(chance, 'g')}", (0 if side == "left" else 1, chance),
+        xycoords=("axes fraction", "data"), xytext=(3 if side == "left" else -3, 3),
+        textcoords="offset points", ha=side, va="bottom", fontsize=9, zorder=6,
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
     )  # fmt: skip
     if label:
