@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -88,14 +89,15 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
     crew = {"threads": threads}
     few = max(3, repetitions // 4)
 
-    def plain(module: Any) -> dict[str, Build]:
+    def plain(module: Any, options: dict[str, Any]) -> dict[str, Build]:
         builds: dict[str, Build] = {OURS: module.numpy_step, PRODUCTS: module.products_step}
-        return builds | ({EAGER: module.torch_step} if torch else {})
+        builds |= {EAGER: module.torch_step} if torch else {}
+        return {name: functools.partial(build, **options) for name, build in builds.items()}
 
     def measure_smallnorb() -> dict[str, Any]:
         return {
             "smallnorb": compare(with_torch(smallnorb, {"batch_size": 32}, {}), repetitions, memory=True),
-            "smallnorb_batch": growth(plain(smallnorb), "batch size", "batch_size", BATCHES, repetitions),
+            "smallnorb_batch": growth(plain(smallnorb, {}), "batch size", "batch_size", BATCHES, repetitions),
         }
 
     def measure_matrix_capsules() -> dict[str, Any]:
@@ -122,8 +124,8 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
         return {
             "multimnist": compare(builds, repetitions, memory=True),
             "multimnist_paper": {"columns": ["training step", "peak MiB"], "rows": rows},
-            "multimnist_batch": growth(plain(multimnist), "batch size", "batch_size", BATCHES, few),
-            "multimnist_width": growth(plain(multimnist), "conv1 channels", "conv_channels", widths, few),
+            "multimnist_batch": growth(plain(multimnist, crew), "batch size", "batch_size", BATCHES, few),
+            "multimnist_width": growth(plain(multimnist, crew), "conv1 channels", "conv_channels", widths, few),
         }
 
     parts = {
