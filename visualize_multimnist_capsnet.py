@@ -443,7 +443,8 @@ def draw_overlay(run: Run, seen: Look) -> Figure:
     confused = varied(batch.labels, wrong, 3)
     ghosts = first[10:] if len(first) > 11 else first[:4]
     banks: list[list[tuple[tuple[str, ...], str, list[Column]]]] = [
-        [(("both digits right", "right"), house.RIGHT, [Column(k, "R", batch.labels[k]) for k in first[:10]])],
+        [(("both digits right: labels (L), drawn from their capsules (R)", "both digits right", "right"), house.RIGHT,
+          [Column(k, "R", batch.labels[k]) for k in first[:10]])],
         [
             (("one or both wrong: drawn from labels (R) and answer (P)", "one or both wrong"), house.WRONG,
              [c for k in confused for c in (Column(k, "R", batch.labels[k]), Column(k, "P", seen.answers[k]))]),
@@ -682,7 +683,7 @@ def read_seeds(path: Path, config: Config) -> dict[str, Array]:
         raise UserError(str(error)) from error
 
 
-DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_seeds.json"
+DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_seed_command.json"
 
 
 def make_parser() -> argparse.ArgumentParser:
