@@ -46,7 +46,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -642,17 +642,25 @@ TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "n_sweep", "rotation")
 
 
 def evaluate_checkpoint(
-    checkpoint: Path, asked: Config, threads: int = 1, affnist: Path | None = None
+    checkpoint: Path,
+    asked: Config,
+    given: Collection[str] = (),
+    names: Collection[str] = MODEL_NAMES,
+    threads: int = 1,
+    affnist: Path | None = None,
 ) -> dict[str, Any]:
-    """Test the networks of a checkpoint on the test sets of ``asked``."""
+    """Test the named networks of a checkpoint on the test sets of ``asked``; see ``base.check_same`` for ``given``."""
     saved, states = load_checkpoint(checkpoint)
+    base.check_same(checkpoint, saved, asked, given, (*TEST_FIELDS, "n_train"))  # which may stand for "all"
+    states = base.some_states(checkpoint, states, names)
     config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS})
     real = check_affnist(affnist, config)
     data = make_data(dataclasses.replace(config, n_train=1, n_val=0))
     config = dataclasses.replace(config, n_test=len(data.test_labels))
     crew = Crew(threads)
     with base.single_blas(), contextlib.closing(crew):
-        return make_result(config, data, states, run_tests(config, data, states, crew, real), threads)
+        result = make_result(config, data, states, run_tests(config, data, states, crew, real), threads)
+    return result | {"trained_with_seed": saved.seed}
 
 
 ARTICLE = "article: LeNet-5 98.68 upright, 76.05 turned; CapsNet 99.37, 84.09 and 92.12 (text: 35, listing: 15 degrees)"
@@ -667,7 +675,7 @@ def describe(result: dict[str, Any]) -> str:
     )
     return (
         f"{result['dataset']} on {c['image_size']}x{c['image_size']}: {c['n_test']:,} test digits;"
-        f" seed {result['seed']}, {c['n_epochs']} epochs of {c['n_train']:,}{match}"
+        f" seed {result['seed']}{base.training_seed(result)}, {c['n_epochs']} epochs of {c['n_train']:,}{match}"
     )
 
 
@@ -710,10 +718,13 @@ def read_digit(path: Path, config: Config) -> Array:
     return picture
 
 
-def predict(checkpoint: Path, paths: list[Path], out_png: Path) -> str:
+def predict(
+    checkpoint: Path, paths: list[Path], out_png: Path, asked: Config | None = None, given: Collection[str] = ()
+) -> str:
     """A table of what each model takes each picture for; and a PNG, a row each of the picture as the networks get it
-    and what the longest capsule draws."""
+    and what the longest capsule draws. See ``base.check_same`` for ``asked`` and ``given``."""
     config, states = load_checkpoint(checkpoint)
+    base.check_same(checkpoint, config, asked or config, given)
     models = make_models(config)
     images = np.stack([read_digit(path, config) for path in paths])
     crew = Crew()
@@ -828,17 +839,17 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("argument --affnist: --predict tests nothing")
     if args.affnist and not args.eval_only and args.image_size != AFFNIST_SIDE:
         parser.error("argument --affnist: needs --canvas 40")
-    config = config_from_args(args)
+    config, given = config_from_args(args), base.given_flags(make_parser(), argv)
 
     def body() -> None:
         if args.predict:
             base.require_writable(args.predict_png)
-            print(predict(args.checkpoint, args.predict, args.predict_png))
+            print(predict(args.checkpoint, args.predict, args.predict_png, config, given))
             return
         for path in filter(None, (args.out_json, None if args.eval_only else args.checkpoint)):
             base.require_writable(path)
         if args.eval_only:
-            result = evaluate_checkpoint(args.checkpoint, config, args.threads, args.affnist)
+            result = evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads, args.affnist)
         else:
             result = run(
                 config, threads=args.threads, affnist=args.affnist, names=args.models, checkpoint=args.checkpoint,

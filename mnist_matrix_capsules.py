@@ -36,7 +36,7 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +55,7 @@ from smallnorb_novel_viewpoint import (
     Stream,
     TrainState,
     UserError,
+    check_same,
     conv_capsnet_backward,
     conv_capsnet_forward,
     conv_capsnet_init,
@@ -68,6 +69,7 @@ from smallnorb_novel_viewpoint import (
     exit_status,
     file_path,
     generator,
+    given_flags,
     linear_backward,
     linear_forward,
     load_checkpoint,
@@ -571,11 +573,19 @@ def run(config: Config, *, threads: int = 1, **options: Any) -> dict[str, Any]:
         return make_result(config, data.name, states, attack_all(config, states, data), threads)
 
 
-def evaluate_checkpoint(checkpoint: Path, asked: Config, threads: int = 1) -> dict[str, Any]:
-    """Test and attack the networks of a checkpoint on the test set of ``asked``."""
+TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack")
+
+
+def evaluate_checkpoint(
+    checkpoint: Path, asked: Config, given: Collection[str] = (), names: Collection[str] = MODEL_NAMES, threads: int = 1
+) -> dict[str, Any]:
+    """Test and attack the named networks of a checkpoint on the test set of ``asked``; see ``check_same`` for
+    ``given``."""
     saved, states = load_checkpoint(checkpoint, experiment(asked))
-    given = ("dataset", "data_dir", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack")
-    config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in given})
+    check_same(checkpoint, saved, asked, given, TEST_FIELDS)
+    if not (found := {name: state for name, state in states.items() if name in names}):
+        raise UserError(f"{checkpoint} holds {', '.join(states)}, and not {', '.join(names)}")
+    config, states = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS}), found
     shapes = [(c.image_size, c.in_channels, c.classes) for c in (saved, config)]
     if shapes[0] != shapes[1]:
         raise UserError(
@@ -585,9 +595,10 @@ def evaluate_checkpoint(checkpoint: Path, asked: Config, threads: int = 1) -> di
     with worker_threads(threads):
         for name, model in make_models(config).items():
             if name in states:
-                found = assess(model, states[name].params, data)
-                states[name].history = {k: [v] for k, v in found.items()}
-        return make_result(config, data.name, states, attack_all(config, states, data), threads)
+                tested = assess(model, states[name].params, data)
+                states[name].history = {k: [v] for k, v in tested.items()}
+        result = make_result(config, data.name, states, attack_all(config, states, data), threads)
+    return result | {"trained_with_seed": saved.seed}
 
 
 def make_result(
@@ -622,7 +633,9 @@ def make_result(
 def describe(result: dict[str, Any]) -> str:
     """One line: on what the figures were measured."""
     config = result["config"]
-    return f"{result['dataset']}; seed {result['seed']}, {config['n_epochs']} epochs, {config['loss']} loss"
+    seed = result.get("trained_with_seed", result["seed"])
+    other = f" (trained with seed {seed})" if seed != result["seed"] else ""
+    return f"{result['dataset']}; seed {result['seed']}{other}, {config['n_epochs']} epochs, {config['loss']} loss"
 
 
 def format_table(result: dict[str, Any]) -> str:
@@ -660,9 +673,10 @@ def read_picture(path: Path, config: Config) -> Array:
         return digits.read_picture(path, config, INK_SIDE)[None, :, :, None]
 
 
-def predict(checkpoint: Path, pictures: list[Path]) -> str:
-    """A table: for each picture the class that each model names, and the class capsules' activations."""
-    return views.predict(checkpoint, pictures, experiment(Config()), read_picture)
+def predict(checkpoint: Path, pictures: list[Path], asked: Config | None = None, given: Collection[str] = ()) -> str:
+    """A table: for each picture the class that each model names, and the class capsules' activations. See
+    ``check_same`` for ``asked`` and ``given``."""
+    return views.predict(checkpoint, pictures, experiment(Config()), read_picture, asked, given)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -815,16 +829,16 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("argument --out-json: --predict has no result of this kind")
     if args.out_json and args.checkpoint and os.path.realpath(args.out_json) == os.path.realpath(args.checkpoint):
         parser.error("argument --out-json: is the same file as --checkpoint")
-    config = config_from_args(parser, args)
+    config, given = config_from_args(parser, args), given_flags(make_parser(), argv)
 
     def body() -> None:
         if args.predict:
-            print(predict(args.checkpoint, args.predict))
+            print(predict(args.checkpoint, args.predict, config, given))
             return
         for path in filter(None, (args.out_json, None if without_training else args.checkpoint)):
             require_writable(path)
         if args.eval_only:
-            result = evaluate_checkpoint(args.checkpoint, config, args.threads)
+            result = evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads)
         else:
             result = run(
                 config, threads=args.threads, names=args.models, checkpoint=args.checkpoint, resume=args.resume,

@@ -43,7 +43,7 @@ import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from pathlib import Path
@@ -124,7 +124,7 @@ class Config:
         return self.steps_per_epoch * self.n_epochs
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of a step; the first is 0. It rises for ``WARMUP`` steps, then follows the schedule."""
+        """Learning rate of a step; steps count from 0. It rises for ``WARMUP`` steps, then follows the schedule."""
         factor = {
             "constant": 1.0,
             "linear": 1 - step / self.n_steps,
@@ -1627,15 +1627,35 @@ def load_checkpoint(path: Path, experiment: Experiment = MULTIMNIST) -> tuple[An
     return config, states
 
 
+def first_difference(saved: Config, asked: Config, fields: Collection[str]) -> str | None:
+    for field in dataclasses.fields(saved):
+        old, new = getattr(saved, field.name), getattr(asked, field.name)
+        if field.name in fields and old != new:
+            flag = "--canvas" if field.name == "image_size" else "--" + field.name.replace("_", "-")
+            return f"made with {flag} {old}, not {new}"
+    return None
+
+
+def check_same(path: Path, saved: Config, asked: Config, given: Collection[str], free: Collection[str] = ()) -> None:
+    """Where nothing is trained, a flag that was ``given`` must be the checkpoint's, or be ``free`` to differ."""
+    fields = {*given, *(PRESETS["small"] if "preset" in given else ())} - {*free, "data_dir"}
+    if difference := first_difference(saved, asked, fields):
+        raise UserError(f"{path} was {difference}")
+
+
+def some_states(path: Path, states: dict[str, TrainState], names: Collection[str]) -> dict[str, TrainState]:
+    """Those of ``names``; UserError where there is none."""
+    if not (found := {name: state for name, state in states.items() if name in names}):
+        raise UserError(f"{path} holds {', '.join(states)}, and not {', '.join(names)}")
+    return found
+
+
 def check_resumable(path: Path, saved: Config, asked: Config) -> None:
     """A continued run must be the run that was begun; only one whose learning rate does not depend on its length may
     become longer."""
     free = {"data_dir"} | ({"n_epochs"} if saved.lr_schedule in ("constant", "exponential") else set())
-    for field in dataclasses.fields(saved):
-        old, new = getattr(saved, field.name), getattr(asked, field.name)
-        if field.name not in free and old != new:
-            flag = "--canvas" if field.name == "image_size" else "--" + field.name.replace("_", "-")
-            raise UserError(f"cannot resume {path}: it was made with {flag} {old}, not {new}")
+    if difference := first_difference(saved, asked, {field.name for field in dataclasses.fields(saved)} - free):
+        raise UserError(f"cannot resume {path}: it was {difference}")
     if asked.n_epochs < saved.n_epochs:
         raise UserError(f"cannot resume {path} for {asked.n_epochs} epochs: it was begun for {saved.n_epochs}")
 
@@ -1716,9 +1736,9 @@ def train_all(
     threads: int = 1,
     callback: Callback | None = None,
 ) -> dict[str, TrainState]:
-    """Train the named models one after the other.
+    """Train the named models one after the other, and return them. The checkpoint keeps what others it holds.
 
-    The checkpoint is saved after every epoch, every ``checkpoint_every`` steps, and before KeyboardInterrupt on Ctrl-C.
+    It is saved after every epoch, every ``checkpoint_every`` steps, and before KeyboardInterrupt on Ctrl-C.
     One that cannot be saved is reported and costs nothing: training goes on, and the next one may succeed.
     """
     states: dict[str, TrainState] = {}
@@ -1751,7 +1771,7 @@ def train_all(
                         raise KeyboardInterrupt
 
                 train(model, config, data, state, callback, after_step, crew, experiment)
-    return states
+    return {name: state for name, state in states.items() if name in names}
 
 
 METRICS = ("set_accuracy", "soft_accuracy", "digit_accuracy", "recon_mse")
@@ -1783,11 +1803,17 @@ def run(config: Config, *, threads: int = 1, **options: Any) -> dict[str, Any]:
     return make_result(config, data.name, train_all(config, data, threads=threads, **options), threads)
 
 
-def evaluate_checkpoint(checkpoint: Path, asked: Config, threads: int = 1) -> dict[str, Any]:
-    """Test the networks of a checkpoint on the test set of ``asked``."""
+TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "min_iou", "max_shift")
+
+
+def evaluate_checkpoint(
+    checkpoint: Path, asked: Config, given: Collection[str] = (), names: Collection[str] = MODEL_NAMES, threads: int = 1
+) -> dict[str, Any]:
+    """Test the named networks of a checkpoint on the test set of ``asked``; see ``check_same`` for ``given``."""
     saved, states = load_checkpoint(checkpoint)
-    test_set = {k: getattr(asked, k) for k in ("dataset", "data_dir", "seed", "n_test", "min_iou", "max_shift")}
-    config = dataclasses.replace(saved, **test_set)
+    check_same(checkpoint, saved, asked, given, TEST_FIELDS)
+    states = some_states(checkpoint, states, names)
+    config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS})
     data = make_data(config)
     crew = Crew(threads)
     with single_blas(), contextlib.closing(crew):
@@ -1796,7 +1822,7 @@ def evaluate_checkpoint(checkpoint: Path, asked: Config, threads: int = 1) -> di
                 state = states[name]
                 crew.prepare(state)
                 state.history = {k: [v] for k, v in evaluate(model, state.params, data.test, crew).items()}
-    return make_result(config, data.name, states, threads)
+    return make_result(config, data.name, states, threads) | {"trained_with_seed": saved.seed}
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -1804,8 +1830,14 @@ def describe(result: dict[str, Any]) -> str:
     config = result["config"]
     return (
         f"{result['dataset']}: {config['n_test']:,} composites, IoU at least {config['min_iou']:g};"
-        f" seed {result['seed']}, {config['n_epochs']} epochs of {config['n_train']:,}"
+        f" seed {result['seed']}{training_seed(result)}, {config['n_epochs']} epochs of {config['n_train']:,}"
     )
+
+
+def training_seed(result: dict[str, Any]) -> str:
+    """What a line that names the seed says besides, where the training had another than the test set."""
+    seed = result.get("trained_with_seed", result["seed"])
+    return f" (trained with seed {seed})" if seed != result["seed"] else ""
 
 
 def format_table(result: dict[str, Any]) -> str:
@@ -1878,10 +1910,13 @@ def picture_sheet(tiles: Array) -> bytes:
     return iio.imwrite("<bytes>", (255 * np.clip(sheet, 0, 1)).astype(np.uint8), extension=".png")
 
 
-def predict(checkpoint: Path, paths: list[Path], out_png: Path) -> str:
+def predict(
+    checkpoint: Path, paths: list[Path], out_png: Path, asked: Config | None = None, given: Collection[str] = ()
+) -> str:
     """A table of the two longest capsules of each picture, and a PNG: a row each of the picture as the network gets it
-    and what the two capsules draw."""
+    and what the two capsules draw. See ``check_same`` for ``asked`` and ``given``."""
     config, states = load_checkpoint(checkpoint)
+    check_same(checkpoint, config, asked or config, given)
     if "capsnet" not in states:
         raise UserError(f"{checkpoint} has no capsule network")
     params, ws = states["capsnet"].params, Workspace(config.dtype)
@@ -2088,8 +2123,9 @@ def add_file_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-every", type=whole_number(1, 10**9), metavar="N", help="save every N steps as well"
     )
     files.add_argument(
-        "--resume", action="store_true", help="continue from --checkpoint, to the same numbers bit for bit"
-    )
+        "--resume", action="store_true",
+        help="continue from --checkpoint, to the same numbers bit for bit where --threads is the same",
+    )  # fmt: skip
     files.add_argument(
         "--eval-only", action="store_true",
         help="no training: test the networks of --checkpoint on the test set that the data flags and the seed describe",
@@ -2112,12 +2148,22 @@ def check_file_arguments(parser: argparse.ArgumentParser, args: argparse.Namespa
             parser.error(f"argument --{flag.replace('_', '-')}: needs --checkpoint FILE")
     if args.predict and args.eval_only:
         parser.error("argument --predict: not together with --eval-only")
-    if (args.predict or args.eval_only) and args.resume:
-        parser.error("argument --resume: --predict and --eval-only do not train")
+    for flag in ("resume", "checkpoint_every"):
+        if (args.predict or args.eval_only) and getattr(args, flag):
+            parser.error(f"argument --{flag.replace('_', '-')}: --predict and --eval-only do not train")
     if args.predict and args.out_json:
         parser.error("argument --out-json: --predict has no result of this kind")
     if args.out_json and args.checkpoint and os.path.realpath(args.out_json) == os.path.realpath(args.checkpoint):
         parser.error("argument --out-json: is the same file as --checkpoint")
+    for path in [args.checkpoint, *args.predict] if args.predict else []:
+        if os.path.realpath(path) == os.path.realpath(args.predict_png):
+            parser.error(f"argument --predict-png: would overwrite {path}")
+
+
+def given_flags(parser: argparse.ArgumentParser, argv: list[str] | None) -> dict[str, Any]:
+    """What stands on the command line, whatever the defaults are. Spoils the parser's defaults."""
+    parser.set_defaults(**dict.fromkeys(vars(parser.parse_args([]))))
+    return {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
 
 
 def exit_status(body: Callable[[], None]) -> int:
@@ -2140,17 +2186,17 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
     check_file_arguments(parser, args)
-    config = config_from_args(args)
+    config, given = config_from_args(args), given_flags(make_parser(), argv)
 
     def body() -> None:
         if args.predict:
             require_writable(args.predict_png)
-            print(predict(args.checkpoint, args.predict, args.predict_png))
+            print(predict(args.checkpoint, args.predict, args.predict_png, config, given))
             return
         for path in filter(None, (args.out_json, None if args.eval_only else args.checkpoint)):
             require_writable(path)
         if args.eval_only:
-            result = evaluate_checkpoint(args.checkpoint, config, args.threads)
+            result = evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads)
         else:
             result = run(
                 config, threads=args.threads, names=args.models, checkpoint=args.checkpoint,

@@ -1895,15 +1895,26 @@ def load_checkpoint(path: Path, experiment: Experiment = NOVEL_VIEWPOINT) -> tup
     return config, states
 
 
-def check_resumable(path: Path, saved: Any, asked: Any) -> None:
-    """A continued run must be the run that was begun, save for what is free to change; and not become shorter."""
+def first_difference(saved: Any, asked: Any, fields: Collection[str]) -> str | None:
     for field in dataclasses.fields(saved):
         old, new = getattr(saved, field.name), getattr(asked, field.name)
-        if field.name not in saved.free_to_change and old != new:
+        if field.name in fields and old != new:
             flag = "--" + field.name.replace("_", "-")
-            raise UserError(
-                f"cannot resume {path}: it was made with {flag} {format_value(old)}, not {format_value(new)}"
-            )
+            return f"made with {flag} {format_value(old)}, not {format_value(new)}"
+    return None
+
+
+def check_same(path: Path, saved: Any, asked: Any, given: Collection[str], free: Collection[str] = ()) -> None:
+    """Where nothing is trained, a flag that was ``given`` must be the checkpoint's, or be ``free`` to differ."""
+    if difference := first_difference(saved, asked, {*given} - {*free, "data_dir"}):
+        raise UserError(f"{path} was {difference}")
+
+
+def check_resumable(path: Path, saved: Any, asked: Any) -> None:
+    """A continued run must be the run that was begun, save for what is free to change; and not become shorter."""
+    fixed = {field.name for field in dataclasses.fields(saved)} - saved.free_to_change
+    if difference := first_difference(saved, asked, fixed):
+        raise UserError(f"cannot resume {path}: it was {difference}")
     if asked.n_epochs < saved.n_epochs:
         raise UserError(f"cannot resume {path} for {asked.n_epochs} epochs: it was begun for {saved.n_epochs}")
 
@@ -1987,8 +1998,8 @@ def train_all(
     callback: Callback | None = None,
     experiment: Experiment = NOVEL_VIEWPOINT,
 ) -> dict[str, TrainState]:
-    """Train the models (all, or those of ``names``) one after the other; save after every epoch and, before
-    KeyboardInterrupt, on Ctrl-C."""
+    """Train the models (all, or those of ``names``) one after the other, and return them; save them, and what others
+    the checkpoint holds, after every epoch and, before KeyboardInterrupt, on Ctrl-C."""
     from tqdm import tqdm
 
     states: dict[str, TrainState] = {}
@@ -2015,7 +2026,7 @@ def train_all(
                         raise KeyboardInterrupt
 
                 train(model, config, data, state, callback, after_step, experiment)
-    return states
+    return {name: state for name, state in states.items() if names is None or name in names}
 
 
 def make_result(config: Config, states: dict[str, TrainState], data: Data) -> dict[str, Any]:
@@ -2119,9 +2130,13 @@ def predict(
     pictures: list[Path],
     experiment: Experiment = NOVEL_VIEWPOINT,
     read: Callable[[Path, Any], Array] = read_picture,
+    asked: Any = None,
+    given: Collection[str] = (),
 ) -> str:
-    """A table: for each picture the class that each model names, and the capsule network's class activations."""
+    """A table: for each picture the class that each model names, and the capsule network's class activations. See
+    ``check_same`` for ``asked`` and ``given``."""
     config, states = load_checkpoint(checkpoint, experiment)
+    check_same(checkpoint, config, asked or config, given)
     models = experiment.make_models(config)
     images = np.concatenate([read(path, config) for path in pictures])
     scores = {name: predict_scores(models[name], state.params, images) for name, state in states.items()}
@@ -2436,6 +2451,12 @@ def exit_status(body: Callable[[], None]) -> int:
     return 0
 
 
+def given_flags(parser: argparse.ArgumentParser, argv: list[str] | None) -> dict[str, Any]:
+    """What stands on the command line, whatever the defaults are. Spoils the parser's defaults."""
+    parser.set_defaults(**dict.fromkeys(vars(parser.parse_args([]))))
+    return {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
@@ -2451,7 +2472,8 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         if args.predict:
-            print(predict(args.checkpoint, args.predict))
+            given = given_flags(make_parser(), argv)
+            print(predict(args.checkpoint, args.predict, asked=config, given=given))
             return
         for path in filter(None, (args.out_json, args.checkpoint)):
             require_writable(path)

@@ -810,10 +810,9 @@ def load_finished(path: Path, asked: dict[str, Any]) -> tuple[Config, dict[str, 
 
 
 def given_flags(parser: argparse.ArgumentParser, argv: list[str] | None, config_class: type = Config) -> dict[str, Any]:
-    """The experiment flags that stand on the command line, whatever the defaults are. Spoils the parser's defaults."""
-    parser.set_defaults(**dict.fromkeys(vars(parser.parse_args([]))))
+    """The experiment flags that stand on the command line, as fields of a Config. Spoils the parser's defaults."""
     fields = {field.name for field in dataclasses.fields(config_class)}
-    return {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None and k in fields}
+    return {k: v for k, v in experiment.given_flags(parser, argv).items() if k in fields}
 
 
 DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_seeds.json"

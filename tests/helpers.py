@@ -20,6 +20,7 @@ Array = np.ndarray
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(__file__).resolve().parent / "data"
+MNIST = Path(os.environ.get("MNIST_DIR", ROOT.parent / "shared" / "data" / "mnist"))
 
 
 class GradientError(AssertionError):

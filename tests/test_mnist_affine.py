@@ -25,11 +25,10 @@ import pytest
 
 import mnist_affine_capsnet as m
 import multimnist_capsnet as base
-from helpers import ROOT, GradientError, check_gradient, failure, run_script, surviving_mutants, usage_error
+from helpers import MNIST, GradientError, check_gradient, failure, run_script, surviving_mutants, usage_error
 
 Array = np.ndarray
 SCRIPT = "mnist_affine_capsnet.py"
-MNIST = Path(os.environ.get("MNIST_DIR", ROOT.parent / "shared" / "data" / "mnist"))
 
 
 @functools.cache
@@ -786,6 +785,19 @@ def test_out_json_table_and_eval_only(digits_dir: Path, tmp_path: Path, capsys: 
         assert "rotated_15_accuracy" not in figures
         for key in ("upright_accuracy", "affnist_accuracy", "val_accuracy", "sweep", "steps"):
             assert figures[key] == result["models"][name][key]
+
+    capsys.readouterr()
+    for changed, message in (
+        (["--eval-only", "--routing-iters", "1"], "was made with --routing-iters 3, not 1"),
+        (["--eval-only", "--canvas", "28"], "was made with --canvas 40, not 28"),
+        (["--predict", "a.png", "--lenet-lr", "1"], "was made with --lenet-lr 0.002, not 1.0"),
+    ):
+        assert failure(m, [*files[:2], *changed], capsys).endswith(f"{files[1]} {message}\n")
+    one = [*argv, "--eval-only", *files[:2], "--seed", "7", "--models", "lenet"]
+    assert m.main(one) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "seed 7 (trained with seed 0), 2 epochs" in lines[0]
+    assert [line.split()[0] for line in lines[1:]] == ["model", "lenet", "paper:"]
 
 
 def test_compare_seeds_takes_it(digits_dir: Path, tmp_path: Path) -> None:

@@ -18,13 +18,12 @@ from PIL import Image
 import mnist_matrix_capsules as m
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-from helpers import ROOT, check_gradient, failure, run_script, surviving_mutants, usage_error
+from helpers import MNIST, ROOT, check_gradient, failure, run_script, surviving_mutants, usage_error
 from test_smallnorb_files import make_arrays, write_set
 
 Array = np.ndarray
 
 SCRIPT = "mnist_matrix_capsules.py"
-MNIST = ROOT.parent / "shared" / "data" / "mnist"
 SIZES = (5, 2, 3, 2)
 TINY = ["--dataset", "strokes", "--n-train", "24", "--n-test", "10", "--batch-size", "8", "--sizes", "5,2,3,2"]
 SHORT = [*TINY, "--n-epochs", "2", "--threads", "1"]
@@ -632,6 +631,16 @@ def test_a_run_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert second["models"][name]["accuracy"] == result["models"][name]["accuracy"]
     other = ["--eval-only", "--checkpoint", str(checkpoint), "--dataset", "voxels"]
     assert "was trained on strokes" in failure(m, other, capsys)
+    for more, message in (
+        (["--eval-only", "--em-iters", "7"], "was made with --em-iters 2, not 7"),
+        (["--predict", "a.png", "--lr", "0.5"], f"was made with --lr {m.Config().lr}, not 0.5"),
+    ):
+        assert failure(m, [*more, "--checkpoint", str(checkpoint)], capsys).endswith(f"{checkpoint} {message}\n")
+    one = ["--eval-only", "--checkpoint", str(checkpoint), *evaluation[:4], "--seed", "7", "--models", "cnn"]
+    assert m.main(one) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "seed 7 (trained with seed 104)" in lines[0]
+    assert [line.split()[0] for line in lines[1:]] == ["model", "cnn"]
 
     # and they read a person's pictures
     images, _ = some_digits(3)

@@ -29,11 +29,10 @@ import numpy as np
 import pytest
 
 import multimnist_capsnet as m
-from helpers import ROOT, failure, run_script, script_environment, usage_error
+from helpers import MNIST, ROOT, failure, run_script, script_environment, usage_error
 
 Array = np.ndarray
 SCRIPT = "multimnist_capsnet.py"
-MNIST = Path(os.environ.get("MNIST_DIR", ROOT.parent / "shared" / "data" / "mnist"))
 
 
 @functools.cache
@@ -154,13 +153,22 @@ def test_batches_are_fresh_and_the_test_set_is_fixed(digits_dir: Path) -> None:
 
 
 def test_training_and_test_share_no_digit(digits_dir: Path) -> None:
+    def ink(images: np.ndarray) -> set[tuple[tuple[int, ...], bytes]]:
+        """Each image's ink, cut out, wherever it lies."""
+        found = set()
+        for image in np.rint(images).astype(np.uint8):
+            rows, columns = (np.flatnonzero(image.any(axis=axis)) for axis in (1, 0))
+            cut = image[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+            found.add((cut.shape, cut.tobytes()))
+        return found
+
     data = m.make_data(small(digits_dir, n_test=50))
-    training = {image.tobytes() for image in data.train.images}
-    assert training == {image.tobytes() for image in strokes().train_images}
-    for source in data.test.sources.reshape(-1, 36, 36):
-        rows, columns = (np.flatnonzero(source.any(axis=axis)) for axis in (1, 0))
-        ink = np.rint(255 * source[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]).astype(np.uint8)
-        assert not any(ink.tobytes() in image for image in training)
+    training, test = ink(strokes().train_images), ink(strokes().test_images)
+    seen = ink(255 * m.training_batch(data, small(digits_dir, batch_size=50), 0).sources.reshape(-1, 36, 36))
+    tested = ink(255 * data.test.sources.reshape(-1, 36, 36))
+    assert seen <= training
+    assert tested <= test
+    assert not test & training
 
 
 def test_a_pool_is_drawn_once(digits_dir: Path) -> None:
@@ -648,6 +656,9 @@ def test_a_wrong_value_is_one_line_that_names_the_flag(flag: str, capsys: pytest
         ["--checkpoint-every", "5"],
         ["--checkpoint", "c", "--predict", "a.png", "--eval-only"],
         ["--checkpoint", "c", "--eval-only", "--resume"],
+        ["--checkpoint", "c", "--eval-only", "--checkpoint-every", "5"],
+        ["--checkpoint", "c", "--predict", "a.png", "--predict-png", "./c"],
+        ["--checkpoint", "c", "--predict", "prediction.png"],
         ["--checkpoint", "c", "--out-json", "./c"],
         ["--out-json", ""],
         ["--checkpoint", "c", "--predict", "a.png", "--out-json", "o"],
@@ -658,14 +669,11 @@ def test_flags_that_do_not_fit_together(argv: list[str], capsys: pytest.CaptureF
 
 
 def test_help_shows_every_default() -> None:
-    process = run_script(SCRIPT, "--help")
-    assert process.returncode == 0
-    text = " ".join(process.stdout.split())
-    for field in dataclasses.fields(m.Config):
-        flag = "--" + field.name.replace("_", "-")
-        if flag in text and field.name not in ("data_dir", "conv_channels", "primary_types", "pool"):
-            value = str(field.default)
-            assert re.search(rf"{flag} .*?default: {re.escape(value)}", text), flag
+    assert run_script(SCRIPT, "--help").returncode == 0
+    helps = {action.dest: action.help or "" for action in m.make_parser()._actions}
+    fields = {field.name for field in dataclasses.fields(m.Config)} & helps.keys()
+    for name in fields - {"data_dir", "conv_channels", "primary_types", "pool"}:
+        assert "default: %(default)s" in helps[name], name
 
 
 def test_presets_and_flags_make_the_config() -> None:
@@ -738,8 +746,51 @@ def test_out_json_table_and_eval_only(digits_dir: Path, tmp_path: Path, capsys: 
     }
     assert again["models"]["capsnet"] == pytest.approx(result["models"]["capsnet"])
     capsys.readouterr()
-    assert m.main([*argv, "--eval-only", "--min-iou", "0", "--n-test", "30", *files[:2]]) == 0
-    assert capsys.readouterr().out.startswith("custom: 30 composites, IoU at least 0;")
+    other = ["--eval-only", "--min-iou", "0", "--n-test", "30", "--seed", "7", "--models", "cnn", *files[:2]]
+    assert m.main([*argv, *other]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "custom: 30 composites, IoU at least 0; seed 7 (trained with seed 0), 2 epochs of 24"
+    assert [line.split()[0] for line in lines[1:]] == ["model", "cnn"]
+
+
+def test_without_training_no_flag_is_passed_over(
+    digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = tmp_path / "c.npz"
+    assert m.main([*flags(small(digits_dir)), "--models", "cnn", "--checkpoint", str(checkpoint)]) == 0
+    for action in (["--eval-only"], ["--predict", "a.png"]):
+        argv = [*action, "--checkpoint", str(checkpoint)]
+        for more, message in (
+            (["--routing-iters", "1"], "--routing-iters 3, not 1"),
+            (["--preset", "paper"], "--conv-channels 2, not 256"),
+            (["--lr", "0.5"], "--lr 0.002, not 0.5"),
+        ):
+            assert failure(m, [*argv, *more], capsys) == f"error: {checkpoint} was made with {message}\n"
+    line = failure(m, ["--eval-only", "--checkpoint", str(checkpoint), "--models", "capsnet"], capsys)
+    assert line == f"error: {checkpoint} holds cnn, and not capsnet\n"
+
+
+def test_resuming_for_one_model_leaves_the_others_in_the_checkpoint(
+    digits_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*flags(small(digits_dir)), "--checkpoint", str(tmp_path / "c.npz")]
+    assert m.main([*argv, "--models", "capsnet"]) == 0
+    original, calls = m.adam_step, 0
+
+    def interrupt(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        original(*args)
+
+    monkeypatch.setattr(m, "adam_step", interrupt)
+    assert m.main([*argv, "--resume", "--models", "cnn"]) == 130  # in its first epoch
+    monkeypatch.undo()
+    capsys.readouterr()
+    assert m.main([*argv, "--resume", "--models", "capsnet", "--out-json", str(tmp_path / "o.json")]) == 0
+    assert list(json.loads((tmp_path / "o.json").read_text())["models"]) == ["capsnet"]
+    assert [state.step for state in m.load_checkpoint(tmp_path / "c.npz")[1].values()] == [6, 2]
 
 
 def test_from_the_shell_with_warnings_as_errors(digits_dir: Path) -> None:

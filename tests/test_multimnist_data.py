@@ -22,9 +22,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import multimnist_capsnet as data
+from helpers import MNIST
 from multimnist_capsnet import UserError
 
-REAL_MNIST = Path(os.environ.get("MNIST_DIR", Path(__file__).resolve().parents[2] / "shared" / "data" / "mnist"))
 STEMS = tuple(data.MNIST_SHA256)
 
 
@@ -69,9 +69,9 @@ def check_message(error: UserError, *parts: str) -> None:
 
 
 def test_real_mnist_is_read_and_called_mnist() -> None:
-    if not REAL_MNIST.is_dir():
-        pytest.skip(f"real MNIST is absent: no folder {REAL_MNIST} (MNIST_DIR names another)")
-    digits = data.load_mnist(REAL_MNIST)
+    if not MNIST.is_dir():
+        pytest.skip(f"real MNIST is absent: no folder {MNIST} (MNIST_DIR names another)")
+    digits = data.load_mnist(MNIST)
     assert digits.name == "mnist"
     assert digits.train_images.shape == (60000, 28, 28)
     assert digits.test_images.shape == (10000, 28, 28)
@@ -512,9 +512,9 @@ def test_strokes_are_told_apart_by_nearest_class_mean() -> None:
 
 def test_strokes_resemble_real_digits() -> None:
     """Nearest class mean, learned on strokes alone and tested on real digits."""
-    if not REAL_MNIST.is_dir():
-        pytest.skip(f"real MNIST is absent: no folder {REAL_MNIST} (MNIST_DIR names another)")
-    real = data.load_mnist(REAL_MNIST)
+    if not MNIST.is_dir():
+        pytest.skip(f"real MNIST is absent: no folder {MNIST} (MNIST_DIR names another)")
+    real = data.load_mnist(MNIST)
     images, labels = some_strokes()
     means = np.stack([images[labels == c].mean(axis=0).ravel() for c in range(10)]) / 255
     x = real.train_images[:5000].reshape(5000, -1) / 255.0

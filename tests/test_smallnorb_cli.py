@@ -764,6 +764,8 @@ def test_predict_names_the_class_that_each_network_scores_highest(
         classes = [models[m].forward(states[m].params, images[k : k + 1])[0].argmax() for m in MODELS]
         assert words[:3] == [s.VOXEL_CLASSES[c] for c in classes]
         np.testing.assert_allclose([float(w) for w in words[3:]], activations[k], atol=6e-4)
+    argv = ["--checkpoint", str(checkpoint), "--predict", str(paths[0]), "--em-iters", "2"]
+    assert failure(s, argv, capsys) == f"error: {checkpoint} was made with --em-iters 3, not 2\n"
 
 
 def test_predict_with_a_checkpoint_of_the_capsules_alone(
