@@ -26,7 +26,7 @@ from figure_checks import (
     refuse_to_train,
     shown_texts,
 )
-from helpers import failure, usage_error
+from helpers import ROOT, failure, usage_error
 
 SMALL = ["--seed=123", "--dataset=strokes", "--conv-channels=4", "--primary-types=2", "--threads=1"]
 TINY = [*SMALL, "--n-epochs=2", "--n-train=64", "--n-test=60", "--batch-size=16"]
@@ -207,6 +207,11 @@ def test_seeds_of_this_configuration_are_found() -> None:
     Path("r.json").write_text(json.dumps({"runs": runs}))
     points = figures.read_seeds(Path("r.json"), config)
     assert {name: p.tolist() for name, p in points.items()} == {"capsnet": [[0.1], [0.2]], "cnn": [[0.5], [0.5]]}
+
+
+def test_the_default_results_are_those_of_the_readmes_command() -> None:
+    points = figures.read_seeds(ROOT / figures.DEFAULT_RESULTS, experiment.Config(n_epochs=8, n_train=6000))
+    assert {name: len(p) for name, p in points.items()} == dict.fromkeys(experiment.MODEL_NAMES, 3)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"models": 3}', '{"models": {"a": null}}'])
