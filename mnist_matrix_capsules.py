@@ -633,9 +633,8 @@ def make_result(
 def describe(result: dict[str, Any]) -> str:
     """One line: on what the figures were measured."""
     config = result["config"]
-    seed = result.get("trained_with_seed", result["seed"])
-    other = f" (trained with seed {seed})" if seed != result["seed"] else ""
-    return f"{result['dataset']}; seed {result['seed']}{other}, {config['n_epochs']} epochs, {config['loss']} loss"
+    seed = f"{result['seed']}{digits.training_seed(result)}"
+    return f"{result['dataset']}; seed {seed}, {config['n_epochs']} epochs, {config['loss']} loss"
 
 
 def format_table(result: dict[str, Any]) -> str:
