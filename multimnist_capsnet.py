@@ -46,6 +46,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
@@ -103,6 +104,7 @@ class Config:
     batch_size: int = 16  # 128 in the published code
     lr: float = 2e-3  # 1e-3
     lr_schedule: str = "linear"  # exponential
+    optimizer: str = "adam"
     dtype: str = "float32"
 
     @property
@@ -1299,14 +1301,16 @@ def make_models(config: Config, cnn_loss: Loss = sigmoid_cross_entropy) -> dict[
 ADAM_BLOCK = 1 << 17  # entries updated at a time: what a block needs stays in the cache
 
 
+def places(params: Params) -> dict[str, slice]:
+    """Where each is in one vector of all."""
+    stops = np.cumsum([p.size for p in params.values()]).tolist()
+    return {name: slice(stop - p.size, stop) for (name, p), stop in zip(params.items(), stops, strict=True)}
+
+
 def pack(params: Params) -> tuple[Array, Params]:
     """The parameters one after the other in one vector, and views of it under their names."""
     flat = np.concatenate([p.ravel() for p in params.values()])
-    views, stop = {}, 0
-    for name, p in params.items():
-        start, stop = stop, stop + p.size
-        views[name] = flat[start:stop].reshape(p.shape)
-    return flat, views
+    return flat, {name: flat[place].reshape(params[name].shape) for name, place in places(params).items()}
 
 
 class TrainState:
@@ -1314,7 +1318,7 @@ class TrainState:
 
     def __init__(self, params: Params) -> None:
         self.flat, self.params = pack(params)
-        self.m, self.v = np.zeros_like(self.flat), np.zeros_like(self.flat)  # Adam's moments, see adam_step
+        self.m, self.v = np.zeros_like(self.flat), np.zeros_like(self.flat)  # of adam_step; muon_step has m alone
         self.step = 0
         self.seconds = 0.0
         self.sums: dict[str, float] = {}  # of the losses of the unfinished epoch
@@ -1347,6 +1351,57 @@ def adam_step(
         np.divide(m_b, d, out=d)
         d *= step_size
         p_b -= d
+
+
+MUON_WEIGHTS = ("routing.w", "hidden.w", "primary.w", "conv2.w", "conv1.w")  # not the last layers, not the decoder
+MUON_RMS = 0.2  # of the entries of an update, in learning rates; Adam's have about as much
+
+
+def orthogonalised(a: Array) -> Array:
+    """a (M, N) = U S V^T -> U V^T; singular values below a thousandth of the others' stay below 1."""
+    if len(a) < a.shape[1]:
+        return orthogonalised(a.T).T
+    gram = a.T @ a
+    if not np.isfinite(gram).all():
+        return np.full_like(a, np.nan)  # eigh would raise
+    squares, vectors = np.linalg.eigh(gram)  # S^2 and V
+    floor = 1e-6 * squares.mean() + np.finfo(a.dtype).tiny
+    return a @ (vectors / np.sqrt(np.maximum(squares, 0) + floor) @ vectors.T)
+
+
+def as_matrix(w: Array, name: str) -> Array:
+    """Weights (..., outputs), or those of the routing (J, P, I, D) -> (inputs, outputs), there (P*I, J*D)."""
+    if name == "routing.w":
+        J, P, I, D = w.shape
+        return w.transpose(1, 2, 0, 3).reshape(P * I, J * D)
+    return w.reshape(-1, w.shape[-1])
+
+
+def from_matrix(matrix: Array, name: str, shape: tuple[int, ...]) -> Array:
+    """The inverse of as_matrix."""
+    if name == "routing.w":
+        J, P, I, D = shape
+        return matrix.reshape(P, I, J, D).transpose(2, 0, 1, 3)
+    return matrix.reshape(shape)
+
+
+def muon_step(w: Array, grads: list[Array], m: Array, lr: float, name: str, momentum: float = 0.95) -> None:
+    """Update the weights w and the vector m of their momentum in place; the gradient is the sum of the vectors
+    ``grads``, of which the first is overwritten.
+
+    The direction is the momentum, a step ahead, as a matrix of inputs by outputs made orthogonal: what has small
+    gradients is learned as fast as what has large ones. [Jordan 2024; size of the step: Liu 2025, sec. 2.2]
+    """
+    g = grads[0]
+    for other in grads[1:]:
+        g += other
+    m *= momentum
+    m += g
+    g += momentum * m
+    matrix = as_matrix(g.reshape(w.shape), name)
+    step = orthogonalised(matrix)
+    step *= lr * MUON_RMS * math.sqrt(max(matrix.shape))
+    w -= from_matrix(step, name, w.shape)
 
 
 class Crew:
@@ -1390,17 +1445,29 @@ class Crew:
         losses = self.share(work, n)
         return {name: sum(part[name] for part in losses) for name in losses[0]}, [g for g, _ in self.grads[:n]]
 
-    def update(self, state: TrainState, grads: list[Array], lr: float) -> None:
+    def update(self, state: TrainState, grads: list[Array], lr: float, optimizer: str = "adam") -> None:
         state.step += 1
-        n, size = self.n_threads, len(state.flat)
+
+        def adam(own: slice) -> None:
+            adam_step(state.flat[own], [grad[own] for grad in grads], state.m[own], state.v[own], state.step, lr)
+
+        def muon(name: str, own: slice) -> None:
+            muon_step(state.params[name], [grad[own] for grad in grads], state.m[own], lr, name)
+
+        jobs: list[Callable[[], None]] = []
+        if optimizer == "muon":
+            where = places(state.params)
+            jobs += [partial(muon, name, where.pop(name)) for name in MUON_WEIGHTS if name in where]
+            jobs += [partial(adam, own) for own in where.values()]
+        else:
+            n, size = self.n_threads, len(state.flat)
+            jobs += [partial(adam, slice(size * k // n, size * (k + 1) // n)) for k in range(n)]
 
         def work(k: int) -> None:
-            own = slice(size * k // n, size * (k + 1) // n)
             with np.errstate(all="ignore"):
-                parts = [grad[own] for grad in grads]
-                adam_step(state.flat[own], parts, state.m[own], state.v[own], state.step, lr)
+                jobs[k]()
 
-        self.share(work, n)
+        self.share(work, len(jobs))
 
 
 @contextlib.contextmanager
@@ -1515,7 +1582,7 @@ def train(
         if not math.isfinite(losses["train_loss"]):
             where = f"epoch {epoch + 1}, step {position + 1}"
             raise UserError(f"{model.name}: the loss became {losses['train_loss']} in {where}; try a smaller --lr")
-        crew.update(state, grads, config.lr_at(state.step) * model.lr_factor)
+        crew.update(state, grads, config.lr_at(state.step) * model.lr_factor, config.optimizer)
         for name, loss in losses.items():
             state.sums[name] = state.sums.get(name, 0.0) + loss
         epoch_ends = position == config.steps_per_epoch - 1
@@ -2072,8 +2139,13 @@ def add_network_arguments(parser: argparse.ArgumentParser, d: Config) -> None:
         "--batch-size", type=whole_number(1, 4096), metavar="N", default=d.batch_size, help="default: %(default)s"
     )
     training.add_argument(
+        "--optimizer", choices=("adam", "muon"), default=d.optimizer,
+        help="muon: steps of orthogonal matrices for convolutions, capsules and hidden layers, Adam for the rest;"
+        " default: %(default)s",
+    )  # fmt: skip
+    training.add_argument(
         "--lr", type=number(0, 10, above=True), metavar="X", default=d.lr,
-        help="Adam's learning rate; default: %(default)s",
+        help="learning rate; default: %(default)s",
     )  # fmt: skip
     training.add_argument(
         "--lr-schedule", choices=("constant", "linear", "cosine", "exponential"), default=d.lr_schedule,
@@ -2091,7 +2163,7 @@ def config_fields(args: argparse.Namespace, *more: str) -> dict[str, Any]:
     preset = PRESETS[args.preset]
     given = {k: v for k in ("conv_channels", "primary_types") if (v := getattr(args, k)) is not None}
     same = ("dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "routing_iters", "routing_grad")
-    also = ("recon_weight", "batch_size", "lr", "lr_schedule", "dtype")
+    also = ("recon_weight", "batch_size", "lr", "lr_schedule", "optimizer", "dtype")
     return preset | given | {k: getattr(args, k) for k in (*same, *also, *more)}
 
 

@@ -18,6 +18,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from typing import Any
 import imageio.v3 as iio
 import numpy as np
 import pytest
+from scipy import linalg
 
 import multimnist_capsnet as m
 from helpers import MNIST, ROOT, failure, run_script, script_environment, usage_error
@@ -397,6 +399,97 @@ def test_adam_by_hand() -> None:
     np.testing.assert_allclose(p, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(60, 7), (7, 60), (9, 9)])
+def test_orthogonalised_is_the_polar_factor(shape: tuple[int, int]) -> None:
+    a = np.random.default_rng(0).standard_normal(shape) * 1e-7
+    result = m.orthogonalised(a)
+    np.testing.assert_allclose(result, linalg.polar(a)[0], atol=1e-3)
+    np.testing.assert_allclose(np.linalg.svd(result, compute_uv=False), 1, atol=1e-2)  # the least is a little below 1
+    np.testing.assert_allclose(m.orthogonalised(a.astype(np.float32)), result, atol=1e-3)
+
+
+def test_orthogonalised_leaves_what_is_next_to_nothing() -> None:
+    rng = np.random.default_rng(0)
+    left, right = np.linalg.qr(rng.standard_normal((40, 6)))[0], np.linalg.qr(rng.standard_normal((6, 6)))[0]
+    result = m.orthogonalised((left * [1, 1, 1, 1, 1e-5, 0]) @ right)
+    np.testing.assert_allclose(np.linalg.svd(result, compute_uv=False), [1, 1, 1, 1, 0.0122, 0], atol=1e-4)
+    assert not m.orthogonalised(np.zeros((5, 3), np.float32)).any()
+    assert np.isnan(m.orthogonalised(np.array([[np.inf, 1.0], [0.0, 1.0]]))).all()
+
+
+def test_muon_by_hand() -> None:
+    """The directions by singular vectors; routing weights put into their matrix one by one."""
+    rng = np.random.default_rng(0)
+    for name, shape in (("conv1.w", (3, 3, 2, 5)), ("routing.w", (3, 4, 6, 2)), ("hidden.w", (7, 12))):
+        w, m1 = rng.standard_normal(shape), np.zeros(math.prod(shape))
+        expected, momentum = w.copy(), np.zeros(shape)
+        for _ in range(3):
+            g = rng.standard_normal(shape)
+            momentum = 0.95 * momentum + g
+            ahead = g + 0.95 * momentum
+            cells = {index: (index[:-1], index[-1]) for index in np.ndindex(shape)}
+            if name == "routing.w":  # J, P, I, D
+                cells = {index: (index[1:3], (index[0], index[3])) for index in np.ndindex(shape)}
+            rows, columns = (sorted({cell[axis] for cell in cells.values()}) for axis in (0, 1))
+            matrix = np.zeros((len(rows), len(columns)))
+            for index, (row, column) in cells.items():
+                matrix[rows.index(row), columns.index(column)] = ahead[index]
+            u, _, vt = np.linalg.svd(matrix, full_matrices=False)
+            for index, (row, column) in cells.items():
+                size = 0.01 * 0.2 * math.sqrt(max(matrix.shape))
+                expected[index] -= size * (u @ vt)[rows.index(row), columns.index(column)]
+            m.muon_step(w, [g.ravel() / 4, 0.75 * g.ravel()], m1, 0.01, name)
+        np.testing.assert_allclose(w, expected, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(m1.reshape(shape), momentum, err_msg=name)
+
+
+@pytest.mark.parametrize("name", m.MODEL_NAMES)
+def test_muon_is_for_inner_weights_and_adam_for_the_rest(name: str) -> None:
+    config = small(dtype="float64", optimizer="muon")
+    inner = {"capsnet": {"conv1.w", "primary.w", "routing.w"}}.get(name, {"conv1.w", "conv2.w", "hidden.w"})
+    states, model = {}, m.make_models(config)[name]
+    grads = np.random.default_rng(1).standard_normal((2, m.count_params(model.init_params(np.random.default_rng(0)))))
+    for optimizer in ("adam", "muon"):
+        for threads in (1, 3):
+            state, crew = m.init_state(model, config), m.Crew(threads)
+            crew.update(state, list(grads.copy()), 0.01, optimizer)
+            crew.close()
+            states[optimizer, threads] = state
+        np.testing.assert_array_equal(states[optimizer, 1].flat, states[optimizer, 3].flat)
+    start, adam, muon = m.init_state(model, config), states["adam", 1], states["muon", 1]
+    for key, before in start.params.items():
+        if key in inner:
+            rms = math.sqrt(np.square(muon.params[key] - before).mean())
+            assert rms == pytest.approx(0.01 * 0.2, rel=0.01), key
+        else:
+            np.testing.assert_array_equal(muon.params[key], adam.params[key], err_msg=key)
+            assert (muon.params[key] != before).all()
+
+
+def test_muon_resumes_to_the_same_numbers(digits_dir: Path) -> None:
+    config = small(digits_dir, optimizer="muon", n_train=72, batch_size=24)
+    whole, data, model = trained(config), m.make_data(config), m.make_models(config)["capsnet"]
+    with tempfile.TemporaryDirectory() as folder, m.single_blas():
+        path = Path(folder) / "c.npz"
+
+        def save(state: m.TrainState, _: bool) -> None:
+            if state.step == 2:
+                m.save_checkpoint(path, config, {"capsnet": state})
+
+        m.train(model, config, data, after_step=save)
+        state = m.load_checkpoint(path)[1]["capsnet"]
+        m.train(model, config, data, state)
+    np.testing.assert_array_equal(state.flat, whole.flat)
+    assert state.history == whole.history
+    assert (trained(dataclasses.replace(config, optimizer="adam")).flat != whole.flat).any()
+
+
+def test_a_gradient_that_is_not_finite_is_reported_with_muon_too(digits_dir: Path) -> None:
+    config = small(digits_dir, lr=1e30, n_epochs=30, lr_schedule="constant", optimizer="muon")
+    with pytest.raises(m.UserError, match="try a smaller --lr"):
+        trained(config)
+
+
 def test_learning_rate_schedules() -> None:
     config = m.Config(n_epochs=10, n_train=16_000, lr=1.0)  # 10,000 steps
     rates = {
@@ -410,9 +503,10 @@ def test_learning_rate_schedules() -> None:
     np.testing.assert_allclose(rates["exponential"][2], 0.96**2.5)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
-def test_training_learns(name: str, digits_dir: Path) -> None:
-    sizes = {"conv_channels": 8, "primary_types": 2, "decoder": (32, 64)}
+def test_training_learns(name: str, optimizer: str, digits_dir: Path) -> None:
+    sizes = {"conv_channels": 8, "primary_types": 2, "decoder": (32, 64), "optimizer": optimizer}
     config = small(digits_dir, n_train=1600, batch_size=16, n_test=100, **sizes)
     model, data = m.make_models(config)[name], m.make_data(config)
     _, history = m.train(model, config, data)
@@ -631,7 +725,7 @@ WRONG_VALUES = {
     "--dataset": "cifar", "--n-train": "0", "--n-test": "x", "--min-iou": "1.5", "--pool": "-1", "--preset": "huge",
     "--conv-channels": "0", "--primary-types": "nan", "--routing-iters": "0", "--routing-grad": "some",
     "--recon-weight": "-1", "--seed": "-1", "--n-epochs": "1.5", "--batch-size": "0", "--lr": "0",
-    "--lr-schedule": "step", "--dtype": "float16", "--threads": "0", "--models": "capsnet,rnn",
+    "--lr-schedule": "step", "--optimizer": "sgd", "--dtype": "float16", "--threads": "0", "--models": "capsnet,rnn",
     "--checkpoint-every": "0",
 }  # fmt: skip
 PATHS = {"--data-dir", "--out-json", "--checkpoint", "--predict", "--predict-png"}
