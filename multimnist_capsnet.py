@@ -1390,7 +1390,9 @@ def muon_step(w: Array, grads: list[Array], m: Array, lr: float, name: str, mome
     ``grads``, of which the first is overwritten.
 
     The direction is the momentum, a step ahead, as a matrix of inputs by outputs made orthogonal: what has small
-    gradients is learned as fast as what has large ones. [Jordan 2024; size of the step: Liu 2025, sec. 2.2]
+    gradients is learned as fast as what has large ones. [K. Jordan et al., "Muon: an optimizer for hidden layers in
+    neural networks", 2024, but by eigenvectors and not by Newton-Schulz; size of the step: J. Liu et al., "Muon is
+    scalable for LLM training", 2025, sec. 2.2]
     """
     g = grads[0]
     for other in grads[1:]:
