@@ -18,7 +18,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable
@@ -466,18 +465,19 @@ def test_muon_is_for_inner_weights_and_adam_for_the_rest(name: str) -> None:
             assert (muon.params[key] != before).all()
 
 
-def test_muon_resumes_to_the_same_numbers(digits_dir: Path) -> None:
+def test_muon_resumes_to_the_same_numbers(digits_dir: Path, tmp_path: Path) -> None:
     config = small(digits_dir, optimizer="muon", n_train=72, batch_size=24)
     whole, data, model = trained(config), m.make_data(config), m.make_models(config)["capsnet"]
-    with tempfile.TemporaryDirectory() as folder, m.single_blas():
-        path = Path(folder) / "c.npz"
+    path = tmp_path / "c.npz"
 
-        def save(state: m.TrainState, _: bool) -> None:
-            if state.step == 2:
-                m.save_checkpoint(path, config, {"capsnet": state})
+    def save(state: m.TrainState, _: bool) -> None:
+        if state.step == 2:
+            m.save_checkpoint(path, config, {"capsnet": state})
 
+    with m.single_blas():
         m.train(model, config, data, after_step=save)
         state = m.load_checkpoint(path)[1]["capsnet"]
+        assert state.step == 2
         m.train(model, config, data, state)
     np.testing.assert_array_equal(state.flat, whole.flat)
     assert state.history == whole.history
