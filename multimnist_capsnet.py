@@ -105,6 +105,7 @@ class Config:
     lr: float = 2e-3  # 1e-3
     lr_schedule: str = "linear"  # exponential
     optimizer: str = "adam"
+    weight_decay: float = 0.0
     dtype: str = "float32"
 
     @property
@@ -1447,8 +1448,16 @@ class Crew:
         losses = self.share(work, n)
         return {name: sum(part[name] for part in losses) for name in losses[0]}, [g for g, _ in self.grads[:n]]
 
-    def update(self, state: TrainState, grads: list[Array], lr: float, optimizer: str = "adam") -> None:
+    def update(
+        self, state: TrainState, grads: list[Array], lr: float, optimizer: str = "adam", weight_decay: float = 0.0
+    ) -> None:
+        """One step, in place. Weights, but not biases, first shrink by ``lr * weight_decay`` of themselves
+        [Loshchilov & Hutter 2019, algorithm 2]."""
         state.step += 1
+        if weight_decay:
+            for name, w in state.params.items():
+                if name.endswith(".w"):
+                    w *= 1 - lr * weight_decay
 
         def adam(own: slice) -> None:
             adam_step(state.flat[own], [grad[own] for grad in grads], state.m[own], state.v[own], state.step, lr)
@@ -1584,7 +1593,8 @@ def train(
         if not math.isfinite(losses["train_loss"]):
             where = f"epoch {epoch + 1}, step {position + 1}"
             raise UserError(f"{model.name}: the loss became {losses['train_loss']} in {where}; try a smaller --lr")
-        crew.update(state, grads, config.lr_at(state.step) * model.lr_factor, config.optimizer)
+        lr = config.lr_at(state.step) * model.lr_factor
+        crew.update(state, grads, lr, config.optimizer, config.weight_decay)
         for name, loss in losses.items():
             state.sums[name] = state.sums.get(name, 0.0) + loss
         epoch_ends = position == config.steps_per_epoch - 1
@@ -2150,6 +2160,10 @@ def add_network_arguments(parser: argparse.ArgumentParser, d: Config) -> None:
         help="learning rate; default: %(default)s",
     )  # fmt: skip
     training.add_argument(
+        "--weight-decay", type=number(0, 100), metavar="X", default=d.weight_decay,
+        help="a step shrinks every weight, but no bias, by lr * X; default: %(default)s",
+    )  # fmt: skip
+    training.add_argument(
         "--lr-schedule", choices=("constant", "linear", "cosine", "exponential"), default=d.lr_schedule,
         help="linear and cosine fall to 0, exponential by 4 %% every 2,000 steps; default: %(default)s",
     )  # fmt: skip
@@ -2165,7 +2179,7 @@ def config_fields(args: argparse.Namespace, *more: str) -> dict[str, Any]:
     preset = PRESETS[args.preset]
     given = {k: v for k in ("conv_channels", "primary_types") if (v := getattr(args, k)) is not None}
     same = ("dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "routing_iters", "routing_grad")
-    also = ("recon_weight", "batch_size", "lr", "lr_schedule", "optimizer", "dtype")
+    also = ("recon_weight", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "dtype")
     return preset | given | {k: getattr(args, k) for k in (*same, *also, *more)}
 
 

@@ -465,6 +465,32 @@ def test_muon_is_for_inner_weights_and_adam_for_the_rest(name: str) -> None:
             assert (muon.params[key] != before).all()
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+@pytest.mark.parametrize("name", m.MODEL_NAMES)
+def test_weight_decay_shrinks_weights_and_spares_biases(name: str, optimizer: str) -> None:
+    config = small(dtype="float64")
+    model = m.make_models(config)[name]
+    start = m.init_state(model, config)
+    after = {}
+    for decay in (0.0, 3.0):
+        after[decay], crew = m.init_state(model, config), m.Crew()
+        grads = np.random.default_rng(1).standard_normal(start.flat.shape)
+        crew.update(after[decay], [grads], 0.01, optimizer, decay)
+    assert {key.rsplit(".")[-1] for key in start.params} == {"w", "b"}
+    for key, before in start.params.items():
+        taken = after[0.0].params[key] - after[3.0].params[key]
+        expected = 0.03 * before if key.endswith(".w") else np.zeros_like(before)
+        np.testing.assert_allclose(taken, expected, atol=1e-12, err_msg=key)
+
+
+def test_training_hands_the_weight_decay_on(digits_dir: Path) -> None:
+    config = small(digits_dir, lr=0.01, n_train=64)
+    plain, decayed = (trained(dataclasses.replace(config, weight_decay=x)).params for x in (0.0, 10.0))
+    for key in plain:
+        if key.endswith(".w"):
+            assert np.square(decayed[key]).sum() < 0.95 * np.square(plain[key]).sum(), key
+
+
 def test_muon_resumes_to_the_same_numbers(digits_dir: Path, tmp_path: Path) -> None:
     config = small(digits_dir, optimizer="muon", n_train=72, batch_size=24)
     whole, data, model = trained(config), m.make_data(config), m.make_models(config)["capsnet"]
@@ -725,8 +751,8 @@ WRONG_VALUES = {
     "--dataset": "cifar", "--n-train": "0", "--n-test": "x", "--min-iou": "1.5", "--pool": "-1", "--preset": "huge",
     "--conv-channels": "0", "--primary-types": "nan", "--routing-iters": "0", "--routing-grad": "some",
     "--recon-weight": "-1", "--seed": "-1", "--n-epochs": "1.5", "--batch-size": "0", "--lr": "0",
-    "--lr-schedule": "step", "--optimizer": "sgd", "--dtype": "float16", "--threads": "0", "--models": "capsnet,rnn",
-    "--checkpoint-every": "0",
+    "--lr-schedule": "step", "--optimizer": "sgd", "--weight-decay": "-1", "--dtype": "float16", "--threads": "0",
+    "--models": "capsnet,rnn", "--checkpoint-every": "0",
 }  # fmt: skip
 PATHS = {"--data-dir", "--out-json", "--checkpoint", "--predict", "--predict-png"}
 
