@@ -471,9 +471,11 @@ def test_weight_decay_shrinks_weights_and_spares_biases(name: str, optimizer: st
     config = small(dtype="float64")
     model = m.make_models(config)[name]
     start = m.init_state(model, config)
+    start.flat += 0.1  # biases begin at zero, which would not shrink
     after = {}
     for decay in (0.0, 3.0):
         after[decay], crew = m.init_state(model, config), m.Crew()
+        after[decay].flat += 0.1
         grads = np.random.default_rng(1).standard_normal(start.flat.shape)
         crew.update(after[decay], [grads], 0.01, optimizer, decay)
     assert {key.rsplit(".")[-1] for key in start.params} == {"w", "b"}
