@@ -322,24 +322,24 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
 
 
 def avg_pool_forward(x: Array, ws: Workspace, name: str) -> Array:
-    """2x2, stride 2; an odd last row or column is dropped. x (H, C, W, B) -> (H // 2, C, W // 2, B)."""
-    H, W = x.shape[0] // 2 * 2, x.shape[2] // 2 * 2
-    out = ws(name + ".out", H // 2, x.shape[1], W // 2, x.shape[3])
-    np.add(x[0:H:2, :, 0:W:2], x[0:H:2, :, 1:W:2], out=out)
-    out += x[1:H:2, :, 0:W:2]
-    out += x[1:H:2, :, 1:W:2]
+    """2x2, stride 2; an odd last row or column is dropped. x (H, W, B, C) -> (H // 2, W // 2, B, C)."""
+    H, W = x.shape[0] // 2 * 2, x.shape[1] // 2 * 2
+    out = ws(name + ".out", H // 2, W // 2, *x.shape[2:])
+    np.add(x[0:H:2, 0:W:2], x[0:H:2, 1:W:2], out=out)
+    out += x[1:H:2, 0:W:2]
+    out += x[1:H:2, 1:W:2]
     out *= 0.25
     return out
 
 
 def avg_pool_backward(dout: Array, x: Array, ws: Workspace, name: str) -> Array:
-    """dout (H // 2, C, W // 2, B) -> dx (H, C, W, B)."""
-    H, W = x.shape[0] // 2 * 2, x.shape[2] // 2 * 2
+    """dout (H // 2, W // 2, B, C) -> dx (H, W, B, C)."""
+    H, W = x.shape[0] // 2 * 2, x.shape[1] // 2 * 2
     dx = ws(name + ".dx", *x.shape)
     dx[H:] = 0
-    dx[:, :, W:] = 0
+    dx[:, W:] = 0
     for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):  # out = (x00 + x01 + x10 + x11) / 4
-        np.multiply(dout, 0.25, out=dx[i:H:2, :, j:W:2])
+        np.multiply(dout, 0.25, out=dx[i:H:2, j:W:2])
     return dx
 
 
@@ -372,7 +372,7 @@ def lenet_init(rng: np.random.Generator, config: Config) -> Params:
 
 
 class LeNetCache(NamedTuple):
-    convs: list[tuple[base.ConvCache, Array, Array]]  # cache, output before and after pooling
+    convs: list[tuple[Any, Array, Array]]  # cache, output before and after pooling
     inputs: list[Array]  # of the three dense layers
 
 
@@ -380,11 +380,12 @@ def lenet_forward(params: Params, images: Array, ws: Workspace) -> tuple[Array, 
     """images (B, S, S) -> scores (J, B), before the softmax."""
     x, cache = base.batch_last(images, ws), LeNetCache([], [])
     for k in (1, 2):
-        y, conv = base.conv2d_forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], 1, ws, f"conv{k}")
+        layer: Callable[..., tuple[Array, Any]] = base.conv2d_forward if k > 1 else base.image_conv2d_forward
+        y, conv = layer(x, params[f"conv{k}.w"], params[f"conv{k}.b"], 1, ws, f"conv{k}")
         base.relu_forward(y)
         x = avg_pool_forward(y, ws, f"pool{k}")
         cache.convs.append((conv, y, x))
-    x = x.reshape(-1, len(images))
+    x = base.flattened(x, ws)
     for k in (1, 2, 3):
         cache.inputs.append(x)
         x = base.linear_forward(x, params[f"fc{k}.w"], params[f"fc{k}.b"], ws, f"fc{k}")
@@ -396,19 +397,21 @@ def lenet_forward(params: Params, images: Array, ws: Workspace) -> tuple[Array, 
 def lenet_loss_and_grads(params: Params, batch: Batch, n: int, grads: Params, ws: Workspace) -> dict[str, float]:
     scores, (convs, inputs) = lenet_forward(params, batch.images, ws)
     loss, dscores = softmax_cross_entropy(scores, base.indicator(batch.labels, scores.dtype), n)
-    dx: Array | None = dscores
+    dx = dscores
     for k in (3, 2, 1):
         x = inputs[k - 1]
-        assert dx is not None
         dx = base.linear_backward(dx, x, params[f"fc{k}.w"], grads[f"fc{k}.w"], grads[f"fc{k}.b"])
         if k > 1:
             base.relu_backward(dx, x)
+    dx = base.unflattened(dx, convs[-1][-1].shape, ws)
     for k in (2, 1):
-        conv, y, out = convs[k - 1]
-        assert dx is not None
-        dy = avg_pool_backward(dx.reshape(out.shape), y, ws, f"pool{k}")
+        conv, y, _ = convs[k - 1]
+        dy = avg_pool_backward(dx, y, ws, f"pool{k}")
         base.relu_backward(dy, y)
-        dx = base.conv2d_backward(dy, conv, grads[f"conv{k}.w"], grads[f"conv{k}.b"], ws, need_dx=k > 1)
+        if k > 1:
+            dx = base.conv2d_backward(dy, conv, grads[f"conv{k}.w"], grads[f"conv{k}.b"], ws)
+        else:
+            base.image_conv2d_backward(dy, conv, grads["conv1.w"], grads["conv1.b"], ws)
     return {"train_loss": loss}
 
 

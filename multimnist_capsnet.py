@@ -29,7 +29,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import gzip
+import itertools
 import json
 import math
 import os
@@ -685,9 +687,9 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
 # ----------------------------------------------------------------------------------------------------------------------
 # Forward and backward passes
 #
-# Inside the networks the batch is the last axis and the image row the first: a map is (H, C, W, B), the primary
-# capsules are (P, I, B). All products below then have contiguous operands, and what is done to each entry runs over
-# long rows. A backward pass writes the gradients of weights where it is told to, and returns that of its input.
+# A map is (H, W, B, C) in here, so that each of its places has a matrix of examples and channels. From the capsules on
+# the batch is the last axis: the primary capsules are (P, I, B). All products below then have contiguous operands. A
+# backward pass writes the gradients of weights where it is told to, and returns that of its input.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -709,111 +711,232 @@ class Workspace:
         return array
 
 
-ROWS = 7  # of an image, dealt with at a time when columns are folded back
-
-
-class ConvCache(NamedTuple):
+class ImageConvCache(NamedTuple):
     name: str
-    rows: Array  # (Ho, K*K*C, Wo*B), a view: neighbouring items overlap
-    w: Array  # (K, K, C, C')
-    in_shape: tuple[int, int, int, int]  # (H, C, W, B)
-    stride: int
+    rows: Array  # (Ho, K*K, Wo*B), a view: neighbouring items overlap
 
 
-def conv2d_forward(x: Array, w: Array, b: Array, stride: int, ws: Workspace, name: str) -> tuple[Array, ConvCache]:
-    """Valid convolution. x (H, C, W, B), w (K, K, C, C'), b (C') -> (Ho, C', Wo, B).
+def image_conv2d_forward(
+    x: Array, w: Array, b: Array, stride: int, ws: Workspace, name: str
+) -> tuple[Array, ImageConvCache]:
+    """Valid convolution of images of one channel. x (H, W, B), w (K, K, 1, C'), b (C') -> (Ho, Wo, B, C').
 
     Only columns are unfolded, which makes the image K / stride times as large, not (K / stride)^2 times. The K rows
     that an output row sees then lie next to each other: its matrix is a view, and output rows share memory.
     """
-    H, C, W, B = x.shape
+    H, W, B = x.shape
     K, n_out = w.shape[0], w.shape[-1]
     Ho, Wo = (H - K) // stride + 1, (W - K) // stride + 1
-    cols = ws(name + ".cols", H, K, C, Wo, B)
+    cols = ws(name + ".cols", H, K, Wo, B)
     for k in range(K):
-        cols[:, k] = x[:, :, k : k + stride * (Wo - 1) + 1 : stride]
+        cols[:, k] = x[:, k : k + stride * (Wo - 1) + 1 : stride]
     row = cols.strides[0]
     rows = np.lib.stride_tricks.as_strided(
-        cols, (Ho, K * K * C, Wo * B), (stride * row, row // (K * C), cols.itemsize), writeable=False
+        cols, (Ho, K * K, Wo * B), (stride * row, row // K, cols.itemsize), writeable=False
     )
-    out = ws(name + ".out", Ho, n_out, Wo, B)
-    flat = out.reshape(Ho, n_out, Wo * B)
-    np.matmul(w.reshape(-1, n_out).T, rows, out=flat)
-    flat += b[:, None]
-    return out, ConvCache(name, rows, w, x.shape, stride)
+    out = ws(name + ".out", Ho, Wo, B, n_out)
+    np.matmul(rows.transpose(0, 2, 1), w.reshape(K * K, n_out), out=out.reshape(Ho, Wo * B, n_out))
+    out += b
+    return out, ImageConvCache(name, rows)
 
 
-def conv2d_backward(
-    dout: Array, cache: ConvCache, dw: Array, db: Array, ws: Workspace, need_dx: bool = True
-) -> Array | None:
-    """dout (Ho, C', Wo, B) -> dx (H, C, W, B), if needed."""
-    name, rows, w, (H, C, W, B), s = cache
-    Ho, n_out, Wo, _ = dout.shape
-    K = w.shape[0]
-    flat = dout.reshape(Ho, n_out, Wo * B)
-    # out = w.T @ rows + b
-    np.sum(flat, axis=(0, 2), out=db)
-    # One small product for each kernel position: for small ones BLAS has kernels that need no copies of the operands.
-    n_blocks = K * K if C > 1 else K
-    blocks = rows.reshape(Ho, n_blocks, -1, Wo * B)
-    dw_blocks = dw.reshape(n_blocks, -1, n_out)
-    dout_t = ws(name + ".dout_t", Ho, Wo * B, n_out)
-    dout_t[...] = flat.transpose(0, 2, 1)
-    term = ws(name + ".dw_term", *dw_blocks.shape)
-    np.matmul(blocks[0], dout_t[0], out=dw_blocks)
+def image_conv2d_backward(dout: Array, cache: ImageConvCache, dw: Array, db: Array, ws: Workspace) -> None:
+    """dout (Ho, Wo, B, C'). Images have no gradient."""
+    Ho, n_out, K = dout.shape[0], dout.shape[-1], dw.shape[0]
+    flat = dout.reshape(Ho, -1, n_out)
+    # out = rows.T @ w + b
+    db[...] = row_sum(flat)
+    # One small product for each kernel row: for small ones BLAS has kernels that need no copies of the operands.
+    blocks = cache.rows.reshape(Ho, K, K, -1)
+    dw_blocks, term = dw.reshape(K, K, n_out), ws(cache.name + ".dw_term", K, K, n_out)
+    np.matmul(blocks[0], flat[0], out=dw_blocks)
     for ho in range(1, Ho):
-        dw_blocks += np.matmul(blocks[ho], dout_t[ho], out=term)
-    if not need_dx:
-        return None
+        dw_blocks += np.matmul(blocks[ho], flat[ho], out=term)
 
-    # Input row h was seen by the output rows ho with h = s*ho + kh, 0 <= kh < K. These are neighbours, so the gradient
-    # of that row is one product: the kernel rows kh = h mod s, + s, + 2s ... in falling order times a block of dout.
-    w_rows = [  # for each h mod s: (K*C, kernel rows * C')
-        np.ascontiguousarray(w[phase::s][::-1].transpose(1, 2, 0, 3)).reshape(K * C, -1) for phase in range(s)
-    ]
-    dx = ws(name + ".dx", H, C, W, B)
-    all_dcols = ws(name + ".dcols", ROWS, K, C, Wo, B)
-    fold = ws(name + ".fold", s, ROWS, C, -(-W // s), B)  # some rows of dx, their columns sorted by w mod s
-    for start in range(0, H, ROWS):
-        rows_h = range(start, min(H, start + ROWS))
-        dcols = all_dcols[: len(rows_h)]
-        for dcols_h, h in zip(dcols, rows_h, strict=True):
-            first, last = max(0, -((K - 1 - h) // s)), min(Ho - 1, h // s)  # output rows, ends included
-            w_row = w_rows[h % s]
-            skip = w_row.shape[1] // n_out - 1 - (h - s * first) // s
-            w_row = w_row[:, skip * n_out : (skip + last - first + 1) * n_out]
-            if first <= last:
-                np.matmul(w_row, flat[first : last + 1].reshape(-1, Wo * B), out=dcols_h.reshape(K * C, -1))
-            else:
-                dcols_h[...] = 0
-        fold[...] = 0
-        for k in range(K):  # cols[:, k] = x[:, :, k : k + s * (Wo - 1) + 1 : s]
-            fold[k % s, : len(dcols), :, k // s : k // s + Wo] += dcols[:, k]
-        for phase in range(s):
-            dx[start : start + ROWS, :, phase::s] = fold[phase, : len(dcols), :, : len(range(phase, W, s))]
-    return dx
+
+def row_sum(x: Array) -> Array:
+    """x (..., C) -> (C), by a product, which is faster than np.sum."""
+    flat = x.reshape(-1, x.shape[-1])
+    return np.ones(len(flat), x.dtype) @ flat
+
+
+# Convolutions of many channels are products of spectra. With the s^2 phases x[a::s, b::s] of a map as channels, a
+# kernel of K taps and stride s becomes one of k = ceil(K / s) taps and stride 1. On N = Ho + k - 1 points, where it
+# does not wrap, it is
+#     out = F^-1(F x . conj F w)
+# with one product of matrices (B, s^2 C) (s^2 C, C') for each frequency. For the primary capsules, 9 taps of stride 2
+# and 10 x 10 outputs, that is 14 x 8 complex frequencies of 4 phases: 1,792 multiplications for a pair of channels, not
+# 8,100. Transforms of 14 points are matrix products as well. A complex number is a pair of reals, an axis of 2, so that
+# every map here is linear and real, and its backward pass is a product with the transpose.
+
+
+class Transforms(NamedTuple):
+    """Of N rows, R = N // 2 + 1 of their frequencies (the others are conjugates), and M columns. [2] is a pair of
+    reals, of the second factor where there are two."""
+
+    x_rows: Array  # (R [2], N)
+    x_columns: Array  # (M [2], [2] M)
+    w_rows: Array  # (R [2], k)
+    w_columns: Array  # (M [2], [2] k)
+    out_columns: Array  # ([2] Wo, M [2] [2]): multiplies the factors' parts, too
+    out_rows: Array  # (Ho, R [2])
+
+
+@functools.lru_cache
+def transforms(Ho: int, Wo: int, k: int, dtype: np.dtype) -> Transforms:
+    N, M, R = Ho + k - 1, Wo + k - 1, (Ho + k - 1) // 2 + 1
+    pair = np.array([1, 1j])
+
+    def waves(sign: int, n_rows: int, n_columns: int, n: int) -> Array:
+        return np.exp(sign * 2j * np.pi / n * np.outer(np.arange(n_rows), np.arange(n_columns)))
+
+    def rows(sign: int, n: int) -> Array:
+        z = waves(sign, R, n, N)
+        return np.stack([z.real, z.imag], axis=1).reshape(2 * R, n)
+
+    def columns(sign: int, n: int) -> Array:
+        z = pair[:, None] * waves(sign, M, n, M)[:, None]
+        return np.stack([z.real, z.imag], axis=1).reshape(2 * M, 2 * n)
+
+    z = waves(1, Wo, M, M)[:, :, None, None] * np.outer(pair, pair)
+    out_columns = np.stack([z.real, z.imag]).reshape(2 * Wo, 4 * M)
+    weight = np.where(np.arange(R) * 2 % N == 0, 1, 2) / (N * M)  # 2: a frequency and its conjugate
+    out_rows = (pair * (waves(1, Ho, R, N) * weight)[:, :, None]).real.reshape(Ho, 2 * R)
+    every = (rows(-1, N), columns(-1, M), rows(1, k), columns(1, k), out_columns, out_rows)
+    return Transforms(*(matrix.astype(dtype) for matrix in every))
+
+
+SMALL_PRODUCT = 1_000_000  # multiplications; up to here OpenBLAS has kernels that need no copies of the operands
+
+
+def transform(matrix: Array, x: Array, out: Array) -> None:
+    """matrix (m, n), x (n, ...) -> out (m, ...), by small products of some columns each."""
+    m, n = matrix.shape
+    parts = next(p for p in range(1, x.size + 1) if x.size % (n * p) == 0 and m * x.size <= p * SMALL_PRODUCT)
+    np.matmul(matrix, x.reshape(n, parts, -1).swapaxes(0, 1), out=out.reshape(m, parts, -1).swapaxes(0, 1))
+
+
+def split_phases(x: Array, stride: int, out: Array) -> Array:
+    """x (H, W, B, C) -> out (N, M, B, s, s, C), where x[s n + a, s m + b] is at [n, m, :, a, b]; zeros beyond x."""
+    N, M = out.shape[:2]
+    if x.shape[:2] != (stride * N, stride * M):
+        out[...] = 0
+    for a, b in itertools.product(range(stride), repeat=2):
+        phase = x[a : stride * N : stride, b : stride * M : stride]
+        out[: len(phase), : phase.shape[1], :, a, b] = phase
+    return out
+
+
+def join_phases(phases: Array, stride: int, out: Array) -> Array:
+    """The inverse of split_phases; zeros where there were more of x."""
+    N, M = phases.shape[:2]
+    if out.shape[:2] != (stride * N, stride * M):
+        out[...] = 0
+    for a, b in itertools.product(range(stride), repeat=2):
+        phase = out[a : stride * N : stride, b : stride * M : stride]
+        phase[...] = phases[: len(phase), : phase.shape[1], :, a, b]
+    return out
+
+
+class ConvCache(NamedTuple):
+    name: str
+    x_f: Array  # (R, M, [2] B, D), D = s*s*C: the spectrum of x
+    w_rows: Array  # (R, [2] k, D, C'), that of w along the rows
+    x_shape: tuple[int, ...]  # (H, W, B, C)
+    stride: int
+
+
+def conv2d_forward(x: Array, w: Array, b: Array, stride: int, ws: Workspace, name: str) -> tuple[Array, ConvCache]:
+    """Valid convolution. x (H, W, B, C), w (K, K, C, C'), b (C') -> (Ho, Wo, B, C')."""
+    H, W, B, C = x.shape
+    K, n_out = w.shape[0], w.shape[-1]
+    k, Ho, Wo, D = -(-K // stride), (H - K) // stride + 1, (W - K) // stride + 1, stride**2 * C
+    t = transforms(Ho, Wo, k, w.dtype)
+    N, M, R = Ho + k - 1, Wo + k - 1, len(t.x_rows) // 2
+
+    x_rows, x_f = ws(name + ".x_rows", R, 2 * M, B * D), ws(name + ".x_f", R, M, 2 * B, D)
+    transform(t.x_rows, split_phases(x, stride, ws(name + ".phases", N, M, B, stride, stride, C)), x_rows)
+    w_rows, w_f = ws(name + ".w_rows", R, 2 * k, D, n_out), ws(name + ".w_f", M, 2, D, n_out)
+    taps = ws(name + ".taps", k, k, 1, stride, stride, C * n_out)
+    transform(t.w_rows, split_phases(w.reshape(K, K, 1, -1), stride, taps), w_rows)
+    product, out_rows = ws(name + ".product", M, 2, 2 * B, n_out), ws(name + ".out_rows", R, 2 * Wo, B * n_out)
+    for r in range(R):
+        transform(t.x_columns, x_rows[r], x_f[r])
+        transform(t.w_columns, w_rows[r], w_f)
+        np.matmul(x_f[r][:, None], w_f, out=product)  # each part of x by each part of w
+        transform(t.out_columns, product, out_rows[r])
+    out = ws(name + ".out", Ho, Wo, B, n_out)
+    transform(t.out_rows, out_rows, out)
+    out += b
+    return out, ConvCache(name, x_f, w_rows, x.shape, stride)
+
+
+def conv2d_backward(dout: Array, cache: ConvCache, dw: Array, db: Array, ws: Workspace) -> Array:
+    """dout (Ho, Wo, B, C') -> dx (H, W, B, C)."""
+    name, x_f, w_rows, x_shape, stride = cache
+    (Ho, Wo, B, n_out), K, C = dout.shape, dw.shape[0], x_shape[-1]
+    k, D = -(-K // stride), stride**2 * C
+    t = transforms(Ho, Wo, k, dout.dtype)
+    N, M, R = Ho + k - 1, Wo + k - 1, len(x_f)
+
+    db[...] = row_sum(dout)
+    dout_rows, dproduct = ws(name + ".out_rows", R, 2 * Wo, B * n_out), ws(name + ".product", M, 2, 2 * B, n_out)
+    transform(t.out_rows.T, dout, dout_rows)
+    w_f, dw_f = (ws(name + which, M, 2, D, n_out) for which in (".w_f", ".dw_f"))
+    dx_terms, dx_f = ws(name + ".dx_terms", M, 2, 2 * B, D), ws(name + ".dx_f", M, 2 * B, D)
+    dw_rows, dx_rows = ws(name + ".dw_rows", *w_rows.shape), ws(name + ".x_rows", R, 2 * M, B * D)
+    for r in range(R):
+        transform(t.out_columns.T, dout_rows[r], dproduct)
+        np.matmul(x_f[r].transpose(0, 2, 1)[:, None], dproduct, out=dw_f)
+        transform(t.w_columns.T, dw_f, dw_rows[r])
+        transform(t.w_columns, w_rows[r], w_f)  # made again: all of it would not stay in the cache
+        np.matmul(dproduct, w_f.transpose(0, 1, 3, 2), out=dx_terms)
+        np.add(dx_terms[:, 0], dx_terms[:, 1], out=dx_f)
+        transform(t.x_columns.T, dx_f, dx_rows[r])
+    dtaps = ws(name + ".taps", k, k, 1, stride, stride, C * n_out)
+    transform(t.w_rows.T, dw_rows, dtaps)
+    join_phases(dtaps, stride, dw.reshape(K, K, 1, -1))
+    dphases = ws(name + ".phases", N, M, B, stride, stride, C)
+    transform(t.x_rows.T, dx_rows, dphases)
+    return join_phases(dphases, stride, ws(name + ".dx", *x_shape))
 
 
 def max_pool_forward(x: Array, ws: Workspace, name: str) -> Array:
-    """2x2, stride 2; an odd last row or column is dropped. x (H, C, W, B) -> (H // 2, C, W // 2, B)."""
-    H, W = x.shape[0] // 2 * 2, x.shape[2] // 2 * 2
-    out = ws(name + ".out", H // 2, x.shape[1], W // 2, x.shape[3])
-    np.maximum(x[0:H:2, :, 0:W:2], x[0:H:2, :, 1:W:2], out=out)
-    np.maximum(out, x[1:H:2, :, 0:W:2], out=out)
-    return np.maximum(out, x[1:H:2, :, 1:W:2], out=out)
+    """2x2, stride 2; an odd last row or column is dropped. x (H, W, B, C) -> (H // 2, W // 2, B, C)."""
+    H, W = x.shape[0] // 2 * 2, x.shape[1] // 2 * 2
+    out = ws(name + ".out", H // 2, W // 2, *x.shape[2:])
+    np.maximum(x[0:H:2, 0:W:2], x[0:H:2, 1:W:2], out=out)
+    np.maximum(out, x[1:H:2, 0:W:2], out=out)
+    return np.maximum(out, x[1:H:2, 1:W:2], out=out)
 
 
 def max_pool_backward(dout: Array, x: Array, out: Array, ws: Workspace, name: str) -> Array:
     """The gradient goes to the first of the four that is the maximum."""
-    H, W = x.shape[0] // 2 * 2, x.shape[2] // 2 * 2
+    H, W = x.shape[0] // 2 * 2, x.shape[1] // 2 * 2
     dx = ws(name + ".dx", *x.shape)
     dx[...] = 0
     waiting = np.ones(out.shape, bool)
     for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        hit = waiting & (x[i:H:2, :, j:W:2] == out)
+        hit = waiting & (x[i:H:2, j:W:2] == out)
         waiting ^= hit
-        np.multiply(dout, hit, out=dx[i:H:2, :, j:W:2])
+        np.multiply(dout, hit, out=dx[i:H:2, j:W:2])
     return dx
+
+
+def flattened(x: Array, ws: Workspace) -> Array:
+    """x (H, W, B, C) -> (H*C*W, B)."""
+    H, W, B, C = x.shape
+    flat = ws("flat", H, C, W, B)
+    flat[...] = x.transpose(0, 3, 1, 2)
+    return flat.reshape(-1, B)
+
+
+def unflattened(flat: Array, shape: tuple[int, ...], ws: Workspace) -> Array:
+    """The inverse of flattened. shape: (H, W, B, C)."""
+    H, W, B, C = shape
+    x = ws("unflattened", *shape)
+    x[...] = flat.reshape(H, C, W, B).transpose(0, 2, 3, 1)
+    return x
 
 
 def linear_forward(x: Array, w: Array, b: Array, ws: Workspace, name: str) -> Array:
@@ -1031,8 +1154,8 @@ def indicator(labels: Array, dtype: np.dtype) -> Array:
 
 
 class CapsNetCache(NamedTuple):
-    conv1: ConvCache
-    h1: Array  # (28, 32, 28, B) at the default sizes
+    conv1: ImageConvCache
+    h1: Array  # (28, 28, B, 32) at the default sizes
     primary: ConvCache
     squash: SquashCache
     routing: RoutingCache
@@ -1063,21 +1186,27 @@ def capsnet_init(rng: np.random.Generator, config: Config) -> Params:
 
 
 def batch_last(images: Array, ws: Workspace) -> Array:
-    """(B, H, W) -> (H, 1, W, B)."""
+    """(B, H, W) -> (H, W, B)."""
     B, H, W = images.shape
-    x = ws("images", H, 1, W, B)
-    x[:, 0] = images.transpose(1, 2, 0)
+    x = ws("images", H, W, B)
+    x[...] = images.transpose(1, 2, 0)
     return x
+
+
+def as_map(capsules: Array, side: int) -> Array:
+    """capsules (P, I, B), in the order row, type, column -> the same as a map (side, side, B, P, T)."""
+    P, _, B = capsules.shape
+    return capsules.reshape(P, side, -1, side, B).transpose(1, 3, 4, 0, 2)
 
 
 def capsnet_forward(params: Params, images: Array, config: Config, ws: Workspace) -> tuple[Array, CapsNetCache]:
     """images (B, H, W) -> lengths of the digit capsules (J, B). The cache has the capsules and their couplings."""
-    P, side, B = PRIMARY_SIZE, config.primary_side, len(images)
-    h1, conv1 = conv2d_forward(batch_last(images, ws), params["conv1.w"], params["conv1.b"], 1, ws, "conv1")
+    side, B = config.primary_side, len(images)
+    h1, conv1 = image_conv2d_forward(batch_last(images, ws), params["conv1.w"], params["conv1.b"], 1, ws, "conv1")
     relu_forward(h1)
-    h2, primary = conv2d_forward(h1, params["primary.w"], params["primary.b"], 2, ws, "primary")  # (side, P*T, side, B)
-    s, u = (ws(name, P, config.n_primary, B) for name in ("primary.s", "primary.u"))
-    s.reshape(P, side, -1)[...] = h2.reshape(side, P, -1).transpose(1, 0, 2)  # capsules in the order row, type, column
+    h2, primary = conv2d_forward(h1, params["primary.w"], params["primary.b"], 2, ws, "primary")  # (side, side, B, P*T)
+    s, u = (ws(name, PRIMARY_SIZE, config.n_primary, B) for name in ("primary.s", "primary.u"))
+    as_map(s, side)[...] = h2.reshape(side, side, B, PRIMARY_SIZE, -1)
     squash = squash_forward(s, 0, u)
     v, routing = routing_forward(u, params["routing.w"], config.routing_iters, ws)  # (J, D, B)
     lengths = np.sqrt(np.square(v).sum(axis=1) + SQUASH_EPS)
@@ -1140,7 +1269,7 @@ def capsnet_loss_and_grads(
     params: Params, batch: Batch, n: int, config: Config, grads: Params, ws: Workspace
 ) -> dict[str, float]:
     """Margin loss of all capsules, and squared error of each digit drawn from its own; of ``n`` examples in all."""
-    P, side, B = PRIMARY_SIZE, config.primary_side, len(batch.labels)
+    side, B = config.primary_side, len(batch.labels)
     lengths, cache = capsnet_forward(params, batch.images, config, ws)
     margin, dlengths = margin_loss(lengths, indicator(batch.labels, lengths.dtype), n)
     dv = cache.v * (dlengths / lengths)[:, None]  # lengths = |v|
@@ -1151,12 +1280,11 @@ def capsnet_loss_and_grads(
 
     du = routing_backward(dv, cache.routing, config.routing_grad, grads["routing.w"], ws)
     ds = squash_backward(du, cache.squash)
-    dh2 = ws("primary.dout", side, P * config.primary_types, side, B)
-    dh2.reshape(side, P, -1)[...] = ds.reshape(P, side, -1).transpose(1, 0, 2)
-    dh1 = conv2d_backward(dh2, cache.primary, grads["primary.w"], grads["primary.b"], ws)
-    assert dh1 is not None
+    dh2 = ws("primary.dout", side, side, B, PRIMARY_SIZE, config.primary_types)
+    dh2[...] = as_map(ds, side)
+    dh1 = conv2d_backward(dh2.reshape(side, side, B, -1), cache.primary, grads["primary.w"], grads["primary.b"], ws)
     relu_backward(dh1, cache.h1)
-    conv2d_backward(dh1, cache.conv1, grads["conv1.w"], grads["conv1.b"], ws, need_dx=False)
+    image_conv2d_backward(dh1, cache.conv1, grads["conv1.w"], grads["conv1.b"], ws)
     return {
         "train_loss": margin + config.recon_weight * error,
         "train_margin_loss": margin,
@@ -1190,7 +1318,7 @@ class CNN(NamedTuple):
 
 
 class CNNCache(NamedTuple):
-    convs: list[tuple[ConvCache, Array, Array]]  # cache, output before and after pooling
+    convs: list[tuple[Any, Array, Array]]  # cache, output before and after pooling
     flat: Array
     hidden: Array
 
@@ -1214,11 +1342,12 @@ def cnn_forward(params: Params, images: Array, net: CNN, ws: Workspace) -> tuple
     """images (B, H, W) -> scores (J, B), before the sigmoid."""
     x, convs = batch_last(images, ws), []
     for k, layer in enumerate(net.convs, 1):
-        y, cache = conv2d_forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, ws, f"conv{k}")
+        conv: Callable[..., tuple[Array, Any]] = conv2d_forward if k > 1 else image_conv2d_forward
+        y, cache = conv(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, ws, f"conv{k}")
         relu_forward(y)
         x = max_pool_forward(y, ws, f"pool{k}") if layer.pool else y
         convs.append((cache, y, x))
-    flat = x.reshape(-1, len(images))
+    flat = flattened(x, ws)
     hidden = relu_forward(linear_forward(flat, params["hidden.w"], params["hidden.b"], ws, "hidden"))
     return linear_forward(hidden, params["out.w"], params["out.b"], ws, "out"), CNNCache(convs, flat, hidden)
 
@@ -1230,15 +1359,16 @@ def cnn_loss_and_grads(
     loss, dscores = net.loss(scores, indicator(batch.labels, scores.dtype), n)
     dhidden = linear_backward(dscores, hidden, params["out.w"], grads["out.w"], grads["out.b"])
     relu_backward(dhidden, hidden)
-    dx: Array | None = linear_backward(dhidden, flat, params["hidden.w"], grads["hidden.w"], grads["hidden.b"])
+    dflat = linear_backward(dhidden, flat, params["hidden.w"], grads["hidden.w"], grads["hidden.b"])
+    dx = unflattened(dflat, convs[-1][-1].shape, ws)
     for k in range(len(convs), 0, -1):
         cache, y, out = convs[k - 1]
-        assert dx is not None
-        dy = dx.reshape(out.shape)
-        if net.convs[k - 1].pool:
-            dy = max_pool_backward(dy, y, out, ws, f"pool{k}")
+        dy = max_pool_backward(dx, y, out, ws, f"pool{k}") if net.convs[k - 1].pool else dx
         relu_backward(dy, y)
-        dx = conv2d_backward(dy, cache, grads[f"conv{k}.w"], grads[f"conv{k}.b"], ws, need_dx=k > 1)
+        if k > 1:
+            dx = conv2d_backward(dy, cache, grads[f"conv{k}.w"], grads[f"conv{k}.b"], ws)
+        else:
+            image_conv2d_backward(dy, cache, grads["conv1.w"], grads["conv1.b"], ws)
     return {"train_loss": loss}
 
 
