@@ -779,6 +779,7 @@ class Transforms(NamedTuple):
     w_rows: Array  # (R [2], k)
     w_columns: Array  # (M [2], [2] k)
     out_columns: Array  # ([2] Wo, M [2] [2]): multiplies the factors' parts, too
+    out_half: Array  # the same from M // 2 + 1 columns, for a row's frequency that is its own conjugate
     out_rows: Array  # (Ho, R [2])
 
 
@@ -798,11 +799,17 @@ def transforms(Ho: int, Wo: int, k: int, dtype: np.dtype) -> Transforms:
         z = pair[:, None] * waves(sign, M, n, M)[:, None]
         return np.stack([z.real, z.imag], axis=1).reshape(2 * M, 2 * n)
 
+    def count(n: int) -> Array:  # 2: a frequency of the half that is kept, and its conjugate
+        return np.where(np.arange(n // 2 + 1) * 2 % n == 0, 1, 2)
+
     z = waves(1, Wo, M, M)[:, :, None, None] * np.outer(pair, pair)
-    out_columns = np.stack([z.real, z.imag]).reshape(2 * Wo, 4 * M)
-    weight = np.where(np.arange(R) * 2 % N == 0, 1, 2) / (N * M)  # 2: a frequency and its conjugate
-    out_rows = (pair * (waves(1, Ho, R, N) * weight)[:, :, None]).real.reshape(Ho, 2 * R)
-    every = (rows(-1, N), columns(-1, M), rows(1, k), columns(1, k), out_columns, out_rows)
+    out_columns = np.stack([z.real, z.imag])
+    out_half = out_columns[:, :, : M // 2 + 1] * count(M)[:, None, None]
+    out_rows = (pair * (waves(1, Ho, R, N) * count(N) / (N * M))[:, :, None]).real
+    every = (
+        rows(-1, N), columns(-1, M), rows(1, k), columns(1, k), out_columns.reshape(2 * Wo, -1),
+        out_half.reshape(2 * Wo, -1), out_rows.reshape(Ho, -1),
+    )  # fmt: skip
     return Transforms(*(matrix.astype(dtype) for matrix in every))
 
 
@@ -861,10 +868,11 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, ws: Workspace, nam
     transform(t.w_rows, split_phases(w.reshape(K, K, 1, -1), stride, taps), w_rows)
     product, out_rows = ws(name + ".product", M, 2, 2 * B, n_out), ws(name + ".out_rows", R, 2 * Wo, B * n_out)
     for r in range(R):
-        transform(t.x_columns, x_rows[r], x_f[r])
-        transform(t.w_columns, w_rows[r], w_f)
-        np.matmul(x_f[r][:, None], w_f, out=product)  # each part of x by each part of w
-        transform(t.out_columns, product, out_rows[r])
+        out_columns, n = (t.out_columns, M) if 2 * r % N else (t.out_half, M // 2 + 1)
+        transform(t.x_columns[: 2 * n], x_rows[r], x_f[r, :n])
+        transform(t.w_columns[: 2 * n], w_rows[r], w_f[:n])
+        np.matmul(x_f[r, :n, None], w_f[:n], out=product[:n])  # each part of x by each part of w
+        transform(out_columns, product[:n], out_rows[r])
     out = ws(name + ".out", Ho, Wo, B, n_out)
     transform(t.out_rows, out_rows, out)
     out += b
@@ -886,13 +894,14 @@ def conv2d_backward(dout: Array, cache: ConvCache, dw: Array, db: Array, ws: Wor
     dx_terms, dx_f = ws(name + ".dx_terms", M, 2, 2 * B, D), ws(name + ".dx_f", M, 2 * B, D)
     dw_rows, dx_rows = ws(name + ".dw_rows", *w_rows.shape), ws(name + ".x_rows", R, 2 * M, B * D)
     for r in range(R):
-        transform(t.out_columns.T, dout_rows[r], dproduct)
-        np.matmul(x_f[r].transpose(0, 2, 1)[:, None], dproduct, out=dw_f)
-        transform(t.w_columns.T, dw_f, dw_rows[r])
-        transform(t.w_columns, w_rows[r], w_f)  # made again: all of it would not stay in the cache
-        np.matmul(dproduct, w_f.transpose(0, 1, 3, 2), out=dx_terms)
-        np.add(dx_terms[:, 0], dx_terms[:, 1], out=dx_f)
-        transform(t.x_columns.T, dx_f, dx_rows[r])
+        out_columns, n = (t.out_columns, M) if 2 * r % N else (t.out_half, M // 2 + 1)
+        transform(out_columns.T, dout_rows[r], dproduct[:n])
+        np.matmul(x_f[r, :n].transpose(0, 2, 1)[:, None], dproduct[:n], out=dw_f[:n])
+        transform(t.w_columns[: 2 * n].T, dw_f[:n], dw_rows[r])
+        transform(t.w_columns[: 2 * n], w_rows[r], w_f[:n])  # made again: all of it would not stay in the cache
+        np.matmul(dproduct[:n], w_f[:n].transpose(0, 1, 3, 2), out=dx_terms[:n])
+        np.add(dx_terms[:n, 0], dx_terms[:n, 1], out=dx_f[:n])
+        transform(t.x_columns[: 2 * n].T, dx_f[:n], dx_rows[r])
     dtaps = ws(name + ".taps", k, k, 1, stride, stride, C * n_out)
     transform(t.w_rows.T, dw_rows, dtaps)
     join_phases(dtaps, stride, dw.reshape(K, K, 1, -1))

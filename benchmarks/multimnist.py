@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -56,12 +57,64 @@ def overlay_step(batch_size: int = 32) -> Step:
     return lambda: overlays.render(overlays.draw(rng, batch_size))
 
 
-def products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2) -> Step:
+def _direct_products(config: experiment.Config, normal: Callable[..., Array]) -> Step:
+    K2C, n_out = experiment.KERNEL**2 * config.conv_channels, experiment.PRIMARY_SIZE * config.primary_types
+    n = config.batch_size * config.primary_side**2
+    cols, w, dout = normal(K2C, n), normal(n_out, K2C), normal(n_out, n)
+    out, dw, dcols = np.empty_like(dout), np.empty_like(w), np.empty_like(cols)
+
+    def step() -> None:
+        np.matmul(w, cols, out=out)
+        np.matmul(dout, cols.T, out=dw)
+        np.matmul(w.T, dout, out=dcols)
+
+    return step
+
+
+def _spectral_products(config: experiment.Config, normal: Callable[..., Array]) -> Step:
+    """Those of ``conv2d_forward`` and ``conv2d_backward``, transforms included."""
+    k, side, B = -(-experiment.KERNEL // 2), config.primary_side, config.batch_size
+    D, n_out = 4 * config.conv_channels, experiment.PRIMARY_SIZE * config.primary_types
+    t = experiment.transforms(side, side, k, np.dtype(np.float32))
+    N, R = side + k - 1, len(t.x_rows) // 2
+    x, x_rows, x_f = normal(N, N * B * D), normal(R, 2 * N, B * D), normal(R, N, 2 * B, D)
+    w, w_rows, w_f = normal(k, k * D * n_out), normal(R, 2 * k, D * n_out), normal(N, 2, D, n_out)
+    product, dx_terms, dx_f = normal(N, 2, 2 * B, n_out), normal(N, 2, 2 * B, D), normal(N, 2 * B, D)
+    out_rows, out = normal(R, 2 * side, B * n_out), normal(side, side * B * n_out)
+    transform = experiment.transform
+
+    def step() -> None:
+        transform(t.x_rows, x, x_rows)
+        transform(t.w_rows, w, w_rows)
+        transform(t.out_rows, out_rows, out)
+        transform(t.out_rows.T, out, out_rows)
+        for r in range(R):
+            out_columns, n = (t.out_columns, N) if 2 * r % N else (t.out_half, N // 2 + 1)
+            transform(t.x_columns[: 2 * n], x_rows[r], x_f[r, :n])
+            transform(t.w_columns[: 2 * n], w_rows[r], w_f[:n])
+            np.matmul(x_f[r, :n, None], w_f[:n], out=product[:n])
+            transform(out_columns, product[:n], out_rows[r])
+        for r in range(R):
+            out_columns, n = (t.out_columns, N) if 2 * r % N else (t.out_half, N // 2 + 1)
+            transform(out_columns.T, out_rows[r], product[:n])
+            np.matmul(x_f[r, :n].transpose(0, 2, 1)[:, None], product[:n], out=w_f[:n])
+            transform(t.w_columns[: 2 * n].T, w_f[:n], w_rows[r])
+            transform(t.w_columns[: 2 * n], w_rows[r], w_f[:n])
+            np.matmul(product[:n], w_f[:n].transpose(0, 1, 3, 2), out=dx_terms[:n])
+            transform(t.x_columns[: 2 * n].T, dx_f[:n], x_rows[r])
+        transform(t.w_rows.T, w_rows, w)
+        transform(t.x_rows.T, x_rows, x)
+
+    return step
+
+
+def products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2, direct: bool = False) -> Step:
     """The matrix products of the same step and nothing else, their operands ready and contiguous.
 
-    Convolutions as one product each for output, weights and input (not for conv1's input); the decoder's nine; of the
-    routing what ``routing_forward`` and ``routing_backward`` multiply: with w, and into its gradient. The threads share
-    each product by the batch, as they do in the step.
+    Conv1 as one product each for output and weights; the primary capsules' convolution by its spectra, or, ``direct``,
+    as one product each for output, weights and input; the decoder's nine; of the routing what ``routing_forward`` and
+    ``routing_backward`` multiply: with w, and into its gradient. The threads share each product by the batch, as they
+    do in the step.
     """
     config = config_of(batch_size // threads, conv_channels)
     B = config.batch_size
@@ -70,17 +123,15 @@ def products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 
     def normal(*shape: int) -> Array:
         return rng.standard_normal(shape, np.float32)
 
-    K2, C, n_out = experiment.KERNEL**2, config.conv_channels, experiment.PRIMARY_SIZE * config.primary_types
+    K2, C = experiment.KERNEL**2, config.conv_channels
     J, P, I, D = experiment.N_CLASSES, experiment.PRIMARY_SIZE, config.n_primary, experiment.CAPSULE_SIZE
     n_conv1 = B * (config.image_size - experiment.KERNEL + 1) ** 2
-    n_primary = B * config.primary_side**2
     sizes = (J * D, *config.decoder, config.image_size**2)
 
     def share() -> Step:
         cols1, w1, d1 = normal(K2, n_conv1), normal(C, K2), normal(C, n_conv1)
-        cols2, w2, d2 = normal(K2 * C, n_primary), normal(n_out, K2 * C), normal(n_out, n_primary)
         out1, dw1 = np.empty_like(d1), np.empty_like(w1)
-        out2, dw2, dcols2 = np.empty_like(d2), np.empty_like(w2), np.empty_like(cols2)
+        primary = (_direct_products if direct else _spectral_products)(config, normal)
         w, x, s, sums = normal(J, P, I, D), normal(P, I, B), normal(D, B), normal(P, D, B)
         s_t, dw = normal(B, D), normal(P, I, D)
         layers = [
@@ -92,9 +143,7 @@ def products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 
         def step() -> None:
             np.matmul(w1, cols1, out=out1)
             np.matmul(d1, cols1.T, out=dw1)
-            np.matmul(w2, cols2, out=out2)
-            np.matmul(d2, cols2.T, out=dw2)
-            np.matmul(w2.T, d2, out=dcols2)
+            primary()
             for j in range(J):
                 for _ in range(2 * n_iters - 1):  # forward: every iteration's sum; backward: its transpose's
                     np.matmul(w[j].transpose(0, 2, 1), x, out=sums)
