@@ -13,8 +13,8 @@ equivariance with Hinton's capsule networks" (LeNet-5 98.68 % upright and 76.05 
                                            iterations of dynamic routing, decoder
     cnn              as "cnn_pool" there: two convolutions with max pooling, a dense layer that brings it to the
                                            parameters of the capsule network, softmax
-    lenet            (B, 6, 24, 24)        5x5 conv, ReLU, 2x2 average pooling
-                     (B, 16, 8, 8)         5x5 conv, ReLU, 2x2 average pooling
+    lenet            (B, 24, 24, 6)        5x5 conv, ReLU, 2x2 average pooling
+                     (B, 8, 8, 16)         5x5 conv, ReLU, 2x2 average pooling
                      256 - 120 - 84 - 10   44,426 parameters, softmax; at 40x40 the 256 grow to 784
 
 Everything that multimnist_capsnet.py has is imported from there: the capsule network, the CNNs, the MNIST loader, the

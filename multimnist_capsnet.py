@@ -14,6 +14,7 @@ reconstruct each alone, although they overlap almost wholly.
 
 The two CNNs have as many parameters: one keeps both convolutions and ends in dense layers, the other is of the paper's
 kind, with max pooling. All three go through the same loop, data and optimiser; the two highest scores are the answer.
+A convolution of images unfolds columns (im2col along one axis); one of many channels is a product of spectra.
 
 Deviations from the paper: conv1 has 32 channels and there are 8 types of primary capsules, not 256 and 32
 (``--preset paper`` has them); the boxes of the two digits overlap by at least 80 % in every image, not on average
@@ -60,6 +61,7 @@ from tqdm import tqdm
 #   B  images of a batch          L  digits in an image (2)       H, W  rows and columns     C  channels
 #   K  side of a kernel           N  examples of a set            T  types of primary capsules
 #   I  primary capsules           P  numbers in one (8)           J  digit capsules (= classes)   D  numbers in one (16)
+#   U, V  points of a Fourier transform along rows, columns       R  its frequencies along rows
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -694,7 +696,7 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
 
 
 class Workspace:
-    """Arrays that one training step leaves to the next: ``ws("conv1.out", 28, 32, 28, B)``.
+    """Arrays that one training step leaves to the next: ``ws("conv1.out", 28, 28, B, 32)``.
 
     A large array allocated anew pays for its page faults every time; here it is allocated once and overwritten. What a
     forward pass returns therefore holds until the next one with the same workspace.
@@ -709,6 +711,12 @@ class Workspace:
         if array is None or array.shape != shape:
             array = self._arrays[name] = np.empty(shape, self.dtype)
         return array
+
+
+def row_sum(x: Array) -> Array:
+    """x (..., C) -> (C), by a product, which is faster than np.sum."""
+    flat = x.reshape(-1, x.shape[-1])
+    return np.ones(len(flat), x.dtype) @ flat
 
 
 class ImageConvCache(NamedTuple):
@@ -754,60 +762,58 @@ def image_conv2d_backward(dout: Array, cache: ImageConvCache, dw: Array, db: Arr
         dw_blocks += np.matmul(blocks[ho], flat[ho], out=term)
 
 
-def row_sum(x: Array) -> Array:
-    """x (..., C) -> (C), by a product, which is faster than np.sum."""
-    flat = x.reshape(-1, x.shape[-1])
-    return np.ones(len(flat), x.dtype) @ flat
-
-
 # Convolutions of many channels are products of spectra. With the s^2 phases x[a::s, b::s] of a map as channels, a
-# kernel of K taps and stride s becomes one of k = ceil(K / s) taps and stride 1. On N = Ho + k - 1 points, where it
+# kernel of K taps and stride s becomes one of k = ceil(K / s) taps and stride 1. On U = Ho + k - 1 points, where it
 # does not wrap, it is
 #     out = F^-1(F x . conj F w)
 # with one product of matrices (B, s^2 C) (s^2 C, C') for each frequency. For the primary capsules, 9 taps of stride 2
-# and 10 x 10 outputs, that is 14 x 8 complex frequencies of 4 phases: 1,792 multiplications for a pair of channels, not
+# and 10 x 10 outputs, that is 100 complex frequencies of 4 phases: 1,600 multiplications for a pair of channels, not
 # 8,100. Transforms of 14 points are matrix products as well. A complex number is a pair of reals, an axis of 2, so that
 # every map here is linear and real, and its backward pass is a product with the transpose.
 
 
 class Transforms(NamedTuple):
-    """Of N rows, R = N // 2 + 1 of their frequencies (the others are conjugates), and M columns. [2] is a pair of
-    reals, of the second factor where there are two."""
+    """Real matrices, of U rows, R = U // 2 + 1 of their frequencies (the others are conjugates), and V columns.
 
-    x_rows: Array  # (R [2], N)
-    x_columns: Array  # (M [2], [2] M)
+    [2] is the axis of a complex number's two parts: in R [2] real and imaginary part take turns, in [2] V all the real
+    ones come first. In V [2] [2] each part of w is multiplied by each part of x.
+    """
+
+    x_rows: Array  # (R [2], U)
+    x_columns: Array  # (V [2], [2] V)
     w_rows: Array  # (R [2], k)
-    w_columns: Array  # (M [2], [2] k)
-    out_columns: Array  # ([2] Wo, M [2] [2]): multiplies the factors' parts, too
-    out_half: Array  # the same from M // 2 + 1 columns, for a row's frequency that is its own conjugate
+    w_columns: Array  # (V [2], [2] k)
+    out_columns: Array  # ([2] Wo, V [2] [2])
+    out_half: Array  # the same from V // 2 + 1 columns, for a row's frequency that is its own conjugate
     out_rows: Array  # (Ho, R [2])
 
 
 @functools.lru_cache
 def transforms(Ho: int, Wo: int, k: int, dtype: np.dtype) -> Transforms:
-    N, M, R = Ho + k - 1, Wo + k - 1, (Ho + k - 1) // 2 + 1
-    pair = np.array([1, 1j])
+    """For a kernel of k by k taps and Ho by Wo outputs, with U = Ho + k - 1 and V = Wo + k - 1 points."""
+    U, V, R = Ho + k - 1, Wo + k - 1, (Ho + k - 1) // 2 + 1
+    pair = np.array([1, 1j])  # z times a number's parts: z re + i z im
 
     def waves(sign: int, n_rows: int, n_columns: int, n: int) -> Array:
         return np.exp(sign * 2j * np.pi / n * np.outer(np.arange(n_rows), np.arange(n_columns)))
 
     def rows(sign: int, n: int) -> Array:
-        z = waves(sign, R, n, N)
+        z = waves(sign, R, n, U)
         return np.stack([z.real, z.imag], axis=1).reshape(2 * R, n)
 
     def columns(sign: int, n: int) -> Array:
-        z = pair[:, None] * waves(sign, M, n, M)[:, None]
-        return np.stack([z.real, z.imag], axis=1).reshape(2 * M, 2 * n)
+        z = pair[:, None] * waves(sign, V, n, V)[:, None]
+        return np.stack([z.real, z.imag], axis=1).reshape(2 * V, 2 * n)
 
     def count(n: int) -> Array:  # 2: a frequency of the half that is kept, and its conjugate
         return np.where(np.arange(n // 2 + 1) * 2 % n == 0, 1, 2)
 
-    z = waves(1, Wo, M, M)[:, :, None, None] * np.outer(pair, pair)
+    z = waves(1, Wo, V, V)[:, :, None, None] * np.outer(pair, pair)
     out_columns = np.stack([z.real, z.imag])
-    out_half = out_columns[:, :, : M // 2 + 1] * count(M)[:, None, None]
-    out_rows = (pair * (waves(1, Ho, R, N) * count(N) / (N * M))[:, :, None]).real
+    out_half = out_columns[:, :, : V // 2 + 1] * count(V)[:, None, None]
+    out_rows = (pair * (waves(1, Ho, R, U) * count(U) / (U * V))[:, :, None]).real
     every = (
-        rows(-1, N), columns(-1, M), rows(1, k), columns(1, k), out_columns.reshape(2 * Wo, -1),
+        rows(-1, U), columns(-1, V), rows(1, k), columns(1, k), out_columns.reshape(2 * Wo, -1),
         out_half.reshape(2 * Wo, -1), out_rows.reshape(Ho, -1),
     )  # fmt: skip
     return Transforms(*(matrix.astype(dtype) for matrix in every))
@@ -819,36 +825,37 @@ SMALL_PRODUCT = 1_000_000  # multiplications; up to here OpenBLAS has kernels th
 def transform(matrix: Array, x: Array, out: Array) -> None:
     """matrix (m, n), x (n, ...) -> out (m, ...), by small products of some columns each."""
     m, n = matrix.shape
-    parts = next(p for p in range(1, x.size + 1) if x.size % (n * p) == 0 and m * x.size <= p * SMALL_PRODUCT)
+    columns = x.size // n
+    parts = next((p for p in range(1, columns) if columns % p == 0 and m * x.size <= p * SMALL_PRODUCT), columns)
     np.matmul(matrix, x.reshape(n, parts, -1).swapaxes(0, 1), out=out.reshape(m, parts, -1).swapaxes(0, 1))
 
 
 def split_phases(x: Array, stride: int, out: Array) -> Array:
-    """x (H, W, B, C) -> out (N, M, B, s, s, C), where x[s n + a, s m + b] is at [n, m, :, a, b]; zeros beyond x."""
-    N, M = out.shape[:2]
-    if x.shape[:2] != (stride * N, stride * M):
+    """x (H, W, B, C) -> out (U, V, B, s, s, C), where x[s n + a, s m + b] is at [n, m, :, a, b]; zeros beyond x."""
+    U, V = out.shape[:2]
+    if x.shape[:2] != (stride * U, stride * V):
         out[...] = 0
     for a, b in itertools.product(range(stride), repeat=2):
-        phase = x[a : stride * N : stride, b : stride * M : stride]
+        phase = x[a : stride * U : stride, b : stride * V : stride]
         out[: len(phase), : phase.shape[1], :, a, b] = phase
     return out
 
 
 def join_phases(phases: Array, stride: int, out: Array) -> Array:
     """The inverse of split_phases; zeros where there were more of x."""
-    N, M = phases.shape[:2]
-    if out.shape[:2] != (stride * N, stride * M):
+    U, V = phases.shape[:2]
+    if out.shape[:2] != (stride * U, stride * V):
         out[...] = 0
     for a, b in itertools.product(range(stride), repeat=2):
-        phase = out[a : stride * N : stride, b : stride * M : stride]
+        phase = out[a : stride * U : stride, b : stride * V : stride]
         phase[...] = phases[: len(phase), : phase.shape[1], :, a, b]
     return out
 
 
 class ConvCache(NamedTuple):
     name: str
-    x_f: Array  # (R, M, [2] B, D), D = s*s*C: the spectrum of x
-    w_rows: Array  # (R, [2] k, D, C'), that of w along the rows
+    x_f: Array  # (R, V, [2] B, n_in), n_in = s*s*C: the spectrum of x; half of V where r is its own conjugate
+    w_rows: Array  # (R, [2] k, n_in, C'), that of w along the rows
     x_shape: tuple[int, ...]  # (H, W, B, C)
     stride: int
 
@@ -857,18 +864,18 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, ws: Workspace, nam
     """Valid convolution. x (H, W, B, C), w (K, K, C, C'), b (C') -> (Ho, Wo, B, C')."""
     H, W, B, C = x.shape
     K, n_out = w.shape[0], w.shape[-1]
-    k, Ho, Wo, D = -(-K // stride), (H - K) // stride + 1, (W - K) // stride + 1, stride**2 * C
+    k, Ho, Wo, n_in = -(-K // stride), (H - K) // stride + 1, (W - K) // stride + 1, stride**2 * C
     t = transforms(Ho, Wo, k, w.dtype)
-    N, M, R = Ho + k - 1, Wo + k - 1, len(t.x_rows) // 2
+    U, V, R = Ho + k - 1, Wo + k - 1, len(t.x_rows) // 2
 
-    x_rows, x_f = ws(name + ".x_rows", R, 2 * M, B * D), ws(name + ".x_f", R, M, 2 * B, D)
-    transform(t.x_rows, split_phases(x, stride, ws(name + ".phases", N, M, B, stride, stride, C)), x_rows)
-    w_rows, w_f = ws(name + ".w_rows", R, 2 * k, D, n_out), ws(name + ".w_f", M, 2, D, n_out)
+    x_rows, x_f = ws(name + ".x_rows", R, 2 * V, B * n_in), ws(name + ".x_f", R, V, 2 * B, n_in)
+    transform(t.x_rows, split_phases(x, stride, ws(name + ".phases", U, V, B, stride, stride, C)), x_rows)
+    w_rows, w_f = ws(name + ".w_rows", R, 2 * k, n_in, n_out), ws(name + ".w_f", V, 2, n_in, n_out)
     taps = ws(name + ".taps", k, k, 1, stride, stride, C * n_out)
     transform(t.w_rows, split_phases(w.reshape(K, K, 1, -1), stride, taps), w_rows)
-    product, out_rows = ws(name + ".product", M, 2, 2 * B, n_out), ws(name + ".out_rows", R, 2 * Wo, B * n_out)
-    for r in range(R):
-        out_columns, n = (t.out_columns, M) if 2 * r % N else (t.out_half, M // 2 + 1)
+    product, out_rows = ws(name + ".product", V, 2, 2 * B, n_out), ws(name + ".out_rows", R, 2 * Wo, B * n_out)
+    for r in range(R):  # where r is its own conjugate, half of the columns' frequencies say all
+        out_columns, n = (t.out_columns, V) if 2 * r % U else (t.out_half, V // 2 + 1)
         transform(t.x_columns[: 2 * n], x_rows[r], x_f[r, :n])
         transform(t.w_columns[: 2 * n], w_rows[r], w_f[:n])
         np.matmul(x_f[r, :n, None], w_f[:n], out=product[:n])  # each part of x by each part of w
@@ -883,29 +890,32 @@ def conv2d_backward(dout: Array, cache: ConvCache, dw: Array, db: Array, ws: Wor
     """dout (Ho, Wo, B, C') -> dx (H, W, B, C)."""
     name, x_f, w_rows, x_shape, stride = cache
     (Ho, Wo, B, n_out), K, C = dout.shape, dw.shape[0], x_shape[-1]
-    k, D = -(-K // stride), stride**2 * C
+    k, n_in = -(-K // stride), stride**2 * C
     t = transforms(Ho, Wo, k, dout.dtype)
-    N, M, R = Ho + k - 1, Wo + k - 1, len(x_f)
+    U, V, R = Ho + k - 1, Wo + k - 1, len(x_f)
 
     db[...] = row_sum(dout)
-    dout_rows, dproduct = ws(name + ".out_rows", R, 2 * Wo, B * n_out), ws(name + ".product", M, 2, 2 * B, n_out)
+    # out = out_rows' transform + b
+    dout_rows, dproduct = ws(name + ".out_rows", R, 2 * Wo, B * n_out), ws(name + ".product", V, 2, 2 * B, n_out)
     transform(t.out_rows.T, dout, dout_rows)
-    w_f, dw_f = (ws(name + which, M, 2, D, n_out) for which in (".w_f", ".dw_f"))
-    dx_terms, dx_f = ws(name + ".dx_terms", M, 2, 2 * B, D), ws(name + ".dx_f", M, 2 * B, D)
-    dw_rows, dx_rows = ws(name + ".dw_rows", *w_rows.shape), ws(name + ".x_rows", R, 2 * M, B * D)
+    w_f, dw_f = (ws(name + which, V, 2, n_in, n_out) for which in (".w_f", ".dw_f"))
+    dx_terms, dx_f = ws(name + ".dx_terms", V, 2, 2 * B, n_in), ws(name + ".dx_f", V, 2 * B, n_in)
+    dw_rows, dx_rows = ws(name + ".dw_rows", *w_rows.shape), ws(name + ".x_rows", R, 2 * V, B * n_in)
     for r in range(R):
-        out_columns, n = (t.out_columns, M) if 2 * r % N else (t.out_half, M // 2 + 1)
+        out_columns, n = (t.out_columns, V) if 2 * r % U else (t.out_half, V // 2 + 1)
         transform(out_columns.T, dout_rows[r], dproduct[:n])
+        # product = x_f w_f
         np.matmul(x_f[r, :n].transpose(0, 2, 1)[:, None], dproduct[:n], out=dw_f[:n])
         transform(t.w_columns[: 2 * n].T, dw_f[:n], dw_rows[r])
-        transform(t.w_columns[: 2 * n], w_rows[r], w_f[:n])  # made again: all of it would not stay in the cache
+        transform(t.w_columns[: 2 * n], w_rows[r], w_f[:n])  # made again: the whole is larger than a processor's cache
         np.matmul(dproduct[:n], w_f[:n].transpose(0, 1, 3, 2), out=dx_terms[:n])
         np.add(dx_terms[:n, 0], dx_terms[:n, 1], out=dx_f[:n])
         transform(t.x_columns[: 2 * n].T, dx_f[:n], dx_rows[r])
+    # x_rows, w_rows = transforms of the phases of x and w
     dtaps = ws(name + ".taps", k, k, 1, stride, stride, C * n_out)
     transform(t.w_rows.T, dw_rows, dtaps)
     join_phases(dtaps, stride, dw.reshape(K, K, 1, -1))
-    dphases = ws(name + ".phases", N, M, B, stride, stride, C)
+    dphases = ws(name + ".phases", U, V, B, stride, stride, C)
     transform(t.x_rows.T, dx_rows, dphases)
     return join_phases(dphases, stride, ws(name + ".dx", *x_shape))
 
@@ -933,7 +943,7 @@ def max_pool_backward(dout: Array, x: Array, out: Array, ws: Workspace, name: st
 
 
 def flattened(x: Array, ws: Workspace) -> Array:
-    """x (H, W, B, C) -> (H*C*W, B)."""
+    """x (H, W, B, C) -> (H*C*W, B). The order is part of what the weights of a dense layer mean."""
     H, W, B, C = x.shape
     flat = ws("flat", H, C, W, B)
     flat[...] = x.transpose(0, 3, 1, 2)

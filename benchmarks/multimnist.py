@@ -74,12 +74,13 @@ def _direct_products(config: experiment.Config, normal: Callable[..., Array]) ->
 def _spectral_products(config: experiment.Config, normal: Callable[..., Array]) -> Step:
     """Those of ``conv2d_forward`` and ``conv2d_backward``, transforms included."""
     k, side, B = -(-experiment.KERNEL // 2), config.primary_side, config.batch_size
-    D, n_out = 4 * config.conv_channels, experiment.PRIMARY_SIZE * config.primary_types
+    n_in, n_out = 4 * config.conv_channels, experiment.PRIMARY_SIZE * config.primary_types
     t = experiment.transforms(side, side, k, np.dtype(np.float32))
-    N, R = side + k - 1, len(t.x_rows) // 2
-    x, x_rows, x_f = normal(N, N * B * D), normal(R, 2 * N, B * D), normal(R, N, 2 * B, D)
-    w, w_rows, w_f = normal(k, k * D * n_out), normal(R, 2 * k, D * n_out), normal(N, 2, D, n_out)
-    product, dx_terms, dx_f = normal(N, 2, 2 * B, n_out), normal(N, 2, 2 * B, D), normal(N, 2 * B, D)
+    U, R = side + k - 1, len(t.x_rows) // 2
+    x, x_rows, x_f = normal(U, U * B * n_in), normal(R, 2 * U, B * n_in), normal(R, U, 2 * B, n_in)
+    w, w_rows, w_f = normal(k, k * n_in * n_out), normal(R, 2 * k, n_in * n_out), normal(U, 2, n_in, n_out)
+    dw_rows, dw_f = np.empty_like(w_rows), np.empty_like(w_f)
+    product, dx_terms, dx_f = normal(U, 2, 2 * B, n_out), normal(U, 2, 2 * B, n_in), normal(U, 2 * B, n_in)
     out_rows, out = normal(R, 2 * side, B * n_out), normal(side, side * B * n_out)
     transform = experiment.transform
 
@@ -89,20 +90,20 @@ def _spectral_products(config: experiment.Config, normal: Callable[..., Array]) 
         transform(t.out_rows, out_rows, out)
         transform(t.out_rows.T, out, out_rows)
         for r in range(R):
-            out_columns, n = (t.out_columns, N) if 2 * r % N else (t.out_half, N // 2 + 1)
+            out_columns, n = (t.out_columns, U) if 2 * r % U else (t.out_half, U // 2 + 1)
             transform(t.x_columns[: 2 * n], x_rows[r], x_f[r, :n])
             transform(t.w_columns[: 2 * n], w_rows[r], w_f[:n])
             np.matmul(x_f[r, :n, None], w_f[:n], out=product[:n])
             transform(out_columns, product[:n], out_rows[r])
         for r in range(R):
-            out_columns, n = (t.out_columns, N) if 2 * r % N else (t.out_half, N // 2 + 1)
+            out_columns, n = (t.out_columns, U) if 2 * r % U else (t.out_half, U // 2 + 1)
             transform(out_columns.T, out_rows[r], product[:n])
-            np.matmul(x_f[r, :n].transpose(0, 2, 1)[:, None], product[:n], out=w_f[:n])
-            transform(t.w_columns[: 2 * n].T, w_f[:n], w_rows[r])
+            np.matmul(x_f[r, :n].transpose(0, 2, 1)[:, None], product[:n], out=dw_f[:n])
+            transform(t.w_columns[: 2 * n].T, dw_f[:n], dw_rows[r])
             transform(t.w_columns[: 2 * n], w_rows[r], w_f[:n])
             np.matmul(product[:n], w_f[:n].transpose(0, 1, 3, 2), out=dx_terms[:n])
             transform(t.x_columns[: 2 * n].T, dx_f[:n], x_rows[r])
-        transform(t.w_rows.T, w_rows, w)
+        transform(t.w_rows.T, dw_rows, w)
         transform(t.x_rows.T, x_rows, x)
 
     return step

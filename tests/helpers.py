@@ -155,7 +155,7 @@ def operator_mutants(module: ModuleType | type, name: str) -> Iterator[tuple[str
     for target in range(counter.count):
         mutator = _Mutator(target)
         tree = ast.fix_missing_locations(mutator.visit(ast.parse(text)))
-        namespace = dict(original.__globals__)
+        namespace = dict(inspect.unwrap(original).__globals__)
         exec(compile(tree, f"<mutant of {name}>", "exec"), namespace)
         line = source[mutator.line - 1].strip()
         yield f"{name}:{first_line + mutator.line - 1}, break {target}: {line}", namespace[name]

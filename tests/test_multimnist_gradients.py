@@ -33,7 +33,10 @@ def rng_of(*seed: int) -> np.random.Generator:
 # ----------------------------------------------------------------------------------------------------------------------
 
 # stride, kernel, rows, columns, channels in
-CONV_CASES = [(1, 3, 7, 9, 2), (2, 3, 9, 8, 2), (2, 4, 11, 10, 1), (3, 5, 13, 12, 3), (3, 2, 11, 9, 2)]
+CONV_CASES = [
+    (1, 3, 7, 9, 2), (2, 3, 9, 8, 2), (2, 4, 11, 10, 1), (3, 5, 13, 12, 3), (3, 2, 11, 9, 2),
+    (1, 3, 3, 3, 2), (2, 9, 9, 10, 1), (1, 1, 2, 2, 2),
+]  # fmt: skip
 IMAGE_CASES = [(1, 3, 7, 9, 1), (2, 4, 11, 10, 1), (3, 5, 13, 12, 1)]
 
 
@@ -87,6 +90,31 @@ def test_conv2d(case: tuple[int, ...]) -> None:
     check_conv(case)
 
 
+def test_conv2d_in_many_small_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the real sizes."""
+    monkeypatch.setattr(m, "SMALL_PRODUCT", 200)
+    for case in CONV_CASES:
+        check_conv(case)
+        test_conv2d_is_the_loop(case)
+
+
+def test_conv2d_leaves_nothing_in_the_workspace() -> None:
+    ws = float64()
+    for stride, B in ((2, 5), (2, 3), (1, 5), (2, 5)):
+        at = conv_inputs((stride, 3, 8, 9, 2))
+        x = at["x"][:, :, :B]
+        for size in (x, x[:6]):
+            out, cache = m.conv2d_forward(size, at["w"], at["b"], stride, ws, "c")
+            np.testing.assert_allclose(out, loop_conv(size, at["w"], at["b"], stride), rtol=1e-12, atol=1e-12)
+            twice = []
+            for _ in range(2):
+                dw, db = np.full_like(at["w"], np.nan), np.full_like(at["b"], np.nan)
+                dx = m.conv2d_backward(np.ones(out.shape), cache, dw, db, ws)
+                twice.append([dx.copy(), dw, db])
+            for first, second in zip(*twice, strict=True):
+                np.testing.assert_array_equal(first, second)
+
+
 @pytest.mark.parametrize("case", IMAGE_CASES)
 def test_image_conv2d(case: tuple[int, ...]) -> None:
     check_image_conv(case)
@@ -117,24 +145,37 @@ def test_conv2d_in_single_precision_has_its_precision() -> None:
     assert np.abs(out - exact).max() < 3e-6 * np.abs(exact).max()
 
 
-@pytest.mark.parametrize(("Ho", "Wo", "k"), [(4, 5, 3), (5, 4, 2), (1, 1, 1), (3, 3, 2)])
-def test_transforms_are_those_of_numpy_fft(Ho: int, Wo: int, k: int) -> None:
-    rng, t = rng_of(Ho, Wo), m.transforms(Ho, Wo, k, np.dtype(float))
-    N, M = Ho + k - 1, Wo + k - 1
-    R = N // 2 + 1
+def check_transforms() -> None:
+    for Ho, Wo, k in ((4, 5, 3), (5, 4, 2), (1, 1, 1), (3, 3, 2)):
+        rng, t = rng_of(Ho, Wo), m.transforms(Ho, Wo, k, np.dtype(float))
+        U, V = Ho + k - 1, Wo + k - 1
+        R = U // 2 + 1
 
-    def spectrum(x: Array, rows: Array, columns: Array) -> Array:
-        by_rows = (rows @ x).reshape(R, -1)  # (R, [2] columns of x)
-        pairs = (by_rows @ columns.T).reshape(R, M, 2)
-        return pairs[..., 0] + 1j * pairs[..., 1]
+        def spectrum(x: Array, rows: Array, columns: Array, R: int = R, V: int = V) -> Array:
+            pairs = ((rows @ x).reshape(R, -1) @ columns.T).reshape(R, V, 2)  # along rows, then along columns
+            return pairs[..., 0] + 1j * pairs[..., 1]
 
-    x, w = rng.standard_normal((N, M)), rng.standard_normal((k, k))
-    x_f, w_f = spectrum(x, t.x_rows, t.x_columns), spectrum(w, t.w_rows, t.w_columns)
-    np.testing.assert_allclose(x_f, np.fft.rfft2(x, axes=(1, 0)), atol=1e-12)
-    np.testing.assert_allclose(w_f, np.fft.rfft2(w, (M, N), axes=(1, 0)).conj(), atol=1e-12)
-    parts = np.stack([w_f.real, w_f.imag], 2)[..., None] * np.stack([x_f.real, x_f.imag], 2)[:, :, None]
-    out = t.out_rows @ (parts.reshape(R, -1) @ t.out_columns.T).reshape(2 * R, Wo)
-    np.testing.assert_allclose(out, np.fft.irfft2(x_f * w_f, (M, N), axes=(1, 0))[:Ho, :Wo], atol=1e-12)
+        x, w = rng.standard_normal((U, V)), rng.standard_normal((k, k))
+        x_f, w_f = spectrum(x, t.x_rows, t.x_columns), spectrum(w, t.w_rows, t.w_columns)
+        parts = np.stack([w_f.real, w_f.imag], 2)[..., None] * np.stack([x_f.real, x_f.imag], 2)[:, :, None]
+        by_rows = parts.reshape(R, -1) @ t.out_columns.T
+        out = t.out_rows @ by_rows.reshape(2 * R, Wo)
+        pairs_of_numpy = [
+            (x_f, np.fft.rfft2(x, axes=(1, 0))),
+            (w_f, np.fft.rfft2(w, (V, U), axes=(1, 0)).conj()),
+            (out, np.fft.irfft2(x_f * w_f, (V, U), axes=(1, 0))[:Ho, :Wo]),
+        ]
+        for r in range(R):  # its own conjugate: real in space
+            if 2 * r % U == 0:
+                half = t.out_half @ parts[r, : V // 2 + 1].ravel()
+                pairs_of_numpy.append((half[:Wo], by_rows[r, :Wo]))
+        for ours, numpys in pairs_of_numpy:
+            if not np.allclose(ours, numpys, rtol=1e-12, atol=1e-12):
+                raise GradientError("not the transform of numpy.fft")
+
+
+def test_transforms_are_those_of_numpy_fft() -> None:
+    check_transforms()
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
@@ -259,7 +300,7 @@ def test_mask_capsules() -> None:
 # Routing
 # ----------------------------------------------------------------------------------------------------------------------
 
-J, P, I, D, B = 7, 3, 9, 5, 6  # more than a group of parents
+J, P, I, D, B = 7, 3, 9, 5, 6
 
 
 def routing_inputs(seed: int) -> Params:
@@ -529,7 +570,7 @@ HARMLESS = {
     "capsnet_loss_and_grads": ['"train_recon_loss":', '"train_margin_loss":'],  # reported, not differentiated
     "margin_loss": ["long = "],  # another loss, with its own right gradient: see test_margin_loss_by_hand
 }
-NO_ARITHMETIC = ("conv2d_backward", "linear_backward", "max_pool_backward", "decoder_backward")
+NO_ARITHMETIC = ("conv2d_backward", "linear_backward", "max_pool_backward", "decoder_backward")  # of its own
 
 
 def test_every_backward_has_a_check() -> None:
@@ -541,6 +582,24 @@ def test_every_backward_has_a_check() -> None:
 def test_a_broken_backward_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     survivors = surviving_mutants(monkeypatch, m, name, CHECKS[name])
     assert [s for s in survivors if not any(h in s for h in HARMLESS.get(name, []))] == []
+
+
+def test_broken_transforms_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert surviving_mutants(monkeypatch, m, "transforms", check_transforms) == []
+
+
+@pytest.mark.parametrize("argument", [2, 3])  # dw and db
+def test_a_wrong_gradient_of_the_convolution_is_seen(argument: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = m.conv2d_backward
+
+    def wrong(*args: Any) -> Array:
+        dx = original(*args)
+        args[argument][...] *= 0.9
+        return dx
+
+    monkeypatch.setattr(m, "conv2d_backward", wrong)
+    with pytest.raises(GradientError):
+        CHECKS["conv2d_backward"]()
 
 
 @pytest.mark.parametrize("name", NO_ARITHMETIC)
