@@ -1098,7 +1098,7 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
     u, w, c, squashes, v = cache
     J, P, I, D = w.shape
     B = u.shape[-1]
-    x, dw_term, sums = ws("routing.x", J, P, I, B), ws("routing.dw_term", *w.shape), ws("routing.sums", J, P, D, B)
+    x, dw_term, sums = ws("routing.x", J, P, I, B), ws("routing.dw_term", P, I, D), ws("routing.sums", J, P, D, B)
     du, db = ws("routing.du", P, I, B), ws("routing.db", J, I, B)
     du[...] = db[...] = 0
     last = len(v) - 1
@@ -1107,7 +1107,8 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
         if t < last:  # b += a; a = sum_d v u_hat
             np.multiply(db[:, None], u, out=x)
             v_rows = np.ascontiguousarray(v[t].transpose(0, 2, 1))  # (J, B, D)
-            dw += np.matmul(x, v_rows[:, None], out=dw_term)
+            for j in range(J):  # one parent's term stays in the processor's cache
+                dw[j] += np.matmul(x[j], v_rows[j], out=dw_term)
             dv = np.matmul(w.transpose(0, 1, 3, 2), x, out=sums).sum(axis=1)
             np.matmul(w, v[t][:, None], out=x)
             du += np.einsum("jib,jpib->pib", db, x)
@@ -1116,11 +1117,12 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
             ds /= J
         # s = sum_i c u_hat
         ds_rows = np.ascontiguousarray(ds.transpose(0, 2, 1))  # (J, B, D)
-        cu = u if t == 0 else np.multiply(c[t][:, None], u, out=x)
+        cu = np.broadcast_to(u, x.shape) if t == 0 else np.multiply(c[t][:, None], u, out=x)
         if t == last:  # the first to write there
             np.matmul(cu, ds_rows[:, None], out=dw)
         else:
-            dw += np.matmul(cu, ds_rows[:, None], out=dw_term)
+            for j in range(J):
+                dw[j] += np.matmul(cu[j], ds_rows[j], out=dw_term)
         np.matmul(w, ds[:, None], out=x)
         du += x.sum(axis=0) if t == 0 else np.einsum("jib,jpib->pib", c[t], x)
         if t > first:
