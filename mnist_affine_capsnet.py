@@ -298,8 +298,8 @@ def make_data(config: Config) -> Data:
 
 
 def resolved(config: Config, data: Data) -> Config:
-    """With the numbers of digits that 0 stood for."""
-    return dataclasses.replace(config, n_train=len(data.labels), n_test=len(data.test_labels))
+    """With the digits that "auto", and the numbers of them that 0 stood for."""
+    return dataclasses.replace(base.settled(config, data.name), n_train=len(data.labels), n_test=len(data.test_labels))
 
 
 @functools.lru_cache(maxsize=2)

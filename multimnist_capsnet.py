@@ -677,6 +677,13 @@ def make_data(config: Config) -> Data:
     return Data(digits.name, train, pool, test.render(recipe))
 
 
+def settled(config: Any, data_name: str) -> Any:
+    """``config`` with what ``--dataset auto`` found in its place: a run is not to be resumed on other digits."""
+    if config.dataset != "auto":
+        return config
+    return dataclasses.replace(config, dataset="strokes" if data_name == "strokes" else "mnist")
+
+
 def training_batch(data: Data, config: Config, step: int) -> Batch:
     """The batch of a step, which depends on the seed and the step alone."""
     rng = generator(config.seed, Stream.SHUFFLE, step)
@@ -2030,6 +2037,7 @@ def make_result(config: Config, data_name: str, states: dict[str, TrainState], t
 def run(config: Config, *, threads: int = 1, **options: Any) -> dict[str, Any]:
     """Data, trainings, result. The options are those of ``train_all``."""
     data = make_data(config)
+    config = settled(config, data.name)
     return make_result(config, data.name, train_all(config, data, threads=threads, **options), threads)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import os
 import subprocess
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+import multimnist_capsnet as digits
 
 Array = np.ndarray
 
@@ -227,3 +230,31 @@ def failure(script: ModuleType, argv: list[str], capsys: pytest.CaptureFixture[s
     assert error.count("\n") == 1, argv
     assert error.endswith("\n"), argv
     return error
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Digits that are found, or not
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def check_resumed_on_the_same_digits(
+    script: ModuleType, argv: list[str], checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--dataset auto`` trains on strokes, where there is no MNIST. MNIST is there when the run is to go on."""
+    train, test = (digits.stroke_digits(np.random.default_rng(k), 60) for k in (0, 1))
+    strokes = digits.Digits("strokes", *train, *test)
+
+    def absent(*_: object) -> digits.Digits:
+        raise digits.MnistUnavailableError("there is no network")
+
+    few = functools.partial(digits.resolve_dataset, stroke_counts=(60, 60))
+    argv = [*argv, "--checkpoint", str(checkpoint)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digits, "resolve_dataset", few)
+        patch.setattr(digits, "load_mnist", absent)
+        assert script.main(argv) == 0
+        assert "generated digits" in capsys.readouterr().err
+        patch.setattr(digits, "load_mnist", lambda *_: strokes._replace(name="mnist"))
+        line = failure(script, [*argv, "--resume"], capsys)
+        assert line == f"error: cannot resume {checkpoint}: it was made with --dataset strokes, not mnist\n"
+        assert script.main([*argv, "--resume", "--dataset", "strokes"]) == 0

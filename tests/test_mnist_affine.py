@@ -25,7 +25,16 @@ import pytest
 
 import mnist_affine_capsnet as m
 import multimnist_capsnet as base
-from helpers import MNIST, GradientError, check_gradient, failure, run_script, surviving_mutants, usage_error
+from helpers import (
+    MNIST,
+    GradientError,
+    check_gradient,
+    check_resumed_on_the_same_digits,
+    failure,
+    run_script,
+    surviving_mutants,
+    usage_error,
+)
 
 Array = np.ndarray
 SCRIPT = "mnist_affine_capsnet.py"
@@ -671,6 +680,10 @@ def test_resuming_with_other_settings_is_refused(
     ):
         line = failure(m, [*argv, "--resume", *more], capsys)
         assert line == f"error: cannot resume {tmp_path / 'c.npz'}: {message}\n"
+
+
+def test_a_run_is_not_resumed_on_other_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check_resumed_on_the_same_digits(m, [*flags(small()), "--models", "lenet"], tmp_path / "c.npz", capsys)
 
 
 def test_checkpoints_of_the_two_experiments_are_told_apart(

@@ -18,7 +18,16 @@ from PIL import Image
 import mnist_matrix_capsules as m
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-from helpers import MNIST, ROOT, check_gradient, failure, run_script, surviving_mutants, usage_error
+from helpers import (
+    MNIST,
+    ROOT,
+    check_gradient,
+    check_resumed_on_the_same_digits,
+    failure,
+    run_script,
+    surviving_mutants,
+    usage_error,
+)
 from test_smallnorb_files import make_arrays, write_set
 
 Array = np.ndarray
@@ -717,6 +726,11 @@ def test_what_a_continued_run_may_change(tmp_path: Path, capsys: pytest.CaptureF
     assert "--n-epochs 2, not 4" in failure(m, [*SHORT, *resume, "--n-epochs", "4"], capsys)
     assert "--sizes" in failure(m, [*SHORT, *resume, "--sizes", "8,2,3,2"], capsys)
     assert m.main([*SHORT, *resume, "--models", "cnn", "--attack", "fgsm", "--n-attack", "2"]) == 0
+
+
+def test_a_run_is_not_resumed_on_other_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*SHORT, "--dataset", "auto", "--models", "cnn"]
+    check_resumed_on_the_same_digits(m, argv, tmp_path / "c.npz", capsys)
 
 
 def test_voxels_and_their_held_out_viewpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

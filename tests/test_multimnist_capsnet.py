@@ -30,7 +30,15 @@ import pytest
 from scipy import linalg
 
 import multimnist_capsnet as m
-from helpers import MNIST, ROOT, failure, run_script, script_environment, usage_error
+from helpers import (
+    MNIST,
+    ROOT,
+    check_resumed_on_the_same_digits,
+    failure,
+    run_script,
+    script_environment,
+    usage_error,
+)
 
 Array = np.ndarray
 SCRIPT = "multimnist_capsnet.py"
@@ -743,6 +751,12 @@ def test_resuming_with_other_settings_is_refused(
     assert m.main([*constant, "--resume", "--n-epochs", "3"]) == 0
     assert m.load_checkpoint(tmp_path / "c.npz")[1]["cnn"].step == 9
     assert m.main([*constant, "--resume"]) == 1
+
+
+def test_a_run_is_not_resumed_on_other_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = flags(small())
+    del argv[argv.index("--data-dir") : argv.index("--data-dir") + 2]
+    check_resumed_on_the_same_digits(m, [*argv, "--models", "cnn"], tmp_path / "c.npz", capsys)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
