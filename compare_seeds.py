@@ -737,6 +737,22 @@ def draw_sweep(figure: Any, document: Json, models: list[str], chance: float | N
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
 
 
+def figure_title(document: Json) -> str:
+    """Experiment, data, seeds, and the length of training where no setting has another."""
+    entries = list(document["settings"].values())
+    counts = sorted({len(entry["runs"]) for entry in entries})
+    parts = [
+        f"{plain(document['experiment'])} ({document['dataset']})",
+        "–".join(map(str, counts)) + (" seed" if counts == [1] else " seeds"),
+    ]
+    lengths = {tuple(map(entry["config"].get, ("n_epochs", "n_train", "match_accuracy"))) for entry in entries}
+    if len(lengths) == 1:
+        epochs, examples, stops_early = lengths.pop()
+        if epochs and not stops_early:
+            parts.append(f"{epochs} epoch{'s' * (epochs != 1)}" + (f" of {examples:,}" if examples else ""))
+    return ", ".join(parts) + (": means with 95 % intervals" if len(entries) > 1 else "")
+
+
 def draw(document: Json, path: Path) -> None:
     """Write the figure of a result; a sweep along one ordered axis becomes a curve for each model."""
     from matplotlib.figure import Figure
@@ -745,8 +761,6 @@ def draw(document: Json, path: Path) -> None:
     models = [m for m in entries[0]["models"] if all(metric in entry["models"].get(m, {}) for entry in entries)]
     is_accuracy = metric.endswith("accuracy")
     chance = EXPERIMENTS.get(document["experiment"], ("", None))[1] if is_accuracy else None
-    counts = "–".join(str(n) for n in sorted({len(entry["runs"]) for entry in entries}))
-    title = f"{plain(document['experiment'])} ({document['dataset']}), {counts} seeds"
     if len(entries) == 1:
         figure = Figure(figsize=(9, 4.6), layout="constrained")
         draw_pairs(figure, entries[0], models, metric, chance)
@@ -756,8 +770,7 @@ def draw(document: Json, path: Path) -> None:
         size = (max(6.5, 1.6 * len(entries)), 4.6) if upright else (8.5, 1.6 + 0.5 * len(entries))
         figure = Figure(figsize=size, layout="constrained")
         draw_sweep(figure, document, models, chance, upright)
-        title += ": means with 95 % intervals"
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(figure_title(document), fontsize=11)
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     with atomic_write(path) as stream:

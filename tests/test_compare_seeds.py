@@ -170,6 +170,22 @@ def test_three_seeds(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(figure) < 400_000
 
 
+@pytest.mark.parametrize(
+    ("configs", "title"),
+    [
+        ([{}], "a fake (numbers), 1 seed"),
+        ([{"n_epochs": 1}], "a fake (numbers), 1 seed, 1 epoch"),
+        ([{"n_epochs": 8, "n_train": 6000}], "a fake (numbers), 1 seed, 8 epochs of 6,000"),
+        ([{"n_epochs": 8, "match_accuracy": 0.9}], "a fake (numbers), 1 seed"),  # stops before
+        ([{"n_epochs": 8}] * 2, "a fake (numbers), 1–2 seeds, 8 epochs: means with 95 % intervals"),
+        ([{"n_epochs": 8}, {"n_epochs": 9}], "a fake (numbers), 1–2 seeds: means with 95 % intervals"),
+    ],
+)
+def test_a_figure_says_how_long_was_trained(configs: list[dict[str, Any]], title: str) -> None:
+    settings = {str(k): {"config": config, "runs": [{}] * (k + 1)} for k, config in enumerate(configs)}
+    assert compare_seeds.figure_title({"experiment": "a_fake", "dataset": "numbers", "settings": settings}) == title
+
+
 def test_options_that_keep_more(fake: str) -> None:
     assert main([fake, "--seeds", "4", "--keep-history", "--keep-seconds", "--name", "n", "--metric", "loss"]) == 0
     document = load("results/fake_n.json")
