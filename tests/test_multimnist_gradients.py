@@ -570,7 +570,7 @@ HARMLESS = {
     "capsnet_loss_and_grads": ['"train_recon_loss":', '"train_margin_loss":'],  # reported, not differentiated
     "margin_loss": ["long = "],  # another loss, with its own right gradient: see test_margin_loss_by_hand
 }
-NO_ARITHMETIC = ("conv2d_backward", "linear_backward", "max_pool_backward", "decoder_backward")  # of its own
+NO_ARITHMETIC = ("linear_backward", "max_pool_backward", "decoder_backward")  # of its own
 
 
 def test_every_backward_has_a_check() -> None:
@@ -588,21 +588,25 @@ def test_broken_transforms_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert surviving_mutants(monkeypatch, m, "transforms", check_transforms) == []
 
 
-@pytest.mark.parametrize("argument", [2, 3])  # dw and db
-def test_a_wrong_gradient_of_the_convolution_is_seen(argument: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = m.conv2d_backward
+# dw and db
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("conv2d_backward", 2), ("conv2d_backward", 3), ("linear_backward", 3), ("linear_backward", 4)],
+)
+def test_a_wrong_gradient_of_weights_is_seen(name: str, argument: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = getattr(m, name)
 
     def wrong(*args: Any) -> Array:
         dx = original(*args)
         args[argument][...] *= 0.9
         return dx
 
-    monkeypatch.setattr(m, "conv2d_backward", wrong)
+    monkeypatch.setattr(m, name, wrong)
     with pytest.raises(GradientError):
-        CHECKS["conv2d_backward"]()
+        CHECKS[name]()
 
 
-@pytest.mark.parametrize("name", NO_ARITHMETIC)
+@pytest.mark.parametrize("name", [*NO_ARITHMETIC, "conv2d_backward"])
 def test_a_wrong_result_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original = getattr(m, name)
     monkeypatch.setattr(m, name, lambda *args: 0.9 * original(*args))
