@@ -26,7 +26,6 @@ import argparse
 import contextlib
 import dataclasses
 import io
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -203,29 +202,22 @@ class Seeds(NamedTuple):
 FREE = ("seed", "data_dir", "n_test", "n_sweep", "rotation", "pool", "min_iou")  # fields that no training depends on
 
 
-def read_seeds(paths: Sequence[Path], config: Config) -> Seeds:
-    """The runs with this configuration, seed aside, in result files of the experiment (``--out-json``) or of
-    ``compare_seeds.py``. A model that not every run has is left out. Raises UserError where a file cannot be read."""
-    asked = json.loads(json.dumps(dataclasses.asdict(config)))
+def read_seeds(paths: Sequence[Path], config: Config, dataset: str) -> Seeds:
+    """The runs on this data set with this configuration, seed aside, in result files of the experiment
+    (``--out-json``) or of ``compare_seeds.py``. A model that not every run has is left out. Raises UserError where a
+    file cannot be read."""
     runs: list[dict[str, tuple[list[float], float]]] = []
     for path in paths:
         try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError(f"there is no results file {path}") from None
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} is not a readable results file: {error}") from error
-        for found in house.find_runs(tree, ("upright_accuracy",)):
-            theirs = found["config"] or {}
-            if any(theirs.get(key, value) != value for key, value in asked.items() if key not in FREE):
-                continue
-            try:
+            for models in house.read_runs(path, config, dataset, ("upright_accuracy",), FREE):
                 runs.append({
                     name: ([float(m["sweep"][f"{a}"]) for a in SWEEP], 1 - float(m["val_accuracy"]))
-                    for name, m in found["models"].items()
+                    for name, m in models.items()
                 })  # fmt: skip
-            except (KeyError, TypeError, ValueError):
-                raise UserError(f"{path} holds a run without a sweep from -90 to 90 degrees") from None
+        except house.UserError as error:
+            raise UserError(str(error)) from error
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f"{path} holds a run without a sweep from -90 to 90 degrees") from None
     names = [name for name in MODEL_STYLES if runs and all(name in run for run in runs)]
     return Seeds(
         len(runs),
@@ -775,7 +767,7 @@ def main(argv: list[str] | None = None) -> int:
         if not set(wanted) <= set(possible):
             raise UserError(f"affnist_examples.png needs --canvas {experiment.AFFNIST_SIDE}")
         results = args.results or ([DEFAULT_RESULTS] if DEFAULT_RESULTS.is_file() else [])
-        seeds = read_seeds(results, begun.config)
+        seeds = read_seeds(results, begun.config, begun.data.name)
         if args.results and not seeds.n:
             raise UserError(f"{', '.join(map(str, results))}: no run with these flags")
         run, result = begun.finish(threads=args.threads, quiet=args.quiet)

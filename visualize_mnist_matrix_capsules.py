@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -573,7 +572,7 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
 
 ATTACKED = re.compile(r"(fgsm|iterated)(_log_odds)?_([0-9.e+-]+)_accuracy")
 ATTACK_NAMES = {"fgsm": "one step: FGSM", "iterated": "{} steps"}
-MEASURED_ELSEWHERE = {"seed", "data_dir", "dataset", "n_test", "attack", "epsilons", "n_attack"}
+MEASURED_ELSEWHERE = {"seed", "data_dir", "n_test", "attack", "epsilons", "n_attack"}
 
 
 class Attacks(NamedTuple):
@@ -608,26 +607,16 @@ def gather_attacks(runs: Sequence[dict[str, dict[str, Any]]]) -> Attacks | None:
     return Attacks([float(text) for text in texts], accuracy, zero, len(runs))
 
 
-def read_attacks(paths: Sequence[Path], config: Config) -> Attacks | None:
-    """The attacks on all runs of the files that have this network and training, seed aside.
+def read_attacks(paths: Sequence[Path], config: Config, dataset: str) -> Attacks | None:
+    """The attacks on all runs of the files that have this data set, network and training, seed aside.
 
     Raises UserError where a file cannot be read.
     """
-    asked = json.loads(json.dumps(dataclasses.asdict(config)))
     runs = []
     for path in paths:
-        try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError(f"there is no results file {path}") from None
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} is not a readable results file: {error}") from error
-        for found in house.find_runs(tree, ("accuracy",)):
-            theirs = found["config"] or {}
-            if any(theirs.get(key, asked[key]) != asked[key] for key in asked if key not in MEASURED_ELSEWHERE):
-                continue
+        for models in house.read_runs(path, config, dataset, ("accuracy",), MEASURED_ELSEWHERE):
             run: dict[str, dict[str, Any]] = {}
-            for name, metrics in found["models"].items():
+            for name, metrics in models.items():
                 kinds: dict[str, Any] = {k: v for k, v in metrics.items() if k.startswith("zero_gradient")}
                 for key, value in metrics.items():
                     if match := ATTACKED.fullmatch(key):
@@ -958,12 +947,12 @@ def main(argv: list[str] | None = None) -> int:
             config, states = load_finished(args.checkpoint, house.given_flags(make_parser(), argv, Config))
         else:
             config, states = asked, {}
-        results = args.results or ([DEFAULT_RESULTS] if DEFAULT_RESULTS.is_file() else [])
-        attacks = read_attacks(results, config)
-        if args.results and not attacks:
-            raise UserError(f"{', '.join(map(str, results))}: no attacked run with this network and training")
         data = experiment.make_data(config)
         require_enough(data)
+        results = args.results or ([DEFAULT_RESULTS] if DEFAULT_RESULTS.is_file() else [])
+        attacks = read_attacks(results, config, data.name)
+        if args.results and not attacks:
+            raise UserError(f"{', '.join(map(str, results))}: no attacked run with this data, network and training")
         with experiment.worker_threads(args.threads):
             states = states or experiment.train_all(
                 config, data, experiment=experiment.experiment(config), quiet=args.quiet

@@ -675,10 +675,11 @@ def load_finished(path: Path, asked: dict[str, Any]) -> tuple[Config, dict[str, 
     return config, states
 
 
-def read_seeds(path: Path, config: Config) -> dict[str, Array]:
-    """Per model, the set accuracy (n, 1) of the file's runs with this configuration, seed aside. Raises UserError."""
+def read_seeds(path: Path, config: Config, dataset: str) -> dict[str, Array]:
+    """Per model, the set accuracy (n, 1) of the file's runs on this data set with this configuration, seed aside.
+    Raises UserError."""
     try:
-        return house.read_seeds(path, config, ("set_accuracy",))
+        return house.read_seeds(path, config, dataset, ("set_accuracy",))
     except house.UserError as error:
         raise UserError(str(error)) from error
 
@@ -720,12 +721,12 @@ def main(argv: list[str] | None = None) -> int:
             config, states = load_finished(args.checkpoint, given_flags(make_parser(), argv))
         else:
             config, states = asked, {}
-        results = args.results or (DEFAULT_RESULTS if DEFAULT_RESULTS.is_file() else None)
-        seeds = read_seeds(results, config) if results else {}
-        if args.results and not seeds:
-            raise UserError(f"{results} holds no run with these flags")
         data = experiment.make_data(config)
         require_enough(data)
+        results = args.results or (DEFAULT_RESULTS if DEFAULT_RESULTS.is_file() else None)
+        seeds = read_seeds(results, config, data.name) if results else {}
+        if args.results and not seeds:
+            raise UserError(f"{results} holds no run with these flags")
         states = states or experiment.train_all(config, data, quiet=args.quiet, threads=args.threads)
         result = experiment.make_result(config, data.name, states, args.threads)
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")

@@ -25,7 +25,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -343,25 +343,30 @@ def accuracies(metrics: Any, names: Sequence[str]) -> list[float] | None:
     return values if len(values) == len(found) else None
 
 
-def find_runs(node: Any, names: Sequence[str], config: Any = None) -> Iterator[dict[str, Any]]:
-    """Every run's result in a JSON tree, however nested; a configuration holds for all below it that have none."""
+def find_runs(node: Any, names: Sequence[str], config: Any = None, dataset: Any = None) -> Iterator[dict[str, Any]]:
+    """Every run's result in a JSON tree, however nested; a configuration, and the data set's name, hold for all below
+    that have none."""
     if isinstance(node, list):
         for child in node:
-            yield from find_runs(child, names, config)
+            yield from find_runs(child, names, config, dataset)
     elif isinstance(node, dict):
         config = node["config"] if isinstance(node.get("config"), dict) else config
+        dataset = node["dataset"] if isinstance(node.get("dataset"), str) else dataset
         models = node.get("models")
         if isinstance(models, dict) and any(accuracies(m, names) for m in models.values()):
-            yield {"models": models, "config": config}
+            yield {"models": models, "config": config, "dataset": dataset}
             return
         for child in node.values():
-            yield from find_runs(child, names, config)
+            yield from find_runs(child, names, config, dataset)
 
 
-def read_seeds(path: Path, config: Any, names: Sequence[str] = BOTH_ACCURACIES) -> dict[str, Array]:
-    """Per model, the named accuracies (n, len(names)) of the file's runs with this configuration, seed aside.
+def read_runs(
+    path: Path, config: Any, dataset: str, names: Sequence[str], free: Collection[str] = ("seed", "data_dir")
+) -> Iterator[dict[str, Any]]:
+    """The models of each of the file's runs on this data set with this configuration, the fields ``free`` aside.
 
-    Raises UserError where the file cannot be read.
+    A field that the file does not have came later, and the run had its default. Raises UserError where the file cannot
+    be read.
     """
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
@@ -369,14 +374,21 @@ def read_seeds(path: Path, config: Any, names: Sequence[str] = BOTH_ACCURACIES) 
         raise UserError(f"there is no results file {path}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not a readable results file: {error}") from error
-    asked = json.loads(json.dumps(dataclasses.asdict(config)))
-    same = [key for key in asked if key not in ("seed", "data_dir")]
-    points: dict[str, list[list[float]]] = {}
+    defaults, asked = (json.loads(json.dumps(dataclasses.asdict(c))) for c in (type(config)(), config))
+    asked["dataset"] = dataset
     for found in find_runs(tree, names):
-        theirs = found["config"] or {}
-        if any(theirs.get(key, asked[key]) != asked[key] for key in same):
-            continue
-        for name, metrics in found["models"].items():
+        theirs = defaults | (found["config"] or {})
+        theirs["dataset"] = found["dataset"] or theirs["dataset"]
+        if all(theirs[key] == value for key, value in asked.items() if key not in free):
+            yield found["models"]
+
+
+def read_seeds(path: Path, config: Any, dataset: str, names: Sequence[str] = BOTH_ACCURACIES) -> dict[str, Array]:
+    """Per model, the named accuracies (n, len(names)) of the file's runs on this data set with this configuration,
+    seed aside. Raises UserError where the file cannot be read."""
+    points: dict[str, list[list[float]]] = {}
+    for models in read_runs(path, config, dataset, names):
+        for name, metrics in models.items():
             if values := accuracies(metrics, names):
                 points.setdefault(name, []).append(values)
     return {name: np.array(rows) for name, rows in points.items()}
@@ -857,7 +869,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             config, states = asked, {}
         results = args.results or (DEFAULT_RESULTS if DEFAULT_RESULTS.is_file() else None)
-        seeds = read_seeds(results, config) if results else {}
+        seeds = read_seeds(results, config, config.dataset) if results else {}
         if args.results and not seeds:
             raise UserError(f"{results} holds no run with these flags")
         smallnorb = args.smallnorb_dir or (Path(d) if (d := os.environ.get("SMALLNORB_DIR")) else None)

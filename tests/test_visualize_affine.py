@@ -276,14 +276,15 @@ def test_runs_of_these_flags_are_found(checkpoint: Path, run: figures.Run) -> No
         }
     }
     Path("c.json").write_text(json.dumps(compared))
-    seeds = figures.read_seeds([Path("c.json"), checkpoint.parent / "r.json"], run.config)
+    seeds = figures.read_seeds([Path("c.json"), checkpoint.parent / "r.json"], run.config, run.data.name)
     assert seeds.n == 3
     assert list(seeds.sweep) == list(experiment.MODEL_NAMES)
     for name, rows in seeds.sweep.items():
         assert rows.tolist() == [list(run.tested[name]["sweep"].values())] * 3
         last = run.states[name].history["val_accuracy"][-1]
         np.testing.assert_allclose(seeds.val_error[name], 1 - last)
-    assert figures.read_seeds([], run.config).n == 0
+    assert figures.read_seeds([], run.config, run.data.name).n == 0
+    assert figures.read_seeds([checkpoint.parent / "r.json"], run.config, "mnist").n == 0
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"models": 3}', '{"models": {"a": {"upright_accuracy": 1.0}}}'])

@@ -125,7 +125,7 @@ def test_texts_are_large_enough_and_stay_apart(
     for seed, accuracies in enumerate(([1.0, 0.5], [0.9, 0.2])):
         files.append(Path(f"{seed}.json"))
         files[-1].write_text(json.dumps(attacked(dataclasses.replace(run.config, seed=seed), accuracies)))
-    for name, drawer in figures.drawers(run, figures.read_attacks(files, run.config)).items():
+    for name, drawer in figures.drawers(run, figures.read_attacks(files, run.config, run.data.name)).items():
         if right == "none" or name in ("vote_distances", "confusion_matrix", "receptive_fields"):
             check_figure(name, drawer, "not MNIST", "2 seeds" if name == "attack_curves" else "seed 123")
 
@@ -276,7 +276,7 @@ def test_classes_that_were_not_shown_come_first() -> None:
 
 
 def test_attacks_are_found_in_every_form_of_results() -> None:
-    config = experiment.Config(seed=5, attack=("fgsm",))
+    config = experiment.Config(dataset="mnist", seed=5, attack=("fgsm",))
     runs = [attacked(dataclasses.replace(config, seed=seed), [1.0, seed / 10]) for seed in (1, 2)]
     other = attacked(dataclasses.replace(config, em_iters=7), [0.0, 0.0])
     within = {"config": {k: v for k, v in runs[0]["config"].items() if k != "seed"}, "models": {"capsules": {}},
@@ -285,13 +285,14 @@ def test_attacks_are_found_in_every_form_of_results() -> None:
     for seed, run in enumerate([*runs, other]):
         Path(f"{seed}.json").write_text(json.dumps(run))
     for names in (["many"], ["0", "1"], ["0", "1", "2"]):
-        found = figures.read_attacks([Path(f"{name}.json") for name in names], config)
+        found = figures.read_attacks([Path(f"{name}.json") for name in names], config, "mnist")
         assert found is not None
         assert found.n_seeds == 2
         assert found.epsilons == [0, 0.25]
         assert found.accuracy["cnn"]["iterated"].tolist() == [[1.0, 0.1], [1.0, 0.2]]
         assert found.zero_gradient == {"capsules": 0.5, "cnn": 0.5}
-    assert figures.read_attacks([Path("2.json")], config) is None
+    assert figures.read_attacks([Path("2.json")], config, "mnist") is None
+    assert figures.read_attacks([Path("0.json")], config, "strokes") is None
 
 
 def test_measured_attacks_are_those_of_the_script(run: figures.Run) -> None:
@@ -394,8 +395,8 @@ def test_what_cannot_work_is_found_before_the_training(
         (figures, [f"--checkpoint={checkpoint}", "--seed=0"], "was made with --seed 123, not 0"),
         (figures, [f"--checkpoint={checkpoint}", "--sizes=5,2,3,3"], "--sizes 5,2,3,2, not 5,2,3,3"),
         (figures, [*TINY, "--n-test=9"], "--n-test 10 or more"),
-        (figures, ["--results", "none.json"], "there is no results file none.json"),
-        (figures, ["--results", "file"], "not a readable results file"),
+        (figures, [*TINY, "--results", "none.json"], "there is no results file none.json"),
+        (figures, [*TINY, "--results", "file"], "not a readable results file"),
         (figures, [*TINY, "--results", "useless.json"], "useless.json: no attacked run"),
         (figures, ["--dataset=mnist", "--data-dir=none"], "none"),
         (animation, ["--out=dir.gif"], "it is a folder"),

@@ -197,20 +197,27 @@ def test_two_colours_add_up() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_seeds_of_this_configuration_are_found() -> None:
+def test_seeds_of_this_data_and_configuration_are_found() -> None:
     config = experiment.Config(n_epochs=3)
-    runs = [
-        {"config": dataclasses.asdict(dataclasses.replace(config, seed=seed, n_epochs=n)),
+    runs: list[dict[str, Any]] = [
+        {"config": dataclasses.asdict(dataclasses.replace(config, seed=seed, n_epochs=n)), "dataset": dataset,
          "models": {"capsnet": {"set_accuracy": seed / 10}, "cnn": {"set_accuracy": 0.5}}}
-        for seed, n in ((1, 3), (2, 3), (3, 4))
+        for seed, n, dataset in ((1, 3, "mnist"), (2, 3, "mnist"), (3, 4, "mnist"), (4, 3, "strokes"))
     ]  # fmt: skip
+    del runs[1]["config"]["optimizer"]  # from before there was another: it was Adam
     Path("r.json").write_text(json.dumps({"runs": runs}))
-    points = figures.read_seeds(Path("r.json"), config)
-    assert {name: p.tolist() for name, p in points.items()} == {"capsnet": [[0.1], [0.2]], "cnn": [[0.5], [0.5]]}
+
+    def found(config: experiment.Config, dataset: str) -> dict[str, list[list[float]]]:
+        return {name: p.tolist() for name, p in figures.read_seeds(Path("r.json"), config, dataset).items()}
+
+    both = {"capsnet": [[0.1], [0.2]], "cnn": [[0.5], [0.5]]}
+    assert found(config, "mnist") == found(dataclasses.replace(config, dataset="mnist"), "mnist") == both
+    assert found(config, "strokes") == {"capsnet": [[0.4]], "cnn": [[0.5]]}
+    assert found(dataclasses.replace(config, optimizer="muon"), "mnist") == {}
 
 
 def test_the_default_results_are_those_of_the_readmes_command() -> None:
-    points = figures.read_seeds(ROOT / figures.DEFAULT_RESULTS, experiment.Config(n_epochs=8, n_train=6000))
+    points = figures.read_seeds(ROOT / figures.DEFAULT_RESULTS, experiment.Config(n_epochs=8, n_train=6000), "mnist")
     assert {name: len(p) for name, p in points.items()} == dict.fromkeys(experiment.MODEL_NAMES, 3)
 
 
@@ -305,7 +312,7 @@ def test_what_cannot_work_is_found_before_the_training(
         (figures, [f"--checkpoint={without_capsules}"], "0 of 2 epochs of capsnet;"),
         (figures, [f"--checkpoint={checkpoint}", "--seed=0"], "was made with --seed 123, not 0"),
         (figures, [f"--checkpoint={checkpoint}", "--preset=paper"], "was made with --conv-channels 4, not 256"),
-        (figures, ["--results=none.json"], "there is no results file none.json"),
+        (figures, [*TINY, "--results=none.json"], "there is no results file none.json"),
         (figures, ["--n-test=15"], "the figures need --n-test 16 or more"),
         (animation, ["--n-test=15"], "the figures need --n-test 16 or more"),
         (animation, ["--out=dir.gif"], "it is a folder"),

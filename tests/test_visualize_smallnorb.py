@@ -167,7 +167,7 @@ def test_seeds_are_found_in_every_form_of_results(tmp_path: Path) -> None:
     for k, form in enumerate(forms):
         path = tmp_path / f"{k}.json"
         path.write_text(json.dumps(form))
-        points = figures.read_seeds(path, config)
+        points = figures.read_seeds(path, config, "voxels")
         expected = [[1.0, 0.1], [1.0, 0.2]]
         assert {name: p.tolist() for name, p in points.items()} == {"capsules": expected, "cnn": expected}
 
