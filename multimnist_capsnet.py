@@ -17,8 +17,8 @@ kind, with max pooling. All three go through the same loop, data and optimiser; 
 A convolution of images unfolds columns (im2col along one axis); one of many channels is a product of spectra.
 
 Deviations from the paper: conv1 has 32 channels and there are 8 types of primary capsules, not 256 and 32
-(``--preset paper`` has them); the boxes of the two digits overlap by at least 80 % in every image, not on average
-(``--min-iou 0``); thousands of steps, not millions; the reconstruction weighs ten times as much.
+(``--preset paper`` has them); the intersection over union of the two digits' boxes is at least 0.8 in every image, and
+not 0.68 on average (``--min-iou 0``); thousands of steps; the reconstruction weighs ten times as much.
 
 Run it (eight epochs of 6,000 fresh composites, seed 0, three models):
 
@@ -678,7 +678,8 @@ def make_data(config: Config) -> Data:
 
 
 def settled(config: Any, data_name: str) -> Any:
-    """``config`` with what ``--dataset auto`` found in its place: a run is not to be resumed on other digits."""
+    """``config`` with what ``--dataset auto`` found in its place, strokes or MNIST files: a run that was begun on one
+    is not to be resumed on the other."""
     if config.dataset != "auto":
         return config
     return dataclasses.replace(config, dataset="strokes" if data_name == "strokes" else "mnist")
@@ -1041,7 +1042,8 @@ def squash_backward(dv: Array, cache: SquashCache) -> Array:
 # array of the network, and nothing needs them one by one. Routing only ever asks
 #     for a sum over capsules  s[j, d] = sum_i c[j, i] u_hat[j, d, i] = sum_pi w[j, p, i, d] (c[j, i] u[p, i]), and
 #     for an agreement         a[j, i] = sum_d v[j, d] u_hat[j, d, i] = sum_p u[p, i] (sum_d w[j, p, i, d] v[j, d]):
-# a product by w of something of the size of u, P = 8 numbers a capsule and not D = 16 for each of its ten parents.
+# a product by w of P = 8 numbers for a capsule and each of its ten parents, not of D = 16 (while all c are equal, of u
+# itself).
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -1864,12 +1866,17 @@ def load_checkpoint(path: Path, experiment: Experiment = MULTIMNIST) -> tuple[An
     return config, states
 
 
+def flag_of(field: str) -> str:
+    """What a person writes, or could have written, to set a field of a Config."""
+    others = {"image_size": "--canvas", "decoder": "--preset with the decoder"}
+    return others.get(field, "--" + field.replace("_", "-"))
+
+
 def first_difference(saved: Config, asked: Config, fields: Collection[str]) -> str | None:
     for field in dataclasses.fields(saved):
         old, new = getattr(saved, field.name), getattr(asked, field.name)
         if field.name in fields and old != new:
-            flag = "--canvas" if field.name == "image_size" else "--" + field.name.replace("_", "-")
-            return f"made with {flag} {old}, not {new}"
+            return f"made with {flag_of(field.name)} {old}, not {new}"
     return None
 
 
@@ -2257,7 +2264,7 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     add_digit_arguments(data, d)
     data.add_argument(
         "--n-train", type=whole_number(1, 10**8), metavar="N", default=d.n_train,
-        help="composites an epoch; default: %(default)s",
+        help="composites an epoch, in whole batches; default: %(default)s",
     )  # fmt: skip
     data.add_argument(
         "--n-test", type=whole_number(1, 100_000), metavar="N", default=d.n_test,
@@ -2265,7 +2272,7 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     data.add_argument(
         "--min-iou", type=number(0, 1), metavar="X", default=d.min_iou,
-        help="least overlap of the two 28x28 boxes; 0 is the paper's; default: %(default)s",
+        help="least intersection over union of the two 28x28 boxes; 0 is the paper's; default: %(default)s",
     )  # fmt: skip
     data.add_argument(
         "--pool", type=whole_number(0, 10**7), metavar="N", default=d.pool,
@@ -2311,8 +2318,8 @@ def add_network_arguments(parser: argparse.ArgumentParser, d: Config) -> None:
     )
     training.add_argument(
         "--optimizer", choices=("adam", "muon"), default=d.optimizer,
-        help="muon: steps of orthogonal matrices for convolutions, capsules and hidden layers, Adam for the rest;"
-        " default: %(default)s",
+        help="muon: steps of orthogonal matrices for convolutions, digit capsules and a CNN's hidden layer, Adam for"
+        " the decoder and the rest; default: %(default)s",
     )  # fmt: skip
     training.add_argument(
         "--lr", type=number(0, 10, above=True), metavar="X", default=d.lr,
@@ -2329,7 +2336,8 @@ def add_network_arguments(parser: argparse.ArgumentParser, d: Config) -> None:
     training.add_argument("--dtype", choices=("float32", "float64"), default=d.dtype, help="default: %(default)s")
     training.add_argument(
         "--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
-        help="default: one for each processor, at most 4 (here: %(default)s)",
+        help=f"each works on {Crew.MIN_PART} images of a batch or more; default: one for each processor, at most 4"
+        " (here: %(default)s)",
     )  # fmt: skip
 
 
@@ -2365,7 +2373,10 @@ def add_file_arguments(parser: argparse.ArgumentParser) -> None:
     files.add_argument(
         "--out-json", type=file_path, metavar="FILE", help="write the result, history and environment there"
     )
-    files.add_argument("--checkpoint", type=file_path, metavar="FILE", help="save after every epoch, and on Ctrl-C")
+    files.add_argument(
+        "--checkpoint", type=file_path, metavar="FILE",
+        help="save after every epoch, and on Ctrl-C; without --resume an older file of that name is replaced",
+    )  # fmt: skip
     files.add_argument(
         "--checkpoint-every", type=whole_number(1, 10**9), metavar="N", help="save every N steps as well"
     )
@@ -2398,6 +2409,8 @@ def check_file_arguments(parser: argparse.ArgumentParser, args: argparse.Namespa
     for flag in ("resume", "checkpoint_every"):
         if (args.predict or args.eval_only) and getattr(args, flag):
             parser.error(f"argument --{flag.replace('_', '-')}: --predict and --eval-only do not train")
+    if args.predict_png != parser.get_default("predict_png") and not args.predict:
+        parser.error("argument --predict-png: needs --predict IMAGE")
     if args.predict and args.out_json:
         parser.error("argument --out-json: --predict has no result of this kind")
     if args.out_json and args.checkpoint and os.path.realpath(args.out_json) == os.path.realpath(args.checkpoint):
@@ -2421,7 +2434,7 @@ def exit_status(body: Callable[[], None]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except MemoryError:
-        print("error: out of memory; try a smaller --batch-size", file=sys.stderr)
+        print("error: out of memory; try a smaller --batch-size or --n-test", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -2433,6 +2446,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
     check_file_arguments(parser, args)
+    if args.predict and "capsnet" not in args.models:
+        parser.error("argument --models: --predict asks the capsule network")
     config, given = config_from_args(args), given_flags(make_parser(), argv)
 
     def body() -> None:

@@ -2407,7 +2407,10 @@ def make_parser() -> argparse.ArgumentParser:
     files.add_argument(
         "--out-json", type=file_path, metavar="FILE", help="write the result, history and environment there"
     )
-    files.add_argument("--checkpoint", type=file_path, metavar="FILE", help="save after every epoch, and on Ctrl-C")
+    files.add_argument(
+        "--checkpoint", type=file_path, metavar="FILE",
+        help="save after every epoch, and on Ctrl-C; without --resume an older file of that name is replaced",
+    )  # fmt: skip
     files.add_argument(
         "--resume", action="store_true", help="continue from --checkpoint, to the same numbers bit for bit"
     )

@@ -685,8 +685,7 @@ def load_finished(path: Path, asked: dict[str, Any]) -> tuple[Config, dict[str, 
     config = dataclasses.replace(config, **{k: v for k, v in asked.items() if k in TEST_FLAGS})
     for field, value in asked.items():
         if value != (saved := getattr(config, field)):
-            flag = {"image_size": "--canvas", "decoder": "--preset with the decoder"}.get(field)
-            raise UserError(f"{path} was made with {flag or '--' + field.replace('_', '-')} {saved}, not {value}")
+            raise UserError(f"{path} was made with {base.flag_of(field)} {saved}, not {value}")
     for name in ("capsnet", *states):
         if name not in states or not (states[name].step >= config.n_steps or experiment.reached(states[name], config)):
             done = states[name].step if name in states else 0

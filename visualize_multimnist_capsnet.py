@@ -663,8 +663,7 @@ def load_finished(path: Path, asked: dict[str, Any]) -> tuple[Config, dict[str, 
         config = dataclasses.replace(config, data_dir=asked["data_dir"])
     for field, value in asked.items():
         if value != (saved := getattr(config, field)):
-            flag = "--preset with the decoder" if field == "decoder" else "--" + field.replace("_", "-")
-            raise UserError(f"{path} was made with {flag} {saved}, not {value}")
+            raise UserError(f"{path} was made with {experiment.flag_of(field)} {saved}, not {value}")
     for name in ("capsnet", *states):
         done = len(states[name].history.get("set_accuracy", [])) if name in states else 0
         if done < config.n_epochs:

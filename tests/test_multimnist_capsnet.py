@@ -742,6 +742,7 @@ def test_resuming_with_other_settings_is_refused(
         (["--lr", "0.1"], "it was made with --lr 0.002, not 0.1"),
         (["--n-epochs", "3"], "it was made with --n-epochs 2, not 3"),
         (["--seed", "1"], "it was made with --seed 0, not 1"),
+        (["--preset", "paper"], "it was made with --preset with the decoder (256, 512), not (512, 1024)"),
     ):
         line = failure(m, [*argv, "--resume", *more], capsys)
         assert line == f"error: cannot resume {tmp_path / 'c.npz'}: {message}\n"
@@ -795,6 +796,8 @@ def test_a_wrong_value_is_one_line_that_names_the_flag(flag: str, capsys: pytest
         ["--checkpoint", "c", "--eval-only", "--checkpoint-every", "5"],
         ["--checkpoint", "c", "--predict", "a.png", "--predict-png", "./c"],
         ["--checkpoint", "c", "--predict", "prediction.png"],
+        ["--predict-png", "a.png"],
+        ["--checkpoint", "c", "--predict", "a.png", "--models", "cnn"],
         ["--checkpoint", "c", "--out-json", "./c"],
         ["--out-json", ""],
         ["--checkpoint", "c", "--predict", "a.png", "--out-json", "o"],
