@@ -474,6 +474,27 @@ def test_muon_is_for_inner_weights_and_adam_for_the_rest(name: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_moments_of_dead_units_do_not_become_subnormal(optimizer: str) -> None:
+    """Which made the steps of a CNN that was trained for long five times as slow."""
+    state, crew = (
+        m.TrainState({"hidden.w": np.zeros((6, 4), np.float32), "hidden.b": np.zeros(4, np.float32)}),
+        m.Crew(),
+    )
+    grad = np.random.default_rng(1).standard_normal(len(state.flat)).astype(np.float32)
+    dead = np.arange(len(grad)) % 2 == 0
+    crew.update(state, [grad.copy()], 0.0, optimizer)
+    state.v[dead] = 1e-37  # as after tens of thousands of steps
+    grad[dead] = 0
+    for _ in range(20 * m.FLUSH_EVERY):
+        crew.update(state, [grad.copy()], 0.0, optimizer)
+        moments = np.abs([state.m, state.v])
+        assert not ((moments > 0) & (moments < np.finfo(np.float32).tiny)).any()
+    assert (state.m[dead] == 0).all()
+    assert (state.v[dead] == 0).all()
+    assert (state.m[~dead] != 0).all()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
 def test_weight_decay_shrinks_weights_and_spares_biases(name: str, optimizer: str) -> None:
     config = small(dtype="float64")

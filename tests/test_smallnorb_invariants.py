@@ -614,6 +614,20 @@ def test_adam_by_hand() -> None:
         assert state.step == step
 
 
+def test_moments_of_dead_units_do_not_become_subnormal() -> None:
+    """With which every step would take many times as long."""
+    p, m, v = np.zeros((3, 2), np.float32)
+    state = s.TrainState({"p": p}, {"p": m}, {"p": v})
+    s.adam_step(state, {"p": np.ones(2, np.float32)}, lr=0.1)
+    state.v["p"][0] = 1e-37  # as after tens of thousands of steps
+    for _ in range(10 * s.FLUSH_EVERY):
+        s.adam_step(state, {"p": np.array([0, 1], np.float32)}, lr=0.1)
+        moments = np.abs([state.m["p"], state.v["p"]])
+        assert not ((moments > 0) & (moments < np.finfo(np.float32).tiny)).any()
+    assert state.m["p"][0] == state.v["p"][0] == 0
+    assert (moments[:, 1] > 0).all()
+
+
 def test_share_of_the_true_class() -> None:
     """One iteration assigns evenly, so every class holds a fifth; with more, the share is the last iteration's."""
     config = s.Config(em_iters=1, n_per_combo=1)
