@@ -683,29 +683,33 @@ def draw_points(axes: Any, at: float, values: list[float], sample: Json, n: int,
 
 
 def draw_pairs(figure: Any, entry: Json, models: list[str], metric: str, chance: float | None) -> None:
-    """Left: each model's seeds, a line for each seed. Right: the differences of the same seed."""
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    """Left: each model's seeds, a line for each seed. Right, if there is one to compare with: the differences of the
+    same seed."""
+    baselines = [name for name in models if metric in entry["paired"].get(name, {})]
+    left, *rest = figure.subplots(1, 2, width_ratios=(3, 2)) if baselines else [figure.subplots()]
     table = np.array([[run["models"][name][metric] for name in models] for run in entry["runs"]])  # (seeds, models)
     left.plot(table.T, color="0.75", linewidth=0.7, zorder=0)
     for n, name in enumerate(models):
         draw_points(left, n, table[:, n].tolist(), entry["models"][name][metric], n)
     left.set(xticks=range(len(models)), xticklabels=map(plain, models), ylabel=plain(metric))
-    left.set_title("each line is a seed; mean and 95 % interval", fontsize=10)
+    left.set_xlim(-0.5, len(models) - 0.5)
+    left.set_title(f"each {'line' if baselines else 'faint point'} is a seed; mean and 95 % interval", fontsize=10)
     if chance is not None:
         left.axhline(chance, color="0.4", linestyle="--", linewidth=1)
         left.text(len(models) - 0.5, chance, "chance", ha="right", va="bottom", color="0.3")
     capsules = capsule_model(entry["models"])
-    baselines = [name for name in models if metric in entry["paired"].get(name, {})]
-    labels = []
-    for k, name in enumerate(baselines):
-        sample, n = entry["paired"][name][metric], models.index(name)
-        draw_points(right, k, (table[:, models.index(capsules)] - table[:, n]).tolist(), sample, n)
-        labels.append(f"{plain(name)}\np {'' if sample['p'] < 1e-4 else '= '}{show_p(sample['p'])}")
-    right.axhline(0, color="0.3", linewidth=0.8)
-    right.set(xticks=range(len(baselines)), xticklabels=labels, ylabel=f"{plain(metric)}: {plain(capsules)} minus …")
-    right.set_title("difference of the same seed", fontsize=10)
-    for axes, n in ((left, len(models)), (right, len(baselines))):
-        axes.set_xlim(-0.5, n - 0.5)
+    for right in rest:
+        labels = []
+        for k, name in enumerate(baselines):
+            sample, n = entry["paired"][name][metric], models.index(name)
+            draw_points(right, k, (table[:, models.index(capsules)] - table[:, n]).tolist(), sample, n)
+            labels.append(f"{plain(name)}\np {'' if sample['p'] < 1e-4 else '= '}{show_p(sample['p'])}")
+        right.axhline(0, color="0.3", linewidth=0.8)
+        right.set(
+            xticks=range(len(baselines)), xticklabels=labels, ylabel=f"{plain(metric)}: {plain(capsules)} minus …"
+        )
+        right.set_xlim(-0.5, len(baselines) - 0.5)
+        right.set_title("difference of the same seed", fontsize=10)
 
 
 def draw_sweep(figure: Any, document: Json, models: list[str], chance: float | None, upright: bool) -> None:
@@ -928,8 +932,9 @@ def compare(args: argparse.Namespace, settings: list[Setting]) -> None:
         (entry,) = document["settings"].values()
         every = ",".join(dict.fromkeys(k for m in entry["models"].values() for k in m if k != "n_params"))
         print(make_table(document, "seeds", {}) + "\n\nMeans ± half of the 95 % interval:\n")
-        print(make_table(document, "summary", {"metrics": every}) + "\n\nPaired by seed:\n")
-        print(make_table(document, "paired", {"metrics": every}))
+        print(make_table(document, "summary", {"metrics": every}))
+        if entry["paired"]:
+            print("\nPaired by seed:\n\n" + make_table(document, "paired", {"metrics": every}))
     print(f"\n{args.out} and {args.figure} are written")
     if args.out.stat().st_size >= MAX_BYTES:
         print(f"warning: {args.out} is too large for --check ({MAX_BYTES:,} bytes)", file=sys.stderr)

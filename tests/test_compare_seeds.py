@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 
 import compare_seeds
@@ -184,6 +185,17 @@ def test_three_seeds(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_figure_says_how_long_was_trained(configs: list[dict[str, Any]], title: str) -> None:
     settings = {str(k): {"config": config, "runs": [{}] * (k + 1)} for k, config in enumerate(configs)}
     assert compare_seeds.figure_title({"experiment": "a_fake", "dataset": "numbers", "settings": settings}) == title
+
+
+def test_a_model_alone_is_compared_with_none(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(fake).write_text(FAKE.replace(', "cnn": model(99, base)', ""))
+    assert main([fake, "--seeds", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "| capsules |" in out
+    assert "Paired" not in out
+    figure = Figure()
+    compare_seeds.draw_pairs(figure, load("results/fake_4.json")["settings"]["default"], ["capsules"], "loss", None)
+    assert len(figure.axes) == 1
 
 
 def test_options_that_keep_more(fake: str) -> None:
