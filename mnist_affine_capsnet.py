@@ -659,7 +659,7 @@ def evaluate_checkpoint(
     config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS})
     real = check_affnist(affnist, config)
     data = make_data(dataclasses.replace(config, n_train=1, n_val=0))
-    config = dataclasses.replace(config, n_test=len(data.test_labels))
+    config = dataclasses.replace(base.settled(config, data.name), n_test=len(data.test_labels))
     crew = Crew(threads)
     with base.single_blas(), contextlib.closing(crew):
         result = make_result(config, data, states, run_tests(config, data, states, crew, real), threads)

@@ -593,6 +593,7 @@ def evaluate_checkpoint(
             f"{checkpoint} was trained on {saved.dataset}, whose images and classes are not those of {asked.dataset}"
         )
     data = make_data(config)
+    config = digits.settled(config, data.name)
     with worker_threads(threads):
         for name, model in make_models(config).items():
             if name in states:

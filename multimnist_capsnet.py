@@ -2071,6 +2071,7 @@ def evaluate_checkpoint(
     states = some_states(checkpoint, states, names)
     config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS})
     data = make_data(config)
+    config = settled(config, data.name)
     crew = Crew(threads)
     with single_blas(), contextlib.closing(crew):
         for name, model in make_models(config).items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -240,7 +241,8 @@ def failure(script: ModuleType, argv: list[str], capsys: pytest.CaptureFixture[s
 def check_resumed_on_the_same_digits(
     script: ModuleType, argv: list[str], checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``--dataset auto`` trains on strokes, where there is no MNIST. MNIST is there when the run is to go on."""
+    """``--dataset auto`` trains on strokes, where there is no MNIST. MNIST is there when the run is to go on, and when
+    its networks are tested, the result of which names the digits that were found."""
     train, test = (digits.stroke_digits(np.random.default_rng(k), 60) for k in (0, 1))
     strokes = digits.Digits("strokes", *train, *test)
 
@@ -258,3 +260,7 @@ def check_resumed_on_the_same_digits(
         line = failure(script, [*argv, "--resume"], capsys)
         assert line == f"error: cannot resume {checkpoint}: it was made with --dataset strokes, not mnist\n"
         assert script.main([*argv, "--resume", "--dataset", "strokes"]) == 0
+        out = checkpoint.with_suffix(".json")
+        assert script.main([*argv, "--eval-only", "--out-json", str(out)]) == 0
+        tested = json.loads(out.read_text())
+        assert (tested["dataset"], tested["config"]["dataset"]) == ("mnist", "mnist")
