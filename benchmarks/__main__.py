@@ -1,4 +1,4 @@
-"""Measure every table of results/benchmarks.json in one run: ``python -m benchmarks``."""
+"""Measure every table of the benchmarks in one run: ``python -m benchmarks``."""
 
 from __future__ import annotations
 
