@@ -83,6 +83,8 @@ class Config(base.Config):
     image_size: int = 28
     n_labels: int = 1
     min_iou: float = 0.0
+    batch_size: int = 16
+    lr: float = 2e-3
     lenet_lr: float = 2e-3
     rotation: tuple[float, ...] = (15.0, 35.0)  # degrees: the article's listing, the article's text
     match_accuracy: float | None = None

@@ -548,7 +548,7 @@ def test_a_gradient_that_is_not_finite_is_reported_with_muon_too(digits_dir: Pat
 
 
 def test_learning_rate_schedules() -> None:
-    config = m.Config(n_epochs=10, n_train=16_000, lr=1.0)  # 10,000 steps
+    config = m.Config(n_epochs=10, n_train=16_000, batch_size=16, lr=1.0)  # 10,000 steps
     rates = {
         kind: [dataclasses.replace(config, lr_schedule=kind).lr_at(t) for t in (0, m.WARMUP, 5000, 9999)]
         for kind in ("constant", "linear", "cosine", "exponential")
@@ -760,7 +760,7 @@ def test_resuming_with_other_settings_is_refused(
     argv = [*flags(small(digits_dir)), "--models", "cnn", "--checkpoint", str(tmp_path / "c.npz")]
     assert m.main(argv) == 0
     for more, message in (
-        (["--lr", "0.1"], "it was made with --lr 0.002, not 0.1"),
+        (["--lr", "0.1"], f"it was made with --lr {m.Config.lr}, not 0.1"),
         (["--n-epochs", "3"], "it was made with --n-epochs 2, not 3"),
         (["--seed", "1"], "it was made with --seed 0, not 1"),
         (["--preset", "paper"], "it was made with --preset with the decoder (256, 512), not (512, 1024)"),
@@ -923,7 +923,7 @@ def test_without_training_no_flag_is_passed_over(
         for more, message in (
             (["--routing-iters", "1"], "--routing-iters 3, not 1"),
             (["--preset", "paper"], "--conv-channels 2, not 256"),
-            (["--lr", "0.5"], "--lr 0.002, not 0.5"),
+            (["--lr", "0.5"], f"--lr {m.Config.lr}, not 0.5"),
         ):
             assert failure(m, [*argv, *more], capsys) == f"error: {checkpoint} was made with {message}\n"
     line = failure(m, ["--eval-only", "--checkpoint", str(checkpoint), "--models", "capsnet"], capsys)

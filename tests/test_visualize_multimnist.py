@@ -29,7 +29,7 @@ from figure_checks import (
 from helpers import ROOT, failure, usage_error
 
 SMALL = ["--seed=123", "--dataset=strokes", "--conv-channels=4", "--primary-types=2", "--threads=1"]
-TINY = [*SMALL, "--n-epochs=2", "--n-train=64", "--n-test=60", "--batch-size=16"]
+TINY = [*SMALL, "--n-epochs=2", "--n-train=64", "--n-test=60", "--batch-size=16", "--lr=0.002"]
 ALL = [
     "capsule_activations", "capsule_dimensions", "couplings", "example_pairs", "overlay", "reconstructions",
     "training_curves",
@@ -325,7 +325,7 @@ def test_flags_that_agree_with_the_checkpoint_are_welcome(checkpoint: Path) -> N
     flags = [*TINY, f"--checkpoint={checkpoint}", "--outdir=x", "--quiet", "--preset=small"]
     given = figures.given_flags(figures.make_parser(), flags)
     assert given == {
-        "seed": 123, "dataset": "strokes", "n_epochs": 2, "n_train": 64, "n_test": 60, "batch_size": 16,
+        "seed": 123, "dataset": "strokes", "n_epochs": 2, "n_train": 64, "n_test": 60, "batch_size": 16, "lr": 0.002,
         "conv_channels": 4, "primary_types": 2, "decoder": (256, 512),
     }  # fmt: skip
     config, states = figures.load_finished(checkpoint, given)
