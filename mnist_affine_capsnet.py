@@ -83,7 +83,7 @@ class Config(base.Config):
     image_size: int = 28
     n_labels: int = 1
     min_iou: float = 0.0
-    batch_size: int = 16
+    batch_size: int = 16  # this and lr are what results/ was made with
     lr: float = 2e-3
     lenet_lr: float = 2e-3
     rotation: tuple[float, ...] = (15.0, 35.0)  # degrees: the article's listing, the article's text
