@@ -763,11 +763,9 @@ def image_conv2d_backward(dout: Array, cache: ImageConvCache, dw: Array, db: Arr
     # out = rows.T @ w + b
     db[...] = row_sum(flat)
     # One small product for each kernel row: for small ones BLAS has kernels that need no copies of the operands.
-    blocks = cache.rows.reshape(Ho, K, K, -1)
-    dw_blocks, term = dw.reshape(K, K, n_out), ws(cache.name + ".dw_term", K, K, n_out)
-    np.matmul(blocks[0], flat[0], out=dw_blocks)
-    for ho in range(1, Ho):
-        dw_blocks += np.matmul(blocks[ho], flat[ho], out=term)
+    blocks, terms = cache.rows.reshape(Ho, K, K, -1), ws(cache.name + ".dw_terms", Ho, K, K, n_out)
+    np.matmul(blocks, flat[:, None], out=terms)
+    np.sum(terms, axis=0, out=dw.reshape(K, K, n_out))
 
 
 # Convolutions of many channels are products of spectra. With the s^2 phases x[a::s, b::s] of a map as channels, a
@@ -863,7 +861,8 @@ def join_phases(phases: Array, stride: int, out: Array) -> Array:
 class ConvCache(NamedTuple):
     name: str
     x_f: Array  # (R, V, [2] B, n_in), n_in = s*s*C: the spectrum of x; half of V where r is its own conjugate
-    w_rows: Array  # (R, [2] k, n_in, C'), that of w along the rows
+    taps: Array  # (k, k, n_in, C'), the phases of w
+    w_rows: Array  # (R, [2] k, n_in * C'), room for spectra along the rows
     x_shape: tuple[int, ...]  # (H, W, B, C)
     stride: int
 
@@ -878,9 +877,10 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, ws: Workspace, nam
 
     x_rows, x_f = ws(name + ".x_rows", R, 2 * V, B * n_in), ws(name + ".x_f", R, V, 2 * B, n_in)
     transform(t.x_rows, split_phases(x, stride, ws(name + ".phases", U, V, B, stride, stride, C)), x_rows)
-    w_rows, w_f = ws(name + ".w_rows", R, 2 * k, n_in, n_out), ws(name + ".w_f", V, 2, n_in, n_out)
-    taps = ws(name + ".taps", k, k, 1, stride, stride, C * n_out)
-    transform(t.w_rows, split_phases(w.reshape(K, K, 1, -1), stride, taps), w_rows)
+    w_rows, w_f = ws(name + ".w_rows", R, 2 * k, n_in * n_out), ws(name + ".w_f", V, 2, n_in, n_out)
+    taps = ws(name + ".taps", k, k, n_in, n_out)
+    split_phases(w.reshape(K, K, 1, -1), stride, taps.reshape(k, k, 1, stride, stride, -1))
+    transform(t.w_rows, taps, w_rows)
     product, out_rows = ws(name + ".product", V, 2, 2 * B, n_out), ws(name + ".out_rows", R, 2 * Wo, B * n_out)
     for r in range(R):  # where r is its own conjugate, half of the columns' frequencies say all
         out_columns, n = (t.out_columns, V) if 2 * r % U else (t.out_half, V // 2 + 1)
@@ -891,12 +891,12 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, ws: Workspace, nam
     out = ws(name + ".out", Ho, Wo, B, n_out)
     transform(t.out_rows, out_rows, out)
     out += b
-    return out, ConvCache(name, x_f, w_rows, x.shape, stride)
+    return out, ConvCache(name, x_f, taps, w_rows, x.shape, stride)
 
 
 def conv2d_backward(dout: Array, cache: ConvCache, dw: Array, db: Array, ws: Workspace) -> Array:
     """dout (Ho, Wo, B, C') -> dx (H, W, B, C)."""
-    name, x_f, w_rows, x_shape, stride = cache
+    name, x_f, taps, w_rows, x_shape, stride = cache
     (Ho, Wo, B, n_out), K, C = dout.shape, dw.shape[0], x_shape[-1]
     k, n_in = -(-K // stride), stride**2 * C
     t = transforms(Ho, Wo, k, dout.dtype)
@@ -906,21 +906,25 @@ def conv2d_backward(dout: Array, cache: ConvCache, dw: Array, db: Array, ws: Wor
     # out = out_rows' transform + b
     dout_rows, dproduct = ws(name + ".out_rows", R, 2 * Wo, B * n_out), ws(name + ".product", V, 2, 2 * B, n_out)
     transform(t.out_rows.T, dout, dout_rows)
-    w_f, dw_f = (ws(name + which, V, 2, n_in, n_out) for which in (".w_f", ".dw_f"))
+    # The transposed spectra of w are made from transposed taps: products with transposed operands take twice as long.
+    taps_t = ws(name + ".taps_t", k, k, n_out, n_in)
+    taps_t[...] = taps.swapaxes(2, 3)
+    transform(t.w_rows, taps_t, w_rows)
+    w_f_t, dw_f = ws(name + ".w_f_t", V, 2, n_out, n_in), ws(name + ".dw_f", V, 2, n_in, n_out)
     dx_terms, dx_f = ws(name + ".dx_terms", V, 2, 2 * B, n_in), ws(name + ".dx_f", V, 2 * B, n_in)
-    dw_rows, dx_rows = ws(name + ".dw_rows", *w_rows.shape), ws(name + ".x_rows", R, 2 * V, B * n_in)
+    dw_rows, dx_rows = w_rows, ws(name + ".x_rows", R, 2 * V, B * n_in)
     for r in range(R):
         out_columns, n = (t.out_columns, V) if 2 * r % U else (t.out_half, V // 2 + 1)
         transform(out_columns.T, dout_rows[r], dproduct[:n])
         # product = x_f w_f
-        np.matmul(x_f[r, :n].transpose(0, 2, 1)[:, None], dproduct[:n], out=dw_f[:n])
-        transform(t.w_columns[: 2 * n].T, dw_f[:n], dw_rows[r])
-        transform(t.w_columns[: 2 * n], w_rows[r], w_f[:n])  # made again: the whole is larger than a processor's cache
-        np.matmul(dproduct[:n], w_f[:n].transpose(0, 1, 3, 2), out=dx_terms[:n])
+        transform(t.w_columns[: 2 * n], w_rows[r], w_f_t[:n])
+        np.matmul(dproduct[:n], w_f_t[:n], out=dx_terms[:n])
         np.add(dx_terms[:n, 0], dx_terms[:n, 1], out=dx_f[:n])
         transform(t.x_columns[: 2 * n].T, dx_f[:n], dx_rows[r])
+        np.matmul(x_f[r, :n].transpose(0, 2, 1)[:, None], dproduct[:n], out=dw_f[:n])
+        transform(t.w_columns[: 2 * n].T, dw_f[:n], dw_rows[r])  # over what is no longer needed
     # x_rows, w_rows = transforms of the phases of x and w
-    dtaps = ws(name + ".taps", k, k, 1, stride, stride, C * n_out)
+    dtaps = ws(name + ".dtaps", k, k, 1, stride, stride, C * n_out)
     transform(t.w_rows.T, dw_rows, dtaps)
     join_phases(dtaps, stride, dw.reshape(K, K, 1, -1))
     dphases = ws(name + ".phases", U, V, B, stride, stride, C)
@@ -1107,7 +1111,9 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
     u, w, c, squashes, v = cache
     J, P, I, D = w.shape
     B = u.shape[-1]
-    x, dw_term, sums = ws("routing.x", J, P, I, B), ws("routing.dw_term", P, I, D), ws("routing.sums", J, P, D, B)
+    x, sums = ws("routing.x", J, P, I, B), ws("routing.sums", J, P, D, B)
+    halves = slice(0, J // 2), slice(J // 2, J)  # of the parents, whose terms are large and calls few
+    dw_term = ws("routing.dw_term", *w[halves[1]].shape)
     du, db = ws("routing.du", P, I, B), ws("routing.db", J, I, B)
     du[...] = db[...] = 0
     last = len(v) - 1
@@ -1115,9 +1121,9 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
     for t in range(last, first - 1, -1):
         if t < last:  # b += a; a = sum_d v u_hat
             np.multiply(db[:, None], u, out=x)
-            v_rows = np.ascontiguousarray(v[t].transpose(0, 2, 1))  # (J, B, D)
-            for j in range(J):  # one parent's term stays in the processor's cache
-                dw[j] += np.matmul(x[j], v_rows[j], out=dw_term)
+            v_rows = np.ascontiguousarray(v[t].transpose(0, 2, 1))[:, None]  # (J, 1, B, D)
+            for half in halves:
+                dw[half] += np.matmul(x[half], v_rows[half], out=dw_term[: len(x[half])])
             dv = np.matmul(w.transpose(0, 1, 3, 2), x, out=sums).sum(axis=1)
             np.matmul(w, v[t][:, None], out=x)
             du += np.einsum("jib,jpib->pib", db, x)
@@ -1125,13 +1131,13 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
         if t == 0:  # c = 1 / J
             ds /= J
         # s = sum_i c u_hat
-        ds_rows = np.ascontiguousarray(ds.transpose(0, 2, 1))  # (J, B, D)
+        ds_rows = np.ascontiguousarray(ds.transpose(0, 2, 1))[:, None]  # (J, 1, B, D)
         cu = np.broadcast_to(u, x.shape) if t == 0 else np.multiply(c[t][:, None], u, out=x)
         if t == last:  # the first to write there
-            np.matmul(cu, ds_rows[:, None], out=dw)
+            np.matmul(cu, ds_rows, out=dw)
         else:
-            for j in range(J):
-                dw[j] += np.matmul(cu[j], ds_rows[j], out=dw_term)
+            for half in halves:
+                dw[half] += np.matmul(cu[half], ds_rows[half], out=dw_term[: len(x[half])])
         np.matmul(w, ds[:, None], out=x)
         du += x.sum(axis=0) if t == 0 else np.einsum("jib,jpib->pib", c[t], x)
         if t > first:
@@ -1459,7 +1465,7 @@ def make_models(config: Config, cnn_loss: Loss = sigmoid_cross_entropy) -> dict[
 # Optimiser, evaluation, training loop
 # ----------------------------------------------------------------------------------------------------------------------
 
-ADAM_BLOCK = 1 << 17  # entries updated at a time: what a block needs stays in the cache
+ADAM_BLOCK = 1 << 18  # entries updated at a time: what a block needs stays in the cache
 
 
 def places(params: Params) -> dict[str, slice]:

@@ -570,7 +570,7 @@ HARMLESS = {
     "capsnet_loss_and_grads": ['"train_recon_loss":', '"train_margin_loss":'],  # reported, not differentiated
     "margin_loss": ["long = "],  # another loss, with its own right gradient: see test_margin_loss_by_hand
 }
-NO_ARITHMETIC = ("linear_backward", "max_pool_backward", "decoder_backward")  # of its own
+NO_ARITHMETIC = ("image_conv2d_backward", "linear_backward", "max_pool_backward", "decoder_backward")  # of its own
 
 
 def test_every_backward_has_a_check() -> None:
@@ -591,7 +591,10 @@ def test_broken_transforms_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 # dw and db
 @pytest.mark.parametrize(
     ("name", "argument"),
-    [("conv2d_backward", 2), ("conv2d_backward", 3), ("linear_backward", 3), ("linear_backward", 4)],
+    [
+        *[("image_conv2d_backward", 2), ("image_conv2d_backward", 3)],
+        *[("conv2d_backward", 2), ("conv2d_backward", 3), ("linear_backward", 3), ("linear_backward", 4)],
+    ],
 )
 def test_a_wrong_gradient_of_weights_is_seen(name: str, argument: int, monkeypatch: pytest.MonkeyPatch) -> None:
     original = getattr(m, name)
@@ -606,7 +609,7 @@ def test_a_wrong_gradient_of_weights_is_seen(name: str, argument: int, monkeypat
         CHECKS[name]()
 
 
-@pytest.mark.parametrize("name", [*NO_ARITHMETIC, "conv2d_backward"])
+@pytest.mark.parametrize("name", [name for name in (*NO_ARITHMETIC, "conv2d_backward") if not name.startswith("image")])
 def test_a_wrong_result_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original = getattr(m, name)
     monkeypatch.setattr(m, name, lambda *args: 0.9 * original(*args))
