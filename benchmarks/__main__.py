@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import matrix_capsules, multimnist, smallnorb
-from benchmarks.measure import Step, have_torch, interleave, peak_memory
+from benchmarks.measure import Step, interleave, peak_memory, torch_version
 from smallnorb_novel_viewpoint import Parser, environment, exit_status, require_writable, save_result, whole_number
 
 OURS, PRODUCTS, EAGER = "numpy", "its matrix products alone", "PyTorch eager"
@@ -64,7 +64,7 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
     """All tables, or those of one experiment."""
     import threadpoolctl
 
-    torch = have_torch()
+    torch = torch_version()
     if not torch:
         print("PyTorch is not installed: pip install -r requirements-bench.txt", file=sys.stderr)
 
@@ -164,7 +164,8 @@ def main(argv: list[str] | None = None) -> int:
         tables = measure(args.repetitions, args.threads, args.only)
         only = f" --only {args.only}" if args.only else ""
         command = f"python -m benchmarks{only} --repetitions {args.repetitions} --threads {args.threads}"
-        save_result(args.out, {"command": command, "environment": environment(), "tables": tables})
+        found = environment() | {"pytorch": torch_version()}
+        save_result(args.out, {"command": command, "environment": found, "tables": tables})
         for name, table in tables.items():
             print(f"\n{name}")
             for row in [table["columns"], *table["rows"]]:

@@ -49,9 +49,10 @@ def peak_memory(build: Callable[..., Step], **arguments: Any) -> float:
         process.join()
 
 
-def have_torch() -> bool:
+def torch_version() -> str | None:
+    """PyTorch's, with what it was built for; None where it is not installed."""
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError:
-        return False
-    return True
+        return None
+    return str(torch.__version__)
