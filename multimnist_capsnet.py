@@ -1100,6 +1100,9 @@ def routing_forward(u: Array, w: Array, n_iters: int, ws: Workspace) -> tuple[Ar
     return v, cache
 
 
+TERM_SIZE = 1 << 19  # entries of the weights' gradient that are added up at a time: few calls, and few cache misses
+
+
 def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws: Workspace) -> Array:
     """dv (J, D, B) -> du (P, I, B).
 
@@ -1112,8 +1115,9 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
     J, P, I, D = w.shape
     B = u.shape[-1]
     x, sums = ws("routing.x", J, P, I, B), ws("routing.sums", J, P, D, B)
-    halves = slice(0, J // 2), slice(J // 2, J)  # of the parents, whose terms are large and calls few
-    dw_term = ws("routing.dw_term", *w[halves[1]].shape)
+    n = max(1, TERM_SIZE // w[0].size)
+    groups = [slice(j, j + n) for j in range(0, J, n)]  # of parents
+    dw_term = ws("routing.dw_term", *w[:n].shape)
     du, db = ws("routing.du", P, I, B), ws("routing.db", J, I, B)
     du[...] = db[...] = 0
     last = len(v) - 1
@@ -1122,8 +1126,8 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
         if t < last:  # b += a; a = sum_d v u_hat
             np.multiply(db[:, None], u, out=x)
             v_rows = np.ascontiguousarray(v[t].transpose(0, 2, 1))[:, None]  # (J, 1, B, D)
-            for half in halves:
-                dw[half] += np.matmul(x[half], v_rows[half], out=dw_term[: len(x[half])])
+            for group in groups:
+                dw[group] += np.matmul(x[group], v_rows[group], out=dw_term[: len(w[group])])
             dv = np.matmul(w.transpose(0, 1, 3, 2), x, out=sums).sum(axis=1)
             np.matmul(w, v[t][:, None], out=x)
             du += np.einsum("jib,jpib->pib", db, x)
@@ -1136,8 +1140,8 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
         if t == last:  # the first to write there
             np.matmul(cu, ds_rows, out=dw)
         else:
-            for half in halves:
-                dw[half] += np.matmul(cu[half], ds_rows[half], out=dw_term[: len(x[half])])
+            for group in groups:
+                dw[group] += np.matmul(cu[group], ds_rows[group], out=dw_term[: len(w[group])])
         np.matmul(w, ds[:, None], out=x)
         du += x.sum(axis=0) if t == 0 else np.einsum("jib,jpib->pib", c[t], x)
         if t > first:
