@@ -906,7 +906,7 @@ def conv2d_backward(dout: Array, cache: ConvCache, dw: Array, db: Array, ws: Wor
     # out = out_rows' transform + b
     dout_rows, dproduct = ws(name + ".out_rows", R, 2 * Wo, B * n_out), ws(name + ".product", V, 2, 2 * B, n_out)
     transform(t.out_rows.T, dout, dout_rows)
-    # The spectra of w are made anew, transposed: small products by a transposed matrix take twice as long.
+    # The spectra of w are made anew, transposed: with a transposed second matrix small products take twice as long.
     taps_t = ws(name + ".taps_t", k, k, n_out, n_in)
     taps_t[...] = taps.swapaxes(2, 3)
     transform(t.w_rows, taps_t, w_rows)

@@ -111,12 +111,12 @@ def _spectral_products(config: experiment.Config, normal: Callable[..., Array]) 
 
 
 def products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2, direct: bool = False) -> Step:
-    """The matrix products of the same step and nothing else, their operands ready and contiguous.
+    """The matrix products of the same step and nothing else, their operands ready.
 
-    Conv1 as one product each for output and weights; the primary capsules' convolution by its spectra, or, ``direct``,
-    as one product each for output, weights and input; the decoder's nine; of the routing what ``routing_forward`` and
-    ``routing_backward`` multiply: with w, and into its gradient. The threads share each product by the batch, as they
-    do in the step.
+    Those of ``image_conv2d_forward`` and ``image_conv2d_backward``; the primary capsules' convolution by its spectra,
+    or, ``direct``, as one product each for output, weights and input; the decoder's nine; of the routing what
+    ``routing_forward`` and ``routing_backward`` multiply: with w, and into its gradient. The threads share each product
+    by the batch, as they do in the step.
     """
     config = config_of(batch_size // threads, conv_channels)
     B = config.batch_size
@@ -125,14 +125,21 @@ def products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 
     def normal(*shape: int) -> Array:
         return rng.standard_normal(shape, np.float32)
 
-    K2, C = experiment.KERNEL**2, config.conv_channels
+    K, H, C = experiment.KERNEL, config.image_size, config.conv_channels
     J, P, I, D = experiment.N_CLASSES, experiment.PRIMARY_SIZE, config.n_primary, experiment.CAPSULE_SIZE
-    n_conv1 = B * (config.image_size - experiment.KERNEL + 1) ** 2
+    side = H - K + 1
     sizes = (J * D, *config.decoder, config.image_size**2)
 
     def share() -> Step:
-        cols1, w1, d1 = normal(K2, n_conv1), normal(C, K2), normal(C, n_conv1)
-        out1, dw1 = np.empty_like(d1), np.empty_like(w1)
+        cols1, w1, out1, dw1 = (
+            normal(H, K, side * B),
+            normal(K * K, C),
+            normal(side, side * B, C),
+            normal(side, K, K, C),
+        )
+        row = cols1.strides[0]
+        rows1 = np.lib.stride_tricks.as_strided(cols1, (side, K * K, side * B), (row, row // K, cols1.itemsize))
+        blocks1 = rows1.reshape(side, K, K, -1)
         primary = (_direct_products if direct else _spectral_products)(config, normal)
         w, x, s, sums = normal(J, P, I, D), normal(P, I, B), normal(D, B), normal(P, D, B)
         s_t, dw = normal(B, D), normal(P, I, D)
@@ -143,8 +150,8 @@ def products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 
         n_iters = config.routing_iters
 
         def step() -> None:
-            np.matmul(w1, cols1, out=out1)
-            np.matmul(d1, cols1.T, out=dw1)
+            np.matmul(rows1.transpose(0, 2, 1), w1, out=out1)
+            np.matmul(blocks1, out1[:, None], out=dw1)
             primary()
             for j in range(J):
                 for _ in range(2 * n_iters - 1):  # forward: every iteration's sum; backward: its transpose's
