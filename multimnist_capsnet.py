@@ -982,7 +982,7 @@ def linear_backward(dout: Array, x: Array, w: Array, dw: Array, db: Array) -> Ar
     """dout (n_out, B) -> dx (n_in, B)."""
     np.matmul(x, dout.T, out=dw)
     np.sum(dout, axis=1, out=db)
-    return w @ dout
+    return np.matmul(w, dout)
 
 
 def relu_forward(x: Array) -> Array:

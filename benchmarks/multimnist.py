@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import threadpoolctl
@@ -57,7 +59,12 @@ def overlay_step(batch_size: int = 32) -> Step:
     return lambda: overlays.render(overlays.draw(rng, batch_size))
 
 
-def _direct_products(config: experiment.Config, normal: Callable[..., Array]) -> Step:
+def _direct_products(config: experiment.Config) -> Step:
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> Array:
+        return rng.standard_normal(shape, np.float32)
+
     K2C, n_out = experiment.KERNEL**2 * config.conv_channels, experiment.PRIMARY_SIZE * config.primary_types
     n = config.batch_size * config.primary_side**2
     cols, w, dout = normal(K2C, n), normal(n_out, K2C), normal(n_out, n)
@@ -71,111 +78,65 @@ def _direct_products(config: experiment.Config, normal: Callable[..., Array]) ->
     return step
 
 
-def _spectral_products(config: experiment.Config, normal: Callable[..., Array]) -> Step:
-    """Those of ``conv2d_forward`` and ``conv2d_backward``, transforms included."""
-    k, side, B = -(-experiment.KERNEL // 2), config.primary_side, config.batch_size
-    n_in, n_out = 4 * config.conv_channels, experiment.PRIMARY_SIZE * config.primary_types
-    t = experiment.transforms(side, side, k, np.dtype(np.float32))
-    U, R = side + k - 1, len(t.x_rows) // 2
-    x, x_rows, x_f = normal(U, U * B * n_in), normal(R, 2 * U, B * n_in), normal(R, U, 2 * B, n_in)
-    w, w_rows, w_f = normal(k, k * n_in * n_out), normal(R, 2 * k, n_in * n_out), normal(U, 2, n_in, n_out)
-    w_f_t, dw_f = np.empty((U, 2, n_out, n_in), np.float32), np.empty_like(w_f)
-    product, dx_terms, dx_f = normal(U, 2, 2 * B, n_out), normal(U, 2, 2 * B, n_in), normal(U, 2 * B, n_in)
-    out_rows, out = normal(R, 2 * side, B * n_out), normal(side, side * B * n_out)
-    transform = experiment.transform
+class _Recorder:
+    """Stands for numpy in the experiment: notes every matrix product, with its operands and where it goes."""
 
-    def step() -> None:
-        transform(t.x_rows, x, x_rows)
-        transform(t.w_rows, w, w_rows)
-        transform(t.out_rows, out_rows, out)
-        transform(t.out_rows.T, out, out_rows)
-        transform(t.w_rows, w, w_rows)
-        for r in range(R):
-            out_columns, n = (t.out_columns, U) if 2 * r % U else (t.out_half, U // 2 + 1)
-            transform(t.x_columns[: 2 * n], x_rows[r], x_f[r, :n])
-            transform(t.w_columns[: 2 * n], w_rows[r], w_f[:n])
-            np.matmul(x_f[r, :n, None], w_f[:n], out=product[:n])
-            transform(out_columns, product[:n], out_rows[r])
-        for r in range(R):
-            out_columns, n = (t.out_columns, U) if 2 * r % U else (t.out_half, U // 2 + 1)
-            transform(out_columns.T, out_rows[r], product[:n])
-            transform(t.w_columns[: 2 * n], w_rows[r], w_f_t[:n])
-            np.matmul(product[:n], w_f_t[:n], out=dx_terms[:n])
-            transform(t.x_columns[: 2 * n].T, dx_f[:n], x_rows[r])
-            np.matmul(x_f[r, :n].transpose(0, 2, 1)[:, None], product[:n], out=dw_f[:n])
-            transform(t.w_columns[: 2 * n].T, dw_f[:n], w_rows[r])
-        transform(t.w_rows.T, w_rows, w)
-        transform(t.x_rows.T, x_rows, x)
+    def __init__(self) -> None:
+        self.products: list[tuple[Array, Array, Array]] = []
 
-    return step
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def matmul(self, a: Array, b: Array, out: Array | None = None) -> Array:
+        self.products.append((a, b, np.matmul(a, b, out=out)))
+        return self.products[-1][-1]
 
 
 def products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2, direct: bool = False) -> Step:
-    """The matrix products of the same step and nothing else, their operands ready.
+    """The matrix products of the same step and nothing else.
 
-    Those of ``image_conv2d_forward`` and ``image_conv2d_backward``; the primary capsules' convolution by its spectra,
-    or, ``direct``, as one product each for output, weights and input; the decoder's nine; of the routing what
-    ``routing_forward`` and ``routing_backward`` multiply: with w, and into its gradient. The threads share each product
-    by the batch, as they do in the step.
+    They are noted while each thread's part of a step is computed, and done again: the same arrays in the same order.
+    ``direct``: but those of the primary capsules' convolution are one each for output, weights and input.
     """
-    config = config_of(batch_size // threads, conv_channels)
-    B = config.batch_size
-    rng = np.random.default_rng(0)
+    config = config_of(batch_size, conv_channels)
+    model, batch = experiment.capsnet_model(config), _batch(config)
+    state = experiment.init_state(model, config)
+    n_parts = min(threads, max(1, batch_size // experiment.Crew.MIN_PART))  # as the crew shares it
 
-    def normal(*shape: int) -> Array:
-        return rng.standard_normal(shape, np.float32)
+    def share(k: int) -> Step:
+        part = batch.part(batch_size * k // n_parts, batch_size * (k + 1) // n_parts)
+        recorder = _Recorder()
 
-    K, H, C = experiment.KERNEL, config.image_size, config.conv_channels
-    J, P, I, D = experiment.N_CLASSES, experiment.PRIMARY_SIZE, config.n_primary, experiment.CAPSULE_SIZE
-    side = H - K + 1
-    sizes = (J * D, *config.decoder, config.image_size**2)
+        def unnoted(convolution: Callable[..., Any]) -> Callable[..., Any]:
+            return mock.patch.object(experiment, "np", np)(convolution)
 
-    def share() -> Step:
-        cols1, w1, out1, dw1 = (
-            normal(H, K, side * B),
-            normal(K * K, C),
-            normal(side, side * B, C),
-            normal(side, K, K, C),
-        )
-        row = cols1.strides[0]
-        rows1 = np.lib.stride_tricks.as_strided(cols1, (side, K * K, side * B), (row, row // K, cols1.itemsize))
-        blocks1 = rows1.reshape(side, K, K, -1)
-        primary = (_direct_products if direct else _spectral_products)(config, normal)
-        w, x, s, sums = normal(J, P, I, D), normal(P, I, B), normal(D, B), normal(P, D, B)
-        s_t, dw = normal(B, D), normal(P, I, D)
-        layers = [
-            (normal(n, k), normal(n, 2 * B), normal(k, 2 * B), np.empty((n, k), np.float32))
-            for n, k in itertools.pairwise(sizes)
-        ]
-        n_iters = config.routing_iters
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(experiment, "np", recorder))
+            for name in ("conv2d_forward", "conv2d_backward") if direct else ():
+                stack.enter_context(mock.patch.object(experiment, name, unnoted(getattr(experiment, name))))
+            grads = experiment.pack(state.params)[1]
+            model.loss_and_grads(state.params, part, batch_size, grads, experiment.Workspace(config.dtype))
 
         def step() -> None:
-            np.matmul(rows1.transpose(0, 2, 1), w1, out=out1)
-            np.matmul(blocks1, out1[:, None], out=dw1)
-            primary()
-            for j in range(J):
-                for _ in range(2 * n_iters - 1):  # forward: every iteration's sum; backward: its transpose's
-                    np.matmul(w[j].transpose(0, 2, 1), x, out=sums)
-                    np.matmul(x, s_t, out=dw)
-                for _ in range(3 * n_iters - 2):
-                    np.matmul(w[j], s, out=x)
-            for weight, before, after, dweight in layers:
-                np.matmul(weight.T, before, out=after)
-                np.matmul(before, after.T, out=dweight)
-                np.matmul(weight, after, out=before)
+            for a, b, product in recorder.products:
+                np.matmul(a, b, out=product)
 
-        return step
+        if not direct:
+            return step
+        primary = _direct_products(dataclasses.replace(config, batch_size=len(part.labels)))
 
-    def run(step: Step) -> None:
-        with np.errstate(all="ignore"):  # numbers grow as a product's result is the next one's operand
+        def step_and_primary() -> None:
             step()
+            primary()
 
-    steps = [share() for _ in range(threads)]
-    pool, blas = ThreadPoolExecutor(threads), threadpoolctl.ThreadpoolController()
+        return step_and_primary
+
+    shares = [share(k) for k in range(n_parts)]
+    pool, blas = ThreadPoolExecutor(n_parts), threadpoolctl.ThreadpoolController()
 
     def all_shares() -> None:
         with blas.limit(limits=1, user_api="blas"):
-            list(pool.map(run, steps))
+            list(pool.map(lambda step: step(), shares))
 
     return all_shares
 
