@@ -685,12 +685,20 @@ def settled(config: Any, data_name: str) -> Any:
     return dataclasses.replace(config, dataset="strokes" if data_name == "strokes" else "mnist")
 
 
+@functools.lru_cache(maxsize=2)
+def pool_order(seed: int, turn: int, n: int) -> Array:
+    return generator(seed, Stream.SHUFFLE, turn).permutation(n)
+
+
 def training_batch(data: Data, config: Config, step: int) -> Batch:
-    """The batch of a step, which depends on the seed and the step alone."""
-    rng = generator(config.seed, Stream.SHUFFLE, step)
+    """The batch of a step, which depends on the seed and the step alone. A pool is gone through again and again, each
+    time in a new order."""
+    B = config.batch_size
     if data.pool is None:
-        return data.train.render(data.train.draw(rng, config.batch_size))
-    chosen = rng.integers(len(data.pool.which), size=config.batch_size)
+        return data.train.render(data.train.draw(generator(config.seed, Stream.SHUFFLE, step), B))
+    n = len(data.pool.which)
+    turns, places = np.divmod(np.arange(step * B, (step + 1) * B), n)
+    chosen = np.concatenate([pool_order(config.seed, t, n)[places[turns == t]] for t in np.unique(turns).tolist()])
     return data.train.render(Recipe(data.pool.which[chosen], data.pool.shift[chosen]))
 
 
@@ -2298,7 +2306,7 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     data.add_argument(
         "--pool", type=whole_number(0, 10**7), metavar="N", default=d.pool,
-        help="train on N composites drawn once; default: fresh ones for every batch",
+        help="train on N composites drawn once, and shuffled every time; default: fresh ones for every batch",
     )  # fmt: skip
     add_network_arguments(parser, d)
 

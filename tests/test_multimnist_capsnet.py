@@ -180,11 +180,13 @@ def test_training_and_test_share_no_digit(digits_dir: Path) -> None:
     assert not test & training
 
 
-def test_a_pool_is_drawn_once(digits_dir: Path) -> None:
-    config = small(digits_dir, pool=3)
+def test_a_pool_is_drawn_once_and_gone_through_in_new_orders(digits_dir: Path) -> None:
+    config = small(digits_dir, pool=6, batch_size=4)
     data = m.make_data(config)
-    seen = {image.tobytes() for step in range(9) for image in m.training_batch(data, config, step).images}
-    assert len(seen) == 3
+    seen = [image.tobytes() for step in range(9) for image in m.training_batch(data, config, step).images]
+    turns = [seen[k : k + 6] for k in range(0, 36, 6)]
+    assert {tuple(sorted(turn)) for turn in turns} == {tuple(sorted(set(seen)))}  # all six, each once
+    assert len({tuple(turn) for turn in turns}) > 1
 
 
 # ----------------------------------------------------------------------------------------------------------------------
