@@ -719,6 +719,44 @@ def test_kill_9_leaves_a_readable_checkpoint(digits_dir: Path, tmp_path: Path) -
     assert np.isfinite(state.flat).all()
 
 
+DIES_AT_THE_THIRD = """
+import os, signal, sys
+import numpy as np
+import multimnist_capsnet as m
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+original, calls = {where}, 0
+def third(*args, **arrays):
+    global calls
+    calls += 1
+    if calls == 3:
+        {death}
+    return original(*args, **arrays)
+{where} = third
+sys.exit(m.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "death", "kept"),
+    [
+        ("np.savez", 'args[0].write(b"half"); args[0].flush(); die()', 2),  # half of the file is there
+        ("os.fsync", "die()", 2),  # all of it, but not under its name
+        ("m.Path.replace", "original(*args); die()", 3),
+        ("m.Crew.update", "die()", 2),  # in the third step
+    ],
+)
+def test_kill_9_at_the_worst_moments(digits_dir: Path, tmp_path: Path, where: str, death: str, kept: int) -> None:
+    checkpoint = tmp_path / "c.npz"
+    code = DIES_AT_THE_THIRD.format(where=where, death=death)
+    command = [sys.executable, "-c", code, *flags(small(digits_dir)), "--checkpoint", str(checkpoint)]
+    done = subprocess.run([*command, "--checkpoint-every", "1"], env=script_environment(), check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert m.load_checkpoint(checkpoint)[1]["capsnet"].step == kept
+
+
 def test_a_checkpoint_that_cannot_be_saved_costs_no_training(
     digits_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -491,6 +491,7 @@ def test_cnn(net: m.CNN) -> None:
 
 def reference_capsnet_loss(p: Any, batch: m.Batch, config: m.Config, n: int, np: Any) -> Any:
     """The network once more, in autograd's numpy, batch first and with all votes stored."""
+    from autograd.tracer import getval
 
     def conv(x: Any, w: Any, b: Any, stride: int) -> Any:  # x (B, C, H, W), w (K, K, C, C')
         K, n_out = w.shape[0], (x.shape[2] - w.shape[0]) // stride + 1
@@ -514,6 +515,8 @@ def reference_capsnet_loss(p: Any, batch: m.Batch, config: m.Config, n: int, np:
     for t in range(config.routing_iters):
         e = np.exp(logits)
         c = e / np.sum(e, axis=2, keepdims=True)
+        if config.routing_grad == "stop":
+            c = getval(c)  # a constant
         v = squash(np.einsum("bij,bijd->bjd", c, votes), 2)
         if t < config.routing_iters - 1:
             logits = logits + np.einsum("bijd,bjd->bij", votes, v)
@@ -533,11 +536,12 @@ def reference_capsnet_loss(p: Any, batch: m.Batch, config: m.Config, n: int, np:
     return loss / n
 
 
-def test_loss_and_gradients_are_those_of_autograd() -> None:
+@pytest.mark.parametrize("policy", ["exact", "stop"])
+def test_loss_and_gradients_are_those_of_autograd(policy: str) -> None:
     import autograd.numpy as anp
     from autograd import value_and_grad
 
-    config = tiny()
+    config = tiny(routing_grad=policy)
     params, batch = perturbed(m.capsnet_init(rng_of(1), config)), random_batch(config, 4)
     grads = zeros_like(params)
     loss = m.capsnet_loss_and_grads(params, batch, 4, config, grads, float64())["train_loss"]
