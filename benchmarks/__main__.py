@@ -117,10 +117,7 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
 
     def measure_multimnist() -> dict[str, Any]:
         builds = with_torch(multimnist, {"batch_size": 32}, crew)
-        builds[f"{PRODUCTS}, were all convolutions direct"] = (
-            multimnist.products_step,
-            {"batch_size": 32, **crew, "direct": True},
-        )
+        builds["matrix products of the usual form"] = (multimnist.usual_products_step, {"batch_size": 32, **crew})
         builds["drawing its composites"] = (multimnist.overlay_step, {"batch_size": 32})
         paper = {"batch_size": 128, "conv_channels": 256, "threads": threads}
         rows = [["paper preset, batch 128", round(peak_memory(multimnist.numpy_step, **paper))]]

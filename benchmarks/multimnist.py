@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
@@ -59,27 +58,8 @@ def overlay_step(batch_size: int = 32) -> Step:
     return lambda: overlays.render(overlays.draw(rng, batch_size))
 
 
-def _direct_products(config: experiment.Config) -> Step:
-    rng = np.random.default_rng(0)
-
-    def normal(*shape: int) -> Array:
-        return rng.standard_normal(shape, np.float32)
-
-    K2C, n_out = experiment.KERNEL**2 * config.conv_channels, experiment.PRIMARY_SIZE * config.primary_types
-    n = config.batch_size * config.primary_side**2
-    cols, w, dout = normal(K2C, n), normal(n_out, K2C), normal(n_out, n)
-    out, dw, dcols = np.empty_like(dout), np.empty_like(w), np.empty_like(cols)
-
-    def step() -> None:
-        np.matmul(w, cols, out=out)
-        np.matmul(dout, cols.T, out=dw)
-        np.matmul(w.T, dout, out=dcols)
-
-    return step
-
-
 class _Recorder:
-    """Stands for numpy in the experiment: notes every matrix product, with its operands and where it goes."""
+    """Stands for numpy in the experiment, and notes every matrix product."""
 
     def __init__(self) -> None:
         self.products: list[tuple[Array, Array, Array]] = []
@@ -92,53 +72,79 @@ class _Recorder:
         return self.products[-1][-1]
 
 
-def products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2, direct: bool = False) -> Step:
-    """The matrix products of the same step and nothing else.
+def _all_at_once(steps: Sequence[Step]) -> Step:
+    """A step in which each thread, with BLAS at one, takes one of ``steps``."""
+    pool, blas = ThreadPoolExecutor(len(steps)), threadpoolctl.ThreadpoolController()
 
-    They are noted while each thread's part of a step is computed, and done again: the same arrays in the same order.
-    ``direct``: but those of the primary capsules' convolution are one each for output, weights and input.
-    """
+    def all_steps() -> None:
+        with blas.limit(limits=1, user_api="blas"):
+            list(pool.map(lambda step: step(), steps))
+
+    return all_steps
+
+
+def noted_products(work: Callable[[], object]) -> list[tuple[Array, Array, Array]]:
+    """The matrix products that ``work`` makes: both operands, and where the product goes."""
+    recorder = _Recorder()
+    with mock.patch.object(experiment, "np", recorder):
+        work()
+    return recorder.products
+
+
+def products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2) -> Step:
+    """The matrix products of the same step and nothing else. They are noted while each thread's part of a step is
+    computed, and done again: the same arrays in the same order."""
     config = config_of(batch_size, conv_channels)
     model, batch = experiment.capsnet_model(config), _batch(config)
-    state = experiment.init_state(model, config)
+    params = experiment.init_state(model, config).params
     n_parts = min(threads, max(1, batch_size // experiment.Crew.MIN_PART))  # as the crew shares it
 
     def share(k: int) -> Step:
         part = batch.part(batch_size * k // n_parts, batch_size * (k + 1) // n_parts)
-        recorder = _Recorder()
-
-        def unnoted(convolution: Callable[..., Any]) -> Callable[..., Any]:
-            return mock.patch.object(experiment, "np", np)(convolution)
-
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(mock.patch.object(experiment, "np", recorder))
-            for name in ("conv2d_forward", "conv2d_backward") if direct else ():
-                stack.enter_context(mock.patch.object(experiment, name, unnoted(getattr(experiment, name))))
-            grads = experiment.pack(state.params)[1]
-            model.loss_and_grads(state.params, part, batch_size, grads, experiment.Workspace(config.dtype))
+        grads, ws = experiment.pack(params)[1], experiment.Workspace(config.dtype)
+        products = noted_products(lambda: model.loss_and_grads(params, part, batch_size, grads, ws))
 
         def step() -> None:
-            for a, b, product in recorder.products:
+            for a, b, product in products:
                 np.matmul(a, b, out=product)
 
-        if not direct:
-            return step
-        primary = _direct_products(dataclasses.replace(config, batch_size=len(part.labels)))
+        return step
 
-        def step_and_primary() -> None:
-            step()
-            primary()
+    return _all_at_once([share(k) for k in range(n_parts)])
 
-        return step_and_primary
 
-    shares = [share(k) for k in range(n_parts)]
-    pool, blas = ThreadPoolExecutor(n_parts), threadpoolctl.ThreadpoolController()
+def usual_products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2) -> Step:
+    """The matrix products that the network is usually computed by: direct convolutions, their columns ready, and all
+    votes at once, so that routing needs no more. For every layer one for the output, one for the gradient of the
+    weights and, but for the images, one for that of the input."""
+    config = config_of(batch_size // threads, conv_channels)
+    B, K2, C, P = config.batch_size, experiment.KERNEL**2, config.conv_channels, experiment.PRIMARY_SIZE
+    n_digit = experiment.N_CLASSES * experiment.CAPSULE_SIZE
+    sizes = (n_digit, *config.decoder, config.image_size**2)
+    rng = np.random.default_rng(0)
 
-    def all_shares() -> None:
-        with blas.limit(limits=1, user_api="blas"):
-            list(pool.map(lambda step: step(), shares))
+    def normal(*shape: int) -> Array:
+        return rng.standard_normal(shape, np.float32)
 
-    return all_shares
+    def share() -> Step:
+        layers = [
+            (normal(B * (config.image_size - experiment.KERNEL + 1) ** 2, K2), normal(K2, C)),
+            (normal(B * config.primary_side**2, K2 * C), normal(K2 * C, P * config.primary_types)),
+            (normal(config.n_primary, B, P), normal(config.n_primary, P, n_digit)),
+            *((normal(2 * B, n), normal(n, m)) for n, m in itertools.pairwise(sizes)),
+        ]
+        arrays = [(x, w, x @ w, np.empty_like(w), np.empty_like(x)) for x, w in layers]
+
+        def step() -> None:
+            for k, (x, w, out, dw, dx) in enumerate(arrays):
+                np.matmul(x, w, out=out)
+                np.matmul(x.swapaxes(-1, -2), out, out=dw)
+                if k > 0:
+                    np.matmul(out, w.swapaxes(-1, -2), out=dx)
+
+        return step
+
+    return _all_at_once([share() for _ in range(threads)])
 
 
 def torch_step(

@@ -1,0 +1,59 @@
+"""What the benchmarks of MultiMNIST count as a step's matrix products. Nothing is timed here."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import multimnist_capsnet as m
+from benchmarks import multimnist as benchmark
+
+
+def multiplications(products: list[tuple[m.Array, m.Array, m.Array]]) -> int:
+    return sum(product.size * a.shape[-1] for a, _, product in products)
+
+
+def test_every_matrix_product_of_a_step_is_noted() -> None:
+    """By hand: two of conv1, as images have no gradient, nine of the decoder, and of the routing, which multiplies by
+    as many weights each time, three sums and two agreements forward, and backward five for w and seven for the rest."""
+    B = 4
+    config = benchmark.config_of(B)
+    model, batch = m.capsnet_model(config), benchmark._batch(config)
+    params = m.init_state(model, config).params
+    grads, ws = m.pack(params)[1], m.Workspace()
+    noted = benchmark.noted_products(lambda: model.loss_and_grads(params, batch, B, grads, ws))
+
+    w, b = params["primary.w"], params["primary.b"]
+    x, dout = np.zeros((28, 28, B, 32), np.float32), np.zeros((10, 10, B, 64), np.float32)
+
+    def convolution() -> None:
+        _, cache = m.conv2d_forward(x, w, b, 2, ws, "primary")
+        m.conv2d_backward(dout, cache, grads["primary.w"], grads["primary.b"], ws)
+
+    conv1 = 2 * B * 28**2 * 81 * 32
+    decoder = 3 * 2 * B * sum(params[f"decoder{k}.w"].size for k in (1, 2, 3))
+    routing = 17 * B * params["routing.w"].size
+    spectral = multiplications(benchmark.noted_products(convolution))
+    assert multiplications(noted) == conv1 + decoder + routing + spectral
+    direct = 3 * B * 10**2 * 81 * 32 * 64
+    assert 0 < spectral < direct
+
+
+def test_repeating_the_products_gives_finite_numbers_that_stay() -> None:
+    """Infinite or ever smaller ones would take another time."""
+    B = 4
+    config = benchmark.config_of(B)
+    model, batch = m.capsnet_model(config), benchmark._batch(config)
+    params = m.init_state(model, config).params
+    grads, ws = m.pack(params)[1], m.Workspace()
+    noted = benchmark.noted_products(lambda: model.loss_and_grads(params, batch, B, grads, ws))
+
+    def repeat() -> list[m.Array]:
+        for a, b, product in noted:
+            np.matmul(a, b, out=product)
+        return [product.copy() for *_, product in noted]
+
+    repeat()
+    first, second = repeat(), repeat()
+    for one, other in zip(first, second, strict=True):
+        assert np.isfinite(one).all()
+        np.testing.assert_array_equal(one, other)
