@@ -551,7 +551,8 @@ HELP_MARKERS = """markers in the README, each closed by <!-- end -->; what stand
   <!-- value: results/FILE.json capsules.held_out_accuracy.mean .3f -->0.812<!-- end -->     one number, in a sentence
 Options: metrics= models= digits= setting= columns=. A path ends in mean, sd, low, high, n or n_params; it may begin
 with paired.BASELINE (also: p, higher, error_reduction), config, or a benchmark's TABLE.ROW.COLUMN; use / for . where a
-name has a dot. After it comes a Python format: .3f  +.3f  .0%  ,d  .2g. A marker inside `backquotes` is left alone."""
+name has a dot (a / between blanks is part of a name). After it comes a Python format: .3f  +.3f  .0%  ,d  .2g. A
+marker inside `backquotes` is left alone."""
 
 MARKER = re.compile(r"(?<!`)<!--\s*(?:(table|value):\s*(.*?)|end)\s*-->(?!`)", re.DOTALL)
 
@@ -567,7 +568,7 @@ def lookup(document: Json, path: str, setting: str | None) -> Any:
             rows = {str(row[0]): dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
             roots.insert(0, {name: rows})
     for node in roots:
-        for key in path.split("/" if "/" in path else "."):
+        for key in re.split(r"(?<! )/(?! )", path) if "/" in path else path.split("."):
             node = node.get(key) if isinstance(node, dict) else None
         if isinstance(node, int | float | str):
             return node
