@@ -42,7 +42,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import functools
 import math
 import sys
 import time
@@ -304,15 +303,11 @@ def resolved(config: Config, data: Data) -> Config:
     return dataclasses.replace(base.settled(config, data.name), n_train=len(data.labels), n_test=len(data.test_labels))
 
 
-@functools.lru_cache(maxsize=2)
-def epoch_order(seed: int, epoch: int, n: int) -> Array:
-    return generator(seed, Stream.SHUFFLE, 0, epoch).permutation(n)
-
-
 def training_batch(data: Data, config: Config, step: int) -> Batch:
     """The batch of a step, which depends on the seed and the step alone: every model sees the same images."""
     epoch, position = divmod(step, config.steps_per_epoch)
-    which = epoch_order(config.seed, epoch, len(data.labels))[position * config.batch_size :][: config.batch_size]
+    order = base.shuffled(len(data.labels), config.seed, 0, epoch)
+    which = order[position * config.batch_size :][: config.batch_size]
     m = config.max_shift
     shift = generator(config.seed, Stream.SHUFFLE, 1, step).integers(-m, m + 1, (len(which), 2))  # one for each image
     return single(place(data.images[which], shift, config), data.labels[which])

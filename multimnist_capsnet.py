@@ -686,8 +686,9 @@ def settled(config: Any, data_name: str) -> Any:
 
 
 @functools.lru_cache(maxsize=2)
-def pool_order(seed: int, turn: int, n: int) -> Array:
-    return generator(seed, Stream.SHUFFLE, turn).permutation(n)
+def shuffled(n: int, seed: int, *key: int) -> Array:
+    """0 to n - 1 in the order that the seed and a key, such as the epoch, give."""
+    return generator(seed, Stream.SHUFFLE, *key).permutation(n)
 
 
 def training_batch(data: Data, config: Config, step: int) -> Batch:
@@ -698,7 +699,7 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
         return data.train.render(data.train.draw(generator(config.seed, Stream.SHUFFLE, step), B))
     n = len(data.pool.which)
     turns, places = np.divmod(np.arange(step * B, (step + 1) * B), n)
-    chosen = np.concatenate([pool_order(config.seed, t, n)[places[turns == t]] for t in np.unique(turns).tolist()])
+    chosen = np.concatenate([shuffled(n, config.seed, t)[places[turns == t]] for t in np.unique(turns).tolist()])
     return data.train.render(Recipe(data.pool.which[chosen], data.pool.shift[chosen]))
 
 

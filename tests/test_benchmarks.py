@@ -7,21 +7,27 @@ import numpy as np
 import multimnist_capsnet as m
 from benchmarks import multimnist as benchmark
 
+B = 4
+
 
 def multiplications(products: list[tuple[m.Array, m.Array, m.Array]]) -> int:
     return sum(product.size * a.shape[-1] for a, _, product in products)
 
 
-def test_every_matrix_product_of_a_step_is_noted() -> None:
-    """By hand: two of conv1, as images have no gradient, nine of the decoder, and of the routing, which multiplies by
-    as many weights each time, three sums and two agreements forward, and backward five for w and seven for the rest."""
-    B = 4
+def noted_step() -> tuple[m.Params, list[tuple[m.Array, m.Array, m.Array]]]:
+    """The parameters, and the products of a step."""
     config = benchmark.config_of(B)
     model, batch = m.capsnet_model(config), benchmark._batch(config)
     params = m.init_state(model, config).params
     grads, ws = m.pack(params)[1], m.Workspace()
-    noted = benchmark.noted_products(lambda: model.loss_and_grads(params, batch, B, grads, ws))
+    return params, benchmark.noted_products(lambda: model.loss_and_grads(params, batch, B, grads, ws))
 
+
+def test_every_matrix_product_of_a_step_is_noted() -> None:
+    """By hand: two of conv1, as images have no gradient, nine of the decoder, and of the routing, which multiplies by
+    as many weights each time, three sums and two agreements forward, and backward five for w and seven for the rest."""
+    params, noted = noted_step()
+    grads, ws = m.pack(params)[1], m.Workspace()
     w, b = params["primary.w"], params["primary.b"]
     x, dout = np.zeros((28, 28, B, 32), np.float32), np.zeros((10, 10, B, 64), np.float32)
 
@@ -40,12 +46,7 @@ def test_every_matrix_product_of_a_step_is_noted() -> None:
 
 def test_repeating_the_products_gives_finite_numbers_that_stay() -> None:
     """Infinite or ever smaller ones would take another time."""
-    B = 4
-    config = benchmark.config_of(B)
-    model, batch = m.capsnet_model(config), benchmark._batch(config)
-    params = m.init_state(model, config).params
-    grads, ws = m.pack(params)[1], m.Workspace()
-    noted = benchmark.noted_products(lambda: model.loss_and_grads(params, batch, B, grads, ws))
+    _, noted = noted_step()
 
     def repeat() -> list[m.Array]:
         for a, b, product in noted:

@@ -422,7 +422,7 @@ def test_augmentation_is_drawn_for_each_image_and_never_at_test(
     seen = []
     for step in range(6):
         batch = m.training_batch(data, config, step)
-        which = m.epoch_order(config.seed, step // 3, 96)[32 * (step % 3) :][:32]
+        which = base.shuffled(96, config.seed, 0, step // 3)[32 * (step % 3) :][:32]
         np.testing.assert_array_equal(batch.labels[:, 0], data.labels[which])
         np.testing.assert_array_equal(batch.sources[:, 0], batch.images)
         moved = shifts_of(batch.images, data.images[which])
