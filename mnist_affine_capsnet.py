@@ -624,6 +624,8 @@ def check_affnist(affnist: Path | None, config: Config) -> tuple[Array, Array] |
 def run(config: Config, *, threads: int = 1, affnist: Path | None = None, **options: Any) -> dict[str, Any]:
     """Data, trainings, tests, result. The options are those of ``train_all`` of the base."""
     real = check_affnist(affnist, config)
+    if options.get("resume"):  # a checkpoint that is not there is found before data are looked for
+        load_checkpoint(options["checkpoint"])
     data = make_data(config)
     config = resolved(config, data)
     options.setdefault("names", MODEL_NAMES)

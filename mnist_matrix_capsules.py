@@ -567,6 +567,8 @@ def decode(decoder: Params, poses: Array, labels: Array, config: Config) -> Arra
 
 def run(config: Config, *, threads: int = 1, **options: Any) -> dict[str, Any]:
     """Data, trainings, attacks, result. The options are those of ``train_all``."""
+    if options.get("resume"):  # a checkpoint that is not there is found before data are looked for
+        load_checkpoint(options["checkpoint"], experiment(config))
     data = make_data(config)
     config = digits.settled(config, data.name)
     with worker_threads(threads):

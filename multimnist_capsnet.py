@@ -2073,6 +2073,8 @@ def make_result(config: Config, data_name: str, states: dict[str, TrainState], t
 
 def run(config: Config, *, threads: int = 1, **options: Any) -> dict[str, Any]:
     """Data, trainings, result. The options are those of ``train_all``."""
+    if options.get("resume"):  # a checkpoint that is not there is found before data are looked for
+        load_checkpoint(options["checkpoint"])
     data = make_data(config)
     config = settled(config, data.name)
     return make_result(config, data.name, train_all(config, data, threads=threads, **options), threads)

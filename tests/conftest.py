@@ -6,7 +6,8 @@ pytest.register_assert_rewrite("helpers", "figure_checks")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    from helpers import MNIST
+    from helpers import MNIST, SMALLNORB
 
-    where = f"tested on the real files in {MNIST}" if MNIST.is_dir() else "absent, tests have generated digits alone"
-    terminalreporter.write_line(f"MNIST: {where}")
+    for name, folder in (("MNIST", MNIST), ("smallNORB", SMALLNORB)):
+        found = f"real files in {folder}" if folder.is_dir() else "absent, its tests are skipped"
+        terminalreporter.write_line(f"{name}: {found} (CAPSULES_DATA names another folder)")

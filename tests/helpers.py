@@ -24,7 +24,17 @@ Array = np.ndarray
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(__file__).resolve().parent / "data"
-MNIST = Path(os.environ.get("MNIST_DIR", ROOT.parent / "shared" / "data" / "mnist"))
+REAL_DATA = Path(os.environ.get("CAPSULES_DATA", ROOT.parent / "shared" / "data"))  # where real data lie, if anywhere
+MNIST, SMALLNORB = REAL_DATA / "mnist", REAL_DATA / "smallnorb_sample"
+
+
+def _needs(folder: Path) -> Callable[[Any], Any]:
+    """Mark a test of real data: ``-m real_data`` picks these, and each says where it looked when it is skipped."""
+    skip = pytest.mark.skipif(not folder.is_dir(), reason=f"no {folder}: CAPSULES_DATA names the folder of real data")
+    return lambda test: pytest.mark.real_data(skip(test))
+
+
+needs_mnist, needs_smallnorb = _needs(MNIST), _needs(SMALLNORB)
 
 
 class GradientError(AssertionError):

@@ -1,7 +1,7 @@
 """mnist_affine_capsnet: gradients, affine maps, data, validation, files, command line.
 
 Digits are noise or generated strokes; the last section uses real MNIST where ``../shared/data/mnist`` (or the folder
-named by MNIST_DIR) is there.
+mnist below CAPSULES_DATA) is there.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from helpers import (
     check_gradient,
     check_resumed_on_the_same_digits,
     failure,
+    needs_mnist,
     run_script,
     surviving_mutants,
     usage_error,
@@ -893,7 +894,7 @@ def test_predict(digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not MNIST.is_dir(), reason=f"no MNIST at {MNIST}")
+@needs_mnist
 def test_sixty_steps_on_mnist() -> None:
     config = m.Config(
         dataset="mnist", data_dir=str(MNIST), n_epochs=1, n_train=60 * 16, batch_size=16, n_val=200, conv_channels=16,

@@ -20,10 +20,12 @@ import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from helpers import (
     MNIST,
-    ROOT,
+    SMALLNORB,
     check_gradient,
     check_resumed_on_the_same_digits,
     failure,
+    needs_mnist,
+    needs_smallnorb,
     run_script,
     surviving_mutants,
     usage_error,
@@ -757,11 +759,9 @@ def test_smallnorb_files_are_learnt_and_attacked(tmp_path: Path) -> None:
         assert figures["fgsm_0_accuracy"] == figures["accuracy"]  # fewer images than --n-attack
 
 
+@needs_smallnorb
 def test_too_few_real_pairs_are_an_error_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    sample = ROOT.parent / "shared" / "data" / "smallnorb_sample"
-    if not sample.is_dir():
-        pytest.skip(f"no smallNORB sample at {sample}")
-    assert "falls into the held-out range" in failure(m, ["--dataset", "smallnorb", f"--data-dir={sample}"], capsys)
+    assert "falls into the held-out range" in failure(m, ["--dataset", "smallnorb", f"--data-dir={SMALLNORB}"], capsys)
 
 
 def test_the_shell_sees_a_run_without_noise() -> None:
@@ -771,7 +771,7 @@ def test_the_shell_sees_a_run_without_noise() -> None:
     assert result.stdout.splitlines()[0].startswith("voxels; seed 0, 1 epochs")
 
 
-@pytest.mark.skipif(not MNIST.is_dir(), reason=f"no MNIST at {MNIST}")
+@needs_mnist
 def test_real_mnist_is_read_and_learnt(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     flags = ["--dataset", "mnist", "--data-dir", str(MNIST), "--n-train", "640", "--n-test", "200", "--n-epochs", "1"]

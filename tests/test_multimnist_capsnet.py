@@ -1,7 +1,7 @@
 """multimnist_capsnet: composites, routing's invariants, training, files, command line.
 
 Digits are noise or generated strokes; the last section uses real MNIST where ``../shared/data/mnist`` (or the folder
-named by MNIST_DIR) is there.
+mnist below CAPSULES_DATA) is there.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from helpers import (
     ROOT,
     check_resumed_on_the_same_digits,
     failure,
+    needs_mnist,
     run_script,
     script_environment,
     usage_error,
@@ -1163,7 +1164,7 @@ def test_pictures_that_cannot_be_read_are_one_line(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not MNIST.is_dir(), reason=f"no MNIST at {MNIST}")
+@needs_mnist
 def test_sixty_steps_on_mnist() -> None:
     config = m.Config(dataset="mnist", data_dir=str(MNIST), n_epochs=1, n_train=60 * 16, batch_size=16, n_test=200)
     data = m.make_data(config)

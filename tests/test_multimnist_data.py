@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import multimnist_capsnet as data
-from helpers import MNIST
+from helpers import MNIST, needs_mnist
 from multimnist_capsnet import UserError
 
 STEMS = tuple(data.MNIST_SHA256)
@@ -68,9 +68,8 @@ def check_message(error: UserError, *parts: str) -> None:
 # --- reading files ------------------------------------------------------------------------------------------
 
 
+@needs_mnist
 def test_real_mnist_is_read_and_called_mnist() -> None:
-    if not MNIST.is_dir():
-        pytest.skip(f"real MNIST is absent: no folder {MNIST} (MNIST_DIR names another)")
     digits = data.load_mnist(MNIST)
     assert digits.name == "mnist"
     assert digits.train_images.shape == (60000, 28, 28)
@@ -513,10 +512,9 @@ def test_strokes_are_told_apart_by_nearest_class_mean() -> None:
     assert np.mean(guess == labels[1500:]) > 0.7
 
 
+@needs_mnist
 def test_strokes_resemble_real_digits() -> None:
     """Nearest class mean, learned on strokes alone and tested on real digits."""
-    if not MNIST.is_dir():
-        pytest.skip(f"real MNIST is absent: no folder {MNIST} (MNIST_DIR names another)")
     real = data.load_mnist(MNIST)
     images, labels = some_strokes()
     means = np.stack([images[labels == c].mean(axis=0).ravel() for c in range(10)]) / 255

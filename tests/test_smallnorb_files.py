@@ -6,7 +6,6 @@ from __future__ import annotations
 import gzip
 import io
 import itertools
-import os
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import smallnorb_novel_viewpoint as s
-from helpers import ROOT
+from helpers import SMALLNORB, needs_smallnorb
 
 Array = np.ndarray
 
@@ -457,17 +456,10 @@ def test_any_sound_file_comes_back_whole(n: int, seed: int, zipped: bool, tmp_pa
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def sample() -> Path:
-    folder = Path(os.environ.get("SMALLNORB_DIR", ROOT.parent / "shared" / "data" / "smallnorb_sample"))
-    if not folder.is_dir():
-        pytest.skip(f"no real smallNORB files in {folder}; SMALLNORB_DIR can name their folder")
-    return folder
-
-
-def test_the_real_files_hold_what_the_format_says(sample: Path) -> None:
+@needs_smallnorb
+def test_the_real_files_hold_what_the_format_says() -> None:
     for subset in ("training", "testing"):
-        split = s.read_smallnorb(sample, subset)
+        split = s.read_smallnorb(SMALLNORB, subset)
         assert len(split.labels) >= 6
         assert set(split.labels.tolist()) == set(range(5))
         assert set(split.azimuths) <= set(range(0, 341, 20))
@@ -479,10 +471,11 @@ def test_the_real_files_hold_what_the_format_says(sample: Path) -> None:
             assert 0.3 < np.corrcoef(image[..., 0].ravel(), image[..., 1].ravel())[0, 1] < 0.99999
 
 
-def test_azimuth_and_elevation_of_the_real_files_are_decoded(sample: Path) -> None:
+@needs_smallnorb
+def test_azimuth_and_elevation_of_the_real_files_are_decoded() -> None:
     for subset in ("training", "testing"):
-        split = s.read_smallnorb(sample, subset)
-        raw = gzip.decompress((sample / (NAMES[subset].format("info") + ".gz")).read_bytes())
+        split = s.read_smallnorb(SMALLNORB, subset)
+        raw = gzip.decompress((SMALLNORB / (NAMES[subset].format("info") + ".gz")).read_bytes())
         n = struct.unpack_from("<i", raw, 8)[0]
         assert n == len(split.labels)
         for k in range(n):
@@ -492,9 +485,10 @@ def test_azimuth_and_elevation_of_the_real_files_are_decoded(sample: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["capsules", "cnn", "cnn_matched"])
-def test_a_training_step_runs_on_the_real_files_and_lowers_the_loss(name: str, sample: Path) -> None:
-    config = s.Config(dataset="smallnorb", data_dir=str(sample))
-    split = s.read_smallnorb(sample, "training")
+@needs_smallnorb
+def test_a_training_step_runs_on_the_real_files_and_lowers_the_loss(name: str) -> None:
+    config = s.Config(dataset="smallnorb", data_dir=str(SMALLNORB))
+    split = s.read_smallnorb(SMALLNORB, "training")
     model = s.make_models(config)[name]
     state = s.init_state(model, config)
     x = s.crop(split.images, None)
@@ -511,7 +505,8 @@ def test_a_training_step_runs_on_the_real_files_and_lowers_the_loss(name: str, s
     assert loss_now() < before
 
 
-def test_the_script_trains_on_the_real_files(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--dataset", "smallnorb", "--data-dir", str(sample), "--n-epochs", "2"]
+@needs_smallnorb
+def test_the_script_trains_on_the_real_files(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--dataset", "smallnorb", "--data-dir", str(SMALLNORB), "--n-epochs", "2"]
     assert s.main([*flags, "--train-azimuths", "0:240", "--test-azimuths", "300:340"]) == 0
     assert "capsules" in capsys.readouterr().out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,9 @@ from figure_checks import (
     pictures,
     refuse_to_train,
 )
-from helpers import failure, usage_error
+from helpers import SMALLNORB, failure, needs_smallnorb, usage_error
 
 ROOT = Path(__file__).resolve().parent.parent
-SAMPLE = Path(os.environ.get("SMALLNORB_DIR") or ROOT.parent / "shared" / "data" / "smallnorb_sample")
 
 TINY = ["--seed=123", "--n-epochs=2", "--n-train-views=2", "--n-test-views=2", "--n-elev=1", "--n-per-combo=1"]
 ALWAYS = [
@@ -99,16 +97,15 @@ def test_held_out_elevation_has_its_own_figure() -> None:
     assert list(pictures(FOLDER)) == sorted([*ALWAYS, "elevation_accuracy"])
 
 
+@needs_smallnorb
 def test_real_pairs_and_the_real_data_set(monkeypatch: pytest.MonkeyPatch, run: figures.Run) -> None:
-    if not SAMPLE.is_dir():
-        pytest.skip(f"no smallNORB sample in {SAMPLE} (or in the folder that SMALLNORB_DIR names)")
-    monkeypatch.setenv("SMALLNORB_DIR", str(SAMPLE))
-    flags = ["--dataset=smallnorb", f"--data-dir={SAMPLE}", "--train-azimuths=0:140", "--test-azimuths=200:330"]
+    monkeypatch.setenv("SMALLNORB_DIR", str(SMALLNORB))
+    flags = ["--dataset=smallnorb", f"--data-dir={SMALLNORB}", "--train-azimuths=0:140", "--test-azimuths=200:330"]
     assert figures.main([*flags, "--n-epochs=1", "--quiet"]) == 0
     drawn = pictures(FOLDER)
     assert list(drawn) == sorted([*ALWAYS, "smallnorb_pairs"])
     assert all(len(content) <= 400_000 for content in drawn.values())
-    pairs = figures.read_pairs(SAMPLE)
+    pairs = figures.read_pairs(SMALLNORB)
     assert [len(split.labels) for split in pairs.values()] == [6, 6]
     assert animation.main([*flags, "--n-epochs=1", "--sweep-frames=2", "--quiet"]) == 0
 
