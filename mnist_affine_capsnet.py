@@ -40,7 +40,6 @@ Run it (seed 0, three models; twelve epochs of 28x28, and what the paper did wit
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import math
 import sys
@@ -52,7 +51,39 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import multimnist_capsnet as base
-from multimnist_capsnet import Array, Batch, Crew, Model, Params, Stream, TrainState, UserError, Workspace, generator
+from multimnist_capsnet import Array, Batch, Model, Params, assess, init_state, update
+from support.optimizers import TrainState, count_params
+from support.pictures import picture_sheet
+from support.run import (
+    NO_FILES,
+    Callback,
+    Files,
+    Parser,
+    Session,
+    Stream,
+    UserError,
+    add_file_flags,
+    add_flags,
+    atomic_write,
+    check_file_flags,
+    check_same,
+    exit_status,
+    file_path,
+    generator,
+    list_of,
+    number,
+    of_models,
+    one_line,
+    permutation,
+    read_checkpoint,
+    recorded_command,
+    require_finite,
+    require_writable,
+    result_document,
+    save_result,
+    whole_number,
+)
+from support.workers import SERIAL, Workers, Workspace
 
 # Dimension letters as in multimnist_capsnet.py:
 #   B  images of a batch          N  images of a set        H, W, S  rows, columns, side of an image
@@ -223,7 +254,7 @@ def read_affnist(path: Path) -> tuple[Array, Array]:
     except FileNotFoundError:
         raise UserError(f"there is no affNIST file {path}") from None
     except Exception as error:  # scipy raises many kinds on a damaged file: TypeError, zlib.error, MatReadError, ...
-        raise UserError(f"{path} is not an affNIST file that can be read: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path} is not an affNIST file that can be read: {one_line(error)}") from error
     if pixels.dtype != np.uint8 or pixels.ndim != 2 or len(pixels) != AFFNIST_SIDE**2 or not pixels.shape[1]:
         raise UserError(f"{path} has images of shape {pixels.shape} and type {pixels.dtype}, not (1600, N) uint8")
     if labels.dtype.kind not in "iuf" or labels.shape != (pixels.shape[1],) or not np.isin(labels, range(10)).all():
@@ -306,7 +337,7 @@ def resolved(config: Config, data: Data) -> Config:
 def training_batch(data: Data, config: Config, step: int) -> Batch:
     """The batch of a step, which depends on the seed and the step alone: every model sees the same images."""
     epoch, position = divmod(step, config.steps_per_epoch)
-    order = base.shuffled(len(data.labels), config.seed, 0, epoch)
+    order = permutation(len(data.labels), config.seed, 0, epoch)
     which = order[position * config.batch_size :][: config.batch_size]
     m = config.max_shift
     shift = generator(config.seed, Stream.SHUFFLE, 1, step).integers(-m, m + 1, (len(which), 2))  # one for each image
@@ -432,10 +463,9 @@ def make_models(config: Config) -> dict[str, Model]:
     return {"capsnet": others["capsnet"], "cnn": others["cnn_pool"]._replace(name="cnn"), "lenet": lenet}
 
 
-def scores_of(model: Model, state: TrainState, images: Array, crew: Crew) -> Array:
+def scores_of(model: Model, state: TrainState, images: Array, workers: Workers = SERIAL) -> Array:
     """images (N, S, S) -> (N, J): lengths of the capsules, or scores before the softmax."""
-    crew.prepare(state)
-    return base.assess(model, state.params, single(images, np.zeros(len(images), np.intp)), crew)[0]
+    return assess(model, state.params, single(images, np.zeros(len(images), np.intp)), workers)[0]
 
 
 def beliefs(name: str, scores: Array) -> Array:
@@ -466,25 +496,14 @@ def perturb_capsule(params: Params, v: Array, label: int) -> Array:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Validation during training
+# Training, with a look at the digits that are held out
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def measure(model: Model, state: TrainState, config: Config, data: Data, crew: Crew, epoch_ends: bool) -> None:
-    """After an epoch, and with ``match_accuracy`` every ``check_every`` steps: accuracy on the digits held out. Its
-    time does not count as training."""
-    match = config.match_accuracy is not None
-    if not (epoch_ends or (match and state.step % config.check_every == 0)):
-        return
-    started = time.perf_counter()
-    scores, error = base.assess(model, state.params, data.val, crew)
+def validate(model: Model, params: Params, data: Data, workers: Workers) -> dict[str, float]:
+    scores, error = assess(model, params, data.val, workers)
     figures = {"val_accuracy": float((scores.argmax(axis=1) == data.val.labels[:, 0]).mean())}
-    if not math.isnan(error):
-        figures["val_recon_mse"] = error / data.val.sources.size
-    checked = {"check_step": float(state.step), "check_accuracy": figures["val_accuracy"]} if match else {}
-    for name, figure in {**(figures if epoch_ends else {}), **checked}.items():
-        state.history.setdefault(name, []).append(figure)
-    state.seconds -= time.perf_counter() - started
+    return figures if math.isnan(error) else figures | {"val_recon_mse": error / data.val.sources.size}
 
 
 def reached(state: TrainState, config: Config) -> bool:
@@ -493,7 +512,37 @@ def reached(state: TrainState, config: Config) -> bool:
     return config.match_accuracy is not None and len(checks) > 0 and checks[-1] >= config.match_accuracy
 
 
-AFFINE = base.Experiment(EXPERIMENT, Config, make_models, training_batch, measure, reached, "val_accuracy")
+def train(
+    model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback | None = None
+) -> dict[str, list[float]]:
+    """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, or until a check, every
+    ``check_every`` steps, finds ``match_accuracy``. Returns its history. Validation does not count as training time.
+
+    ``callback(state, epoch has ended)`` is called before the first step and after every one. Raises UserError where the
+    loss stops being finite.
+    """
+    if callback and state.step == 0:
+        callback(state, True)
+    while state.step < config.n_steps and not reached(state, config):
+        started = time.perf_counter()
+        batch = training_batch(data, config, state.step)
+        with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
+            losses, grads = workers.gradients(model.loss_and_grads, state.params, batch)
+            update(state, grads, config.lr_at(state.step) * model.lr_factor, config, workers)
+        require_finite(state, losses["train_loss"], config.steps_per_epoch)
+        state.add(losses)
+        state.seconds += time.perf_counter() - started
+        epoch_ended = state.step % config.steps_per_epoch == 0
+        check = config.match_accuracy is not None and (epoch_ended or state.step % config.check_every == 0)
+        if epoch_ended or check:
+            figures = validate(model, state.params, data, workers)
+            if epoch_ended:
+                state.end_epoch(config.steps_per_epoch, figures)
+            if check:
+                state.append({"check_step": float(state.step), "check_accuracy": figures["val_accuracy"]})
+        if callback:
+            callback(state, epoch_ended or reached(state, config))
+    return state.history
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -551,7 +600,11 @@ def confusion_matrix(labels: Array, answers: Array) -> list[list[int]]:
 
 
 def run_tests(
-    config: Config, data: Data, states: dict[str, TrainState], crew: Crew, affnist: tuple[Array, Array] | None = None
+    config: Config,
+    data: Data,
+    states: dict[str, TrainState],
+    workers: Workers,
+    affnist: tuple[Array, Array] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Figures of every model on every test set; the sweep and the confusion matrices beside them."""
     figures: dict[str, dict[str, Any]] = {name: {} for name in states}
@@ -563,8 +616,7 @@ def run_tests(
         """For each model its answers (N,), and the squared error of its reconstructions."""
         batch = single(image_set.images(), image_set.labels)
         for name, state in states.items():
-            crew.prepare(state)
-            scores, error = base.assess(models[name], state.params, batch, crew)
+            scores, error = assess(models[name], state.params, batch, workers)
             yield name, scores.argmax(axis=1), error / batch.sources.size
 
     for image_set in make_image_sets(data, config, affnist):
@@ -592,7 +644,7 @@ def make_result(
         epochs = state.step / config.steps_per_epoch
         seen = state.history.get("val_accuracy" if config.match_accuracy is None else "check_accuracy")
         models[name] = {
-            "n_params": base.count_params(state.params),
+            "n_params": count_params(state.params),
             **tested[name],
             **({"val_accuracy": seen[-1]} if seen else {}),
             "steps": state.step,
@@ -601,16 +653,11 @@ def make_result(
             "epoch_seconds": round(state.seconds / max(epochs, 1e-9), 3),
             "train_seconds": round(state.seconds, 3),
         }
-    meaningless = ("pool", "min_iou")
-    return {
-        "experiment": EXPERIMENT,
-        "seed": config.seed,
-        "dataset": data.name,
-        "config": {k: v for k, v in dataclasses.asdict(config).items() if k not in meaningless},
-        "models": models,
-        "history": {name: state.history for name, state in states.items()},
-        "environment": base.environment(threads),
-    }
+    headline = f"rotated_{config.rotation[-1]:g}_accuracy" if config.rotation[-1] else "upright_accuracy"
+    result = result_document(EXPERIMENT, config, data.name, models, states, threads, headline, 1 / base.N_CLASSES)
+    for field in ("pool", "min_iou"):  # they mean nothing here
+        del result["config"][field]
+    return result
 
 
 def check_affnist(affnist: Path | None, config: Config) -> tuple[Array, Array] | None:
@@ -621,23 +668,44 @@ def check_affnist(affnist: Path | None, config: Config) -> tuple[Array, Array] |
     return read_affnist(affnist)
 
 
-def run(config: Config, *, threads: int = 1, affnist: Path | None = None, **options: Any) -> dict[str, Any]:
-    """Data, trainings, tests, result. The options are those of ``train_all`` of the base."""
-    real = check_affnist(affnist, config)
-    if options.get("resume"):  # a checkpoint that is not there is found before data are looked for
-        load_checkpoint(options["checkpoint"])
-    data = make_data(config)
-    config = resolved(config, data)
-    options.setdefault("names", MODEL_NAMES)
-    states = base.train_all(config, data, experiment=AFFINE, threads=threads, **options)
-    crew = Crew(threads)
-    with base.single_blas(), contextlib.closing(crew):
-        return make_result(config, data, states, run_tests(config, data, states, crew, real), threads)
+def fresh_states(config: Config) -> dict[str, TrainState]:
+    return {name: init_state(model, config) for name, model in make_models(config).items()}
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    config, states = base.load_checkpoint(path, AFFINE)
-    return config, states
+    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+
+
+def train_all(
+    config: Config,
+    data: Data,
+    *,
+    names: Collection[str] = MODEL_NAMES,
+    threads: int = 1,
+    files: Files = NO_FILES,
+    callback: Callback | None = None,
+) -> dict[str, TrainState]:
+    """Train the named models one after the other, and return their states."""
+    states = fresh_states(config)
+    with Session(EXPERIMENT, config, states, files, config.n_steps, callback) as session:
+        for name, model in make_models(config).items():
+            if name in names:
+                with Workers(threads, config.dtype) as workers:
+                    train(model, config, data, states[name], workers, session.after_step)
+    return {name: state for name, state in states.items() if name in names}
+
+
+def run(
+    config: Config, files: Files = NO_FILES, threads: int = 1, affnist: Path | None = None, **options: Any
+) -> dict[str, Any]:
+    """Data, trainings, tests, result. The options are those of ``train_all``."""
+    files.require_checkpoint(EXPERIMENT)
+    real = check_affnist(affnist, config)
+    data = make_data(config)
+    config = resolved(config, data)
+    states = train_all(config, data, threads=threads, files=files, **options)
+    with Workers(threads, config.dtype) as workers:
+        return make_result(config, data, states, run_tests(config, data, states, workers, real), threads)
 
 
 TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "n_sweep", "rotation")
@@ -651,17 +719,16 @@ def evaluate_checkpoint(
     threads: int = 1,
     affnist: Path | None = None,
 ) -> dict[str, Any]:
-    """Test the named networks of a checkpoint on the test sets of ``asked``; see ``base.check_same`` for ``given``."""
+    """Test the named networks of a checkpoint on the test sets of ``asked``; see ``check_same`` for ``given``."""
     saved, states = load_checkpoint(checkpoint)
-    base.check_same(checkpoint, saved, asked, given, (*TEST_FIELDS, "n_train"))  # which may stand for "all"
-    states = base.some_states(checkpoint, states, names)
+    check_same(checkpoint, saved, asked, given, (*TEST_FIELDS, "n_train"))  # which may stand for "all"
+    states = of_models(checkpoint, states, names)
     config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS})
     real = check_affnist(affnist, config)
     data = make_data(dataclasses.replace(config, n_train=1, n_val=0))
     config = dataclasses.replace(base.settled(config, data.name), n_test=len(data.test_labels))
-    crew = Crew(threads)
-    with base.single_blas(), contextlib.closing(crew):
-        result = make_result(config, data, states, run_tests(config, data, states, crew, real), threads)
+    with Workers(threads, config.dtype) as workers:
+        result = make_result(config, data, states, run_tests(config, data, states, workers, real), threads)
     return result | {"trained_with_seed": saved.seed}
 
 
@@ -724,20 +791,19 @@ def predict(
     checkpoint: Path, paths: list[Path], out_png: Path, asked: Config | None = None, given: Collection[str] = ()
 ) -> str:
     """A table of what each model takes each picture for; and a PNG, a row each of the picture as the networks get it
-    and what the longest capsule draws. See ``base.check_same`` for ``asked`` and ``given``."""
+    and what the longest capsule draws. See ``check_same`` for ``asked`` and ``given``."""
     config, states = load_checkpoint(checkpoint)
-    base.check_same(checkpoint, config, asked or config, given)
+    check_same(checkpoint, config, asked or config, given)
     models = make_models(config)
     images = np.stack([read_digit(path, config) for path in paths])
-    crew = Crew()
-    scores = {name: scores_of(models[name], state, images, crew) for name, state in states.items()}
+    scores = {name: scores_of(models[name], state, images) for name, state in states.items()}
     tiles = images[:, None]
     if "capsnet" in states:
         params = states["capsnet"].params
         drawn = draw_capsules(params, capsules(params, images, config), scores["capsnet"].argmax(axis=1))
         tiles = np.concatenate([tiles, drawn[:, None]], axis=1)
-    with base.atomic_write(out_png) as stream:
-        stream.write(base.picture_sheet(tiles))
+    with atomic_write(out_png) as stream:
+        stream.write(picture_sheet(tiles))
     width = max(len(str(path)) for path in paths)
     lines = [f"{'picture':<{width}} " + " ".join(f"{name:<8}" for name in states)]
     if "capsnet" in states:
@@ -755,57 +821,31 @@ def predict(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def angles(text: str) -> tuple[float, ...]:
-    return tuple(map(base.number(-180, 180), text.split(",")))
-
-
-def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
+# fmt: off
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that make up a Config; the scripts that draw figures have them too."""
-    d = Config()
-    data = parser.add_argument_group("data")
-    base.add_digit_arguments(data, d)
-    data.add_argument(
-        "--canvas", dest="image_size", type=int, choices=(base.DIGIT_SIDE, AFFNIST_SIDE), default=d.image_size,
+    add = add_flags(parser, "data", Config)
+    base.add_digit_flags(add)
+    parser.add_argument(
+        "--canvas", dest="image_size", type=int, choices=(base.DIGIT_SIDE, AFFNIST_SIDE), default=Config.image_size,
         help="side of the images: digits as they are, or each anywhere on 40x40, for affNIST; default: %(default)s",
-    )  # fmt: skip
-    data.add_argument(
-        "--max-shift", type=base.whole_number(0, 12), metavar="N",
-        help="of training digits, in pixels, drawn for each; default: 2 at 28x28, 6 (anywhere) at 40x40",
-    )  # fmt: skip
-    count = base.whole_number(0, 10**6)
-    data.add_argument(
-        "--n-train", type=count, metavar="N", default=d.n_train,
-        help="training digits; default: %(default)s, all that are not held out",
-    )  # fmt: skip
-    data.add_argument(
-        "--n-val", type=base.whole_number(1, 10**6), metavar="N", default=d.n_val,
-        help="training digits that are held out for validation; default: %(default)s",
-    )  # fmt: skip
-    data.add_argument(
-        "--n-test", type=count, metavar="N", default=d.n_test, help="test digits; default: %(default)s, all"
     )
-    data.add_argument(
-        "--n-sweep", type=base.whole_number(1, 10**6), metavar="N", default=d.n_sweep,
-        help="test digits of each of the sweep's angles, -90 to 90 by 5 degrees; default: %(default)s",
-    )  # fmt: skip
-    data.add_argument(
-        "--rotation", type=angles, metavar="A,B", default=d.rotation,
-        help="angles of the rotated test sets in degrees, counter-clockwise (--rotation=-20 for the other way);"
-        f" default: {','.join(f'{a:g}' for a in d.rotation)}",
-    )  # fmt: skip
-    base.add_network_arguments(parser, d)
-    parser.add_argument(
-        "--lenet-lr", type=base.number(0, 10, above=True), metavar="X", default=d.lenet_lr,
-        help="Adam's learning rate for LeNet-5, with the schedule of --lr; default: %(default)s",
-    )  # fmt: skip
-    parser.add_argument(
-        "--match-accuracy", type=base.number(0, 1, above=True), metavar="A",
-        help="stop each model as soon as it has this accuracy on the digits held out; default: train for all epochs",
-    )  # fmt: skip
-    parser.add_argument(
-        "--check-every", type=base.whole_number(1, 10**9), metavar="N", default=d.check_every,
-        help="steps between two looks at it; default: %(default)s",
-    )  # fmt: skip
+    count = whole_number(0, 10**6)
+    add("max_shift", whole_number(0, 12), "of training digits, in pixels, drawn for each",
+        default="2 at 28x28, 6 (anywhere) at 40x40")
+    add("n_train", count, "training digits; 0: all that are not held out")
+    add("n_val", whole_number(1, 10**6), "training digits that are held out for validation")
+    add("n_test", count, "test digits; 0: all")
+    add("n_sweep", whole_number(1, 10**6), "test digits of each of the sweep's angles, -90 to 90 by 5 degrees")
+    add("rotation", list_of(number(-180, 180)),
+        "angles of the rotated test sets in degrees, counter-clockwise (--rotation=-20 for the other way)", "A,B")
+    base.add_network_flags(parser, Config)
+    add = add_flags(parser, "stopping", Config)
+    add("lenet_lr", number(0, 10, above=True), "Adam's learning rate for LeNet-5, with the schedule of --lr", "X")
+    add("match_accuracy", number(0, 1, above=True),
+        "stop each model as soon as it has this accuracy on the digits held out", "A", "train for all epochs")
+    add("check_every", whole_number(1, 10**9), "steps between two checks of it")
+# fmt: on
 
 
 def config_from_args(args: argparse.Namespace) -> Config:
@@ -815,53 +855,45 @@ def config_from_args(args: argparse.Namespace) -> Config:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = base.Parser(
+    parser = Parser(
         description="Train a capsule network, a CNN and LeNet-5 on upright digits and test them on turned and"
         " distorted ones.",
         epilog="With no flags: twelve epochs of MNIST digits of 28x28 pixels, seed 0, three models.",
     )
-    add_experiment_arguments(parser)
+    add_config_flags(parser)
     parser.add_argument(
-        "--models", type=base.some_of(MODEL_NAMES), metavar="A,B", default=MODEL_NAMES,
-        help=f"which to train; default: {','.join(MODEL_NAMES)}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--affnist", type=base.file_path, metavar="FILE",
+        "--affnist", type=file_path, metavar="FILE",
         help="test on a published affNIST file (.mat) as well; needs --canvas 40",
     )  # fmt: skip
-    base.add_file_arguments(parser)
+    add_file_flags(parser, MODEL_NAMES, predict_png=True)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    base.check_file_arguments(parser, args)
+    check_file_flags(parser, args)
     if args.affnist and args.predict:
         parser.error("argument --affnist: --predict tests nothing")
     if args.affnist and not args.eval_only and args.image_size != AFFNIST_SIDE:
         parser.error("argument --affnist: needs --canvas 40")
-    config, given = config_from_args(args), base.given_flags(make_parser(), argv)
+    config, given = config_from_args(args), base.with_preset(args.given)
 
     def body() -> None:
         if args.predict:
-            base.require_writable(args.predict_png)
+            require_writable(args.predict_png)
             print(predict(args.checkpoint, args.predict, args.predict_png, config, given))
             return
-        for path in filter(None, (args.out_json, None if args.eval_only else args.checkpoint)):
-            base.require_writable(path)
+        require_writable(args.out_json, None if args.eval_only else args.checkpoint)
         if args.eval_only:
             result = evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads, args.affnist)
         else:
-            result = run(
-                config, threads=args.threads, affnist=args.affnist, names=args.models, checkpoint=args.checkpoint,
-                checkpoint_every=args.checkpoint_every, resume=args.resume, quiet=args.quiet,
-            )  # fmt: skip
-        print(f"{describe(result)}\n{format_table(result)}")
+            result = run(config, Files.from_args(args), args.threads, args.affnist, names=args.models)
         if args.out_json:
-            base.save_result(args.out_json, result)
+            save_result(args.out_json, result | {"command": recorded_command(EXPERIMENT, argv)})
+        print(f"{describe(result)}\n{format_table(result)}")
 
-    return base.exit_status(body)
+    return exit_status(body)
 
 
 if __name__ == "__main__":

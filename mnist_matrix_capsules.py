@@ -30,13 +30,12 @@ Run it (both models, seed 0, and both attacks):
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import itertools
 import math
-import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,18 +43,12 @@ import numpy as np
 
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-from multimnist_capsnet import CACHE_DIR, default_threads
+from multimnist_capsnet import CACHE_DIR
 from smallnorb_novel_viewpoint import (
     Array,
-    Experiment,
     LinearCache,
     Model,
     Params,
-    Parser,
-    Stream,
-    TrainState,
-    UserError,
-    check_same,
     conv_capsnet_backward,
     conv_capsnet_forward,
     conv_capsnet_init,
@@ -63,32 +56,51 @@ from smallnorb_novel_viewpoint import (
     conv_cnn_channels,
     conv_cnn_forward,
     conv_cnn_init,
-    count_params,
-    environment,
     evaluate,
-    exit_status,
-    file_path,
-    generator,
-    given_flags,
+    init_state,
     linear_backward,
     linear_forward,
-    load_checkpoint,
-    non_empty,
-    number,
+    predict_scores,
     relu_backward,
     relu_forward,
-    require_writable,
-    save_result,
     sigmoid_backward,
     sigmoid_forward,
     softmax_cross_entropy,
     spread_loss,
     spread_margin,
-    train,
-    train_all,
-    whole_number,
     worker_threads,
 )
+from support.optimizers import TrainState, adamw_step, count_params
+from support.pictures import prediction_table
+from support.run import (
+    NO_FILES,
+    Callback,
+    Files,
+    Parser,
+    Session,
+    Stream,
+    UserError,
+    add_file_flags,
+    add_flags,
+    check_file_flags,
+    check_same,
+    exit_status,
+    generator,
+    list_of,
+    names_of,
+    non_empty,
+    number,
+    of_models,
+    permutation,
+    read_checkpoint,
+    recorded_command,
+    require_finite,
+    require_writable,
+    result_document,
+    save_result,
+    whole_number,
+)
+from support.workers import default_threads
 
 # Dimension letters
 #   B  images of a batch             N  images of a set         H, W  rows and columns of a map      C  channels
@@ -178,10 +190,6 @@ class Config:
         return self.views.lambdas
 
     @property
-    def weight_decay(self) -> float:
-        return 0.0
-
-    @property
     def free_to_change(self) -> set[str]:
         """What a continued run may have otherwise."""
         return {"data_dir", "attack", "epsilons", "attack_steps", "n_attack"}
@@ -206,15 +214,6 @@ class Data(NamedTuple):
     held_out: Examples | None  # viewpoints outside of that range, if the set has viewpoints
 
 
-@contextlib.contextmanager
-def one_kind_of_error() -> Iterator[None]:
-    """Each base script has a UserError of its own."""
-    try:
-        yield
-    except digits.UserError as error:
-        raise UserError(str(error)) from error
-
-
 def some(images: Array, labels: Array, n: int | None, rng: np.random.Generator | None = None) -> Examples:
     """``n`` of the images (None: all), drawn by ``rng`` or, without it, evenly spaced."""
     if n is None or n >= len(labels):
@@ -234,9 +233,8 @@ def make_data(config: Config) -> Data:
             some(found.familiar.images, found.familiar.labels, config.n_test),
             some(found.held_out.images, found.held_out.labels, config.n_test),
         )
-    with one_kind_of_error():
-        folder = Path(config.data_dir) if config.data_dir else None
-        source = digits.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
+    folder = Path(config.data_dir) if config.data_dir else None
+    source = digits.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
 
     def scaled(images: Array, labels: Array) -> Examples:
         return Examples(images[..., None] * np.float32(1 / 255), labels.astype(np.intp))
@@ -306,10 +304,42 @@ def learning_rate(config: Config, model: str, progress: float) -> float:
     return lr * factor[config.lr_schedule] * min(1.0, 0.1 + 90 * progress)
 
 
-def experiment(config: Config) -> Experiment:
-    """What the loop and the checkpoints of the other script are told."""
-    metrics = ("accuracy",) if config.has_digits else ("accuracy", "held_out_accuracy")
-    return Experiment(EXPERIMENT, Config, make_models, augment, assess, metrics, learning_rate)
+def train(
+    model: Model, config: Config, data: Data, state: TrainState, callback: Callback | None = None
+) -> dict[str, list[float]]:
+    """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, and return its history.
+
+    ``callback(state, epoch has ended)`` is called before the first step and after every one. Raises UserError where the
+    loss stops being finite.
+    """
+    n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
+    n_steps = per_epoch * config.n_epochs
+    if callback and state.step == 0:
+        callback(state, True)
+    while state.step < n_steps:
+        started = time.perf_counter()
+        epoch, position = divmod(state.step, per_epoch)
+        batch = permutation(n, config.seed, epoch)[position * config.batch_size :][: config.batch_size]
+        x = augment(config, data.train.images[batch], generator(config.seed, Stream.SHUFFLE, epoch, position))
+        progress = state.step / max(1, n_steps - 1)
+        with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
+            scores, cache = model.forward(state.params, x.astype(config.dtype, copy=False))
+            loss, dscores = model.loss(scores, data.train.labels[batch], progress)
+            grads, _ = model.backward(dscores, cache)
+            adamw_step(state, [grads], learning_rate(config, model.name, progress))
+        require_finite(state, loss, per_epoch)
+        state.add({"train_loss": loss}, weight=len(batch))
+        epoch_ended = state.step % per_epoch == 0
+        if epoch_ended:
+            state.end_epoch(n, assess(model, state.params, data))
+        state.seconds += time.perf_counter() - started
+        if callback:
+            callback(state, epoch_ended)
+    return state.history
+
+
+def steps_per_epoch(config: Config, data: Data) -> int:
+    return math.ceil(len(data.train.labels) / config.batch_size)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -539,19 +569,22 @@ def train_decoder(
     The images are given as to a test: without shifts. Their values should lie between 0 and 1.
     """
     poses, _ = class_capsules(params, images, config)
-    targets = prepared(images, config).reshape(len(images), -1)
-    decoder = Model(
-        "decoder",
-        lambda rng: decoder_init(rng, config),
-        decoder_forward,
-        decoder_backward,
-        lambda pixels, target, progress: pixel_loss(pixels, target),
-    )
-    loop = Experiment("decoder", Config, lambda _: {}, lambda _, x, rng: x, lambda *_: {}, (), learning_rate)
-    config = dataclasses.replace(config, n_epochs=n_epochs, lr=lr, lr_schedule="linear")
-    data = Data("poses", Examples(mask_poses(poses, labels), targets), Examples(poses, labels), None)
-    trained, history = train(decoder, config, data, experiment=loop)
-    return trained, history["train_loss"]
+    inputs, targets = mask_poses(poses, labels), prepared(images, config).reshape(len(images), -1)
+    n, per_epoch = len(images), math.ceil(len(images) / config.batch_size)
+    state = TrainState("decoder", decoder_init(generator(config.seed, Stream.INIT, *b"decoder"), config))
+    for step in range(per_epoch * n_epochs):
+        epoch, position = divmod(step, per_epoch)
+        batch = permutation(n, config.seed, epoch)[position * config.batch_size :][: config.batch_size]
+        progress = step / max(1, per_epoch * n_epochs - 1)
+        pixels, cache = decoder_forward(state.params, inputs[batch])
+        loss, dpixels = pixel_loss(pixels, targets[batch])
+        grads, _ = decoder_backward(dpixels, cache)
+        adamw_step(state, [grads], lr * (1 - progress) * min(1.0, 0.1 + 90 * progress))
+        require_finite(state, loss, per_epoch)
+        state.add({"train_loss": loss}, weight=len(batch))
+        if position == per_epoch - 1:
+            state.end_epoch(n, {})
+    return state.params, state.history["train_loss"]
 
 
 def decode(decoder: Params, poses: Array, labels: Array, config: Config) -> Array:
@@ -565,14 +598,39 @@ def decode(decoder: Params, poses: Array, labels: Array, config: Config) -> Arra
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def run(config: Config, *, threads: int = 1, **options: Any) -> dict[str, Any]:
+def fresh_states(config: Config) -> dict[str, TrainState]:
+    return {name: init_state(model, config) for name, model in make_models(config).items()}
+
+
+def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
+    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+
+
+def train_all(
+    config: Config,
+    data: Data,
+    *,
+    names: Collection[str] = MODEL_NAMES,
+    files: Files = NO_FILES,
+    callback: Callback | None = None,
+) -> dict[str, TrainState]:
+    """Train the named models one after the other, and return their states."""
+    states = fresh_states(config)
+    n_steps = steps_per_epoch(config, data) * config.n_epochs
+    with Session(EXPERIMENT, config, states, files, n_steps, callback) as session:
+        for name, model in make_models(config).items():
+            if name in names:
+                train(model, config, data, states[name], session.after_step)
+    return {name: state for name, state in states.items() if name in names}
+
+
+def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: Any) -> dict[str, Any]:
     """Data, trainings, attacks, result. The options are those of ``train_all``."""
-    if options.get("resume"):  # a checkpoint that is not there is found before data are looked for
-        load_checkpoint(options["checkpoint"], experiment(config))
+    files.require_checkpoint(EXPERIMENT)
     data = make_data(config)
     config = digits.settled(config, data.name)
     with worker_threads(threads):
-        states = train_all(config, data, experiment=experiment(config), **options)
+        states = train_all(config, data, files=files, **options)
         return make_result(config, data.name, states, attack_all(config, states, data), threads)
 
 
@@ -584,11 +642,10 @@ def evaluate_checkpoint(
 ) -> dict[str, Any]:
     """Test and attack the named networks of a checkpoint on the test set of ``asked``; see ``check_same`` for
     ``given``."""
-    saved, states = load_checkpoint(checkpoint, experiment(asked))
+    saved, states = load_checkpoint(checkpoint)
     check_same(checkpoint, saved, asked, given, TEST_FIELDS)
-    if not (found := {name: state for name, state in states.items() if name in names}):
-        raise UserError(f"{checkpoint} holds {', '.join(states)}, and not {', '.join(names)}")
-    config, states = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS}), found
+    states = of_models(checkpoint, states, names)
+    config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS})
     shapes = [(c.image_size, c.in_channels, c.classes) for c in (saved, config)]
     if shapes[0] != shapes[1]:
         raise UserError(
@@ -622,16 +679,10 @@ def make_result(
                 models[name] |= {f"{kind}_{epsilon}_accuracy": v for epsilon, v in found.items()}
             else:
                 models[name][kind] = found
-    return {
-        "experiment": EXPERIMENT,
-        "seed": config.seed,
-        "dataset": data_name,
-        "config": dataclasses.asdict(config),
-        "models": models,
-        "history": {name: state.history for name, state in states.items()},
-        **({"attack": attacks} if attacks else {}),
-        "environment": environment() | {"threads": threads},
-    }
+    result = result_document(
+        EXPERIMENT, config, data_name, models, states, threads, "accuracy", 1 / config.n_classes
+    )  # fmt: skip
+    return result | ({"attack": attacks} if attacks else {})
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -672,39 +723,26 @@ def read_picture(path: Path, config: Config) -> Array:
     """A picture file -> (1, H, W, C), prepared as the data set is. Raises UserError where it cannot be read."""
     if not config.has_digits:
         return views.read_picture(path, config.views)
-    with one_kind_of_error():
-        return digits.read_picture(path, config, INK_SIDE)[None, :, :, None]
+    return digits.read_picture(path, config, INK_SIDE)[None, :, :, None]
 
 
-def predict(checkpoint: Path, pictures: list[Path], asked: Config | None = None, given: Collection[str] = ()) -> str:
-    """A table: for each picture the class that each model names, and the class capsules' activations. See
-    ``check_same`` for ``asked`` and ``given``."""
-    return views.predict(checkpoint, pictures, experiment(Config()), read_picture, asked, given)
+def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collection[str] = ()) -> str:
+    """A table: for each picture the class that each model names, and the class capsules' activations. Flags that were
+    ``given`` must be those of the checkpoint."""
+    config, states = load_checkpoint(checkpoint)
+    check_same(checkpoint, config, asked, given)
+    if "capsules" not in states:
+        raise UserError(f"{checkpoint} has no capsule network")
+    models = make_models(config)
+    images = np.concatenate([read_picture(path, config) for path in pictures])
+    scores = {name: predict_scores(models[name], state.params, images) for name, state in states.items()}
+    _, activations = class_capsules(states["capsules"].params, images, config)
+    return prediction_table(pictures, config.classes, scores, activations)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Command line
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-def one_or_more(names: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        given = tuple(text.split(","))
-        for name in given:
-            if name not in names:
-                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(names)}")
-        if len(set(given)) < len(given):
-            raise argparse.ArgumentTypeError(f"{text} names one twice")
-        return given
-
-    return parse
-
-
-def layer_sizes(text: str) -> tuple[int, ...]:
-    sizes = tuple(whole_number(1, 1024)(part) for part in text.split(","))
-    if len(sizes) != 4:
-        raise argparse.ArgumentTypeError(f"{text!r} is not four sizes A,B,C,D, such as 32,8,8,8")
-    return sizes
 
 
 def epsilon_list(text: str) -> tuple[float, ...]:
@@ -714,64 +752,45 @@ def epsilon_list(text: str) -> tuple[float, ...]:
     return epsilons
 
 
-def listed(values: tuple[Any, ...]) -> str:
-    return ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in values)
-
-
 # fmt: off
-def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that make up a Config; the scripts that draw figures have them too."""
-    d = Config()
-    count = whole_number(1, 10**7)
-    add = parser.add_argument_group("data").add_argument
-    add("--dataset", choices=("auto", "mnist", "strokes", "voxels", "smallnorb"), default=d.dataset,
-        help="auto: MNIST if it is there or can be downloaded, else generated digits; default: %(default)s")
-    add("--data-dir", type=non_empty, metavar="DIR",
-        help=f"folder of the four MNIST files (default: {CACHE_DIR}), or of the six of smallNORB")
-    add("--n-train", type=count, metavar="N", help="training images, drawn with the seed; default: all")
-    add("--n-test", type=count, metavar="N", help="test images, evenly spaced over the set; default: all")
-    add("--shift", type=whole_number(0, 8), metavar="N", default=d.shift,
-        help="training images are shifted by up to N pixels on each axis; default: %(default)s")
-    add = parser.add_argument_group("capsules").add_argument
-    add("--sizes", type=layer_sizes, metavar="A,B,C,D", default=d.sizes,
-        help="channels of conv1, types of primary capsules and of those of the two layers above; the paper has"
-        f" 32,32,32,32 and 64,8,16,16; default: {listed(d.sizes)}")
-    add("--em-iters", type=whole_number(1, 20), metavar="N", default=d.em_iters,
-        help="routing iterations; default: %(default)s")
-    add("--em-grad", choices=("exact", "stop"), default=d.em_grad,
-        help="gradient through all iterations, or the last M-step with assignments constant; default: %(default)s")
-    add("--em-lambda", type=number(0, 1000, above=True), metavar="X", default=d.em_lambda,
-        help="inverse temperature of the last iteration; default: %(default)s")
-    add("--lambda-schedule", choices=("constant", "linear", "exponential"), default=d.lambda_schedule,
-        help="inverse temperature of iteration t of T: X, X t / T, or X (1 - 0.95^t); default: %(default)s")
-    add("--variance-floor", type=number(0, 1e6, above=True), metavar="X", default=d.variance_floor,
-        help="added to every variance of a routing iteration; default: %(default)s")
-    add("--beta-v-init", type=number(-10, 10), metavar="X", default=d.beta_v_init,
-        help="beta_v before training, above -log(variance floor) / 2, where votes that agree cost nothing;"
-        " default: %(default)s")
-    add = parser.add_argument_group("training").add_argument
-    add("--seed", type=whole_number(0, 2**32 - 1), metavar="N", default=d.seed, help="default: %(default)s")
-    add("--n-epochs", type=whole_number(1, 100_000), metavar="N", default=d.n_epochs, help="default: %(default)s")
-    add("--batch-size", type=whole_number(1, 4096), metavar="N", default=d.batch_size, help="default: %(default)s")
-    add("--lr", type=number(0, 10, above=True), metavar="X", default=d.lr,
-        help="Adam's learning rate for the capsules; default: %(default)s")
-    add("--cnn-lr", type=number(0, 10, above=True), metavar="X", default=d.cnn_lr,
-        help="the same for the CNN; default: %(default)s")
-    add("--lr-schedule", choices=("constant", "linear", "cosine"), default=d.lr_schedule,
-        help="linear and cosine fall to 0; default: %(default)s")
-    add("--loss", choices=("spread", "cross-entropy"), default=d.loss,
-        help="of the capsules: the paper's, on the activations, or on a score of pose and activation; the CNN always"
-        " has cross-entropy; default: %(default)s")
-    add("--dtype", choices=("float32", "float64"), default=d.dtype, help="default: %(default)s")
-    add = parser.add_argument_group("attacks").add_argument
-    add("--attack", type=one_or_more(ATTACKS), metavar="A,B", default=d.attack,
-        help=f"after the training, measure the accuracy under {' and '.join(ATTACKS)}; default: none")
-    add("--epsilons", type=epsilon_list, metavar="X,Y", default=d.epsilons,
-        help=f"how far a pixel may be moved; default: {listed(d.epsilons)}")
-    add("--attack-steps", type=whole_number(1, 1000), metavar="N", default=d.attack_steps,
-        help="of the iterated attack, each of epsilon / N; default: %(default)s")
-    add("--n-attack", type=count, metavar="N", default=d.n_attack,
-        help="test images that are attacked; default: %(default)s")
+    count, positive = whole_number(1, 10**7), number(0, 10, above=True)
+    add = add_flags(parser, "data", Config)
+    add("dataset", ("auto", "mnist", "strokes", "voxels", "smallnorb"),
+        "auto: MNIST if it is there or can be downloaded, else generated digits")
+    add("data_dir", non_empty, "folder of the four MNIST files, or of the six of smallNORB", "DIR", CACHE_DIR)
+    add("n_train", count, "training images, drawn with the seed", default="all")
+    add("n_test", count, "test images, evenly spaced over the set", default="all")
+    add("shift", whole_number(0, 8), "training images are shifted by up to N pixels on each axis")
+    add = add_flags(parser, "capsules", Config)
+    add("sizes", list_of(whole_number(1, 1024), 4, "32,8,8,8"), "channels of conv1, types of primary capsules and of"
+        " those of the two layers above; the paper has 32,32,32,32 and 64,8,16,16", "A,B,C,D")
+    add("em_iters", whole_number(1, 20), "routing iterations")
+    add("em_grad", ("exact", "stop"), "gradient through all iterations, or the last M-step with assignments constant")
+    add("em_lambda", number(0, 1000, above=True), "inverse temperature of the last iteration", "X")
+    add("lambda_schedule", ("constant", "linear", "exponential"),
+        "inverse temperature of iteration t of T: X, X t / T, or X (1 - 0.95^t)")
+    add("variance_floor", number(0, 1e6, above=True), "added to every variance of a routing iteration", "X")
+    add("beta_v_init", number(-10, 10),
+        "beta_v before training, above -log(variance floor) / 2, where votes that agree cost nothing", "X")
+    add = add_flags(parser, "training", Config)
+    add("seed", whole_number(0, 2**32 - 1), "of data, initial weights and order")
+    add("n_epochs", whole_number(1, 100_000), "passes over the training set")
+    add("batch_size", whole_number(1, 4096), "images of a step")
+    add("lr", positive, "Adam's learning rate for the capsules", "X")
+    add("cnn_lr", positive, "the same for the CNN", "X")
+    add("lr_schedule", ("constant", "linear", "cosine"), "linear and cosine fall to 0")
+    add("loss", ("spread", "cross-entropy"), "of the capsules: the paper's, on the activations, or on a score of pose"
+        " and activation; the CNN always has cross-entropy")
+    add("dtype", ("float32", "float64"), "of all arithmetic")
+    add = add_flags(parser, "attacks", Config)
+    add("attack", names_of(ATTACKS), "after the training, measure the accuracy under fgsm and iterated", "A,B")
+    add("epsilons", epsilon_list, "how far a pixel may be moved", "X,Y")
+    add("attack_steps", whole_number(1, 1000), "of the iterated attack, each of epsilon / N")
+    add("n_attack", count, "test images that are attacked")
+    parser.add_argument("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
+        help="no number depends on it; default: one for each processor, at most 4 (here: %(default)s)")
 # fmt: on
 
 
@@ -789,70 +808,29 @@ def make_parser() -> argparse.ArgumentParser:
         description="Train convolutional matrix capsules and a CNN of equal size on digits, and attack both.",
         epilog="With no flags: both models on all of MNIST, seed 0, no attack.",
     )
-    add_experiment_arguments(parser)
-    parser.add_argument(
-        "--models", type=one_or_more(MODEL_NAMES), metavar="A,B", default=MODEL_NAMES,
-        help=f"which to train; default: {','.join(MODEL_NAMES)}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
-        help="that share each batch; no number depends on it; default: one a processor, at most 4 (here: %(default)s)",
-    )  # fmt: skip
-    files = parser.add_argument_group("files")
-    files.add_argument(
-        "--out-json", type=file_path, metavar="FILE", help="write the result, history and environment there"
-    )
-    files.add_argument(
-        "--checkpoint", type=file_path, metavar="FILE",
-        help="save after every epoch, and on Ctrl-C; without --resume an older file of that name is replaced",
-    )  # fmt: skip
-    files.add_argument(
-        "--resume", action="store_true", help="continue from --checkpoint, to the same numbers bit for bit"
-    )
-    files.add_argument(
-        "--eval-only", action="store_true",
-        help="no training: test and attack the networks of --checkpoint on the test set that the data flags describe",
-    )  # fmt: skip
-    files.add_argument(
-        "--predict", type=file_path, nargs="+", metavar="IMAGE", help="classify pictures with --checkpoint; no training"
-    )
-    files.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_config_flags(parser)
+    add_file_flags(parser, MODEL_NAMES)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    without_training = args.predict or args.eval_only
-    for flag in ("predict", "eval_only", "resume"):
-        if getattr(args, flag) and not args.checkpoint:
-            parser.error(f"argument --{flag.replace('_', '-')}: needs --checkpoint FILE")
-    if args.predict and args.eval_only:
-        parser.error("argument --predict: not together with --eval-only")
-    if without_training and args.resume:
-        parser.error("argument --resume: --predict and --eval-only do not train")
-    if args.predict and args.out_json:
-        parser.error("argument --out-json: --predict has no result of this kind")
-    if args.out_json and args.checkpoint and os.path.realpath(args.out_json) == os.path.realpath(args.checkpoint):
-        parser.error("argument --out-json: is the same file as --checkpoint")
-    config, given = config_from_args(parser, args), given_flags(make_parser(), argv)
+    check_file_flags(parser, args)
+    config = config_from_args(parser, args)
 
     def body() -> None:
         if args.predict:
-            print(predict(args.checkpoint, args.predict, config, given))
+            print(predict(args.checkpoint, args.predict, config, args.given))
             return
-        for path in filter(None, (args.out_json, None if without_training else args.checkpoint)):
-            require_writable(path)
+        require_writable(args.out_json, None if args.eval_only else args.checkpoint)
         if args.eval_only:
-            result = evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads)
+            result = evaluate_checkpoint(args.checkpoint, config, args.given, args.models, args.threads)
         else:
-            result = run(
-                config, threads=args.threads, names=args.models, checkpoint=args.checkpoint, resume=args.resume,
-                quiet=args.quiet,
-            )  # fmt: skip
-        print(f"{describe(result)}\n{format_table(result)}")
+            result = run(config, Files.from_args(args), args.threads, names=args.models)
         if args.out_json:
-            save_result(args.out_json, result)
+            save_result(args.out_json, result | {"command": recorded_command(EXPERIMENT, argv)})
+        print(f"{describe(result)}\n{format_table(result)}")
 
     return exit_status(body)
 

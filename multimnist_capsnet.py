@@ -28,34 +28,55 @@ Run it (eight epochs of 6,000 fresh composites, seed 0, three models):
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import gzip
 import itertools
-import json
 import math
 import os
-import platform
-import shutil
-import signal
-import stat
-import subprocess
 import sys
 import threading
 import time
-import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from enum import IntEnum
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pooch
 from tqdm import tqdm
+
+from support.optimizers import TrainState, adamw_step, count_params, muon_step
+from support.pictures import border_level, picture_sheet, read_grey
+from support.run import (
+    NO_FILES,
+    Callback,
+    Files,
+    Parser,
+    Session,
+    Stream,
+    UserError,
+    add_file_flags,
+    add_flags,
+    atomic_write,
+    check_file_flags,
+    check_same,
+    exit_status,
+    generator,
+    non_empty,
+    number,
+    of_models,
+    one_line,
+    permutation,
+    read_checkpoint,
+    recorded_command,
+    require_finite,
+    require_writable,
+    result_document,
+    save_result,
+    whole_number,
+)
+from support.workers import LEAST_PART, Workers, Workspace, default_threads
 
 # Dimension letters
 #   B  images of a batch          L  digits in an image (2)       H, W  rows and columns     C  channels
@@ -73,10 +94,6 @@ KERNEL = 9
 PRIMARY_SIZE = 8
 CAPSULE_SIZE = 16
 WARMUP = 100  # steps
-
-
-class UserError(Exception):
-    """Something that the person at the keyboard can put right; its message is one line."""
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -112,6 +129,13 @@ class Config:
     weight_decay: float = 0.0
     dtype: str = "float32"
 
+    flags: ClassVar[dict[str, str]] = {"image_size": "--canvas", "decoder": "--preset with the decoder"}
+
+    @property
+    def free_to_change(self) -> set[str]:
+        """What a continued run may have otherwise: its length, where the learning rate does not depend on it."""
+        return {"data_dir"} | ({"n_epochs"} if self.lr_schedule in ("constant", "exponential") else set())
+
     @property
     def primary_side(self) -> int:
         """Rows, and columns, of the grid of primary capsules."""
@@ -139,20 +163,6 @@ class Config:
             "exponential": 0.96 ** (step / 2000),  # the authors' published code
         }[self.lr_schedule]
         return self.lr * factor * min(1.0, (step + 1) / WARMUP)
-
-
-class Stream(IntEnum):
-    """Independent random streams of one seed, so that no part of a run shifts the draws of another."""
-
-    DATA = 0
-    INIT = 1
-    SHUFFLE = 2
-    EVALUATION = 3
-
-
-def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
-    """The generator of one stream; ``key`` (an epoch, a model) addresses it, so a resumed run needs no stored state."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(stream), *key)))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -224,16 +234,11 @@ def read_idx(path: Path, ndim: int) -> Array:
                 while chunk := file.read(min(1 << 16, size + 1 - len(data))):
                     data += chunk
     except (OSError, EOFError, zlib.error) as error:
-        raise fault(f"cannot be read ({_one_line(error)})") from error
+        raise fault(f"cannot be read ({one_line(error)})") from error
     if len(data) != size:
         kind = "is truncated" if len(data) < size else "has trailing bytes"
         raise fault(f"{kind} ({size} bytes of data expected)")
     return np.frombuffer(data, np.uint8).reshape(shape)
-
-
-def _one_line(error: BaseException, limit: int = 120) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _answers(downloader: pooch.HTTPDownloader, url: str) -> bool:
@@ -270,7 +275,7 @@ def download_mnist(stem: str, folder: Path, mirrors: Sequence[str] = MIRRORS) ->
             print(f"{path} is damaged, fetching it again", file=sys.stderr)
     except OSError as error:
         raise MnistUnavailableError(
-            f"no MNIST cache at {folder} ({_one_line(error)}): name the files' folder with --data-dir"
+            f"no MNIST cache at {folder} ({one_line(error)}): name the files' folder with --data-dir"
         ) from error
 
     pooch.get_logger().setLevel("WARNING")
@@ -288,7 +293,7 @@ def download_mnist(stem: str, folder: Path, mirrors: Sequence[str] = MIRRORS) ->
             except ValueError:
                 tried.append(f"{mirror} (wrong SHA-256)")
             except OSError as error:
-                tried.append(f"{mirror} ({_one_line(error)})")
+                tried.append(f"{mirror} ({one_line(error)})")
     raise MnistUnavailableError(
         f"{damaged}MNIST could not be downloaded from {', '.join(tried)}: "
         "name the folder with the four files by --data-dir, or take --dataset strokes"
@@ -473,7 +478,7 @@ def compile_skeletons() -> Skeletons:
     powers = np.linspace(0, 1, 50)[:, None] ** np.arange(4)  # (50, 4) of t along one piece of the spline
     for k, (_, text) in enumerate(entries):
         rows, stroke_of_row, used = [], [], 0
-        for number, stroke in enumerate(text.split("|")):
+        for n, stroke in enumerate(text.split("|")):
             points = np.array([(int(word[:2]), int(word[2:])) for word in stroke.split()]) / 100  # (p, 2)
             fresh = np.any(np.diff(points, axis=0, prepend=-1) != 0, axis=1)
             column = used - 1 + np.cumsum(fresh)  # both sides of a corner are one control point
@@ -483,7 +488,7 @@ def compile_skeletons() -> Skeletons:
             pick = np.vstack((2 * pick[0] - pick[1], pick, 2 * pick[-1] - pick[-2]))
             pieces = [powers @ CATMULL_ROM @ pick[i : i + 4] for i in np.flatnonzero(fresh[1:])]
             rows += pieces
-            stroke_of_row += [number] * sum(map(len, pieces))
+            stroke_of_row += [n] * sum(map(len, pieces))
         dense, stroke_of = np.vstack(rows), np.array(stroke_of_row)  # (R, P), (R,)
         length = np.linalg.norm(np.diff(dense @ control[k], axis=0), axis=1) * (np.diff(stroke_of) == 0)
         along = np.append(0, np.cumsum(length + 1e-9))
@@ -685,12 +690,6 @@ def settled(config: Any, data_name: str) -> Any:
     return dataclasses.replace(config, dataset="strokes" if data_name == "strokes" else "mnist")
 
 
-@functools.lru_cache(maxsize=2)
-def shuffled(n: int, seed: int, *key: int) -> Array:
-    """0 to n - 1 in the order that the seed and a key, such as the epoch, give."""
-    return generator(seed, Stream.SHUFFLE, *key).permutation(n)
-
-
 def training_batch(data: Data, config: Config, step: int) -> Batch:
     """The batch of a step, which depends on the seed and the step alone. A pool is gone through again and again, each
     time in a new order."""
@@ -699,7 +698,7 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
         return data.train.render(data.train.draw(generator(config.seed, Stream.SHUFFLE, step), B))
     n = len(data.pool.which)
     turns, places = np.divmod(np.arange(step * B, (step + 1) * B), n)
-    chosen = np.concatenate([shuffled(n, config.seed, t)[places[turns == t]] for t in np.unique(turns).tolist()])
+    chosen = np.concatenate([permutation(n, config.seed, t)[places[turns == t]] for t in np.unique(turns).tolist()])
     return data.train.render(Recipe(data.pool.which[chosen], data.pool.shift[chosen]))
 
 
@@ -710,24 +709,6 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
 # the batch is the last axis: the primary capsules are (P, I, B). All products below then have contiguous operands. A
 # backward pass writes the gradients of weights where it is told to, and returns that of its input.
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-class Workspace:
-    """Arrays that one training step leaves to the next: ``ws("conv1.out", 28, 28, B, 32)``.
-
-    A large array allocated anew pays for its page faults every time; here it is allocated once and overwritten. What a
-    forward pass returns therefore holds until the next one with the same workspace.
-    """
-
-    def __init__(self, dtype: np.dtype | type | str = np.float32) -> None:
-        self.dtype = np.dtype(dtype)
-        self._arrays: dict[str, Array] = {}
-
-    def __call__(self, name: str, *shape: int) -> Array:
-        array = self._arrays.get(name)
-        if array is None or array.shape != shape:
-            array = self._arrays[name] = np.empty(shape, self.dtype)
-        return array
 
 
 def row_sum(x: Array) -> Array:
@@ -1434,10 +1415,6 @@ class Model(NamedTuple):
     lr_factor: float = 1.0
 
 
-def count_params(params: Params) -> int:
-    return sum(p.size for p in params.values())
-
-
 def capsnet_model(config: Config) -> Model:
     return Model(
         "capsnet",
@@ -1478,211 +1455,11 @@ def make_models(config: Config, cnn_loss: Loss = sigmoid_cross_entropy) -> dict[
 # Optimiser, evaluation, training loop
 # ----------------------------------------------------------------------------------------------------------------------
 
-ADAM_BLOCK = 1 << 18  # entries updated at a time: what a block needs stays in the cache
-
-
-def places(params: Params) -> dict[str, slice]:
-    """Where each is in one vector of all."""
-    stops = np.cumsum([p.size for p in params.values()]).tolist()
-    return {name: slice(stop - p.size, stop) for (name, p), stop in zip(params.items(), stops, strict=True)}
-
-
-def pack(params: Params) -> tuple[Array, Params]:
-    """The parameters one after the other in one vector, and views of it under their names."""
-    flat = np.concatenate([p.ravel() for p in params.values()])
-    return flat, {name: flat[place].reshape(params[name].shape) for name, place in places(params).items()}
-
-
-class TrainState:
-    """Everything that a half-trained model is."""
-
-    def __init__(self, params: Params) -> None:
-        self.flat, self.params = pack(params)
-        self.m, self.v = np.zeros_like(self.flat), np.zeros_like(self.flat)  # of adam_step; muon_step has m alone
-        self.step = 0
-        self.seconds = 0.0
-        self.sums: dict[str, float] = {}  # of the losses of the unfinished epoch
-        self.history: dict[str, list[float]] = {}
-
-
-def adam_step(
-    p: Array, grads: list[Array], m: Array, v: Array, step: int, lr: float, beta1: float = 0.9, beta2: float = 0.999
-) -> None:
-    """Update the vectors p, m and v in place; the gradient is the sum of ``grads``, of which the first is overwritten.
-    ``step`` counts from 1. [Kingma & Ba 2015, algorithm 1]
-
-    m and v are kept without their factors 1 - beta. These and the bias corrections are in the step size and in eps.
-    """
-    root = math.sqrt((1 - beta2) / (1 - beta2**step))
-    step_size, eps = lr * (1 - beta1) / (1 - beta1**step) / root, 1e-8 / root
-    scratch = np.empty(min(ADAM_BLOCK, len(p)), p.dtype)
-    for start in range(0, len(p), ADAM_BLOCK):
-        block = slice(start, start + ADAM_BLOCK)
-        p_b, g_b, m_b, v_b = p[block], grads[0][block], m[block], v[block]
-        d = scratch[: len(p_b)]
-        for other in grads[1:]:
-            g_b += other[block]
-        m_b *= beta1
-        m_b += g_b
-        v_b *= beta2
-        v_b += np.multiply(g_b, g_b, out=d)
-        np.sqrt(v_b, out=d)
-        d += eps
-        np.divide(m_b, d, out=d)
-        d *= step_size
-        p_b -= d
-
-
-def flush_subnormals(moments: Array) -> None:
-    """Set to 0, in place, what is so small that it does not matter. The moments of a unit that no example reaches any
-    more decay until they are subnormal numbers, with which a processor takes a hundred times as long."""
-    moments[np.abs(moments) < math.sqrt(np.finfo(moments.dtype).tiny)] = 0
-
-
-FLUSH_EVERY = 100  # steps, in which moments that are not flushed cannot become subnormal
-
-MUON_WEIGHTS = ("routing.w", "hidden.w", "primary.w", "conv2.w", "conv1.w")  # not the last layers, not the decoder
-MUON_RMS = 0.2  # of the entries of an update, in learning rates; Adam's have about as much
-
-
-def orthogonalised(a: Array) -> Array:
-    """a (M, N) = U S V^T -> U V^T; singular values below a thousandth of the others' stay below 1."""
-    if len(a) < a.shape[1]:
-        return orthogonalised(a.T).T
-    gram = a.T @ a
-    if not np.isfinite(gram).all():
-        return np.full_like(a, np.nan)  # eigh would raise
-    squares, vectors = np.linalg.eigh(gram)  # S^2 and V
-    floor = 1e-6 * squares.mean() + np.finfo(a.dtype).tiny
-    return a @ (vectors / np.sqrt(np.maximum(squares, 0) + floor) @ vectors.T)
-
-
-def as_matrix(w: Array, name: str) -> Array:
-    """Weights (..., outputs), or those of the routing (J, P, I, D) -> (inputs, outputs), there (P*I, J*D)."""
-    if name == "routing.w":
-        J, P, I, D = w.shape
-        return w.transpose(1, 2, 0, 3).reshape(P * I, J * D)
-    return w.reshape(-1, w.shape[-1])
-
-
-def from_matrix(matrix: Array, name: str, shape: tuple[int, ...]) -> Array:
-    """The inverse of as_matrix."""
-    if name == "routing.w":
-        J, P, I, D = shape
-        return matrix.reshape(P, I, J, D).transpose(2, 0, 1, 3)
-    return matrix.reshape(shape)
-
-
-def muon_step(w: Array, grads: list[Array], m: Array, lr: float, name: str, momentum: float = 0.95) -> None:
-    """Update the weights w and the vector m of their momentum in place; the gradient is the sum of the vectors
-    ``grads``, of which the first is overwritten.
-
-    The direction is the momentum, a step ahead, as a matrix of inputs by outputs made orthogonal: what has small
-    gradients is learned as fast as what has large ones. [K. Jordan et al., "Muon: an optimizer for hidden layers in
-    neural networks", 2024, but by eigenvectors and not by Newton-Schulz; size of the step: J. Liu et al., "Muon is
-    scalable for LLM training", 2025, sec. 2.2]
-    """
-    g = grads[0]
-    for other in grads[1:]:
-        g += other
-    m *= momentum
-    m += g
-    g += momentum * m
-    matrix = as_matrix(g.reshape(w.shape), name)
-    step = orthogonalised(matrix)
-    step *= lr * MUON_RMS * math.sqrt(max(matrix.shape))
-    w -= from_matrix(step, name, w.shape)
-
-
-class Crew:
-    """Threads that share each step: each works on a part of the batch, then on a part of the parameters.
-
-    numpy computes outside of Python's lock, so that threads do run at once; with BLAS at one thread (``single_blas``)
-    all of a step is shared, not the matrix products alone. Numbers depend on how many threads there are, by rounding.
-    """
-
-    MIN_PART = 8  # examples that are worth a thread
-
-    def __init__(self, n_threads: int = 1) -> None:
-        self.n_threads = n_threads
-        self.pool = ThreadPoolExecutor(n_threads) if n_threads > 1 else None
-        self.workspaces: list[Workspace] = []
-        self.grads: list[tuple[Array, Params]] = []
-
-    def prepare(self, state: TrainState) -> None:
-        """Make workspaces and gradients for this model."""
-        self.workspaces = [Workspace(state.flat.dtype) for _ in range(self.n_threads)]
-        self.grads = [pack(state.params) for _ in range(self.n_threads)]
-
-    def share(self, work: Callable[[int], Any], n: int) -> list[Any]:
-        """[work(0), ... work(n - 1)], at once."""
-        return [work(k) for k in range(n)] if self.pool is None or n == 1 else list(self.pool.map(work, range(n)))
-
-    def close(self) -> None:
-        if self.pool:
-            self.pool.shutdown()
-
-    def gradients(self, model: Model, params: Params, batch: Batch) -> tuple[dict[str, float], list[Array]]:
-        """Mean losses of the batch; gradient vectors that have yet to be added up."""
-        B = len(batch.labels)
-        n = min(self.n_threads, max(1, B // self.MIN_PART))
-
-        def work(k: int) -> dict[str, float]:
-            part = batch.part(B * k // n, B * (k + 1) // n)
-            with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
-                return model.loss_and_grads(params, part, B, self.grads[k][1], self.workspaces[k])
-
-        losses = self.share(work, n)
-        return {name: sum(part[name] for part in losses) for name in losses[0]}, [g for g, _ in self.grads[:n]]
-
-    def update(
-        self, state: TrainState, grads: list[Array], lr: float, optimizer: str = "adam", weight_decay: float = 0.0
-    ) -> None:
-        """One step, in place. Weights, but not biases, first shrink by ``lr * weight_decay`` of themselves
-        [Loshchilov & Hutter 2019, algorithm 2]."""
-        state.step += 1
-        if weight_decay:
-            for name, w in state.params.items():
-                if name.endswith(".w"):
-                    w *= 1 - lr * weight_decay
-
-        def adam(own: slice) -> None:
-            adam_step(state.flat[own], [grad[own] for grad in grads], state.m[own], state.v[own], state.step, lr)
-
-        def muon(name: str, own: slice) -> None:
-            muon_step(state.params[name], [grad[own] for grad in grads], state.m[own], lr, name)
-
-        jobs: list[Callable[[], None]] = []
-        if optimizer == "muon":
-            where = places(state.params)
-            jobs += [partial(muon, name, where.pop(name)) for name in MUON_WEIGHTS if name in where]
-            jobs += [partial(adam, own) for own in where.values()]
-        else:
-            n, size = self.n_threads, len(state.flat)
-            jobs += [partial(adam, slice(size * k // n, size * (k + 1) // n)) for k in range(n)]
-
-        def work(k: int) -> None:
-            with np.errstate(all="ignore"):
-                jobs[k]()
-
-        self.share(work, len(jobs))
-        if state.step % FLUSH_EVERY == 0:
-            flush_subnormals(state.m)
-            flush_subnormals(state.v)
-
-
-@contextlib.contextmanager
-def single_blas() -> Iterator[None]:
-    """One BLAS thread: the crew has the others."""
-    import threadpoolctl
-
-    with threadpoolctl.threadpool_limits(1, user_api="blas"):
-        yield
-
-
-def default_threads() -> int:
-    n_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(4, n_cpus)
+# Inputs of the weights that Muon takes for matrices; not the last layers, not the decoder.
+CONV_INPUTS = (0, 1, 2)
+MUON_INPUTS = {
+    "routing.w": (1, 2), "hidden.w": (0,), "primary.w": CONV_INPUTS, "conv2.w": CONV_INPUTS, "conv1.w": CONV_INPUTS,
+}  # fmt: skip
 
 
 def top_labels(scores: Array, n_labels: int) -> Array:
@@ -1690,30 +1467,25 @@ def top_labels(scores: Array, n_labels: int) -> Array:
     return np.argsort(-scores, axis=1, kind="stable")[:, :n_labels]
 
 
-def assess(model: Model, params: Params, batch: Batch, crew: Crew, part: int = 32) -> tuple[Array, float]:
+def assess(model: Model, params: Params, batch: Batch, workers: Workers, part: int = 32) -> tuple[Array, float]:
     """Scores (N, J), and the squared error of all reconstructions from the true digits' capsules, NaN where a model has
-    none. The crew must be prepared for the model."""
-    N = len(batch.labels)
-    scores = np.empty((N, N_CLASSES))
-    errors = np.zeros(crew.n_threads)
+    none."""
 
-    def work(k: int) -> None:
-        for start in range(k * part, N, crew.n_threads * part):
-            some = batch.part(start, start + part)
-            with np.errstate(all="ignore"):
-                scores[start : start + part], error = model.assess(params, some, crew.workspaces[k])
-            errors[k] += error
+    def work(start: int) -> tuple[Array, float]:
+        with np.errstate(all="ignore"):
+            scores, error = model.assess(params, batch.part(start, start + part), workers.workspace)
+        return scores.astype(float), error  # a copy: the next part overwrites the workspace
 
-    crew.share(work, crew.n_threads)
-    return scores, float(errors.sum())
+    scores, errors = zip(*workers.map(work, range(0, len(batch.labels), part)), strict=True)
+    return np.concatenate(scores), sum(errors)
 
 
-def evaluate(model: Model, params: Params, batch: Batch, crew: Crew, part: int = 32) -> dict[str, float]:
+def evaluate(model: Model, params: Params, batch: Batch, workers: Workers, part: int = 32) -> dict[str, float]:
     """Test figures. ``set_accuracy``: both digits are the two highest scores. ``digit_accuracy``: share of digits that
     are among them. ``soft_accuracy``: at least one is. ``recon_mse``: a pixel's mean squared error, of reconstructions
-    from the true digits' capsules. The crew must be prepared for the model."""
+    from the true digits' capsules."""
     L = batch.labels.shape[1]
-    scores, error = assess(model, params, batch, crew, part)
+    scores, error = assess(model, params, batch, workers, part)
     hits = (top_labels(scores, L)[:, :, None] == batch.labels[:, None]).sum(axis=(1, 2))
     figures = {
         "set_accuracy": float((hits == L).mean()),
@@ -1725,326 +1497,78 @@ def evaluate(model: Model, params: Params, batch: Batch, crew: Crew, part: int =
     return figures
 
 
-class Experiment(NamedTuple):
-    """What the training loop and the checkpoints ask of an experiment; a script that builds on this one has its own."""
-
-    name: str
-    config: type[Config]
-    make_models: Callable[[Any], dict[str, Model]]
-    training_batch: Callable[[Any, Any, int], Batch]  # of data, config and step
-    measure: Callable[[Model, TrainState, Any, Any, Crew, bool], None]  # what a step adds to the history; see below
-    finished: Callable[[TrainState, Any], bool]  # before ``n_steps``
-    headline: str  # of the history's entries
-
-
-def measure(model: Model, state: TrainState, config: Config, data: Data, crew: Crew, epoch_ends: bool) -> None:
-    """Called after every step; appends test figures to the history."""
-    if epoch_ends:
-        for name, figure in evaluate(model, state.params, data.test, crew).items():
-            state.history.setdefault(name, []).append(figure)
-
-
-MULTIMNIST = Experiment(
-    EXPERIMENT, Config, make_models, training_batch, measure, lambda state, config: False, "set_accuracy"
-)
-
-Callback = Callable[[str, int, Params, dict[str, list[float]]], None]
-
-
 def init_state(model: Model, config: Config) -> TrainState:
     """Fresh parameters; their draws depend on the seed and the model's name alone."""
-    return TrainState(model.init_params(generator(config.seed, Stream.INIT, *model.name.encode())))
+    return TrainState(model.name, model.init_params(generator(config.seed, Stream.INIT, *model.name.encode())))
+
+
+def update(state: TrainState, grads: list[Params], lr: float, config: Config, workers: Workers) -> None:
+    """One step of the optimiser; weights decay, biases do not."""
+    decayed = [key for key in state.params if key.endswith(".w")]
+    if config.optimizer == "muon":
+        muon_step(state, grads, lr, config.weight_decay, decayed, MUON_INPUTS, workers)
+    else:
+        adamw_step(state, grads, lr, config.weight_decay, decayed, workers)
 
 
 def train(
-    model: Model,
-    config: Config,
-    data: Any,
-    state: TrainState | None = None,
-    callback: Callback | None = None,
-    after_step: Callable[[TrainState, bool], None] | None = None,
-    crew: Crew | None = None,
-    experiment: Experiment = MULTIMNIST,
-) -> tuple[Params, dict[str, list[float]]]:
-    """Train to ``config.n_epochs`` and return (params, history); each list of the history has an entry per epoch.
+    model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback | None = None
+) -> dict[str, list[float]]:
+    """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, and return its history.
 
-    A given ``state`` is continued in place, from the middle of an epoch too. ``callback(model name, epochs done,
-    params, history)`` is called before the first epoch and after each; ``after_step(state, epoch has ended)`` after
-    every step, when the state is whole. Raises UserError where the loss stops being finite.
+    ``callback(state, epoch has ended)`` is called before the first step and after every one. Raises UserError where the
+    loss stops being finite.
     """
-    state, crew = state or init_state(model, config), crew or Crew()
-    crew.prepare(state)
     if callback and state.step == 0:
-        callback(model.name, 0, state.params, state.history)
-    while state.step < config.n_steps and not experiment.finished(state, config):
+        callback(state, True)
+    while state.step < config.n_steps:
         started = time.perf_counter()
-        epoch, position = divmod(state.step, config.steps_per_epoch)
-        losses, grads = crew.gradients(model, state.params, experiment.training_batch(data, config, state.step))
-        if not math.isfinite(losses["train_loss"]):
-            where = f"epoch {epoch + 1}, step {position + 1}"
-            raise UserError(f"{model.name}: the loss became {losses['train_loss']} in {where}; try a smaller --lr")
-        lr = config.lr_at(state.step) * model.lr_factor
-        crew.update(state, grads, lr, config.optimizer, config.weight_decay)
-        for name, loss in losses.items():
-            state.sums[name] = state.sums.get(name, 0.0) + loss
-        epoch_ends = position == config.steps_per_epoch - 1
-        if epoch_ends:
-            if not np.isfinite(state.flat).all():
-                where = f"epoch {epoch + 1}, step {position + 1}"
-                raise UserError(f"{model.name}: a parameter became infinite or NaN in {where}; try a smaller --lr")
-            for name, total in state.sums.items():
-                state.history.setdefault(name, []).append(total / config.steps_per_epoch)
-            state.sums = {}
-        experiment.measure(model, state, config, data, crew, epoch_ends)
+        batch = training_batch(data, config, state.step)
+        with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
+            losses, grads = workers.gradients(model.loss_and_grads, state.params, batch)
+            update(state, grads, config.lr_at(state.step) * model.lr_factor, config, workers)
+        require_finite(state, losses["train_loss"], config.steps_per_epoch)
+        state.add(losses)
+        epoch_ended = state.step % config.steps_per_epoch == 0
+        if epoch_ended:
+            state.end_epoch(config.steps_per_epoch, evaluate(model, state.params, data.test, workers))
         state.seconds += time.perf_counter() - started
-        if after_step:
-            after_step(state, epoch_ends)
-        if callback and epoch_ends:
-            callback(model.name, epoch + 1, state.params, state.history)
-    return state.params, state.history
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Checkpoints and results: files are written whole or not at all
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def temporary_path(path: Path) -> Path:
-    """A name beside ``path``, hidden and of bounded length."""
-    return path.with_name(f".{path.name[:50]}.{os.getpid()}.tmp")
-
-
-@contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside ``path`` that takes its name once all is written. Raises UserError on failure."""
-    temporary = temporary_path(path)
-    try:
-        with temporary.open("wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def require_writable(path: Path) -> None:
-    """Find out before a training, not after it, that a file cannot be written there. Makes the folder if need be."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            mode = path.stat().st_mode  # fails too where the name is too long
-            if not stat.S_ISREG(mode):
-                kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-                raise UserError(f"cannot write {path}: it is {kind}")
-        temporary = temporary_path(path)
-        temporary.touch()
-        temporary.unlink()
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def save_checkpoint(
-    path: Path, config: Config, states: dict[str, TrainState], experiment: Experiment = MULTIMNIST
-) -> None:
-    """One .npz file: the arrays of every model's TrainState, and the rest as JSON."""
-    arrays: dict[str, Array] = {}
-    scalars = {}
-    for name, state in states.items():
-        arrays |= {f"{name}/{key}": array for key, array in state.params.items()}
-        arrays |= {f"{name}/adam_m": state.m, f"{name}/adam_v": state.v}
-        scalars[name] = {k: getattr(state, k) for k in ("step", "seconds", "sums", "history")}
-    header = {"experiment": experiment.name, "config": dataclasses.asdict(config), "models": scalars}
-    with atomic_write(path) as stream:
-        np.savez(stream, header=np.array(json.dumps(header)), **arrays)  # type: ignore[arg-type]
-
-
-def load_checkpoint(path: Path, experiment: Experiment = MULTIMNIST) -> tuple[Any, dict[str, TrainState]]:
-    """The inverse of save_checkpoint. Raises UserError where the file is missing, damaged, or of something else."""
-    try:
-        with path.open("rb") as opened:
-            stored = np.load(opened, allow_pickle=False)
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
-            header = json.loads(str(stored["header"]))
-            if header["experiment"] != experiment.name:
-                raise UserError(f"{path} is a checkpoint of {header['experiment']}, not of {experiment.name}")
-            fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in header["config"].items()}
-            config = experiment.config(**fields)
-            states = {}
-            for name, model in experiment.make_models(config).items():
-                if name not in header["models"]:
-                    continue
-                state = TrainState(model.init_params(np.random.default_rng(0)))
-                for key, target in {**state.params, "adam_m": state.m, "adam_v": state.v}.items():
-                    array = stored[f"{name}/{key}"]
-                    if array.shape != target.shape or array.dtype != target.dtype:
-                        raise ValueError(f"its {key} does not fit this network")
-                    target[...] = array
-                for key in ("step", "seconds", "sums", "history"):
-                    setattr(state, key, header["models"][name][key])
-                states[name] = state
-    except FileNotFoundError:
-        raise UserError(f"there is no checkpoint {path}") from None
-    except (OSError, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError,
-            zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} is not a readable checkpoint of {experiment.name}: {reason}") from error
-    return config, states
-
-
-def flag_of(field: str) -> str:
-    """What a person writes, or could have written, to set a field of a Config."""
-    others = {"image_size": "--canvas", "decoder": "--preset with the decoder"}
-    return others.get(field, "--" + field.replace("_", "-"))
-
-
-def first_difference(saved: Config, asked: Config, fields: Collection[str]) -> str | None:
-    for field in dataclasses.fields(saved):
-        old, new = getattr(saved, field.name), getattr(asked, field.name)
-        if field.name in fields and old != new:
-            return f"made with {flag_of(field.name)} {old}, not {new}"
-    return None
-
-
-def check_same(path: Path, saved: Config, asked: Config, given: Collection[str], free: Collection[str] = ()) -> None:
-    """Where nothing is trained, a flag that was ``given`` must be the checkpoint's, or be ``free`` to differ."""
-    fields = {*given, *(PRESETS["small"] if "preset" in given else ())} - {*free, "data_dir"}
-    if difference := first_difference(saved, asked, fields):
-        raise UserError(f"{path} was {difference}")
-
-
-def some_states(path: Path, states: dict[str, TrainState], names: Collection[str]) -> dict[str, TrainState]:
-    """Those of ``names``; UserError where there is none."""
-    if not (found := {name: state for name, state in states.items() if name in names}):
-        raise UserError(f"{path} holds {', '.join(states)}, and not {', '.join(names)}")
-    return found
-
-
-def check_resumable(path: Path, saved: Config, asked: Config) -> None:
-    """A continued run must be the run that was begun; only one whose learning rate does not depend on its length may
-    become longer."""
-    free = {"data_dir"} | ({"n_epochs"} if saved.lr_schedule in ("constant", "exponential") else set())
-    if difference := first_difference(saved, asked, {field.name for field in dataclasses.fields(saved)} - free):
-        raise UserError(f"cannot resume {path}: it was {difference}")
-    if asked.n_epochs < saved.n_epochs:
-        raise UserError(f"cannot resume {path} for {asked.n_epochs} epochs: it was begun for {saved.n_epochs}")
-
-
-def environment(n_threads: int) -> dict[str, Any]:
-    """What the numbers of a run depend on beside its configuration."""
-    import threadpoolctl
-
-    blas = [lib for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "blas"]
-    try:
-        cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.split(":", 1)[1].strip() for line in cpu_lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        cpu = platform.processor() or platform.machine()
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"],
-        cwd=Path(__file__).resolve().parent, capture_output=True, text=True, check=False,
-    ) if shutil.which("git") else None  # fmt: skip
-    return {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "blas": " ".join(
-            f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')}" for lib in blas
-        ).strip(),
-        "threads": n_threads,
-        "cpu": cpu,
-        "n_cpus": os.cpu_count(),
-        "git_commit": git.stdout.strip() or None if git else None,
-    }
-
-
-def save_result(path: Path, result: dict[str, Any]) -> None:
-    with atomic_write(path) as stream:
-        stream.write((json.dumps(result, indent=1) + "\n").encode())
+        if callback:
+            callback(state, epoch_ended)
+    return state.history
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A run from beginning to end
 # ----------------------------------------------------------------------------------------------------------------------
 
-
-class Interrupt:
-    """Turns Ctrl-C into a flag that is looked at between steps, so that what is saved is whole. A second one stops at
-    once."""
-
-    def __init__(self) -> None:
-        self.requested = False
-
-    def __enter__(self) -> Interrupt:
-        try:
-            self._previous = signal.signal(signal.SIGINT, self._request)
-        except ValueError:  # not in the main thread: Ctrl-C is somebody else's affair
-            self._previous = None
-        return self
-
-    def _request(self, signum: int, frame: Any) -> None:
-        self.requested = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def __exit__(self, *_: object) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
-
-
 MODEL_NAMES = ("capsnet", "cnn", "cnn_pool")
+
+
+def fresh_states(config: Config) -> dict[str, TrainState]:
+    return {name: init_state(model, config) for name, model in make_models(config).items()}
+
+
+def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
+    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
 
 
 def train_all(
     config: Config,
-    data: Any,
+    data: Data,
     *,
-    experiment: Experiment = MULTIMNIST,
-    names: Sequence[str] = MODEL_NAMES,
-    checkpoint: Path | None = None,
-    checkpoint_every: int | None = None,
-    resume: bool = False,
-    quiet: bool = True,
+    names: Collection[str] = MODEL_NAMES,
     threads: int = 1,
+    files: Files = NO_FILES,
     callback: Callback | None = None,
 ) -> dict[str, TrainState]:
-    """Train the named models one after the other, and return them. The checkpoint keeps what others it holds.
-
-    It is saved after every epoch, every ``checkpoint_every`` steps, and before KeyboardInterrupt on Ctrl-C.
-    One that cannot be saved is reported and costs nothing: training goes on, and the next one may succeed.
-    """
-    states: dict[str, TrainState] = {}
-    if checkpoint and resume:
-        saved, states = load_checkpoint(checkpoint, experiment)
-        check_resumable(checkpoint, saved, config)
-    crew = Crew(threads)
-    with single_blas(), contextlib.closing(crew), Interrupt() as interrupt:
-        for name, model in experiment.make_models(config).items():
-            if name not in names:
-                continue
-            state = states.setdefault(name, init_state(model, config))
-            silent = quiet or not sys.stderr.isatty()
-            total = config.n_steps
-            with tqdm(total=total, initial=state.step, desc=name, unit="step", leave=False, disable=silent) as bar:
-
-                def after_step(state: TrainState, epoch_ends: bool, bar: tqdm = bar) -> None:
-                    bar.update()
-                    if epoch_ends and not bar.disable:
-                        accuracy, loss = (state.history[key][-1] for key in (experiment.headline, "train_loss"))
-                        bar.set_postfix(loss=f"{loss:.3f}", accuracy=f"{accuracy:.3f}", refresh=False)
-                    due = epoch_ends or (checkpoint_every and state.step % checkpoint_every == 0)
-                    due = due or experiment.finished(state, config)
-                    if checkpoint and (due or interrupt.requested):
-                        try:
-                            save_checkpoint(checkpoint, config, states, experiment)
-                        except UserError as error:
-                            tqdm.write(f"warning: {error}; training goes on", file=sys.stderr)
-                    if interrupt.requested:
-                        raise KeyboardInterrupt
-
-                train(model, config, data, state, callback, after_step, crew, experiment)
+    """Train the named models one after the other, and return their states."""
+    states = fresh_states(config)
+    with Session(EXPERIMENT, config, states, files, config.n_steps, callback) as session:
+        for name, model in make_models(config).items():
+            if name in names:
+                with Workers(threads, config.dtype) as workers:
+                    train(model, config, data, states[name], workers, session.after_step)
     return {name: state for name, state in states.items() if name in names}
 
 
@@ -2060,24 +1584,15 @@ def make_result(config: Config, data_name: str, states: dict[str, TrainState], t
             **{metric: state.history[metric][-1] for metric in METRICS if metric in state.history},
             "train_seconds": round(state.seconds, 3),
         }
-    return {
-        "experiment": EXPERIMENT,
-        "seed": config.seed,
-        "dataset": data_name,
-        "config": dataclasses.asdict(config),
-        "models": models,
-        "history": {name: state.history for name, state in states.items()},
-        "environment": environment(threads),
-    }
+    return result_document(EXPERIMENT, config, data_name, models, states, threads, "set_accuracy", 1 / 45)
 
 
-def run(config: Config, *, threads: int = 1, **options: Any) -> dict[str, Any]:
+def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: Any) -> dict[str, Any]:
     """Data, trainings, result. The options are those of ``train_all``."""
-    if options.get("resume"):  # a checkpoint that is not there is found before data are looked for
-        load_checkpoint(options["checkpoint"])
+    files.require_checkpoint(EXPERIMENT)
     data = make_data(config)
     config = settled(config, data.name)
-    return make_result(config, data.name, train_all(config, data, threads=threads, **options), threads)
+    return make_result(config, data.name, train_all(config, data, threads=threads, files=files, **options), threads)
 
 
 TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "min_iou", "max_shift")
@@ -2089,17 +1604,15 @@ def evaluate_checkpoint(
     """Test the named networks of a checkpoint on the test set of ``asked``; see ``check_same`` for ``given``."""
     saved, states = load_checkpoint(checkpoint)
     check_same(checkpoint, saved, asked, given, TEST_FIELDS)
-    states = some_states(checkpoint, states, names)
+    states = of_models(checkpoint, states, names)
     config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS})
     data = make_data(config)
     config = settled(config, data.name)
-    crew = Crew(threads)
-    with single_blas(), contextlib.closing(crew):
+    with Workers(threads, config.dtype) as workers:
         for name, model in make_models(config).items():
             if name in states:
-                state = states[name]
-                crew.prepare(state)
-                state.history = {k: [v] for k, v in evaluate(model, state.params, data.test, crew).items()}
+                figures = evaluate(model, states[name].params, data.test, workers)
+                states[name].history = {key: [value] for key, value in figures.items()}
     return make_result(config, data.name, states, threads) | {"trained_with_seed": saved.seed}
 
 
@@ -2146,22 +1659,9 @@ def read_picture(path: Path, config: Any, ink_side: int = INK_SIDE) -> Array:
     """
     from PIL import Image
 
-    try:
-        with Image.open(path) as opened:
-            wide = opened.mode.startswith("I")  # 16 bits of grey
-            narrow = Image.fromarray((np.asarray(opened).clip(0, 65535) // 257).astype(np.uint8)) if wide else opened
-            rgba = narrow.convert("RGBA")
-    except FileNotFoundError:
-        raise UserError(f"there is no picture {path}") from None
-    except Exception as error:  # Pillow's decoders raise many kinds on a damaged file: SyntaxError, struct.error, ...
-        raise UserError(f"{path} is not a picture that can be read: {' '.join(str(error).split())}") from error
-    # What is transparent becomes the opposite of the ink, so that black ink on nothing is seen as well.
-    alpha, tone = (np.asarray(c, np.float32) / 255 for c in (rgba.getchannel("A"), rgba.convert("L")))
-    paper = float((alpha * tone).sum() < 0.5 * alpha.sum())
-    grey = alpha * tone + (1 - alpha) * paper
-    border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
-    ink = 1 - grey if np.median(border) > 0.5 else grey
-    ink = np.maximum(0, ink - np.median(np.concatenate([ink[0], ink[-1], ink[:, 0], ink[:, -1]])))
+    grey = read_grey(path)
+    ink = 1 - grey if border_level(grey) > 0.5 else grey
+    ink = np.maximum(0, ink - border_level(ink))
     if ink.max() < 0.1:
         raise UserError(f"{path} has no ink that stands out from its background")
     side = config.image_size
@@ -2177,15 +1677,6 @@ def read_picture(path: Path, config: Any, ink_side: int = INK_SIDE) -> Array:
     picture = np.zeros((side, side), config.dtype)
     picture[top : top + ink.shape[0], left : left + ink.shape[1]] = ink
     return picture
-
-
-def picture_sheet(tiles: Array) -> bytes:
-    """tiles (rows, columns, H, W) in [0, 1] -> a PNG of them, four times as large, between white lines."""
-    import imageio.v3 as iio
-
-    tiles = np.pad(tiles, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=1)
-    sheet = tiles.transpose(0, 2, 1, 3).reshape(len(tiles) * tiles.shape[2], -1).repeat(4, axis=0).repeat(4, axis=1)
-    return iio.imwrite("<bytes>", (255 * np.clip(sheet, 0, 1)).astype(np.uint8), extension=".png")
 
 
 def predict(
@@ -2223,155 +1714,59 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and not the whole usage before it."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (--help shows every flag)\n")
-
-
-def whole_number(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not between {low} and {high}")
-        return value
-
-    return parse
-
-
-def number(low: float, high: float, *, above: bool = False) -> Callable[[str], float]:
-    """``above``: low itself is not allowed."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not low <= value <= high or (above and value == low):  # a NaN fails this too
-            bounds = f"above {low:g} and at most {high:g}" if above else f"between {low:g} and {high:g}"
-            raise argparse.ArgumentTypeError(f"{text} is not {bounds}")
-        return value
-
-    return parse
-
-
-def non_empty(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("the name is empty")
-    return text
-
-
-def file_path(text: str) -> Path:
-    return Path(non_empty(text))
-
-
-def some_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(known)}")
-        return names
-
-    return parse
-
-
-def add_digit_arguments(data: argparse._ArgumentGroup, d: Config) -> None:
-    data.add_argument(
-        "--dataset", choices=("auto", "mnist", "strokes"), default=d.dataset,
-        help="auto: MNIST if it is there or can be downloaded, else generated digits; default: %(default)s",
-    )  # fmt: skip
-    data.add_argument(
-        "--data-dir", type=non_empty, metavar="DIR", help=f"folder of the four MNIST files; default: {CACHE_DIR}"
+# fmt: off
+def add_digit_flags(add: Callable[..., None]) -> None:
+    add(
+        "dataset",
+        ("auto", "mnist", "strokes"),
+        "auto: MNIST if it is there or can be downloaded, else generated digits",
     )
+    add("data_dir", non_empty, "folder of the four MNIST files", "DIR", CACHE_DIR)
 
 
-def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that make up a Config; the scripts that draw figures have them too."""
-    d = Config()
-    data = parser.add_argument_group("data")
-    add_digit_arguments(data, d)
-    data.add_argument(
-        "--n-train", type=whole_number(1, 10**8), metavar="N", default=d.n_train,
-        help="composites an epoch, in whole batches; default: %(default)s",
-    )  # fmt: skip
-    data.add_argument(
-        "--n-test", type=whole_number(1, 100_000), metavar="N", default=d.n_test,
-        help="composites of test digits, the same for all models; default: %(default)s",
-    )  # fmt: skip
-    data.add_argument(
-        "--min-iou", type=number(0, 1), metavar="X", default=d.min_iou,
-        help="least intersection over union of the two 28x28 boxes; 0 is the paper's; default: %(default)s",
-    )  # fmt: skip
-    data.add_argument(
-        "--pool", type=whole_number(0, 10**7), metavar="N", default=d.pool,
-        help="train on N composites drawn once, and shuffled every time; default: fresh ones for every batch",
-    )  # fmt: skip
-    add_network_arguments(parser, d)
+    add = add_flags(parser, "data", Config)
+    add_digit_flags(add)
+    add("n_train", whole_number(1, 10**8), "composites an epoch, in whole batches")
+    add("n_test", whole_number(1, 100_000), "composites of test digits, the same for all models")
+    add("min_iou", number(0, 1), "least intersection over union of the two 28x28 boxes; 0 is the paper's", "X")
+    add("pool", whole_number(0, 10**7),
+        "train on N composites drawn once, and shuffled every time; 0: fresh ones for every batch")
+    add_network_flags(parser, Config)
 
 
-def add_network_arguments(parser: argparse.ArgumentParser, d: Config) -> None:
+def add_network_flags(parser: argparse.ArgumentParser, config: type[Config]) -> None:
     """The flags of the networks and of their training, the same in every experiment that trains these."""
-    model = parser.add_argument_group("capsules")
-    model.add_argument(
+    parser.add_argument(
         "--preset", choices=tuple(PRESETS), default="small",
         help="sizes of the network: 32 channels, 8 types, decoder 256-512; or the paper's 256, 32, 512-1024;"
         " default: %(default)s",
-    )  # fmt: skip
-    model.add_argument(
-        "--conv-channels", type=whole_number(1, 1024), metavar="N", help="of conv1; default: the preset's"
     )
-    model.add_argument(
-        "--primary-types", type=whole_number(1, 256), metavar="N", help="of 8-D capsules; default: the preset's"
-    )
-    model.add_argument(
-        "--routing-iters", type=whole_number(1, 20), metavar="N", default=d.routing_iters, help="default: %(default)s"
-    )
-    model.add_argument(
-        "--routing-grad", choices=("exact", "stop"), default=d.routing_grad,
-        help="gradient through all iterations, or through the last sum with couplings constant; default: %(default)s",
-    )  # fmt: skip
-    model.add_argument(
-        "--recon-weight", type=number(0, 1000), metavar="X", default=d.recon_weight,
-        help="of the squared error of reconstruction, beside the margin loss; default: %(default)s",
-    )  # fmt: skip
-    training = parser.add_argument_group("training")
-    training.add_argument(
-        "--seed", type=whole_number(0, 2**32 - 1), metavar="N", default=d.seed, help="default: %(default)s"
-    )
-    training.add_argument(
-        "--n-epochs", type=whole_number(1, 100_000), metavar="N", default=d.n_epochs, help="default: %(default)s"
-    )
-    training.add_argument(
-        "--batch-size", type=whole_number(1, 4096), metavar="N", default=d.batch_size, help="default: %(default)s"
-    )
-    training.add_argument(
-        "--optimizer", choices=("adam", "muon"), default=d.optimizer,
-        help="muon: steps of orthogonal matrices for convolutions, digit capsules and a CNN's hidden layer, Adam for"
-        " the decoder and the rest; default: %(default)s",
-    )  # fmt: skip
-    training.add_argument(
-        "--lr", type=number(0, 10, above=True), metavar="X", default=d.lr,
-        help="learning rate; default: %(default)s",
-    )  # fmt: skip
-    training.add_argument(
-        "--weight-decay", type=number(0, 100), metavar="X", default=d.weight_decay,
-        help="a step shrinks every weight, but no bias, by lr * X; default: %(default)s",
-    )  # fmt: skip
-    training.add_argument(
-        "--lr-schedule", choices=("constant", "linear", "cosine", "exponential"), default=d.lr_schedule,
-        help="linear and cosine fall to 0, exponential by 4 %% every 2,000 steps; default: %(default)s",
-    )  # fmt: skip
-    training.add_argument("--dtype", choices=("float32", "float64"), default=d.dtype, help="default: %(default)s")
-    training.add_argument(
+    add = add_flags(parser, "capsules", config)
+    add("conv_channels", whole_number(1, 1024), "of conv1", default="the preset's")
+    add("primary_types", whole_number(1, 256), "of 8-D capsules", default="the preset's")
+    add("routing_iters", whole_number(1, 20), "routing iterations")
+    add("routing_grad", ("exact", "stop"),
+        "gradient through all iterations, or through the last sum with couplings constant")
+    add("recon_weight", number(0, 1000), "of the squared error of reconstruction, added to the margin loss", "X")
+    add = add_flags(parser, "training", config)
+    add("seed", whole_number(0, 2**32 - 1), "of data, initial weights and order")
+    add("n_epochs", whole_number(1, 100_000), "passes over --n-train examples")
+    add("batch_size", whole_number(1, 4096), "images of a step")
+    add("optimizer", ("adam", "muon"), "muon: steps of orthogonal matrices for convolutions, digit capsules and a CNN's"
+        " hidden layer, Adam for the decoder and the rest")
+    add("lr", number(0, 10, above=True), "learning rate", "X")
+    add("weight_decay", number(0, 100), "a step shrinks every weight, but no bias, by lr * X", "X")
+    add("lr_schedule", ("constant", "linear", "cosine", "exponential"),
+        "linear and cosine fall to 0, exponential by 4 % every 2,000 steps")
+    add("dtype", ("float32", "float64"), "of all arithmetic")
+    parser.add_argument(
         "--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
-        help=f"each works on {Crew.MIN_PART} images of a batch or more; default: one for each processor, at most 4"
+        help=f"each works on {LEAST_PART} images of a batch or more; default: one for each processor, at most 4"
         " (here: %(default)s)",
-    )  # fmt: skip
+    )
+# fmt: on
 
 
 def config_fields(args: argparse.Namespace, *more: str) -> dict[str, Any]:
@@ -2383,6 +1778,11 @@ def config_fields(args: argparse.Namespace, *more: str) -> dict[str, Any]:
     return preset | given | {k: getattr(args, k) for k in (*same, *also, *more)}
 
 
+def with_preset(given: Collection[str]) -> set[str]:
+    """The given flags, and the fields that a given preset sets."""
+    return {*given, *(PRESETS["small"] if "preset" in given else ())}
+
+
 def config_from_args(args: argparse.Namespace) -> Config:
     return Config(**config_fields(args, "pool", "min_iou"))
 
@@ -2392,114 +1792,32 @@ def make_parser() -> argparse.ArgumentParser:
         description="Train a capsule network and two CNNs to recognise two digits that lie over each other.",
         epilog="With no flags: eight epochs of 6,000 composites of MNIST digits, seed 0, three models.",
     )
-    add_experiment_arguments(parser)
-    parser.add_argument(
-        "--models", type=some_of(MODEL_NAMES), metavar="A,B", default=MODEL_NAMES,
-        help=f"which to train; default: {','.join(MODEL_NAMES)}",
-    )  # fmt: skip
-    add_file_arguments(parser)
+    add_config_flags(parser)
+    add_file_flags(parser, MODEL_NAMES, predict_png=True)
     return parser
-
-
-def add_file_arguments(parser: argparse.ArgumentParser) -> None:
-    files = parser.add_argument_group("files")
-    files.add_argument(
-        "--out-json", type=file_path, metavar="FILE", help="write the result, history and environment there"
-    )
-    files.add_argument(
-        "--checkpoint", type=file_path, metavar="FILE",
-        help="save after every epoch, and on Ctrl-C; without --resume an older file of that name is replaced",
-    )  # fmt: skip
-    files.add_argument(
-        "--checkpoint-every", type=whole_number(1, 10**9), metavar="N", help="save every N steps as well"
-    )
-    files.add_argument(
-        "--resume", action="store_true",
-        help="continue from --checkpoint, to the same numbers bit for bit where --threads is the same",
-    )  # fmt: skip
-    files.add_argument(
-        "--eval-only", action="store_true",
-        help="no training: test the networks of --checkpoint on the test set that the data flags and the seed describe",
-    )  # fmt: skip
-    files.add_argument(
-        "--predict", type=file_path, nargs="+", metavar="IMAGE",
-        help="no training: name the digits in pictures with --checkpoint, and draw them one by one",
-    )  # fmt: skip
-    files.add_argument(
-        "--predict-png", type=file_path, metavar="FILE", default=Path("prediction.png"),
-        help="where --predict draws; default: %(default)s",
-    )  # fmt: skip
-    files.add_argument("--quiet", action="store_true", help="no progress bar")
-
-
-def check_file_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Ends the script with status 2 where they do not fit together."""
-    for flag in ("predict", "eval_only", "resume", "checkpoint_every"):
-        if getattr(args, flag) and not args.checkpoint:
-            parser.error(f"argument --{flag.replace('_', '-')}: needs --checkpoint FILE")
-    if args.predict and args.eval_only:
-        parser.error("argument --predict: not together with --eval-only")
-    for flag in ("resume", "checkpoint_every"):
-        if (args.predict or args.eval_only) and getattr(args, flag):
-            parser.error(f"argument --{flag.replace('_', '-')}: --predict and --eval-only do not train")
-    if args.predict_png != parser.get_default("predict_png") and not args.predict:
-        parser.error("argument --predict-png: needs --predict IMAGE")
-    if args.predict and args.out_json:
-        parser.error("argument --out-json: --predict has no result of this kind")
-    if args.out_json and args.checkpoint and os.path.realpath(args.out_json) == os.path.realpath(args.checkpoint):
-        parser.error("argument --out-json: is the same file as --checkpoint")
-    for path in [args.checkpoint, *args.predict] if args.predict else []:
-        if os.path.realpath(path) == os.path.realpath(args.predict_png):
-            parser.error(f"argument --predict-png: would overwrite {path}")
-
-
-def given_flags(parser: argparse.ArgumentParser, argv: list[str] | None) -> dict[str, Any]:
-    """What stands on the command line, whatever the defaults are. Spoils the parser's defaults."""
-    parser.set_defaults(**dict.fromkeys(vars(parser.parse_args([]))))
-    return {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
-
-
-def exit_status(body: Callable[[], None]) -> int:
-    """Run a script's body: 0, 1 with one line on stderr for a UserError, 130 after Ctrl-C."""
-    try:
-        body()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except MemoryError:
-        print("error: out of memory; try a smaller --batch-size or --n-test", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    check_file_arguments(parser, args)
+    check_file_flags(parser, args)
     if args.predict and "capsnet" not in args.models:
         parser.error("argument --models: --predict asks the capsule network")
-    config, given = config_from_args(args), given_flags(make_parser(), argv)
+    config, given = config_from_args(args), with_preset(args.given)
 
     def body() -> None:
         if args.predict:
             require_writable(args.predict_png)
             print(predict(args.checkpoint, args.predict, args.predict_png, config, given))
             return
-        for path in filter(None, (args.out_json, None if args.eval_only else args.checkpoint)):
-            require_writable(path)
+        require_writable(args.out_json, None if args.eval_only else args.checkpoint)
         if args.eval_only:
             result = evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads)
         else:
-            result = run(
-                config, threads=args.threads, names=args.models, checkpoint=args.checkpoint,
-                checkpoint_every=args.checkpoint_every, resume=args.resume, quiet=args.quiet,
-            )  # fmt: skip
-        print(f"{describe(result)}\n{format_table(result)}")
+            result = run(config, Files.from_args(args), args.threads, names=args.models)
         if args.out_json:
-            save_result(args.out_json, result)
+            save_result(args.out_json, result | {"command": recorded_command(EXPERIMENT, argv)})
+        print(f"{describe(result)}\n{format_table(result)}")
 
     return exit_status(body)
 

@@ -44,27 +44,49 @@ import contextlib
 import dataclasses
 import functools
 import gzip
-import json
 import math
-import os
-import platform
-import re
-import shutil
-import signal
-import stat
-import subprocess
 import sys
 import threading
 import time
-import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from enum import IntEnum
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn, Protocol, TypeVar, cast
+from typing import IO, Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
+
+from support.optimizers import TrainState, adamw_step, count_params
+from support.pictures import border_level, prediction_table, read_grey
+from support.run import (
+    NO_FILES,
+    Callback,
+    Files,
+    Parser,
+    Session,
+    Stream,
+    UserError,
+    add_file_flags,
+    add_flags,
+    blas_name,
+    check_file_flags,
+    check_same,
+    exit_status,
+    format_value,
+    generator,
+    list_of,
+    non_empty,
+    number,
+    permutation,
+    read_checkpoint,
+    recorded_command,
+    require_finite,
+    require_writable,
+    result_document,
+    save_result,
+    whole_number,
+)
+from support.workers import blas_threads
 
 # Dimension letters
 #   B  images of a batch             N  images of a set          H, W  rows and columns of a map      C  channels
@@ -77,6 +99,7 @@ Item = TypeVar("Item")
 Part = TypeVar("Part")
 
 EXPERIMENT = "smallnorb_novel_viewpoint"
+MODEL_NAMES = ("capsules", "cnn", "cnn_matched")
 IMAGE_SIZE = 32
 N_CLASSES = 5
 POSE_SIDE = 4
@@ -86,10 +109,6 @@ CONV_KERNEL = 5
 VARIANCE_FLOOR = 3.0  # see em_routing_forward
 VOXEL_CLASSES = ("cross", "L", "T", "frame", "tripod")
 SMALLNORB_CLASSES = ("animal", "human", "airplane", "truck", "car")
-
-
-class UserError(Exception):
-    """Something that the person at the keyboard can put right; its message is one line."""
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -171,20 +190,6 @@ class Config:
             "exponential": 1 - 0.95**t,  # the form that the authors' later code uses
         }[self.lambda_schedule]
         return [float(self.em_lambda * r) for r in rise]
-
-
-class Stream(IntEnum):
-    """Independent random streams of one seed, so that no part of a run shifts the draws of another."""
-
-    DATA = 0
-    INIT = 1
-    SHUFFLE = 2
-    EVALUATION = 3
-
-
-def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
-    """The generator of one stream; ``key`` (an epoch, a model) addresses it, so a resumed run needs no stored state."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(stream), *key)))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1553,10 +1558,6 @@ def conv_cnn_backward(dscores: Array, cache: ConvCNNCache, need_dx: bool = False
     return grads, dx
 
 
-def count_params(params: Params) -> int:
-    return sum(p.size for p in params.values())
-
-
 def make_models(config: Config) -> dict[str, Model]:
     """The capsule network and its two baselines, by name, in the order of the result table."""
 
@@ -1609,73 +1610,6 @@ def make_models(config: Config) -> dict[str, Model]:
 
 # Not the biases, and not what EM routing works with.
 DECAYED = {"conv1.w", "conv2.w", "conv3.w", "primary.w", "hidden.w", "out.w"}
-ADAM_BLOCK = 1 << 15  # entries updated at a time: all operands of a block stay in the cache
-
-
-@dataclasses.dataclass
-class TrainState:
-    """Everything that a half-trained model is."""
-
-    params: Params
-    m: Params  # Adam's first moments
-    v: Params  # Adam's second moments
-    step: int = 0
-    loss_sum: float = 0.0  # over the examples of the unfinished epoch
-    seconds: float = 0.0
-    history: dict[str, list[float]] = dataclasses.field(
-        default_factory=lambda: {"train_loss": [], "familiar_accuracy": [], "held_out_accuracy": []}
-    )
-
-
-def flush_subnormals(moments: Array) -> None:
-    """Set to 0, in place, what is so small that it does not matter. The moments of a unit that no example reaches any
-    more decay until they are subnormal numbers, with which a processor takes a hundred times as long."""
-    moments[np.abs(moments) < math.sqrt(np.finfo(moments.dtype).tiny)] = 0
-
-
-FLUSH_EVERY = 100  # steps, in which moments that are not flushed cannot become subnormal
-
-
-def adam_step(
-    state: TrainState,
-    grads: Params,
-    lr: float,
-    weight_decay: float = 0.0,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-) -> None:
-    """Update ``state`` in place: Adam [Kingma & Ba 2015, algorithm 1], with the weights of conv1 and of the dense
-    layers shrunk by ``lr * weight_decay`` of themselves [Loshchilov & Hutter 2019, algorithm 2].
-
-    The moments are kept without their factors 1 - beta, which go into the step size with the bias corrections: the
-    update is bound by memory, and this saves two passes of twelve.
-    """
-    state.step += 1
-    root = math.sqrt((1 - beta2) / (1 - beta2**state.step))
-    step_size = lr * (1 - beta1) / (1 - beta1**state.step) / root
-    epsilon = 1e-8 / root
-    scratch = np.empty(ADAM_BLOCK, next(iter(grads.values())).dtype)
-    for name, grad in grads.items():
-        flat = [array.reshape(-1) for array in (state.params[name], state.m[name], state.v[name], grad)]
-        keep = 1 - lr * weight_decay if name in DECAYED else 1.0
-        for start in range(0, grad.size, ADAM_BLOCK):
-            p, m, v, g = (array[start : start + ADAM_BLOCK] for array in flat)
-            s = scratch[: p.size]
-            m *= beta1
-            m += g
-            np.multiply(g, g, out=s)
-            v *= beta2
-            v += s
-            np.sqrt(v, out=s)
-            s += epsilon
-            np.divide(m, s, out=s)
-            s *= step_size
-            if keep != 1:
-                p *= keep
-            p -= s
-    if state.step % FLUSH_EVERY == 0:
-        for moments in (*state.m.values(), *state.v.values()):
-            flush_subnormals(moments)
 
 
 def predict_scores(model: Model, params: Params, images: Array, batch_size: int | None = None) -> Array:
@@ -1711,264 +1645,53 @@ def true_class_share(model: Model, params: Params, split: Split) -> float:
     return float(np.concatenate(shares).mean())
 
 
-class Experiment(NamedTuple):
-    """What loop and checkpoints must know of the experiment that they serve: this one, unless they are told otherwise.
-
-    Another one's Config has ``seed, n_epochs, batch_size, weight_decay, dtype, free_to_change``, and its data has
-    ``train.images`` and ``train.labels``.
-    """
-
-    name: str
-    make_config: Callable[..., Any]  # fields by keyword -> Config
-    make_models: Callable[[Any], dict[str, Model]]
-    augment: Callable[[Any, Array, np.random.Generator], Array]  # config, images of a training batch -> images
-    assess: Callable[[Model, Params, Any], dict[str, float]]  # model, params, data -> the metrics of an epoch
-    metrics: tuple[str, ...]
-    lr: Callable[[Any, str, float], float] = lambda config, model, progress: config.lr  # after a share of the training
-
-
-def assess_views(model: Model, params: Params, data: Data) -> dict[str, float]:
+def evaluate_views(model: Model, params: Params, data: Data) -> dict[str, float]:
     return {
         "familiar_accuracy": evaluate(model, params, data.familiar),
         "held_out_accuracy": evaluate(model, params, data.held_out),
     }
 
 
-NOVEL_VIEWPOINT = Experiment(
-    EXPERIMENT,
-    Config,
-    make_models,
-    lambda config, images, rng: crop(images, rng),
-    assess_views,
-    ("familiar_accuracy", "held_out_accuracy"),
-)
-
-Callback = Callable[[str, int, Params, dict[str, list[float]]], None]
-
-
-def init_state(model: Model, config: Any, experiment: Experiment = NOVEL_VIEWPOINT) -> TrainState:
+def init_state(model: Model, config: Any) -> TrainState:
     """Fresh parameters; their draws depend on the seed and the model's name alone."""
-    params = model.init_params(generator(config.seed, Stream.INIT, *model.name.encode()))
-    m, v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
-    return TrainState(params, m, v, history={name: [] for name in ("train_loss", *experiment.metrics)})
+    return TrainState(model.name, model.init_params(generator(config.seed, Stream.INIT, *model.name.encode())))
 
 
 def train(
-    model: Model,
-    config: Any,
-    data: Any,
-    state: TrainState | None = None,
-    callback: Callback | None = None,
-    after_step: Callable[[TrainState, bool], None] | None = None,
-    experiment: Experiment = NOVEL_VIEWPOINT,
-) -> tuple[Params, dict[str, list[float]]]:
-    """Train to ``config.n_epochs`` and return (params, history); each list of the history has an entry per epoch.
+    model: Model, config: Config, data: Data, state: TrainState, callback: Callback | None = None
+) -> dict[str, list[float]]:
+    """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, and return its history.
 
-    A given ``state`` is continued in place, from the middle of an epoch too. ``callback(model name, epochs done,
-    params, history)`` is called before the first epoch and after each; ``after_step(state, epoch has ended)`` after
-    every step, when the state is whole. Raises UserError where the loss stops being finite.
+    ``callback(state, epoch has ended)`` is called before the first step and after every one. Raises UserError where the
+    loss stops being finite.
     """
-    state = state or init_state(model, config, experiment)
-    n, batch_size, dtype = len(data.train.labels), config.batch_size, np.dtype(config.dtype)
-    steps_per_epoch = math.ceil(n / batch_size)
-    total_steps = steps_per_epoch * config.n_epochs
+    n, n_steps = len(data.train.labels), steps_per_epoch(config, data) * config.n_epochs
     if callback and state.step == 0:
-        callback(model.name, 0, state.params, state.history)
-    order = np.empty(0, np.intp)
-    while state.step < total_steps:
+        callback(state, True)
+    while state.step < n_steps:
         started = time.perf_counter()
-        epoch, position = divmod(state.step, steps_per_epoch)
-        if position == 0 or not len(order):
-            order = generator(config.seed, Stream.SHUFFLE, epoch).permutation(n)
-        batch = order[position * batch_size : (position + 1) * batch_size]
-        rng = generator(config.seed, Stream.SHUFFLE, epoch, position)
-        x = experiment.augment(config, data.train.images[batch], rng).astype(dtype, copy=False)
-        progress = state.step / max(1, total_steps - 1)
+        epoch, position = divmod(state.step, steps_per_epoch(config, data))
+        batch = permutation(n, config.seed, epoch)[position * config.batch_size :][: config.batch_size]
+        x = crop(data.train.images[batch], generator(config.seed, Stream.SHUFFLE, epoch, position))
+        progress = state.step / max(1, n_steps - 1)
         with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
-            scores, cache = model.forward(state.params, x)
+            scores, cache = model.forward(state.params, x.astype(config.dtype, copy=False))
             loss, dscores = model.loss(scores, data.train.labels[batch], progress)
-            if not math.isfinite(loss):
-                where = f"epoch {epoch + 1}, step {position + 1}"
-                raise UserError(f"{model.name}: the loss became {loss} in {where}; try a smaller --lr")
             grads, _ = model.backward(dscores, cache)
-            adam_step(state, grads, experiment.lr(config, model.name, progress), config.weight_decay)
-        state.loss_sum += loss * len(batch)
-        epoch_ends = position == steps_per_epoch - 1
-        if epoch_ends:
-            if not all(np.isfinite(p).all() for p in state.params.values()):
-                where = f"epoch {epoch + 1}, step {position + 1}"
-                raise UserError(f"{model.name}: a parameter became infinite or NaN in {where}; try a smaller --lr")
-            state.history["train_loss"].append(state.loss_sum / n)
-            for metric, value in experiment.assess(model, state.params, data).items():
-                state.history[metric].append(value)
-            state.loss_sum = 0.0
+            adamw_step(state, [grads], config.lr, config.weight_decay, DECAYED)
+        require_finite(state, loss, steps_per_epoch(config, data))
+        state.add({"train_loss": loss}, weight=len(batch))
+        epoch_ended = state.step % steps_per_epoch(config, data) == 0
+        if epoch_ended:
+            state.end_epoch(n, evaluate_views(model, state.params, data))
         state.seconds += time.perf_counter() - started
-        if after_step:
-            after_step(state, epoch_ends)
-        if callback and epoch_ends:
-            callback(model.name, epoch + 1, state.params, state.history)
-    return state.params, state.history
+        if callback:
+            callback(state, epoch_ended)
+    return state.history
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Checkpoints and results: files are written whole or not at all
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def temporary_path(path: Path) -> Path:
-    """A name beside ``path``, hidden and of bounded length."""
-    return path.with_name(f".{path.name[:50]}.{os.getpid()}.tmp")
-
-
-@contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside ``path`` that takes its name once all is written. Raises UserError on failure."""
-    temporary = temporary_path(path)
-    try:
-        with temporary.open("wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def require_writable(path: Path) -> None:
-    """Find out before a training, not after it, that a file cannot be written there. Makes the folder if need be."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            mode = path.stat().st_mode  # fails too where the name is too long
-            if not stat.S_ISREG(mode):
-                kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-                raise UserError(f"cannot write {path}: it is {kind}")
-        temporary = temporary_path(path)
-        temporary.touch()
-        temporary.unlink()
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def save_checkpoint(
-    path: Path, config: Any, states: dict[str, TrainState], experiment: Experiment = NOVEL_VIEWPOINT
-) -> None:
-    """One .npz file: the arrays of every model's TrainState, and the rest as JSON."""
-    arrays: dict[str, Array] = {}
-    scalars = {}
-    for name, state in states.items():
-        for kind in ("params", "m", "v"):
-            arrays |= {f"{name}/{kind}/{key}": array for key, array in getattr(state, kind).items()}
-        scalars[name] = {k: getattr(state, k) for k in ("step", "loss_sum", "seconds", "history")}
-    header = {"experiment": experiment.name, "config": dataclasses.asdict(config), "models": scalars}
-    with atomic_write(path) as stream:
-        np.savez(stream, header=np.array(json.dumps(header)), **arrays)  # type: ignore[arg-type]
-
-
-def load_checkpoint(path: Path, experiment: Experiment = NOVEL_VIEWPOINT) -> tuple[Any, dict[str, TrainState]]:
-    """The inverse of save_checkpoint. Raises UserError where the file is missing, damaged, or of something else."""
-    try:
-        with path.open("rb") as opened:
-            stored = np.load(opened, allow_pickle=False)
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
-            header = json.loads(str(stored["header"]))
-            if header["experiment"] != experiment.name:
-                raise UserError(f"{path} is a checkpoint of {header['experiment']}, not of {experiment.name}")
-            fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in header["config"].items()}
-            config = experiment.make_config(**fields)
-            arrays = {key: stored[key] for key in stored.files if key != "header"}
-        states = {}
-        for name, model in experiment.make_models(config).items():
-            if name not in header["models"]:
-                continue
-            fresh = init_state(model, config, experiment)
-            stored_kinds = [{k: arrays[f"{name}/{kind}/{k}"] for k in fresh.params} for kind in ("params", "m", "v")]
-            for kind in stored_kinds:
-                for k, p in fresh.params.items():
-                    if kind[k].shape != p.shape or kind[k].dtype != p.dtype:
-                        raise ValueError(f"its {k} does not fit this network")
-            params, m, v = stored_kinds
-            scalars = header["models"][name]
-            states[name] = TrainState(
-                params, m, v, *(scalars.pop(k) for k in ("step", "loss_sum", "seconds", "history"))
-            )
-            if scalars:
-                raise ValueError(f"it holds {', '.join(scalars)}, which this version does not know")
-    except FileNotFoundError:
-        raise UserError(f"there is no checkpoint {path}") from None
-    except (OSError, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError,
-            zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} is not a readable checkpoint of {experiment.name}: {reason}") from error
-    return config, states
-
-
-def first_difference(saved: Any, asked: Any, fields: Collection[str]) -> str | None:
-    for field in dataclasses.fields(saved):
-        old, new = getattr(saved, field.name), getattr(asked, field.name)
-        if field.name in fields and old != new:
-            flag = "--" + field.name.replace("_", "-")
-            return f"made with {flag} {format_value(old)}, not {format_value(new)}"
-    return None
-
-
-def check_same(path: Path, saved: Any, asked: Any, given: Collection[str], free: Collection[str] = ()) -> None:
-    """Where nothing is trained, a flag that was ``given`` must be the checkpoint's, or be ``free`` to differ."""
-    if difference := first_difference(saved, asked, {*given} - {*free, "data_dir"}):
-        raise UserError(f"{path} was {difference}")
-
-
-def check_resumable(path: Path, saved: Any, asked: Any) -> None:
-    """A continued run must be the run that was begun, save for what is free to change; and not become shorter."""
-    fixed = {field.name for field in dataclasses.fields(saved)} - saved.free_to_change
-    if difference := first_difference(saved, asked, fixed):
-        raise UserError(f"cannot resume {path}: it was {difference}")
-    if asked.n_epochs < saved.n_epochs:
-        raise UserError(f"cannot resume {path} for {asked.n_epochs} epochs: it was begun for {saved.n_epochs}")
-
-
-def format_value(value: Any) -> str:
-    """As a flag takes it: a range 0:150, sizes 16,4,8,8."""
-    return (":" if len(value) == 2 else ",").join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value)
-
-
-def blas_info() -> dict[str, Any]:
-    """The BLAS's name, and how many threads are at work."""
-    import threadpoolctl
-
-    blas = [lib for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "blas"]
-    names = " ".join(f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')}" for lib in blas).strip()
-    return {"blas": names, "threads": max([_n_workers, *(lib["num_threads"] for lib in blas)])}
-
-
-def environment() -> dict[str, Any]:
-    """What the numbers of a run depend on beside its configuration."""
-    try:
-        cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.split(":", 1)[1].strip() for line in cpu_lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        cpu = platform.processor() or platform.machine()
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"],
-        cwd=Path(__file__).resolve().parent, capture_output=True, text=True, check=False,
-    ) if shutil.which("git") else None  # fmt: skip
-    return {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        **blas_info(),
-        "cpu": cpu,
-        "n_cpus": os.cpu_count(),
-        "git_commit": git.stdout.strip() or None if git else None,
-    }
-
-
-def save_result(path: Path, result: dict[str, Any]) -> None:
-    with atomic_write(path) as stream:
-        stream.write((json.dumps(result, indent=1) + "\n").encode())
+def steps_per_epoch(config: Config, data: Data) -> int:
+    return math.ceil(len(data.train.labels) / config.batch_size)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1976,69 +1699,30 @@ def save_result(path: Path, result: dict[str, Any]) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class Interrupt:
-    """Turns Ctrl-C into a flag that is looked at between steps, so that what is saved is whole. A second one stops at
-    once."""
+def fresh_states(config: Config) -> dict[str, TrainState]:
+    return {name: init_state(model, config) for name, model in make_models(config).items()}
 
-    def __init__(self) -> None:
-        self.requested = False
 
-    def __enter__(self) -> Interrupt:
-        try:
-            self._previous = signal.signal(signal.SIGINT, self._request)
-        except ValueError:  # not in the main thread: Ctrl-C is somebody else's affair
-            self._previous = None
-        return self
-
-    def _request(self, signum: int, frame: Any) -> None:
-        self.requested = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def __exit__(self, *_: object) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
+def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
+    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
 
 
 def train_all(
-    config: Any,
-    data: Any,
+    config: Config,
+    data: Data,
     *,
-    names: Collection[str] | None = None,
-    checkpoint: Path | None = None,
-    resume: bool = False,
-    quiet: bool = True,
+    names: Collection[str] = MODEL_NAMES,
+    files: Files = NO_FILES,
     callback: Callback | None = None,
-    experiment: Experiment = NOVEL_VIEWPOINT,
 ) -> dict[str, TrainState]:
-    """Train the models (all, or those of ``names``) one after the other, and return them; save them, and what others
-    the checkpoint holds, after every epoch and, before KeyboardInterrupt, on Ctrl-C."""
-    from tqdm import tqdm
-
-    states: dict[str, TrainState] = {}
-    if checkpoint and resume:
-        saved, states = load_checkpoint(checkpoint, experiment)
-        check_resumable(checkpoint, saved, config)
-    steps = math.ceil(len(data.train.labels) / config.batch_size) * config.n_epochs
-    with Interrupt() as interrupt:
-        for name, model in experiment.make_models(config).items():
-            if names is not None and name not in names:
-                continue
-            state = states.setdefault(name, init_state(model, config, experiment))
-            silent = quiet or not sys.stderr.isatty()
-            with tqdm(total=steps, initial=state.step, desc=name, unit="step", leave=False, disable=silent) as bar:
-
-                def after_step(state: TrainState, epoch_ends: bool, bar: tqdm = bar) -> None:
-                    bar.update()
-                    if epoch_ends and not bar.disable:
-                        latest = {k.split("_")[0]: v[-1] for k, v in state.history.items()}
-                        bar.set_postfix({k: f"{v:.3f}" for k, v in latest.items()}, refresh=False)
-                    if checkpoint and (epoch_ends or interrupt.requested):
-                        save_checkpoint(checkpoint, config, states, experiment)
-                    if interrupt.requested:
-                        raise KeyboardInterrupt
-
-                train(model, config, data, state, callback, after_step, experiment)
-    return {name: state for name, state in states.items() if names is None or name in names}
+    """Train the named models one after the other, and return their states."""
+    states = fresh_states(config)
+    n_steps = steps_per_epoch(config, data) * config.n_epochs
+    with Session(EXPERIMENT, config, states, files, n_steps, callback) as session:
+        for name, model in make_models(config).items():
+            if name in names:
+                train(model, config, data, states[name], session.after_step)
+    return {name: state for name, state in states.items() if name in names}
 
 
 def make_result(config: Config, states: dict[str, TrainState], data: Data) -> dict[str, Any]:
@@ -2053,29 +1737,26 @@ def make_result(config: Config, states: dict[str, TrainState], data: Data) -> di
             "drop": familiar - held_out,
             "train_seconds": round(state.seconds, 3),
         }
-    capsules = make_models(config)["capsules"]
-    models["capsules"]["true_class_share"] = true_class_share(capsules, states["capsules"].params, data.familiar)
-    return {
-        "experiment": EXPERIMENT,
-        "seed": config.seed,
-        "dataset": config.dataset,
-        "config": dataclasses.asdict(config),
-        "models": models,
-        "history": {name: state.history for name, state in states.items()},
-        "environment": environment(),
-    }
+    if "capsules" in states:
+        capsules = make_models(config)["capsules"]
+        models["capsules"]["true_class_share"] = true_class_share(capsules, states["capsules"].params, data.familiar)
+    return result_document(
+        EXPERIMENT, config, config.dataset, models, states, _n_workers if config.arch == "conv" else None,
+        "held_out_accuracy", 1 / N_CLASSES,
+    )  # fmt: skip
 
 
-def run(config: Config, **options: Any) -> dict[str, Any]:
+def run(config: Config, files: Files = NO_FILES, **options: Any) -> dict[str, Any]:
     """Data, three trainings, result. The options are those of ``train_all``."""
+    files.require_checkpoint(EXPERIMENT)
     data = make_data(config)
-    return make_result(config, train_all(config, data, **options), data)
+    return make_result(config, train_all(config, data, files=files, **options), data)
 
 
 def describe(config: Config) -> str:
     """One line: what is held out."""
-    train_range = format_value(getattr(config, f"train_{config.held_out}s"))
-    test_range = format_value(getattr(config, f"test_{config.held_out}s"))
+    train_range = format_range(getattr(config, f"train_{config.held_out}s"))
+    test_range = format_range(getattr(config, f"test_{config.held_out}s"))
     return f"{config.dataset}: {config.held_out}s {test_range} held out, {train_range} trained on"
 
 
@@ -2104,28 +1785,15 @@ def read_picture(path: Path, config: Config) -> Array:
     """
     from PIL import Image
 
-    try:
-        with Image.open(path) as opened:
-            wide = opened.mode.startswith("I")  # 16 bits of grey
-            narrow = Image.fromarray((np.asarray(opened).clip(0, 65535) // 257).astype(np.uint8)) if wide else opened
-            rgba = narrow.convert("RGBA")
-    except FileNotFoundError:
-        raise UserError(f"there is no picture {path}") from None
-    except Exception as error:  # Pillow's decoders raise many kinds on a damaged file: SyntaxError, struct.error, ...
-        raise UserError(f"{path} is not a picture that can be read: {' '.join(str(error).split())}") from error
-    # What is transparent becomes the opposite of the ink, so that black ink on nothing is seen as well.
-    alpha, tone = (np.asarray(c, np.float32) / 255 for c in (rgba.getchannel("A"), rgba.convert("L")))
-    paper = float((alpha * tone).sum() < 0.5 * alpha.sum())
-    grey = Image.fromarray(np.rint(255 * (alpha * tone + (1 - alpha) * paper)).astype(np.uint8))
+    grey = Image.fromarray(np.rint(255 * read_grey(path)).astype(np.uint8))
     width, height = grey.size
     stereo = config.dataset == "smallnorb" and width == 2 * height
     eyes = [grey.crop((0, 0, height, height)), grey.crop((height, 0, width, height))] if stereo else [grey]
 
     def square(eye: Image.Image, side: int) -> Array:
         pixels = np.asarray(eye)
-        border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
         width, height = (max(1, round(n * side / max(eye.size))) for n in eye.size)
-        canvas = Image.new("L", (side, side), int(np.median(border)))
+        canvas = Image.new("L", (side, side), int(border_level(pixels)))
         canvas.paste(eye.resize((width, height), Image.Resampling.BOX), ((side - width) // 2, (side - height) // 2))
         return np.asarray(canvas)
 
@@ -2133,40 +1801,22 @@ def read_picture(path: Path, config: Config) -> Array:
         pair = [square(eye, 2 * NORB_SIDE) for eye in eyes]
         return shrink(np.stack([pair[0], pair[-1]])[None])
     image = square(eyes[0], IMAGE_SIZE).astype(np.float32) / 255
-    border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
-    return (1 - image if np.median(border) > 0.5 else image)[None, :, :, None]
+    return (1 - image if border_level(image) > 0.5 else image)[None, :, :, None]
 
 
-def predict(
-    checkpoint: Path,
-    pictures: list[Path],
-    experiment: Experiment = NOVEL_VIEWPOINT,
-    read: Callable[[Path, Any], Array] = read_picture,
-    asked: Any = None,
-    given: Collection[str] = (),
-) -> str:
-    """A table: for each picture the class that each model names, and the capsule network's class activations. See
-    ``check_same`` for ``asked`` and ``given``."""
-    config, states = load_checkpoint(checkpoint, experiment)
-    check_same(checkpoint, config, asked or config, given)
-    models = experiment.make_models(config)
-    images = np.concatenate([read(path, config) for path in pictures])
-    scores = {name: predict_scores(models[name], state.params, images) for name, state in states.items()}
+def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collection[str] = ()) -> str:
+    """A table: for each picture the class that each model names, and the capsule network's class activations. Flags
+    that were ``given`` must be those of the checkpoint."""
+    config, states = load_checkpoint(checkpoint)
+    check_same(checkpoint, config, asked, given)
     if "capsules" not in states:
         raise UserError(f"{checkpoint} has no capsule network")
+    models = make_models(config)
+    images = np.concatenate([read_picture(path, config) for path in pictures])
+    scores = {name: predict_scores(models[name], state.params, images) for name, state in states.items()}
     x = crop(images, None).astype(config.dtype)
     activations = models["capsules"].forward(states["capsules"].params, x)[1].a
-    width = max(len(str(path)) for path in pictures)
-    lines = [
-        f"{'picture':<{width}} "
-        + " ".join(f"{name:>12}" for name in scores)
-        + "   activations: "
-        + " ".join(config.classes)
-    ]
-    for n, path in enumerate(pictures):
-        named = " ".join(f"{config.classes[s[n].argmax()]:>12}" for s in scores.values())
-        lines.append(f"{path!s:<{width}} {named}   " + " ".join(f"{a:.3f}" for a in activations[n]))
-    return "\n".join(lines)
+    return prediction_table(pictures, config.classes, scores, activations)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -2174,63 +1824,6 @@ def predict(
 # ----------------------------------------------------------------------------------------------------------------------
 
 MAX_IMAGES = 50_000  # of one voxel set, which is drawn at once
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and not the whole usage before it."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (--help shows every flag)\n")
-
-
-def whole_number(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not between {low} and {high}")
-        return value
-
-    return parse
-
-
-def number(low: float, high: float, *, above: bool = False) -> Callable[[str], float]:
-    """A number from ``low`` (or above it) to ``high``."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not (low < value if above else low <= value) or not value <= high:  # a NaN fails this too
-            raise argparse.ArgumentTypeError(
-                f"{text} is not {'above' if above else 'from'} {low:g} and at most {high:g}"
-            )
-        return value
-
-    return parse
-
-
-def non_empty(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("the name is empty")
-    return text
-
-
-def four_sizes(text: str) -> tuple[int, int, int, int]:
-    try:
-        a, b, c, d = (int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not A,B,C,D in whole numbers, such as 32,8,8,8") from None
-    if not 1 <= min(a, b, c, d) <= max(a, b, c, d) <= 512:
-        raise argparse.ArgumentTypeError(f"{text}: each size must be between 1 and 512")
-    return a, b, c, d
-
-
-def file_path(text: str) -> Path:
-    return Path(non_empty(text))
 
 
 def angle_range(low: float, high: float) -> Callable[[str], Range]:
@@ -2250,6 +1843,10 @@ def angle_range(low: float, high: float) -> Callable[[str], Range]:
     return parse
 
 
+def format_range(angles: Range) -> str:
+    return format_value(angles, "Range")
+
+
 def overlap(a: Range, b: Range, period: float | None = None) -> bool:
     """Whether two closed ranges share an angle, modulo ``period`` where one is given."""
     if period is None:
@@ -2257,105 +1854,75 @@ def overlap(a: Range, b: Range, period: float | None = None) -> bool:
     return (b[0] - a[0]) % period <= a[1] - a[0] or (a[0] - b[0]) % period <= b[1] - b[0]
 
 
-def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
+# fmt: off
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that make up a Config; the scripts that draw figures have them too."""
-    d = Config()
-    # argparse takes a value such as -30:30 for a flag, unless it counts as a negative number.
-    parser._negative_number_matcher = re.compile(r"-[\d.]")
     azimuths, elevations, count = angle_range(-360, 720), angle_range(-90, 90), whole_number(1, 1000)
-    data = parser.add_argument_group("data")
-    data.add_argument("--dataset", choices=("voxels", "smallnorb"), default=d.dataset, help="default: %(default)s")
-    data.add_argument(
-        "--data-dir", type=non_empty, metavar="DIR", help="folder of the six official smallNORB files, gzipped or not"
+    positive = number(0, 1000, above=True)
+    add = add_flags(parser, "data", Config)
+    add("dataset", ("voxels", "smallnorb"), "drawn voxel objects, or the smallNORB files")
+    add("data_dir", non_empty, "folder of the six official smallNORB files, gzipped or not", "DIR", "none")
+    add("train_azimuths", azimuths, "degrees", "A:B", "0:150, smallnorb 300:400")
+    add("test_azimuths", azimuths, "degrees, held out", "A:B", "200:330, smallnorb 60:280")
+    add(
+        "train_elevations",
+        elevations,
+        "with --test-elevations: hold out elevation instead",
+        "A:B",
+        "azimuth is held out",
     )
-    data.add_argument(
-        "--train-azimuths", type=azimuths, metavar="A:B", help="degrees; default: 0:150, smallnorb 300:400"
+    add("test_elevations", elevations, "such as 10:35 and 40:70", "A:B", "azimuth is held out")
+    add("n_train_views", count, "azimuths in training", default="6")
+    add("n_test_views", count, "azimuths held out", default="6")
+    add("n_elev", count, "elevations in each set", default="3")
+    add("n_per_combo", count, "images of each training view", default="5")
+    add("pixel_offset", number(-10, 10), "subtracted from every pixel before a network sees it, in all models", "X")
+    add = add_flags(parser, "capsules", Config)
+    add("arch", ("dense", "conv"), "eight capsules from a dense layer, or the paper's grids of capsules")
+    add(
+        "sizes",
+        list_of(whole_number(1, 512), 4, "32,8,8,8"),
+        "with --arch conv: channels of conv1, capsule types of each grid",
+        "A,B,C,D",
+        "16,4,8,8",
     )
-    data.add_argument(
-        "--test-azimuths", type=azimuths, metavar="A:B", help="degrees; default: 200:330, smallnorb 60:280"
+    add("em_iters", whole_number(1, 20), "routing iterations")
+    add("em_grad", ("exact", "stop"), "gradient through all iterations, or the last M-step with assignments constant")
+    add("em_lambda", positive, "inverse temperature of the last iteration", "X")
+    add(
+        "lambda_schedule",
+        ("constant", "linear", "exponential"),
+        "inverse temperature of iteration t of T: X, X t / T, or X (1 - 0.95^t)",
     )
-    data.add_argument(
-        "--train-elevations", type=elevations, metavar="A:B", help="with --test-elevations: hold out elevation"
+    add("variance_floor", number(0, 1e6, above=True), "added to every variance of a routing iteration", "X")
+    add(
+        "beta_v_init",
+        number(-10, 10),
+        "beta_v before training; below -log(variance floor) / 2, votes that agree"
+        " activate; --arch conv counts it from there",
+        "X",
     )
-    data.add_argument(
-        "--test-elevations", type=elevations, metavar="A:B", help="instead of azimuth, e.g. 10:35 and 40:70"
+    add = add_flags(parser, "training", Config)
+    add("seed", whole_number(0, 2**32 - 1), "of data noise, initial weights and order")
+    add("n_epochs", whole_number(1, 100_000), "passes over the training set")
+    add("batch_size", whole_number(1, 4096), "images of a step")
+    add("lr", number(0, 10, above=True), "Adam's learning rate", "X")
+    add(
+        "weight_decay",
+        number(0, 100),
+        "a step shrinks the weights of conv1 and the dense layers by lr * X, in all models",
+        "X",
     )
-    data.add_argument(
-        "--n-train-views", type=count, metavar="N", help=f"azimuths in training; default: {d.n_train_views}"
+    add(
+        "loss",
+        ("cross-entropy", "spread"),
+        "of the capsules: on the score, or the paper's on the activations; the CNNs always have cross-entropy",
     )
-    data.add_argument("--n-test-views", type=count, metavar="N", help=f"azimuths held out; default: {d.n_test_views}")
-    data.add_argument("--n-elev", type=count, metavar="N", help=f"elevations in each set; default: {d.n_elev}")
-    data.add_argument(
-        "--n-per-combo", type=count, metavar="N", help=f"images of each training view; default: {d.n_per_combo}"
-    )
-    data.add_argument(
-        "--pixel-offset", type=number(-10, 10), metavar="X", default=d.pixel_offset,
-        help="subtracted from every pixel before a network sees it, in all models; default: %(default)s",
-    )  # fmt: skip
-    model = parser.add_argument_group("capsules")
-    model.add_argument(
-        "--arch", choices=("dense", "conv"), default=d.arch,
-        help="eight capsules from a dense layer, or the paper's grids of capsules; default: %(default)s",
-    )  # fmt: skip
-    model.add_argument(
-        "--sizes", type=four_sizes, metavar="A,B,C,D",
-        help=f"with --arch conv: channels of conv1, capsule types of each grid; default: {format_value(d.sizes)}",
-    )  # fmt: skip
-    iters = whole_number(1, 20)
-    model.add_argument(
-        "--em-iters", type=iters, metavar="N", default=d.em_iters, help="routing iterations; default: %(default)s"
-    )
-    model.add_argument(
-        "--em-grad", choices=("exact", "stop"), default=d.em_grad,
-        help="gradient through all iterations, or the last M-step with assignments constant; default: %(default)s",
-    )  # fmt: skip
-    model.add_argument(
-        "--em-lambda", type=number(0, 1000, above=True), metavar="X", default=d.em_lambda,
-        help="inverse temperature of the last iteration; default: %(default)s",
-    )  # fmt: skip
-    model.add_argument(
-        "--lambda-schedule", choices=("constant", "linear", "exponential"), default=d.lambda_schedule,
-        help="inverse temperature of iteration t of T: X, X t / T, or X (1 - 0.95^t); default: %(default)s",
-    )  # fmt: skip
-    model.add_argument(
-        "--variance-floor", type=number(0, 1e6, above=True), metavar="X", default=d.variance_floor,
-        help="added to every variance of a routing iteration; default: %(default)s",
-    )  # fmt: skip
-    model.add_argument(
-        "--beta-v-init", type=number(-10, 10), metavar="X", default=d.beta_v_init,
-        help="beta_v before training; below -log(variance floor) / 2, votes that agree activate; --arch conv counts it"
-        " from there; default: %(default)s",
-    )  # fmt: skip
-    training = parser.add_argument_group("training")
-    training.add_argument(
-        "--seed", type=whole_number(0, 2**32 - 1), metavar="N", default=d.seed, help="default: %(default)s"
-    )
-    training.add_argument(
-        "--n-epochs", type=whole_number(1, 100_000), metavar="N", default=d.n_epochs, help="default: %(default)s"
-    )
-    training.add_argument(
-        "--batch-size", type=whole_number(1, 4096), metavar="N", default=d.batch_size, help="default: %(default)s"
-    )
-    training.add_argument(
-        "--lr",
-        type=number(0, 10, above=True),
-        metavar="X",
-        default=d.lr,
-        help="Adam's learning rate; default: %(default)s",
-    )
-    training.add_argument(
-        "--weight-decay", type=number(0, 100), metavar="X", default=d.weight_decay,
-        help="a step shrinks the weights of conv1 and the dense layers by lr * X, in all models; default: %(default)s",
-    )  # fmt: skip
-    training.add_argument(
-        "--loss", choices=("cross-entropy", "spread"), default=d.loss,
-        help="of the capsules: on the score, or the paper's on the activations; the CNNs always have cross-entropy;"
-        " default: %(default)s",
-    )  # fmt: skip
-    training.add_argument("--dtype", choices=("float32", "float64"), default=d.dtype, help="default: %(default)s")
-    training.add_argument(
+    add("dtype", ("float32", "float64"), "of all arithmetic")
+    parser.add_argument(
         "--threads", type=whole_number(1, 1024), metavar="N", help="BLAS threads; default: what numpy's BLAS chooses"
     )
+# fmt: on
 
 
 def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Config:
@@ -2389,8 +1956,8 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         test_azimuths = args.test_azimuths or ((200.0, 330.0) if voxels else (60.0, 280.0))
         if overlap(train_azimuths, test_azimuths, period=360):
             parser.error(
-                f"argument --test-azimuths: {format_value(test_azimuths)} overlaps the training range"
-                f" {format_value(train_azimuths)} (modulo 360)"
+                f"argument --test-azimuths: {format_range(test_azimuths)} overlaps the training range"
+                f" {format_range(train_azimuths)} (modulo 360)"
             )
     worked_out = {
         "train_azimuths": train_azimuths,
@@ -2414,89 +1981,32 @@ def make_parser() -> argparse.ArgumentParser:
         description="Train matrix capsules and two CNNs on a range of viewpoints, test them on another.",
         epilog="With no flags: ten epochs on voxel objects, seed 0, azimuths 0 to 150 against 200 to 330 degrees.",
     )
-    add_experiment_arguments(parser)
-    files = parser.add_argument_group("files")
-    files.add_argument(
-        "--out-json", type=file_path, metavar="FILE", help="write the result, history and environment there"
-    )
-    files.add_argument(
-        "--checkpoint", type=file_path, metavar="FILE",
-        help="save after every epoch, and on Ctrl-C; without --resume an older file of that name is replaced",
-    )  # fmt: skip
-    files.add_argument(
-        "--resume", action="store_true", help="continue from --checkpoint, to the same numbers bit for bit"
-    )
-    files.add_argument(
-        "--predict", type=file_path, nargs="+", metavar="IMAGE", help="classify pictures with --checkpoint; no training"
-    )
-    files.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_config_flags(parser)
+    add_file_flags(parser, MODEL_NAMES, eval_only=False)
     return parser
-
-
-@contextlib.contextmanager
-def blas_threads(n: int | None) -> Iterator[None]:
-    """Limit the BLAS to ``n`` threads; None leaves it as it is."""
-    if n is None:
-        yield
-        return
-    import threadpoolctl
-
-    with threadpoolctl.threadpool_limits(n, user_api="blas"):
-        yield
 
 
 def threads_for(config: Config, n: int | None) -> contextlib.AbstractContextManager[None]:
     """The threads of a run: the BLAS's own, or as many workers for capsules that work in chunks."""
-    return blas_threads(n) if config.arch == "dense" else worker_threads(n or blas_info()["threads"])
-
-
-def exit_status(body: Callable[[], None]) -> int:
-    """Run a script's body: 0, 1 with one line on stderr for a UserError, 130 after Ctrl-C."""
-    try:
-        body()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except MemoryError:
-        print("error: out of memory; try a smaller --batch-size or fewer views", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 0
-
-
-def given_flags(parser: argparse.ArgumentParser, argv: list[str] | None) -> dict[str, Any]:
-    """What stands on the command line, whatever the defaults are. Spoils the parser's defaults."""
-    parser.set_defaults(**dict.fromkeys(vars(parser.parse_args([]))))
-    return {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
+    return blas_threads(n) if config.arch == "dense" else worker_threads(n or blas_name()[1])
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    if args.predict and not args.checkpoint:
-        parser.error("argument --predict: needs --checkpoint FILE, a trained network")
-    if args.resume and not args.checkpoint:
-        parser.error("argument --resume: needs --checkpoint FILE")
-    if args.predict and (args.resume or args.out_json):
-        parser.error("argument --predict: does not train, so it takes neither --resume nor --out-json")
-    if args.out_json and args.checkpoint and os.path.realpath(args.out_json) == os.path.realpath(args.checkpoint):
-        parser.error("argument --out-json: is the same file as --checkpoint")
+    check_file_flags(parser, args)
     config = config_from_args(parser, args)
 
     def body() -> None:
         if args.predict:
-            given = given_flags(make_parser(), argv)
-            print(predict(args.checkpoint, args.predict, asked=config, given=given))
+            print(predict(args.checkpoint, args.predict, config, args.given))
             return
-        for path in filter(None, (args.out_json, args.checkpoint)):
-            require_writable(path)
+        require_writable(args.out_json, args.checkpoint)
         with threads_for(config, args.threads):
-            result = run(config, checkpoint=args.checkpoint, resume=args.resume, quiet=args.quiet)
-        print(f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs\n{format_table(result)}")
+            result = run(config, Files.from_args(args), names=args.models)
         if args.out_json:
-            save_result(args.out_json, result)
+            save_result(args.out_json, result | {"command": recorded_command(EXPERIMENT, argv)})
+        print(f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs\n{format_table(result)}")
 
     return exit_status(body)
 

@@ -1,0 +1,1 @@
+"""What the experiments need and is not about capsules."""

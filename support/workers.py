@@ -1,0 +1,141 @@
+"""Threads that work on parts of a batch, and the arrays that they use again and again.
+
+numpy computes outside of Python's lock, so threads do run concurrently. The BLAS then has one thread: all of a step is
+divided, not the matrix products alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+Array = np.ndarray
+LEAST_PART = 8  # examples for which a thread pays
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Workspace:
+    """Arrays that one step leaves to the next: ``ws("conv1.out", 28, 28, B, 32)``.
+
+    A large array allocated anew pays for its page faults every time; here memory is allocated once and overwritten. An
+    array is valid until its name is asked for again.
+    """
+
+    def __init__(self, dtype: np.dtype | type | str = np.float32) -> None:
+        self.dtype = np.dtype(dtype)
+        self._memory: dict[str, Array] = {}
+
+    def __call__(self, name: str, *shape: int) -> Array:
+        size = math.prod(shape)
+        memory = self._memory.get(name)
+        if memory is None or memory.size < size:
+            memory = self._memory[name] = np.empty(size, self.dtype)
+        return memory[:size].reshape(shape)
+
+
+class Batch(Protocol):
+    """A batch that can be divided."""
+
+    @property
+    def labels(self) -> Array: ...  # (B, ...)
+    def part(self, start: int, stop: int) -> Any: ...
+
+
+class Workers:
+    """``n_threads`` threads, each with a Workspace. Used as a context, in which the BLAS has one thread."""
+
+    def __init__(self, n_threads: int = 1, dtype: np.dtype | type | str = np.float32) -> None:
+        self.n_threads = n_threads
+        self.dtype = np.dtype(dtype)
+        self._own = threading.local()  # a thread's workspace
+        self._pool: ThreadPoolExecutor | None = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._grads: list[dict[str, Array]] = []  # of the parts of a batch, for parameters of these shapes
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Workers:
+        self._stack.enter_context(blas_threads(1))
+        if self.n_threads > 1:
+            self._pool = self._stack.enter_context(ThreadPoolExecutor(self.n_threads))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool = None
+        self._stack.close()
+
+    @property
+    def workspace(self) -> Workspace:
+        """The calling thread's."""
+        if not hasattr(self._own, "workspace"):
+            self._own.workspace = Workspace(self.dtype)
+        workspace: Workspace = self._own.workspace
+        return workspace
+
+    def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """[work(item), ...], concurrently."""
+        items = list(items)
+        if self._pool is None or len(items) == 1:
+            return [work(item) for item in items]
+        errors = np.geterr()  # a thread does not take it over from its caller
+
+        def with_errors(item: Item) -> Result:
+            with np.errstate(**errors):
+                return work(item)
+
+        return list(self._pool.map(with_errors, items))
+
+    def gradients(
+        self,
+        loss_and_grads: Callable[[dict[str, Array], Any, int, dict[str, Array], Workspace], dict[str, float]],
+        params: dict[str, Array],
+        batch: Batch,
+        part_size: int | None = None,
+    ) -> tuple[dict[str, float], list[dict[str, Array]]]:
+        """Mean losses of a batch, and gradients of its parts, which have yet to be added up.
+
+        ``loss_and_grads(params, part, n, grads, ws)`` writes a part's terms of the mean gradient of ``n`` examples into
+        ``grads``, and returns those of the mean losses. Parts have ``part_size`` examples, and then no number depends
+        on the number of threads; or there is one for each thread, of ``LEAST_PART`` examples or more.
+        """
+        n = len(batch.labels)
+        n_parts = math.ceil(n / part_size) if part_size else min(self.n_threads, max(1, n // LEAST_PART))
+        if self._shapes != (shapes := {key: p.shape for key, p in params.items()}):
+            self._shapes, self._grads = shapes, []
+        while len(self._grads) < n_parts:
+            self._grads.append({key: np.empty_like(p) for key, p in params.items()})
+
+        def work(k: int) -> dict[str, float]:
+            part = batch.part(n * k // n_parts, n * (k + 1) // n_parts)
+            return loss_and_grads(params, part, n, self._grads[k], self.workspace)
+
+        losses = self.map(work, range(n_parts))
+        return {key: sum(part[key] for part in losses) for key in losses[0]}, self._grads[:n_parts]
+
+
+SERIAL = Workers(1)
+
+
+@contextlib.contextmanager
+def blas_threads(n: int | None) -> Iterator[None]:
+    """Limit the BLAS to ``n`` threads; None leaves it as it is."""
+    if n is None:
+        yield
+        return
+    import threadpoolctl
+
+    with threadpoolctl.threadpool_limits(n, user_api="blas"):
+        yield
+
+
+def default_threads() -> int:
+    """One for each processor that this process may use, at most four."""
+    n_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(4, n_cpus)
