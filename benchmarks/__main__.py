@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 from benchmarks import matrix_capsules, multimnist, smallnorb
 from benchmarks.measure import Step, interleave, peak_memory, torch_version
-from smallnorb_novel_viewpoint import Parser, environment, exit_status, require_writable, save_result, whole_number
+from support.run import Parser, environment, exit_status, require_writable, save_result, whole_number
 
 OURS, PRODUCTS, EAGER = "numpy", "its matrix products alone", "PyTorch eager"
 Build = Callable[..., Step]
@@ -146,7 +147,7 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/benchmarks.json"), help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/all.json"), help="default: %(default)s")
     parser.add_argument(
         "--repetitions", type=whole_number(1, 10_000), default=60, metavar="N", help="rounds; default: %(default)s"
     )
@@ -159,8 +160,7 @@ def main(argv: list[str] | None = None) -> int:
     def body() -> None:
         require_writable(args.out)
         tables = measure(args.repetitions, args.threads, args.only)
-        only = f" --only {args.only}" if args.only else ""
-        command = f"python -m benchmarks{only} --repetitions {args.repetitions} --threads {args.threads}"
+        command = shlex.join(["python", "-m", "benchmarks", *(sys.argv[1:] if argv is None else argv)])
         found = environment() | {"pytorch": torch_version()}
         save_result(args.out, {"command": command, "environment": found, "tables": tables})
         for name, table in tables.items():

@@ -11,6 +11,7 @@ import threadpoolctl
 
 import smallnorb_novel_viewpoint as experiment
 from benchmarks.measure import Step
+from support.optimizers import adamw_step
 
 N_CLASSES = 10
 SIZES = (32, 8, 8, 8)
@@ -44,7 +45,7 @@ def numpy_step(batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, t
             scores, cache = experiment.conv_capsnet_forward(state.params, x, config)
             _, dscores = experiment.softmax_cross_entropy(scores, labels)
             grads, _ = experiment.conv_capsnet_backward(dscores, cache, config)
-            experiment.adam_step(state, grads, 1e-6)
+            adamw_step(state, [grads], 1e-6)
 
     return step
 

@@ -13,6 +13,7 @@ import threadpoolctl
 
 import multimnist_capsnet as experiment
 from benchmarks.measure import Step
+from support.workers import LEAST_PART, Workers, Workspace
 
 Array = np.ndarray
 
@@ -37,15 +38,11 @@ def numpy_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2, 
     config = config_of(batch_size, conv_channels, routing_grad=routing_grad)
     model, batch = experiment.capsnet_model(config), _batch(config)
     state = experiment.init_state(model, config)
-    crew = experiment.Crew(threads)
-    crew.prepare(state)
-
-    blas = threadpoolctl.ThreadpoolController()
+    workers = Workers(threads, config.dtype).__enter__()  # as long as the process
 
     def step() -> None:
-        with blas.limit(limits=1, user_api="blas"):
-            _, grads = crew.gradients(model, state.params, batch)
-            crew.update(state, grads, 1e-6)
+        _, grads = workers.gradients(model.loss_and_grads, state.params, batch)
+        experiment.update(state, grads, 1e-6, config, workers)
 
     return step
 
@@ -97,11 +94,11 @@ def products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 
     config = config_of(batch_size, conv_channels)
     model, batch = experiment.capsnet_model(config), _batch(config)
     params = experiment.init_state(model, config).params
-    n_parts = min(threads, max(1, batch_size // experiment.Crew.MIN_PART))  # as the crew shares it
+    n_parts = min(threads, max(1, batch_size // LEAST_PART))  # as Workers divides it
 
     def share(k: int) -> Step:
         part = batch.part(batch_size * k // n_parts, batch_size * (k + 1) // n_parts)
-        grads, ws = experiment.pack(params)[1], experiment.Workspace(config.dtype)
+        grads, ws = {key: np.empty_like(p) for key, p in params.items()}, Workspace(config.dtype)
         products = noted_products(lambda: model.loss_and_grads(params, part, batch_size, grads, ws))
 
         def step() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 import smallnorb_novel_viewpoint as experiment
 from benchmarks.measure import Step
+from support.optimizers import adamw_step
 
 
 def _batch(batch_size: int) -> tuple[experiment.Array, experiment.Array]:
@@ -26,7 +27,7 @@ def numpy_step(batch_size: int = 32, em_grad: str = "exact", em_iters: int = 3) 
         scores, cache = model.forward(state.params, x)
         _, dscores = model.loss(scores, labels, 0.0)
         grads, _ = model.backward(dscores, cache)
-        experiment.adam_step(state, grads, 1e-6)
+        adamw_step(state, [grads], 1e-6)
 
     return step
 
