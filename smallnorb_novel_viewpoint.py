@@ -72,6 +72,7 @@ from support.run import (
     check_file_flags,
     check_same,
     exit_status,
+    flag_of,
     format_value,
     generator,
     list_of,
@@ -119,17 +120,13 @@ Range = tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """One run. Angles are in degrees; a range is closed and, for azimuths, may pass 360."""
+class Viewpoints:
+    """The data: which views are trained on and which are held out. Angles are in degrees; a range is closed and, for
+    azimuths, may pass 360."""
 
     dataset: str = "voxels"
     data_dir: str | None = None
     seed: int = 0
-    n_epochs: int = 10
-    batch_size: int = 32
-    pixel_offset: float = 0.0
-    lr: float = 2e-3
-    weight_decay: float = 1.0
     train_azimuths: Range = (0.0, 150.0)
     test_azimuths: Range = (200.0, 330.0)
     train_elevations: Range = (10.0, 50.0)
@@ -138,16 +135,7 @@ class Config:
     n_test_views: int = 6
     n_elev: int = 3
     n_per_combo: int = 5
-    em_iters: int = 3  # [Hinton 2018, table 1]: three is the best
-    em_grad: str = "exact"
-    em_lambda: float = 1.0  # final inverse temperature; the paper gives no value
-    variance_floor: float = VARIANCE_FLOOR
-    beta_v_init: float = 0.0
-    lambda_schedule: str = "constant"
-    loss: str = "cross-entropy"
-    dtype: str = "float32"
-    arch: str = "dense"
-    sizes: tuple[int, int, int, int] = (16, 4, 8, 8)  # of the convolutional architecture: A, B, C, D
+    pixel_offset: float = 0.0
 
     @property
     def held_out(self) -> str:
@@ -161,6 +149,26 @@ class Config:
     @property
     def in_channels(self) -> int:
         return 1 if self.dataset == "voxels" else 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Viewpoints):
+    """One run."""
+
+    n_epochs: int = 10
+    batch_size: int = 32
+    lr: float = 2e-3
+    weight_decay: float = 1.0
+    em_iters: int = 3  # [Hinton 2018, table 1]: three is the best
+    em_grad: str = "exact"
+    em_lambda: float = 1.0  # final inverse temperature; the paper gives no value
+    lambda_schedule: str = "constant"
+    variance_floor: float = VARIANCE_FLOOR
+    beta_v_init: float = 0.0
+    loss: str = "cross-entropy"
+    dtype: str = "float32"
+    arch: str = "dense"
+    sizes: tuple[int, int, int, int] = (16, 4, 8, 8)  # of the convolutional architecture: A, B, C, D
 
     @property
     def n_classes(self) -> int:
@@ -182,14 +190,18 @@ class Config:
 
     @property
     def lambdas(self) -> list[float]:
-        """Inverse temperature of each EM iteration, first to last."""
-        t = np.arange(1, self.em_iters + 1)
-        rise = {
-            "constant": np.ones(len(t)),
-            "linear": t / self.em_iters,
-            "exponential": 1 - 0.95**t,  # the form that the authors' later code uses
-        }[self.lambda_schedule]
-        return [float(self.em_lambda * r) for r in rise]
+        return inverse_temperatures(self.lambda_schedule, self.em_lambda, self.em_iters)
+
+
+def inverse_temperatures(schedule: str, final: float, n_iters: int) -> list[float]:
+    """lambda of each EM iteration, first to last."""
+    t = np.arange(1, n_iters + 1)
+    rise = {
+        "constant": np.ones(n_iters),
+        "linear": t / n_iters,
+        "exponential": 1 - 0.95**t,  # the form that the authors' later code uses
+    }[schedule]
+    return [float(final * r) for r in rise]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -306,7 +318,7 @@ def voxel_views(azimuths: Array, elevations: Array, n_per_view: int, rng: np.ran
     return Split(render_voxels(label, azimuth, elevation, rng), label, azimuth, elevation)
 
 
-def make_voxel_data(config: Config) -> Data:
+def make_voxel_data(config: Viewpoints) -> Data:
     """Training, familiar and held-out sets: by default 450, 180 and 180 images."""
 
     def views(key: int, azimuths: Range, elevations: Range, n_azimuths: int, n_per_view: int) -> Split:
@@ -449,7 +461,7 @@ def read_smallnorb(data_dir: Path, subset: str, wanted: Callable[[Array, Array],
     return Split(images, labels[keep].astype(np.intp), azimuths[keep], elevations[keep])
 
 
-def load_smallnorb(config: Config) -> Data:
+def load_smallnorb(config: Viewpoints) -> Data:
     """The paper's split: training objects seen from the training range; other objects from both ranges."""
 
     def within(azimuths: Range, elevations: Range) -> Callable[[Array, Array], Array]:
@@ -471,7 +483,7 @@ def load_smallnorb(config: Config) -> Data:
     return data
 
 
-def make_data(config: Config) -> Data:
+def make_data(config: Viewpoints) -> Data:
     return make_voxel_data(config) if config.dataset == "voxels" else load_smallnorb(config)
 
 
@@ -1776,7 +1788,7 @@ def format_table(result: dict[str, Any]) -> str:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def read_picture(path: Path, config: Config) -> Array:
+def read_picture(path: Path, config: Viewpoints) -> Array:
     """A picture file -> (1, 32 or 48, same, C), prepared as the data set is.
 
     Any size: it is padded to a square with the colour of its border and resized. For voxels a bright background is
@@ -1855,28 +1867,28 @@ def overlap(a: Range, b: Range, period: float | None = None) -> bool:
 
 
 # fmt: off
+def add_viewpoint_flags(parser: argparse.ArgumentParser, config: type[Viewpoints]) -> None:
+    """The flags of the viewpoints, all None where they are not given; see ``viewpoints_from_args``."""
+    azimuths, elevations, count = angle_range(-360, 720), angle_range(-90, 90), whole_number(1, 1000)
+    add = add_flags(parser, "viewpoints", config)
+    add("train_azimuths", azimuths, "degrees", "A:B", "0:150, smallnorb 300:400")
+    add("test_azimuths", azimuths, "degrees, held out", "A:B", "200:330, smallnorb 60:280")
+    add("train_elevations", elevations, "with --test-elevations: hold out elevation", "A:B", "azimuth is held out")
+    add("test_elevations", elevations, "such as 10:35 and 40:70", "A:B", "azimuth is held out")
+    add("n_train_views", count, "azimuths in training", default=str(config.n_train_views))
+    add("n_test_views", count, "azimuths held out", default=str(config.n_test_views))
+    add("n_elev", count, "elevations in each set", default=str(config.n_elev))
+    add("n_per_combo", count, "images of each training view", default=str(config.n_per_combo))
+    add("pixel_offset", number(-10, 10), "subtracted from every pixel before a network sees it, in all models", "X")
+
+
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that make up a Config; the scripts that draw figures have them too."""
-    azimuths, elevations, count = angle_range(-360, 720), angle_range(-90, 90), whole_number(1, 1000)
     positive = number(0, 1000, above=True)
     add = add_flags(parser, "data", Config)
     add("dataset", ("voxels", "smallnorb"), "drawn voxel objects, or the smallNORB files")
     add("data_dir", non_empty, "folder of the six official smallNORB files, gzipped or not", "DIR", "none")
-    add("train_azimuths", azimuths, "degrees", "A:B", "0:150, smallnorb 300:400")
-    add("test_azimuths", azimuths, "degrees, held out", "A:B", "200:330, smallnorb 60:280")
-    add(
-        "train_elevations",
-        elevations,
-        "with --test-elevations: hold out elevation instead",
-        "A:B",
-        "azimuth is held out",
-    )
-    add("test_elevations", elevations, "such as 10:35 and 40:70", "A:B", "azimuth is held out")
-    add("n_train_views", count, "azimuths in training", default="6")
-    add("n_test_views", count, "azimuths held out", default="6")
-    add("n_elev", count, "elevations in each set", default="3")
-    add("n_per_combo", count, "images of each training view", default="5")
-    add("pixel_offset", number(-10, 10), "subtracted from every pixel before a network sees it, in all models", "X")
+    add_viewpoint_flags(parser, Config)
     add = add_flags(parser, "capsules", Config)
     add("arch", ("dense", "conv"), "eight capsules from a dense layer, or the paper's grids of capsules")
     add(
@@ -1925,33 +1937,26 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 # fmt: on
 
 
-def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Config:
-    """Check the flags against each other; a usage error (status 2) where they do not fit together."""
+def viewpoints_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of Viewpoints but data_dir; a usage error (status 2) where flags do not fit together."""
     voxels = args.dataset == "voxels"
-    if voxels and args.data_dir is not None:
-        parser.error("argument --data-dir: needs --dataset smallnorb")
-    if not voxels and args.data_dir is None:
-        parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
-    if args.sizes is not None and args.arch == "dense":
-        parser.error("argument --sizes: needs --arch conv")
-    view_counts = {k: getattr(args, k) for k in ("n_train_views", "n_test_views", "n_elev", "n_per_combo")}
-    given = {k: v for k, v in view_counts.items() if v is not None}
+    counts = {name: getattr(args, name) for name in ("n_train_views", "n_test_views", "n_elev", "n_per_combo")}
+    given = {name: count for name, count in counts.items() if count is not None}
     if not voxels and given:
-        parser.error(f"argument --{next(iter(given)).replace('_', '-')}: applies to --dataset voxels alone")
+        parser.error(f"argument {flag_of(Viewpoints, next(iter(given)))}: applies to --dataset voxels alone")
+    counts = {name: getattr(Viewpoints, name) for name in counts} | given
 
     if (args.train_elevations is None) != (args.test_elevations is None):
         parser.error("arguments --train-elevations and --test-elevations: give both or none")
     if args.train_elevations is not None:
         if args.test_azimuths is not None:
-            parser.error(
-                "argument --test-azimuths: elevation is held out already, and both sets share --train-azimuths"
-            )
+            parser.error("argument --test-azimuths: elevation is held out already, and both sets have --train-azimuths")
         if overlap(args.train_elevations, args.test_elevations):
             parser.error("argument --test-elevations: overlaps --train-elevations")
         elevations = args.train_elevations, args.test_elevations
         train_azimuths = test_azimuths = args.train_azimuths or (0.0, 360.0)
     else:
-        elevations = (Config.train_elevations if voxels else (30.0, 70.0),) * 2
+        elevations = (Viewpoints.train_elevations if voxels else (30.0, 70.0),) * 2
         train_azimuths = args.train_azimuths or ((0.0, 150.0) if voxels else (300.0, 400.0))
         test_azimuths = args.test_azimuths or ((200.0, 330.0) if voxels else (60.0, 280.0))
         if overlap(train_azimuths, test_azimuths, period=360):
@@ -1959,21 +1964,33 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
                 f"argument --test-azimuths: {format_range(test_azimuths)} overlaps the training range"
                 f" {format_range(train_azimuths)} (modulo 360)"
             )
-    worked_out = {
+    n_per_elevation = max(counts["n_train_views"] * max(counts["n_per_combo"], 2), counts["n_test_views"] * 2)
+    n_images = N_CLASSES * counts["n_elev"] * n_per_elevation
+    if n_images > MAX_IMAGES:
+        flags = ", ".join(flag_of(Viewpoints, name) for name in counts)
+        parser.error(f"arguments {flags}: a set of {n_images:,} images is above the limit of {MAX_IMAGES:,}")
+    return {
+        "dataset": args.dataset,
+        "seed": args.seed,
         "train_azimuths": train_azimuths,
         "test_azimuths": test_azimuths,
         "train_elevations": elevations[0],
         "test_elevations": elevations[1],
-        **{k: getattr(Config, k) if v is None else v for k, v in view_counts.items()},
-        "sizes": args.sizes or Config.sizes,
+        "pixel_offset": args.pixel_offset,
+        **counts,
     }
-    config = Config(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Config)} | worked_out)
-    n_per_elevation = max(config.n_train_views * max(config.n_per_combo, 2), config.n_test_views * 2)
-    n_images = N_CLASSES * config.n_elev * n_per_elevation
-    if n_images > MAX_IMAGES:
-        flags = ", ".join("--" + k.replace("_", "-") for k in view_counts)
-        parser.error(f"arguments {flags}: a set of {n_images:,} images is above the limit of {MAX_IMAGES:,}")
-    return config
+
+
+def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Config:
+    """A usage error (status 2) where flags do not fit together."""
+    if args.dataset == "voxels" and args.data_dir is not None:
+        parser.error("argument --data-dir: needs --dataset smallnorb")
+    if args.dataset == "smallnorb" and args.data_dir is None:
+        parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
+    if args.sizes is not None and args.arch == "dense":
+        parser.error("argument --sizes: needs --arch conv")
+    fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Config)}
+    return Config(**fields | {"sizes": args.sizes or Config.sizes} | viewpoints_from_args(parser, args))
 
 
 def make_parser() -> argparse.ArgumentParser:
