@@ -53,7 +53,7 @@ EXPERIMENTS = {
     "smallnorb_novel_viewpoint": ("held_out_accuracy", 1 / 5),
     "multimnist_capsnet": ("set_accuracy", 1 / 45),
     "mnist_affine_capsnet": ("rotated_35_accuracy", 1 / 10),
-    "mnist_matrix_capsules": ("accuracy", 1 / 10),
+    "conv_matrix_capsules": ("accuracy", 1 / 10),
 }
 OWN_FLAGS = ("seed", "out-json", "threads", "quiet", "checkpoint", "resume")  # of an experiment, set here or not at all
 EXACT_UP_TO = 20  # seeds; all 2^n sign flips are tried, above it this many random ones:

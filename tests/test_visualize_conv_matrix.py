@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-import make_mnist_matrix_capsules_gif as animation
-import mnist_matrix_capsules as experiment
+import make_conv_matrix_capsules_gif as animation
+import conv_matrix_capsules as experiment
 import multimnist_capsnet as digits
-import visualize_mnist_matrix_capsules as figures
+import visualize_conv_matrix_capsules as figures
 import visualize_smallnorb_novel_viewpoint as house
 from figure_checks import (
     check_animation,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Animate the convolutional matrix capsules: votes gather round the class capsules as routing and training go on.
 
-    python make_mnist_matrix_capsules_gif.py --n-epochs 1 --n-train 20000 --snapshots 10 --fps 3
+    python make_conv_matrix_capsules_gif.py --n-epochs 1 --n-train 20000 --snapshots 10 --fps 3
 
 The capsule network is stopped ``--snapshots`` times on its way, more often at first, the last time at the end. Each
 time one test image, the first of the set, is routed, and a frame for each EM iteration shows the votes for all class
@@ -24,10 +24,10 @@ from matplotlib.patches import Ellipse
 from tqdm import tqdm
 
 import make_smallnorb_novel_viewpoint_gif as gif
-import mnist_matrix_capsules as experiment
-import visualize_mnist_matrix_capsules as figures
+import conv_matrix_capsules as experiment
+import visualize_conv_matrix_capsules as figures
 import visualize_smallnorb_novel_viewpoint as house
-from mnist_matrix_capsules import Array, ClassRouting, Config, Data, Params, TrainState, views
+from conv_matrix_capsules import Array, ClassRouting, Config, Data, Params, TrainState, views
 from visualize_smallnorb_novel_viewpoint import ink, place, tint, write
 
 N_TESTED = 500  # test images of the accuracy curve, spread over the set

@@ -1,4 +1,4 @@
-"""mnist_matrix_capsules.py: gradients, attacks, decoder, and the script as a person meets it."""
+"""conv_matrix_capsules.py: gradients, attacks, decoder, and the script as a person meets it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import mnist_matrix_capsules as m
+import conv_matrix_capsules as m
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from helpers import (
@@ -34,7 +34,7 @@ from test_smallnorb_files import make_arrays, write_set
 
 Array = np.ndarray
 
-SCRIPT = "mnist_matrix_capsules.py"
+SCRIPT = "conv_matrix_capsules.py"
 SIZES = (5, 2, 3, 2)
 TINY = ["--dataset", "strokes", "--n-train", "24", "--n-test", "10", "--batch-size", "8", "--sizes", "5,2,3,2"]
 SHORT = [*TINY, "--n-epochs", "2", "--threads", "1"]
@@ -612,7 +612,7 @@ def test_a_run_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str
     result = json.loads(out.read_text())
     keys = {"experiment", "seed", "dataset", "config", "models", "history", "attack", "environment"}
     assert set(result) == keys
-    assert (result["experiment"], result["seed"], result["dataset"]) == ("mnist_matrix_capsules", 104, "strokes")
+    assert (result["experiment"], result["seed"], result["dataset"]) == ("conv_matrix_capsules", 104, "strokes")
     assert set(result["config"]) == {f.name for f in dataclasses.fields(m.Config)}
     assert result["environment"]["threads"] == 1
     assert tuple(result["models"]) == tuple(result["history"]) == tuple(result["attack"]) == m.MODEL_NAMES

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Draw the figures of the convolutional matrix capsules into ``DIR/mnist_matrix_capsules/``.
+"""Draw the figures of the convolutional matrix capsules into ``DIR/conv_matrix_capsules/``.
 
-    python visualize_mnist_matrix_capsules.py --checkpoint run.npz --results results/mnist_matrix_capsules_seeds.json
+    python visualize_conv_matrix_capsules.py --checkpoint run.npz --results results/conv_matrix_capsules_seeds.json
 
-draws what ``mnist_matrix_capsules.py --checkpoint run.npz`` has trained; without ``--checkpoint`` it trains first, with
+draws what ``conv_matrix_capsules.py --checkpoint run.npz`` has trained; without ``--checkpoint`` it trains first, with
 the same flags as that script. The same run gives the same files byte for byte, and a file that would not change is left
 alone.
 
@@ -38,9 +38,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle, Wedge
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
-import mnist_matrix_capsules as experiment
+import conv_matrix_capsules as experiment
 import visualize_smallnorb_novel_viewpoint as house
-from mnist_matrix_capsules import Array, Config, Data, TrainState, UserError, views
+from conv_matrix_capsules import Array, Config, Data, TrainState, UserError, views
 from visualize_smallnorb_novel_viewpoint import (
     BLACK,
     BLUE,
@@ -897,7 +897,7 @@ def load_finished(path: Path, asked: dict[str, Any]) -> tuple[Config, dict[str, 
         if done < config.n_epochs:
             raise UserError(
                 f"{path} holds {done} of {config.n_epochs} epochs of {name}; finish it with"
-                " mnist_matrix_capsules.py --checkpoint … --resume"
+                " conv_matrix_capsules.py --checkpoint … --resume"
             )
     return config, states
 

@@ -24,7 +24,7 @@ where agreement activates: from there the training gets going without dead capsu
 
 Run it (both models, seed 0, and both attacks):
 
-    python mnist_matrix_capsules.py --attack fgsm,iterated
+    python conv_matrix_capsules.py --attack fgsm,iterated
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ from support.workers import default_threads
 #   B  images of a batch             N  images of a set         H, W  rows and columns of a map      C  channels
 #   E  class capsules (= classes)    D  pose entries (16)       F  channels of the CNN               M  decoder's inputs
 
-EXPERIMENT = "mnist_matrix_capsules"
+EXPERIMENT = "conv_matrix_capsules"
 MODEL_NAMES = ("capsules", "cnn")
 ATTACKS = ("fgsm", "iterated")
 EVALUATION_BATCH = 32  # the cache is better used than with more
