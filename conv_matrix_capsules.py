@@ -49,6 +49,8 @@ from smallnorb_novel_viewpoint import (
     LinearCache,
     Model,
     Params,
+    Viewpoints,
+    add_viewpoint_flags,
     conv_capsnet_backward,
     conv_capsnet_forward,
     conv_capsnet_init,
@@ -58,6 +60,7 @@ from smallnorb_novel_viewpoint import (
     conv_cnn_init,
     evaluate,
     init_state,
+    inverse_temperatures,
     linear_backward,
     linear_forward,
     predict_scores,
@@ -68,6 +71,7 @@ from smallnorb_novel_viewpoint import (
     softmax_cross_entropy,
     spread_loss,
     spread_margin,
+    viewpoints_from_args,
     worker_threads,
 )
 from support.optimizers import TrainState, adamw_step, count_params
@@ -85,6 +89,7 @@ from support.run import (
     check_file_flags,
     check_same,
     exit_status,
+    flag_of,
     generator,
     list_of,
     names_of,
@@ -117,13 +122,16 @@ EVALUATION_BATCH = 32  # the cache is better used than with more
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+DIGITS = ("auto", "mnist", "strokes")
+VIEWS = ("voxels", "smallnorb")
+
+
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """One run. The paper's values, where others are the default, are in the comments. [Hinton 2018, sec. 4 and 5]"""
+class Config(Viewpoints):
+    """One run. The paper's values, where others are the default, are in the comments. [Hinton 2018, sec. 4 and 5] The
+    fields of Viewpoints are for --dataset voxels and smallnorb."""
 
     dataset: str = "auto"  # smallNORB
-    data_dir: str | None = None
-    seed: int = 0
     n_epochs: int = 5
     n_train: int | None = None
     n_test: int | None = None
@@ -140,6 +148,7 @@ class Config:
     lr: float = 0.015
     cnn_lr: float = 3e-3
     lr_schedule: str = "linear"
+    weight_decay: float = 0.0
     dtype: str = "float32"
     attack: tuple[str, ...] = ()
     epsilons: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -147,25 +156,12 @@ class Config:
     n_attack: int = 200
 
     @property
-    def has_digits(self) -> bool:
-        return self.dataset not in ("voxels", "smallnorb")
-
-    @property
-    def views(self) -> views.Config:
-        """The other script's configuration, of its data set and of what both do in EM routing."""
-        real: dict[str, Any] = {
-            "train_azimuths": (300.0, 400.0),
-            "test_azimuths": (60.0, 280.0),
-        }  # [Hinton 2018, sec. 5.1]
-        real |= {"train_elevations": (30.0, 70.0), "test_elevations": (30.0, 70.0)}
-        shared = {k: getattr(self, k) for k in ("data_dir", "seed", "em_iters", "em_lambda", "lambda_schedule")}
-        if self.has_digits:
-            return views.Config(**shared)
-        return views.Config(dataset=self.dataset, **shared, **(real if self.dataset == "smallnorb" else {}))
+    def has_views(self) -> bool:
+        return self.dataset in VIEWS
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return tuple("0123456789") if self.has_digits else self.views.classes
+        return super().classes if self.has_views else tuple("0123456789")
 
     @property
     def n_classes(self) -> int:
@@ -173,21 +169,26 @@ class Config:
 
     @property
     def image_size(self) -> int:
-        return digits.DIGIT_SIDE if self.has_digits else views.IMAGE_SIZE
+        return views.IMAGE_SIZE if self.has_views else digits.DIGIT_SIDE
 
     @property
     def in_channels(self) -> int:
-        return 1 if self.has_digits else self.views.in_channels
+        return super().in_channels if self.has_views else 1
+
+    @property
+    def headline(self) -> str:
+        return "held_out_accuracy" if self.has_views else "accuracy"
 
     @property
     def pixel_range(self) -> tuple[float, float]:
         """Between which values an attacker may move a pixel; smallNORB's are normalised and have no bounds."""
-        return (-math.inf, math.inf) if self.dataset == "smallnorb" else (0.0, 1.0)
+        if self.dataset == "smallnorb":
+            return -math.inf, math.inf
+        return 0.0 - self.pixel_offset, 1.0 - self.pixel_offset
 
     @property
     def lambdas(self) -> list[float]:
-        """Inverse temperature of each EM iteration, first to last."""
-        return self.views.lambdas
+        return inverse_temperatures(self.lambda_schedule, self.em_lambda, self.em_iters)
 
     @property
     def free_to_change(self) -> set[str]:
@@ -214,7 +215,7 @@ class Data(NamedTuple):
     held_out: Examples | None  # viewpoints outside of that range, if the set has viewpoints
 
 
-def some(images: Array, labels: Array, n: int | None, rng: np.random.Generator | None = None) -> Examples:
+def subset(images: Array, labels: Array, n: int | None, rng: np.random.Generator | None = None) -> Examples:
     """``n`` of the images (None: all), drawn by ``rng`` or, without it, evenly spaced."""
     if n is None or n >= len(labels):
         return Examples(images, labels)
@@ -225,13 +226,19 @@ def some(images: Array, labels: Array, n: int | None, rng: np.random.Generator |
 def make_data(config: Config) -> Data:
     """Raises UserError where files are missing or damaged."""
     rng = generator(config.seed, Stream.DATA, 1)
-    if not config.has_digits:
-        found = views.make_data(config.views)
+    if config.has_views:
+        found = views.make_data(config)
+        train, test, held_out = (
+            Examples(
+                split.images - np.float32(config.pixel_offset) if config.pixel_offset else split.images, split.labels
+            )
+            for split in found
+        )
         return Data(
             config.dataset,
-            some(found.train.images, found.train.labels, config.n_train, rng),
-            some(found.familiar.images, found.familiar.labels, config.n_test),
-            some(found.held_out.images, found.held_out.labels, config.n_test),
+            subset(*train, config.n_train, rng),
+            subset(*test, config.n_test),
+            subset(*held_out, config.n_test),
         )
     folder = Path(config.data_dir) if config.data_dir else None
     source = digits.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
@@ -239,9 +246,9 @@ def make_data(config: Config) -> Data:
     def scaled(images: Array, labels: Array) -> Examples:
         return Examples(images[..., None] * np.float32(1 / 255), labels.astype(np.intp))
 
-    train_set = some(source.train_images, source.train_labels, config.n_train, rng)
-    test_set = some(source.test_images, source.test_labels, config.n_test)
-    return Data(source.name, scaled(*train_set), scaled(*test_set), None)
+    train = subset(source.train_images, source.train_labels, config.n_train, rng)
+    test = subset(source.test_images, source.test_labels, config.n_test)
+    return Data(source.name, scaled(*train), scaled(*test), None)
 
 
 def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
@@ -293,8 +300,13 @@ def make_models(config: Config) -> dict[str, Model]:
 
 def assess(model: Model, params: Params, data: Data) -> dict[str, float]:
     """Share of the test images that are classified rightly, and of the held-out viewpoints."""
-    sets = {"accuracy": data.test, "held_out_accuracy": data.held_out}
-    return {k: evaluate(model, params, v) for k, v in sets.items() if v is not None}
+    if data.held_out is None:
+        return {"accuracy": evaluate(model, params, data.test)}
+    familiar, held_out = (evaluate(model, params, examples) for examples in (data.test, data.held_out))
+    return {"familiar_accuracy": familiar, "held_out_accuracy": held_out}
+
+
+DECAYED = {"conv1.w", "conv2.w", "conv3.w", "primary.w", "out.w"}  # not what EM routing works with
 
 
 def learning_rate(config: Config, model: str, progress: float) -> float:
@@ -326,7 +338,7 @@ def train(
             scores, cache = model.forward(state.params, x.astype(config.dtype, copy=False))
             loss, dscores = model.loss(scores, data.train.labels[batch], progress)
             grads, _ = model.backward(dscores, cache)
-            adamw_step(state, [grads], learning_rate(config, model.name, progress))
+            adamw_step(state, [grads], learning_rate(config, model.name, progress), config.weight_decay, DECAYED)
         require_finite(state, loss, per_epoch)
         state.add({"train_loss": loss}, weight=len(batch))
         epoch_ended = state.step % per_epoch == 0
@@ -431,7 +443,7 @@ def attack_all(config: Config, states: dict[str, TrainState], data: Data) -> dic
     if not config.attack:
         return {}
     config = dataclasses.replace(config, dtype="float64", em_grad="exact")
-    examples = some(*data.test, config.n_attack)
+    examples = subset(*data.test, config.n_attack)
     found = {}
     for name, model in make_models(config).items():
         if name in states:
@@ -634,7 +646,8 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
         return make_result(config, data.name, states, attack_all(config, states, data), threads)
 
 
-TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack")
+VIEW_FIELDS = tuple(field.name for field in dataclasses.fields(Viewpoints) if field.name != "pixel_offset")
+TEST_FIELDS = (*VIEW_FIELDS, "n_test", "attack", "epsilons", "attack_steps", "n_attack")
 
 
 def evaluate_checkpoint(
@@ -680,7 +693,7 @@ def make_result(
             else:
                 models[name][kind] = found
     result = result_document(
-        EXPERIMENT, config, data_name, models, states, threads, "accuracy", 1 / config.n_classes
+        EXPERIMENT, config, data_name, models, states, threads, config.headline, 1 / config.n_classes
     )  # fmt: skip
     return result | ({"attack": attacks} if attacks else {})
 
@@ -695,11 +708,12 @@ def describe(result: dict[str, Any]) -> str:
 def format_table(result: dict[str, Any]) -> str:
     """The result table, and one of what each attack leaves of the accuracy."""
     models = result["models"]
-    held_out = any("held_out_accuracy" in m for m in models.values())
-    lines = [f"{'model':<10} {'accuracy':>8} {'held out' if held_out else '':>8} {'parameters':>10} {'seconds':>8}"]
+    metrics = [k for k in ("accuracy", "familiar_accuracy", "held_out_accuracy") if k in next(iter(models.values()))]
+    heads = " ".join(f"{metric.removesuffix('_accuracy').replace('_', ' '):>8}" for metric in metrics)
+    lines = [f"{'model':<10} {heads} {'parameters':>10} {'seconds':>8}"]
     for name, m in models.items():
-        other = f"{m['held_out_accuracy']:8.4f}" if held_out else " " * 8
-        lines.append(f"{name:<10} {m['accuracy']:8.4f} {other} {m['n_params']:10,} {m['train_seconds']:8.1f}")
+        cells = " ".join(f"{m[metric]:8.4f}" for metric in metrics)
+        lines.append(f"{name:<10} {cells} {m['n_params']:10,} {m['train_seconds']:8.1f}")
     if "attack" in result:
         epsilons = ["0", *(f"{epsilon:g}" for epsilon in result["config"]["epsilons"])]
         lines += ["", f"{'attack':<32} " + " ".join(f"{e:>6}" for e in epsilons) + "  no gradient"]
@@ -721,8 +735,8 @@ INK_SIDE = 20  # pixels: MNIST's digits fill a box of this side
 
 def read_picture(path: Path, config: Config) -> Array:
     """A picture file -> (1, H, W, C), prepared as the data set is. Raises UserError where it cannot be read."""
-    if not config.has_digits:
-        return views.read_picture(path, config.views)
+    if config.has_views:
+        return views.read_picture(path, config) - np.float32(config.pixel_offset)
     return digits.read_picture(path, config, INK_SIDE)[None, :, :, None]
 
 
@@ -757,12 +771,13 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that make up a Config; the scripts that draw figures have them too."""
     count, positive = whole_number(1, 10**7), number(0, 10, above=True)
     add = add_flags(parser, "data", Config)
-    add("dataset", ("auto", "mnist", "strokes", "voxels", "smallnorb"),
+    add("dataset", (*DIGITS, *VIEWS),
         "auto: MNIST if it is there or can be downloaded, else generated digits")
     add("data_dir", non_empty, "folder of the four MNIST files, or of the six of smallNORB", "DIR", CACHE_DIR)
     add("n_train", count, "training images, drawn with the seed", default="all")
     add("n_test", count, "test images, evenly spaced over the set", default="all")
     add("shift", whole_number(0, 8), "training images are shifted by up to N pixels on each axis")
+    add_viewpoint_flags(parser, Config)
     add = add_flags(parser, "capsules", Config)
     add("sizes", list_of(whole_number(1, 1024), 4, "32,8,8,8"), "channels of conv1, types of primary capsules and of"
         " those of the two layers above; the paper has 32,32,32,32 and 64,8,16,16", "A,B,C,D")
@@ -781,6 +796,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add("lr", positive, "Adam's learning rate for the capsules", "X")
     add("cnn_lr", positive, "the same for the CNN", "X")
     add("lr_schedule", ("constant", "linear", "cosine"), "linear and cosine fall to 0")
+    add("weight_decay", number(0, 100), "a step shrinks convolutions and the last layer by lr * X", "X")
     add("loss", ("spread", "cross-entropy"), "of the capsules: the paper's, on the activations, or on a score of pose"
         " and activation; the CNN always has cross-entropy")
     add("dtype", ("float32", "float64"), "of all arithmetic")
@@ -800,7 +816,13 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
     if args.dataset in ("voxels", "strokes") and args.data_dir is not None:
         parser.error(f"argument --data-dir: {args.dataset} has no files")
-    return Config(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Config)})
+    fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Config)}
+    if args.dataset in VIEWS:
+        return Config(**fields | viewpoints_from_args(parser, args))
+    for name in VIEW_FIELDS:
+        if name not in ("dataset", "data_dir", "seed") and name in args.given:
+            parser.error(f"argument {flag_of(Config, name)}: needs --dataset voxels or smallnorb")
+    return Config(**{name: value for name, value in fields.items() if value is not None})
 
 
 def make_parser() -> argparse.ArgumentParser:
