@@ -1,41 +1,45 @@
 #!/usr/bin/env python3
-"""Convolutional matrix capsules on MNIST, and what an attacker can do to them, in numpy, every gradient by hand.
+"""Convolutional matrix capsules and what an attacker can do to them, in numpy, every gradient by hand.
 
 Claims reproduced: [Hinton 2018] G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018. The
 network of its figure 1, whose capsules share their transformation matrices over positions, reads handwritten digits
 (section 5 reports 0.44 % test errors on MNIST); and it is harder to fool by small changes of an image, made along the
 gradient of the loss, than a convolutional network is (section 6 and figure 3, on smallNORB).
 
-    image            (B, 28, 28, 1)                        sizes A, B, C, D: 32, 4, 4, 8; all 32 in the paper
-    conv1 + ReLU     (B, 14, 14, A)                        5x5, stride 2, padding 2
-    primary capsules (B, 14, 14, B, 4, 4), (B, 14, 14, B)  1x1: poses and activations
-    ConvCaps1        (B, 6, 6, C, 4, 4), (B, 6, 6, C)      3x3, stride 2, EM routing
-    ConvCaps2        (B, 4, 4, D, 4, 4), (B, 4, 4, D)      3x3, stride 1, EM routing
-    class capsules   (B, 10, 4, 4), (B, 10)                1x1, EM routing over all positions, coordinates added
+    image            (B, 28, 28, 1)                                    28x28 digits, 10 classes
+    conv1 + ReLU     (B, 14, 14, channels)                             5x5, stride 2, padding 2
+    primary capsules (B, 14, 14, types0, 4, 4), (B, 14, 14, types0)    1x1: poses and activations
+    ConvCaps1        (B, 6, 6, types1, 4, 4), (B, 6, 6, types1)        3x3, stride 2, EM routing
+    ConvCaps2        (B, 4, 4, types2, 4, 4), (B, 4, 4, types2)        3x3, stride 1, EM routing
+    class capsules   (B, 10, 4, 4), (B, 10)                            1x1, EM routing, with coordinate addition
 
-These layers, EM routing, the losses, the optimiser, the loop and the checkpoints are those of
-smallnorb_novel_viewpoint.py; the digits are those of multimnist_capsnet.py. The baseline is a CNN with convolutions of
-the same sides and strides in the place of the capsules, as wide as gives it the same number of parameters.
+Sizes: channels of conv1, capsule types of the primary layer, ConvCaps1, ConvCaps2. Here 32, 4, 4, 8; all 32 in the
+paper. The baseline is a CNN with convolutions of the same sides and strides instead of the capsules, as wide as gives
+it the same number of parameters.
 
-Deviations from the paper: MNIST in the place of smallNORB (``--dataset smallnorb`` reads the real files); narrower
-layers and two iterations of EM routing (``--sizes 64,8,16,16 --em-iters 3`` is its smaller network); a floor under the
-variances; Adam with a learning rate that falls to 0. The transformation matrices start near the identity, and beta_v
-where agreement activates: from there the training gets going without dead capsules.
+Deviations from the paper: narrower layers and two iterations of EM routing; a floor under the variances; a cost counts
+the mass in units of an even distribution. The transformation matrices start near the identity, and beta_v where
+agreement activates: from there the training starts without dead capsules.
 
-Run it (both models, seed 0, and both attacks):
+The images are digits (MNIST, or strokes drawn by this project), or views of objects of which some are held out: voxel
+objects and smallNORB, as in smallnorb_novel_viewpoint.py.
+
+Run it (both models, seed 0, and both attacks; then novel viewpoints):
 
     python conv_matrix_capsules.py --attack fgsm,iterated
+    python conv_matrix_capsules.py --dataset voxels
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,25 +49,21 @@ import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from multimnist_capsnet import CACHE_DIR
 from smallnorb_novel_viewpoint import (
+    ACTIVATION_SCORE,
+    MASS_FLOOR,
+    POSE_SCORE,
+    POSE_SIDE,
     Array,
+    ConvCache,
     LinearCache,
-    Model,
     Params,
     Viewpoints,
     add_viewpoint_flags,
-    conv_capsnet_backward,
-    conv_capsnet_forward,
-    conv_capsnet_init,
-    conv_cnn_backward,
-    conv_cnn_channels,
-    conv_cnn_forward,
-    conv_cnn_init,
-    evaluate,
-    init_state,
+    conv2d_backward,
+    conv2d_forward,
     inverse_temperatures,
     linear_backward,
     linear_forward,
-    predict_scores,
     relu_backward,
     relu_forward,
     sigmoid_backward,
@@ -72,7 +72,6 @@ from smallnorb_novel_viewpoint import (
     spread_loss,
     spread_margin,
     viewpoints_from_args,
-    worker_threads,
 )
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import prediction_table
@@ -105,16 +104,21 @@ from support.run import (
     save_result,
     whole_number,
 )
-from support.workers import default_threads
+from support.workers import Workers, Workspace, default_threads
 
 # Dimension letters
-#   B  images of a batch             N  images of a set         H, W  rows and columns of a map      C  channels
-#   E  class capsules (= classes)    D  pose entries (16)       F  channels of the CNN               M  decoder's inputs
+#   B  images of a batch              H, W    rows and columns of a map       Ho, Wo  the same of the map above it
+#   C  channels of an image           F       channels of a CNN's map         K       side of a kernel, of a field
+#   I  capsule types below            J       capsule types above             E       class capsules (= classes)
+#   P  side of a pose matrix (4)      D       pose entries, P * P             S       side of the grid of ConvCaps2
+#   L  receptive fields, B * Ho * Wo  M       children of a field, K * K * I  T       terms of the votes' gradient
 
 EXPERIMENT = "conv_matrix_capsules"
 MODEL_NAMES = ("capsules", "cnn")
 ATTACKS = ("fgsm", "iterated")
-EVALUATION_BATCH = 32  # the cache is better used than with more
+CONV_KERNEL = 5
+CAPS_KERNEL = 3
+CAPS_STRIDES = {"convcaps1": 2, "convcaps2": 1}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -207,6 +211,9 @@ class Examples(NamedTuple):
     images: Array  # (N, H, W, C) float32
     labels: Array  # (N,)
 
+    def part(self, start: int, stop: int) -> Examples:
+        return Examples(self.images[start:stop], self.labels[start:stop])
+
 
 class Data(NamedTuple):
     name: str  # "mnist", "strokes", "custom", "voxels" or "smallnorb"
@@ -265,9 +272,594 @@ def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
     return padded[np.arange(n)[:, None, None], row[:, :, None], column[:, None, :]]
 
 
+def prepared(images: Array, config: Config) -> Array:
+    """Images (N, H, W, C) of a data set as the network is given them in a test."""
+    return views.crop(images, None).astype(config.dtype, copy=False)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Receptive fields
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Fields(NamedTuple):
+    """Fields of K x K children, ``stride`` apart, on a map of H x W of them without padding."""
+
+    size: tuple[int, int]  # H, W
+    out: tuple[int, int]  # Ho, Wo
+    k: int
+    stride: int
+    child: Array  # (Ho, Wo, K, K) the child's index on the flattened map
+    n_fields: Array  # (Ho, Wo, K, K) how many fields hold that child
+    n_seen: int  # positions of the map that lie in a field
+
+
+@functools.lru_cache(maxsize=64)
+def receptive_fields(height: int, width: int, k: int, stride: int) -> Fields:
+    h_out, w_out = (height - k) // stride + 1, (width - k) // stride + 1
+    rows = stride * np.arange(h_out)[:, None] + np.arange(k)  # (Ho, K)
+    columns = stride * np.arange(w_out)[:, None] + np.arange(k)  # (Wo, K)
+    child = rows[:, None, :, None] * width + columns[None, :, None, :]  # (Ho, Wo, K, K)
+    n_fields = np.bincount(child.ravel())  # (H * W,) or up to the last child in a field
+    return Fields((height, width), (h_out, w_out), k, stride, child, n_fields[child], int((n_fields > 0).sum()))
+
+
+def gather_forward(x: Array, fields: Fields) -> Array:
+    """Children x (B, H, W, ...) -> those of every field (B, Ho, Wo, K, K, ...)."""
+    return np.take(x.reshape(len(x), -1, *x.shape[3:]), fields.child, axis=1)
+
+
+def gather_backward(dout: Array, fields: Fields, combine: np.ufunc = np.add) -> Array:
+    """dout (B, Ho, Wo, K, K, ...) -> sums over all fields of each child (B, H, W, ...), or maxima (np.maximum)."""
+    (h_out, w_out), k, stride = fields.out, fields.k, fields.stride
+    dx = np.full((len(dout), *fields.size, *dout.shape[5:]), 0 if combine is np.add else -np.inf, dout.dtype)
+    # out[:, y, x, i, j] = x[:, stride y + i, stride x + j]
+    for i, j in itertools.product(range(k), range(k)):
+        seen = dx[:, i : i + stride * h_out : stride, j : j + stride * w_out : stride]
+        combine(seen, dout[:, :, :, i, j], out=seen)
+    return dx
+
+
+def over_parents(x: Array, fields: Fields, combine: np.ufunc) -> Array:
+    """A number for each child of a field, x (L, M) -> combined over all fields that hold the child, (L, M)."""
+    k = fields.k
+    if fields.out == (1, 1):  # each child lies in one field
+        return x
+    by_field = x.reshape(-1, *fields.out, k, k, x.shape[1] // k**2)  # (B, Ho, Wo, K, K, I)
+    return gather_forward(gather_backward(by_field, fields, combine), fields).reshape(x.shape)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Votes
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def kronecker_forward(w: Array) -> Array:
+    """w (K, K, I, J, P, P) -> (K, K, I, D, J * D), with which a pose, written as a row, gives its votes for all J."""
+    k, _, n_in, n_out, p, _ = w.shape
+    kron = np.zeros((k, k, n_in, p, p, n_out, p, p), w.dtype)
+    for row in range(p):
+        kron[:, :, :, row, :, :, row] = w.swapaxes(3, 4)
+    return kron.reshape(k, k, n_in, p * p, n_out * p * p)
+
+
+def kronecker_backward(dkron: Array, p: int) -> Array:
+    """dkron (K, K, I, D, J * D) -> dw (K, K, I, J, P, P)."""
+    blocks = dkron.reshape(*dkron.shape[:3], p, p, -1, p, p)
+    # kron[:, :, :, row, :, :, row] = w
+    return np.einsum("klirajrb->klijab", blocks)
+
+
+class Votes(NamedTuple):
+    """The votes of all children of all fields, in the workspace: good until another layer's are made."""
+
+    v: Array  # (L, J, M, D) votes - shift
+    v_sq: Array  # (L, J, M, D) their squares
+    shift: Array  # (L, J, D) the vote of the child in the middle
+
+
+def votes_forward(pose: Array, kron: Array, offset: Array | None, ws: Workspace) -> Votes:
+    """V = M W, for a pose matrix M: pose (L, K, K, I, D), kron (K, K, I, D, J * D) of W -> votes.
+
+    kron may be (1, 1, I, D, J * D), the same at all positions of a field. offset (K, K, P, P) is added to the votes
+    there.
+    """
+    n_fields, k, _, n_in, d = pose.shape
+    n_out = kron.shape[4] // d
+    v, v_sq = ws("votes", n_fields, k * k * n_in, n_out, d), ws("squares", n_fields, k * k * n_in, n_out, d)
+    rows, out = pose.transpose(1, 2, 3, 0, 4), v.reshape(n_fields, k, k, n_in, -1).transpose(1, 2, 3, 0, 4)
+    np.matmul(rows, kron, out=out)  # (K, K, I, L, J * D)
+    if offset is not None:
+        v += np.repeat(offset.reshape(k * k, 1, d), n_in, axis=0)
+    columns = v.reshape(n_fields, k * k * n_in, n_out * d)
+    shift = columns[:, columns.shape[1] // 2].copy()  # (L, J * D) any vote is about as far from the others as they lie
+    columns -= shift[:, None]
+    np.multiply(v, v, out=v_sq)
+    return Votes(v.swapaxes(1, 2), v_sq.swapaxes(1, 2), shift.reshape(n_fields, n_out, d))
+
+
+class VotesGradient(NamedTuple):
+    """A term of the votes' gradient, of rank one: left (linear + square v)."""
+
+    left: Array  # (L, J, M)
+    linear: Array  # (L, J, D)
+    square: Array  # (L, J, D)
+
+
+def votes_backward(
+    terms: list[VotesGradient], votes: Votes, pose: Array, kron: Array, ws: Workspace
+) -> tuple[Array, Array]:
+    """The terms of dvotes -> dpose (L, K, K, I, D), dkron (K, K, I, D, J * D)."""
+    n_fields, k, _, n_in, _ = pose.shape
+    left, linear, square = (np.stack(parts, axis=2) for parts in zip(*terms, strict=True))  # (L, J, T, M or D)
+    v, dv = votes.v.swapaxes(1, 2), votes.v_sq.swapaxes(1, 2)  # (L, M, J, D); the squares are no longer needed
+    slope = ws("slope", *v.shape)
+    # v enters the terms as left (linear v + square v^2 / 2)
+    np.matmul(left.swapaxes(2, 3), linear, out=dv.swapaxes(1, 2))
+    np.matmul(left.swapaxes(2, 3), square, out=slope.swapaxes(1, 2))
+    slope *= v
+    dv += slope
+    # v = rows @ kron + offset - shift; nothing depends on the shift
+    rows = pose.transpose(1, 2, 3, 0, 4)  # (K, K, I, L, D)
+    dout = dv.reshape(n_fields, k, k, n_in, -1).transpose(1, 2, 3, 0, 4)  # (K, K, I, L, J * D)
+    dpose = np.empty_like(pose)
+    np.matmul(dout, kron.swapaxes(3, 4), out=dpose.transpose(1, 2, 3, 0, 4))
+    dkron = rows.swapaxes(3, 4) @ dout  # (K, K, I, D, J * D)
+    return dpose, dkron if len(kron) == k else dkron.sum(axis=(0, 1), keepdims=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# EM routing over receptive fields [Hinton 2018, procedure 1 and sec. 4]
+# ----------------------------------------------------------------------------------------------------------------------
+
+# All that an iteration does with votes V is a product of V or V^2 with a small array, in the BLAS; it never forms
+# V - mu. With weight = r a_in / mass: mu = sum_m weight V, sigma^2 = sum_m weight V^2 - mu^2 (but for the floor under
+# the mass), and the distance is (V - mu)^2 / sigma^2 = V^2 / sigma^2 - 2 V mu / sigma^2 + mu^2 / sigma^2. The gradient
+# of V is a sum of terms left_m (linear_d + square_d V), one from every step, which votes_backward adds up. Differences
+# of moments lose digits where votes lie far from zero, so that V, and mean = mu - shift, are counted from a shift.
+
+
+class MStep(NamedTuple):
+    """What an M-step computed."""
+
+    r: Array  # (L, J, M) the assignments that it used
+    weight: Array  # (L, J, M) r times the children's activations, as shares of the mass: 1 in sum over M
+    mass: Array  # (L, J)
+    mean: Array  # (L, J, D) mu - shift
+    sigma_sq: Array  # (L, J, D)
+    log_det: Array  # (L, J) sum of log sigma_sq
+    z: Array  # (L, J)
+    a: Array  # (L, J) sigmoid(z)
+
+
+class Layer(NamedTuple):
+    """What is the same in all steps of a layer's routing."""
+
+    fields: Fields
+    beta_a: Array  # (J,)
+    beta_v: Array  # (J,) the cost of one pose entry at sigma = 1, shared by the D entries
+    lambdas: Sequence[float]  # inverse temperature of each iteration
+    variance_floor: float  # added to sigma_sq
+    mass_unit: float  # the mass at which a cost counts once
+
+
+def field_m_step_forward(votes: Votes, r: Array, a_in: Array, layer: Layer, inverse_temperature: float) -> MStep:
+    """r (L, J, M), a_in (L, M) -> means, variances and activations of the parents."""
+    d = votes.v.shape[3]
+    ra = r * a_in[:, None]  # (L, J, M)
+    mass = ra.sum(axis=2) + MASS_FLOOR  # (L, J)
+    weight = ra / mass[..., None]
+    first = (weight[:, :, None] @ votes.v)[:, :, 0]  # (L, J, D)
+    second = (weight[:, :, None] @ votes.v_sq)[:, :, 0]  # (L, J, D)
+    lost = (MASS_FLOOR / mass)[..., None]  # by which sum_m weight falls short of 1
+    mean = first - lost * votes.shift
+    variance = second - mean * (2 * first - (1 - lost) * mean)
+    sigma_sq = np.maximum(variance, 0) + layer.variance_floor
+    log_det = np.log(sigma_sq).sum(axis=2)  # (L, J)
+    cost = (d * layer.beta_v + 0.5 * log_det) * (mass / layer.mass_unit)
+    z = inverse_temperature * (layer.beta_a - cost)
+    a, _ = sigmoid_forward(z)
+    return MStep(r, weight, mass, mean, sigma_sq, log_det, z, a)
+
+
+def field_m_step_backward(
+    dmu: Array, dsigma_sq: Array, dz: Array, votes: Votes, step: MStep, layer: Layer, inverse_temperature: float,
+    policy: str,
+) -> tuple[Array, Array, Array, VotesGradient]:  # fmt: skip
+    """dmu, dsigma_sq (L, J, D), dz (L, J) -> dra (L, J, M), of r a_in; dbeta_a, dbeta_v; dvotes.
+
+    policy "stop": assignments, mass, and the mean inside sigma_sq are constants.
+    """
+    _, weight, mass, mean, sigma_sq, log_det, _, _ = step
+    d = dmu.shape[2]
+    # z = lambda (beta_a - cost)
+    dbeta_a = inverse_temperature * dz.sum(axis=0)
+    dcost = -inverse_temperature * dz / layer.mass_unit  # (L, J), of the cost times the unit
+    # cost = (d beta_v + log_det / 2) mass; log_det = sum_d log sigma_sq
+    dbeta_v = d * (dcost * mass).sum(axis=0)
+    dsigma_sq = dsigma_sq + (0.5 * dcost * mass)[..., None] / sigma_sq
+    if policy == "exact":  # sigma_sq = sum_m weight (V - mu)^2 + floor: of sum_m weight (V - mu) = lost mu
+        dmu = dmu - 2 * dsigma_sq * (MASS_FLOOR / mass)[..., None] * (mean + votes.shift)
+    # mu = sum_m weight V, with V - mu = v - mean
+    linear = dmu - 2 * dsigma_sq * mean
+    dweight = (votes.v @ linear[..., None])[..., 0]  # (L, J, M)
+    dweight += (votes.v_sq @ dsigma_sq[..., None])[..., 0]
+    dvotes = VotesGradient(weight, linear, 2 * dsigma_sq)
+    if policy == "stop":
+        dweight += (dsigma_sq * mean * mean + dmu * votes.shift).sum(axis=2)[..., None]
+        return dweight / mass[..., None], dbeta_a, dbeta_v, dvotes
+    # weight = ra / mass, mass = sum_m ra: the quotient takes off sum_m weight dweight
+    dweight += (dsigma_sq * (mean * mean - sigma_sq + layer.variance_floor) - dmu * mean).sum(axis=2)[..., None]
+    dmass = dcost * (d * layer.beta_v + 0.5 * log_det)
+    return dweight / mass[..., None] + dmass[..., None], dbeta_a, dbeta_v, dvotes
+
+
+def field_e_step_forward(votes: Votes, step: MStep, fields: Fields) -> Array:
+    """Assignments r (L, J, M): a child's sum to 1 over its parents, all types of all fields that hold it."""
+    precision = 1 / step.sigma_sq
+    # In logarithms; the constant of the Gaussian is the same for all parents and drops out.
+    log_a = -np.logaddexp(0, -step.z)  # (L, J)
+    log_p = log_a - 0.5 * step.log_det - 0.5 * (step.mean * step.mean * precision).sum(axis=2)
+    log_r = (votes.v @ (step.mean * precision)[..., None])[..., 0]  # (L, J, M)
+    log_r += (votes.v_sq @ (-0.5 * precision)[..., None])[..., 0]
+    log_r += log_p[..., None]
+    log_r -= over_parents(log_r.max(axis=1), fields, np.maximum)[:, None]
+    r = np.exp(log_r, out=log_r)
+    r /= over_parents(r.sum(axis=1), fields, np.add)[:, None]
+    return r
+
+
+def field_e_step_backward(
+    dr: Array, votes: Votes, step: MStep, r: Array, fields: Fields
+) -> tuple[Array, Array, Array, VotesGradient]:
+    """dr (L, J, M), r of the E-step after the M-step ``step`` -> dmu, dsigma_sq, dz of that M-step; dvotes."""
+    mean, precision = step.mean, 1 / step.sigma_sq
+    # r = softmax(log_r) over a child's parents
+    dlog_r = dr * r
+    dlog_r -= r * over_parents(dlog_r.sum(axis=1), fields, np.add)[:, None]
+    # log_r = log_a - log_det / 2 - sum_d (v - mean)^2 / (2 sigma_sq)
+    dlog_p = dlog_r.sum(axis=2)  # (L, J)
+    dz = dlog_p * (1 - step.a)  # log_a = log sigmoid(z)
+    first = (dlog_r[:, :, None] @ votes.v)[:, :, 0]  # (L, J, D)
+    second = (dlog_r[:, :, None] @ votes.v_sq)[:, :, 0]  # (L, J, D)
+    total = dlog_p[..., None]
+    dmu = (first - mean * total) * precision
+    dsigma_sq = 0.5 * precision * ((second - 2 * mean * first + mean * mean * total) * precision - total)
+    return dmu, dsigma_sq, dz, VotesGradient(dlog_r, mean * precision, -precision)
+
+
+class RoutingCache(NamedTuple):
+    """A layer's routing without its votes, which the backward computes again."""
+
+    pose: Array  # (L, K, K, I, D) of the children of every field
+    a_in: Array  # (L, M)
+    kron: Array  # (K, K, I, D, J * D)
+    offset: Array | None
+    layer: Layer
+    shift: Array  # (L, J, D)
+    steps: list[MStep]
+
+    @property
+    def assignments(self) -> list[Array]:
+        """r of every M-step: (B, Ho, Wo, K, K, I, J); a child's entries sum to 1 over all its parents."""
+        shape = (-1, *self.layer.fields.out, self.shift.shape[1], *self.pose.shape[1:4])
+        return [np.moveaxis(step.r.reshape(shape), 3, -1) for step in self.steps]
+
+    @property
+    def mu(self) -> list[Array]:
+        """Poses of every M-step: (B, Ho, Wo, J, D)."""
+        shape = (-1, *self.layer.fields.out, *self.shift.shape[1:])
+        return [(step.mean + self.shift).reshape(shape) for step in self.steps]
+
+    @property
+    def a(self) -> list[Array]:
+        """Activations of every M-step: (B, Ho, Wo, J)."""
+        return [step.a.reshape(-1, *self.layer.fields.out, self.shift.shape[1]) for step in self.steps]
+
+    def votes(self, ws: Workspace) -> Array:
+        """Votes (B, Ho, Wo, K, K, I, J, D), whole: mind the size."""
+        votes = votes_forward(self.pose, self.kron, self.offset, ws)
+        n_out, d = self.shift.shape[1:]
+        v = (votes.v + votes.shift[:, :, None]).swapaxes(1, 2)  # (L, M, J, D)
+        return v.reshape(-1, *self.layer.fields.out, *self.pose.shape[1:4], n_out, d)
+
+
+def field_routing_forward(
+    pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, lambdas: Sequence[float], variance_floor: float,
+    ws: Workspace, k: int, stride: int = 1, offset: Array | None = None,
+) -> tuple[Array, Array, RoutingCache]:  # fmt: skip
+    """EM routing where a parent's children are the capsules of its K x K field, and w is shared over positions.
+
+    pose (B, H, W, I, P, P), a_in (B, H, W, I), w (K, K, I, J, P, P) or (1, 1, I, J, P, P), beta_a and beta_v (J,),
+    offset (K, K, P, P) added to the votes of the children there -> poses (B, Ho, Wo, J, P, P), activations
+    (B, Ho, Wo, J), cache. One (M-step, E-step) per entry of ``lambdas``. A child in the middle lies in several fields,
+    and all parents of all of them compete for it.
+
+    ``variance_floor`` is added to sigma_sq. It keeps the logarithm and the division finite where all votes agree. The
+    mass in a parent's cost is counted in units of what it would get if active children were assigned evenly, so that a
+    cost means the same in a layer of 72 children a parent as in one of 128.
+    """
+    n, height, width, n_in, p, _ = pose.shape
+    fields, n_out = receptive_fields(height, width, k, stride), w.shape[3]
+    n_fields, n_children = n * math.prod(fields.out), k * k * n_in
+    mass_unit = fields.n_seen * n_in / (math.prod(fields.out) * n_out)
+    layer = Layer(fields, beta_a, beta_v, lambdas, variance_floor, mass_unit)
+    poses = gather_forward(pose.reshape(n, height, width, n_in, p * p), fields).reshape(n_fields, k, k, n_in, p * p)
+    a_fields = gather_forward(a_in, fields).reshape(n_fields, n_children)
+    kron = kronecker_forward(w)
+    votes = votes_forward(poses, kron, offset, ws)
+    even = 1 / (n_out * fields.n_fields.astype(pose.dtype))  # (Ho, Wo, K, K)
+    even = np.repeat(even, n_in).reshape(-1, 1, n_children)  # (Ho * Wo, 1, M)
+    r = np.broadcast_to(even, (n, *even.shape[:1], n_out, n_children)).reshape(n_fields, n_out, n_children)
+    steps: list[MStep] = []
+    for t, inverse_temperature in enumerate(lambdas):
+        if t:
+            r = field_e_step_forward(votes, steps[-1], fields)
+        steps.append(field_m_step_forward(votes, r, a_fields, layer, inverse_temperature))
+    cache = RoutingCache(poses, a_fields, kron, offset, layer, votes.shift, steps)
+    shape = (n, *fields.out, n_out)
+    return (steps[-1].mean + votes.shift).reshape(*shape, p, p), steps[-1].a.reshape(shape), cache
+
+
+def field_routing_backward(
+    dmu: Array, da: Array, cache: RoutingCache, policy: str, ws: Workspace
+) -> tuple[Array, Array, Array, Array, Array]:
+    """dmu (B, Ho, Wo, J, P, P), da (B, Ho, Wo, J) -> dpose, da_in, dw, dbeta_a, dbeta_v.
+
+    policy "exact": through every iteration: assignments, means, variances, activations, and the children's activations.
+    policy "stop": the last M-step alone, with the assignments, the mass, and the mean inside sigma_sq held constant.
+    """
+    pose, a_in, kron, offset, layer, shift, steps = cache
+    fields, (n_out, d) = layer.fields, shift.shape[1:]
+    p = math.isqrt(d)
+    votes = votes_forward(pose, kron, offset, ws)
+    dmu, dsigma_sq = dmu.reshape(shift.shape), np.zeros_like(shift)  # (L, J, D)
+    dz = sigmoid_backward(da.reshape(-1, n_out), steps[-1].a)
+    da_fields, dbeta_a, dbeta_v = np.zeros_like(a_in), np.zeros_like(layer.beta_a), np.zeros_like(layer.beta_v)
+    terms: list[VotesGradient] = []
+    for t in reversed(range(len(steps))):
+        # M-step
+        dra, dbeta_a_step, dbeta_v_step, dvotes = field_m_step_backward(
+            dmu, dsigma_sq, dz, votes, steps[t], layer, layer.lambdas[t], policy
+        )
+        terms.append(dvotes)
+        dbeta_a += dbeta_a_step
+        dbeta_v += dbeta_v_step
+        da_fields += (dra * steps[t].r).sum(axis=1)
+        if t == 0 or policy == "stop":  # the first assignments are constants
+            break
+        # E-step
+        dr = dra * a_in[:, None]
+        dmu, dsigma_sq, dz, dvotes = field_e_step_backward(dr, votes, steps[t - 1], steps[t].r, fields)
+        terms.append(dvotes)
+    dposes, dkron = votes_backward(terms, votes, pose, kron, ws)
+    shape = (-1, *fields.out, *pose.shape[1:4])  # (B, Ho, Wo, K, K, I)
+    # poses, a_fields = gather(pose), gather(a_in)
+    dpose = gather_backward(dposes.reshape(*shape, d), fields)
+    da_in = gather_backward(da_fields.reshape(shape), fields)
+    return dpose.reshape(*da_in.shape, p, p), da_in, kronecker_backward(dkron, p), dbeta_a, dbeta_v
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The network: init(rng) -> params; forward(params, x) -> (scores, cache); backward(dscores, cache) -> (grads, dx)
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def grid_sides(image_size: int) -> list[int]:
+    """Sides of the grids of conv1 (and the primary capsules), ConvCaps1 and ConvCaps2: 14, 6, 4 for 28 pixels."""
+    sides = [(image_size + 2 * 2 - CONV_KERNEL) // 2 + 1]
+    for stride in CAPS_STRIDES.values():
+        sides.append((sides[-1] - CAPS_KERNEL) // stride + 1)
+    return sides
+
+
+def coordinates(image_size: int, dtype: str) -> Array:
+    """What coordinate addition adds to the votes of each position of ConvCaps2: (S, S, P, P).
+
+    The centre of a position's receptive field, as a fraction of the image: its row goes to the first entry of the vote
+    matrix's right-hand column, its column to the second. [Hinton 2018, sec. 4.1] There a pose has its translation; the
+    first two entries of the flattened matrix, where other code adds them, belong to its rotation.
+    """
+    side = grid_sides(image_size)[-1]
+    centre, spacing = 0.5, 2  # of conv1's first field, in pixels: its kernel of 5 has a padding of 2
+    for stride in CAPS_STRIDES.values():
+        centre, spacing = centre + spacing * (CAPS_KERNEL - 1) / 2, spacing * stride
+    position = (centre + spacing * np.arange(side)) / image_size
+    offset = np.zeros((side, side, POSE_SIDE, POSE_SIDE), dtype)
+    offset[:, :, 0, -1] = position[:, None]
+    offset[:, :, 1, -1] = position
+    return offset
+
+
+PART = 8  # images at most whose loss and gradients are one unit of work
+PART_BYTES = 16 << 20  # of a part's votes and their squares in one layer; more of them leave the cache
+
+
+def part_size(config: Config) -> int:
+    """How many images a thread works on at a time; no less than one."""
+    _, types0, types1, types2 = config.sizes
+    _, side1, side2 = grid_sides(config.image_size)
+    fields = CAPS_KERNEL**2 * max(side1**2 * types0 * types1, side2**2 * types1 * types2)
+    n_votes = POSE_SIDE**2 * max(fields, side2**2 * types2 * config.n_classes)
+    return max(1, min(PART, PART_BYTES // (2 * n_votes * np.dtype(config.dtype).itemsize)))
+
+
+class ConvCapsnetCache(NamedTuple):
+    conv: ConvCache
+    relu: Array
+    primary: ConvCache
+    a_primary: Array  # (B, H, W, types0)
+    convcaps1: RoutingCache
+    convcaps2: RoutingCache
+    routing: RoutingCache  # of the class capsules, whose one field is the whole grid
+    mu: Array  # (B, E, D) class poses
+    a: Array  # (B, E) class activations
+
+
+def conv_capsnet_init(rng: np.random.Generator, config: Config) -> Params:
+    def gaussian(std: float, *shape: int) -> Array:
+        return rng.normal(0, std, shape).astype(config.dtype)
+
+    channels, types0, types1, types2 = config.sizes
+    k, fan_in, n_primary = CAPS_KERNEL, CONV_KERNEL**2 * config.in_channels, types0 * (POSE_SIDE**2 + 1)
+    params = {
+        "conv1.w": gaussian(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, channels),
+        "conv1.b": np.zeros(channels, config.dtype),
+        "primary.w": gaussian(math.sqrt(2 / channels), 1, 1, channels, n_primary),
+        "primary.b": np.zeros(n_primary, config.dtype),
+    }
+    # Where all votes agree, sigma_sq is the floor: from here beta_v_init is the cost of an agreement's pose entry.
+    agreement = config.beta_v_init - 0.5 * math.log(config.variance_floor)
+    shapes = {"convcaps1": (k, k, types0, types1), "convcaps2": (k, k, types1, types2)}
+    for layer, shape in {**shapes, "class": (types2, config.n_classes)}.items():
+        eye = np.eye(POSE_SIDE, dtype=config.dtype)
+        params[f"{layer}.w"] = eye + gaussian(0.1, *shape, POSE_SIDE, POSE_SIDE)
+        params[f"{layer}.beta_a"] = np.zeros(shape[-1], config.dtype)
+        params[f"{layer}.beta_v"] = np.full(shape[-1], agreement, config.dtype)
+    return params
+
+
+def conv_capsnet_forward(params: Params, x: Array, config: Config, ws: Workspace) -> tuple[Array, ConvCapsnetCache]:
+    """x (B, H, W, C) -> class scores (B, E)."""
+
+    def route(
+        name: str, pose: Array, a: Array, w: Array, k: int, stride: int, offset: Array | None = None
+    ) -> tuple[Array, Array, RoutingCache]:
+        beta_a, beta_v, lambdas = params[f"{name}.beta_a"], params[f"{name}.beta_v"], config.lambdas
+        return field_routing_forward(
+            pose, a, w, beta_a, beta_v, lambdas, config.variance_floor, ws, k, stride, offset
+        )  # fmt: skip
+
+    conv, conv_cache = conv2d_forward(x, params["conv1.w"], params["conv1.b"], stride=2, pad=2)  # (B, 14, 14, channels)
+    hidden, relu_cache = relu_forward(conv)
+    primary, primary_cache = conv2d_forward(hidden, params["primary.w"], params["primary.b"], stride=1, pad=0)
+    n_pose = config.sizes[1] * POSE_SIDE**2
+    pose = primary[..., :n_pose].reshape(*primary.shape[:3], -1, POSE_SIDE, POSE_SIDE)  # (B, 14, 14, types0, P, P)
+    a_primary, _ = sigmoid_forward(primary[..., n_pose:])  # (B, 14, 14, types0)
+    pose, a, cache1 = route(
+        "convcaps1", pose, a_primary, params["convcaps1.w"], CAPS_KERNEL, CAPS_STRIDES["convcaps1"]
+    )  # (B, 6, 6, types1, P, P), (B, 6, 6, types1)
+    pose, a, cache2 = route(
+        "convcaps2", pose, a, params["convcaps2.w"], CAPS_KERNEL, CAPS_STRIDES["convcaps2"]
+    )  # (B, 4, 4, types2, P, P), (B, 4, 4, types2)
+    offset, class_w = coordinates(config.image_size, config.dtype), params["class.w"][None, None]
+    mu, a, cache3 = route("class", pose, a, class_w, len(offset), 1, offset)  # (B, 1, 1, E, P, P), (B, 1, 1, E)
+    mu, a = mu.reshape(len(x), -1, POSE_SIDE**2), a.reshape(len(x), -1)
+    scores = a if config.loss == "spread" else POSE_SCORE * (mu * mu).sum(axis=2) + ACTIVATION_SCORE * (a - 0.5)
+    cache = ConvCapsnetCache(conv_cache, relu_cache, primary_cache, a_primary, cache1, cache2, cache3, mu, a)
+    return scores, cache
+
+
+def conv_capsnet_backward(
+    dscores: Array, cache: ConvCapsnetCache, config: Config, ws: Workspace, need_dx: bool = False,
+    dmu: Array | None = None,
+) -> tuple[Params, Array | None]:  # fmt: skip
+    """dscores (B, E) and, if wanted, dmu (B, E, D) on the class poses -> gradients under the parameters' names, and dx
+    (B, H, W, C) where needed."""
+    dmu = np.zeros_like(cache.mu) if dmu is None else dmu
+    if config.loss == "spread":
+        da = dscores
+    else:  # scores = |mu|^2 / 16 + 4 (a - 1/2)
+        dmu, da = dmu + 2 * POSE_SCORE * dscores[..., None] * cache.mu, ACTIVATION_SCORE * dscores
+    n = len(da)
+    dpose, da = dmu.reshape(n, 1, 1, -1, POSE_SIDE, POSE_SIDE), da.reshape(n, 1, 1, -1)
+    grads: Params = {}
+    for layer, routing in (("class", cache.routing), ("convcaps2", cache.convcaps2), ("convcaps1", cache.convcaps1)):
+        dpose, da, dw, dbeta_a, dbeta_v = field_routing_backward(dpose, da, routing, config.em_grad, ws)
+        grads |= {
+            f"{layer}.w": dw[0, 0] if layer == "class" else dw,
+            f"{layer}.beta_a": dbeta_a,
+            f"{layer}.beta_v": dbeta_v,
+        }
+    # pose, a_primary = primary[..., :n_pose], sigmoid(primary[..., n_pose:])
+    dgates = sigmoid_backward(da, cache.a_primary)
+    dprimary = np.concatenate([dpose.reshape(*dgates.shape[:3], -1), dgates], axis=3)
+    dhidden, grads["primary.w"], grads["primary.b"] = conv2d_backward(dprimary, cache.primary)
+    assert dhidden is not None
+    dconv = relu_backward(dhidden, cache.relu)
+    dx, grads["conv1.w"], grads["conv1.b"] = conv2d_backward(dconv, cache.conv, need_dx)
+    return grads, dx
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The CNN: convolutions of the same sides and strides
+# ----------------------------------------------------------------------------------------------------------------------
+
+CONV_CNN_STRIDES = {"conv1": 2, "conv2": CAPS_STRIDES["convcaps1"], "conv3": CAPS_STRIDES["convcaps2"]}
+
+
+def conv_cnn_shapes(config: Config, n_channels: int) -> dict[str, tuple[int, ...]]:
+    """Weights of a CNN on the capsules' own grids: their conv1, then 3x3 convolutions of ``n_channels``, and scores."""
+    k, side, channels = CAPS_KERNEL, grid_sides(config.image_size)[-1], config.sizes[0]
+    return {
+        "conv1": (CONV_KERNEL, CONV_KERNEL, config.in_channels, channels),
+        "conv2": (k, k, channels, n_channels),
+        "conv3": (k, k, n_channels, n_channels),
+        "out": (side * side * n_channels, config.n_classes),
+    }
+
+
+def conv_cnn_channels(config: Config, n_params: int) -> int:
+    """The number of channels that comes nearest to ``n_params`` parameters."""
+
+    def difference(n_channels: int) -> int:
+        shapes = conv_cnn_shapes(config, n_channels).values()
+        return abs(sum(math.prod(shape) + shape[-1] for shape in shapes) - n_params)
+
+    return min(range(1, 1025), key=difference)
+
+
+def conv_cnn_init(rng: np.random.Generator, config: Config, n_channels: int) -> Params:
+    params: Params = {}
+    for name, shape in conv_cnn_shapes(config, n_channels).items():
+        gain = 1 if name == "out" else 2  # a ReLU halves the second moment
+        params[f"{name}.w"] = rng.normal(0, math.sqrt(gain / math.prod(shape[:-1])), shape).astype(config.dtype)
+        params[f"{name}.b"] = np.zeros(shape[-1], config.dtype)
+    return params
+
+
+class ConvCNNCache(NamedTuple):
+    convs: list[ConvCache]
+    relus: list[Array]
+    out: LinearCache
+
+
+def conv_cnn_forward(params: Params, x: Array) -> tuple[Array, ConvCNNCache]:
+    """x (B, H, W, C) -> class scores (B, E)."""
+    convs, relus = [], []
+    for name, stride in CONV_CNN_STRIDES.items():
+        pad = 2 if name == "conv1" else 0
+        x, conv_cache = conv2d_forward(x, params[f"{name}.w"], params[f"{name}.b"], stride, pad)
+        x, relu_cache = relu_forward(x)
+        convs.append(conv_cache)
+        relus.append(relu_cache)
+    scores, out_cache = linear_forward(x.reshape(len(x), -1), params["out.w"], params["out.b"])
+    return scores, ConvCNNCache(convs, relus, out_cache)
+
+
+def conv_cnn_backward(dscores: Array, cache: ConvCNNCache, need_dx: bool = False) -> tuple[Params, Array | None]:
+    """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
+    dx: Array | None
+    grads: Params = {}
+    dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
+    for name, conv, relu in reversed(list(zip(CONV_CNN_STRIDES, cache.convs, cache.relus, strict=True))):
+        assert dx is not None
+        dconv = relu_backward(dx.reshape(relu.shape), relu)
+        dx, grads[f"{name}.w"], grads[f"{name}.b"] = conv2d_backward(dconv, conv, need_dx or name != "conv1")
+    return grads, dx
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The models as the training loop sees them
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+class Model(NamedTuple):
+    name: str
+    init: Callable[[np.random.Generator], Params]
+    forward: Callable[[Params, Array, Workspace], tuple[Array, Any]]  # params, x -> scores (B, E), cache
+    backward: Callable[..., tuple[Params, Array | None]]  # dscores, cache, ws, need_dx=False -> grads, dx
+    loss: Callable[[Array, Array, float], tuple[float, Array]]  # scores, labels, progress -> mean loss, dscores
 
 
 def make_models(config: Config) -> dict[str, Model]:
@@ -281,29 +873,61 @@ def make_models(config: Config) -> dict[str, Model]:
     capsules = Model(
         "capsules",
         lambda rng: conv_capsnet_init(rng, config),
-        lambda params, x: conv_capsnet_forward(params, x, config),
-        lambda dscores, cache, need_dx=False: conv_capsnet_backward(dscores, cache, config, need_dx),
+        lambda params, x, ws: conv_capsnet_forward(params, x, config, ws),
+        lambda dscores, cache, ws, need_dx=False: conv_capsnet_backward(dscores, cache, config, ws, need_dx),
         capsules_loss,
-        EVALUATION_BATCH,
     )
-    n_channels = conv_cnn_channels(config, count_params(capsules.init_params(np.random.default_rng(0))))
+    n_channels = conv_cnn_channels(config, count_params(capsules.init(np.random.default_rng(0))))
     cnn = Model(
         "cnn",
         lambda rng: conv_cnn_init(rng, config, n_channels),
-        conv_cnn_forward,
-        conv_cnn_backward,
+        lambda params, x, ws: conv_cnn_forward(params, x),
+        lambda dscores, cache, ws, need_dx=False: conv_cnn_backward(dscores, cache, need_dx),
         lambda scores, labels, progress: softmax_cross_entropy(scores, labels),
-        EVALUATION_BATCH,
     )
     return {"capsules": capsules, "cnn": cnn}
 
 
-def assess(model: Model, params: Params, data: Data) -> dict[str, float]:
-    """Share of the test images that are classified rightly, and of the held-out viewpoints."""
+def init_state(model: Model, config: Config) -> TrainState:
+    """Fresh parameters; their draws depend on the seed and the model's name alone."""
+    return TrainState(model.name, model.init(generator(config.seed, Stream.INIT, *model.name.encode())))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Evaluation and training loop. A batch is divided into parts of a fixed size, on which threads work: no number depends
+# on how many threads there are.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def in_parts(
+    work: Callable[[Array, Array, Workspace], Array], examples: Examples, config: Config, workers: Workers
+) -> Array:
+    """work(images, labels, ws) of each part of the examples, as the networks are given them in a test -> (N, ...)."""
+    images, size = prepared(examples.images, config), part_size(config)
+
+    def part(start: int) -> Array:
+        return work(images[start : start + size], examples.labels[start : start + size], workers.workspace)
+
+    return np.concatenate(workers.map(part, range(0, len(images), size)))
+
+
+def predict_scores(model: Model, params: Params, examples: Examples, config: Config, workers: Workers) -> Array:
+    """Class scores (N, E)."""
+    return in_parts(lambda x, _, ws: model.forward(params, x, ws)[0], examples, config, workers)
+
+
+def evaluate(model: Model, params: Params, examples: Examples, config: Config, workers: Workers) -> float:
+    """Accuracy on a set of examples."""
+    scores = predict_scores(model, params, examples, config, workers)
+    return float((scores.argmax(axis=1) == examples.labels).mean())
+
+
+def assess(model: Model, params: Params, data: Data, config: Config, workers: Workers) -> dict[str, float]:
+    """Accuracy on the test images and, where there are viewpoints, on those held out."""
     if data.held_out is None:
-        return {"accuracy": evaluate(model, params, data.test)}
-    familiar, held_out = (evaluate(model, params, examples) for examples in (data.test, data.held_out))
-    return {"familiar_accuracy": familiar, "held_out_accuracy": held_out}
+        return {"accuracy": evaluate(model, params, data.test, config, workers)}
+    sets = {"familiar_accuracy": data.test, "held_out_accuracy": data.held_out}
+    return {metric: evaluate(model, params, examples, config, workers) for metric, examples in sets.items()}
 
 
 DECAYED = {"conv1.w", "conv2.w", "conv3.w", "primary.w", "out.w"}  # not what EM routing works with
@@ -317,7 +941,7 @@ def learning_rate(config: Config, model: str, progress: float) -> float:
 
 
 def train(
-    model: Model, config: Config, data: Data, state: TrainState, callback: Callback | None = None
+    model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback | None = None
 ) -> dict[str, list[float]]:
     """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, and return its history.
 
@@ -330,24 +954,39 @@ def train(
         callback(state, True)
     while state.step < n_steps:
         started = time.perf_counter()
-        epoch, position = divmod(state.step, per_epoch)
-        batch = permutation(n, config.seed, epoch)[position * config.batch_size :][: config.batch_size]
-        x = augment(config, data.train.images[batch], generator(config.seed, Stream.SHUFFLE, epoch, position))
-        progress = state.step / max(1, n_steps - 1)
+        batch, progress = training_batch(data, config, state.step), state.step / max(1, n_steps - 1)
+
+        def loss_and_grads(
+            params: Params, part: Examples, n: int, grads: Params, ws: Workspace, progress: float = progress
+        ) -> dict[str, float]:
+            scores, cache = model.forward(params, part.images, ws)
+            loss, dscores = model.loss(scores, part.labels, progress)
+            weight = len(part.labels) / n
+            grads.update(model.backward(weight * dscores, cache, ws)[0])
+            return {"train_loss": weight * loss}
+
         with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
-            scores, cache = model.forward(state.params, x.astype(config.dtype, copy=False))
-            loss, dscores = model.loss(scores, data.train.labels[batch], progress)
-            grads, _ = model.backward(dscores, cache)
-            adamw_step(state, [grads], learning_rate(config, model.name, progress), config.weight_decay, DECAYED)
-        require_finite(state, loss, per_epoch)
-        state.add({"train_loss": loss}, weight=len(batch))
+            losses, grads = workers.gradients(loss_and_grads, state.params, batch, part_size(config))
+            adamw_step(state, grads, learning_rate(config, model.name, progress), config.weight_decay, DECAYED)
+        require_finite(state, losses["train_loss"], per_epoch)
+        state.add(losses, weight=len(batch.labels))
         epoch_ended = state.step % per_epoch == 0
         if epoch_ended:
-            state.end_epoch(n, assess(model, state.params, data))
+            state.end_epoch(n, assess(model, state.params, data, config, workers))
         state.seconds += time.perf_counter() - started
         if callback:
             callback(state, epoch_ended)
     return state.history
+
+
+def training_batch(data: Data, config: Config, step: int) -> Examples:
+    """The batch of a step, which depends on the seed and the step alone."""
+    epoch, position = divmod(step, steps_per_epoch(config, data))
+    chosen = permutation(len(data.train.labels), config.seed, epoch)[position * config.batch_size :]
+    chosen = chosen[: config.batch_size]
+    rng = generator(config.seed, Stream.SHUFFLE, epoch, position)
+    images = augment(config, data.train.images[chosen], rng).astype(config.dtype, copy=False)
+    return Examples(images, data.train.labels[chosen])
 
 
 def steps_per_epoch(config: Config, data: Data) -> int:
@@ -382,10 +1021,10 @@ def attack_losses(model: Model, config: Config) -> dict[str, Loss]:
     return losses
 
 
-def image_gradient(model: Model, params: Params, images: Array, labels: Array, loss: Loss) -> Array:
+def image_gradient(model: Model, params: Params, images: Array, labels: Array, loss: Loss, ws: Workspace) -> Array:
     """Gradient of the loss with respect to the images (B, H, W, C)."""
-    scores, cache = model.forward(params, images)
-    dx = model.backward(loss(scores, labels)[1], cache, need_dx=True)[1]
+    scores, cache = model.forward(params, images, ws)
+    dx = model.backward(loss(scores, labels)[1], cache, ws, need_dx=True)[1]
     assert dx is not None
     return dx
 
@@ -397,6 +1036,7 @@ def attack(
     labels: Array,
     loss: Loss,
     epsilon: float,
+    ws: Workspace,
     n_steps: int = 1,
     pixel_range: tuple[float, float] = (0.0, 1.0),
 ) -> Array:
@@ -408,36 +1048,41 @@ def attack(
     low, high = np.maximum(images - epsilon, pixel_range[0]), np.minimum(images + epsilon, pixel_range[1])
     x = images
     for _ in range(n_steps):
-        step = epsilon / n_steps * np.sign(image_gradient(model, params, x, labels, loss))
+        step = epsilon / n_steps * np.sign(image_gradient(model, params, x, labels, loss, ws))
         x = np.clip(x + step, low, high)
     return x
 
 
-def robustness(model: Model, params: Params, examples: Examples, config: Config) -> dict[str, Any]:
-    """Accuracy under each attack of ``config``, by epsilon; and the share of images whose gradient is zero throughout,
-    so that an attacker has nothing to go by. Works in the parameters' precision."""
+def robustness(model: Model, params: Params, examples: Examples, config: Config, workers: Workers) -> dict[str, Any]:
+    """Accuracy under each attack of ``config``, by epsilon; and the fraction of images whose gradient is zero
+    throughout, so that an attacker has nothing to follow."""
     found: dict[str, Any] = {}
-    dtype = params["conv1.w"].dtype
-    images, labels = views.crop(examples.images, None).astype(dtype), examples.labels
-    batches = [slice(i, i + EVALUATION_BATCH) for i in range(0, len(labels), EVALUATION_BATCH)]
     for suffix, loss in attack_losses(model, config).items():
         for name in config.attack:
             n_steps = config.attack_steps if name == "iterated" else 1
-            found[name + suffix] = {}
-            for epsilon in (0.0, *config.epsilons):
-                right = 0
-                for b in batches:
-                    x = images[b]
-                    if epsilon:
-                        x = attack(model, params, x, labels[b], loss, epsilon, n_steps, config.pixel_range)
-                    right += int((model.forward(params, x)[0].argmax(axis=1) == labels[b]).sum())
-                found[name + suffix][f"{epsilon:g}"] = right / len(labels)
-        grads = [image_gradient(model, params, images[b], labels[b], loss) for b in batches]
-        found["zero_gradient" + suffix] = float(np.concatenate([(g == 0).all(axis=(1, 2, 3)) for g in grads]).mean())
+
+            def correct(
+                x: Array, labels: Array, ws: Workspace, epsilon: float, loss: Loss = loss, n_steps: int = n_steps
+            ) -> Array:
+                if epsilon:
+                    x = attack(model, params, x, labels, loss, epsilon, ws, n_steps, config.pixel_range)
+                return model.forward(params, x, ws)[0].argmax(axis=1) == labels
+
+            found[name + suffix] = {
+                f"{epsilon:g}": float(
+                    in_parts(functools.partial(correct, epsilon=epsilon), examples, config, workers).mean()
+                )
+                for epsilon in (0.0, *config.epsilons)
+            }
+
+        def is_zero(x: Array, labels: Array, ws: Workspace, loss: Loss = loss) -> Array:
+            return (image_gradient(model, params, x, labels, loss, ws) == 0).all(axis=(1, 2, 3))
+
+        found["zero_gradient" + suffix] = float(in_parts(is_zero, examples, config, workers).mean())
     return found
 
 
-def attack_all(config: Config, states: dict[str, TrainState], data: Data) -> dict[str, Any]:
+def attack_all(config: Config, states: dict[str, TrainState], data: Data, threads: int = 1) -> dict[str, Any]:
     """The attacks of ``config`` on every model, with its weights known: in float64, where gradients seldom vanish by
     rounding, and with the exact gradient through EM, whatever the training used."""
     if not config.attack:
@@ -445,10 +1090,11 @@ def attack_all(config: Config, states: dict[str, TrainState], data: Data) -> dic
     config = dataclasses.replace(config, dtype="float64", em_grad="exact")
     examples = subset(*data.test, config.n_attack)
     found = {}
-    for name, model in make_models(config).items():
-        if name in states:
-            params = {k: p.astype(np.float64) for k, p in states[name].params.items()}
-            found[name] = robustness(model, params, examples, config)
+    with Workers(threads, config.dtype) as workers:
+        for name, model in make_models(config).items():
+            if name in states:
+                params = {key: p.astype(np.float64) for key, p in states[name].params.items()}
+                found[name] = robustness(model, params, examples, config, workers)
     return found
 
 
@@ -477,28 +1123,24 @@ class ClassRouting(NamedTuple):
         return self.r * self.a_in[:, :, None]
 
 
-def prepared(images: Array, config: Config) -> Array:
-    """Images (N, H, W, C) of a data set as the network is given them in a test."""
-    return views.crop(images, None).astype(config.dtype, copy=False)
-
-
 def class_routing(params: Params, images: Array, config: Config) -> ClassRouting:
     """The class layer's routing of a few images (N, H, W, C), every iteration."""
-    routing = conv_capsnet_forward(params, prepared(images, config), config)[1].routing
-    n, n_classes, iterations = len(images), config.n_classes, routing.iterations
+    ws = Workspace(config.dtype)
+    routing = conv_capsnet_forward(params, prepared(images, config), config, ws)[1].routing
+    n, n_classes = len(images), config.n_classes
     return ClassRouting(
-        routing.votes().reshape(n, -1, n_classes, views.POSE_SIDE**2),
+        routing.votes(ws).reshape(n, -1, n_classes, POSE_SIDE**2),
         routing.a_in.reshape(n, -1),
-        np.stack([now.r.reshape(n, -1, n_classes) for now in iterations]),
-        np.stack([now.mu for now in iterations]),
-        np.stack([now.a for now in iterations]),
+        np.stack([r.reshape(n, -1, n_classes) for r in routing.assignments]),
+        np.stack([mu.reshape(n, n_classes, -1) for mu in routing.mu]),
+        np.stack([a.reshape(n, n_classes) for a in routing.a]),
     )
 
 
 def field_assignments(params: Params, images: Array, config: Config) -> dict[str, list[Array]]:
     """By layer, "convcaps1" and "convcaps2": the assignments of a few images, every iteration, each of shape
-    (N, Ho, Wo, K, K, I, J). A child (its own place is stride * (Ho, Wo) + (K, K)) has 1 in sum over all its parents."""
-    cache = conv_capsnet_forward(params, prepared(images, config), config)[1]
+    (N, Ho, Wo, K, K, I, J). A child, at stride * (Ho, Wo) + (K, K), has 1 in sum over all its parents."""
+    cache = conv_capsnet_forward(params, prepared(images, config), config, Workspace(config.dtype))[1]
     return {"convcaps1": cache.convcaps1.assignments, "convcaps2": cache.convcaps2.assignments}
 
 
@@ -511,9 +1153,9 @@ DECODER_WIDTHS = (128, 256)
 
 def class_capsules(params: Params, images: Array, config: Config) -> tuple[Array, Array]:
     """Images (N, H, W, C) -> poses (N, E, D) and activations (N, E) of the class capsules."""
-    poses, activations = [], []
-    for start in range(0, len(images), EVALUATION_BATCH):
-        cache = conv_capsnet_forward(params, prepared(images[start : start + EVALUATION_BATCH], config), config)[1]
+    poses, activations, ws, size = [], [], Workspace(config.dtype), part_size(config)
+    for start in range(0, len(images), size):
+        cache = conv_capsnet_forward(params, prepared(images[start : start + size], config), config, ws)[1]
         poses.append(cache.mu)
         activations.append(cache.a)
     return np.concatenate(poses), np.concatenate(activations)
@@ -529,7 +1171,7 @@ def mask_poses(poses: Array, labels: Array) -> Array:
 
 def decoder_init(rng: np.random.Generator, config: Config) -> Params:
     n_pixels = config.image_size**2 * config.in_channels
-    widths = (config.n_classes * views.POSE_SIDE**2, *DECODER_WIDTHS, n_pixels)
+    widths = (config.n_classes * POSE_SIDE**2, *DECODER_WIDTHS, n_pixels)
     params: Params = {}
     for k, (n_in, n_out) in enumerate(itertools.pairwise(widths), start=1):
         params[f"dense{k}.w"] = rng.normal(0, math.sqrt(2 / n_in), (n_in, n_out)).astype(config.dtype)
@@ -623,6 +1265,7 @@ def train_all(
     data: Data,
     *,
     names: Collection[str] = MODEL_NAMES,
+    threads: int = 1,
     files: Files = NO_FILES,
     callback: Callback | None = None,
 ) -> dict[str, TrainState]:
@@ -632,7 +1275,8 @@ def train_all(
     with Session(EXPERIMENT, config, states, files, n_steps, callback) as session:
         for name, model in make_models(config).items():
             if name in names:
-                train(model, config, data, states[name], session.after_step)
+                with Workers(threads, config.dtype) as workers:
+                    train(model, config, data, states[name], workers, session.after_step)
     return {name: state for name, state in states.items() if name in names}
 
 
@@ -641,9 +1285,8 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
     files.require_checkpoint(EXPERIMENT)
     data = make_data(config)
     config = digits.settled(config, data.name)
-    with worker_threads(threads):
-        states = train_all(config, data, files=files, **options)
-        return make_result(config, data.name, states, attack_all(config, states, data), threads)
+    states = train_all(config, data, threads=threads, files=files, **options)
+    return make_result(config, data.name, states, attack_all(config, states, data, threads), threads)
 
 
 VIEW_FIELDS = tuple(field.name for field in dataclasses.fields(Viewpoints) if field.name != "pixel_offset")
@@ -666,12 +1309,12 @@ def evaluate_checkpoint(
         )
     data = make_data(config)
     config = digits.settled(config, data.name)
-    with worker_threads(threads):
+    with Workers(threads, config.dtype) as workers:
         for name, model in make_models(config).items():
             if name in states:
-                tested = assess(model, states[name].params, data)
-                states[name].history = {k: [v] for k, v in tested.items()}
-        result = make_result(config, data.name, states, attack_all(config, states, data), threads)
+                tested = assess(model, states[name].params, data, config, workers)
+                states[name].history = {metric: [value] for metric, value in tested.items()}
+    result = make_result(config, data.name, states, attack_all(config, states, data, threads), threads)
     return result | {"trained_with_seed": saved.seed}
 
 
@@ -749,7 +1392,12 @@ def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collec
         raise UserError(f"{checkpoint} has no capsule network")
     models = make_models(config)
     images = np.concatenate([read_picture(path, config) for path in pictures])
-    scores = {name: predict_scores(models[name], state.params, images) for name, state in states.items()}
+    examples = Examples(images, np.zeros(len(images), np.intp))
+    with Workers(1, config.dtype) as workers:
+        scores = {
+            name: predict_scores(models[name], state.params, examples, config, workers)
+            for name, state in states.items()
+        }
     _, activations = class_capsules(states["capsules"].params, images, config)
     return prediction_table(pictures, config.classes, scores, activations)
 
