@@ -13,20 +13,37 @@ import argparse
 import contextlib
 import math
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from tqdm import tqdm
 
-import make_smallnorb_novel_viewpoint_gif as gif
 import multimnist_capsnet as experiment
 import visualize_multimnist_capsnet as figures
-import visualize_smallnorb_novel_viewpoint as house
 from multimnist_capsnet import Array, Batch, Config, Data, Params, TrainState
-from visualize_multimnist_capsnet import DIGIT_COLOURS, in_colour, in_two_colours, ink, place, row_label, show, write
+from support.figures import (
+    BLACK,
+    BLUE,
+    GREY,
+    MAX_FRAMES,
+    RIGHT,
+    WRONG,
+    Scene,
+    accuracy_axis,
+    add_animation_arguments,
+    add_axes,
+    add_image,
+    add_row_label,
+    add_text,
+    darkened,
+    marked_answer,
+    new_figure,
+    require_test_images,
+    step_axis,
+    write_gif,
+)
+from support.run import Parser, exit_status, require_writable, whole_number
+from visualize_multimnist_capsnet import DIGIT_COLOURS, add_two_names, in_colour, in_two_colours
 
 N_SHOWN = 6  # composites
 N_TESTED = 500  # composites of the curves, the first of the test set
@@ -79,7 +96,7 @@ class Recorder:
 
 
 def record(config: Config, data: Data, every: int, threads: int, quiet: bool) -> tuple[TrainState, list[Snapshot]]:
-    """Train the capsule network and look at it on the way."""
+    """Train the capsule network and take the snapshots on the way."""
     recorder = Recorder(config, data, every, threads)
     state = experiment.init_state(recorder.model, config)
     crew = experiment.Crew(threads)
@@ -102,7 +119,7 @@ def record(config: Config, data: Data, every: int, threads: int, quiet: bool) ->
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Drawing: the parts that stay are drawn once, the others over a copy of them
+# Drawing
 # ----------------------------------------------------------------------------------------------------------------------
 
 GIF_WIDTH, GIF_HEIGHT = 8.8, 4.55  # inches
@@ -110,17 +127,12 @@ LEFT, TOP, CELL, PITCH = 1.26, 0.98, 0.72, 0.8  # two pixels of the screen for o
 CURVE_LEFT, CURVE_WIDTH, CURVE_HEIGHT = 6.48, 2.02, 1.1
 
 
-class Scene:
-    """The canvas with its moving parts."""
+class Reconstructions(Scene):
+    """Composites, what is drawn of them, answers and curves."""
 
     def __init__(self, config: Config, data: Data, shown: Batch, snapshots: list[Snapshot]) -> None:
         self.config, self.shown, self.snapshots = config, shown, snapshots
-        self.fig = house.new_figure(GIF_HEIGHT, "", figures.subtitle(config, data), width=GIF_WIDTH)
-        self.canvas = self.fig.canvas
-        assert isinstance(self.canvas, FigureCanvasAgg)
-        self.moving: list[Any] = []
-        self.title = self.move(write(self.fig, 0.12, 0.12, "", fontsize=12.5, fontweight="bold"))
-
+        super().__init__(new_figure(GIF_HEIGHT, "", figures.subtitle(config, data), width=GIF_WIDTH))
         rows = TOP + np.arange(5) * PITCH
         texts = (
             "the network\nsees",
@@ -128,52 +140,44 @@ class Scene:
             "second digit,\nfrom its capsule",
             "both, laid over\neach other",
         )
-        colours = (house.BLACK, *(ink(colour) for colour in DIGIT_COLOURS), house.BLACK)
+        colours = (BLACK, *(darkened(colour) for colour in DIGIT_COLOURS), BLACK)
         for y, text, colour in zip(rows, texts, colours, strict=False):
-            row_label(self.fig, LEFT - 0.08, y + CELL / 2, text, colour)
-        write(self.fig, LEFT - 0.08, rows[4], "its answer", ha="right", fontsize=10.5)
+            add_row_label(self.fig, LEFT - 0.08, y + CELL / 2, text, colour)
+        add_text(self.fig, LEFT - 0.08, rows[4], "its answer", ha="right", fontsize=10.5)
         self.pictures: list[list[Any]] = []
         self.verdicts: list[Any] = []
         for m, labels in enumerate(shown.labels):
             x = LEFT + m * PITCH
-            figures.two_names(self.fig, x + CELL / 2, TOP - 0.24, labels, fontsize=10.5, fontweight="bold")
-            show(self.fig, x, rows[0], CELL, shown.images[m], "nearest")
+            add_two_names(self.fig, x + CELL / 2, TOP - 0.24, labels)
+            add_image(self.fig, x, rows[0], CELL, shown.images[m], interpolation="nearest")
             blank = np.zeros((*shown.images[m].shape, 3))
-            self.pictures.append([self.move(show(self.fig, x, y, CELL, blank, "nearest")[1]) for y in rows[1:4]])
+            self.pictures.append(
+                [self.move(add_image(self.fig, x, y, CELL, blank, interpolation="nearest")) for y in rows[1:4]]
+            )
             self.verdicts.append(
-                self.move(write(self.fig, x + CELL / 2, rows[4], "", ha="center", fontsize=10.5, fontweight="bold"))
+                self.move(add_text(self.fig, x + CELL / 2, rows[4], "", ha="center", fontsize=10.5, fontweight="bold"))
             )
         self.lines: list[Any] = []
-        self.titles: list[Any] = []
+        self.values: list[Any] = []
         self.add_curve(TOP, "both digits right")
         self.add_curve(rows[4] - 0.36 - CURVE_HEIGHT, "pixel error (MSE)")
         tested = min(N_TESTED, len(data.test.labels))
         text = f"step   (on {tested} test composites)"
-        write(self.fig, CURVE_LEFT + CURVE_WIDTH / 2, rows[4], text, ha="center", fontsize=9, color=house.GREY)
-        self.canvas.draw()
-        self.background = self.canvas.copy_from_bbox(self.fig.bbox)
-
-    def move(self, artist: Any) -> Any:
-        """Keep an artist out of the background and redraw it in every frame."""
-        artist.set_animated(True)
-        self.moving.append(artist)
-        return artist
+        add_text(self.fig, CURVE_LEFT + CURVE_WIDTH / 2, rows[4], text, ha="center", fontsize=9, color=GREY)
+        self.finish_background()
 
     def add_curve(self, y: float, title: str) -> None:
-        ax = place(self.fig, CURVE_LEFT, y, CURVE_WIDTH, CURVE_HEIGHT)
+        ax = add_axes(self.fig, CURVE_LEFT, y, CURVE_WIDTH, CURVE_HEIGHT)
         if self.lines:
             ax.set_ylim(0, MAX_MSE)
             ax.set_yticks([0, MAX_MSE / 2, MAX_MSE])
         else:
-            house.accuracy_axis(ax, None, 1 / figures.N_PAIRS, f"1/{figures.N_PAIRS}")
+            accuracy_axis(ax, None, 1 / figures.N_PAIRS, f"1/{figures.N_PAIRS}")
             ax.set_yticks([0, 0.5, 1])
-        ax.set_xlim(0, self.config.n_steps)
-        ax.locator_params(axis="x", nbins=4, integer=True)
-        ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        step_axis(ax, self.config.n_steps)
         ax.set_title(title, loc="left")
-        self.titles.append(self.move(ax.text(1, 1.06, "", transform=ax.transAxes, ha="right", fontweight="bold",
-                                             fontsize=10.5, color=ink(house.BLUE))))  # fmt: skip
-        self.lines.append(self.move(ax.plot([], [], color=house.BLUE, linewidth=2.2)[0]))
+        self.values.append(self.add_value_text(ax))
+        self.lines.append(self.move(ax.plot([], [], color=BLUE, linewidth=2.2)[0]))
 
     def frame(self, k: int) -> Array:
         """RGB (H, W, 3) of snapshot k."""
@@ -184,26 +188,15 @@ class Scene:
             second.set_data(in_colour(now.drawn[m, 1], DIGIT_COLOURS[1]))
             both.set_data(in_two_colours(now.drawn[m]))
             right = (now.answers[m] == self.shown.labels[m]).all()
-            self.verdicts[m].set_text(("✓ " if right else "✗ ") + "{}+{}".format(*now.answers[m]))
-            self.verdicts[m].set_color(ink(house.RIGHT if right else house.WRONG))
+            text, colour = marked_answer(bool(right), "{}+{}".format(*now.answers[m]))
+            self.verdicts[m].set(text=text, color=colour)
         past = self.snapshots[: k + 1]
         steps = [snapshot.step for snapshot in past]
         self.lines[0].set_data(steps, [snapshot.set_accuracy for snapshot in past])
         self.lines[1].set_data(steps, [snapshot.recon_mse for snapshot in past])
-        self.titles[0].set_text(f"{100 * now.set_accuracy:.0f} %")
-        self.titles[1].set_text(f"{now.recon_mse:.3f}")
-        canvas: Any = self.canvas
-        canvas.restore_region(self.background)
-        for artist in self.moving:
-            (artist.axes or self.fig).draw_artist(artist)
-        return np.asarray(canvas.buffer_rgba())[..., :3].copy()
-
-
-def draw_frames(config: Config, data: Data, shown: Batch, snapshots: list[Snapshot]) -> Iterator[Array]:
-    with house.house_style():
-        scene = Scene(config, data, shown, snapshots)
-        for k in range(len(snapshots)):
-            yield scene.frame(k)
+        self.values[0].set_text(f"{100 * now.set_accuracy:.0f} %")
+        self.values[1].set_text(f"{now.recon_mse:.3f}")
+        return self.draw()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -212,22 +205,15 @@ def draw_frames(config: Config, data: Data, shown: Batch, snapshots: list[Snapsh
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = experiment.Parser(
+    parser = Parser(
         description="Train the capsule network of the MultiMNIST experiment and animate what it draws on the way."
     )
     experiment.add_experiment_arguments(parser)
-    animation = parser.add_argument_group("animation")
+    animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=6.0)
     animation.add_argument(
-        "--snapshot-every", type=experiment.whole_number(1, 10**9), metavar="N", default=75,
+        "--snapshot-every", type=whole_number(1, 10**9), metavar="N", default=75,
         help="steps from one frame to the next; default: %(default)s",
     )  # fmt: skip
-    animation.add_argument(
-        "--fps", type=gif.frame_rate, metavar="X", default=6.0, help="frames a second, 0.1 to 50; default: %(default)s"
-    )
-    animation.add_argument(
-        "--out", type=Path, metavar="FILE", default=Path(f"{experiment.EXPERIMENT}.gif"), help="default: %(default)s"
-    )
-    animation.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser
 
 
@@ -236,29 +222,23 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     config = experiment.config_from_args(args)
     n_frames = 1 + math.ceil(config.n_steps / args.snapshot_every)
-    if n_frames > gif.MAX_FRAMES:
-        least = math.ceil(config.n_steps / (gif.MAX_FRAMES - 1))
-        parser.error(
-            f"argument --snapshot-every: {n_frames:,} frames are more than {gif.MAX_FRAMES}; take {least} or more"
-        )
-    if args.out.suffix.lower() != ".gif":
-        parser.error(f"argument --out: {args.out} does not end in .gif")
+    if n_frames > MAX_FRAMES:
+        least = math.ceil(config.n_steps / (MAX_FRAMES - 1))
+        parser.error(f"argument --snapshot-every: {n_frames:,} frames are more than {MAX_FRAMES}; take {least} or more")
 
     def body() -> None:
-        experiment.require_writable(args.out)
+        require_writable(args.out)
         data = experiment.make_data(config)
-        figures.require_enough(data)
+        require_test_images(len(data.test.labels), figures.MIN_TEST)
         state, snapshots = record(config, data, args.snapshot_every, args.threads, args.quiet)
         result = experiment.make_result(config, data.name, {"capsnet": state}, args.threads)
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-        silent = args.quiet or not sys.stderr.isatty()
-        drawn = draw_frames(config, data, shown_composites(data), snapshots)
-        frames = list(tqdm(drawn, total=len(snapshots), desc="frames", unit="frame", leave=False, disable=silent))
-        texts = [ink(colour) for colour in (house.RIGHT, house.WRONG, house.BLUE)]
-        content = gif.encode_gif(frames, args.fps, N_GREYS, N_COLOURS, texts)
-        print(house.write_if_changed(args.out, content, experiment.atomic_write))
+        shown = shown_composites(data)
+        text_colours = [darkened(colour) for colour in (RIGHT, WRONG, BLUE)]
+        write_gif(args, lambda: Reconstructions(config, data, shown, snapshots), [(k,) for k in range(len(snapshots))],
+                  N_GREYS, N_COLOURS, text_colours)  # fmt: skip
 
-    return experiment.exit_status(body)
+    return exit_status(body)
 
 
 if __name__ == "__main__":

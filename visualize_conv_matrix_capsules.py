@@ -8,14 +8,14 @@ the same flags as that script. The same run gives the same files byte for byte, 
 alone.
 
     vote_distances.png      distances of the votes to each class capsule's mean, iteration by iteration
-    receptive_fields.png    which parents, by place and type, the children of each ConvCaps layer are assigned to
+    receptive_fields.png    which parents, by position and type, the children of each ConvCaps layer are assigned to
     pose_perturbation.png   what each entry of a class capsule's pose matrix changes in the picture
     attack_curves.png       accuracy against the size of an attack, of every seed of the results files
     attacked_images.png     attacked images, what was added to them, and both models' answers
     training_curves.png     loss and accuracy, epoch by epoch
     confusion_matrix.png    which classes are taken for which
 
-Which images are shown never depends on how well a figure looks with them: among those that fit its heading the first of
+Which images are shown never depends on the figure they give: among those that fit its heading the first of
 the test set are taken, each of another class.
 """
 
@@ -36,48 +36,62 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle, Wedge
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 import conv_matrix_capsules as experiment
-import visualize_smallnorb_novel_viewpoint as house
-from conv_matrix_capsules import Array, Config, Data, TrainState, UserError, views
-from visualize_smallnorb_novel_viewpoint import (
+from conv_matrix_capsules import Array, Config, Data, TrainState, views
+from support.figures import (
     BLACK,
     BLUE,
+    DATASET_NAMES,
     GREEN,
     GREY,
+    MODEL_STYLES,
     ORANGE,
     PURPLE,
+    REFERENCE_LINE,
     RIGHT,
     SKY,
     VERMILLION,
     WIDTH,
     WRONG,
     YELLOW,
-    ModelStyle,
-    frame,
-    ink,
-    place,
-    tint,
-    write,
+    accuracy_axis,
+    add_axes,
+    add_figure_arguments,
+    add_frame,
+    add_legend,
+    add_model_legend,
+    add_reference_line,
+    add_sheet,
+    add_text,
+    add_view,
+    agreed_config,
+    darkened,
+    decades_axis,
+    epoch_axis,
+    evenly_spaced_indices,
+    given_fields,
+    grey_levels,
+    lightened,
+    mark_column,
+    marked_answer,
+    model_line,
+    new_figure,
+    plural,
+    read_runs,
+    require_finished,
+    require_runs,
+    require_test_images,
+    results_files,
+    tiled,
+    weighted_quantiles,
+    with_minus_sign,
+    write_figures,
 )
+from support.run import Parser, exit_status, require_writable, whole_number
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Style: the first experiment's, and what this one adds
-# ----------------------------------------------------------------------------------------------------------------------
-
-MODEL_STYLES = {
-    "capsules": ModelStyle("Matrix capsules", BLUE, "o"),
-    "cnn": ModelStyle("CNN, as many parameters", ORANGE, "s"),
-}
-SHORT_NAMES = {"capsules": "capsules", "cnn": "CNN"}
-DATASET_NAMES = {
-    "mnist": "MNIST",
-    "strokes": "generated strokes, not MNIST",
-    "custom": "digits of --data-dir",
-    "voxels": "voxel objects",
-    "smallnorb": "smallNORB",
-}
+MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 TYPE_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, YELLOW)  # of capsules
 OTHER_TYPES = "#9a9a9a"
 LAYER_NAMES = {"convcaps1": "ConvCaps1", "convcaps2": "ConvCaps2"}
@@ -91,25 +105,18 @@ class Run(NamedTuple):
     states: dict[str, TrainState]
 
 
-def new_figure(run: Run, height: float, text: str, width: float = WIDTH, seed: str = "") -> Figure:
+def run_figure(run: Run, height: float, text: str, width: float = WIDTH, seed: str = "") -> Figure:
     """A canvas that names the data set in its title, and the network and its training below."""
     config = run.config
     sizes = ", ".join(map(str, config.sizes))
     parts = [
         f"capsules of (A, B, C, D) = ({sizes})",
-        f"{config.em_iters} EM iteration{'s' * (config.em_iters > 1)}",
+        plural(config.em_iters, "EM iteration"),
         seed or f"seed {config.seed}",
-        f"{config.n_epochs:,} epoch{'s' * (config.n_epochs > 1)} of {len(run.data.train.labels):,} images",
+        f"{plural(config.n_epochs, 'epoch')} of {len(run.data.train.labels):,} images",
     ]
     title = f"{text} — {DATASET_NAMES[run.data.name]}" if text else ""
-    return house.new_figure(height, title, " · ".join(parts), width)
-
-
-def show(fig: Figure, x: float, y: float, side: float, image: Array, colour: str = GREY, width: float = 0.8) -> Axes:
-    """An image (H, W, C), its upper left corner x, y inches from the figure's."""
-    ax = place(fig, x, y, side, side)
-    house.show_image(ax, image, colour, width)
-    return ax
+    return new_figure(height, title, " · ".join(parts), width)
 
 
 def with_article(name: str) -> str:
@@ -118,8 +125,7 @@ def with_article(name: str) -> str:
 
 def verdict(config: Config, answer: int, label: int) -> tuple[str, Any]:
     """A model's answer with a tick or a cross, and the colour that it is written in."""
-    right = answer == label
-    return ("✓ " if right else "✗ ") + config.classes[answer], ink(RIGHT if right else WRONG)
+    return marked_answer(answer == label, config.classes[answer])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -164,19 +170,17 @@ def mass_histogram(routing: experiment.ClassRouting, image: int, edges: Array) -
     return np.array(rows)
 
 
-def far_enough(routing: experiment.ClassRouting, share: float = 0.97) -> float:
-    """A distance within which that share of the mass of all iterations lies."""
-    distances, mass = routing.distances.reshape(-1), routing.weights.reshape(-1).astype(float)
-    order = np.argsort(distances)
-    below = np.cumsum(mass[order]) / mass.sum()
-    return float(distances[order[np.searchsorted(below, share).clip(max=len(order) - 1)]])
+def far_enough(routing: experiment.ClassRouting, fraction: float = 0.97) -> float:
+    """A distance within which that fraction of the mass of all iterations lies."""
+    mass = routing.weights.reshape(-1).astype(float)
+    return float(weighted_quantiles(routing.distances.reshape(-1), mass, fraction))
 
 
 class Tightness(NamedTuple):
     """Of the true classes' capsules and of all others, after each iteration: means over images."""
 
     distance: Array  # (T, 2) mean distance of the votes from the capsule's mean, weighted by mass
-    share: Array  # (T, 2) of the mass that a capsule holds
+    fraction: Array  # (T, 2) of the mass that a capsule holds
 
 
 N_TIGHTNESS = 200  # test images
@@ -185,25 +189,25 @@ N_TIGHTNESS = 200  # test images
 def tightness(run: Run) -> Tightness:
     params, config = run.states["capsules"].params, run.config
     chosen = experiment.some(*run.data.test, N_TIGHTNESS)
-    distance, share, own = [], [], []
+    distance, fraction, own = [], [], []
     for start in range(0, len(chosen.labels), 25):
         labels = chosen.labels[start : start + 25]
         routing = experiment.class_routing(params, chosen.images[start : start + 25], config)
         mass = routing.weights
         total = mass.sum(axis=2)  # (T, N, E)
         distance.append((mass * routing.distances).sum(axis=2) / np.maximum(total, 1e-12))
-        share.append(total / total.sum(axis=2, keepdims=True))
+        fraction.append(total / total.sum(axis=2, keepdims=True))
         own.append(labels[:, None] == np.arange(config.n_classes))
     is_own = np.concatenate(own)
-    parts = (np.concatenate(distance, axis=1), np.concatenate(share, axis=1))
+    parts = (np.concatenate(distance, axis=1), np.concatenate(fraction, axis=1))
     means = [np.stack([part[:, is_own].mean(axis=1), part[:, ~is_own].mean(axis=1)], axis=1) for part in parts]
     return Tightness(*means)
 
 
 class Flow(NamedTuple):
-    """Where the children of a ConvCaps layer go, for one image: means over the types at a place, by activation."""
+    """Where the children of a ConvCaps layer go, for one image: means over the types at a position, by activation."""
 
-    types: Array  # (H, W, J) share of each type of parent; all 0 where a place has no parent
+    types: Array  # (H, W, J) fraction of each type of parent; all 0 where a position has no parent
     to: Array  # (H, W, 2) row and column, in pixels, of the middle of the parents
     activation: Array  # (H, W) mean over the types of children
     parents: Array  # (Ho, Wo, J) mass that each parent gets
@@ -224,7 +228,7 @@ def centres(config: Config) -> dict[str, Array]:
 def flow(cache: Any, layer: str, config: Config, iteration: int) -> Flow:
     """``cache``: what ``conv_capsnet_forward`` kept of one image."""
     routed = getattr(cache, layer)
-    stride, place_of = views.CAPS_STRIDES[layer], centres(config)[layer]
+    stride, position_of = views.CAPS_STRIDES[layer], centres(config)[layer]
     r = routed.assignments[iteration][0].astype(float)  # (Ho, Wo, K, K, I, J)
     a_in = routed.a_in[0].astype(float)  # (H, W, I)
     h_out, w_out, k, _, _, n_out = r.shape
@@ -239,12 +243,12 @@ def flow(cache: Any, layer: str, config: Config, iteration: int) -> Flow:
             mass = r[:, :, i, j] * a_in[rows, columns][..., None]  # (Ho, Wo, I, J)
             parents += mass.sum(axis=2)
             types[rows, columns] += mass.sum(axis=2)
-            for axis, middle in enumerate((place_of[:h_out, None], place_of[None, :w_out])):
+            for axis, middle in enumerate((position_of[:h_out, None], position_of[None, :w_out])):
                 to[rows, columns, axis] += mass.sum(axis=(2, 3)) * middle
     total = types.sum(axis=2)
-    shares = np.divide(types, total[..., None], out=np.zeros_like(types), where=total[..., None] > 0)
+    fractions = np.divide(types, total[..., None], out=np.zeros_like(types), where=total[..., None] > 0)
     middle = np.divide(to, total[..., None], out=np.full_like(to, np.nan), where=total[..., None] > 0)
-    return Flow(shares, middle, a_in.mean(axis=2), parents)
+    return Flow(fractions, middle, a_in.mean(axis=2), parents)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -254,11 +258,6 @@ def flow(cache: Any, layer: str, config: Config, iteration: int) -> Flow:
 N_BINS = 24
 
 
-def spread_over(n: int, shown: int) -> Array:
-    """At most ``shown`` of the numbers 0 to n - 1, the first and the last among them."""
-    return np.unique(np.linspace(0, n - 1, min(shown, n)).round().astype(int))
-
-
 def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
     config, labels = run.config, run.data.test.labels
     right = answers["capsules"] == labels
@@ -266,7 +265,7 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
     wrong = np.flatnonzero(~right)[:1]
     chosen = np.concatenate([first[:1], wrong] if len(wrong) and len(first) else [first, wrong])[:2]
     routing = experiment.class_routing(run.states["capsules"].params, run.data.test.images[chosen], config)
-    shown = spread_over(len(routing.mu), 3)
+    shown = evenly_spaced_indices(len(routing.mu), 3)
     n_classes = config.n_classes
     limit = far_enough(routing)
     edges = np.linspace(0, limit, N_BINS + 1)
@@ -276,22 +275,24 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
     row = 0.52
     block = len(shown) * (row + gap) + 0.72
     foot = top + len(chosen) * block - 0.02
-    fig = new_figure(run, foot + 1.72, "How far the votes lie from each class capsule's mean")
-    write(fig, 0.12, 0.66, "bars: votes at that distance from the mean, weighted by the mass (assignment × activation"
-          " of the child) that the iteration gave them")  # fmt: skip
+    fig = run_figure(run, foot + 1.72, "How far the votes lie from each class capsule's mean")
+    add_text(fig, 0.12, 0.66, "bars: votes at that distance from the mean, weighted by the mass (assignment ×"
+             " activation of the child) that the iteration gave them")  # fmt: skip
     for b, k in enumerate(chosen):
         y = top + b * block
         label, answer = int(labels[k]), int(answers["capsules"][k])
         histogram = mass_histogram(routing, b, edges)
-        show(fig, 0.12, y, side, run.data.test.images[k])
-        write(fig, 0.12, y + side + 0.06, f"true class {config.classes[label]}", fontweight="bold", color=ink(GREEN))
+        add_view(fig, 0.12, y, side, run.data.test.images[k])
+        add_text(
+            fig, 0.12, y + side + 0.06, f"true class {config.classes[label]}", fontweight="bold", color=darkened(GREEN)
+        )
         text, colour = verdict(config, answer, label)
-        write(fig, 0.12, y + side + 0.27, f"answer {text}", fontweight="bold", color=colour)
+        add_text(fig, 0.12, y + side + 0.27, f"answer {text}", fontweight="bold", color=colour)
         height = 1.08 * float(histogram[shown].max()) or 1.0
         for m, t in enumerate(shown):
-            write(fig, left - 0.1, y + m * (row + gap) + row / 2, f"iteration {t + 1}", ha="right", va="center")
+            add_text(fig, left - 0.1, y + m * (row + gap) + row / 2, f"iteration {t + 1}", ha="right", va="center")
             for e in range(n_classes):
-                ax = place(fig, left + e * (width + gap), y + m * (row + gap), width, row)
+                ax = add_axes(fig, left + e * (width + gap), y + m * (row + gap), width, row)
                 colour_of = GREEN if e == label else WRONG if e == answer else BLUE
                 ax.stairs(histogram[t, e], edges, fill=True, color=colour_of, linewidth=0)
                 ax.set(xlim=(0, limit), ylim=(0, height), xticks=[0, limit / 2], yticks=[])
@@ -299,52 +300,51 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
                 ax.spines[:].set(visible=True, color="#cccccc", linewidth=0.7)
                 ax.tick_params(length=0, labelbottom=False)
                 if m == 0:
-                    bold = "bold" if e in (label, answer) else "normal"
-                    write(fig, left + e * (width + gap) + width / 2, y - 0.2, config.classes[e], ha="center",
-                          color=ink(colour_of) if bold == "bold" else BLACK, fontweight=bold, fontsize=10)  # fmt: skip
+                    style = {"color": darkened(colour_of), "fontweight": "bold"} if e in (label, answer) else {}
+                    add_text(fig, left + e * (width + gap) + width / 2, y - 0.2, config.classes[e], ha="center",
+                             fontsize=10, **style)  # fmt: skip
         y += len(shown) * (row + gap) + 0.02
-        write(fig, left - 0.1, y, "activation", ha="right")
+        add_text(fig, left - 0.1, y, "activation", ha="right")
         for e in range(n_classes):
             bold = "bold" if e == answer else "normal"
-            write(fig, left + e * (width + gap) + width / 2, y, f"{routing.a[-1, b, e]:.2f}", ha="center",
-                  fontweight=bold)  # fmt: skip
+            add_text(fig, left + e * (width + gap) + width / 2, y, f"{routing.a[-1, b, e]:.2f}", ha="center",
+                     fontweight=bold)  # fmt: skip
         if b == len(chosen) - 1:
             text = f"distance from 0 to {limit:.2g}; the last bar holds what is beyond"
-            write(fig, left, y + 0.22, text, color=GREY, fontsize=9)
+            add_text(fig, left, y + 0.22, text, color=GREY, fontsize=9)
 
     found = tightness(run)
-    iterations = np.arange(1, len(found.share) + 1)
+    iterations = np.arange(1, len(found.fraction) + 1)
     n_images = min(N_TIGHTNESS, len(labels))
-    write(fig, 0.12, foot + 0.18, f"Over {n_images}\ntest images", fontweight="bold", va="top", linespacing=1.3)
-    panels = ((found.distance, "mean distance, weighted by mass"), (found.share, "share of the mass, one capsule's"))
+    add_text(fig, 0.12, foot + 0.18, f"Over {n_images}\ntest images", fontweight="bold", va="top", linespacing=1.3)
+    panels = ((found.distance, "mean distance, weighted by mass"), (found.fraction, "share of the mass, one capsule's"))
     for p, (values, title) in enumerate(panels):
-        ax = place(fig, 2.02 + p * 2.95, foot + 0.2, 2.3, 1.05)
+        ax = add_axes(fig, 2.02 + p * 2.95, foot + 0.2, 2.3, 1.05)
         for c, (colour_of, marker) in enumerate(((GREEN, "o"), (BLUE, "s"))):
             ax.plot(iterations, values[:, c], color=colour_of, marker=marker, clip_on=False, zorder=3)
         if p:
-            ax.axhline(1 / n_classes, color=BLACK, linewidth=1.1, linestyle=(0, (2, 2)), zorder=1.5)
+            add_reference_line(ax, 1 / n_classes)
         ax.set_title(title, loc="left")
         ax.set_ylim(0, 1.15 * float(values.max()))
         ax.set_xlim(0.85, len(values) + 0.15)
-        ax.set_xticks(iterations if len(values) < 8 else spread_over(len(values), 5) + 1)
+        ax.set_xticks(iterations if len(values) < 8 else evenly_spaced_indices(len(values), 5) + 1)
         ax.set_xlabel("iteration", labelpad=1)
         ax.yaxis.set_major_locator(MaxNLocator(nbins=4))
-    w, h = fig.get_size_inches()
-    fig.legend(
-        handles=[Line2D([], [], color=GREEN, marker="o", label="true class"),
-                 Line2D([], [], color=BLUE, marker="s", label="others, mean"),
-                 Line2D([], [], color=BLACK, linewidth=1.1, linestyle=(0, (2, 2)), label="even share")],
-        loc="upper left", bbox_to_anchor=(7.52 / w, 1 - (foot + 0.25) / h), borderpad=0, borderaxespad=0,
-    )  # fmt: skip
+    handles = [
+        Line2D([], [], color=GREEN, marker="o", label="true class"),
+        Line2D([], [], color=BLUE, marker="s", label="others, mean"),
+        Line2D([], [], **REFERENCE_LINE, label="even share"),
+    ]
+    add_legend(fig, 7.52, foot + 0.25, handles)
     return fig
 
 
-def pies(ax: Axes, rows: Array, columns: Array, shares: Array, radii: Array, colours: Sequence[str]) -> None:
-    """A pie (J shares) at each (row, column); all arrays over the same pies."""
+def pies(ax: Axes, rows: Array, columns: Array, fractions: Array, radii: Array, colours: Sequence[str]) -> None:
+    """A pie (J fractions) at each (row, column); all arrays over the same pies."""
     wedges, faces = [], []
-    for row, column, share, radius in zip(rows, columns, shares, radii, strict=True):
-        ends = -90 + 360 * np.concatenate([[0], np.cumsum(share)])
-        for j in np.flatnonzero(share > 0.004):
+    for row, column, fraction, radius in zip(rows, columns, fractions, radii, strict=True):
+        ends = -90 + 360 * np.concatenate([[0], np.cumsum(fraction)])
+        for j in np.flatnonzero(fraction > 0.004):
             wedges.append(Wedge((column, row), radius, ends[j], ends[j + 1]))
             faces.append(colours[int(j)])
     ax.add_collection(PatchCollection(wedges, facecolors=faces, edgecolors="none", zorder=3))
@@ -366,10 +366,12 @@ def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
     columns = sorted({0 if n_iterations < 3 else 1, n_iterations - 1})  # of three or more not the first: it is even
     side, gap, left, top = 2.1, 0.11, 0.12, 1.72
     row = side + 0.62
-    fig = new_figure(run, top + 2 * row - 0.5, f"Where the children go: {with_article(config.classes[labels[k]])}")
-    write(fig, left, 0.66, "pies: to which types of parents a place's children belong, larger for more activation"
-          " (parents: which types got mass, larger for more);")  # fmt: skip
-    write(fig, left, 0.86, "arrows: how far the middle of their parents lies from where even assignments would put it")
+    fig = run_figure(run, top + 2 * row - 0.5, f"Where the children go: {with_article(config.classes[labels[k]])}")
+    add_text(fig, left, 0.66, "pies: to which types of parents a place's children belong, larger for more activation"
+             " (parents: which types got mass, larger for more);")  # fmt: skip
+    add_text(
+        fig, left, 0.86, "arrows: how far the middle of their parents lies from where even assignments would put it"
+    )
     middles = centres(config)
     parents_at = left + (1 + len(columns)) * (side + gap)
     for r, layer in enumerate(LAYER_NAMES):
@@ -387,14 +389,14 @@ def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
         a_most = float(last.activation.max())
 
         def panel(x: float, y: float, title: str) -> Axes:
-            ax = place(fig, x, y, side, side)
-            frame(ax, GREY, 0.8)
-            ax.imshow(house.grey_levels(image[0]), cmap="gray_r", vmin=0, vmax=2.2, interpolation="nearest")
+            ax = add_axes(fig, x, y, side, side)
+            add_frame(ax, GREY, 0.8)
+            ax.imshow(grey_levels(image[0]), cmap="gray_r", vmin=0, vmax=2.2, interpolation="nearest")
             ax.set(xlim=(-1.6, config.image_size - 0.4), ylim=(config.image_size - 0.4, -1.6))
-            write(fig, x, y - 0.21, title)
+            add_text(fig, x, y - 0.21, title)
             return ax
 
-        n_places = [len(middles[name]) for name in ("primary", "convcaps1", "convcaps2")][r : r + 2]
+        n_positions = [len(middles[name]) for name in ("primary", "convcaps1", "convcaps2")][r : r + 2]
         for m, (t, now) in enumerate(zip(columns, steps, strict=True)):
             x = left + (m + 1) * (side + gap)
             ax = panel(x, y, f"children, iteration {t + 1}")
@@ -409,8 +411,8 @@ def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
         per_parent = last.parents.reshape(len(prows), -1)
         total = per_parent.sum(axis=1)
         radii = 0.5 * float(middles[layer][1] - middles[layer][0]) * np.sqrt(total / max(float(total.max()), 1e-12))
-        shares = by_colour(per_parent / np.maximum(total[:, None], 1e-12), coloured)
-        pies(ax, prows, pcols, shares, radii, colours)
+        fractions = by_colour(per_parent / np.maximum(total[:, None], 1e-12), coloured)
+        pies(ax, prows, pcols, fractions, radii, colours)
 
         # one child in the middle, the fields of its parents, their middles
         ax = panel(left, y, "a child and its parents' fields")
@@ -426,18 +428,15 @@ def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
                 ax.plot(*at, marker="s", color=BLUE, markersize=5, markeredgecolor="white", markeredgewidth=0.6)
         ax.plot(children[c], children[c], marker="o", color=VERMILLION, markersize=7, markeredgecolor="white")
 
-        heading = f"{LAYER_NAMES[layer]}: children on {n_places[0]}×{n_places[0]} places, parents on"
-        heading += f" {n_places[1]}×{n_places[1]}, {last.parents.shape[2]} types each"
-        write(fig, left, y - 0.44, heading, fontweight="bold")
+        heading = f"{LAYER_NAMES[layer]}: children on {n_positions[0]}×{n_positions[0]} places, parents on"
+        heading += f" {n_positions[1]}×{n_positions[1]}, {last.parents.shape[2]} types each"
+        add_text(fig, left, y - 0.44, heading, fontweight="bold")
         handles = [Patch(color=colour, label=str(j + 1)) for j, colour in zip(coloured, colours, strict=False)]
         if len(mass) > n_coloured:
             left_over = np.setdiff1d(np.arange(len(mass)), coloured)
             handles.append(Patch(color=OTHER_TYPES, label="others" if len(left_over) > 1 else str(left_over[0] + 1)))
-        w, h = fig.get_size_inches()
-        fig.legend(
-            handles=handles, loc="upper right", bbox_to_anchor=(1 - 0.1 / w, 1 - (y - 0.45) / h), ncols=len(handles),
-            borderpad=0, borderaxespad=0, columnspacing=0.7, handlelength=0.8, handletextpad=0.3, fontsize=9,
-        )  # fmt: skip
+        add_legend(fig, WIDTH - 0.1, y - 0.45, handles, loc="upper right", ncols=len(handles), columnspacing=0.7,
+                   handlelength=0.8, handletextpad=0.3, fontsize=9)  # fmt: skip
     return fig
 
 
@@ -455,7 +454,7 @@ class Perturbation(NamedTuple):
 
     indices: Array  # (n,) in the test set
     drawn: Array  # (n, D, len(SWEEP), H, W, C)
-    effect: Array  # (D, 2) from -1 to +1 deviations: ink added, as a share, and degrees of slant; means over images
+    effect: Array  # (D, 2) from -1 to +1 deviations: ink added, as a fraction, and degrees of slant; means over images
     error: float  # of the decoder on the test images: squared, a pixel's mean
 
 
@@ -512,7 +511,7 @@ def perturb(run: Run, answers: dict[str, Array], n: int = 3) -> Perturbation:
 
 def signed(value: float) -> str:
     """A whole number, with a sign unless it is zero."""
-    return "0" if round(value) == 0 else f"{value:+.0f}".replace("-", "−")
+    return "0" if round(value) == 0 else with_minus_sign(f"{value:+.0f}")
 
 
 def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
@@ -523,20 +522,20 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
     width = (WIDTH - 2 * left - (p - 1) * gap) / p
     cell = width / n_steps
     height = len(found.indices) * cell
-    fig = new_figure(
+    fig = run_figure(
         run, top + p * (height + head + 0.1) + 0.02, "What each entry of a class capsule's 4×4 pose changes"
     )
-    write(fig, left, 0.66, "a decoder, trained on the poses of the finished capsules, draws the image's own class"
-          " from its pose with one entry moved")  # fmt: skip
+    add_text(fig, left, 0.66, "a decoder, trained on the poses of the finished capsules, draws the image's own class"
+             " from its pose with one entry moved")  # fmt: skip
     # the images, and what is drawn of their poses as they are
-    write(fig, left, 1.0, "images, and drawn\nfrom their poses", va="top", linespacing=1.3)
+    add_text(fig, left, 1.0, "images, and drawn\nfrom their poses", va="top", linespacing=1.3)
     for m, k in enumerate(found.indices):
         x = left + 1.45 + m * 1.3
         image = views.crop(run.data.test.images[k : k + 1], None)[0]
-        show(fig, x, 0.96, 0.56, image)
-        show(fig, x + 0.59, 0.96, 0.56, found.drawn[m, 0, n_steps // 2], ORANGE, 1.6)
+        add_view(fig, x, 0.96, 0.56, image)
+        add_view(fig, x + 0.59, 0.96, 0.56, found.drawn[m, 0, n_steps // 2], ORANGE, 1.6)
     x = left + 1.6 + len(found.indices) * 1.3
-    steps = ", ".join(f"{s:+g}".replace("-", "−") if s else "0" for s in SWEEP)
+    steps = ", ".join(with_minus_sign(f"{s:+g}") if s else "0" for s in SWEEP)
     lines = (
         f"columns: {steps} standard deviations",
         "numbers: ink and slant that are gained from",
@@ -544,25 +543,20 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
         "purple: where coordinates were added",
     )
     for m, line in enumerate(lines):
-        write(fig, x, 0.93 + 0.2 * m, line, color=GREY if m < 3 else ink(PURPLE))
+        add_text(fig, x, 0.93 + 0.2 * m, line, color=GREY if m < 3 else darkened(PURPLE))
     coordinates = {(0, p - 1), (1, p - 1)}  # see ``coordinates`` of the other script
     for d in range(p * p):
         i, j = divmod(d, p)
         x, y = left + j * (width + gap), top + i * (height + head + 0.1)
         name = f"({i + 1}, {j + 1})"
-        write(fig, x, y + 0.02, name, fontweight="bold", color=ink(PURPLE) if (i, j) in coordinates else BLACK)
+        add_text(fig, x, y + 0.02, name, fontweight="bold", color=darkened(PURPLE) if (i, j) in coordinates else BLACK)
         more_ink, more_slant = found.effect[d]
         text = f"ink {signed(100 * more_ink)} %  slant {signed(more_slant)}°"
         large = abs(more_ink) >= 0.1 or abs(more_slant) >= 3
-        write(fig, x + width, y + 0.02, text, ha="right", fontweight="bold" if large else "normal", fontsize=9)
-        pictures = np.round(found.drawn[:, d, ..., 0] * 31) / 31  # 32 greys, for a small file
-        tiles = np.pad(pictures, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=1)
-        sheet = tiles.transpose(0, 2, 1, 3).reshape(len(pictures) * tile, n_steps * tile)
-        ax = place(fig, x, y + head - 0.04, width, height)
-        ax.imshow(sheet, cmap="gray", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
-        ax.axis("off")
-        ax.add_patch(Rectangle((n_steps // 2 * tile - 0.5, -0.5), tile, len(pictures) * tile, fill=False,
-                               edgecolor=ORANGE, linewidth=1.6, clip_on=False))  # fmt: skip
+        add_text(fig, x + width, y + 0.02, text, ha="right", fontweight="bold" if large else "normal", fontsize=9)
+        pictures = found.drawn[:, d, ..., 0]  # (n, len(SWEEP), H, W)
+        ax = add_sheet(fig, x, y + head - 0.04, width, height, tiled(pictures, n_greys=32))
+        mark_column(ax, n_steps // 2 * tile, tile, len(pictures) * tile, ORANGE, 1.6)
     return fig
 
 
@@ -580,12 +574,12 @@ class Attacks(NamedTuple):
 
     epsilons: list[float]  # from 0
     accuracy: dict[str, dict[str, Array]]  # (seeds, epsilons)
-    zero_gradient: dict[str, float]  # share of images, mean over the seeds
+    zero_gradient: dict[str, float]  # fraction of images, mean over the seeds
     n_seeds: int
 
 
 def gather_attacks(runs: Sequence[dict[str, dict[str, Any]]]) -> Attacks | None:
-    """``runs``: per seed, per model, ``{"fgsm": {"0": accuracy, "0.05": …}, …, "zero_gradient": share}``. None where
+    """``runs``: per seed, per model, ``{"fgsm": {"0": accuracy, "0.05": …}, …, "zero_gradient": fraction}``. None where
     none was attacked. Epsilons that not every run has are left out."""
     runs = [run for run in runs if any(isinstance(kind, dict) for model in run.values() for kind in model.values())]
     kinds = [
@@ -613,16 +607,15 @@ def read_attacks(paths: Sequence[Path], config: Config, dataset: str) -> Attacks
     Raises UserError where a file cannot be read.
     """
     runs = []
-    for path in paths:
-        for models in house.read_runs(path, config, dataset, ("accuracy",), MEASURED_ELSEWHERE):
-            run: dict[str, dict[str, Any]] = {}
-            for name, metrics in models.items():
-                kinds: dict[str, Any] = {k: v for k, v in metrics.items() if k.startswith("zero_gradient")}
-                for key, value in metrics.items():
-                    if match := ATTACKED.fullmatch(key):
-                        kinds.setdefault(match[1] + (match[2] or ""), {})[match[3]] = value
-                run[name] = kinds
-            runs.append(run)
+    for models in read_runs(paths, config, dataset, ("accuracy",), MEASURED_ELSEWHERE):
+        run: dict[str, dict[str, Any]] = {}
+        for name, metrics in models.items():
+            kinds: dict[str, Any] = {k: v for k, v in metrics.items() if k.startswith("zero_gradient")}
+            for key, value in metrics.items():
+                if match := ATTACKED.fullmatch(key):
+                    kinds.setdefault(match[1] + (match[2] or ""), {})[match[3]] = value
+            run[name] = kinds
+        runs.append(run)
     return gather_attacks(runs)
 
 
@@ -636,54 +629,51 @@ def measure_attacks(run: Run) -> Attacks:
 def draw_attack_curves(run: Run, attacks: Attacks) -> Figure:
     config = run.config
     own = f"seed {config.seed}" if attacks.n_seeds == 1 else f"{attacks.n_seeds} seeds"
-    fig = new_figure(run, 4.65, "Accuracy under attack", seed=own)
+    fig = run_figure(run, 4.65, "Accuracy under attack", seed=own)
     seeds = f"mean of {attacks.n_seeds} seeds, each a thin line" if attacks.n_seeds > 1 else "one seed"
-    write(
+    add_text(
         fig, 0.12, 0.66, f"{seeds} · no pixel moved by more than ε, along the gradient of the loss, all weights known"
     )
-    names = [name for name in MODEL_STYLES if name in attacks.accuracy]
+    names = [name for name in MODELS if name in attacks.accuracy]
     kinds = [kind for kind in ATTACK_NAMES if any(kind in attacks.accuracy[name] for name in names)]
     for p, kind in enumerate(kinds):
-        ax = place(fig, 0.62 + p * 4.3, 1.62, 3.85, 2.15)
-        house.accuracy_axis(ax, "accuracy" if p == 0 else None, 1 / config.n_classes, side="left")
+        ax = add_axes(fig, 0.62 + p * 4.3, 1.62, 3.85, 2.15)
+        accuracy_axis(ax, "accuracy" if p == 0 else None, 1 / config.n_classes, side="left")
         ax.set_title(ATTACK_NAMES[kind].format(config.attack_steps), loc="left")
         for name in names:
-            look = house.model_line(name, MODEL_STYLES)
+            style = model_line(MODELS[name])
             own = f"{kind}_log_odds"
             lines: list[tuple[str, dict[str, Any]]] = [(kind, {})]
             if name == "capsules" and own in attacks.accuracy[name]:
-                lines.append((own, {"linestyle": "--", "markerfacecolor": "white", "markeredgecolor": look["color"]}))
+                lines.append((own, {"linestyle": "--", "markerfacecolor": "white", "markeredgecolor": style["color"]}))
             for which, more in lines:
                 if which not in attacks.accuracy[name]:
                     continue
                 values = attacks.accuracy[name][which]
                 if len(values) > 1:
-                    ax.plot(attacks.epsilons, values.T, color=tint(look["color"], 0.5), linewidth=0.8, zorder=2,
+                    ax.plot(attacks.epsilons, values.T, color=lightened(style["color"], 0.5), linewidth=0.8, zorder=2,
                             linestyle=more.get("linestyle", "-"))  # fmt: skip
-                ax.plot(attacks.epsilons, values.mean(axis=0), **{**look, **more}, clip_on=False, zorder=3)
+                ax.plot(attacks.epsilons, values.mean(axis=0), **{**style, **more}, clip_on=False, zorder=3)
         ax.set_xlabel("ε (pixels run from 0 to 1)" if config.pixel_range[1] == 1 else "ε (in standard deviations)")
         ax.set_xlim(0, attacks.epsilons[-1])
-    handles = [Line2D([], [], **house.model_line(name, MODEL_STYLES)) for name in names]
-    labels = [MODEL_STYLES[name].label for name in names]
+    handles = [Line2D([], [], **model_line(MODELS[name])) for name in names]
     if any(kind.endswith("log_odds") for kind in attacks.accuracy.get("capsules", {})):
-        style = MODEL_STYLES["capsules"]
-        handles.append(Line2D([], [], color=style.colour, marker=style.marker, linestyle="--", markerfacecolor="white"))
-        labels.append("Matrix capsules, by a loss that sees through the sigmoid")
-    w, h = fig.get_size_inches()
-    fig.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.62 / w, 1 - 1.0 / h), ncols=3, borderpad=0,
-               borderaxespad=0, columnspacing=1.6)  # fmt: skip
-    zero = [f"{SHORT_NAMES[name]} {100 * attacks.zero_gradient[name]:.0f} %" for name in names]
+        text = "Matrix capsules, by a loss that sees through the sigmoid"
+        colour, marker = MODELS["capsules"].colour, MODELS["capsules"].marker
+        handles.append(Line2D([], [], color=colour, marker=marker, linestyle="--", markerfacecolor="white", label=text))
+    add_legend(fig, 0.62, 1.0, handles, ncols=3, columnspacing=1.6)
+    zero = [f"{MODELS[name].short} {100 * attacks.zero_gradient[name]:.0f} %" for name in names]
     text = "images that give an attacker no gradient at all of the model's own loss: " + ", ".join(zero)
-    write(fig, 0.62, 4.38, text, fontsize=9, color=GREY)
+    add_text(fig, 0.62, 4.38, text, fontsize=9, color=GREY)
     return fig
 
 
 def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
     config, labels = run.config, run.data.test.labels
-    names = [name for name in MODEL_STYLES if name in run.states]
+    names = [name for name in MODELS if name in run.states]
     right = np.flatnonzero(np.all([answers[name] == labels for name in names], axis=0))
     chosen = one_of_each_class(labels, right if len(right) else np.arange(len(labels)), 3)
-    epsilons = [config.epsilons[i] for i in spread_over(len(config.epsilons), 4)]
+    epsilons = [config.epsilons[i] for i in evenly_spaced_indices(len(config.epsilons), 4)]
     images = views.crop(run.data.test.images[chosen], None).astype(np.float64)
     exact = dataclasses.replace(config, dtype="float64", em_grad="exact")
     models = experiment.make_models(exact)
@@ -711,38 +701,38 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
     pitch = (WIDTH - left - 0.04) / max(len(epsilons), 4)
     row = cell + (0.3 if config.has_digits else 0.46)  # longer names take two lines
     block = len(names) * row + 0.14
-    fig = new_figure(run, top + len(chosen) * block - 0.06, "Attacked images, and what the models make of them")
-    write(fig, 0.12, 0.66, f"iterated attack of {config.attack_steps} steps: beside each attacked image what was added"
-          " to it, red for brighter, blue for darker, full at ±ε")  # fmt: skip
+    fig = run_figure(run, top + len(chosen) * block - 0.06, "Attacked images, and what the models make of them")
+    add_text(fig, 0.12, 0.66, f"iterated attack of {config.attack_steps} steps: beside each attacked image what was"
+             " added to it, red for brighter, blue for darker, full at ±ε")  # fmt: skip
     for m, epsilon in enumerate(epsilons):
-        write(fig, left + m * pitch + cell, 1.1, f"ε = {epsilon:g}", ha="center", fontweight="bold", fontsize=10.5)
-    write(fig, 0.12, 1.1, "image", fontweight="bold", fontsize=10.5)
+        add_text(fig, left + m * pitch + cell, 1.1, f"ε = {epsilon:g}", ha="center", fontweight="bold", fontsize=10.5)
+    add_text(fig, 0.12, 1.1, "image", fontweight="bold", fontsize=10.5)
     for b, k in enumerate(chosen):
         y0, label = top + b * block, int(labels[k])
-        show(fig, 0.12, y0, cell, images[b])
-        write(fig, 0.12, y0 + cell + 0.05, with_article(config.classes[label]), fontweight="bold")
+        add_view(fig, 0.12, y0, cell, images[b])
+        add_text(fig, 0.12, y0 + cell + 0.05, with_article(config.classes[label]), fontweight="bold")
         for r, name in enumerate(names):
             y = y0 + r * row
-            write(fig, left - 0.1, y + cell / 2 - 0.16, "against the", ha="right", color=GREY, fontsize=9)
-            write(fig, left - 0.1, y + cell / 2 + 0.02, SHORT_NAMES[name], ha="right", fontweight="bold",
-                  color=ink(MODEL_STYLES[name].colour))  # fmt: skip
+            add_text(fig, left - 0.1, y + cell / 2 - 0.16, "against the", ha="right", color=GREY, fontsize=9)
+            add_text(fig, left - 0.1, y + cell / 2 + 0.02, MODELS[name].short, ha="right", fontweight="bold",
+                     color=darkened(MODELS[name].colour))  # fmt: skip
             for m, epsilon in enumerate(epsilons):
                 x = left + m * pitch
                 moved = attacked[name][m][b]
                 said = answers_to(moved[None])
-                show(fig, x, y, cell, moved, RIGHT if said[name][0] == label else WRONG, 1.8)
-                ax = place(fig, x + cell + 0.03, y, cell, cell)
-                frame(ax, GREY, 0.8)
+                add_view(fig, x, y, cell, moved, RIGHT if said[name][0] == label else WRONG, 1.8)
+                ax = add_axes(fig, x + cell + 0.03, y, cell, cell)
+                add_frame(ax, GREY, 0.8)
                 added = np.round((moved - images[b])[..., 0] / epsilon * 15) / 15  # few colours, for a small file
                 ax.imshow(added, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
                 for w, who in enumerate(names):
                     text, colour = verdict(config, int(said[who][0]), label)
-                    text, bold = f"{SHORT_NAMES[who]} {text}", "bold" if who == name else "normal"
-                    look: dict[str, Any] = {"color": colour, "fontsize": 9, "fontweight": bold}
+                    text, bold = f"{MODELS[who].short} {text}", "bold" if who == name else "normal"
+                    style: dict[str, Any] = {"color": colour, "fontsize": 9, "fontweight": bold}
                     if config.has_digits and w:
-                        write(fig, x + 2 * cell + 0.03, y + cell + 0.05, text, ha="right", **look)
+                        add_text(fig, x + 2 * cell + 0.03, y + cell + 0.05, text, ha="right", **style)
                     else:
-                        write(fig, x, y + cell + 0.05 + 0.16 * w, text, **look)
+                        add_text(fig, x, y + cell + 0.05 + 0.16 * w, text, **style)
     return fig
 
 
@@ -751,21 +741,14 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def epoch_axis(ax: Axes, n_epochs: int) -> None:
-    ax.set_xlabel("epoch")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
-    margin = max(0.3, 0.03 * n_epochs)
-    ax.set_xlim(1 - margin, n_epochs + margin)
-
-
 def draw_training_curves(run: Run) -> Figure:
     config = run.config
-    fig = new_figure(run, 3.75, "Training")
-    house.model_legend(fig, 0.62, 0.72, list(run.states), MODEL_STYLES)
+    fig = run_figure(run, 3.75, "Training")
+    add_model_legend(fig, 0.62, 0.72, [MODELS[name] for name in run.states])
     errors = [
-        f"{SHORT_NAMES[name]} {100 * (1 - state.history['accuracy'][-1]):.2f} %" for name, state in run.states.items()
+        f"{MODELS[name].short} {100 * (1 - state.history['accuracy'][-1]):.2f} %" for name, state in run.states.items()
     ]
-    write(fig, WIDTH - 0.15, 0.72, "test errors at the end: " + ", ".join(errors), ha="right", fontweight="bold")
+    add_text(fig, WIDTH - 0.15, 0.72, "test errors at the end: " + ", ".join(errors), ha="right", fontweight="bold")
     other = "error" if run.data.held_out is None else "held_out_accuracy"
     titles = {
         "train_loss": "training loss, each model's own",
@@ -774,30 +757,27 @@ def draw_training_curves(run: Run) -> Figure:
         "error": "test error",
     }
     for p, metric in enumerate(("train_loss", "accuracy", other)):
-        ax = place(fig, 0.62 + p * 2.95, 1.3, 2.3, 1.9)
+        ax = add_axes(fig, 0.62 + p * 2.95, 1.3, 2.3, 1.9)
         values = {}
         for name, state in run.states.items():
             history = state.history["accuracy" if metric == "error" else metric]
             values[name] = 1 - np.array(history) if metric == "error" else np.array(history)
         if metric.endswith("accuracy"):
-            house.accuracy_axis(ax, None, 1 / config.n_classes)
+            accuracy_axis(ax, None, 1 / config.n_classes)
         else:
             floor = 0.5 / len(run.data.test.labels) if metric == "error" else 1e-8
             values = {name: np.maximum(v, floor) for name, v in values.items()}
-            every = np.concatenate(list(values.values()))
-            ax.set_yscale("log")
-            ax.set_ylim(10 ** np.floor(np.log10(every.min())), 10 ** np.ceil(np.log10(every.max()) + 1e-6))
-            ax.yaxis.set_minor_formatter(NullFormatter())
+            decades_axis(ax, np.concatenate(list(values.values())))
         if metric == "error":
             ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-            ax.axhline(1 - 1 / config.n_classes, color=BLACK, linewidth=1.1, linestyle=(0, (2, 2)), zorder=1.5)
+            add_reference_line(ax, 1 - 1 / config.n_classes)
         n = 1
         for name, line in values.items():
             n = len(line)
-            ax.plot(np.arange(1, n + 1), line, **house.model_line(name, MODEL_STYLES), markevery=max(1, n // 10),
+            ax.plot(np.arange(1, n + 1), line, **model_line(MODELS[name]), markevery=max(1, n // 10),
                     clip_on=False, zorder=3)  # fmt: skip
         ax.set_title(titles[metric], loc="left")
-        epoch_axis(ax, n)
+        epoch_axis(ax, n, max(0.3, 0.03 * n))
     return fig
 
 
@@ -808,28 +788,28 @@ def confusion(labels: Array, answers: Array, n_classes: int) -> Array:
 
 def draw_confusion_matrix(run: Run, answers: dict[str, Array]) -> Figure:
     config, labels = run.config, run.data.test.labels
-    names = [name for name in MODEL_STYLES if name in answers]
+    names = [name for name in MODELS if name in answers]
     n = config.n_classes
     side, left, top = 3.75, 0.62, 1.32
     if not config.has_digits:
         left = 0.85
     pitch = (WIDTH - left + 0.5) / 2 if config.has_digits else 4.3
     side = min(side, pitch - left + 0.1)
-    fig = new_figure(run, top + side + 0.62, "Which classes are taken for which")
+    fig = run_figure(run, top + side + 0.62, "Which classes are taken for which")
     for m, name in enumerate(names):
         x = left + m * pitch
         counts = confusion(labels, answers[name], n)
         wrong = counts.sum() - np.trace(counts)
-        write(fig, x, 0.68, MODEL_STYLES[name].label, fontweight="bold", color=ink(MODEL_STYLES[name].colour),
-              fontsize=10.5)  # fmt: skip
+        add_text(fig, x, 0.68, MODELS[name].label, fontweight="bold", color=darkened(MODELS[name].colour),
+                 fontsize=10.5)  # fmt: skip
         text = f"{wrong:,} of {counts.sum():,} test images wrong: accuracy {np.trace(counts) / counts.sum():.4f}"
-        write(fig, x, 0.9, text)
-        ax = place(fig, x, top, side, side)
+        add_text(fig, x, 0.9, text)
+        ax = add_axes(fig, x, top, side, side)
         off = np.where(np.eye(n, dtype=bool) | (counts == 0), np.nan, counts)
         most = max(2.0, float(np.nanmax(off)) if wrong else 2.0)
         ax.imshow(off, cmap="Oranges", norm=LogNorm(0.5, 1.6 * most))
         for i in range(n):
-            ax.add_patch(Rectangle((i - 0.5, i - 0.5), 1, 1, facecolor=tint(GREEN, 0.22), linewidth=0))
+            ax.add_patch(Rectangle((i - 0.5, i - 0.5), 1, 1, facecolor=lightened(GREEN, 0.22), linewidth=0))
             for j in range(n):
                 if counts[i, j]:
                     dark = i != j and counts[i, j] > 0.6 * most
@@ -850,7 +830,7 @@ def draw_confusion_matrix(run: Run, answers: dict[str, Array]) -> Figure:
 
 
 def drawers(run: Run, attacks: Attacks | None) -> dict[str, Callable[[], Figure]]:
-    """Name of each figure of a run, and what draws it (within ``house_style``). Without ``attacks`` they are made."""
+    """Name of each figure of a run, and what draws it (within ``figure_style``). Without ``attacks`` they are made."""
     answers = answers_of(run)
     found: dict[str, Callable[[], Figure]] = {
         "training_curves": lambda: draw_training_curves(run),
@@ -872,33 +852,15 @@ def drawers(run: Run, attacks: Attacks | None) -> dict[str, Callable[[], Figure]
 MIN_TEST = 10  # images that the figures need
 
 
-def require_enough(data: Data) -> None:
-    if len(data.test.labels) < MIN_TEST:
-        raise UserError(f"the figures need --n-test {MIN_TEST} or more")
-
-
-def as_flag(value: Any) -> str:
-    return experiment.listed(value) if isinstance(value, tuple) else str(value)
-
-
-def load_finished(path: Path, asked: dict[str, Any]) -> tuple[Config, dict[str, TrainState]]:
-    """A checkpoint whose trainings have ended, the capsule network's among them. ``asked`` are the experiment flags
-    that were given: they must agree with it, those of attacks, of the test set's size and of the files' folder aside.
-    Raises UserError."""
+def load_finished(path: Path, given: dict[str, Any]) -> tuple[Config, dict[str, TrainState]]:
+    """A checkpoint whose trainings have ended, the capsule network's among them, and that agrees with the ``given``
+    fields, those of attacks, of the test set's size and of the files' folder aside. Raises UserError."""
     config, states = views.load_checkpoint(path, experiment.experiment(Config()))
     free = (config.free_to_change | {"n_test"}) - {"n_epochs"}
-    config = dataclasses.replace(config, **{k: v for k, v in asked.items() if k in free})
-    for field, value in asked.items():
-        if value != (saved := getattr(config, field)):
-            flag = "--" + field.replace("_", "-")
-            raise UserError(f"{path} was made with {flag} {as_flag(saved)}, not {as_flag(value)}")
+    config = agreed_config(path, config, given, free, text_of=views.format_value)
     for name in ("capsules", *states):
         done = len(states[name].history["train_loss"]) if name in states else 0
-        if done < config.n_epochs:
-            raise UserError(
-                f"{path} holds {done} of {config.n_epochs} epochs of {name}; finish it with"
-                " conv_matrix_capsules.py --checkpoint … --resume"
-            )
+        require_finished(path, name, done, config.n_epochs, "epochs", experiment.EXPERIMENT)
     return config, states
 
 
@@ -907,31 +869,23 @@ DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_seeds.json"
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--threads", type=experiment.whole_number(1, 256), metavar="N", default=experiment.default_threads(),
-        help="that share each batch; no number depends on it; default: one a processor, at most 4 (here: %(default)s)",
+        "--threads", type=whole_number(1, 256), metavar="N", default=experiment.default_threads(),
+        help="that work on each batch; no number depends on it; default: one a processor, at most 4 (%(default)s)",
     )  # fmt: skip
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = experiment.Parser(
-        description="Draw the figures of the convolutional matrix capsules: from a checkpoint, or train first.",
-        epilog=f"The figures go to DIR/{experiment.EXPERIMENT}/.",
+    parser = Parser(
+        description="Draw the figures of the convolutional matrix capsules: from a checkpoint, or train first."
     )
     experiment.add_experiment_arguments(parser)
     add_threads(parser)
-    files = parser.add_argument_group("files")
-    files.add_argument(
-        "--outdir", type=Path, metavar="DIR", default=Path("viz"), help="folder of the figures; default: %(default)s"
-    )
-    files.add_argument(
-        "--checkpoint", type=Path, metavar="FILE", help="draw a finished training from there and train nothing"
-    )
-    files.add_argument(
-        "--results", type=Path, nargs="+", metavar="FILE",
-        help="JSON of runs that were attacked, one or many seeds a file, for the attack curves; default:"
+    add_figure_arguments(
+        parser,
+        experiment.EXPERIMENT,
+        "JSON of runs that were attacked, one or many seeds a file, for the attack curves; default:"
         f" {DEFAULT_RESULTS} where it has attacks; without any the run itself is attacked, which takes minutes",
-    )  # fmt: skip
-    files.add_argument("--quiet", action="store_true", help="no progress bar")
+    )
     return parser
 
 
@@ -941,31 +895,26 @@ def main(argv: list[str] | None = None) -> int:
     folder = args.outdir / experiment.EXPERIMENT
 
     def body() -> None:
-        # All that can go wrong goes wrong before the training.
-        experiment.require_writable(folder / "vote_distances.png")
-        if args.checkpoint:
-            config, states = load_finished(args.checkpoint, house.given_flags(make_parser(), argv, Config))
-        else:
-            config, states = asked, {}
+        # All errors are found before the training.
+        require_writable(folder / "vote_distances.png")
+        given = given_fields(parser, argv, Config)
+        config, states = load_finished(args.checkpoint, given) if args.checkpoint else (asked, {})
         data = experiment.make_data(config)
-        require_enough(data)
-        results = args.results or ([DEFAULT_RESULTS] if DEFAULT_RESULTS.is_file() else [])
-        attacks = read_attacks(results, config, data.name)
-        if args.results and not attacks:
-            raise UserError(f"{', '.join(map(str, results))}: no attacked run with this data, network and training")
+        require_test_images(len(data.test.labels), MIN_TEST)
+        attacks = read_attacks(results_files(args.results, DEFAULT_RESULTS), config, data.name)
+        require_runs(args.results, attacks)
         with experiment.worker_threads(args.threads):
             states = states or experiment.train_all(
                 config, data, experiment=experiment.experiment(config), quiet=args.quiet
             )
             result = experiment.make_result(config, data.name, states, {}, args.threads)
             print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-            for name, draw in drawers(Run(config, data, states), attacks).items():
-                print(house.write_if_changed(folder / f"{name}.png", house.png_bytes(draw)), flush=True)
+            write_figures(folder, drawers(Run(config, data, states), attacks))
         if config.pixel_range != (0.0, 1.0):
             print("skipped pose_perturbation.png: the decoder draws pixels between 0 and 1, which these are not")
 
     asked = Config() if args.checkpoint else experiment.config_from_args(parser, args)
-    return experiment.exit_status(body)
+    return exit_status(body)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ change is left alone.
 
     predictions.png           a digit of every class, upright and turned, and what each model takes it for
     rotation_sweep.png        accuracy from -90 to 90 degrees, every seed of the results files as a line of its own
-    affnist_examples.png      digits placed at random and their affNIST versions, with the answers (--canvas 40 only)
+    affnist_examples.png      digits at random positions and their affNIST versions, with the answers (--canvas 40 only)
     reconstructions.png       digits upright and turned, and what their longest capsule draws
     capsule_dimensions.png    the numbers of each digit's capsule that change its picture most
     capsule_dimensions_all.png  all 16 numbers of all ten capsules, from -0.25 to 0.25 by 0.05
@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import io
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,55 +37,61 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
-from PIL import Image
 
 import mnist_affine_capsnet as experiment
 import multimnist_capsnet as base
-import visualize_smallnorb_novel_viewpoint as house
 from mnist_affine_capsnet import SWEEP, Config, Data
-from multimnist_capsnet import Array, Crew, TrainState, UserError
-from visualize_multimnist_capsnet import DATASET_NAMES, row_label, show
-from visualize_smallnorb_novel_viewpoint import (
+from multimnist_capsnet import Array, Crew, TrainState
+from support.figures import (
     BLACK,
     BLUE,
+    DATASET_NAMES,
+    DPI,
     GREY,
+    MODEL_STYLES,
     ORANGE,
-    PURPLE,
     RIGHT,
     WIDTH,
     WRONG,
-    ModelStyle,
-    frame,
-    ink,
+    add_axes,
+    add_figure_arguments,
+    add_frame,
+    add_image,
+    add_model_legend,
+    add_reference_line,
+    add_row_label,
+    add_seed_points,
+    add_sheet,
+    add_text,
+    agreed_config,
+    darkened,
+    epoch_axis,
+    given_fields,
+    lightened,
+    mark_column,
+    model_line,
     new_figure,
-    place,
-    tint,
-    write,
+    plural,
+    read_runs,
+    require_finished,
+    require_runs,
+    results_files,
+    tiled,
+    with_minus_sign,
+    write_figures,
 )
+from support.run import Parser, UserError, exit_status, require_writable
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Style
-# ----------------------------------------------------------------------------------------------------------------------
-
-MODEL_STYLES = {
-    "capsnet": ModelStyle("CapsNet", BLUE, "o"),
-    "cnn": ModelStyle("CNN, as many parameters", ORANGE, "s"),
-    "lenet": ModelStyle("LeNet-5", PURPLE, "^"),
-}
-SHORT = {"capsnet": "CapsNet", "cnn": "CNN", "lenet": "LeNet-5"}
+MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 J = base.N_CLASSES
 
 
 def degrees(angle: float) -> str:
-    return f"{angle:g}°".replace("-", "−")
+    return with_minus_sign(f"{angle:g}°")
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def plural(n: int, what: str) -> str:
-    return f"{n:,} {what}{'s' * (n != 1)}"
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
 
 
 def subtitle(config: Config, data: Data, *, seeds: int = 0, length: bool = True) -> str:
@@ -100,40 +105,42 @@ def subtitle(config: Config, data: Data, *, seeds: int = 0, length: bool = True)
     return " · ".join(parts)
 
 
-def rectangle(fig: Figure, x: float, y: float, width: float, height: float, colour: Any) -> None:
+def add_rectangle(fig: Figure, x: float, y: float, width: float, height: float, colour: Any) -> None:
     """Its upper left corner x, y inches from the figure's."""
     w, h = fig.get_size_inches()
     corner = (x / w, 1 - (y + height) / h)
     fig.add_artist(Rectangle(corner, width / w, height / h, facecolor=colour, edgecolor="none", zorder=0.5))
 
 
-CHIP = 0.21  # inches: height of an answer below a picture
+ANSWER_HEIGHT = 0.21  # inches, below a picture
 
 
-def chips(fig: Figure, x: float, y: float, width: float, names: Sequence[str], answers: Sequence[int],
+def add_answers(fig: Figure, x: float, y: float, width: float, names: Sequence[str], answers: Sequence[int],
           label: int) -> None:  # fmt: skip
     """The answers of the models side by side, under a bar of each model's colour; wrong ones are white on red."""
     each = width / len(names)
     for m, (name, answer) in enumerate(zip(names, answers, strict=True)):
         left, right = x + m * each, answer == label
-        rectangle(fig, left, y, each - 0.02, 0.035, MODEL_STYLES[name].colour)
-        rectangle(fig, left, y + 0.035, each - 0.02, CHIP - 0.035, tint(RIGHT, 0.22) if right else WRONG)
-        write(fig, left + (each - 0.02) / 2, y + 0.038, str(answer), ha="center", fontsize=9.5,
-              color=ink(RIGHT) if right else "white", fontweight="normal" if right else "bold")  # fmt: skip
+        add_rectangle(fig, left, y, each - 0.02, 0.035, MODELS[name].colour)
+        add_rectangle(
+            fig, left, y + 0.035, each - 0.02, ANSWER_HEIGHT - 0.035, lightened(RIGHT, 0.22) if right else WRONG
+        )
+        add_text(fig, left + (each - 0.02) / 2, y + 0.038, str(answer), ha="center", fontsize=9.5,
+                 color=darkened(RIGHT) if right else "white", fontweight="normal" if right else "bold")  # fmt: skip
 
 
-def chips_legend(fig: Figure, x: float, y: float, names: Sequence[str]) -> None:
-    write(fig, x, y, "Below each picture: what it is taken for by")
+def add_answers_legend(fig: Figure, x: float, y: float, names: Sequence[str]) -> None:
+    add_text(fig, x, y, "Below each picture: what it is taken for by")
     x += 2.86
     for name in names:
-        rectangle(fig, x, y + 0.055, 0.2, 0.05, MODEL_STYLES[name].colour)
-        write(fig, x + 0.26, y, SHORT[name])
-        x += 0.26 + 0.09 * len(SHORT[name]) + 0.16
+        add_rectangle(fig, x, y + 0.055, 0.2, 0.05, MODELS[name].colour)
+        add_text(fig, x + 0.26, y, MODELS[name].short)
+        x += 0.26 + 0.09 * len(MODELS[name].short) + 0.16
     for text, back, colour, weight in (
-        ("right", tint(RIGHT, 0.22), ink(RIGHT), "normal"), ("wrong", WRONG, "white", "bold"),
+        ("right", lightened(RIGHT, 0.22), darkened(RIGHT), "normal"), ("wrong", WRONG, "white", "bold"),
     ):  # fmt: skip
-        rectangle(fig, x, y - 0.02, 0.52, 0.2, back)
-        write(fig, x + 0.26, y, text, ha="center", color=colour, fontweight=weight)
+        add_rectangle(fig, x, y - 0.02, 0.52, 0.2, back)
+        add_text(fig, x + 0.26, y, text, ha="center", color=colour, fontweight=weight)
         x += 0.58
 
 
@@ -160,7 +167,7 @@ def of_each_class(labels: Array, n: int = 1) -> Array:
     """(rows, 10): the first, second ... digit of each class, up to n rows that are full."""
     where = [np.flatnonzero(labels == j)[:n] for j in range(J)]
     rows = min(map(len, where))
-    return np.stack([some[:rows] for some in where], axis=1)
+    return np.stack([indices[:rows] for indices in where], axis=1)
 
 
 def turned(run: Run, chosen: Array, angle: float) -> Array:
@@ -171,7 +178,7 @@ def turned(run: Run, chosen: Array, angle: float) -> Array:
     return experiment.place(experiment.rotate(digits, angle), shift, config)
 
 
-def believed(run: Run, images: Array) -> dict[str, Array]:
+def outputs(run: Run, images: Array) -> dict[str, Array]:
     """images (N, S, S) -> for each model (N, J): lengths of its capsules, or probabilities."""
     models = experiment.make_models(run.config)
     with contextlib.closing(Crew()) as crew:
@@ -183,7 +190,7 @@ def believed(run: Run, images: Array) -> dict[str, Array]:
 
 def answers_to(run: Run, images: Array) -> Array:
     """images (N, S, S) -> (N, models)."""
-    return np.stack([scores.argmax(axis=1) for scores in believed(run, images).values()], axis=1)
+    return np.stack([scores.argmax(axis=1) for scores in outputs(run, images).values()], axis=1)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -196,7 +203,7 @@ class Seeds(NamedTuple):
 
     n: int
     sweep: dict[str, Array]  # model: accuracies (n, angles)
-    val_error: dict[str, Array]  # model: (n,) of the last look at the digits held out
+    val_error: dict[str, Array]  # model: (n,) of the last epoch, on the digits held out
 
 
 FREE = ("seed", "data_dir", "n_test", "n_sweep", "rotation", "pool", "min_iou")  # fields that no training depends on
@@ -207,18 +214,15 @@ def read_seeds(paths: Sequence[Path], config: Config, dataset: str) -> Seeds:
     (``--out-json``) or of ``compare_seeds.py``. A model that not every run has is left out. Raises UserError where a
     file cannot be read."""
     runs: list[dict[str, tuple[list[float], float]]] = []
-    for path in paths:
-        try:
-            for models in house.read_runs(path, config, dataset, ("upright_accuracy",), FREE):
-                runs.append({
-                    name: ([float(m["sweep"][f"{a}"]) for a in SWEEP], 1 - float(m["val_accuracy"]))
-                    for name, m in models.items()
-                })  # fmt: skip
-        except house.UserError as error:
-            raise UserError(str(error)) from error
-        except (KeyError, TypeError, ValueError):
-            raise UserError(f"{path} holds a run without a sweep from -90 to 90 degrees") from None
-    names = [name for name in MODEL_STYLES if runs and all(name in run for run in runs)]
+    try:
+        for models in read_runs(paths, config, dataset, ("upright_accuracy",), FREE):
+            runs.append({
+                name: ([float(m["sweep"][f"{a}"]) for a in SWEEP], 1 - float(m["val_accuracy"]))
+                for name, m in models.items()
+            })  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{', '.join(map(str, paths))}: a run has no sweep from -90 to 90 degrees") from None
+    names = [name for name in MODELS if runs and all(name in run for run in runs)]
     return Seeds(
         len(runs),
         {name: np.array([run[name][0] for run in runs]) for name in names},
@@ -244,20 +248,20 @@ def draw_predictions(run: Run) -> Figure:
     chosen = of_each_class(run.data.test_labels)[0]
     names = list(run.states)
     left, cell, pitch, top = 0.66, 0.7, 0.83, 1.05
-    row = 0.7 + CHIP + 0.08
+    row = 0.7 + ANSWER_HEIGHT + 0.08
     fig = new_figure(top + len(SHOWN_ANGLES) * row + 0.02, "Digits upright and turned, and what they are taken for",
                      subtitle(run.config, run.data))  # fmt: skip
-    chips_legend(fig, 0.12, 0.68, names)
+    add_answers_legend(fig, 0.12, 0.68, names)
     for r, angle in enumerate(SHOWN_ANGLES):
         images = turned(run, chosen, angle)
         answers = answers_to(run, images)
         y = top + r * row
-        write(fig, left - 0.1, y + cell / 2, degrees(angle) if angle else "upright", ha="right", va="center",
-              fontsize=10.5 if angle else 9.5, fontweight="bold")  # fmt: skip
+        add_text(fig, left - 0.1, y + cell / 2, degrees(angle) if angle else "upright", ha="right", va="center",
+                 fontsize=10.5 if angle else 9.5, fontweight="bold")  # fmt: skip
         for m, image in enumerate(images):
             x = left + m * pitch
-            show(fig, x, y, cell, image)
-            chips(fig, x, y + cell + 0.02, cell + 0.02, names, answers[m], int(run.data.test_labels[chosen[m]]))
+            add_image(fig, x, y, cell, image)
+            add_answers(fig, x, y + cell + 0.02, cell + 0.02, names, answers[m], int(run.data.test_labels[chosen[m]]))
     return fig
 
 
@@ -268,21 +272,21 @@ def angle_axis(ax: Axes, step: int = 30) -> None:
     ax.set_xlabel("turned by, counter-clockwise")
 
 
-def accuracy_axis(ax: Axes) -> None:
+def sweep_accuracy_axis(ax: Axes) -> None:
     """From 0 to 1, with the line of a blind guess, which is named below it: the curves come down to it."""
     ax.set_ylim(0, 1.02)
     ax.set_yticks(np.arange(0, 1.01, 0.2))
-    ax.axhline(1 / J, color=BLACK, linewidth=1.1, linestyle=(0, (2, 2)), zorder=1.5)
+    add_reference_line(ax, 1 / J)
     ax.annotate(f"chance {1 / J:g}", (1, 1 / J), xycoords=("axes fraction", "data"), xytext=(-3, -3),
                 textcoords="offset points", ha="right", va="top", fontsize=9)  # fmt: skip
 
 
 def seed_lines(ax: Axes, rows: Array, name: str) -> None:
     """Every seed (n, angles) as a thin line, the mean as a thick one; without the thin ones where it is one seed."""
-    colour = MODEL_STYLES[name].colour
+    colour = MODELS[name].colour
     if len(rows) > 1:
-        ax.plot(SWEEP, rows.T, color=tint(colour, 0.55), linewidth=0.8, zorder=2)
-    ax.plot(SWEEP, rows.mean(axis=0), **house.model_line(name, MODEL_STYLES, linewidth=2.2), zorder=3, clip_on=False,
+        ax.plot(SWEEP, rows.T, color=lightened(colour, 0.55), linewidth=0.8, zorder=2)
+    ax.plot(SWEEP, rows.mean(axis=0), **model_line(MODELS[name], linewidth=2.2), zorder=3, clip_on=False,
             markevery=2)  # fmt: skip
 
 
@@ -291,11 +295,11 @@ def draw_rotation_sweep(run: Run, seeds: Seeds) -> Figure:
     others = [name for name in shown.sweep if name != "capsnet"]
     title = "Trained on upright digits, tested on turned ones"
     fig = new_figure(4.5, title, subtitle(run.config, run.data, seeds=seeds.n))
-    house.model_legend(fig, 0.62, 0.72, list(shown.sweep), MODEL_STYLES)
+    add_model_legend(fig, 0.62, 0.72, [MODELS[name] for name in shown.sweep])
     top, height = 1.62, 2.35
     width = 4.95 if others else 8.2
-    ax = place(fig, 0.62, top, width, height)
-    accuracy_axis(ax)
+    ax = add_axes(fig, 0.62, top, width, height)
+    sweep_accuracy_axis(ax)
     for name, rows in shown.sweep.items():
         seed_lines(ax, rows, name)
     ax.set_title("accuracy", loc="left", y=1.0, pad=6)
@@ -304,14 +308,14 @@ def draw_rotation_sweep(run: Run, seeds: Seeds) -> Figure:
     example, side = of_each_class(run.data.test_labels)[0][4:5], 0.42
     for tick in range(-90, 91, 30):
         x = 0.62 + (tick + 90) / 180 * width - side / 2
-        show(fig, x, top - 0.66, side, turned(run, example, tick)[0])
+        add_image(fig, x, top - 0.66, side, turned(run, example, tick)[0])
     for angle in run.config.rotation:
         if SWEEP[0] < angle < SWEEP[-1]:
             ax.axvline(angle, color=BLACK, linewidth=1.0, linestyle=(0, (2, 2)), zorder=1.5)
             ax.annotate(degrees(angle), (angle, 0.02), xytext=(3, 0), textcoords="offset points", fontsize=9)
 
     if others:
-        ax = place(fig, 6.42, top, 2.4, height)
+        ax = add_axes(fig, 6.42, top, 2.4, height)
         for name in others:
             seed_lines(ax, 100 * (shown.sweep["capsnet"] - shown.sweep[name]), name)
         ax.axhline(0, color=BLACK, linewidth=1.1, zorder=2.5)
@@ -319,9 +323,9 @@ def draw_rotation_sweep(run: Run, seeds: Seeds) -> Figure:
         angle_axis(ax, 45)
         ax.set_xlabel("turned by")
         ax.yaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3))
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0"))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: with_minus_sign(f"{value:+g}") if value else "0"))
     lines = "thick: mean; thin: each seed" if shown.n > 1 else ""
-    write(fig, WIDTH - 0.12, 0.72, lines, ha="right", color=GREY)
+    add_text(fig, WIDTH - 0.12, 0.72, lines, ha="right", color=GREY)
     return fig
 
 
@@ -329,28 +333,28 @@ def draw_affnist_examples(run: Run) -> Figure:
     config, data, names = run.config, run.data, list(run.states)
     rows = of_each_class(data.test_labels, 2)
     left, cell, pitch, top = 0.92, 0.72, 0.8, 1.05
-    row = cell + CHIP + 0.08
+    row = cell + ANSWER_HEIGHT + 0.08
     y_table = top + 2 * len(rows) * row + 0.16 * (len(rows) - 1) + 0.06
     fig = new_figure(y_table + 0.78, "Trained on upright digits anywhere, tested on affNIST", subtitle(config, data))
-    chips_legend(fig, 0.12, 0.68, names)
+    add_answers_legend(fig, 0.12, 0.68, names)
     distorted = experiment.affnist_set(data, config).images()
     for r, chosen in enumerate(rows):
         for s, (text, images) in enumerate((("upright,\nanywhere", turned(run, chosen, 0)),
                                             ("as in\naffNIST", distorted[chosen]))):  # fmt: skip
             y = top + (2 * r + s) * row + 0.16 * r
-            row_label(fig, left - 0.1, y + cell / 2, text)
+            add_row_label(fig, left - 0.1, y + cell / 2, text)
             for m, (image, answers) in enumerate(zip(images, answers_to(run, images), strict=True)):
                 x = left + m * pitch
-                show(fig, x, y, cell, image)
-                chips(fig, x, y + cell + 0.02, cell + 0.02, names, answers, int(data.test_labels[chosen[m]]))
-    write(fig, 0.12, y_table, f"Right of all {len(data.test_labels):,} test digits:", fontweight="bold")
+                add_image(fig, x, y, cell, image)
+                add_answers(fig, x, y + cell + 0.02, cell + 0.02, names, answers, int(data.test_labels[chosen[m]]))
+    add_text(fig, 0.12, y_table, f"Right of all {len(data.test_labels):,} test digits:", fontweight="bold")
     for s, (text, metric) in enumerate((("upright, anywhere", "upright"), ("affNIST", "affnist"))):
         y = y_table + 0.24 * (s + 1)
-        write(fig, 0.12, y, text)
+        add_text(fig, 0.12, y, text)
         for m, name in enumerate(names):
             accuracy = percent(run.tested[name][f"{metric}_accuracy"])
-            write(fig, 1.75 + 2.0 * m, y, f"{SHORT[name]} {accuracy}", color=ink(MODEL_STYLES[name].colour),
-                  fontweight="bold")  # fmt: skip
+            add_text(fig, 1.75 + 2.0 * m, y, f"{MODELS[name].short} {accuracy}", color=darkened(MODELS[name].colour),
+                     fontweight="bold")  # fmt: skip
     return fig
 
 
@@ -361,7 +365,7 @@ def draw_reconstructions(run: Run) -> Figure:
     chosen = of_each_class(run.data.test_labels)[0]
     params = run.states["capsnet"].params
     left, cell, pitch, top = 1.14, 0.66, 0.78, 0.78
-    row = 2 * cell + 0.04 + CHIP + 0.16
+    row = 2 * cell + 0.04 + ANSWER_HEIGHT + 0.16
     fig = new_figure(top + len(RECONSTRUCTED_ANGLES) * row - 0.04, "What the longest capsule draws of a digit",
                      subtitle(run.config, run.data))  # fmt: skip
     for r, angle in enumerate(RECONSTRUCTED_ANGLES):
@@ -370,15 +374,15 @@ def draw_reconstructions(run: Run) -> Figure:
         answers = np.square(v).sum(axis=1).argmax(axis=0)
         drawn = experiment.draw_capsules(params, v, answers)
         y = top + r * row
-        write(fig, 0.12, y + cell + 0.02, degrees(angle) if angle else "upright", va="center", fontweight="bold",
-              fontsize=10.5 if angle else 9.5)  # fmt: skip
+        add_text(fig, 0.12, y + cell + 0.02, degrees(angle) if angle else "upright", va="center", fontweight="bold",
+                 fontsize=10.5 if angle else 9.5)  # fmt: skip
         for text, dy in (("seen", 0.0), ("drawn", cell + 0.04)):
-            write(fig, left - 0.1, y + dy + cell / 2, text, ha="right", va="center")
+            add_text(fig, left - 0.1, y + dy + cell / 2, text, ha="right", va="center")
         for m, label in enumerate(run.data.test_labels[chosen]):
             x = left + m * pitch
-            show(fig, x, y, cell, images[m])
-            show(fig, x, y + cell + 0.04, cell, drawn[m])
-            chips(fig, x, y + 2 * cell + 0.06, cell + 0.02, ["capsnet"], [int(answers[m])], int(label))
+            add_image(fig, x, y, cell, images[m])
+            add_image(fig, x, y + cell + 0.04, cell, drawn[m])
+            add_answers(fig, x, y + 2 * cell + 0.06, cell + 0.02, ["capsnet"], [int(answers[m])], int(label))
     return fig
 
 
@@ -389,7 +393,7 @@ class Perturbed(NamedTuple):
     pictures: Array  # (J, D, 11, S, S)
 
 
-def perturbed(run: Run) -> Perturbed:
+def perturb(run: Run) -> Perturbed:
     """Of the first digit of each class that the capsule network names rightly, or else the first."""
     config, labels, params = run.config, run.data.test_labels, run.states["capsnet"].params
     rows = of_each_class(labels, 20)
@@ -405,17 +409,14 @@ def perturbed(run: Run) -> Perturbed:
 
 
 def sheet(pictures: Array) -> Array:
-    """pictures (rows, columns, S, S) -> one, with white lines of a pixel between them; 16 greys, for a small file."""
-    rows, columns, side = pictures.shape[:3]
-    greys = np.round(np.clip(pictures, 0, 1) * 15) / 15
-    tiles = np.pad(greys, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=1)
-    return tiles.transpose(0, 2, 1, 3).reshape(rows * (side + 1), columns * (side + 1))[:-1, :-1]
+    """pictures (rows, columns, S, S) -> one, with white lines of a pixel between them."""
+    return tiled(np.clip(pictures, 0, 1), n_greys=16, border=(0, 1))[:-1, :-1]
 
 
 N_STRONGEST = 3
 
 
-def draw_capsule_dimensions(run: Run, some: Perturbed) -> Figure:
+def draw_capsule_dimensions(run: Run, perturbed: Perturbed) -> Figure:
     """For each digit the numbers whose two ends differ most."""
     n, side = len(experiment.PERTURBATIONS), 0.336
     left, top, gap = 0.74, 1.22, 0.2
@@ -423,56 +424,50 @@ def draw_capsule_dimensions(run: Run, some: Perturbed) -> Figure:
     fig = new_figure(top + 5 * (height + gap) - 0.08, "What the numbers of a digit's capsule change in its picture",
                      subtitle(run.config, run.data))  # fmt: skip
     text = f"rows: the {N_STRONGEST} of its 16 numbers that change most; columns: what is added to that number"
-    write(fig, 0.12, 0.64, f"{text} before the decoder draws")
-    effect = np.square(some.pictures[:, :, -1] - some.pictures[:, :, 0]).mean(axis=(2, 3))  # (J, D)
+    add_text(fig, 0.12, 0.64, f"{text} before the decoder draws")
+    effect = np.square(perturbed.pictures[:, :, -1] - perturbed.pictures[:, :, 0]).mean(axis=(2, 3))  # (J, D)
     for j in range(J):
         x, y = left + j // 5 * (width + 0.66), top + j % 5 * (height + gap)
         best = np.argsort(-effect[j], kind="stable")[:N_STRONGEST]
-        ax = place(fig, x, y, width, height)
-        ax.imshow(sheet(some.pictures[j, best]), cmap="gray", vmin=0, vmax=1, interpolation="hanning", aspect="auto")
-        ax.axis("off")
-        middle = place(fig, x + n // 2 * side, y, side, height)
-        frame(middle, ORANGE, 2)
+        add_sheet(fig, x, y, width, height, sheet(perturbed.pictures[j, best]), interpolation="hanning")
+        middle = add_axes(fig, x + n // 2 * side, y, side, height)
+        add_frame(middle, ORANGE, 2)
         middle.patch.set_visible(False)
-        write(fig, x - 0.38, y + height / 2, str(j), ha="right", va="center", fontsize=17, fontweight="bold")
+        add_text(fig, x - 0.38, y + height / 2, str(j), ha="right", va="center", fontsize=17, fontweight="bold")
         for r, d in enumerate(best):
-            write(fig, x - 0.07, y + (r + 0.5) * side, str(d + 1), ha="right", va="center", fontsize=9, color=GREY)
+            add_text(fig, x - 0.07, y + (r + 0.5) * side, str(d + 1), ha="right", va="center", fontsize=9, color=GREY)
         if j % 5 == 0:
             for m in (0, n // 2, n - 1):
-                text = f"{experiment.PERTURBATIONS[m]:+.2f}".replace("-", "−") if m != n // 2 else "as it is"
-                write(fig, x + (m + 0.5) * side, top - 0.22, text, ha="center", fontsize=9,
-                      fontweight="bold" if m == n // 2 else "normal")  # fmt: skip
+                text = with_minus_sign(f"{experiment.PERTURBATIONS[m]:+.2f}") if m != n // 2 else "as it is"
+                add_text(fig, x + (m + 0.5) * side, top - 0.22, text, ha="center", fontsize=9,
+                         fontweight="bold" if m == n // 2 else "normal")  # fmt: skip
     return fig
 
 
 LARGE = 2  # of the large sheet: twice the pixels, and letters twice as large
 
 
-def draw_capsule_dimensions_all(run: Run, some: Perturbed) -> Figure:
-    """A sheet for a closer look: at 28x28 a pixel of a picture is a pixel of the file."""
-    D, n, S = some.pictures.shape[1:4]
-    block = n * 29 / house.DPI, D * 29 / house.DPI  # inches
+def draw_capsule_dimensions_all(run: Run, perturbed: Perturbed) -> Figure:
+    """A sheet to enlarge: at 28x28 a pixel of a picture is a pixel of the file."""
+    D, n, S = perturbed.pictures.shape[1:4]
+    block = n * 29 / DPI, D * 29 / DPI  # inches
     left, gap, top = 0.86, 0.2, 1.94
     pitch = block[0] + gap, block[1] + 0.62
     fig = new_figure(top + 2 * pitch[1] - 0.4, "", "", width=WIDTH * LARGE)
-    write(fig, 0.24, 0.24, "All sixteen numbers of every digit's capsule", fontsize=25, fontweight="bold")
-    write(fig, 0.24, 0.74, subtitle(run.config, run.data), color=GREY, fontsize=19)
-    write(fig, 0.24, 1.12, "rows: the 16 numbers; columns: −0.25, −0.2 … 0.25 added to that number, in the middle "
-          "nothing", fontsize=19)  # fmt: skip
+    add_text(fig, 0.24, 0.24, "All sixteen numbers of every digit's capsule", fontsize=25, fontweight="bold")
+    add_text(fig, 0.24, 0.74, subtitle(run.config, run.data), color=GREY, fontsize=19)
+    add_text(fig, 0.24, 1.12, "rows: the 16 numbers; columns: −0.25, −0.2 … 0.25 added to that number, in the middle "
+             "nothing", fontsize=19)  # fmt: skip
     for j in range(J):
         x, y = left + j % 5 * pitch[0], top + j // 5 * pitch[1]
-        write(fig, x, y - 0.36, f"capsule of the {j}", fontsize=19, fontweight="bold")
-        ax = place(fig, x, y, *block)
+        add_text(fig, x, y - 0.36, f"capsule of the {j}", fontsize=19, fontweight="bold")
         interpolation = "nearest" if S == base.DIGIT_SIDE else "antialiased"
-        ax.imshow(sheet(some.pictures[j]), cmap="gray", vmin=0, vmax=1, interpolation=interpolation, aspect="auto",
-                  extent=(0, n * 29 - 1, D * 29 - 1, 0))  # fmt: skip
+        ax = add_sheet(fig, x, y, *block, sheet(perturbed.pictures[j]), interpolation=interpolation,
+                       extent=(0, n * 29 - 1, D * 29 - 1, 0))  # fmt: skip
         ax.set(xlim=(0, n * 29), ylim=(D * 29, 0))
-        ax.axis("off")
-        middle = n // 2 * 29
-        ax.add_patch(Rectangle((middle - 0.5, -0.5), 29, D * 29, fill=False, edgecolor=ORANGE, linewidth=2.5,
-                               clip_on=False))  # fmt: skip
+        mark_column(ax, n // 2 * 29, 29, D * 29, ORANGE, 2.5)
         for d in range(0 if j % 5 == 0 else D, D, 5):
-            write(fig, x - 0.08, y + (d + 0.5) * 0.29, str(d + 1), ha="right", va="center", fontsize=18)
+            add_text(fig, x - 0.08, y + (d + 0.5) * 0.29, str(d + 1), ha="right", va="center", fontsize=18)
     return fig
 
 
@@ -491,41 +486,32 @@ def draw_confusion_matrices(run: Run) -> Figure:
     sets, side, left, top = confusion_sets(run), 2.4, 0.78, 1.2
     pitch, row = side + 0.36, side + 0.66
     fig = new_figure(top + len(sets) * row - 0.06, "What is taken for what", subtitle(run.config, run.data))
-    write(fig, 0.12, 0.64, "percent of each true class; nothing stands where it is less than 1 %")
+    add_text(fig, 0.12, 0.64, "percent of each true class; nothing stands where it is less than 1 %")
     for r, (key, text) in enumerate(sets):
         y = top + r * row
-        write(fig, 0.36, y + side / 2, f"{text}: true class", rotation=90, ha="center", va="center", fontsize=10)
+        add_text(fig, 0.36, y + side / 2, f"{text}: true class", rotation=90, ha="center", va="center", fontsize=10)
         for m, (name, tested) in enumerate(run.tested.items()):
             x = left + m * pitch
             counts = np.array(tested["confusion"][key], float)
-            share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-            ax = place(fig, x, y, side, side)
+            fraction = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+            ax = add_axes(fig, x, y, side, side)
             diagonal = np.eye(J, dtype=bool)[..., None]
-            strength = np.where(diagonal[..., 0], 0.6 * share, 0.9 * np.sqrt(share))[..., None]
+            strength = np.where(diagonal[..., 0], 0.6 * fraction, 0.9 * np.sqrt(fraction))[..., None]
             colour = np.where(diagonal, to_rgb(RIGHT), to_rgb(WRONG))
             ax.imshow(1 - strength * (1 - colour))
-            for i, k in zip(*np.nonzero(share >= 0.01), strict=True):
-                dark = i != k and share[i, k] > 0.4
-                ax.text(k, i, f"{100 * share[i, k]:.0f}", ha="center", va="center_baseline", fontsize=9,
+            for i, k in zip(*np.nonzero(fraction >= 0.01), strict=True):
+                dark = i != k and fraction[i, k] > 0.4
+                ax.text(k, i, f"{100 * fraction[i, k]:.0f}", ha="center", va="center_baseline", fontsize=9,
                         color="white" if dark else BLACK)  # fmt: skip
             ax.set_xticks(range(J))
             ax.set_yticks(range(J))
             ax.tick_params(length=0, pad=3)
             ax.grid(False)
-            for spine in ax.spines.values():
-                spine.set(visible=True, color=GREY, linewidth=0.8)
-            write(fig, x, y - 0.22, f"{SHORT[name]}: {percent(tested[f'{key}_accuracy'])} right",
-                  color=ink(MODEL_STYLES[name].colour), fontweight="bold")  # fmt: skip
-            write(fig, x + side / 2, y + side + 0.21, "taken for", ha="center", fontsize=9)
+            ax.spines[:].set(visible=True, color=GREY, linewidth=0.8)
+            add_text(fig, x, y - 0.22, f"{MODELS[name].short}: {percent(tested[f'{key}_accuracy'])} right",
+                     color=darkened(MODELS[name].colour), fontweight="bold")  # fmt: skip
+            add_text(fig, x + side / 2, y + side + 0.21, "taken for", ha="center", fontsize=9)
     return fig
-
-
-def epoch_axis(ax: Axes, last: float, whole: bool) -> None:
-    """``whole``: there is nothing before the end of the first epoch."""
-    ax.set_xlabel("epoch")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=whole or last > 2, nbins=6, min_n_ticks=1))
-    margin = max(0.4, 0.03 * last) if whole else 0.03 * last
-    ax.set_xlim(1 - margin if whole else 0, last + margin)
 
 
 def log_axis(ax: Axes, values: Any, write_tick: Callable[[float], str]) -> None:
@@ -546,12 +532,12 @@ LEAST_ERROR, LEAST_LOSS = 1e-5, 1e-8  # that a log axis shows
 def draw_training_curves(run: Run, seeds: Seeds) -> Figure:
     config = run.config
     fig = new_figure(4.0, "Training", subtitle(config, run.data))
-    house.model_legend(fig, 0.62, 0.74, list(run.states), MODEL_STYLES)
+    add_model_legend(fig, 0.62, 0.74, [MODELS[name] for name in run.states])
     top, height, last = 1.34, 1.95, max(state.step for state in run.states.values()) / config.steps_per_epoch
     whole = config.match_accuracy is None
 
     def curve(ax: Axes, y: Any, name: str, x: Any = None, **more: Any) -> None:
-        style = {**house.model_line(name, MODEL_STYLES), "markevery": max(1, len(y) // 8), "zorder": 3, **more}
+        style = {**model_line(MODELS[name]), "markevery": max(1, len(y) // 8), "zorder": 3, **more}
         ax.plot(np.arange(1, len(y) + 1) if x is None else x, y, clip_on=False, **style)
 
     def is_empty(ax: Axes, values: Any) -> bool:
@@ -561,7 +547,7 @@ def draw_training_curves(run: Run, seeds: Seeds) -> Figure:
                     color=GREY)  # fmt: skip
         return not len(values)
 
-    ax = place(fig, 0.62, top, 2.1, height)
+    ax = add_axes(fig, 0.62, top, 2.1, height)
     losses = {
         name: np.maximum(state.history.get("train_margin_loss" if name == "capsnet" else "train_loss", []), LEAST_LOSS)
         for name, state in run.states.items()
@@ -571,10 +557,10 @@ def draw_training_curves(run: Run, seeds: Seeds) -> Figure:
             curve(ax, values, name)
         log_axis(ax, every, lambda tick: f"{tick:g}")
     ax.set_title("loss, training", loc="left")
-    epoch_axis(ax, last, whole)
-    write(fig, 0.62, top + height + 0.5, "CapsNet: margin; others: cross-entropy", fontsize=9, color=GREY)
+    epoch_axis(ax, last, whole=whole)
+    add_text(fig, 0.62, top + height + 0.5, "CapsNet: margin; others: cross-entropy", fontsize=9, color=GREY)
 
-    ax = place(fig, 3.4, top, 1.95, height)
+    ax = add_axes(fig, 3.4, top, 1.95, height)
     history, pixels = run.states["capsnet"].history, config.image_size**2
     held_out, training = history.get("val_recon_mse", []), np.array(history.get("train_recon_loss", [])) / pixels
     if not is_empty(ax, held_out):
@@ -582,14 +568,14 @@ def draw_training_curves(run: Run, seeds: Seeds) -> Figure:
         curve(ax, held_out, "capsnet")
         ax.set_ylim(0, 1.08 * max(*held_out, *training))
         ax.legend(
-            [Line2D([], [], **house.model_line("capsnet", MODEL_STYLES)), Line2D([], [], color=BLUE, linestyle="--")],
+            [Line2D([], [], **model_line(MODELS["capsnet"])), Line2D([], [], color=BLUE, linestyle="--")],
             ["held out", "training"], loc="lower left", borderpad=0.2, handlelength=1.8,
         )  # fmt: skip
     ax.set_title("reconstruction, MSE of a pixel", loc="left")
-    epoch_axis(ax, last, whole)
+    epoch_axis(ax, last, whole=whole)
 
     width = 2.8 - (0.62 if seeds.n else 0)
-    ax = place(fig, 6.06, top, width, height)
+    ax = add_axes(fig, 6.06, top, width, height)
     shown: list[float] = [error for errors in seeds.val_error.values() for error in errors]
     for name, state in run.states.items():
         accuracy = state.history["val_accuracy" if whole else "check_accuracy"]
@@ -599,43 +585,21 @@ def draw_training_curves(run: Run, seeds: Seeds) -> Figure:
         curve(ax, errors, name, x)
     if config.match_accuracy is not None:
         shown.append(1 - config.match_accuracy)
-        ax.axhline(shown[-1], color=BLACK, linewidth=1.1, linestyle=(0, (2, 2)), zorder=1.5)
+        add_reference_line(ax, shown[-1])
     log_axis(ax, np.maximum(shown, LEAST_ERROR), lambda tick: f"{100 * tick:g} %")
     ax.set_title(f"errors, {config.n_val:,} digits held out", loc="left")
-    epoch_axis(ax, last, whole)
+    epoch_axis(ax, last, whole=whole)
     if seeds.n:
-        strip = place(fig, 6.06 + width + 0.1, top, 0.52, height)
-        strip.set(xlim=(-0.6, len(run.states) - 0.4), xticks=[], yscale="log", ylim=ax.get_ylim())
-        strip.set_yticks(ax.get_yticks(), [""] * len(ax.get_yticks()))
-        strip.yaxis.set_minor_formatter(NullFormatter())
-        strip.tick_params(which="both", length=0)
-        strip.spines.left.set_visible(False)
-        strip.set_xlabel(plural(seeds.n, "seed"), labelpad=6)
-        for m, name in enumerate(run.states):
-            points = np.maximum(seeds.val_error.get(name, np.empty(0)), LEAST_ERROR)
-            strip.plot(
-                m + np.linspace(-0.25, 0.25, len(points)) * (len(points) > 1), points, ls="", markersize=4.5,
-                marker=MODEL_STYLES[name].marker, color=tint(MODEL_STYLES[name].colour, 0.35),
-                markeredgecolor=MODEL_STYLES[name].colour, markeredgewidth=1.0, clip_on=False,
-            )  # fmt: skip
+        points = {name: np.maximum(seeds.val_error.get(name, np.empty(0)), LEAST_ERROR) for name in run.states}
+        add_seed_points(fig, ax, 6.06 + width + 0.1, top, height, points, MODELS)
     return fig
-
-
-def png_bytes(name: str, draw: Callable[[], Figure]) -> bytes:
-    """Sheets of small grey pictures get a palette, which halves them."""
-    content = house.png_bytes(draw)
-    if not name.startswith("capsule_dimensions"):
-        return content
-    stream = io.BytesIO()
-    with Image.open(io.BytesIO(content)) as image:
-        image.convert("RGB").quantize(48, dither=Image.Dither.NONE).save(stream, format="png", optimize=True)
-    return stream.getvalue()
 
 
 FIGURES = (
     "predictions", "rotation_sweep", "affnist_examples", "reconstructions", "capsule_dimensions",
     "capsule_dimensions_all", "confusion_matrices", "training_curves",
 )  # fmt: skip
+N_COLOURS = {"capsule_dimensions": 48, "capsule_dimensions_all": 48}  # of a palette, for a small file
 
 
 def possible_figures(config: Config) -> list[str]:
@@ -643,20 +607,15 @@ def possible_figures(config: Config) -> list[str]:
 
 
 def drawers(run: Run, seeds: Seeds) -> dict[str, Callable[[], Figure]]:
-    """Name of each possible figure of a run, and what draws it (within ``house_style``)."""
-    cache: list[Perturbed] = []
-
-    def some() -> Perturbed:
-        cache[:] = cache or [perturbed(run)]
-        return cache[0]
-
+    """Name of each possible figure of a run, and what draws it (within ``figure_style``)."""
+    perturbed = functools.cache(lambda: perturb(run))
     known: dict[str, Callable[[], Figure]] = {
         "predictions": lambda: draw_predictions(run),
         "rotation_sweep": lambda: draw_rotation_sweep(run, seeds),
         "affnist_examples": lambda: draw_affnist_examples(run),
         "reconstructions": lambda: draw_reconstructions(run),
-        "capsule_dimensions": lambda: draw_capsule_dimensions(run, some()),
-        "capsule_dimensions_all": lambda: draw_capsule_dimensions_all(run, some()),
+        "capsule_dimensions": lambda: draw_capsule_dimensions(run, perturbed()),
+        "capsule_dimensions_all": lambda: draw_capsule_dimensions_all(run, perturbed()),
         "confusion_matrices": lambda: draw_confusion_matrices(run),
         "training_curves": lambda: draw_training_curves(run, seeds),
     }
@@ -671,114 +630,87 @@ def drawers(run: Run, seeds: Seeds) -> dict[str, Callable[[], Figure]]:
 TEST_FLAGS = ("data_dir", "n_test", "n_sweep", "rotation")  # which may differ from those of a checkpoint
 
 
-def given_flags(parser: argparse.ArgumentParser, argv: list[str] | None) -> dict[str, Any]:
-    """The experiment flags that stand on the command line, as fields of a Config."""
-    given = house.given_flags(parser, argv, Config)
-    preset = parser.parse_args(argv).preset  # whose default is no more
-    return (base.PRESETS[preset] if preset else {}) | given
-
-
-def load_finished(path: Path, asked: dict[str, Any]) -> tuple[Config, dict[str, TrainState]]:
-    """A checkpoint whose trainings have ended, the capsule network's among them. ``asked`` are the fields that were
-    given as flags: those of the training must agree with it. Raises UserError."""
+def load_finished(path: Path, given: dict[str, Any]) -> tuple[Config, dict[str, TrainState]]:
+    """A checkpoint whose trainings have ended, the capsule network's among them, and that agrees with the ``given``
+    fields, those of the tests aside. Raises UserError."""
     config, states = experiment.load_checkpoint(path)
-    config = dataclasses.replace(config, **{k: v for k, v in asked.items() if k in TEST_FLAGS})
-    for field, value in asked.items():
-        if value != (saved := getattr(config, field)):
-            raise UserError(f"{path} was made with {base.flag_of(field)} {saved}, not {value}")
+    config = agreed_config(path, config, given, TEST_FLAGS, base.flag_of)
     for name in ("capsnet", *states):
-        if name not in states or not (states[name].step >= config.n_steps or experiment.reached(states[name], config)):
+        if name not in states or not experiment.reached(states[name], config):
             done = states[name].step if name in states else 0
-            raise UserError(
-                f"{path} holds {done:,} of {config.n_steps:,} steps of {name}; finish it with"
-                f" {experiment.EXPERIMENT}.py --checkpoint … --resume"
-            )
+            require_finished(path, name, done, config.n_steps, "steps", experiment.EXPERIMENT)
     return config, states
 
 
-class Begun(NamedTuple):
-    """A run whose errors have all been found; without states it is still to be trained."""
-
-    config: Config
-    data: Data
-    states: dict[str, TrainState]
-
-    def finish(self, *, threads: int, quiet: bool) -> tuple[Run, dict[str, Any]]:
-        """Train, unless that is done, and test. The second is the result as the experiment's ``run`` returns it."""
-        config, data, states = self
-        states = states or base.train_all(
-            config, data, experiment=experiment.AFFINE, names=experiment.MODEL_NAMES, quiet=quiet, threads=threads
-        )
-        with base.single_blas(), contextlib.closing(Crew(threads)) as crew:
-            tested = experiment.run_tests(config, data, states, crew)
-        return Run(config, data, states, tested), experiment.make_result(config, data, states, tested, threads)
-
-
-def begin(checkpoint: Path | None, asked: Config, given: dict[str, Any]) -> Begun:
-    """``asked``: what all flags and their defaults make; ``given``: the flags that stand on the command line."""
-    config, states = load_finished(checkpoint, given) if checkpoint else (asked, {})
+def prepare(
+    args: argparse.Namespace, argv: list[str] | None, parser: argparse.ArgumentParser
+) -> tuple[Config, Data, dict[str, TrainState]]:
+    """Finds the errors of a run before its training. Without ``--checkpoint`` there are no states yet. Spoils the
+    parser's defaults."""
+    asked, given = experiment.config_from_args(args), given_fields(parser, argv, Config, base.PRESETS)
+    config, states = load_finished(args.checkpoint, given) if args.checkpoint else (asked, {})
     data = experiment.make_data(config)
     require_every_class(data)
-    return Begun(experiment.resolved(config, data), data, states)
+    return experiment.resolved(config, data), data, states
+
+
+def finish(config: Config, data: Data, states: dict[str, TrainState], threads: int, quiet: bool) -> Run:
+    """Train, unless that is done, test, and print the table."""
+    states = states or base.train_all(
+        config, data, experiment=experiment.AFFINE, names=experiment.MODEL_NAMES, quiet=quiet, threads=threads
+    )
+    with base.single_blas(), contextlib.closing(Crew(threads)) as crew:
+        tested = experiment.run_tests(config, data, states, crew)
+    result = experiment.make_result(config, data, states, tested, threads)
+    print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+    return Run(config, data, states, tested)
 
 
 DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_upright.json"
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = base.Parser(
-        description="Draw the figures of the affine-digits experiment, from a checkpoint or after training its models.",
-        epilog=f"The figures go to DIR/{experiment.EXPERIMENT}/.",
+    parser = Parser(
+        description="Draw the figures of the affine-digits experiment, from a checkpoint or after training its models."
     )
     experiment.add_experiment_arguments(parser)
-    files = parser.add_argument_group("files")
-    files.add_argument(
-        "--outdir", type=Path, metavar="DIR", default=Path("viz"), help="folder of the figures; default: %(default)s"
+    files = add_figure_arguments(
+        parser,
+        experiment.EXPERIMENT,
+        f"JSON of many seeds, or of one in each file, for the curves of all seeds; default: {DEFAULT_RESULTS} where it"
+        " exists",
     )
-    files.add_argument(
-        "--checkpoint", type=Path, metavar="FILE", help="draw a finished training from there and train nothing"
-    )
-    files.add_argument(
-        "--results", type=Path, metavar="FILE", nargs="+",
-        help="JSON of many seeds, or of one in each file, for the curves of all seeds; default:"
-        f" {DEFAULT_RESULTS} where it exists",
-    )  # fmt: skip
     files.add_argument(
         "--figures", type=base.some_of(FIGURES), metavar="A,B",
         help=f"draw only these; default: all, which are {', '.join(FIGURES)} (affnist_examples only with --canvas 40)",
     )  # fmt: skip
-    files.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    asked = experiment.config_from_args(args)
     folder = args.outdir / experiment.EXPERIMENT
 
     def body() -> None:
-        # All that can go wrong goes wrong before the training.
-        base.require_writable(folder / f"{FIGURES[0]}.png")
-        begun = begin(args.checkpoint, asked, given_flags(make_parser(), argv))
-        possible = possible_figures(begun.config)
+        # All errors are found before the training.
+        require_writable(folder / f"{FIGURES[0]}.png")
+        config, data, states = prepare(args, argv, parser)
+        possible = possible_figures(config)
         wanted = args.figures or possible
         if not set(wanted) <= set(possible):
             raise UserError(f"affnist_examples.png needs --canvas {experiment.AFFNIST_SIDE}")
-        results = args.results or ([DEFAULT_RESULTS] if DEFAULT_RESULTS.is_file() else [])
-        seeds = read_seeds(results, begun.config, begun.data.name)
-        if args.results and not seeds.n:
-            raise UserError(f"{', '.join(map(str, results))}: no run with these flags")
-        run, result = begun.finish(threads=args.threads, quiet=args.quiet)
-        print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+        results = results_files(args.results, DEFAULT_RESULTS)
+        seeds = read_seeds(results, config, data.name)
+        require_runs(args.results, seeds.n)
+        run = finish(config, data, states, args.threads, args.quiet)
         with base.single_blas():
-            for name, draw in drawers(run, seeds).items():
-                if name in wanted:
-                    print(house.write_if_changed(folder / f"{name}.png", png_bytes(name, draw), base.atomic_write))
+            chosen = {name: draw for name, draw in drawers(run, seeds).items() if name in wanted}
+            write_figures(folder, chosen, N_COLOURS)
         if results and not seeds.n:
             print(f"no curves of other seeds: {results[0]} holds no run with these flags")
 
-    return base.exit_status(body)
+    return exit_status(body)
 
 
 if __name__ == "__main__":

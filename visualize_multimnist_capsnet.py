@@ -21,7 +21,6 @@ first of the test set are taken, other digits before digits that have been shown
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Sequence
@@ -37,41 +36,63 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 import multimnist_capsnet as experiment
-import visualize_smallnorb_novel_viewpoint as house
-from multimnist_capsnet import Array, Batch, Config, Data, TrainState, UserError
-from visualize_smallnorb_novel_viewpoint import (
+from multimnist_capsnet import Array, Batch, Config, Data, TrainState
+from support.figures import (
     BLACK,
     BLUE,
+    DATASET_NAMES,
     GREEN,
     GREY,
+    MODEL_STYLES,
     ORANGE,
+    RIGHT,
     SKY,
     VERMILLION,
     WIDTH,
+    WRONG,
     YELLOW,
-    ModelStyle,
-    frame,
-    ink,
+    accuracy_axis,
+    add_axes,
+    add_colourbar,
+    add_figure_arguments,
+    add_frame,
+    add_heading_bar,
+    add_image,
+    add_legend,
+    add_model_legend,
+    add_reference_line,
+    add_row_label,
+    add_seed_points,
+    add_sheet,
+    add_text,
+    agreed_config,
+    darkened,
+    epoch_axis,
+    evenly_spaced_indices,
+    given_fields,
+    lightened,
+    mark_column,
+    marked_answer,
+    model_line,
     new_figure,
-    place,
-    tint,
-    write,
+    plural,
+    read_seeds,
+    require_finished,
+    require_runs,
+    require_test_images,
+    results_files,
+    tiled,
+    weighted_quantiles,
+    with_minus_sign,
+    write_figures,
 )
+from support.run import Parser, exit_status, require_writable
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Style: the other experiment's, and what two digits in one image need
-# ----------------------------------------------------------------------------------------------------------------------
-
-MODEL_STYLES = {
-    "capsnet": ModelStyle("CapsNet", BLUE, "o"),
-    "cnn": ModelStyle("CNN, same convolutions", ORANGE, "s"),
-    "cnn_pool": ModelStyle("CNN with max pooling", VERMILLION, "^"),
-}
+MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 FIRST, SECOND = ORANGE, SKY  # the digits of a composite; where both have ink their sum is white
 DIGIT_COLOURS = (FIRST, SECOND)
 OUTCOMES = (("both right", GREEN, ""), ("one right", YELLOW, "//"), ("none", VERMILLION, "xx"))
 N_PAIRS = experiment.N_CLASSES * (experiment.N_CLASSES - 1) // 2
-DATASET_NAMES = {"mnist": "MNIST", "strokes": "generated strokes, not MNIST", "custom": "digits of --data-dir"}
 EVEN = 1 / experiment.N_CLASSES  # coupling before the first iteration
 
 
@@ -81,7 +102,7 @@ def subtitle(config: Config, data: Data, *, length: bool = True) -> str:
     parts = [DATASET_NAMES[data.name], overlap, f"seed {config.seed}"]
     if length:
         pool = f" from a pool of {config.pool:,}" if config.pool else ""
-        parts.append(f"{config.n_epochs:,} epoch{'s' * (config.n_epochs > 1)} of {config.n_train:,} composites{pool}")
+        parts.append(f"{plural(config.n_epochs, 'epoch')} of {config.n_train:,} composites{pool}")
     return " · ".join(parts)
 
 
@@ -95,39 +116,16 @@ def in_two_colours(digits: Array) -> Array:
     return np.clip(sum(in_colour(digit, colour) for digit, colour in zip(digits, DIGIT_COLOURS, strict=True)), 0, 1)
 
 
-def show(
-    fig: Figure, x: float, y: float, side: float, image: Array, interpolation: str = "hanning"
-) -> tuple[Axes, Any]:
-    """A picture (H, W) or (H, W, 3), its upper left corner x, y inches from the figure's."""
-    ax = place(fig, x, y, side, side)
-    frame(ax, GREY, 0.8)
-    return ax, ax.imshow(np.clip(image, 0, 1), cmap="gray", vmin=0, vmax=1, interpolation=interpolation)
-
-
-def two_names(fig: Figure, x: float, y: float, labels: Sequence[int], form: str = "{} + {}", **style: Any) -> None:
+def add_two_names(fig: Figure, x: float, y: float, labels: Sequence[int]) -> None:
     """A centred line that names two digits."""
-    write(fig, x, y, form.format(*labels), ha="center", **style)
-
-
-def row_label(fig: Figure, x: float, y: float, text: str, colour: Any = BLACK) -> None:
-    """A label of one or two lines, right-aligned, its middle at y."""
-    write(fig, x, y, text, ha="right", va="center", color=colour, fontsize=9.5, linespacing=1.25)
-
-
-def head_bar(fig: Figure, x: float, y: float, width: float, texts: Sequence[str], colour: str) -> None:
-    """A tinted bar over the columns that it is about, with the longest of the texts that fits."""
-    text = next((text for text in texts if 0.085 * len(text) < width), "")
-    bar = place(fig, x, y, width, 0.24)
-    bar.set(xticks=[], yticks=[], facecolor=tint(colour, 0.25))
-    bar.spines[:].set_visible(False)
-    bar.text(0.5, 0.46, text, color=ink(colour), ha="center", va="center", fontweight="bold", transform=bar.transAxes)
+    add_text(fig, x, y, "{} + {}".format(*labels), ha="center", fontsize=10.5, fontweight="bold")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What is drawn: a finished run, and composites chosen from its test set
 # ----------------------------------------------------------------------------------------------------------------------
 
-N_LOOKED = 1000  # composites that examples are chosen from
+N_CANDIDATES = 1000  # composites that examples are chosen from
 MIN_TEST = 16  # composites that the figures need
 
 
@@ -137,7 +135,7 @@ class Run(NamedTuple):
     states: dict[str, TrainState]
 
 
-class Look(NamedTuple):
+class Predictions(NamedTuple):
     """What the capsule network makes of N test composites."""
 
     batch: Batch
@@ -147,19 +145,14 @@ class Look(NamedTuple):
     hits: Array  # (N,) how many are right
 
 
-def require_enough(data: Data) -> None:
-    if len(data.test.labels) < MIN_TEST:
-        raise UserError(f"the figures need --n-test {MIN_TEST} or more")
-
-
 def in_order_of_labels(labels: Array, answers: Array) -> Array:
-    """labels, answers (N, 2) -> the answers, swapped where that brings a right one to its label's place."""
+    """labels, answers (N, 2) -> the answers, swapped where that brings a right one to its label's position."""
     swap = (answers[:, 0] == labels[:, 1]) | (answers[:, 1] == labels[:, 0])
     return np.where(swap[:, None], answers[:, ::-1], answers)
 
 
-def look(run: Run, part: int = 32) -> Look:
-    config, batch = run.config, run.data.test.part(0, N_LOOKED)
+def predict(run: Run, part: int = 32) -> Predictions:
+    config, batch = run.config, run.data.test.part(0, N_CANDIDATES)
     params, ws = run.states["capsnet"].params, experiment.Workspace(config.dtype)
     lengths, v = [], []
     for start in range(0, len(batch.labels), part):
@@ -169,7 +162,7 @@ def look(run: Run, part: int = 32) -> Look:
     all_lengths = np.concatenate(lengths)
     answers = in_order_of_labels(batch.labels, experiment.top_labels(all_lengths, 2))
     hits = (answers == batch.labels).sum(axis=1)
-    return Look(batch, all_lengths, np.concatenate(v), answers, hits)
+    return Predictions(batch, all_lengths, np.concatenate(v), answers, hits)
 
 
 def varied(labels: Array, candidates: Array, n: int) -> Array:
@@ -191,10 +184,10 @@ def draw_capsules(run: Run, v: Array, labels: Array) -> Array:
     return experiment.reconstruct(run.states["capsnet"].params, v.transpose(1, 2, 0), labels, ws).copy()
 
 
-def absent(seen: Look, chosen: Array) -> Array:
+def absent(predicted: Predictions, chosen: Array) -> Array:
     """The longest capsule of each chosen composite (n,) that is neither a label nor an answer."""
-    lengths = seen.lengths[chosen].copy()
-    for named in (seen.batch.labels[chosen], seen.answers[chosen]):
+    lengths = predicted.lengths[chosen].copy()
+    for named in (predicted.batch.labels[chosen], predicted.answers[chosen]):
         np.put_along_axis(lengths, named, -1, axis=1)
     return lengths.argmax(axis=1)
 
@@ -218,9 +211,7 @@ def routes(run: Run, image: Array) -> Routes:
     bits = -(c * np.log2(np.maximum(c, 1e-30))).sum(axis=1)  # (T, I)
     entropy = []
     for row in bits:
-        order = np.argsort(row)
-        below = np.cumsum(weight[order]) / weight.sum()
-        low, high = row[order[np.searchsorted(below, [0.1, 0.9]).clip(max=len(row) - 1)]]
+        low, high = weighted_quantiles(row, weight, [0.1, 0.9])
         entropy.append((low, float(np.average(row, weights=weight)), high))
     lengths = np.stack([np.sqrt(np.square(v[..., 0]).sum(axis=1)) for v in cache.routing.v])
     return Routes(maps, np.array(entropy), lengths)
@@ -233,33 +224,26 @@ def routes(run: Run, image: Array) -> Routes:
 
 def draw_example_pairs(run: Run) -> Figure:
     batch = run.data.test
-    chosen = varied(batch.labels, np.arange(min(N_LOOKED, len(batch.labels))), 10)
+    chosen = varied(batch.labels, np.arange(min(N_CANDIDATES, len(batch.labels))), 10)
     left, cell, gap, top = 1.06, 0.72, 0.07, 1.02
     fig = new_figure(top + 4 * (cell + gap) + 0.06, "Two digits laid over each other",
                      subtitle(run.config, run.data, length=False))  # fmt: skip
     rows = (
         ("the network\nsees", BLACK),
-        ("first digit", ink(FIRST)),
-        ("second digit", ink(SECOND)),
+        ("first digit", darkened(FIRST)),
+        ("second digit", darkened(SECOND)),
         ("both,\nin colours", BLACK),
     )
     for r, (text, colour) in enumerate(rows):
-        row_label(fig, left - 0.08, top + r * (cell + gap) + cell / 2, text, colour)
+        add_row_label(fig, left - 0.08, top + r * (cell + gap) + cell / 2, text, colour)
     for m, k in enumerate(chosen):
         x = left + m * (cell + gap)
-        two_names(fig, x + cell / 2, 0.76, batch.labels[k], fontsize=10.5, fontweight="bold")
+        add_two_names(fig, x + cell / 2, 0.76, batch.labels[k])
         sources = batch.sources[k]
         singles = [in_colour(sources[d], DIGIT_COLOURS[d]) for d in range(2)]
         for r, image in enumerate((batch.images[k], *singles, in_two_colours(sources))):
-            show(fig, x, top + r * (cell + gap), cell, image)
+            add_image(fig, x, top + r * (cell + gap), cell, image)
     return fig
-
-
-def epoch_axis(ax: Axes, n_epochs: int) -> None:
-    ax.set_xlabel("epoch")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
-    margin = max(0.4, 0.03 * n_epochs)
-    ax.set_xlim(1 - margin, n_epochs + margin)
 
 
 def draw_training_curves(run: Run, seeds: dict[str, Array]) -> Figure:
@@ -269,15 +253,15 @@ def draw_training_curves(run: Run, seeds: dict[str, Array]) -> Figure:
     history, n = run.states["capsnet"].history, config.n_epochs
     epochs, every = np.arange(1, n + 1), max(1, n // 10)
     top, height = 1.3, 1.95
-    style = {**house.model_line("capsnet", MODEL_STYLES), "markevery": every, "clip_on": False, "zorder": 3}
+    style = model_line(MODELS["capsnet"], markevery=every, clip_on=False, zorder=3)
 
-    ax = place(fig, 0.55, top, 2.15, height)
+    ax = add_axes(fig, 0.55, top, 2.15, height)
     ax.plot(epochs, history["train_margin_loss"], **style)
     ax.set_title("margin loss, training", loc="left")
     ax.set_ylim(0, 1.08 * max(history["train_margin_loss"]))
     epoch_axis(ax, n)
 
-    ax = place(fig, 3.3, top, 2.15, height)
+    ax = add_axes(fig, 3.3, top, 2.15, height)
     pixels = config.image_size**2
     ax.plot(epochs, np.array(history["train_recon_loss"]) / pixels, **{**style, "linestyle": "--", "marker": "none"})
     ax.plot(epochs, history["recon_mse"], **style)
@@ -289,64 +273,54 @@ def draw_training_curves(run: Run, seeds: dict[str, Array]) -> Figure:
     )  # fmt: skip
     epoch_axis(ax, n)
 
-    n_points = max((len(points) for points in seeds.values()), default=0)
-    width = 2.75 - (0.62 if n_points else 0)
-    ax = place(fig, 6.05, top, width, height)
-    house.accuracy_axis(ax, None, 1 / N_PAIRS, f"1/{N_PAIRS}")
+    width = 2.75 - (0.62 if seeds else 0)
+    ax = add_axes(fig, 6.05, top, width, height)
+    accuracy_axis(ax, None, 1 / N_PAIRS, f"1/{N_PAIRS}")
     for name, state in run.states.items():
-        look = {**house.model_line(name, MODEL_STYLES), "markevery": every, "clip_on": False}
-        ax.plot(epochs, state.history["set_accuracy"], **look, zorder=3 + (name == "capsnet"))
+        ax.plot(epochs, state.history["set_accuracy"], **model_line(MODELS[name], markevery=every, clip_on=False),
+                zorder=3 + (name == "capsnet"))  # fmt: skip
     ax.set_title("both digits right, test", loc="left")
     epoch_axis(ax, n)
-    house.model_legend(fig, 0.55, 0.74, list(run.states), MODEL_STYLES)
-    if n_points:
-        strip = place(fig, 6.05 + width + 0.1, top, 0.52, height)
-        strip.set(xlim=(-0.6, len(run.states) - 0.4), xticks=[], ylim=ax.get_ylim(), yticks=ax.get_yticks())
-        strip.set_yticklabels([])
-        strip.tick_params(length=0)
-        strip.spines.left.set_visible(False)
-        strip.set_xlabel(f"{n_points} seed{'s' * (n_points > 1)}", labelpad=6)
-        for m, name in enumerate(run.states):
-            points = seeds.get(name, np.empty((0, 1)))[:, 0]
-            strip.plot(
-                m + np.linspace(-0.25, 0.25, len(points)) * (len(points) > 1), points, ls="", markersize=4.5,
-                marker=MODEL_STYLES[name].marker, color=tint(MODEL_STYLES[name].colour, 0.35),
-                markeredgecolor=MODEL_STYLES[name].colour, markeredgewidth=1.0, clip_on=False,
-            )  # fmt: skip
+    add_model_legend(fig, 0.55, 0.74, [MODELS[name] for name in run.states])
+    if seeds:
+        points = {name: seeds.get(name, np.empty((0, 1)))[:, 0] for name in run.states}
+        add_seed_points(fig, ax, 6.05 + width + 0.1, top, height, points, MODELS)
     return fig
 
 
-def draw_reconstructions(run: Run, seen: Look) -> Figure:
-    batch = seen.batch
+def draw_reconstructions(run: Run, predicted: Predictions) -> Figure:
+    batch = predicted.batch
     chosen = varied(batch.labels, np.arange(len(batch.labels)), 8)
-    pictures = draw_capsules(run, seen.v[chosen], batch.labels[chosen])
+    pictures = draw_capsules(run, predicted.v[chosen], batch.labels[chosen])
     left, cell, gap, top = 1.1, 0.9, 0.08, 1.02
     after = (0.14, 0.04, 0.32, 0.04, 0.3)  # inches below each row
     tops = top + np.concatenate([[0], np.cumsum([cell + space for space in after])])
     fig = new_figure(tops[-1] + 0.02, "Each digit drawn from its own capsule", subtitle(run.config, run.data))
     labels = ("the network\nsees", "first digit", "drawn from\nits capsule", "second digit", "drawn from\nits capsule")
-    colours = (BLACK, *(ink(c) for c in (FIRST, FIRST, SECOND, SECOND)))
+    colours = (BLACK, *(darkened(c) for c in (FIRST, FIRST, SECOND, SECOND)))
     for y, text, colour in zip(tops, labels, colours, strict=False):
-        row_label(fig, left - 0.1, y + cell / 2, text, colour)
+        add_row_label(fig, left - 0.1, y + cell / 2, text, colour)
     for d in range(2):
-        write(fig, left - 0.1, tops[2 + 2 * d] + cell + 0.06, "MSE", ha="right", fontsize=9, color=GREY)
+        add_text(fig, left - 0.1, tops[2 + 2 * d] + cell + 0.06, "MSE", ha="right", fontsize=9, color=GREY)
     for m, k in enumerate(chosen):
         x = left + m * (cell + gap)
-        two_names(fig, x + cell / 2, 0.76, batch.labels[k], fontsize=10.5, fontweight="bold")
-        show(fig, x, tops[0], cell, batch.images[k])
+        add_two_names(fig, x + cell / 2, 0.76, batch.labels[k])
+        add_image(fig, x, tops[0], cell, batch.images[k])
         for d, colour in enumerate(DIGIT_COLOURS):
             truth, picture = batch.sources[k, d], pictures[m, d]
-            show(fig, x, tops[1 + 2 * d], cell, in_colour(truth, colour))
-            show(fig, x, tops[2 + 2 * d], cell, in_colour(picture, colour))
+            add_image(fig, x, tops[1 + 2 * d], cell, in_colour(truth, colour))
+            add_image(fig, x, tops[2 + 2 * d], cell, in_colour(picture, colour))
             error = float(np.square(picture - truth).mean())
-            write(fig, x + cell / 2, tops[2 + 2 * d] + cell + 0.06, f"{error:.3f}", ha="center", fontsize=9, color=GREY)
+            add_text(
+                fig, x + cell / 2, tops[2 + 2 * d] + cell + 0.06, f"{error:.3f}", ha="center", fontsize=9, color=GREY
+            )
     return fig
 
 
-def draw_capsule_activations(run: Run, seen: Look) -> Figure:
-    batch, J = seen.batch, experiment.N_CLASSES
-    right = varied(batch.labels, np.flatnonzero(seen.hits == 2), 8)
-    wrong = varied(batch.labels, np.flatnonzero(seen.hits < 2), 8)
+def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
+    batch, J = predicted.batch, experiment.N_CLASSES
+    right = varied(batch.labels, np.flatnonzero(predicted.hits == 2), 8)
+    wrong = varied(batch.labels, np.flatnonzero(predicted.hits < 2), 8)
     n_wrong = min(len(wrong), max(3, 6 - len(right)))
     chosen = np.concatenate([right[: 6 - n_wrong], wrong[:n_wrong]])
     left, top, width, pitch, side, height = 0.55, 1.02, 1.62, 1.86, 0.72, 1.1
@@ -354,17 +328,16 @@ def draw_capsule_activations(run: Run, seen: Look) -> Figure:
     fig = new_figure(top + 2 * row + 0.02, "How long each digit capsule is", subtitle(run.config, run.data))
     for m, k in enumerate(chosen):
         x, y = left + m % 3 * pitch, top + m // 3 * row
-        labels, answers = batch.labels[k], seen.answers[k]
-        show(fig, x, y - 0.16, side, batch.images[k])
+        labels, answers = batch.labels[k], predicted.answers[k]
+        add_image(fig, x, y - 0.16, side, batch.images[k])
         true, said = (f"{min(two)} + {max(two)}" for two in (labels, answers))
-        good = seen.hits[k] == 2
-        write(fig, x + side + 0.1, y - 0.12, f"true: {true}", fontsize=9.5)
-        verdict = f"{'✓' if good else '✗'} {said}"
-        write(fig, x + side + 0.1, y + 0.12, verdict, fontsize=11, fontweight="bold",
-              color=ink(house.RIGHT if good else house.WRONG))  # fmt: skip
-        ax = place(fig, x, y + side - 0.02, width, height)
-        colours = [BLUE if j in answers else tint(BLUE, 0.35) for j in range(J)]
-        ax.bar(range(J), seen.lengths[k], color=colours, width=0.66, zorder=2)
+        good = predicted.hits[k] == 2
+        add_text(fig, x + side + 0.1, y - 0.12, f"true: {true}", fontsize=9.5)
+        text, colour = marked_answer(good, said)
+        add_text(fig, x + side + 0.1, y + 0.12, text, fontsize=11, fontweight="bold", color=colour)
+        ax = add_axes(fig, x, y + side - 0.02, width, height)
+        colours = [BLUE if j in answers else lightened(BLUE, 0.35) for j in range(J)]
+        ax.bar(range(J), predicted.lengths[k], color=colours, width=0.66, zorder=2)
         ax.set(xlim=(-0.7, J - 0.3), ylim=(0, 1.0))
         ax.set_yticks([0, 0.5, 1], ["0", ".5", "1"] if m % 3 == 0 else [""] * 3)
         ax.set_xticks(range(J))
@@ -377,51 +350,45 @@ def draw_capsule_activations(run: Run, seen: Look) -> Figure:
         if m % 3 == 0:
             ax.set_ylabel("length", labelpad=2)
     draw_outcomes(run, fig, left + 3 * pitch + 0.42, top - 0.16, top + 2 * row - 0.55)
-    fig.legend(
-        handles=[
-            Patch(facecolor="white", edgecolor=VERMILLION, linewidth=1.8, label="a digit that is there"),
-            Patch(facecolor=BLUE, label="the longest two: the answer"),
-        ],
-        loc="lower left", bbox_to_anchor=(left / WIDTH, 0.06 / fig.get_size_inches()[1]), ncols=2, borderpad=0,
-        borderaxespad=0, columnspacing=1.6, handletextpad=0.6,
-    )  # fmt: skip
+    handles = [
+        Patch(facecolor="white", edgecolor=VERMILLION, linewidth=1.8, label="a digit that is there"),
+        Patch(facecolor=BLUE, label="the longest two: the answer"),
+    ]
+    height_of_figure = fig.get_size_inches()[1]
+    add_legend(
+        fig, left, height_of_figure - 0.06, handles, loc="lower left", ncols=2, columnspacing=1.6, handletextpad=0.6
+    )
     return fig
 
 
 def draw_outcomes(run: Run, fig: Figure, x: float, top: float, bottom: float) -> None:
     """Stacked bars: for how many of all test composites both, one or none of a model's two answers is right."""
-    write(fig, x - 0.02, top, f"All {len(run.data.test.labels):,} test composites", fontsize=10, fontweight="bold")
-    ax = place(fig, x, top + 1.14, WIDTH - x - 0.12, bottom - top - 1.14)
+    add_text(fig, x - 0.02, top, f"All {len(run.data.test.labels):,} test composites", fontsize=10, fontweight="bold")
+    ax = add_axes(fig, x, top + 1.14, WIDTH - x - 0.12, bottom - top - 1.14)
     for m, state in enumerate(run.states.values()):
         both, any_right = (state.history[metric][-1] for metric in ("set_accuracy", "soft_accuracy"))
         floor = 0.0
-        for share, (_, colour, hatch) in zip((both, any_right - both, 1 - any_right), OUTCOMES, strict=True):
-            ax.bar(
-                m, share, 0.7, floor, color=tint(colour, 0.75), edgecolor="white", hatch=hatch, linewidth=1, zorder=2
-            )
-            if share >= 0.06 and floor + share < 1:
+        for fraction, (_, colour, hatch) in zip((both, any_right - both, 1 - any_right), OUTCOMES, strict=True):
+            ax.bar(m, fraction, 0.7, floor, color=lightened(colour, 0.75), edgecolor="white", hatch=hatch, linewidth=1,
+                   zorder=2)  # fmt: skip
+            if fraction >= 0.06 and floor + fraction < 1:
                 ax.text(
-                    m, floor + share / 2, f"{100 * share:.0f} %", ha="center", va="center", fontweight="bold",
+                    m, floor + fraction / 2, f"{100 * fraction:.0f} %", ha="center", va="center", fontweight="bold",
                     zorder=4, bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"},
                 )  # fmt: skip
-            floor += share
+            floor += fraction
         text = f"{100 * (1 - any_right):.1f} %"
         ax.annotate(text, (m, 1), (0, 2), textcoords="offset points", ha="center", va="bottom",
-                    color=ink(VERMILLION), fontweight="bold")  # fmt: skip
-    names = {"capsnet": "CapsNet", "cnn": "CNN", "cnn_pool": "CNN,\npooling"}
-    ax.set_xticks(range(len(run.states)), [names[name] for name in run.states])
+                    color=darkened(VERMILLION), fontweight="bold")  # fmt: skip
+    ax.set_xticks(range(len(run.states)), [MODELS[name].short for name in run.states])
     middle = (len(run.states) - 1) / 2
     ax.set(xlim=(middle - 1.5, middle + 1.5), ylim=(0, 1), yticks=np.arange(0, 1.01, 0.25))
     ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     ax.tick_params(axis="x", length=0)
     ax.grid(False, axis="x")
-    w, h = fig.get_size_inches()
-    fig.legend(
-        handles=[Patch(facecolor=tint(c, 0.75), edgecolor="white", hatch=hatch, label=text)
-                 for text, c, hatch in OUTCOMES[::-1]],
-        loc="upper left", bbox_to_anchor=((x - 0.02) / w, 1 - (top + 0.26) / h), borderpad=0, borderaxespad=0,
-        labelspacing=0.25, handletextpad=0.6,
-    )  # fmt: skip
+    handles = [Patch(facecolor=lightened(c, 0.75), edgecolor="white", hatch=hatch, label=text)
+               for text, c, hatch in OUTCOMES[::-1]]  # fmt: skip
+    add_legend(fig, x - 0.02, top + 0.26, handles, labelspacing=0.25, handletextpad=0.6)
 
 
 def pair_text(letter: str, pair: Sequence[int]) -> str:
@@ -436,20 +403,21 @@ class Column(NamedTuple):
     pair: Sequence[int]
 
 
-def draw_overlay(run: Run, seen: Look) -> Figure:
-    batch = seen.batch
-    right, wrong = (np.flatnonzero(seen.hits == 2), np.flatnonzero(seen.hits < 2))
+def draw_overlay(run: Run, predicted: Predictions) -> Figure:
+    batch = predicted.batch
+    right, wrong = (np.flatnonzero(predicted.hits == 2), np.flatnonzero(predicted.hits < 2))
     first = varied(batch.labels, right, 14)
     confused = varied(batch.labels, wrong, 3)
     ghosts = first[10:] if len(first) > 11 else first[:4]
     banks: list[list[tuple[tuple[str, ...], str, list[Column]]]] = [
-        [(("both digits right: labels (L), drawn from their capsules (R)", "both digits right", "right"), house.RIGHT,
+        [(("both digits right: labels (L), drawn from their capsules (R)", "both digits right", "right"), RIGHT,
           [Column(k, "R", batch.labels[k]) for k in first[:10]])],
         [
-            (("one or both wrong: drawn from labels (R) and answer (P)", "one or both wrong"), house.WRONG,
-             [c for k in confused for c in (Column(k, "R", batch.labels[k]), Column(k, "P", seen.answers[k]))]),
+            (("one or both wrong: drawn from labels (R) and answer (P)", "one or both wrong"), WRONG,
+             [c for k in confused for c in (Column(k, "R", batch.labels[k]), Column(k, "P", predicted.answers[k]))]),
             (("* second digit is not there", "* not there", "*"), GREY,
-             [Column(k, "*R", (batch.labels[k, 0], j)) for k, j in zip(ghosts, absent(seen, ghosts), strict=True)]),
+             [Column(k, "*R", (batch.labels[k, 0], j))
+              for k, j in zip(ghosts, absent(predicted, ghosts), strict=True)]),
         ],
     ]  # fmt: skip
     left, cell, gap, top = 0.7, 0.72, 0.1, 0.74
@@ -462,26 +430,28 @@ def draw_overlay(run: Run, seen: Look) -> Figure:
         x = left
         rows = y + 0.74 + np.arange(3) * (cell + 0.06)
         for row, text in zip(rows, ("input", "drawn", "true"), strict=True):
-            row_label(fig, left - 0.1, row + cell / 2, text)
+            add_row_label(fig, left - 0.1, row + cell / 2, text)
         for texts, colour, columns in bank:
             if not columns:
                 continue
-            head_bar(fig, x, y, len(columns) * (cell + gap) - gap, texts, colour)
+            width = len(columns) * (cell + gap) - gap
+            text = next((text for text in texts if 0.085 * len(text) < width), "")
+            add_heading_bar(fig, x, y, width, text, colour)
             pictures = draw_capsules(
-                run, seen.v[[c.composite for c in columns]], np.array([c.pair for c in columns], int)
+                run, predicted.v[[c.composite for c in columns]], np.array([c.pair for c in columns], int)
             )
             for column, drawn in zip(columns, pictures, strict=True):
                 k = column.composite
                 middle = x + cell / 2
-                write(fig, middle, y + 0.3, pair_text("L", batch.labels[k]), ha="center", fontsize=9)
+                add_text(fig, middle, y + 0.3, pair_text("L", batch.labels[k]), ha="center", fontsize=9)
                 is_wrong = column.letter == "P"
-                write(fig, middle, y + 0.5, pair_text(column.letter, column.pair), ha="center", fontsize=9,
-                      fontweight="bold" if column.letter != "R" else "normal",
-                      color=ink(house.WRONG) if is_wrong else BLACK)  # fmt: skip
+                add_text(fig, middle, y + 0.5, pair_text(column.letter, column.pair), ha="center", fontsize=9,
+                         fontweight="bold" if column.letter != "R" else "normal",
+                         color=darkened(WRONG) if is_wrong else BLACK)  # fmt: skip
                 for row, image in zip(
                     rows, (batch.images[k], in_two_colours(drawn), in_two_colours(batch.sources[k])), strict=True
                 ):
-                    show(fig, x, row, cell, image)
+                    add_image(fig, x, row, cell, image)
                 x += cell + gap
     return fig
 
@@ -489,9 +459,9 @@ def draw_overlay(run: Run, seen: Look) -> Figure:
 SWEEP = np.linspace(-0.25, 0.25, 11)  # [Sabour 2017, sec. 5.1]
 
 
-def draw_capsule_dimensions(run: Run, seen: Look) -> Figure:
-    batch, D, side = seen.batch, experiment.CAPSULE_SIZE, run.config.image_size
-    candidates = np.flatnonzero(seen.hits == seen.hits.max())
+def draw_capsule_dimensions(run: Run, predicted: Predictions) -> Figure:
+    batch, D, side = predicted.batch, experiment.CAPSULE_SIZE, run.config.image_size
+    candidates = np.flatnonzero(predicted.hits == predicted.hits.max())
     k = int(varied(batch.labels, candidates, 1)[0])
     tile = side + 2  # pixels
     left, gap, top = 0.36, 0.14, 1.44
@@ -501,84 +471,79 @@ def draw_capsule_dimensions(run: Run, seen: Look) -> Figure:
     )
     for d in range(2):
         j, colour = int(batch.labels[k, d]), DIGIT_COLOURS[d]
-        v = np.repeat(seen.v[k][None], D * len(SWEEP), axis=0)  # (16 * 11, J, D)
+        v = np.repeat(predicted.v[k][None], D * len(SWEEP), axis=0)  # (16 * 11, J, D)
         v[np.arange(len(v)), j, np.repeat(np.arange(D), len(SWEEP))] += np.tile(SWEEP, D).astype(v.dtype)
         pictures = draw_capsules(run, v, np.full((len(v), 1), j))[:, 0]
-        pictures = np.round(pictures * 31) / 31  # 32 greys, for a small file
-        tiles = np.pad(pictures, ((0, 0), (1, 1), (1, 1)), constant_values=1)
-        sheet = tiles.reshape(D, len(SWEEP), tile, tile).transpose(0, 2, 1, 3).reshape(D * tile, -1)
+        sheet = tiled(pictures.reshape(D, len(SWEEP), side, side), n_greys=32)
         x = left + d * (width + gap)
-        write(fig, x + 0.02, 0.92, f"capsule of the {j}", color=ink(colour), fontweight="bold", fontsize=10.5)
-        ax = place(fig, x, top, width, height)
-        ax.imshow(sheet, cmap="gray", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
-        ax.axis("off")
+        add_text(fig, x + 0.02, 0.92, f"capsule of the {j}", color=darkened(colour), fontweight="bold", fontsize=10.5)
+        ax = add_sheet(fig, x, top, width, height, sheet)
         middle = len(SWEEP) // 2
-        ax.add_patch(Rectangle((middle * tile - 0.5, -0.5), tile, D * tile, fill=False, edgecolor=colour, linewidth=2.2,
-                               clip_on=False))  # fmt: skip
+        mark_column(ax, middle * tile, tile, D * tile, colour, 2.2)
         for m in (0, 2, 8, 10):
-            text = f"{SWEEP[m]:+.2f}".replace("-", "−")
-            write(fig, x + (m + 0.5) * tile / 100, top - 0.22, text, ha="center", fontsize=9)
-        write(fig, x + (middle + 0.5) * tile / 100, top - 0.22, "as it is", ha="center", fontsize=9, fontweight="bold")
+            text = with_minus_sign(f"{SWEEP[m]:+.2f}")
+            add_text(fig, x + (m + 0.5) * tile / 100, top - 0.22, text, ha="center", fontsize=9)
+        add_text(
+            fig, x + (middle + 0.5) * tile / 100, top - 0.22, "as it is", ha="center", fontsize=9, fontweight="bold"
+        )
     for row in range(D):
-        write(fig, left - 0.06, top + (row + 0.5) * tile / 100, str(row + 1), ha="right", va="center", fontsize=9)
-    write(
+        add_text(fig, left - 0.06, top + (row + 0.5) * tile / 100, str(row + 1), ha="right", va="center", fontsize=9)
+    add_text(
         fig, left + 0.02, 0.66, "rows: the 16 numbers; columns: what is added to that number before the decoder draws"
     )
     return fig
 
 
-def draw_couplings(run: Run, seen: Look) -> Figure:
-    config, batch = run.config, seen.batch
-    k = int(varied(batch.labels, np.flatnonzero(seen.hits == seen.hits.max()), 2)[-1])
+def draw_couplings(run: Run, predicted: Predictions) -> Figure:
+    config, batch = run.config, predicted.batch
+    k = int(varied(batch.labels, np.flatnonzero(predicted.hits == predicted.hits.max()), 2)[-1])
     routed = routes(run, batch.images[k])
     n_iters = len(routed.c)
-    shown = np.unique(np.linspace(0, n_iters - 1, min(3, n_iters)).round().astype(int))
+    shown = evenly_spaced_indices(n_iters, 3)
     a, b = (int(j) for j in batch.labels[k])
-    other = int(absent(seen, np.array([k]))[0])
+    other = int(absent(predicted, np.array([k]))[0])
     rows = ((a, f"{a}", FIRST), (b, f"{b}", SECOND), (other, f"{other}, not there", BLACK))
     top, cell, gap, left, maps_left = 1.3, 1.28, 0.1, 0.12, 2.44
     fig = new_figure(top + 3 * (cell + gap) + 0.62, f"Routing of one composite, {a} + {b}", subtitle(config, run.data))
     picture_side = 1.44
-    write(fig, left, top - 0.24, "the network sees", fontsize=9.5)
-    ax, _ = show(fig, left, top, picture_side, batch.images[k])
+    add_text(fig, left, top - 0.24, "the network sees", fontsize=9.5)
+    ax = add_image(fig, left, top, picture_side, batch.images[k]).axes
     # A capsule's field is 17 pixels wide and moves by 2 from column to column.
     middle, reach = (experiment.KERNEL - 1) / 2 * 2, 2 * config.primary_side
     ax.add_patch(Rectangle((middle - 1, middle - 1), reach, reach, fill=False, edgecolor=GREEN, linewidth=1.6))
-    write(fig, left, top + picture_side + 0.06, "middles of the\nprimary capsules' fields", color=ink(GREEN),
-          fontsize=9, va="top", linespacing=1.25)  # fmt: skip
-    write(fig, left, top + 2.12, "its digits", fontsize=9.5)
-    show(fig, left, top + 2.36, picture_side, in_two_colours(batch.sources[k]))
+    add_text(fig, left, top + picture_side + 0.06, "middles of the\nprimary capsules' fields", color=darkened(GREEN),
+             fontsize=9, va="top", linespacing=1.25)  # fmt: skip
+    add_text(fig, left, top + 2.12, "its digits", fontsize=9.5)
+    add_image(fig, left, top + 2.36, picture_side, in_two_colours(batch.sources[k]))
     types = f"mean of {config.primary_types} types" if config.primary_types > 1 else "one type"
     heading = f"coupling of the primary capsules ({types}, weighed by length) with each digit capsule"
-    write(fig, maps_left - 0.8, 0.7, heading, fontweight="bold")
+    add_text(fig, maps_left - 0.8, 0.7, heading, fontweight="bold")
     deviation = np.abs(routed.c[:, [a, b, other]] - EVEN)
     limit = max(0.01, min(EVEN, float(np.ceil(100 * np.percentile(deviation[-1], 98)) / 100)))
     drawn: Any = None
     x_pixel = (np.arange(config.image_size) - middle) / 2  # in columns of capsules
     for r, (j, text, colour) in enumerate(rows):
         y = top + r * (cell + gap)
-        write(fig, maps_left - 0.12, y + cell / 2, text.replace(", ", ",\n"), ha="right", va="center", linespacing=1.2,
-              color=ink(colour), fontweight="bold", fontsize=14 if r < 2 else 9.5)  # fmt: skip
+        add_text(fig, maps_left - 0.12, y + cell / 2, text.replace(", ", ",\n"), ha="right", va="center",
+                 linespacing=1.2, color=darkened(colour), fontweight="bold", fontsize=14 if r < 2 else 9.5)  # fmt: skip
         for m, t in enumerate(shown):
-            ax = place(fig, maps_left + m * (cell + gap), y, cell, cell)
+            ax = add_axes(fig, maps_left + m * (cell + gap), y, cell, cell)
             drawn = ax.imshow(routed.c[t, j], cmap="RdBu_r", vmin=EVEN - limit, vmax=EVEN + limit)
             for d in range(2):
                 if r in (d, 2):
                     ax.contour(x_pixel, x_pixel, batch.sources[k, d], [0.5], colors=BLACK, linewidths=1.0)
             ax.set(xlim=(-0.5, config.primary_side - 0.5), ylim=(config.primary_side - 0.5, -0.5))
-            frame(ax, "#bbbbbb", 0.6)
+            add_frame(ax, "#bbbbbb", 0.6)
             if r == 0:
-                write(fig, maps_left + m * (cell + gap) + cell / 2, top - 0.24, f"iteration {t + 1}", ha="center")
+                add_text(fig, maps_left + m * (cell + gap) + cell / 2, top - 0.24, f"iteration {t + 1}", ha="center")
     foot = top + 3 * (cell + gap) + 0.06
-    bar = place(fig, maps_left, foot, 2.1, 0.12)
-    fig.colorbar(drawn, cax=bar, orientation="horizontal", extend="both")
-    bar.grid(False)
+    bar = add_colourbar(fig, drawn, maps_left, foot, 2.1, extend="both")
     bar.set_xticks([EVEN - limit, EVEN, EVEN + limit])
-    write(fig, maps_left + 2.25, foot - 0.03, f"coupling c; white: even, {EVEN:g}", fontsize=9.5)
+    add_text(fig, maps_left + 2.25, foot - 0.03, f"coupling c; white: even, {EVEN:g}", fontsize=9.5)
 
     x, width, height = maps_left + 3 * (cell + gap) + 0.58, 1.42, 1.42
     iterations = np.arange(1, n_iters + 1)
-    ax = place(fig, x, top, width, height)
+    ax = add_axes(fig, x, top, width, height)
     for j in range(experiment.N_CLASSES):
         style: dict[str, Any] = {"color": "#b0b0b0", "linewidth": 1.2, "marker": ".", "zorder": 2}
         for d, digit in enumerate((a, b)):
@@ -588,31 +553,31 @@ def draw_couplings(run: Run, seen: Look) -> Figure:
             style = {"color": BLACK, "linewidth": 1.4, "marker": "v", "linestyle": "--", "zorder": 3}
         ax.plot(iterations, routed.lengths[:, j], clip_on=False, **style)
     ends = routed.lengths[-1, [a, b, other]]
-    for j, colour, height_of_name in zip((a, b, other), (FIRST, SECOND, BLACK), spread(ends, 0.11), strict=True):
+    for j, colour, height_of_name in zip((a, b, other), (FIRST, SECOND, BLACK), moved_apart(ends, 0.11), strict=True):
         ax.annotate(
             str(j), (1, height_of_name), xycoords=("axes fraction", "data"), xytext=(5, 0), va="center",
-            textcoords="offset points", color=ink(colour), fontweight="bold", annotation_clip=False,
+            textcoords="offset points", color=darkened(colour), fontweight="bold", annotation_clip=False,
         )  # fmt: skip
     ax.set_title("lengths of digit capsules", loc="left", x=-0.2)
     ax.set_ylim(0, 1)
     ax.set_yticks([0, 0.5, 1])
     iteration_axis(ax, n_iters)
 
-    ax = place(fig, x, top + height + 0.95, width, height)
+    ax = add_axes(fig, x, top + height + 0.95, width, height)
     low, mean, high = routed.entropy.T
-    ax.fill_between(iterations, low, high, color=tint(BLUE, 0.25), linewidth=0, zorder=2)
-    ax.errorbar(iterations, mean, [mean - np.minimum(low, mean), np.maximum(high, mean) - mean], color=tint(BLUE, 0.5),
-                linewidth=0, elinewidth=1.4, capsize=3, zorder=2.5)  # fmt: skip
+    ax.fill_between(iterations, low, high, color=lightened(BLUE, 0.25), linewidth=0, zorder=2)
+    ax.errorbar(iterations, mean, [mean - np.minimum(low, mean), np.maximum(high, mean) - mean],
+                color=lightened(BLUE, 0.5), linewidth=0, elinewidth=1.4, capsize=3, zorder=2.5)  # fmt: skip
     ax.plot(iterations, mean, color=BLUE, marker="o", zorder=3, clip_on=False)
     most = np.log2(experiment.N_CLASSES)
-    ax.axhline(most, color=BLACK, linewidth=1.1, linestyle=(0, (2, 2)), zorder=1.5)
+    add_reference_line(ax, most)
     ax.annotate("even", (1, most), xycoords=("axes fraction", "data"), xytext=(-2, 3), textcoords="offset points",
                 ha="right", fontsize=9)  # fmt: skip
     ax.set_title("entropy of couplings, bits", loc="left", x=-0.2)
     ax.set_ylim(most - 1.25 * max(0.04, most - low.min()), most + 0.25 * max(0.04, most - low.min()))
     iteration_axis(ax, n_iters)
     ax.set_xlabel("iteration")
-    write(fig, x - 0.3, foot + 0.2, "mean, and 10 % to 90 %", fontsize=9, color=GREY)
+    add_text(fig, x - 0.3, foot + 0.2, "mean, and 10 % to 90 %", fontsize=9, color=GREY)
     return fig
 
 
@@ -621,25 +586,25 @@ def iteration_axis(ax: Axes, n: int) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
 
 
-def spread(values: Array, least: float) -> Array:
+def moved_apart(values: Array, least: float) -> Array:
     """Positions for labels at these values, moved apart where they are closer than ``least``."""
-    placed = np.array(values, float)
+    positions = np.array(values, float)
     for low, high in itertools.pairwise(np.argsort(values)):
-        placed[high] = max(placed[high], placed[low] + least)
-    return placed
+        positions[high] = max(positions[high], positions[low] + least)
+    return positions
 
 
 def drawers(run: Run, seeds: dict[str, Array]) -> dict[str, Callable[[], Figure]]:
-    """Name of each figure of a run, and what draws it (within ``house_style``)."""
-    seen = look(run)
+    """Name of each figure of a run, and what draws it (within ``figure_style``)."""
+    predicted = predict(run)
     return {
         "example_pairs": lambda: draw_example_pairs(run),
         "training_curves": lambda: draw_training_curves(run, seeds),
-        "reconstructions": lambda: draw_reconstructions(run, seen),
-        "capsule_activations": lambda: draw_capsule_activations(run, seen),
-        "overlay": lambda: draw_overlay(run, seen),
-        "capsule_dimensions": lambda: draw_capsule_dimensions(run, seen),
-        "couplings": lambda: draw_couplings(run, seen),
+        "reconstructions": lambda: draw_reconstructions(run, predicted),
+        "capsule_activations": lambda: draw_capsule_activations(run, predicted),
+        "overlay": lambda: draw_overlay(run, predicted),
+        "capsule_dimensions": lambda: draw_capsule_dimensions(run, predicted),
+        "couplings": lambda: draw_couplings(run, predicted),
     }
 
 
@@ -648,62 +613,28 @@ def drawers(run: Run, seeds: dict[str, Array]) -> dict[str, Callable[[], Figure]
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def given_flags(parser: argparse.ArgumentParser, argv: list[str] | None) -> dict[str, Any]:
-    """The experiment flags that stand on the command line, as fields of a Config."""
-    given = house.given_flags(parser, argv, Config)
-    preset = parser.parse_args(argv).preset  # whose default is no more
-    return (experiment.PRESETS[preset] if preset else {}) | given
-
-
-def load_finished(path: Path, asked: dict[str, Any]) -> tuple[Config, dict[str, TrainState]]:
-    """A checkpoint whose trainings have ended, the capsule network's among them. ``asked`` are the fields that were
-    given as flags: they must agree with it (--data-dir aside, which may have moved). Raises UserError."""
+def load_finished(path: Path, given: dict[str, Any]) -> tuple[Config, dict[str, TrainState]]:
+    """A checkpoint whose trainings have ended, the capsule network's among them, and that agrees with the ``given``
+    fields (``data_dir`` may have moved). Raises UserError."""
     config, states = experiment.load_checkpoint(path)
-    if "data_dir" in asked:
-        config = dataclasses.replace(config, data_dir=asked["data_dir"])
-    for field, value in asked.items():
-        if value != (saved := getattr(config, field)):
-            raise UserError(f"{path} was made with {experiment.flag_of(field)} {saved}, not {value}")
+    config = agreed_config(path, config, given, flag_of=experiment.flag_of)
     for name in ("capsnet", *states):
         done = len(states[name].history.get("set_accuracy", [])) if name in states else 0
-        if done < config.n_epochs:
-            raise UserError(
-                f"{path} holds {done} of {config.n_epochs} epochs of {name}; finish it with"
-                " multimnist_capsnet.py --checkpoint … --resume"
-            )
+        require_finished(path, name, done, config.n_epochs, "epochs", experiment.EXPERIMENT)
     return config, states
-
-
-def read_seeds(path: Path, config: Config, dataset: str) -> dict[str, Array]:
-    """Per model, the set accuracy (n, 1) of the file's runs on this data set with this configuration, seed aside.
-    Raises UserError."""
-    try:
-        return house.read_seeds(path, config, dataset, ("set_accuracy",))
-    except house.UserError as error:
-        raise UserError(str(error)) from error
 
 
 DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_seed_command.json"
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = experiment.Parser(
-        description="Train the three models of the MultiMNIST experiment and draw its figures.",
-        epilog=f"The figures go to DIR/{experiment.EXPERIMENT}/.",
-    )
+    parser = Parser(description="Train the three models of the MultiMNIST experiment and draw its figures.")
     experiment.add_experiment_arguments(parser)
-    files = parser.add_argument_group("files")
-    files.add_argument(
-        "--outdir", type=Path, metavar="DIR", default=Path("viz"), help="folder of the figures; default: %(default)s"
+    add_figure_arguments(
+        parser,
+        experiment.EXPERIMENT,
+        f"JSON of many seeds, for the points beside the curves; default: {DEFAULT_RESULTS} where it exists",
     )
-    files.add_argument(
-        "--checkpoint", type=Path, metavar="FILE", help="draw a finished training from there and train nothing"
-    )
-    files.add_argument(
-        "--results", type=Path, metavar="FILE",
-        help=f"JSON of many seeds, for the points beside the curves; default: {DEFAULT_RESULTS} where it exists",
-    )  # fmt: skip
-    files.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser
 
 
@@ -714,29 +645,24 @@ def main(argv: list[str] | None = None) -> int:
     folder = args.outdir / experiment.EXPERIMENT
 
     def body() -> None:
-        # All that can go wrong goes wrong before the training.
-        experiment.require_writable(folder / "overlay.png")
-        if args.checkpoint:
-            config, states = load_finished(args.checkpoint, given_flags(make_parser(), argv))
-        else:
-            config, states = asked, {}
+        # All errors are found before the training.
+        require_writable(folder / "overlay.png")
+        given = given_fields(parser, argv, Config, experiment.PRESETS)
+        config, states = load_finished(args.checkpoint, given) if args.checkpoint else (asked, {})
         data = experiment.make_data(config)
-        require_enough(data)
-        results = args.results or (DEFAULT_RESULTS if DEFAULT_RESULTS.is_file() else None)
-        seeds = read_seeds(results, config, data.name) if results else {}
-        if args.results and not seeds:
-            raise UserError(f"{results} holds no run with these flags")
+        require_test_images(len(data.test.labels), MIN_TEST)
+        results = results_files(args.results, DEFAULT_RESULTS)
+        seeds = read_seeds(results, config, data.name, ("set_accuracy",))
+        require_runs(args.results, seeds)
         states = states or experiment.train_all(config, data, quiet=args.quiet, threads=args.threads)
         result = experiment.make_result(config, data.name, states, args.threads)
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         with experiment.single_blas():
-            for name, draw in drawers(Run(config, data, states), seeds).items():
-                content = house.png_bytes(draw)
-                print(house.write_if_changed(folder / f"{name}.png", content, experiment.atomic_write))
+            write_figures(folder, drawers(Run(config, data, states), seeds))
         if results and not seeds:
-            print(f"no point beside the curves: {results} holds no run with these flags")
+            print(f"no point beside the curves: {results[0]} holds no run with these flags")
 
-    return experiment.exit_status(body)
+    return exit_status(body)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-import visualize_smallnorb_novel_viewpoint as house
 from helpers import failure
+from support.figures import figure_style
 
 Texts = list[tuple[Text, Bbox]]  # and the box (px) that each fills
 Capture = pytest.CaptureFixture[str]
@@ -121,7 +121,7 @@ def check_animation(script: ModuleType, flags: list[str], n_frames: int, below: 
 
 
 def drawn_texts(drawer: Callable[[], Figure]) -> tuple[Figure, Texts]:
-    """A figure in the house style, and every text that was drawn of it."""
+    """A figure in the common style, and every text that was drawn of it."""
     texts: Texts = []
     original = Text.draw
 
@@ -130,7 +130,7 @@ def drawn_texts(drawer: Callable[[], Figure]) -> tuple[Figure, Texts]:
         if self.get_visible() and self.get_text().strip():
             texts.append((self, self.get_window_extent(renderer)))
 
-    with pytest.MonkeyPatch.context() as patch, house.house_style():
+    with pytest.MonkeyPatch.context() as patch, figure_style():
         patch.setattr(Text, "draw", draw)
         fig = drawer()
         fig.canvas.draw()

@@ -20,7 +20,6 @@ import make_mnist_affine_capsnet_gif as animation
 import mnist_affine_capsnet as experiment
 import multimnist_capsnet as base
 import visualize_mnist_affine_capsnet as figures
-import visualize_smallnorb_novel_viewpoint as house
 from figure_checks import (
     check_animation,
     check_failures,
@@ -32,7 +31,9 @@ from figure_checks import (
     refuse_to_train,
     shown_texts,
 )
-from helpers import failure, usage_error
+from helpers import usage_error
+from support.figures import WRONG, figure_style, given_fields
+from support.run import UserError
 
 SMALL = ["--seed=123", "--dataset=strokes", "--conv-channels=4", "--primary-types=2", "--threads=1"]
 TINY = [*SMALL, "--n-epochs=2", "--n-train=64", "--n-val=20", "--n-test=60", "--n-sweep=5", "--batch-size=16"]
@@ -85,7 +86,8 @@ def on_canvas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(path: Path) -> figures.Run:
-    return figures.begin(path, experiment.Config(), {}).finish(threads=1, quiet=True)[0]
+    parser, argv = figures.make_parser(), [f"--checkpoint={path}"]
+    return figures.finish(*figures.prepare(parser.parse_args(argv), argv, parser), threads=1, quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +131,6 @@ def test_only_the_figures_that_were_asked_for(on_canvas: Path) -> None:
     assert list(pictures(Path("x", experiment.EXPERIMENT))) == ["affnist_examples", "confusion_matrices"]
 
 
-def test_every_model_has_a_look_of_its_own() -> None:
-    assert tuple(figures.MODEL_STYLES) == tuple(figures.SHORT) == experiment.MODEL_NAMES
-    assert len({style.colour for style in figures.MODEL_STYLES.values()}) == len(figures.MODEL_STYLES)
-    assert len({style.marker for style in figures.MODEL_STYLES.values()}) == len(figures.MODEL_STYLES)
-
-
 CASES = {
     "one seed": ("rotation_sweep", "reconstructions", "capsule_dimensions", "capsule_dimensions_all"),
     "three seeds": ("predictions", "rotation_sweep", "training_curves"),
@@ -160,7 +156,7 @@ def test_texts_are_large_enough_and_stay_apart(run: figures.Run, canvas_run: fig
 
 def test_every_seed_has_its_curve(run: figures.Run) -> None:
     seeds = some_seeds(run)
-    with house.house_style():
+    with figure_style():
         axes = figures.draw_rotation_sweep(run, seeds).axes
         *_, curves, points = figures.draw_training_curves(run, seeds).axes
     accuracy = next(ax for ax in axes if ax.get_title(loc="left") == "accuracy")
@@ -181,7 +177,7 @@ def test_every_seed_has_its_curve(run: figures.Run) -> None:
 
 
 def test_without_seeds_the_sweep_is_the_runs_own(run: figures.Run) -> None:
-    with house.house_style():
+    with figure_style():
         axes = figures.draw_rotation_sweep(run, NO_SEEDS).axes
     accuracy = next(ax for ax in axes if ax.get_title(loc="left") == "accuracy")
     drawn = [np.asarray(line.get_ydata()).tolist() for line in accuracy.lines]
@@ -221,11 +217,11 @@ def test_wrong_answers_are_marked_and_no_others(run: figures.Run) -> None:
         int((figures.answers_to(run, figures.turned(run, chosen, angle)) != np.arange(10)[:, None]).sum())
         for angle in figures.SHOWN_ANGLES
     )
-    with house.house_style():
+    with figure_style():
         fig = figures.draw_predictions(run)
     colours = [to_hex(patch.get_facecolor()) for patch in fig.findobj(Rectangle)]
     assert 0 < wrong < 10 * len(run.states) * len(figures.SHOWN_ANGLES)
-    assert colours.count(to_hex(house.WRONG)) == wrong + 1  # and one in the legend
+    assert colours.count(to_hex(WRONG)) == wrong + 1  # and one in the legend
     white = [text for text in fig.texts if text.get_color() == "white"]
     assert len(white) == wrong + 1
 
@@ -242,7 +238,7 @@ def test_the_first_digits_of_each_class_are_shown(run: figures.Run) -> None:
 
 
 def test_perturbed_capsules_are_of_the_digit_that_is_named(run: figures.Run) -> None:
-    some = figures.perturbed(run)
+    some = figures.perturb(run)
     assert some.pictures.shape == (10, 16, 11, 28, 28)
     middle = some.pictures[:, :, 5]
     np.testing.assert_allclose(middle, np.repeat(middle[:, :1], 16, axis=1), atol=1e-6)
@@ -285,14 +281,10 @@ def test_runs_of_these_flags_are_found(checkpoint: Path, run: figures.Run) -> No
         np.testing.assert_allclose(seeds.val_error[name], 1 - last)
     assert figures.read_seeds([], run.config, run.data.name).n == 0
     assert figures.read_seeds([checkpoint.parent / "r.json"], run.config, "mnist").n == 0
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"models": 3}', '{"models": {"a": {"upright_accuracy": 1.0}}}'])
-def test_useless_results_are_an_error_in_words(
-    no_training: None, capsys: pytest.CaptureFixture[str], text: str
-) -> None:
-    Path("r.json").write_text(text)
-    assert failure(figures, [*TINY, "--results", "r.json"], capsys).startswith("error: r.json")
+    del one["models"]["capsnet"]["sweep"]
+    Path("c.json").write_text(json.dumps(one))
+    with pytest.raises(UserError, match=r"c\.json: a run has no sweep from -90 to 90 degrees"):
+        figures.read_seeds([Path("c.json")], run.config, run.data.name)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -315,9 +307,9 @@ def test_animation_trains_where_there_is_no_checkpoint() -> None:
 def test_frames_say_what_the_networks_believe(run: figures.Run) -> None:
     turning = animation.Turning(run, (2, 4, 7), 5)
     assert turning.angles.tolist() == [-90, -45, 0, 45, 90]
-    np.testing.assert_allclose(turning.beliefs["lenet"].sum(axis=-1), 1, rtol=1e-5)
-    with house.house_style():
-        scene = animation.Scene(run, turning)
+    np.testing.assert_allclose(turning.outputs["lenet"].sum(axis=-1), 1, rtol=1e-5)
+    with figure_style():
+        scene = animation.TurningDigits(run, turning)
         for k in (4, 3):
             scene.frame(k)
     for name, tested in run.tested.items():
@@ -326,15 +318,15 @@ def test_frames_say_what_the_networks_believe(run: figures.Run) -> None:
         np.testing.assert_allclose(y, expected)
         assert x[-1] == 45
         for r, label in enumerate(turning.classes):
-            scores = turning.beliefs[name][3, r]
+            scores = turning.outputs[name][3, r]
             np.testing.assert_allclose([bar.get_height() for bar in scene.bars[name][r]], scores)
             mark = "✓" if scores.argmax() == label else "✗"
             assert scene.verdicts[name][r].get_text() == f"{mark} {scores.argmax()}"
 
 
 def test_texts_of_the_animation_stay_apart(run: figures.Run) -> None:
-    with house.house_style():
-        scene = animation.Scene(run, animation.Turning(run, (2, 4, 7), 3))
+    with figure_style():
+        scene = animation.TurningDigits(run, animation.Turning(run, (2, 4, 7), 3))
         scene.frame(0)
         texts = shown_texts(scene)
     assert len(texts) > 100
@@ -346,22 +338,17 @@ def test_texts_of_the_animation_stay_apart(run: figures.Run) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 USAGE_ERRORS: list[tuple[Any, list[str]]] = [
-    (figures, ["--seed=-1"]),
     (figures, ["--n-epochs=0"]),
     (figures, ["--canvas=32"]),
     (figures, ["--rotation=north"]),
     (figures, ["--dataset=smallnorb"]),
     (figures, ["--figures=overlay"]),
     (figures, ["--results"]),
-    (figures, ["--no-such-flag"]),
     (animation, ["--frames=1"]),
     (animation, ["--frames=601"]),
     (animation, ["--digits=1,2,3,4"]),
     (animation, ["--digits=10"]),
     (animation, ["--digits="]),
-    (animation, ["--fps=0"]),
-    (animation, ["--fps=51"]),
-    (animation, ["--out=a.png"]),
 ]
 
 
@@ -384,16 +371,11 @@ def partly_trained(folder: Path, names: tuple[str, ...], steps: int) -> Path:
 def test_what_cannot_work_is_found_before_the_training(
     no_training: None, tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("file").write_text("in the way")
-    Path("dir.gif").mkdir()
+    Path("useless.json").write_text('{"models": 3}')
     unfinished = partly_trained(tmp_path, ("capsnet", "cnn"), 3)
     without_capsules = partly_trained(tmp_path, ("cnn",), 4)
     upright = f"--checkpoint={checkpoint}"
     cases: list[tuple[Any, list[str], str]] = [
-        (figures, ["--outdir=file"], "cannot write"),
-        (figures, ["--outdir=/proc/none"], "cannot write"),
-        (figures, ["--checkpoint=none.npz"], "there is no checkpoint none.npz"),
-        (figures, ["--checkpoint=file"], "not a readable checkpoint"),
         (figures, [f"--checkpoint={unfinished}"], "3 of 8 steps of capsnet;"),
         (figures, [f"--checkpoint={without_capsules}"], "0 of 8 steps of capsnet;"),
         (figures, [upright, "--seed=0"], "was made with --seed 123, not 0"),
@@ -402,26 +384,25 @@ def test_what_cannot_work_is_found_before_the_training(
         (figures, [upright, "--figures=affnist_examples"], "affnist_examples.png needs --canvas 40"),
         (figures, [upright, "--n-test=500"], "too few for --n-test 500"),
         (figures, [*TINY, "--results", "none.json"], "there is no results file none.json"),
+        (figures, [*TINY, "--results", "useless.json"], "useless.json holds no run with these flags"),
         (figures, [*TINY, "--n-test=3"], "the figures need a digit of every class: none of the 3 test digits"),
         (animation, [*TINY, "--n-test=3"], "the figures need a digit of every class"),
         (animation, [upright, "--lr=0.5"], "was made with --lr"),
         (animation, ["--checkpoint=none.npz"], "there is no checkpoint none.npz"),
-        (animation, ["--out=dir.gif"], "it is a folder"),
-        (animation, ["--out=file/a.gif"], "cannot write"),
     ]
     check_failures(cases, capsys)
 
 
 def test_flags_that_agree_with_the_checkpoint_are_welcome(checkpoint: Path) -> None:
     flags = [*TINY, f"--checkpoint={checkpoint}", "--outdir=x", "--quiet", "--preset=small"]
-    given = figures.given_flags(figures.make_parser(), flags)
+    given = given_fields(figures.make_parser(), flags, experiment.Config, base.PRESETS)
     assert given == {
         "seed": 123, "dataset": "strokes", "n_epochs": 2, "n_train": 64, "n_val": 20, "n_test": 60, "n_sweep": 5,
         "batch_size": 16, "conv_channels": 4, "primary_types": 2, "decoder": (256, 512),
     }  # fmt: skip
     config, states = figures.load_finished(checkpoint, given)
     assert config.seed == 123
-    assert list(states) == list(figures.MODEL_STYLES)
+    assert list(states) == list(figures.MODELS)
 
 
 def test_a_training_that_stopped_at_its_accuracy_is_finished(
@@ -434,7 +415,7 @@ def test_a_training_that_stopped_at_its_accuracy_is_finished(
     base.save_checkpoint(tmp_path / "a.npz", config, states, experiment.AFFINE)
     loaded = figures.load_finished(tmp_path / "a.npz", {})
     shown = figures.Run(loaded[0], run.data, loaded[1], run.tested)
-    with house.house_style():
+    with figure_style():
         fig = figures.draw_training_curves(shown, NO_SEEDS)
         fig.canvas.draw()
     assert sum("within" in text.get_text() for text in fig.findobj(Text)) == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 import make_multimnist_capsnet_gif as animation
 import multimnist_capsnet as experiment
 import visualize_multimnist_capsnet as figures
-import visualize_smallnorb_novel_viewpoint as house
 from figure_checks import (
     check_animation,
     check_failures,
@@ -26,7 +24,8 @@ from figure_checks import (
     refuse_to_train,
     shown_texts,
 )
-from helpers import ROOT, failure, usage_error
+from helpers import ROOT, usage_error
+from support.figures import figure_style, given_fields, read_seeds
 
 SMALL = ["--seed=123", "--dataset=strokes", "--conv-channels=4", "--primary-types=2", "--threads=1"]
 TINY = [*SMALL, "--n-epochs=2", "--n-train=64", "--n-test=60", "--batch-size=16", "--lr=0.002"]
@@ -75,8 +74,8 @@ def run(checkpoint: Path) -> figures.Run:
 
 
 @pytest.fixture(scope="module")
-def seen(run: figures.Run) -> figures.Look:
-    return figures.look(run)
+def seen(run: figures.Run) -> figures.Predictions:
+    return figures.predict(run)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -90,13 +89,7 @@ def test_training_and_checkpoint_give_the_same_figures(checkpoint: Path, capsys:
     check_unchanged(figures, [f"--checkpoint={checkpoint}"], FOLDER, capsys)
 
 
-def test_every_model_has_a_look_of_its_own() -> None:
-    assert tuple(figures.MODEL_STYLES) == experiment.MODEL_NAMES
-    assert len({style.colour for style in figures.MODEL_STYLES.values()}) == len(figures.MODEL_STYLES)
-    assert len({style.marker for style in figures.MODEL_STYLES.values()}) == len(figures.MODEL_STYLES)
-
-
-def with_hits(seen: figures.Look, hits: int | None) -> figures.Look:
+def with_hits(seen: figures.Predictions, hits: int | None) -> figures.Predictions:
     """As if every answer had so many right digits; None: one composite in three has two, the others one."""
     labels = seen.batch.labels
     counts = np.where(np.arange(len(labels)) % 3, 1, 2) if hits is None else np.full(len(labels), hits)
@@ -110,9 +103,9 @@ def with_hits(seen: figures.Look, hits: int | None) -> figures.Look:
 
 @pytest.mark.parametrize("hits", [None, 0, 1, 2])
 def test_texts_are_large_enough_and_stay_apart(
-    run: figures.Run, seen: figures.Look, monkeypatch: pytest.MonkeyPatch, hits: int | None
+    run: figures.Run, seen: figures.Predictions, monkeypatch: pytest.MonkeyPatch, hits: int | None
 ) -> None:
-    monkeypatch.setattr(figures, "look", lambda _: with_hits(seen, hits))
+    monkeypatch.setattr(figures, "predict", lambda _: with_hits(seen, hits))
     seeds = {model: np.full((3, 1), 0.5) for model in run.states} if hits is None else {}
     shown = run if hits is None else run._replace(states={"capsnet": run.states["capsnet"]})
     for name, drawer in figures.drawers(shown, seeds).items():
@@ -122,15 +115,15 @@ def test_texts_are_large_enough_and_stay_apart(
 
 
 @pytest.mark.parametrize("n_iters", [1, 2, 12])
-def test_other_numbers_of_iterations_are_drawn(run: figures.Run, seen: figures.Look, n_iters: int) -> None:
+def test_other_numbers_of_iterations_are_drawn(run: figures.Run, seen: figures.Predictions, n_iters: int) -> None:
     other = run._replace(config=dataclasses.replace(run.config, routing_iters=n_iters))
-    with house.house_style():
+    with figure_style():
         figures.draw_couplings(other, seen).canvas.draw()
 
 
 def test_chance_and_the_points_of_a_results_file_are_drawn(run: figures.Run) -> None:
     seeds = {name: np.array([[0.25], [0.75]]) for name in run.states}
-    with house.house_style():
+    with figure_style():
         *_, curves, points = figures.draw_training_curves(run, seeds).axes
     assert any(np.allclose(np.asarray(line.get_ydata()), 1 / 45) for line in curves.lines)
     assert [np.asarray(line.get_ydata()).tolist() for line in points.lines] == [[0.25, 0.75]] * 3
@@ -141,7 +134,7 @@ def test_chance_and_the_points_of_a_results_file_are_drawn(run: figures.Run) -> 
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_look_agrees_with_the_evaluation(run: figures.Run, seen: figures.Look) -> None:
+def test_predictions_agree_with_the_evaluation(run: figures.Run, seen: figures.Predictions) -> None:
     last = {metric: values[-1] for metric, values in run.states["capsnet"].history.items()}
     assert (seen.hits == 2).mean() == pytest.approx(last["set_accuracy"])
     assert (seen.hits > 0).mean() == pytest.approx(last["soft_accuracy"])
@@ -164,7 +157,7 @@ def test_digits_that_were_not_shown_come_first() -> None:
     assert figures.varied(labels, np.array([], int), 4).tolist() == []
 
 
-def test_couplings_start_even_and_are_shared_out(run: figures.Run, seen: figures.Look) -> None:
+def test_couplings_start_even_and_add_up_to_one(run: figures.Run, seen: figures.Predictions) -> None:
     image = seen.batch.images[3]
     routed = figures.routes(run, image)
     side = run.config.primary_side
@@ -176,7 +169,7 @@ def test_couplings_start_even_and_are_shared_out(run: figures.Run, seen: figures
     np.testing.assert_allclose(routed.lengths[-1], seen.lengths[3], rtol=1e-3)
 
 
-def test_couplings_lie_where_their_capsules_look(run: figures.Run) -> None:
+def test_couplings_lie_where_their_capsules_are(run: figures.Run) -> None:
     """A digit in the lower left corner makes the capsules there, and only there, leave the even coupling."""
     image = np.zeros((36, 36), np.float32)
     image[24:34, 2:12] = 1
@@ -197,36 +190,10 @@ def test_two_colours_add_up() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_seeds_of_this_data_and_configuration_are_found() -> None:
-    config = experiment.Config(n_epochs=3)
-    runs: list[dict[str, Any]] = [
-        {"config": dataclasses.asdict(dataclasses.replace(config, seed=seed, n_epochs=n)), "dataset": dataset,
-         "models": {"capsnet": {"set_accuracy": seed / 10}, "cnn": {"set_accuracy": 0.5}}}
-        for seed, n, dataset in ((1, 3, "mnist"), (2, 3, "mnist"), (3, 4, "mnist"), (4, 3, "strokes"))
-    ]  # fmt: skip
-    del runs[1]["config"]["optimizer"]  # from before there was another: it was Adam
-    Path("r.json").write_text(json.dumps({"runs": runs}))
-
-    def found(config: experiment.Config, dataset: str) -> dict[str, list[list[float]]]:
-        return {name: p.tolist() for name, p in figures.read_seeds(Path("r.json"), config, dataset).items()}
-
-    both = {"capsnet": [[0.1], [0.2]], "cnn": [[0.5], [0.5]]}
-    assert found(config, "mnist") == found(dataclasses.replace(config, dataset="mnist"), "mnist") == both
-    assert found(config, "strokes") == {"capsnet": [[0.4]], "cnn": [[0.5]]}
-    assert found(dataclasses.replace(config, optimizer="muon"), "mnist") == {}
-
-
 def test_the_default_results_are_those_of_the_readmes_command() -> None:
-    points = figures.read_seeds(ROOT / figures.DEFAULT_RESULTS, experiment.Config(n_epochs=8, n_train=6000), "mnist")
+    config = experiment.Config(n_epochs=8, n_train=6000)
+    points = read_seeds([ROOT / figures.DEFAULT_RESULTS], config, "mnist", ("set_accuracy",))
     assert {name: len(p) for name, p in points.items()} == dict.fromkeys(experiment.MODEL_NAMES, 3)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"models": 3}', '{"models": {"a": null}}'])
-def test_useless_results_are_an_error_in_words(
-    no_training: None, capsys: pytest.CaptureFixture[str], text: str
-) -> None:
-    Path("r.json").write_text(text)
-    assert failure(figures, [*TINY, "--results=r.json"], capsys).startswith("error: r.json ")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -249,8 +216,8 @@ def test_snapshots_change_nothing_of_the_training(run: figures.Run) -> None:
 
 def test_texts_of_the_animation_stay_apart(run: figures.Run) -> None:
     _, snapshots = animation.record(run.config, run.data, 8, 1, quiet=True)
-    with house.house_style():
-        scene = animation.Scene(run.config, run.data, animation.shown_composites(run.data), snapshots)
+    with figure_style():
+        scene = animation.Reconstructions(run.config, run.data, animation.shown_composites(run.data), snapshots)
         scene.frame(1)
         texts = shown_texts(scene)
     assert len(texts) > 25
@@ -262,20 +229,13 @@ def test_texts_of_the_animation_stay_apart(run: figures.Run) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 USAGE_ERRORS: list[tuple[Any, list[str]]] = [
-    (figures, ["--seed=-1"]),
     (figures, ["--n-epochs=0"]),
     (figures, ["--lr=nan"]),
     (figures, ["--threads=0"]),
     (figures, ["--dataset=smallnorb"]),
-    (figures, ["--no-such-flag"]),
     (animation, ["--snapshot-every=0"]),
     (animation, ["--snapshot-every=many"]),
     (animation, ["--snapshot-every=1"]),
-    (animation, ["--fps=nan"]),
-    (animation, ["--fps=0"]),
-    (animation, ["--fps=1e-9"]),
-    (animation, ["--fps=51"]),
-    (animation, ["--out=a.png"]),
     (animation, ["--checkpoint=run.npz"]),
 ]
 
@@ -299,35 +259,29 @@ def partly_trained(tmp_path: Path, names: tuple[str, ...], epochs: int) -> Path:
 def test_what_cannot_work_is_found_before_the_training(
     no_training: None, tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("file").write_text("in the way")
-    Path("dir.gif").mkdir()
+    Path("useless.json").write_text('{"models": 3}')
     unfinished = partly_trained(tmp_path, ("capsnet", "cnn"), 1)
     without_capsules = partly_trained(tmp_path, ("cnn",), 2)
     cases: list[tuple[Any, list[str], str]] = [
-        (figures, ["--outdir=file"], "cannot write"),
-        (figures, ["--outdir=/proc/none"], "cannot write"),
-        (figures, ["--checkpoint=none.npz"], "there is no checkpoint none.npz"),
-        (figures, ["--checkpoint=file"], "not a readable checkpoint"),
         (figures, [f"--checkpoint={unfinished}"], "1 of 2 epochs of capsnet;"),
         (figures, [f"--checkpoint={without_capsules}"], "0 of 2 epochs of capsnet;"),
         (figures, [f"--checkpoint={checkpoint}", "--seed=0"], "was made with --seed 123, not 0"),
         (figures, [f"--checkpoint={checkpoint}", "--preset=paper"], "was made with --conv-channels 4, not 256"),
         (figures, [*TINY, "--results=none.json"], "there is no results file none.json"),
+        (figures, [*TINY, "--results=useless.json"], "useless.json holds no run with these flags"),
         (figures, ["--n-test=15"], "the figures need --n-test 16 or more"),
         (animation, ["--n-test=15"], "the figures need --n-test 16 or more"),
-        (animation, ["--out=dir.gif"], "it is a folder"),
-        (animation, ["--out=file/a.gif"], "cannot write"),
     ]
     check_failures(cases, capsys)
 
 
 def test_flags_that_agree_with_the_checkpoint_are_welcome(checkpoint: Path) -> None:
     flags = [*TINY, f"--checkpoint={checkpoint}", "--outdir=x", "--quiet", "--preset=small"]
-    given = figures.given_flags(figures.make_parser(), flags)
+    given = given_fields(figures.make_parser(), flags, experiment.Config, experiment.PRESETS)
     assert given == {
         "seed": 123, "dataset": "strokes", "n_epochs": 2, "n_train": 64, "n_test": 60, "batch_size": 16, "lr": 0.002,
         "conv_channels": 4, "primary_types": 2, "decoder": (256, 512),
     }  # fmt: skip
     config, states = figures.load_finished(checkpoint, given)
     assert config.seed == 123
-    assert list(states) == list(figures.MODEL_STYLES)
+    assert list(states) == list(figures.MODELS)

@@ -1,0 +1,365 @@
+"""What the figure and GIF scripts have in common."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+import make_mnist_affine_capsnet_gif
+import make_conv_matrix_capsules_gif
+import make_multimnist_capsnet_gif
+import make_smallnorb_novel_viewpoint_gif
+import mnist_affine_capsnet
+import conv_matrix_capsules
+import multimnist_capsnet
+import smallnorb_novel_viewpoint
+import visualize_mnist_affine_capsnet
+import visualize_conv_matrix_capsules
+import visualize_multimnist_capsnet
+import visualize_smallnorb_novel_viewpoint
+from figure_checks import check_failures
+from helpers import usage_error
+from support import figures
+from support.run import UserError
+
+EXPERIMENTS: list[Any] = [smallnorb_novel_viewpoint, multimnist_capsnet, mnist_affine_capsnet, conv_matrix_capsules]
+FIGURE_SCRIPTS: list[Any] = [
+    visualize_smallnorb_novel_viewpoint,
+    visualize_multimnist_capsnet,
+    visualize_mnist_affine_capsnet,
+    visualize_conv_matrix_capsules,
+]
+GIF_SCRIPTS: list[Any] = [
+    make_smallnorb_novel_viewpoint_gif,
+    make_multimnist_capsnet_gif,
+    make_mnist_affine_capsnet_gif,
+    make_conv_matrix_capsules_gif,
+]
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Style
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_model_has_a_colour_and_a_marker_of_its_own(experiment: Any) -> None:
+    styles = figures.MODEL_STYLES[experiment.EXPERIMENT]
+    assert list(styles) == list(experiment.make_models(experiment.Config()))
+    for attribute in ("label", "short", "colour", "marker"):
+        assert len({getattr(style, attribute) for style in styles.values()}) == len(styles), attribute
+    assert set(figures.MODEL_STYLES) == {e.EXPERIMENT for e in EXPERIMENTS}
+
+
+def test_colours_are_mixed_with_white_and_darkened() -> None:
+    assert figures.lightened("#000000", 0) == (1, 1, 1)
+    assert figures.lightened("#008040", 1) == pytest.approx((0, 128 / 255, 64 / 255))
+    assert figures.lightened("#000000", 0.25) == (0.75, 0.75, 0.75)
+    assert max(figures.darkened("#ffffff")) < 0.8
+
+
+def test_texts_and_axes_are_measured_in_inches_from_the_upper_left_corner() -> None:
+    fig = figures.new_figure(4, "title", "subtitle", width=8)
+    box = figures.add_axes(fig, 1, 0.5, 2, 1).get_position()
+    assert box.bounds == pytest.approx((1 / 8, 2.5 / 4, 2 / 8, 1 / 4))
+    text = figures.add_text(fig, 2, 1, "x", va="top")
+    assert text.get_position() == pytest.approx((2 / 8, 3 / 4))
+    assert figures.add_text(fig, 2, 1, "x").get_position()[1] < 3 / 4  # the base line is below the top
+
+
+@pytest.mark.parametrize(
+    ("last", "options", "limits"),
+    [(1, {}, (0.6, 1.4)), (100, {}, (-2, 103)), (10, {"margin": 1}, (0, 11)), (2, {"whole": False}, (0, 2.06))],
+)
+def test_epochs_have_a_margin(last: float, options: dict[str, Any], limits: tuple[float, float]) -> None:
+    ax = Figure().add_subplot()
+    figures.epoch_axis(ax, last, **options)
+    assert ax.get_xlim() == pytest.approx(limits)
+
+
+def test_decades_hold_the_values() -> None:
+    ax = Figure().add_subplot()
+    figures.decades_axis(ax, np.array([0.03, 1.0]))
+    assert ax.get_ylim() == pytest.approx((0.01, 10))
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_points_of_seeds_stand_at_their_values(scale: str) -> None:
+    fig = figures.new_figure(4, "", "")
+    ax = figures.add_axes(fig, 1, 1, 3, 2)
+    ax.set(yscale=scale, ylim=(0.01, 1), yticks=[0.1, 1])
+    styles = figures.MODEL_STYLES["multimnist_capsnet"]
+    points = {"capsnet": np.array([0.2, 0.4]), "cnn": np.array([0.3, 0.5]), "cnn_pool": np.empty(0)}
+    figures.add_seed_points(fig, ax, 4.1, 1, 2, points, styles)
+    strip = fig.axes[-1]
+    assert [np.asarray(line.get_ydata()).tolist() for line in strip.lines] == [[0.2, 0.4], [0.3, 0.5], []]
+    assert (strip.get_yscale(), strip.get_ylim(), strip.get_xlabel()) == (scale, ax.get_ylim(), "2 seeds")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Numbers and pictures
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_words_and_numbers() -> None:
+    assert [figures.plural(n, "seed") for n in (1, 2, 1200)] == ["1 seed", "2 seeds", "1,200 seeds"]
+    assert figures.with_minus_sign("-1") == "−1"
+    assert figures.marked_answer(True, "5") == ("✓ 5", figures.darkened(figures.RIGHT))
+    assert figures.marked_answer(False, "5") == ("✗ 5", figures.darkened(figures.WRONG))
+
+
+@pytest.mark.parametrize(("n", "most", "indices"), [(3, 4, [0, 1, 2]), (9, 3, [0, 4, 8]), (1, 4, [0]), (5, 2, [0, 4])])
+def test_indices_are_spread_from_the_first_to_the_last(n: int, most: int, indices: list[int]) -> None:
+    assert figures.evenly_spaced_indices(n, most).tolist() == indices
+
+
+def test_quantiles_are_weighted() -> None:
+    values, weights = np.array([3.0, 1.0, 2.0]), np.array([1.0, 8.0, 1.0])
+    assert figures.weighted_quantiles(values, weights, [0.5, 0.85, 1.0]).tolist() == [1, 2, 3]
+    assert figures.weighted_quantiles(values, weights, 0.95) == 3
+
+
+def test_pictures_become_tiles_of_few_greys() -> None:
+    pictures = np.linspace(0, 1, 2 * 3 * 4 * 4).reshape(2, 3, 4, 4)
+    sheet = figures.tiled(pictures, n_greys=5)
+    assert sheet.shape == (2 * 6, 3 * 6)
+    assert set(np.unique(sheet)) <= {0, 0.25, 0.5, 0.75, 1}
+    np.testing.assert_allclose(sheet[7:11, 13:17], pictures[1, 2], atol=0.125)
+    assert (sheet[[0, 5, 6, 11]] == 1).all()
+    assert figures.tiled(pictures, 5, border=(0, 1)).shape == (10, 15)
+
+
+def test_grey_levels_stretch_only_what_is_normalised() -> None:
+    image = np.random.default_rng(0).random((8, 8, 2))
+    np.testing.assert_array_equal(figures.grey_levels(image), image[..., 0])
+    stretched = figures.grey_levels(5 * image - 2)
+    assert (stretched.min(), stretched.max()) == (0, 1)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Results of many seeds
+# ----------------------------------------------------------------------------------------------------------------------
+
+METRICS = ("familiar_accuracy", "held_out_accuracy")
+Config = smallnorb_novel_viewpoint.Config
+
+
+def one_run(config: Any, seed: int) -> dict[str, Any]:
+    accuracies = {"familiar_accuracy": 1.0, "held_out_accuracy": seed / 10, "drop": 0.1}
+    return {
+        "seed": seed,
+        "config": dataclasses.asdict(dataclasses.replace(config, seed=seed)),
+        "models": {"capsules": accuracies, "cnn": accuracies},
+    }
+
+
+def compared(config: Any, seeds: list[int]) -> dict[str, Any]:
+    """Settings that each hold a configuration, statistics under "models", and runs."""
+    runs = [{k: v for k, v in one_run(config, seed).items() if k != "config"} for seed in seeds]
+    without_seed = {k: v for k, v in dataclasses.asdict(config).items() if k != "seed"}
+    statistics = {"capsules": {"familiar_accuracy": {"mean": 1.0}, "held_out_accuracy": {"mean": 0.5}}}
+    return {"config": without_seed, "models": statistics, "runs": runs, "failures": []}
+
+
+def test_seeds_are_found_in_every_form_of_results(tmp_path: Path) -> None:
+    config = Config()
+    other = dataclasses.replace(config, em_iters=7)
+    forms: list[Any] = [
+        [one_run(config, seed) for seed in (1, 2)] + [one_run(other, 3)],
+        {"runs": [one_run(config, seed) for seed in (1, 2)]},
+        {"command": "…", "settings": {"": compared(config, [1, 2]), "em-iters=7": compared(other, [3])}},
+    ]
+    paths = [tmp_path / f"{k}.json" for k in range(len(forms))]
+    for path, form in zip(paths, forms, strict=True):
+        path.write_text(json.dumps(form))
+    expected = [[1.0, 0.1], [1.0, 0.2]]
+    for files in ([paths[0]], [paths[1]], [paths[2]], paths):
+        points = figures.read_seeds(files, config, "voxels", METRICS)
+        rows = expected * len(files)
+        assert {name: p.tolist() for name, p in points.items()} == {"capsules": rows, "cnn": rows}
+
+
+def test_runs_on_other_data_are_left_out_and_missing_fields_have_their_defaults(tmp_path: Path) -> None:
+    config = multimnist_capsnet.Config(n_epochs=3)
+    runs: list[dict[str, Any]] = [
+        {"config": dataclasses.asdict(dataclasses.replace(config, seed=seed, n_epochs=n)), "dataset": dataset,
+         "models": {"capsnet": {"set_accuracy": seed / 10}, "cnn": {"set_accuracy": 0.5}}}
+        for seed, n, dataset in ((1, 3, "mnist"), (2, 3, "mnist"), (3, 4, "mnist"), (4, 3, "strokes"))
+    ]  # fmt: skip
+    del runs[1]["config"]["optimizer"]  # from before there was another: it was Adam
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"runs": runs}))
+
+    def found(config: Any, dataset: str) -> dict[str, list[list[float]]]:
+        points = figures.read_seeds([path], config, dataset, ("set_accuracy",))
+        return {name: p.tolist() for name, p in points.items()}
+
+    both = {"capsnet": [[0.1], [0.2]], "cnn": [[0.5], [0.5]]}
+    assert found(config, "mnist") == found(dataclasses.replace(config, dataset="mnist"), "mnist") == both
+    assert found(config, "strokes") == {"capsnet": [[0.4]], "cnn": [[0.5]]}
+    assert found(dataclasses.replace(config, optimizer="muon"), "mnist") == {}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"models": 3}', '{"models": {"a": null}}', None])
+def test_useless_results_are_an_error_in_words(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "r.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=r"r\.json"):
+        figures.require_runs([path], figures.read_seeds([path], Config(), "voxels", METRICS))
+    figures.require_runs(None, {})  # no file was asked for
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checkpoints and flags
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_given_flags_must_agree_with_the_checkpoint() -> None:
+    config = Config(seed=3, lr=0.5)
+    agreed = figures.agreed_config(Path("a"), config, {"seed": 3, "data_dir": "x"})
+    assert agreed == dataclasses.replace(config, data_dir="x")
+    with pytest.raises(UserError, match=r"^a was made with --lr 0\.5, not 0\.1$"):
+        figures.agreed_config(Path("a"), config, {"lr": 0.1})
+    assert figures.agreed_config(Path("a"), config, {"lr": 0.1}, free=("lr",)).lr == 0.1
+    with pytest.raises(UserError, match="with the seed 3!, not 4!"):
+        figures.agreed_config(Path("a"), config, {"seed": 4}, (), lambda _: "the seed", lambda value: f"{value}!")
+
+
+def test_an_unfinished_checkpoint_is_an_error() -> None:
+    figures.require_finished(Path("a"), "cnn", 8, 8, "steps", "x")
+    with pytest.raises(UserError, match=r"^a holds 7 of 1,000 steps of cnn; finish it with x\.py "):
+        figures.require_finished(Path("a"), "cnn", 7, 1000, "steps", "x")
+
+
+def test_given_fields_are_those_of_the_command_line_and_of_its_preset() -> None:
+    @dataclasses.dataclass
+    class Few:
+        seed: int = 0
+        lr: float = 0.1
+        size: int = 5
+
+    parser = argparse.ArgumentParser()
+    for flag in ("--seed", "--size", "--other"):
+        parser.add_argument(flag, type=int, default=1)
+    parser.add_argument("--preset", default="small")
+    presets = {"small": {"size": 2, "lr": 0.2}}
+    assert figures.given_fields(parser, ["--seed=1", "--other=3"], Few, presets) == {"seed": 1}
+    assert figures.given_fields(parser, ["--preset=small", "--size=7"], Few, presets) == {"size": 7, "lr": 0.2}
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "0", "-1", "1e-9", "0.09", "51", "many"])
+def test_frame_rates_that_a_gif_cannot_have(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        figures.frame_rate(text)
+    assert figures.frame_rate("0.1") == 0.1
+    assert figures.frame_rate("50") == 50
+
+
+def test_a_gif_is_named_so() -> None:
+    assert figures.gif_path("a/b.GIF") == Path("a/b.GIF")
+    with pytest.raises(argparse.ArgumentTypeError, match=r"a\.png does not end in \.gif"):
+        figures.gif_path("a.png")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# All scripts
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", [*FIGURE_SCRIPTS, *GIF_SCRIPTS])
+def test_wrong_flags(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--seed=-1", "--no-such-flag"]
+    for flag in flags + (["--fps=0", "--fps=51", "--out=a.png"] if script in GIF_SCRIPTS else []):
+        usage_error(script, [flag], capsys)
+
+
+@pytest.mark.parametrize("script", [*FIGURE_SCRIPTS, *GIF_SCRIPTS])
+def test_files_that_cannot_be_read_or_written_are_found_at_once(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("in the way")
+    Path("dir.gif").mkdir()
+    of_figures = [
+        (script, ["--outdir=file"], "cannot write"),
+        (script, ["--outdir=/proc/none"], "cannot write"),
+        (script, ["--checkpoint=none.npz"], "there is no checkpoint none.npz"),
+        (script, ["--checkpoint=file"], "not a readable checkpoint"),
+    ]
+    of_gifs = [(script, ["--out=dir.gif"], "it is a folder"), (script, ["--out=file/a.gif"], "cannot write")]
+    check_failures(of_gifs if script in GIF_SCRIPTS else of_figures, capsys)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Files
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def small_figure(colour: str = "red") -> Callable[[], Figure]:
+    def draw() -> Figure:
+        fig = figures.new_figure(1, "title", "", width=2)
+        figures.add_axes(fig, 0.2, 0.5, 1, 0.4).plot([1, 2], color=colour)
+        return fig
+
+    return draw
+
+
+def test_a_file_is_written_only_when_it_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for colour, n_colours, word in (("red", {}, "wrote"), ("red", {}, "unchanged"), ("blue", {}, "wrote"),
+                                    ("blue", {"a": 4}, "wrote")):  # fmt: skip
+        figures.write_figures(tmp_path, {"a": small_figure(colour)}, n_colours)
+        assert capsys.readouterr().out.startswith(f"{word} {tmp_path / 'a.png'} (")
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.mode == "P"
+        assert len(image.getcolors() or []) <= 4
+
+
+class MovingBar(figures.Scene):
+    def __init__(self) -> None:
+        super().__init__(figures.new_figure(1, "", "fixed", width=2))
+        ax = figures.add_axes(self.fig, 0.2, 0.5, 1, 0.4)
+        (self.bar,) = (self.move(bar) for bar in ax.bar([0], [1], color="red"))
+        self.finish_background()
+
+    def frame(self, height: int) -> np.ndarray:
+        self.bar.set_height(height / 10)
+        self.title.set_text(str(height))
+        return self.draw()
+
+
+def test_a_frame_is_what_the_whole_figure_would_be() -> None:
+    with figures.figure_style():
+        scene = MovingBar()
+        frames = [scene.frame(height) for height in (9, 2)]
+        for artist in scene.moving:
+            artist.set_animated(False)
+        scene.canvas.draw()
+        whole = np.asarray(scene.canvas.buffer_rgba())[..., :3]
+    assert (frames[0] != frames[1]).any()
+    differ = (frames[1] != whole).any(axis=2)
+    assert differ.mean() < 0.01  # spines are drawn over the bar there
+
+
+def test_a_gif_keeps_white_and_the_colours_of_letters() -> None:
+    frames = [np.full((40, 60, 3), 255, np.uint8) for _ in range(2)]
+    frames[1][:20] = (200, 30, 30)
+    frames[1][30, 30] = (0, 255, 0)  # a single pixel, as of a letter
+    content = figures.encode_gif(frames, 10, 8, 8, [(0, 1, 0)])
+    with Image.open(io.BytesIO(content)) as gif:
+        assert (gif.n_frames, gif.info["loop"], gif.info["duration"]) == (2, 0, 100)
+        gif.seek(1)
+        assert gif.info["duration"] == 1000 * figures.LAST_SECONDS
+        last = np.asarray(gif.convert("RGB"))
+    assert (last[39, 59] == 255).all()
+    assert last[30, 30].tolist() == [0, 255, 0]
+    assert np.abs(last[5, 5].astype(int) - (200, 30, 30)).max() < 12
