@@ -337,7 +337,7 @@ def main(argv: list[str] | None = None) -> int:
         from tqdm import tqdm
 
         experiment.require_writable(args.out)
-        with experiment.threads_for(config, args.threads):
+        with experiment.blas_threads(args.threads):
             data = experiment.make_data(config)
             house.require_every_class(config, data)
             sweep = make_sweep(config, data, args.sweep_frames)

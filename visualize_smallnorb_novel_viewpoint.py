@@ -631,21 +631,13 @@ def draw_class_poses(run: Run) -> Figure:
     return fig
 
 
-def children_of_classes(config: Config, cache: Any) -> tuple[list[Array], Array]:
-    """R of every iteration (N, I, J), and activations (N, I): of capsules, or of a grid's types, positions averaged."""
-    if config.arch == "dense":
-        return [now.r for now in cache.routing.iterations], cache.a_in
-    return [r.mean(axis=(1, 2, 3, 4)) for r in cache.routing.assignments], cache.routing.a_in.mean(axis=(1, 2))
-
-
 def draw_routing_assignments(run: Run) -> Figure:
     config = run.config
     azimuths, elevations = viewpoint_pair(config, run.data)
     views = pick_views(config, run.data, azimuths, elevations)
     scores, cache = capsules_look(run, views.images)
     k = 1  # L, the class that changes most as it turns; the human of smallNORB
-    iterations, a_in = children_of_classes(config, cache)
-    child = "primary capsule" if config.arch == "dense" else "type of child"
+    iterations, a_in = [iteration.r for iteration in cache.routing.iterations], cache.a_in  # R (N, I, J); (N, I)
     shown = np.unique(np.linspace(0, len(iterations) - 1, min(4, len(iterations))).round().astype(int))
     n_in, n = a_in.shape[1], experiment.N_CLASSES
     top, height, left, side = 1.28, 1.75, 0.18, 1.3
@@ -658,7 +650,7 @@ def draw_routing_assignments(run: Run) -> Figure:
         fig,
         maps_left,
         0.72,
-        f"share R of each {child} (row) that goes to each class capsule (column), even at first",
+        "share R of each primary capsule (row) that goes to each class capsule (column), even at first",
     )
     for b, (word, colour) in enumerate((("familiar view", TRAINED), ("held-out view", HELD_OUT))):
         v, y = 2 * k + b, top + b * (height + 0.34)
@@ -682,7 +674,7 @@ def draw_routing_assignments(run: Run) -> Figure:
             else:
                 ax.set_title(f"iteration {t + 1}")
             if m == 0:
-                ax.set_ylabel(child)
+                ax.set_ylabel("primary capsule")
         bars = place(fig, maps_left + len(shown) * pitch, y, 0.42, height)
         bars.barh(range(n_in), a_in[v], color=GREY, height=0.7)
         bars.set(ylim=(n_in - 0.5, -0.5), xlim=(0, 1), yticks=[])
@@ -874,7 +866,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"{results} holds no run with these flags")
         smallnorb = args.smallnorb_dir or (Path(d) if (d := os.environ.get("SMALLNORB_DIR")) else None)
         pairs = read_pairs(smallnorb) if smallnorb else None
-        with experiment.threads_for(config, args.threads):
+        with experiment.blas_threads(args.threads):
             data = experiment.make_data(config)
             require_every_class(config, data)
             states = states or experiment.train_all(config, data, quiet=args.quiet)
