@@ -590,172 +590,120 @@ def votes_backward(dvotes: Array, cache: VotesCache) -> tuple[Array, Array]:
 MASS_FLOOR = 1e-8  # added to the assigned mass: a parent that gets nothing has a mean of zero, not NaN
 
 
-class EMIteration(NamedTuple):
-    """What one iteration computed; the backward needs no more. A routing over receptive fields has a row of B for each
-    position: B * Ho * Wo fields, and their K * K * I children in the place of I."""
-
-    r: Array  # (B, I, J) assignments that the M-step used
-    weight: Array  # (B, I, J) r times the children's activations, as shares of the mass: 1 in sum over I
+class MStepCache(NamedTuple):
+    r: Array  # (B, I, J) the assignments that were given
+    a_in: Array  # (B, I)
+    votes: Array  # (B, I, J, D)
     mass: Array  # (B, J)
+    weight: Array  # (B, I, J) of a vote in the mean; the sum over i is 1
     mu: Array  # (B, J, D)
-    error: Array | None  # (B, I, J, D) votes - mu, where votes are kept whole
+    error: Array  # (B, I, J, D) votes - mu
     sigma_sq: Array  # (B, J, D)
-    log_det: Array  # (B, J) sum of log sigma_sq
-    a: Array  # (B, J) activations
+    cost: Array  # (B, J)
+    lambda_: float  # inverse temperature
+    a: Array  # (B, J)
 
 
-class Votes:
-    """Votes (B, I, J, D) that are kept whole, and the four things that EM does with them."""
+def m_step_forward(
+    r: Array, a_in: Array, votes: Array, beta_a: Array, beta_v: Array, lambda_: float, variance_floor: float
+) -> tuple[Array, Array, Array, Array, MStepCache]:
+    """Fit each parent's Gaussian to the votes that are assigned to it. [Hinton 2018, procedure 1, M-STEP]
 
-    def __init__(self, votes: Array) -> None:
-        self.votes = votes
-
-    def m_step(self, weight: Array, variance_floor: float) -> tuple[Array, Array, Array | None]:
-        """weight (B, I, J) -> mu and sigma_sq (B, J, D), votes - mu (B, I, J, D)."""
-        mu = np.einsum("bij,bijd->bjd", weight, self.votes)
-        error = self.votes - mu[:, None]  # (B, I, J, D)
-        sigma_sq = np.einsum("bij,bijd->bjd", weight, error * error) + variance_floor
-        return mu, sigma_sq, error
-
-    def e_step(self, now: EMIteration) -> Array:
-        """Squared distances of the votes from mu, in units of sigma: (B, I, J)."""
-        assert now.error is not None
-        return np.einsum("bijd,bijd->bij", now.error / now.sigma_sq[:, None], now.error)
-
-    def begin_backward(self) -> None:
-        self.dvotes = np.zeros_like(self.votes)
-
-    def m_step_backward(self, now: EMIteration, dmu: Array, dsigma_sq: Array, policy: str) -> Array:
-        """dmu, dsigma_sq (B, J, D) -> dvotes grows; what a vote's share of the mass is worth, (B, I, J).
-
-        With policy "exact" the worth is counted from the mean's: a share taken by one vote is lost to the others.
-        """
-        assert now.error is not None
-        # mu = sum_i weight votes; error = votes - mu; sigma_sq = sum_i weight error^2 + floor
-        pull = dsigma_sq[:, None] * now.error  # (B, I, J, D)
-        if policy == "stop":
-            self.dvotes += now.weight[..., None] * (dmu[:, None] + 2 * pull)
-            return np.einsum("bjd,bijd->bij", dmu, self.votes) + np.einsum("bijd,bijd->bij", pull, now.error)
-        push = dmu[:, None] + pull
-        self.dvotes += now.weight[..., None] * (push + pull)
-        return np.einsum("bijd,bijd->bij", push, now.error)
-
-    def e_step_backward(self, now: EMIteration, dlog_r: Array) -> tuple[Array, Array]:
-        """dlog_r (B, I, J), of log_r = -distance / 2 -> dvotes grows; dmu, dsigma_sq (B, J, D)."""
-        assert now.error is not None
-        # distance = sum_d error^2 / sigma_sq
-        scaled = now.error / now.sigma_sq[:, None]
-        derror = -dlog_r[..., None] * scaled  # (B, I, J, D)
-        self.dvotes += derror
-        return -derror.sum(axis=1), 0.5 * np.einsum("bijd,bijd->bjd", -derror, scaled)
+    r (B, I, J), a_in (B, I), votes (B, I, J, D), beta_a and beta_v (J,), inverse temperature lambda_
+    -> mu and sigma_sq (B, J, D), activations a and their logarithm (B, J), cache.
+    """
+    ra = r * a_in[:, :, None]  # (B, I, J)
+    mass = ra.sum(axis=1) + MASS_FLOOR  # (B, J)
+    weight = ra / mass[:, None]  # (B, I, J)
+    mu = (weight[..., None] * votes).sum(axis=1)  # (B, J, D)
+    error = votes - mu[:, None]  # (B, I, J, D)
+    sigma_sq = (weight[..., None] * (error * error)).sum(axis=1) + variance_floor  # (B, J, D)
+    cost = (mu.shape[2] * beta_v + 0.5 * np.log(sigma_sq).sum(axis=2)) * mass  # (B, J), over all D pose entries
+    z = lambda_ * (beta_a - cost)
+    a, _ = sigmoid_forward(z)
+    log_a = -np.logaddexp(0, -z)  # finite where a is zero
+    cache = MStepCache(r, a_in, votes, mass, weight, mu, error, sigma_sq, cost, lambda_, a)
+    return mu, sigma_sq, a, log_a, cache
 
 
-class Competition:
-    """Which parents share a child: here all of them, so that nothing is left to gather."""
+def m_step_backward(
+    dmu: Array, dsigma_sq: Array, dlog_a: Array, cache: MStepCache, policy: str
+) -> tuple[Array, Array, Array, Array, Array]:
+    """dmu and dsigma_sq (B, J, D), dlog_a (B, J) -> dr (B, I, J), dvotes, da_in, dbeta_a, dbeta_v.
 
-    def first(self, n: int, n_in: int, n_out: int, dtype: np.dtype) -> Array:
-        """The even assignments (B, I, J) that routing starts from: 1 / (number of a child's parents)."""
-        return np.full((n, n_in, n_out), 1 / n_out, dtype)
+    With policy "stop" the mass, and the mean inside sigma_sq, are held constant.
+    """
+    r, a_in, votes, mass, weight, mu, error, sigma_sq, cost, lambda_, a = cache
+    # log_a = log sigmoid(z)
+    dz = dlog_a * (1 - a)  # (B, J)
+    # z = lambda (beta_a - cost)
+    dbeta_a = lambda_ * dz.sum(axis=0)
+    dcost = -lambda_ * dz
+    # cost = (D beta_v + sum_d log sigma_sq / 2) mass
+    dbeta_v = mu.shape[2] * (dcost * mass).sum(axis=0)
+    dsigma_sq = dsigma_sq + (0.5 * dcost * mass)[..., None] / sigma_sq  # (B, J, D)
+    dmass = dcost * cost / mass  # (B, J)
+    # sigma_sq = sum_i weight error^2 + floor
+    slope = dsigma_sq[:, None] * error  # (B, I, J, D), half of the derivative of dsigma_sq error^2
+    dweight = np.einsum("bijd,bijd->bij", slope, error)
+    derror = 2 * weight[..., None] * slope  # (B, I, J, D)
+    # error = votes - mu
+    if policy == "exact":
+        dmu = dmu - derror.sum(axis=1)
+    # mu = sum_i weight votes
+    dweight += np.einsum("bjd,bijd->bij", dmu, votes)
+    dvotes = derror + weight[..., None] * dmu[:, None]  # (B, I, J, D)
+    # weight = ra / mass
+    dra = dweight / mass[:, None]  # (B, I, J)
+    dmass -= (dra * weight).sum(axis=1)
+    # mass = sum_i ra + floor
+    if policy == "exact":
+        dra += dmass[:, None]
+    # ra = r a_in
+    return dra * a_in[:, :, None], dvotes, (dra * r).sum(axis=2), dbeta_a, dbeta_v
 
-    def gather(self, per_child: Array, op: np.ufunc) -> Array:
-        """A number (B, I) for each child, reduced over its parents within a row -> over all of its parents."""
-        return per_child
+
+class EStepCache(NamedTuple):
+    scaled: Array  # (B, I, J, D) (votes - mu) / sigma_sq
+    sigma_sq: Array  # (B, J, D)
+    r: Array  # (B, I, J)
+
+
+def e_step_forward(mu: Array, sigma_sq: Array, log_a: Array, votes: Array) -> tuple[Array, EStepCache]:
+    """Assign each child to the parents in proportion to a_j p_j(votes). [Hinton 2018, procedure 1, E-STEP]
+
+    mu and sigma_sq (B, J, D), log_a (B, J), votes (B, I, J, D) -> r (B, I, J), whose sum over j is 1, and the cache.
+    """
+    error = votes - mu[:, None]  # (B, I, J, D)
+    scaled = error / sigma_sq[:, None]
+    distance = np.einsum("bijd,bijd->bij", scaled, error)
+    log_p = -0.5 * (distance + np.log(sigma_sq).sum(axis=2)[:, None])  # without D log(2 pi) / 2, equal for all parents
+    log_ap = log_a[:, None] + log_p  # (B, I, J)
+    ap = np.exp(log_ap - log_ap.max(axis=2, keepdims=True))
+    r = ap / ap.sum(axis=2, keepdims=True)
+    return r, EStepCache(scaled, sigma_sq, r)
+
+
+def e_step_backward(dr: Array, cache: EStepCache) -> tuple[Array, Array, Array, Array]:
+    """dr (B, I, J) -> dmu, dsigma_sq (B, J, D), dlog_a (B, J), dvotes (B, I, J, D)."""
+    scaled, sigma_sq, r = cache
+    # r = ap / sum_j ap; ap = exp(log_ap)
+    dlog_ap = r * (dr - (dr * r).sum(axis=2, keepdims=True))  # (B, I, J)
+    # log_ap = log_a + log_p
+    dlog_a = dlog_ap.sum(axis=1)
+    # log_p = -(distance + sum_d log sigma_sq) / 2
+    ddistance = -0.5 * dlog_ap
+    dsigma_sq = ddistance.sum(axis=1)[..., None] / sigma_sq  # (B, J, D)
+    # distance = sum_d error^2 / sigma_sq
+    derror = 2 * ddistance[..., None] * scaled  # (B, I, J, D)
+    dsigma_sq -= 0.5 * np.einsum("bijd,bijd->bjd", derror, scaled)
+    # error = votes - mu
+    return -derror.sum(axis=1), dsigma_sq, dlog_a, derror
 
 
 class EMCache(NamedTuple):
-    votes: Votes | None  # None: not kept, to be made again before the backward
-    competition: Competition
-    a_in: Array
-    beta_v: Array
-    lambdas: list[float]
-    variance_floor: float
-    iterations: list[EMIteration]
-
-
-def em_forward(
-    votes: Votes,
-    competition: Competition,
-    a_in: Array,
-    beta_a: Array,
-    beta_v: Array,
-    lambdas: list[float],
-    variance_floor: float,
-    d: int,
-) -> EMCache:
-    """One (M-step, E-step) per entry of ``lambdas``, whatever the votes' layout and whichever parents compete.
-
-    The arguments are those of ``em_routing_forward``.
-    """
-    n, n_in = a_in.shape
-    r = competition.first(n, n_in, len(beta_a), a_in.dtype)
-    iterations: list[EMIteration] = []
-    for t, inverse_temperature in enumerate(lambdas):
-        # M-step
-        ra = r * a_in[:, :, None]  # (B, I, J)
-        mass = ra.sum(axis=1) + MASS_FLOOR  # (B, J)
-        weight = ra / mass[:, None]  # (B, I, J)
-        mu, sigma_sq, error = votes.m_step(weight, variance_floor)
-        log_det = np.log(sigma_sq).sum(axis=2)  # (B, J)
-        cost = (d * beta_v + 0.5 * log_det) * mass  # (B, J)
-        z = inverse_temperature * (beta_a - cost)
-        a, _ = sigmoid_forward(z)
-        iterations.append(EMIteration(r, weight, mass, mu, error, sigma_sq, log_det, a))
-        if t == len(lambdas) - 1:
-            break
-        # E-step, in logarithms; the constant of the Gaussian is the same for all parents and drops out
-        log_a = -np.logaddexp(0, -z)
-        log_r = (log_a - 0.5 * log_det)[:, None] - 0.5 * votes.e_step(iterations[-1])
-        r = np.exp(log_r - competition.gather(log_r.max(axis=2), np.maximum)[:, :, None])
-        r /= competition.gather(r.sum(axis=2), np.add)[:, :, None]  # a child's assignments sum to 1 over its parents
-    return EMCache(votes, competition, a_in, beta_v, lambdas, variance_floor, iterations)
-
-
-def em_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> tuple[Array, Array, Array]:
-    """dmu (B, J, D), da (B, J) -> da_in, dbeta_a, dbeta_v; the gradient of the votes gathers in ``cache.votes``.
-
-    policy "exact": through every iteration: assignments, means, variances, activations, and the children's activations.
-    policy "stop": the last M-step alone, with the assignments, the mass, and the mean inside sigma_sq held constant.
-    """
-    votes, competition, a_in, beta_v, lambdas, variance_floor, iterations = cache
-    assert votes is not None
-    d = dmu.shape[2]
-    votes.begin_backward()
-    da_in = np.zeros_like(a_in)
-    dbeta_a, dbeta_v = np.zeros_like(beta_v), np.zeros_like(beta_v)
-    dsigma_sq = np.zeros_like(dmu)
-    dz = sigmoid_backward(da, iterations[-1].a)
-    for t in reversed(range(len(lambdas))):
-        now = iterations[t]
-        r, mass, mu, sigma_sq, log_det = now.r, now.mass, now.mu, now.sigma_sq, now.log_det
-        # z = lambda (beta_a - cost)
-        dbeta_a += lambdas[t] * dz.sum(axis=0)
-        dcost = -lambdas[t] * dz  # (B, J)
-        # cost = (d beta_v + log_det / 2) mass; log_det = sum_d log sigma_sq
-        dbeta_v += d * (dcost * mass).sum(axis=0)
-        dsigma_sq = dsigma_sq + (0.5 * dcost * mass)[..., None] / sigma_sq  # (B, J, D)
-        if policy == "stop":
-            dra = votes.m_step_backward(now, dmu, dsigma_sq, policy) / mass[:, None]
-            da_in += (dra * r).sum(axis=2)
-            break
-        # through the mean inside sigma_sq: sum_i weight error would be 0, were there no floor under the mass
-        dmu = dmu - 2 * dsigma_sq * mu * (MASS_FLOOR / mass)[..., None]
-        # weight = ra / mass, mass = sum_i ra: the quotient takes off each sum's own value, so votes turn into error.
-        dmass = dcost * (d * beta_v + 0.5 * log_det)
-        dmass -= (dsigma_sq * (sigma_sq - variance_floor)).sum(axis=2) / mass
-        dra = votes.m_step_backward(now, dmu, dsigma_sq, policy) / mass[:, None] + dmass[:, None]
-        # ra = r a_in
-        da_in += (dra * r).sum(axis=2)
-        if t == 0:
-            break  # the first assignments are constants
-        dr = dra * a_in[:, :, None]
-        # r = softmax over a child's parents of (log_a - log_det / 2 - distance / 2), all of the iteration before
-        dlog_r = r * (dr - competition.gather((dr * r).sum(axis=2), np.add)[:, :, None])  # (B, I, J)
-        before = iterations[t - 1]
-        dlog_p = dlog_r.sum(axis=1)  # (B, J)
-        dz = dlog_p * (1 - before.a)  # log_a = log sigmoid(z)
-        dmu, dsigma_sq = votes.e_step_backward(before, dlog_r)
-        dsigma_sq = dsigma_sq - 0.5 * dlog_p[..., None] / before.sigma_sq
-    return da_in, dbeta_a, dbeta_v
+    iterations: list[MStepCache]
+    e_steps: list[EStepCache]  # one fewer: the last iteration's assignments would not be used
 
 
 def em_routing_forward(
@@ -770,22 +718,43 @@ def em_routing_forward(
 
     votes (B, I, J, D), a_in (B, I), beta_a and beta_v (J,), lambdas: inverse temperature of each iteration
     -> poses mu (B, J, D), activations (B, J), cache. [Hinton 2018, procedure 1]; the cost of a pose entry is
-    (beta_v + log sigma) times the assigned mass, one beta_v per parent shared by its D entries.
+    (beta_v + log sigma) times the assigned mass, one beta_v per parent, the same for its D entries.
 
     ``variance_floor`` is added to sigma_sq. It keeps the logarithm and the division finite when all votes agree. And as
     a product of D Gaussians is very peaked, a floor of the order of a vote's square is what lets several children share
     a parent: with 1e-4 the trained network leaves a parent about one child, and generalises less.
     """
-    d = votes.shape[3]
-    cache = em_forward(Votes(votes), Competition(), a_in, beta_a, beta_v, lambdas, variance_floor, d)
-    return cache.iterations[-1].mu, cache.iterations[-1].a, cache
+    r = np.full(votes.shape[:3], 1 / votes.shape[2], votes.dtype)  # (B, I, J)
+    cache = EMCache([], [])
+    for t, lambda_ in enumerate(lambdas):
+        mu, sigma_sq, a, log_a, m_step = m_step_forward(r, a_in, votes, beta_a, beta_v, lambda_, variance_floor)
+        cache.iterations.append(m_step)
+        if t < len(lambdas) - 1:
+            r, e_step = e_step_forward(mu, sigma_sq, log_a, votes)
+            cache.e_steps.append(e_step)
+    return mu, a, cache
 
 
 def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> tuple[Array, Array, Array, Array]:
-    """dmu (B, J, D), da (B, J) -> dvotes, da_in, dbeta_a, dbeta_v; the policies are those of ``em_backward``."""
-    da_in, dbeta_a, dbeta_v = em_backward(dmu, da, cache, policy)
-    assert cache.votes is not None
-    return cache.votes.dvotes, da_in, dbeta_a, dbeta_v
+    """dmu (B, J, D), da (B, J) -> dvotes, da_in, dbeta_a, dbeta_v.
+
+    policy "exact": through every iteration: assignments, means, variances, activations, and the children's activations.
+    policy "stop": the last M-step alone, with the assignments, the mass, and the mean inside sigma_sq held constant.
+    """
+    iterations, e_steps = cache
+    dsigma_sq, dlog_a = np.zeros_like(dmu), da * iterations[-1].a  # a = exp(log_a)
+    dr, dvotes, da_in, dbeta_a, dbeta_v = m_step_backward(dmu, dsigma_sq, dlog_a, iterations[-1], policy)
+    if policy == "stop":
+        return dvotes, da_in, dbeta_a, dbeta_v
+    for m_step, e_step in zip(iterations[-2::-1], e_steps[::-1], strict=True):
+        dmu, dsigma_sq, dlog_a, dvotes_e = e_step_backward(dr, e_step)
+        dr, dvotes_m, da_in_m, dbeta_a_m, dbeta_v_m = m_step_backward(dmu, dsigma_sq, dlog_a, m_step, policy)
+        dvotes += dvotes_e
+        dvotes += dvotes_m
+        da_in += da_in_m
+        dbeta_a += dbeta_a_m
+        dbeta_v += dbeta_v_m
+    return dvotes, da_in, dbeta_a, dbeta_v
 
 
 # ----------------------------------------------------------------------------------------------------------------------
