@@ -12,8 +12,8 @@ viewpoints that it never saw. Matrix capsules lose less of their accuracy than a
     class capsules   (B, 5, 4, 4), (B, 5)    EM routing: poses mu_j and activations a_j
     score            (B, 5)                  |mu_j|^2 / 16 + 4 (a_j - 1/2)
 
-The CNNs keep conv1 and put a dense ReLU layer in the place of the capsules: one with 64 units, one with as many as give
-it the capsule network's parameter count. All three go through the same loop, data and optimiser.
+The CNNs keep conv1 and put a dense ReLU layer where the capsules are: one with 64 units, one with as many as give it
+the capsule network's parameter count. All three go through the same loop, data and optimiser.
 
 Deviations from the paper: voxel objects stand in for the smallNORB images by default (``--dataset smallnorb`` reads the
 real files); the primary capsules come from one dense layer, so there is no grid of capsules and no coordinate addition;
@@ -54,7 +54,8 @@ import numpy as np
 # Dimension letters
 #   B  images of a batch             N  images of a set          H, W  rows and columns of a map      C  channels
 #   K  side of a kernel              I  primary capsules         J  class capsules (= classes)
-#   P  side of a pose matrix (4)     D  pose entries, P * P      V  points of a voxel object
+#   P  side of a pose matrix (4)     D  pose entries, P * P      E  inputs of a dense layer           F  filters, units
+#   Q  points of a voxel object      In comments V_ij, M_i and W_ij are the paper's votes, poses and matrices.
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -188,7 +189,7 @@ def _rod(axis: int, start: float, stop: float, n: int, at: tuple[float, float, f
 
 
 def voxel_points() -> tuple[Array, Array]:
-    """The five objects in [-1, 1]^3 as points (classes, V, 3) and a mask (classes, V) over the padding."""
+    """The five objects in [-1, 1]^3 as points (J, Q, 3) and a mask (J, Q) over the padding."""
     x, y, z = range(3)
     origin = np.zeros((1, 3))
     arms = [_rod(axis, -0.7, 0.7, 5)[[0, 1, 3, 4]] for axis in (x, y, z)]
@@ -244,7 +245,7 @@ def render_voxels(
     rotation = np.stack(  # R_x(elevation) R_y(azimuth)
         [ca, zero, sa, se * sa, ce, -se * ca, -ce * sa, se, ce * ca], axis=-1
     ).reshape(-1, 3, 3)  # (N, 3, 3)
-    x, y, z = np.moveaxis(points[labels] @ rotation.transpose(0, 2, 1), -1, 0)  # each (N, V)
+    x, y, z = np.moveaxis(points[labels] @ rotation.transpose(0, 2, 1), -1, 0)  # each (N, Q)
 
     pixels = np.arange(IMAGE_SIZE)
     centre, scale = (IMAGE_SIZE - 1) / 2, IMAGE_SIZE / 2 - margin
@@ -252,7 +253,7 @@ def render_voxels(
 
     # A round Gaussian is a product of a row profile and a column profile, so the sum over points is one matrix product.
     def profile(position: Array) -> Array:
-        return np.exp(-0.5 * ((pixels - position[..., None]) / blob_sigma) ** 2)  # (N, V, 32)
+        return np.exp(-0.5 * ((pixels - position[..., None]) / blob_sigma) ** 2)  # (N, Q, 32)
 
     rows = profile(centre - scale * y) * brightness[..., None]
     images = np.clip(rows.transpose(0, 2, 1) @ profile(centre + scale * x), 0, 1)
@@ -484,9 +485,8 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple
     h_out, w_out = (height + 2 * pad - k) // stride + 1, (width + 2 * pad - k) // stride + 1
     x_pad = np.zeros((n, height + 2 * pad, width + 2 * pad, channels), x.dtype)
     x_pad[:, pad : pad + height, pad : pad + width] = x
-    columns = np.empty(
-        (k, k, channels, n, h_out, w_out), x.dtype
-    )  # long runs to write: twice as fast as patch by patch
+    # One entry of the kernel at a time: long runs to write, twice as fast as patch by patch.
+    columns = np.empty((k, k, channels, n, h_out, w_out), x.dtype)
     for i in range(k):
         for j in range(k):
             window = x_pad[:, i : i + stride * h_out : stride, j : j + stride * w_out : stride]
@@ -523,7 +523,7 @@ class LinearCache(NamedTuple):
 
 
 def linear_forward(x: Array, w: Array, b: Array) -> tuple[Array, LinearCache]:
-    """x (B, M) @ w (M, F) + b (F,)."""
+    """x (B, E) @ w (E, F) + b (F,)."""
     return x @ w + b, LinearCache(x, w)
 
 
@@ -807,7 +807,7 @@ class Model(NamedTuple):
     init_params: Callable[[np.random.Generator], Params]
     forward: Callable[[Params, Array], tuple[Array, Any]]
     backward: Callable[..., tuple[Params, Array | None]]
-    loss: Callable[[Array, Array, float], tuple[float, Array]]  # scores, labels, share of training done
+    loss: Callable[[Array, Array, float], tuple[float, Array]]  # scores, labels, fraction of the training done
     eval_batch: int = 256  # examples that are classified at a time
 
 
@@ -823,7 +823,7 @@ class CapsulesCache(NamedTuple):
 
 
 def capsules_init(rng: np.random.Generator, config: Config) -> Params:
-    def normal(std: float, *shape: int) -> Array:
+    def gaussian(std: float, *shape: int) -> Array:
         return rng.normal(0, std, shape).astype(config.dtype)
 
     def zeros(*shape: int) -> Array:
@@ -832,11 +832,11 @@ def capsules_init(rng: np.random.Generator, config: Config) -> Params:
     fan_in = CONV_KERNEL**2 * config.in_channels
     n_primary_outputs = N_PRIMARY * (POSE_SIDE**2 + 1)
     # Each W_ij starts near the identity, so that a vote starts as the child's own pose.
-    route = np.eye(POSE_SIDE, dtype=config.dtype) + normal(0.1, N_PRIMARY, N_CLASSES, POSE_SIDE, POSE_SIDE)
+    route = np.eye(POSE_SIDE, dtype=config.dtype) + gaussian(0.1, N_PRIMARY, N_CLASSES, POSE_SIDE, POSE_SIDE)
     return {
-        "conv1.w": normal(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
+        "conv1.w": gaussian(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
         "conv1.b": zeros(CONV_CHANNELS),
-        "primary.w": normal(math.sqrt(1 / config.n_features), config.n_features, n_primary_outputs),
+        "primary.w": gaussian(math.sqrt(1 / config.n_features), config.n_features, n_primary_outputs),
         "primary.b": zeros(n_primary_outputs),
         "class.w": route,
         "class.beta_a": zeros(N_CLASSES),
@@ -896,16 +896,16 @@ class CNNCache(NamedTuple):
 
 
 def cnn_init(rng: np.random.Generator, config: Config, n_hidden: int) -> Params:
-    def normal(std: float, *shape: int) -> Array:
+    def gaussian(std: float, *shape: int) -> Array:
         return rng.normal(0, std, shape).astype(config.dtype)
 
     fan_in = CONV_KERNEL**2 * config.in_channels
     return {
-        "conv1.w": normal(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
+        "conv1.w": gaussian(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
         "conv1.b": np.zeros(CONV_CHANNELS, config.dtype),
-        "hidden.w": normal(math.sqrt(2 / config.n_features), config.n_features, n_hidden),
+        "hidden.w": gaussian(math.sqrt(2 / config.n_features), config.n_features, n_hidden),
         "hidden.b": np.zeros(n_hidden, config.dtype),
-        "out.w": normal(math.sqrt(1 / n_hidden), n_hidden, N_CLASSES),
+        "out.w": gaussian(math.sqrt(1 / n_hidden), n_hidden, N_CLASSES),
         "out.b": np.zeros(N_CLASSES, config.dtype),
     }
 
@@ -1068,7 +1068,7 @@ class Labelled(Protocol):
 
 
 def evaluate(model: Model, params: Params, split: Labelled) -> float:
-    """Share of a set that is classified rightly."""
+    """Fraction of a set that is classified correctly."""
     return float((predict_scores(model, params, split.images).argmax(axis=1) == split.labels).mean())
 
 
