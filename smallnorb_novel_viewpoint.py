@@ -545,7 +545,7 @@ def relu_backward(dout: Array, out: Array) -> Array:
 
 
 def sigmoid_forward(x: Array) -> tuple[Array, Array]:
-    out = 0.5 * (1 + np.tanh(0.5 * x))  # the same function as 1 / (1 + exp(-x)), without an overflow
+    out = np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))  # 1 / (1 + exp(-x)) without an overflow
     return out, out
 
 

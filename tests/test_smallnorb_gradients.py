@@ -364,11 +364,23 @@ def test_sigmoid() -> None:
     check_elementwise(s.sigmoid_forward, "sigmoid_backward")
 
 
-def test_sigmoid_is_finite_and_right_far_out() -> None:
-    x = np.array([-1e4, -30.0, 0.0, 30.0, 1e4])
-    out, cache = s.sigmoid_forward(x)
-    np.testing.assert_allclose(out, [0, 1 / (1 + math.exp(30)), 0.5, 1 / (1 + math.exp(-30)), 1], rtol=1e-2, atol=1e-15)
-    assert np.isfinite(s.sigmoid_backward(np.ones(5), cache)).all()
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-14)])
+def test_sigmoid_keeps_its_relative_accuracy(dtype: str, tolerance: float) -> None:
+    x = np.linspace(-80, 80, 4001).astype(dtype)
+    exact = [math.exp(v) / (1 + math.exp(v)) if v < 0 else 1 / (1 + math.exp(-v)) for v in x.tolist()]
+    out, _ = s.sigmoid_forward(x)
+    assert out.dtype == dtype
+    np.testing.assert_allclose(out.astype(np.float64), exact, rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sigmoid_has_no_overflow(dtype: str) -> None:
+    x = np.array([-np.inf, -1e4, -1e3, 1e3, 1e4, np.inf], dtype)
+    with np.errstate(over="raise", divide="raise", invalid="raise"):
+        out, cache = s.sigmoid_forward(x)
+        dx = s.sigmoid_backward(np.ones(6, dtype), cache)
+    np.testing.assert_array_equal(out, [0, 0, 0, 1, 1, 1])
+    np.testing.assert_array_equal(dx, 0)
 
 
 def test_votes() -> None:
