@@ -616,6 +616,7 @@ def m_step_forward(
     mass = ra.sum(axis=1) + MASS_FLOOR  # (B, J)
     weight = ra / mass[:, None]  # (B, I, J)
     mu = (weight[..., None] * votes).sum(axis=1)  # (B, J, D)
+    # From differences: the mean of squares less mu^2 would cancel in float32 where votes lie far from zero.
     error = votes - mu[:, None]  # (B, I, J, D)
     sigma_sq = (weight[..., None] * (error * error)).sum(axis=1) + variance_floor  # (B, J, D)
     cost = (mu.shape[2] * beta_v + 0.5 * np.log(sigma_sq).sum(axis=2)) * mass  # (B, J), over all D pose entries

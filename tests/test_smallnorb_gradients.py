@@ -443,6 +443,25 @@ def test_e_step() -> None:
     check_e_step()
 
 
+@pytest.mark.parametrize("n_iters", [1, 2, 3])
+@pytest.mark.parametrize("policy", ["exact", "stop"])
+def test_em_routing_of_votes_far_from_zero(policy: str, n_iters: int) -> None:
+    """In float32, with a mean of 100 and a floor of 1e-3, the gradients are those of float64."""
+    rng = np.random.default_rng(11)
+    single = {name: x.astype(np.float32) for name, x in em_inputs(rng).items()}
+    single["votes"] += np.float32(100)
+    upstream = rng.standard_normal((3, 4, 7)).astype(np.float32), rng.standard_normal((3, 4)).astype(np.float32)
+    results = []
+    for dtype in ("float32", "float64"):
+        inputs = {name: x.astype(dtype) for name, x in single.items()}
+        mu, a, cache = s.em_routing_forward(**inputs, lambdas=[1.0] * n_iters, variance_floor=1e-3)
+        dmu, da = (d.astype(dtype) for d in upstream)
+        results.append([mu, a, *s.em_routing_backward(dmu, da, cache, policy)])
+    for ours, exact in zip(*results, strict=True):
+        assert ours.dtype == np.float32
+        assert np.linalg.norm(ours - exact) < 1e-3 * np.linalg.norm(exact)
+
+
 def test_em_routing_of_almost_inactive_children() -> None:
     check_em_starved()
 
