@@ -12,29 +12,17 @@ viewpoints that it never saw. Matrix capsules lose less of their accuracy than a
     class capsules   (B, 5, 4, 4), (B, 5)    EM routing: poses mu_j and activations a_j
     score            (B, 5)                  |mu_j|^2 / 16 + 4 (a_j - 1/2)
 
-The CNNs keep conv1 and put a dense ReLU layer in the place of the capsules: one with 64 units, one with as many as give
-it the capsule network's parameter count. All three go through the same loop, data and optimiser.
-
-``--arch conv`` puts the paper's own network in the place of the capsules. For --sizes A,B,C,D and 32x32 images:
-
-    conv1 + ReLU     (B, 16, 16, A)                 5x5, stride 2, padding 2
-    PrimaryCaps      (B, 16, 16, B, 4, 4), (…, B)   1x1; poses and activations
-    ConvCaps1        (B, 7, 7, C, 4, 4), (…, C)     EM routing within 3x3 fields, stride 2
-    ConvCaps2        (B, 5, 5, D, 4, 4), (…, D)     EM routing within 3x3 fields, stride 1
-    class capsules   (B, 5, 4, 4), (B, 5)           EM routing; one W for all positions, whose places are added to votes
-
-The CNN of equal parameter count is then one of convolutions on the same grids.
+The CNNs keep conv1 and put a dense ReLU layer where the capsules are: one with 64 units, one with as many as give it
+the capsule network's parameter count. All three go through the same loop, data and optimiser.
 
 Deviations from the paper: voxel objects stand in for the smallNORB images by default (``--dataset smallnorb`` reads the
-real files); without ``--arch conv`` the primary capsules come from one dense layer, so there is no grid of capsules and
-no coordinate addition, and with it a cost counts mass in shares of an even distribution; the default loss is
-cross-entropy on the score above (``--loss spread`` is the paper's); a floor of 3 under the variances of EM routing, and
-weight decay.
+real files); the primary capsules come from one dense layer, so there is no grid of capsules and no coordinate addition;
+the default loss is cross-entropy on the score above (``--loss spread`` is the paper's); a floor of 3 under the
+variances of EM routing, and weight decay.
 
 Run it (ten epochs, seed 0, three models):
 
     python smallnorb_novel_viewpoint.py
-    python smallnorb_novel_viewpoint.py --arch conv --lr 6e-3
 """
 
 from __future__ import annotations
@@ -42,17 +30,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import functools
 import gzip
 import math
 import sys
-import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol, TypeVar, cast
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -68,14 +53,12 @@ from support.run import (
     UserError,
     add_file_flags,
     add_flags,
-    blas_name,
     check_file_flags,
     check_same,
     exit_status,
     flag_of,
     format_value,
     generator,
-    list_of,
     non_empty,
     number,
     permutation,
@@ -92,12 +75,11 @@ from support.workers import blas_threads
 # Dimension letters
 #   B  images of a batch             N  images of a set          H, W  rows and columns of a map      C  channels
 #   K  side of a kernel              I  primary capsules         J  class capsules (= classes)
-#   P  side of a pose matrix (4)     D  pose entries, P * P      V  points of a voxel object
+#   P  side of a pose matrix (4)     D  pose entries, P * P      E  inputs of a dense layer           F  filters, units
+#   Q  points of a voxel object      In comments V_ij, M_i and W_ij are the paper's votes, poses and matrices.
 
 Array = np.ndarray
 Params = dict[str, Array]
-Item = TypeVar("Item")
-Part = TypeVar("Part")
 
 EXPERIMENT = "smallnorb_novel_viewpoint"
 MODEL_NAMES = ("capsules", "cnn", "cnn_matched")
@@ -167,16 +149,6 @@ class Config(Viewpoints):
     beta_v_init: float = 0.0
     loss: str = "cross-entropy"
     dtype: str = "float32"
-    arch: str = "dense"
-    sizes: tuple[int, int, int, int] = (16, 4, 8, 8)  # of the convolutional architecture: A, B, C, D
-
-    @property
-    def n_classes(self) -> int:
-        return N_CLASSES
-
-    @property
-    def image_size(self) -> int:
-        return IMAGE_SIZE
 
     @property
     def free_to_change(self) -> set[str]:
@@ -232,7 +204,7 @@ def _rod(axis: int, start: float, stop: float, n: int, at: tuple[float, float, f
 
 
 def voxel_points() -> tuple[Array, Array]:
-    """The five objects in [-1, 1]^3 as points (classes, V, 3) and a mask (classes, V) over the padding."""
+    """The five objects in [-1, 1]^3 as points (J, Q, 3) and a mask (J, Q) over the padding."""
     x, y, z = range(3)
     origin = np.zeros((1, 3))
     arms = [_rod(axis, -0.7, 0.7, 5)[[0, 1, 3, 4]] for axis in (x, y, z)]
@@ -288,7 +260,7 @@ def render_voxels(
     rotation = np.stack(  # R_x(elevation) R_y(azimuth)
         [ca, zero, sa, se * sa, ce, -se * ca, -ce * sa, se, ce * ca], axis=-1
     ).reshape(-1, 3, 3)  # (N, 3, 3)
-    x, y, z = np.moveaxis(points[labels] @ rotation.transpose(0, 2, 1), -1, 0)  # each (N, V)
+    x, y, z = np.moveaxis(points[labels] @ rotation.transpose(0, 2, 1), -1, 0)  # each (N, Q)
 
     pixels = np.arange(IMAGE_SIZE)
     centre, scale = (IMAGE_SIZE - 1) / 2, IMAGE_SIZE / 2 - margin
@@ -296,7 +268,7 @@ def render_voxels(
 
     # A round Gaussian is a product of a row profile and a column profile, so the sum over points is one matrix product.
     def profile(position: Array) -> Array:
-        return np.exp(-0.5 * ((pixels - position[..., None]) / blob_sigma) ** 2)  # (N, V, 32)
+        return np.exp(-0.5 * ((pixels - position[..., None]) / blob_sigma) ** 2)  # (N, Q, 32)
 
     rows = profile(centre - scale * y) * brightness[..., None]
     images = np.clip(rows.transpose(0, 2, 1) @ profile(centre + scale * x), 0, 1)
@@ -528,9 +500,8 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple
     h_out, w_out = (height + 2 * pad - k) // stride + 1, (width + 2 * pad - k) // stride + 1
     x_pad = np.zeros((n, height + 2 * pad, width + 2 * pad, channels), x.dtype)
     x_pad[:, pad : pad + height, pad : pad + width] = x
-    columns = np.empty(
-        (k, k, channels, n, h_out, w_out), x.dtype
-    )  # long runs to write: twice as fast as patch by patch
+    # One entry of the kernel at a time: long runs to write, twice as fast as patch by patch.
+    columns = np.empty((k, k, channels, n, h_out, w_out), x.dtype)
     for i in range(k):
         for j in range(k):
             window = x_pad[:, i : i + stride * h_out : stride, j : j + stride * w_out : stride]
@@ -567,7 +538,7 @@ class LinearCache(NamedTuple):
 
 
 def linear_forward(x: Array, w: Array, b: Array) -> tuple[Array, LinearCache]:
-    """x (B, M) @ w (M, F) + b (F,)."""
+    """x (B, E) @ w (E, F) + b (F,)."""
     return x @ w + b, LinearCache(x, w)
 
 
@@ -589,7 +560,7 @@ def relu_backward(dout: Array, out: Array) -> Array:
 
 
 def sigmoid_forward(x: Array) -> tuple[Array, Array]:
-    out = 0.5 * (1 + np.tanh(0.5 * x))  # the same function as 1 / (1 + exp(-x)), without an overflow
+    out = np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))  # 1 / (1 + exp(-x)) without an overflow
     return out, out
 
 
@@ -634,174 +605,121 @@ def votes_backward(dvotes: Array, cache: VotesCache) -> tuple[Array, Array]:
 MASS_FLOOR = 1e-8  # added to the assigned mass: a parent that gets nothing has a mean of zero, not NaN
 
 
-class EMIteration(NamedTuple):
-    """What one iteration computed; the backward needs no more. A routing over receptive fields has a row of B for each
-    position: B * Ho * Wo fields, and their K * K * I children in the place of I."""
-
-    r: Array  # (B, I, J) assignments that the M-step used
-    weight: Array  # (B, I, J) r times the children's activations, as shares of the mass: 1 in sum over I
+class MStepCache(NamedTuple):
+    r: Array  # (B, I, J) the assignments that were given
+    a_in: Array  # (B, I)
+    votes: Array  # (B, I, J, D)
     mass: Array  # (B, J)
+    weight: Array  # (B, I, J) of a vote in the mean; the sum over i is 1
     mu: Array  # (B, J, D)
-    error: Array | None  # (B, I, J, D) votes - mu, where votes are kept whole
+    error: Array  # (B, I, J, D) votes - mu
     sigma_sq: Array  # (B, J, D)
-    log_det: Array  # (B, J) sum of log sigma_sq
-    a: Array  # (B, J) activations
+    cost: Array  # (B, J)
+    lambda_: float  # inverse temperature
+    a: Array  # (B, J)
 
 
-class Votes:
-    """Votes (B, I, J, D) that are kept whole, and the four things that EM does with them."""
+def m_step_forward(
+    r: Array, a_in: Array, votes: Array, beta_a: Array, beta_v: Array, lambda_: float, variance_floor: float
+) -> tuple[Array, Array, Array, Array, MStepCache]:
+    """Fit each parent's Gaussian to the votes that are assigned to it. [Hinton 2018, procedure 1, M-STEP]
 
-    def __init__(self, votes: Array) -> None:
-        self.votes = votes
-
-    def m_step(self, weight: Array, variance_floor: float) -> tuple[Array, Array, Array | None]:
-        """weight (B, I, J) -> mu and sigma_sq (B, J, D), votes - mu (B, I, J, D)."""
-        mu = np.einsum("bij,bijd->bjd", weight, self.votes)
-        error = self.votes - mu[:, None]  # (B, I, J, D)
-        sigma_sq = np.einsum("bij,bijd->bjd", weight, error * error) + variance_floor
-        return mu, sigma_sq, error
-
-    def e_step(self, now: EMIteration) -> Array:
-        """Squared distances of the votes from mu, in units of sigma: (B, I, J)."""
-        assert now.error is not None
-        return np.einsum("bijd,bijd->bij", now.error / now.sigma_sq[:, None], now.error)
-
-    def begin_backward(self) -> None:
-        self.dvotes = np.zeros_like(self.votes)
-
-    def m_step_backward(self, now: EMIteration, dmu: Array, dsigma_sq: Array, policy: str) -> Array:
-        """dmu, dsigma_sq (B, J, D) -> dvotes grows; what a vote's share of the mass is worth, (B, I, J).
-
-        With policy "exact" the worth is counted from the mean's: a share taken by one vote is lost to the others.
-        """
-        assert now.error is not None
-        # mu = sum_i weight votes; error = votes - mu; sigma_sq = sum_i weight error^2 + floor
-        pull = dsigma_sq[:, None] * now.error  # (B, I, J, D)
-        if policy == "stop":
-            self.dvotes += now.weight[..., None] * (dmu[:, None] + 2 * pull)
-            return np.einsum("bjd,bijd->bij", dmu, self.votes) + np.einsum("bijd,bijd->bij", pull, now.error)
-        push = dmu[:, None] + pull
-        self.dvotes += now.weight[..., None] * (push + pull)
-        return np.einsum("bijd,bijd->bij", push, now.error)
-
-    def e_step_backward(self, now: EMIteration, dlog_r: Array) -> tuple[Array, Array]:
-        """dlog_r (B, I, J), of log_r = -distance / 2 -> dvotes grows; dmu, dsigma_sq (B, J, D)."""
-        assert now.error is not None
-        # distance = sum_d error^2 / sigma_sq
-        scaled = now.error / now.sigma_sq[:, None]
-        derror = -dlog_r[..., None] * scaled  # (B, I, J, D)
-        self.dvotes += derror
-        return -derror.sum(axis=1), 0.5 * np.einsum("bijd,bijd->bjd", -derror, scaled)
+    r (B, I, J), a_in (B, I), votes (B, I, J, D), beta_a and beta_v (J,), inverse temperature lambda_
+    -> mu and sigma_sq (B, J, D), activations a and their logarithm (B, J), cache.
+    """
+    ra = r * a_in[:, :, None]  # (B, I, J)
+    mass = ra.sum(axis=1) + MASS_FLOOR  # (B, J)
+    weight = ra / mass[:, None]  # (B, I, J)
+    mu = (weight[..., None] * votes).sum(axis=1)  # (B, J, D)
+    # From differences: the mean of squares less mu^2 would cancel in float32 where votes lie far from zero.
+    error = votes - mu[:, None]  # (B, I, J, D)
+    sigma_sq = (weight[..., None] * (error * error)).sum(axis=1) + variance_floor  # (B, J, D)
+    cost = (mu.shape[2] * beta_v + 0.5 * np.log(sigma_sq).sum(axis=2)) * mass  # (B, J), over all D pose entries
+    z = lambda_ * (beta_a - cost)
+    a, _ = sigmoid_forward(z)
+    log_a = -np.logaddexp(0, -z)  # finite where a is zero
+    cache = MStepCache(r, a_in, votes, mass, weight, mu, error, sigma_sq, cost, lambda_, a)
+    return mu, sigma_sq, a, log_a, cache
 
 
-class Competition:
-    """Which parents share a child: here all of them, so that nothing is left to gather."""
+def m_step_backward(
+    dmu: Array, dsigma_sq: Array, dlog_a: Array, cache: MStepCache, policy: str
+) -> tuple[Array, Array, Array, Array, Array]:
+    """dmu and dsigma_sq (B, J, D), dlog_a (B, J) -> dr (B, I, J), dvotes, da_in, dbeta_a, dbeta_v.
 
-    def first(self, n: int, n_in: int, n_out: int, dtype: np.dtype) -> Array:
-        """The even assignments (B, I, J) that routing starts from: 1 / (number of a child's parents)."""
-        return np.full((n, n_in, n_out), 1 / n_out, dtype)
+    With policy "stop" the mass, and the mean inside sigma_sq, are held constant.
+    """
+    r, a_in, votes, mass, weight, mu, error, sigma_sq, cost, lambda_, a = cache
+    # log_a = log sigmoid(z)
+    dz = dlog_a * (1 - a)  # (B, J)
+    # z = lambda (beta_a - cost)
+    dbeta_a = lambda_ * dz.sum(axis=0)
+    dcost = -lambda_ * dz
+    # cost = (D beta_v + sum_d log sigma_sq / 2) mass
+    dbeta_v = mu.shape[2] * (dcost * mass).sum(axis=0)
+    dsigma_sq = dsigma_sq + (0.5 * dcost * mass)[..., None] / sigma_sq  # (B, J, D)
+    dmass = dcost * cost / mass  # (B, J)
+    # sigma_sq = sum_i weight error^2 + floor
+    slope = dsigma_sq[:, None] * error  # (B, I, J, D), half of the derivative of dsigma_sq error^2
+    dweight = np.einsum("bijd,bijd->bij", slope, error)
+    derror = 2 * weight[..., None] * slope  # (B, I, J, D)
+    # error = votes - mu
+    if policy == "exact":
+        dmu = dmu - derror.sum(axis=1)
+    # mu = sum_i weight votes
+    dweight += np.einsum("bjd,bijd->bij", dmu, votes)
+    dvotes = derror + weight[..., None] * dmu[:, None]  # (B, I, J, D)
+    # weight = ra / mass
+    dra = dweight / mass[:, None]  # (B, I, J)
+    dmass -= (dra * weight).sum(axis=1)
+    # mass = sum_i ra + floor
+    if policy == "exact":
+        dra += dmass[:, None]
+    # ra = r a_in
+    return dra * a_in[:, :, None], dvotes, (dra * r).sum(axis=2), dbeta_a, dbeta_v
 
-    def gather(self, per_child: Array, op: np.ufunc) -> Array:
-        """A number (B, I) for each child, reduced over its parents within a row -> over all of its parents."""
-        return per_child
+
+class EStepCache(NamedTuple):
+    scaled: Array  # (B, I, J, D) (votes - mu) / sigma_sq
+    sigma_sq: Array  # (B, J, D)
+    r: Array  # (B, I, J)
+
+
+def e_step_forward(mu: Array, sigma_sq: Array, log_a: Array, votes: Array) -> tuple[Array, EStepCache]:
+    """Assign each child to the parents in proportion to a_j p_j(votes). [Hinton 2018, procedure 1, E-STEP]
+
+    mu and sigma_sq (B, J, D), log_a (B, J), votes (B, I, J, D) -> r (B, I, J), whose sum over j is 1, and the cache.
+    """
+    error = votes - mu[:, None]  # (B, I, J, D)
+    scaled = error / sigma_sq[:, None]
+    distance = np.einsum("bijd,bijd->bij", scaled, error)
+    log_p = -0.5 * (distance + np.log(sigma_sq).sum(axis=2)[:, None])  # without D log(2 pi) / 2, equal for all parents
+    log_ap = log_a[:, None] + log_p  # (B, I, J)
+    ap = np.exp(log_ap - log_ap.max(axis=2, keepdims=True))
+    r = ap / ap.sum(axis=2, keepdims=True)
+    return r, EStepCache(scaled, sigma_sq, r)
+
+
+def e_step_backward(dr: Array, cache: EStepCache) -> tuple[Array, Array, Array, Array]:
+    """dr (B, I, J) -> dmu, dsigma_sq (B, J, D), dlog_a (B, J), dvotes (B, I, J, D)."""
+    scaled, sigma_sq, r = cache
+    # r = ap / sum_j ap; ap = exp(log_ap)
+    dlog_ap = r * (dr - (dr * r).sum(axis=2, keepdims=True))  # (B, I, J)
+    # log_ap = log_a + log_p
+    dlog_a = dlog_ap.sum(axis=1)
+    # log_p = -(distance + sum_d log sigma_sq) / 2
+    ddistance = -0.5 * dlog_ap
+    dsigma_sq = ddistance.sum(axis=1)[..., None] / sigma_sq  # (B, J, D)
+    # distance = sum_d error^2 / sigma_sq
+    derror = 2 * ddistance[..., None] * scaled  # (B, I, J, D)
+    dsigma_sq -= 0.5 * np.einsum("bijd,bijd->bjd", derror, scaled)
+    # error = votes - mu
+    return -derror.sum(axis=1), dsigma_sq, dlog_a, derror
 
 
 class EMCache(NamedTuple):
-    votes: Votes | None  # None: not kept, to be made again before the backward
-    competition: Competition
-    a_in: Array
-    beta_v: Array
-    lambdas: list[float]
-    variance_floor: float
-    mass_unit: float
-    iterations: list[EMIteration]
-
-
-def em_forward(
-    votes: Votes,
-    competition: Competition,
-    a_in: Array,
-    beta_a: Array,
-    beta_v: Array,
-    lambdas: list[float],
-    variance_floor: float,
-    d: int,
-    mass_unit: float = 1.0,
-) -> EMCache:
-    """One (M-step, E-step) per entry of ``lambdas``, whatever the votes' layout and whichever parents compete.
-
-    ``mass_unit``: the mass at which a cost counts once; the other arguments are those of ``em_routing_forward``.
-    """
-    n, n_in = a_in.shape
-    r = competition.first(n, n_in, len(beta_a), a_in.dtype)
-    iterations: list[EMIteration] = []
-    for t, inverse_temperature in enumerate(lambdas):
-        # M-step
-        ra = r * a_in[:, :, None]  # (B, I, J)
-        mass = ra.sum(axis=1) + MASS_FLOOR  # (B, J)
-        weight = ra / mass[:, None]  # (B, I, J)
-        mu, sigma_sq, error = votes.m_step(weight, variance_floor)
-        log_det = np.log(sigma_sq).sum(axis=2)  # (B, J)
-        cost = (d * beta_v + 0.5 * log_det) * (mass / mass_unit)  # (B, J)
-        z = inverse_temperature * (beta_a - cost)
-        a, _ = sigmoid_forward(z)
-        iterations.append(EMIteration(r, weight, mass, mu, error, sigma_sq, log_det, a))
-        if t == len(lambdas) - 1:
-            break
-        # E-step, in logarithms; the constant of the Gaussian is the same for all parents and drops out
-        log_a = -np.logaddexp(0, -z)
-        log_r = (log_a - 0.5 * log_det)[:, None] - 0.5 * votes.e_step(iterations[-1])
-        r = np.exp(log_r - competition.gather(log_r.max(axis=2), np.maximum)[:, :, None])
-        r /= competition.gather(r.sum(axis=2), np.add)[:, :, None]  # a child's assignments sum to 1 over its parents
-    return EMCache(votes, competition, a_in, beta_v, lambdas, variance_floor, mass_unit, iterations)
-
-
-def em_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> tuple[Array, Array, Array]:
-    """dmu (B, J, D), da (B, J) -> da_in, dbeta_a, dbeta_v; the gradient of the votes gathers in ``cache.votes``.
-
-    policy "exact": through every iteration: assignments, means, variances, activations, and the children's activations.
-    policy "stop": the last M-step alone, with the assignments, the mass, and the mean inside sigma_sq held constant.
-    """
-    votes, competition, a_in, beta_v, lambdas, variance_floor, mass_unit, iterations = cache
-    assert votes is not None
-    d = dmu.shape[2]
-    votes.begin_backward()
-    da_in = np.zeros_like(a_in)
-    dbeta_a, dbeta_v = np.zeros_like(beta_v), np.zeros_like(beta_v)
-    dsigma_sq = np.zeros_like(dmu)
-    dz = sigmoid_backward(da, iterations[-1].a)
-    for t in reversed(range(len(lambdas))):
-        now = iterations[t]
-        r, mass, mu, sigma_sq, log_det = now.r, now.mass, now.mu, now.sigma_sq, now.log_det
-        # z = lambda (beta_a - cost)
-        dbeta_a += lambdas[t] * dz.sum(axis=0)
-        dcost = -lambdas[t] * dz / mass_unit  # (B, J), of cost times the unit of mass
-        # cost = (d beta_v + log_det / 2) mass; log_det = sum_d log sigma_sq
-        dbeta_v += d * (dcost * mass).sum(axis=0)
-        dsigma_sq = dsigma_sq + (0.5 * dcost * mass)[..., None] / sigma_sq  # (B, J, D)
-        if policy == "stop":
-            dra = votes.m_step_backward(now, dmu, dsigma_sq, policy) / mass[:, None]
-            da_in += (dra * r).sum(axis=2)
-            break
-        # through the mean inside sigma_sq: sum_i weight error would be 0, were there no floor under the mass
-        dmu = dmu - 2 * dsigma_sq * mu * (MASS_FLOOR / mass)[..., None]
-        # weight = ra / mass, mass = sum_i ra: the quotient takes off each sum's own value, so votes turn into error.
-        dmass = dcost * (d * beta_v + 0.5 * log_det)
-        dmass -= (dsigma_sq * (sigma_sq - variance_floor)).sum(axis=2) / mass
-        dra = votes.m_step_backward(now, dmu, dsigma_sq, policy) / mass[:, None] + dmass[:, None]
-        # ra = r a_in
-        da_in += (dra * r).sum(axis=2)
-        if t == 0:
-            break  # the first assignments are constants
-        dr = dra * a_in[:, :, None]
-        # r = softmax over a child's parents of (log_a - log_det / 2 - distance / 2), all of the iteration before
-        dlog_r = r * (dr - competition.gather((dr * r).sum(axis=2), np.add)[:, :, None])  # (B, I, J)
-        before = iterations[t - 1]
-        dlog_p = dlog_r.sum(axis=1)  # (B, J)
-        dz = dlog_p * (1 - before.a)  # log_a = log sigmoid(z)
-        dmu, dsigma_sq = votes.e_step_backward(before, dlog_r)
-        dsigma_sq = dsigma_sq - 0.5 * dlog_p[..., None] / before.sigma_sq
-    return da_in, dbeta_a, dbeta_v
+    iterations: list[MStepCache]
+    e_steps: list[EStepCache]  # one fewer: the last iteration's assignments would not be used
 
 
 def em_routing_forward(
@@ -816,364 +734,43 @@ def em_routing_forward(
 
     votes (B, I, J, D), a_in (B, I), beta_a and beta_v (J,), lambdas: inverse temperature of each iteration
     -> poses mu (B, J, D), activations (B, J), cache. [Hinton 2018, procedure 1]; the cost of a pose entry is
-    (beta_v + log sigma) times the assigned mass, one beta_v per parent shared by its D entries.
+    (beta_v + log sigma) times the assigned mass, one beta_v per parent, the same for its D entries.
 
     ``variance_floor`` is added to sigma_sq. It keeps the logarithm and the division finite when all votes agree. And as
     a product of D Gaussians is very peaked, a floor of the order of a vote's square is what lets several children share
     a parent: with 1e-4 the trained network leaves a parent about one child, and generalises less.
     """
-    d = votes.shape[3]
-    cache = em_forward(Votes(votes), Competition(), a_in, beta_a, beta_v, lambdas, variance_floor, d)
-    return cache.iterations[-1].mu, cache.iterations[-1].a, cache
+    r = np.full(votes.shape[:3], 1 / votes.shape[2], votes.dtype)  # (B, I, J)
+    cache = EMCache([], [])
+    for t, lambda_ in enumerate(lambdas):
+        mu, sigma_sq, a, log_a, m_step = m_step_forward(r, a_in, votes, beta_a, beta_v, lambda_, variance_floor)
+        cache.iterations.append(m_step)
+        if t < len(lambdas) - 1:
+            r, e_step = e_step_forward(mu, sigma_sq, log_a, votes)
+            cache.e_steps.append(e_step)
+    return mu, a, cache
 
 
 def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> tuple[Array, Array, Array, Array]:
-    """dmu (B, J, D), da (B, J) -> dvotes, da_in, dbeta_a, dbeta_v; the policies are those of ``em_backward``."""
-    da_in, dbeta_a, dbeta_v = em_backward(dmu, da, cache, policy)
-    assert cache.votes is not None
-    return cache.votes.dvotes, da_in, dbeta_a, dbeta_v
+    """dmu (B, J, D), da (B, J) -> dvotes, da_in, dbeta_a, dbeta_v.
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# EM routing over receptive fields
-# ----------------------------------------------------------------------------------------------------------------------
-
-# A row of a field's arrays is one position of one example: N = B * Ho * Wo rows. Its children are the M = K * K * I
-# capsules of its receptive field. What routing keeps for each pair is stored parent by parent, (N, J, M), and handed to
-# em_forward as a view (N, M, J).
-
-_workers: ThreadPoolExecutor | None = None
-_n_workers = 1
-
-
-def use_workers(pool: ThreadPoolExecutor | None, n: int = 1) -> None:
-    """Whose ``n`` threads share the chunks from now on; None: nobody's."""
-    global _workers, _n_workers
-    _workers, _n_workers = pool, n
-
-
-@contextlib.contextmanager
-def worker_threads(n: int) -> Iterator[None]:
-    """Let ``n`` threads share the chunks of a routing over fields, the BLAS having one thread meanwhile.
-
-    numpy computes outside of Python's lock. Chunks, and the order in which their gradients are added, do not depend on
-    ``n``: neither does any number.
+    policy "exact": through every iteration: assignments, means, variances, activations, and the children's activations.
+    policy "stop": the last M-step alone, with the assignments, the mass, and the mean inside sigma_sq held constant.
     """
-    with blas_threads(1), ThreadPoolExecutor(n) if n > 1 else contextlib.nullcontext() as pool:
-        use_workers(pool, n)
-        try:
-            yield
-        finally:
-            use_workers(None)
-
-
-CHUNK_BYTES = 12 << 20  # votes and their squares that are worked on at a time; more of them leave the cache, fewer wait
-MIN_CHUNKS = 4  # of a batch, for the threads to share
-
-
-class Scratch(threading.local):
-    """Memory of a thread that is written again and again: fresh pages cost more than the arithmetic on them."""
-
-    def __init__(self) -> None:
-        self.memory: dict[str, Array] = {}
-
-    def empty(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-        """An array that is good until the same name is asked for again."""
-        n_bytes = math.prod(shape) * dtype.itemsize
-        if name not in self.memory or self.memory[name].nbytes < n_bytes:
-            self.memory[name] = np.empty(n_bytes, np.uint8)
-        return self.memory[name][:n_bytes].view(dtype).reshape(shape)
-
-
-_scratch = Scratch()
-
-
-def share(work: Callable[[Item], Part], items: Iterable[Item]) -> Iterator[Part]:
-    """work(item) of each, in order; at once where there are worker threads."""
-    if _workers is None:
-        return map(work, items)
-    errors = np.geterr()  # which a thread does not take over from its caller
-
-    def with_errors(item: Item) -> Part:
-        with np.errstate(**errors):
-            return work(item)
-
-    return _workers.map(with_errors, items)
-
-
-class Fields(NamedTuple):
-    """Which children each position sees, and back."""
-
-    height: int  # Ho
-    width: int  # Wo
-    child: Array  # (Ho * Wo, K * K) the child's place on the grid H * W
-    slot: Array  # (most positions that a child has, H * W) where ``child`` names this child; Ho * Wo * K * K: nowhere
-    n_positions: Array  # (H * W,) how many positions see a child
-
-
-@functools.lru_cache(maxsize=64)
-def receptive_fields(height: int, width: int, k: int, stride: int) -> Fields:
-    """Fields of k x k children, ``stride`` apart, on a grid of H x W children without padding."""
-    h_out, w_out = (height - k) // stride + 1, (width - k) // stride + 1
-    row = stride * np.arange(h_out)[:, None] + np.arange(k)  # (Ho, K)
-    column = stride * np.arange(w_out)[:, None] + np.arange(k)  # (Wo, K)
-    child = (row[:, None, :, None] * width + column[None, :, None, :]).reshape(h_out * w_out, k * k)
-    n_positions = np.bincount(child.reshape(-1), minlength=height * width)
-    slot = np.full((int(n_positions.max()), height * width), child.size)
-    filled = np.zeros(height * width, np.intp)
-    for entry, c in enumerate(child.reshape(-1)):
-        slot[filled[c], c] = entry
-        filled[c] += 1
-    return Fields(h_out, w_out, child, slot, n_positions)
-
-
-class FieldCompetition(Competition):
-    """A child's parents are all types at all positions whose field holds it. [Hinton 2018, sec. 4]"""
-
-    def __init__(self, fields: Fields) -> None:
-        self.fields = fields
-
-    def first(self, n: int, n_in: int, n_out: int, dtype: np.dtype) -> Array:
-        n_places, k2 = self.fields.child.shape
-        share = 1 / (n_out * self.fields.n_positions[self.fields.child])  # (Ho * Wo, K * K)
-        per_child = np.repeat(share.astype(dtype), n_in // k2, axis=1)  # (Ho * Wo, M)
-        r = np.broadcast_to(per_child[:, None], (n // n_places, n_places, n_out, n_in)).reshape(n, n_out, n_in)
-        return r.transpose(0, 2, 1)
-
-    def gather(self, per_child: Array, op: np.ufunc) -> Array:
-        fields, (n, n_in) = self.fields, per_child.shape
-        nothing = -np.inf if op is np.maximum else 0
-        entries = per_child.reshape(n // len(fields.child), fields.child.size, -1)  # (B, Ho * Wo * K * K, I)
-        nowhere = np.full((len(entries), 1, entries.shape[2]), nothing, per_child.dtype)
-        at_child = np.take(np.concatenate([entries, nowhere], axis=1), fields.slot, axis=1)  # (B, slots, H * W, I)
-        return np.take(op.reduce(at_child, axis=1), fields.child, axis=1).reshape(n, n_in)
-
-
-class FieldVotes(Votes):
-    """Votes of a field's children as products and sums of two arrays, V and V^2, both (N, M, J, D). They lie in the
-    thread's scratch memory: a thread has one FieldVotes at a time.
-
-    Means, variances, distances and their gradients are matrix products with these two, so that an iteration passes over
-    the votes in a BLAS and nowhere else. A variance as a difference of moments loses digits where it is far below the
-    votes' squares: it is held at zero from below, and the floor comes on top.
-    """
-
-    def __init__(self, pose: Array, kron: Array, offset: Array | None) -> None:
-        """pose (N, M, D), kron (M, D, J * D) of ``kronecker``, offset (M, D) added to the votes for all parents."""
-        (n, n_in, d), n_out = pose.shape, kron.shape[2] // pose.shape[2]
-        self.pose, self.kron = pose, kron
-        votes = _scratch.empty("votes", (n, n_in, n_out, d), pose.dtype)
-        np.matmul(pose.transpose(1, 0, 2), kron, out=votes.reshape(n, n_in, n_out * d).transpose(1, 0, 2))
-        if offset is not None:
-            votes += offset[:, None]
-        squares = np.multiply(votes, votes, out=_scratch.empty("squares", votes.shape, votes.dtype))
-        self.by_child = votes  # (N, M, J, D)
-        self.votes, self.squares = votes.transpose(0, 2, 1, 3), squares.transpose(0, 2, 1, 3)  # (N, J, M, D)
-
-    def sums(self, weight: Array) -> tuple[Array, Array]:
-        """weight (N, M, J) -> sums over the children of weight V and weight V^2, each (N, J, D)."""
-        rows = weight.transpose(0, 2, 1)[:, :, None]  # (N, J, 1, M)
-        return (rows @ self.votes)[:, :, 0], (rows @ self.squares)[:, :, 0]
-
-    def products(self, linear: Array, square: Array) -> Array:
-        """linear, square (N, J, D) -> sum_d linear V + square V^2, (N, J, M)."""
-        out = (self.votes @ linear[..., None])[..., 0]
-        out += (self.squares @ square[..., None])[..., 0]
-        return out
-
-    def m_step(self, weight: Array, variance_floor: float) -> tuple[Array, Array, None]:
-        mu, square = self.sums(weight)
-        # sum_i weight (V - mu)^2, where the weights do not quite add up to 1 for the floor under the mass
-        variance = square - mu * mu * (2 - weight.sum(axis=1))[..., None]
-        return mu, np.maximum(variance, 0) + variance_floor, None
-
-    def e_step(self, now: EMIteration) -> Array:
-        precision = 1 / now.sigma_sq
-        scaled = now.mu * precision
-        distance = self.products(-2 * scaled, precision)  # (N, J, M)
-        distance += (now.mu * scaled).sum(axis=2)[..., None]
-        return distance.transpose(0, 2, 1)
-
-    def begin_backward(self) -> None:
-        self.terms: list[tuple[Array, Array, Array]] = []  # dvotes = sum over terms of left (linear + square V)
-
-    def m_step_backward(self, now: EMIteration, dmu: Array, dsigma_sq: Array, policy: str) -> Array:
-        # mu = sum_i weight V; sigma_sq = sum_i weight (V - mu)^2 + floor
-        linear = dmu - 2 * dsigma_sq * now.mu
-        self.terms.append((now.weight, linear, 2 * dsigma_sq))
-        constant = (dsigma_sq * now.mu * now.mu).sum(axis=2)
-        if policy == "exact":
-            constant = constant - (dmu * now.mu).sum(axis=2)
-        worth = self.products(linear, dsigma_sq)
-        worth += constant[..., None]
-        return worth.transpose(0, 2, 1)
-
-    def e_step_backward(self, now: EMIteration, dlog_r: Array) -> tuple[Array, Array]:
-        # distance = sum_d (V - mu)^2 / sigma_sq
-        precision = 1 / now.sigma_sq
-        scaled = now.mu * precision
-        self.terms.append((dlog_r, scaled, -precision))
-        sums, squares = self.sums(dlog_r)
-        total = dlog_r.sum(axis=1)[..., None]  # (N, J, 1)
-        dmu = (sums - now.mu * total) * precision
-        dsigma_sq = 0.5 * (squares - 2 * now.mu * sums + now.mu * now.mu * total) * precision * precision
-        return dmu, dsigma_sq
-
-    def finish_backward(self) -> tuple[Array, Array]:
-        """-> dpose (N, M, D), dkron (M, D, J * D)."""
-        n, n_in, n_out, d = self.by_child.shape
-        left = np.stack([term[0].transpose(0, 2, 1) for term in self.terms], axis=2).transpose(0, 1, 3, 2)
-        linear, square = (np.stack([term[k] for term in self.terms], axis=2) for k in (1, 2))  # (N, J, terms, D)
-        dvotes, slope = (_scratch.empty(name, (n, n_in, n_out, d), self.pose.dtype) for name in ("dvotes", "slope"))
-        np.matmul(left, linear, out=dvotes.transpose(0, 2, 1, 3))
-        np.matmul(left, square, out=slope.transpose(0, 2, 1, 3))
-        slope *= self.by_child
-        dvotes += slope
-        by_child = dvotes.reshape(n, n_in, n_out * d).transpose(1, 0, 2)  # (M, N, J * D)
-        # votes = pose @ kron, a product for each child
-        dpose = np.empty_like(self.pose)
-        np.matmul(by_child, self.kron.transpose(0, 2, 1), out=dpose.transpose(1, 0, 2))
-        return dpose, self.pose.transpose(1, 2, 0) @ by_child
-
-
-def kronecker(w: Array) -> Array:
-    """w (M, J, P, P) -> (M, D, J * D) with which a pose, written as a row of D, gives its votes for all J."""
-    n_in, n_out, p, _ = w.shape
-    kron = np.zeros((n_in, p, p, n_out, p, p), w.dtype)
-    for row in range(p):
-        kron[:, row, :, :, row] = w.transpose(0, 2, 1, 3)
-    return kron.reshape(n_in, p * p, n_out * p * p)
-
-
-def kronecker_backward(dkron: Array, p: int) -> Array:
-    """dkron (M, D, J * D) -> dw (M, J, P, P)."""
-    blocks = dkron.reshape(len(dkron), p, p, -1, p, p)
-    # kron[:, row, :, :, row] = w
-    return np.einsum("irkjrq->ijkq", blocks)
-
-
-class FieldsCache(NamedTuple):
-    """A routing over fields; its votes are computed again when they are needed."""
-
-    pose: Array  # (B, H, W, I, P, P)
-    a_in: Array  # (B, H, W, I)
-    w: Array  # (K, K, I, J, P, P)
-    offset: Array | None  # (K, K, P, P)
-    fields: Fields
-    chunks: list[tuple[slice, EMCache]]  # examples, and their routing without its votes
-
-    @property
-    def iterations(self) -> list[EMIteration]:
-        """Every iteration, over the whole batch: N = B * Ho * Wo rows, M = K * K * I children."""
-        parts = zip(*(em.iterations for _, em in self.chunks), strict=True)
-        names = [name for name in EMIteration._fields if name != "error"]
-        return [
-            EMIteration(error=None, **{name: np.concatenate([getattr(now, name) for now in part]) for name in names})
-            for part in parts
-        ]
-
-    @property
-    def assignments(self) -> list[Array]:
-        """r of every iteration's M-step: (B, Ho, Wo, K, K, I, J); a child's entries sum to 1 over all its parents."""
-        shape = (len(self.pose), self.fields.height, self.fields.width, *self.w.shape[:4])
-        return [now.r.reshape(shape) for now in self.iterations]
-
-    def votes(self, examples: slice = slice(None)) -> Array:
-        """Votes (B, Ho, Wo, K, K, I, J, D) of some examples, whole: mind the size."""
-        votes = field_votes(self, examples, kronecker(self.w.reshape(-1, *self.w.shape[3:]))).by_child
-        shape = (self.fields.height, self.fields.width, *self.w.shape[:4], votes.shape[-1])
-        return votes.reshape(-1, *shape).copy()
-
-
-def field_votes(cache: FieldsCache, examples: slice, kron: Array) -> FieldVotes:
-    pose = cache.pose[examples]
-    n, height, width, n_in, p, _ = pose.shape
-    children = np.take(pose.reshape(n, height * width, n_in * p * p), cache.fields.child, axis=1)
-    n_children = cache.fields.child.shape[1] * n_in
-    offset = None if cache.offset is None else np.repeat(cache.offset.reshape(-1, p * p), n_in, axis=0)
-    return FieldVotes(children.reshape(-1, n_children, p * p), kron, offset)
-
-
-def conv_em_routing_forward(
-    pose: Array,
-    a_in: Array,
-    w: Array,
-    beta_a: Array,
-    beta_v: Array,
-    lambdas: list[float],
-    variance_floor: float = VARIANCE_FLOOR,
-    stride: int = 1,
-    offset: Array | None = None,
-) -> tuple[Array, Array, FieldsCache]:
-    """EM routing where a parent's children are the capsules of its receptive field, and w is shared over positions.
-
-    pose (B, H, W, I, P, P), a_in (B, H, W, I), w (K, K, I, J, P, P), beta_a and beta_v (J,), offset (K, K, P, P) added
-    to the votes of the children there -> poses (B, Ho, Wo, J, P, P), activations (B, Ho, Wo, J), cache.
-    [Hinton 2018, sec. 4]: a child in the middle lies in several fields, and all parents of all of them compete for it.
-
-    The mass in a parent's cost is counted in units of what it would get, were active children shared out evenly. So a
-    cost means the same in a layer of 72 children a parent as in one of 128, and one inverse temperature suits all.
-    """
-    n, height, width, n_in, p, _ = pose.shape
-    k, n_out = w.shape[0], w.shape[3]
-    fields = receptive_fields(height, width, k, stride)
-    n_places, n_children = len(fields.child), k * k * n_in
-    mass_unit = float((fields.n_positions > 0).sum() * n_in / (n_places * n_out))
-    competition, kron = FieldCompetition(fields), kronecker(w.reshape(n_children, n_out, p, p))
-    cache = FieldsCache(pose, a_in, w, offset, fields, [])
-    bytes_per_example = 2 * n_places * n_children * n_out * p * p * pose.dtype.itemsize
-    step = min(max(1, CHUNK_BYTES // bytes_per_example), max(1, n // MIN_CHUNKS))
-    step = math.ceil(n / math.ceil(n / step))  # chunks of one size
-
-    def work(start: int) -> tuple[slice, EMCache]:
-        examples = slice(start, start + step)
-        children = np.take(a_in[examples].reshape(-1, height * width, n_in), fields.child, axis=1)
-        em = em_forward(
-            field_votes(cache, examples, kron), competition, children.reshape(-1, n_children),
-            beta_a, beta_v, lambdas, variance_floor, p * p, mass_unit,
-        )  # fmt: skip
-        return examples, em._replace(votes=None)
-
-    cache.chunks.extend(share(work, range(0, n, step)))
-    mu, a = (np.concatenate([getattr(em.iterations[-1], name) for _, em in cache.chunks]) for name in ("mu", "a"))
-    shape = (n, fields.height, fields.width, n_out)
-    return mu.reshape(*shape, p, p), a.reshape(shape), cache
-
-
-def conv_em_routing_backward(
-    dmu: Array, da: Array, cache: FieldsCache, policy: str
-) -> tuple[Array, Array, Array, Array, Array]:
-    """dmu (B, Ho, Wo, J, P, P), da (B, Ho, Wo, J) -> dpose, da_in, dw, dbeta_a, dbeta_v."""
-    pose, a_in, w, _, fields, chunks = cache
-    _, height, width, n_in, p, _ = pose.shape
-    n_out = w.shape[3]
-    kron = kronecker(w.reshape(-1, n_out, p, p))
-    dpose, da_in, dw = np.empty_like(pose), np.empty_like(a_in), np.zeros((kron.shape[0], n_out, p, p), w.dtype)
-    dbeta_a, dbeta_v = np.zeros(n_out, w.dtype), np.zeros(n_out, w.dtype)
-
-    def to_children(dentries: Array) -> Array:
-        """(B * Ho * Wo * K * K, F) -> sums over the positions of each child (B, H, W, F)."""
-        # entries = take(children, fields.child)
-        entries = dentries.reshape(-1, fields.child.size, dentries.shape[-1])
-        nowhere = np.zeros((len(entries), 1, entries.shape[2]), entries.dtype)
-        at_child = np.take(np.concatenate([entries, nowhere], axis=1), fields.slot, axis=1)  # (B, slots, H * W, F)
-        return at_child.sum(axis=1).reshape(-1, height, width, entries.shape[2])
-
-    def work(chunk: tuple[slice, EMCache]) -> tuple[Array, Array, Array]:
-        examples, em = chunk
-        votes = field_votes(cache, examples, kron)
-        dmu_rows, da_rows = dmu[examples].reshape(-1, n_out, p * p), da[examples].reshape(-1, n_out)
-        da_children, dbeta_a_part, dbeta_v_part = em_backward(dmu_rows, da_rows, em._replace(votes=votes), policy)
-        dchildren, dkron = votes.finish_backward()
-        dpose[examples] = to_children(dchildren.reshape(-1, n_in * p * p)).reshape(dpose[examples].shape)
-        da_in[examples] = to_children(da_children.reshape(-1, n_in))
-        return kronecker_backward(dkron, p), dbeta_a_part, dbeta_v_part
-
-    for dw_part, dbeta_a_part, dbeta_v_part in share(work, chunks):
-        dw += dw_part
-        dbeta_a += dbeta_a_part
-        dbeta_v += dbeta_v_part
-    return dpose, da_in, dw.reshape(w.shape), dbeta_a, dbeta_v
+    iterations, e_steps = cache
+    dsigma_sq, dlog_a = np.zeros_like(dmu), da * iterations[-1].a  # a = exp(log_a)
+    dr, dvotes, da_in, dbeta_a, dbeta_v = m_step_backward(dmu, dsigma_sq, dlog_a, iterations[-1], policy)
+    if policy == "stop":
+        return dvotes, da_in, dbeta_a, dbeta_v
+    for m_step, e_step in zip(iterations[-2::-1], e_steps[::-1], strict=True):
+        dmu, dsigma_sq, dlog_a, dvotes_e = e_step_backward(dr, e_step)
+        dr, dvotes_m, da_in_m, dbeta_a_m, dbeta_v_m = m_step_backward(dmu, dsigma_sq, dlog_a, m_step, policy)
+        dvotes += dvotes_e
+        dvotes += dvotes_m
+        da_in += da_in_m
+        dbeta_a += dbeta_a_m
+        dbeta_v += dbeta_v_m
+    return dvotes, da_in, dbeta_a, dbeta_v
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1226,8 +823,7 @@ class Model(NamedTuple):
     init_params: Callable[[np.random.Generator], Params]
     forward: Callable[[Params, Array], tuple[Array, Any]]
     backward: Callable[..., tuple[Params, Array | None]]
-    loss: Callable[[Array, Array, float], tuple[float, Array]]  # scores, labels, share of training done
-    eval_batch: int = 256  # examples that are classified at a time
+    loss: Callable[[Array, Array, float], tuple[float, Array]]  # scores, labels, fraction of the training done
 
 
 class CapsulesCache(NamedTuple):
@@ -1242,7 +838,7 @@ class CapsulesCache(NamedTuple):
 
 
 def capsules_init(rng: np.random.Generator, config: Config) -> Params:
-    def normal(std: float, *shape: int) -> Array:
+    def gaussian(std: float, *shape: int) -> Array:
         return rng.normal(0, std, shape).astype(config.dtype)
 
     def zeros(*shape: int) -> Array:
@@ -1251,11 +847,11 @@ def capsules_init(rng: np.random.Generator, config: Config) -> Params:
     fan_in = CONV_KERNEL**2 * config.in_channels
     n_primary_outputs = N_PRIMARY * (POSE_SIDE**2 + 1)
     # Each W_ij starts near the identity, so that a vote starts as the child's own pose.
-    route = np.eye(POSE_SIDE, dtype=config.dtype) + normal(0.1, N_PRIMARY, N_CLASSES, POSE_SIDE, POSE_SIDE)
+    route = np.eye(POSE_SIDE, dtype=config.dtype) + gaussian(0.1, N_PRIMARY, N_CLASSES, POSE_SIDE, POSE_SIDE)
     return {
-        "conv1.w": normal(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
+        "conv1.w": gaussian(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
         "conv1.b": zeros(CONV_CHANNELS),
-        "primary.w": normal(math.sqrt(1 / config.n_features), config.n_features, n_primary_outputs),
+        "primary.w": gaussian(math.sqrt(1 / config.n_features), config.n_features, n_primary_outputs),
         "primary.b": zeros(n_primary_outputs),
         "class.w": route,
         "class.beta_a": zeros(N_CLASSES),
@@ -1306,155 +902,6 @@ def capsules_backward(
     return grads, dx
 
 
-class ConvCapsConfig(Protocol):
-    """What the convolutional capsule network reads of a configuration."""
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]: ...  # A, B, C, D
-    @property
-    def image_size(self) -> int: ...
-    @property
-    def in_channels(self) -> int: ...
-    @property
-    def n_classes(self) -> int: ...
-    @property
-    def lambdas(self) -> list[float]: ...
-    @property
-    def variance_floor(self) -> float: ...
-    @property
-    def beta_v_init(self) -> float: ...
-    @property
-    def em_grad(self) -> str: ...
-    @property
-    def loss(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-
-
-CAPS_KERNEL = 3
-CAPS_STRIDES = {"convcaps1": 2, "convcaps2": 1}
-
-
-def conv_capsnet_grids(image_size: int) -> list[int]:
-    """Sides of the grids of conv1 (and the primary capsules), ConvCaps1 and ConvCaps2: 14, 6, 4 for 28 pixels."""
-    grids = [(image_size + 2 * 2 - CONV_KERNEL) // 2 + 1]
-    for stride in CAPS_STRIDES.values():
-        grids.append((grids[-1] - CAPS_KERNEL) // stride + 1)
-    return grids
-
-
-def coordinates(image_size: int, dtype: str) -> Array:
-    """What coordinate addition adds to the votes of each position of ConvCaps2: (S, S, P, P).
-
-    The centre of a position's receptive field, in shares of the image: its row goes to the first entry of the vote
-    matrix's right-hand column, its column to the second. [Hinton 2018, sec. 4.1] There a pose has its translation, and
-    a place is one; the first two entries of the flattened matrix, where other code adds them, belong to its rotation.
-    """
-    side = conv_capsnet_grids(image_size)[-1]
-    centre, spacing = 0.5, 2  # of conv1's first field, in pixels: its kernel of 5 has a padding of 2
-    for stride in CAPS_STRIDES.values():
-        centre, spacing = centre + spacing * (CAPS_KERNEL - 1) / 2, spacing * stride
-    place = (centre + spacing * np.arange(side)) / image_size
-    offset = np.zeros((side, side, POSE_SIDE, POSE_SIDE), dtype)
-    offset[:, :, 0, -1] = place[:, None]
-    offset[:, :, 1, -1] = place
-    return offset
-
-
-class ConvCapsnetCache(NamedTuple):
-    conv: ConvCache
-    relu: Array
-    primary: ConvCache
-    a_primary: Array  # (B, H, W, I)
-    convcaps1: FieldsCache
-    convcaps2: FieldsCache
-    routing: FieldsCache  # of the class capsules, whose one field is the whole grid
-    mu: Array  # (B, E, D) class poses
-    a: Array  # (B, E) class activations
-
-
-def conv_capsnet_init(rng: np.random.Generator, config: ConvCapsConfig) -> Params:
-    def normal(std: float, *shape: int) -> Array:
-        return rng.normal(0, std, shape).astype(config.dtype)
-
-    def zeros(*shape: int) -> Array:
-        return np.zeros(shape, config.dtype)
-
-    A, B, C, D = config.sizes
-    params = {
-        "conv1.w": normal(
-            math.sqrt(2 / (CONV_KERNEL**2 * config.in_channels)), CONV_KERNEL, CONV_KERNEL, config.in_channels, A
-        ),
-        "conv1.b": zeros(A),
-        "primary.w": normal(math.sqrt(2 / A), 1, 1, A, B * (POSE_SIDE**2 + 1)),
-        "primary.b": zeros(B * (POSE_SIDE**2 + 1)),
-    }
-    k = CAPS_KERNEL
-    shapes = {"convcaps1": (k, k, B, C), "convcaps2": (k, k, C, D), "class": (D, config.n_classes)}
-    for layer, shape in shapes.items():
-        eye = np.eye(POSE_SIDE, dtype=config.dtype)
-        params[f"{layer}.w"] = eye + normal(0.1, *shape, POSE_SIDE, POSE_SIDE)
-        params[f"{layer}.beta_a"] = zeros(shape[-1])
-        # Where all votes agree, sigma_sq is the floor: from here beta_v_init is the cost of an agreement's pose entry.
-        agreement = config.beta_v_init - 0.5 * math.log(config.variance_floor)
-        params[f"{layer}.beta_v"] = np.full(shape[-1], agreement, config.dtype)
-    return params
-
-
-def conv_capsnet_forward(params: Params, x: Array, config: ConvCapsConfig) -> tuple[Array, ConvCapsnetCache]:
-    """x (B, H, W, C) -> class scores (B, E)."""
-    conv, conv_cache = conv2d_forward(x, params["conv1.w"], params["conv1.b"], stride=2, pad=2)  # (B, 14, 14, A)
-    hidden, relu_cache = relu_forward(conv)
-    primary, primary_cache = conv2d_forward(hidden, params["primary.w"], params["primary.b"], stride=1, pad=0)
-    n_pose = config.sizes[1] * POSE_SIDE**2
-    pose = primary[..., :n_pose].reshape(*primary.shape[:3], -1, POSE_SIDE, POSE_SIDE)  # (B, 14, 14, I, P, P)
-    a_primary, _ = sigmoid_forward(primary[..., n_pose:])  # (B, 14, 14, I)
-
-    def route(layer: str, pose: Array, a: Array, w: Array, stride: int, offset: Array | None = None) -> Any:
-        betas = params[f"{layer}.beta_a"], params[f"{layer}.beta_v"]
-        return conv_em_routing_forward(pose, a, w, *betas, config.lambdas, config.variance_floor, stride, offset)
-
-    pose, a, cache1 = route("convcaps1", pose, a_primary, params["convcaps1.w"], CAPS_STRIDES["convcaps1"])
-    pose, a, cache2 = route("convcaps2", pose, a, params["convcaps2.w"], CAPS_STRIDES["convcaps2"])
-    offset = coordinates(config.image_size, config.dtype)  # (S, S, P, P)
-    class_w = np.broadcast_to(params["class.w"], (*offset.shape[:2], *params["class.w"].shape))  # (S, S, I, E, P, P)
-    mu, a, cache3 = route("class", pose, a, class_w, 1, offset)  # (B, 1, 1, E, P, P), (B, 1, 1, E)
-    mu, a = mu.reshape(len(x), -1, POSE_SIDE**2), a.reshape(len(x), -1)
-    scores = a if config.loss == "spread" else POSE_SCORE * (mu * mu).sum(axis=2) + ACTIVATION_SCORE * (a - 0.5)
-    cache = ConvCapsnetCache(conv_cache, relu_cache, primary_cache, a_primary, cache1, cache2, cache3, mu, a)
-    return scores, cache
-
-
-def conv_capsnet_backward(
-    dscores: Array, cache: ConvCapsnetCache, config: ConvCapsConfig, need_dx: bool = False, dmu: Array | None = None
-) -> tuple[Params, Array | None]:
-    """dscores (B, E) and, if wanted, dmu (B, E, D) on the class poses -> gradients under the parameters' names, and dx
-    (B, H, W, C) where needed."""
-    dmu = np.zeros_like(cache.mu) if dmu is None else dmu
-    if config.loss == "spread":
-        da = dscores
-    else:  # scores = |mu|^2 / 16 + 4 (a - 1/2)
-        dmu, da = dmu + 2 * POSE_SCORE * dscores[..., None] * cache.mu, ACTIVATION_SCORE * dscores
-    n = len(da)
-    dpose, da = dmu.reshape(n, 1, 1, -1, POSE_SIDE, POSE_SIDE), da.reshape(n, 1, 1, -1)
-    grads: Params = {}
-    for layer, routing in (("class", cache.routing), ("convcaps2", cache.convcaps2), ("convcaps1", cache.convcaps1)):
-        dpose, da, dw, dbeta_a, dbeta_v = conv_em_routing_backward(dpose, da, routing, config.em_grad)
-        # the class capsules' w is the same at every position
-        grads |= {
-            f"{layer}.w": dw.sum(axis=(0, 1)) if layer == "class" else dw,
-            f"{layer}.beta_a": dbeta_a,
-            f"{layer}.beta_v": dbeta_v,
-        }
-    dgates = sigmoid_backward(da, cache.a_primary)
-    dprimary = np.concatenate([dpose.reshape(*dgates.shape[:3], -1), dgates], axis=3)
-    dhidden, grads["primary.w"], grads["primary.b"] = conv2d_backward(dprimary, cache.primary)
-    assert dhidden is not None
-    dconv = relu_backward(dhidden, cache.relu)
-    dx, grads["conv1.w"], grads["conv1.b"] = conv2d_backward(dconv, cache.conv, need_dx)
-    return grads, dx
-
-
 class CNNCache(NamedTuple):
     conv: ConvCache
     conv_relu: Array
@@ -1464,16 +911,16 @@ class CNNCache(NamedTuple):
 
 
 def cnn_init(rng: np.random.Generator, config: Config, n_hidden: int) -> Params:
-    def normal(std: float, *shape: int) -> Array:
+    def gaussian(std: float, *shape: int) -> Array:
         return rng.normal(0, std, shape).astype(config.dtype)
 
     fan_in = CONV_KERNEL**2 * config.in_channels
     return {
-        "conv1.w": normal(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
+        "conv1.w": gaussian(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
         "conv1.b": np.zeros(CONV_CHANNELS, config.dtype),
-        "hidden.w": normal(math.sqrt(2 / config.n_features), config.n_features, n_hidden),
+        "hidden.w": gaussian(math.sqrt(2 / config.n_features), config.n_features, n_hidden),
         "hidden.b": np.zeros(n_hidden, config.dtype),
-        "out.w": normal(math.sqrt(1 / n_hidden), n_hidden, N_CLASSES),
+        "out.w": gaussian(math.sqrt(1 / n_hidden), n_hidden, N_CLASSES),
         "out.b": np.zeros(N_CLASSES, config.dtype),
     }
 
@@ -1505,71 +952,6 @@ def cnn_backward(dscores: Array, cache: CNNCache, need_dx: bool = False) -> tupl
     return grads, dx
 
 
-CONV_CNN_STRIDES = {"conv1": 2, "conv2": CAPS_STRIDES["convcaps1"], "conv3": CAPS_STRIDES["convcaps2"]}
-
-
-def conv_cnn_shapes(config: ConvCapsConfig, n_channels: int) -> dict[str, tuple[int, ...]]:
-    """Weights of a CNN on the capsules' own grids: their conv1, then 3x3 convolutions of ``n_channels``, and scores."""
-    k, side, A = CAPS_KERNEL, conv_capsnet_grids(config.image_size)[-1], config.sizes[0]
-    return {
-        "conv1": (CONV_KERNEL, CONV_KERNEL, config.in_channels, A),
-        "conv2": (k, k, A, n_channels),
-        "conv3": (k, k, n_channels, n_channels),
-        "out": (side * side * n_channels, config.n_classes),
-    }
-
-
-def conv_cnn_channels(config: ConvCapsConfig, n_params: int) -> int:
-    """The number of channels that comes nearest to ``n_params`` parameters."""
-
-    def difference(n_channels: int) -> int:
-        shapes = conv_cnn_shapes(config, n_channels).values()
-        return abs(sum(math.prod(shape) + shape[-1] for shape in shapes) - n_params)
-
-    return min(range(1, 1025), key=difference)
-
-
-def conv_cnn_init(rng: np.random.Generator, config: ConvCapsConfig, n_channels: int) -> Params:
-    params: Params = {}
-    for name, shape in conv_cnn_shapes(config, n_channels).items():
-        gain = 1 if name == "out" else 2  # what a ReLU takes away
-        params[f"{name}.w"] = rng.normal(0, math.sqrt(gain / math.prod(shape[:-1])), shape).astype(config.dtype)
-        params[f"{name}.b"] = np.zeros(shape[-1], config.dtype)
-    return params
-
-
-class ConvCNNCache(NamedTuple):
-    convs: list[ConvCache]
-    relus: list[Array]
-    out: LinearCache
-
-
-def conv_cnn_forward(params: Params, x: Array) -> tuple[Array, ConvCNNCache]:
-    """x (B, H, W, C) -> class scores (B, E)."""
-    convs, relus = [], []
-    for name, stride in CONV_CNN_STRIDES.items():
-        x, conv_cache = conv2d_forward(
-            x, params[f"{name}.w"], params[f"{name}.b"], stride, pad=2 if name == "conv1" else 0
-        )
-        x, relu_cache = relu_forward(x)
-        convs.append(conv_cache)
-        relus.append(relu_cache)
-    scores, out_cache = linear_forward(x.reshape(len(x), -1), params["out.w"], params["out.b"])
-    return scores, ConvCNNCache(convs, relus, out_cache)
-
-
-def conv_cnn_backward(dscores: Array, cache: ConvCNNCache, need_dx: bool = False) -> tuple[Params, Array | None]:
-    """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
-    dx: Array | None
-    grads: Params = {}
-    dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
-    for name, conv, relu in reversed(list(zip(CONV_CNN_STRIDES, cache.convs, cache.relus, strict=True))):
-        assert dx is not None
-        dconv = relu_backward(dx.reshape(relu.shape), relu)
-        dx, grads[f"{name}.w"], grads[f"{name}.b"] = conv2d_backward(dconv, conv, need_dx or name != "conv1")
-    return grads, dx
-
-
 def make_models(config: Config) -> dict[str, Model]:
     """The capsule network and its two baselines, by name, in the order of the result table."""
 
@@ -1590,29 +972,17 @@ def make_models(config: Config) -> dict[str, Model]:
             lambda scores, labels, progress: softmax_cross_entropy(scores, labels),
         )
 
-    dense = config.arch == "dense"
-    init, forward = (capsules_init, capsules_forward) if dense else (conv_capsnet_init, conv_capsnet_forward)
-    backward = capsules_backward if dense else conv_capsnet_backward
     capsules = Model(
         "capsules",
-        lambda rng: init(rng, config),
-        lambda params, x: forward(params, centred(x), config),
-        lambda dscores, cache, need_dx=False: backward(dscores, cache, config, need_dx),
+        lambda rng: capsules_init(rng, config),
+        lambda params, x: capsules_forward(params, centred(x), config),
+        lambda dscores, cache, need_dx=False: capsules_backward(dscores, cache, config, need_dx),
         capsules_loss,
-        eval_batch=256 if dense else 32,
     )
     n_params = count_params(capsules.init_params(np.random.default_rng(0)))
-    if dense:
-        # Each hidden unit costs its weights from conv1, its bias, and its weights to the classes.
-        conv_and_out_bias = CONV_KERNEL**2 * config.in_channels * CONV_CHANNELS + CONV_CHANNELS + N_CLASSES
-        matched = cnn("cnn_matched", round((n_params - conv_and_out_bias) / (config.n_features + 1 + N_CLASSES)))
-    else:  # so few parameters would make four hidden units; convolutions make a network of them
-        n_channels = conv_cnn_channels(config, n_params)
-        matched = cnn("cnn_matched", 0)._replace(
-            init_params=lambda rng: conv_cnn_init(rng, config, n_channels),
-            forward=lambda params, x: conv_cnn_forward(params, centred(x)),
-            backward=conv_cnn_backward,
-        )
+    # Each hidden unit costs its weights from conv1, its bias, and its weights to the classes.
+    conv_and_out_bias = CONV_KERNEL**2 * config.in_channels * CONV_CHANNELS + CONV_CHANNELS + N_CLASSES
+    matched = cnn("cnn_matched", round((n_params - conv_and_out_bias) / (config.n_features + 1 + N_CLASSES)))
     return {model.name: model for model in (capsules, cnn("cnn", 64), matched)}
 
 
@@ -1621,37 +991,30 @@ def make_models(config: Config) -> dict[str, Model]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 # Not the biases, and not what EM routing works with.
-DECAYED = {"conv1.w", "conv2.w", "conv3.w", "primary.w", "hidden.w", "out.w"}
+DECAYED = {"conv1.w", "primary.w", "hidden.w", "out.w"}
 
 
-def predict_scores(model: Model, params: Params, images: Array, batch_size: int | None = None) -> Array:
+EVALUATION_BATCH = 256  # images that are classified at a time
+
+
+def predict_scores(model: Model, params: Params, images: Array, batch_size: int = EVALUATION_BATCH) -> Array:
     """Class scores (N, J) of images (N, H, W, C), cropped as for a test."""
-    dtype, batch_size = params["conv1.w"].dtype, batch_size or model.eval_batch
+    dtype = params["conv1.w"].dtype
     batches = (images[i : i + batch_size] for i in range(0, len(images), batch_size))
     return np.concatenate([model.forward(params, crop(x, None).astype(dtype, copy=False))[0] for x in batches])
 
 
-class Labelled(Protocol):
-    """A set of images as it is evaluated."""
-
-    @property
-    def images(self) -> Array: ...  # (N, H, W, C)
-
-    @property
-    def labels(self) -> Array: ...  # (N,)
-
-
-def evaluate(model: Model, params: Params, split: Labelled) -> float:
-    """Share of a set that is classified rightly."""
+def evaluate(model: Model, params: Params, split: Split) -> float:
+    """Fraction of a set that is classified correctly."""
     return float((predict_scores(model, params, split.images).argmax(axis=1) == split.labels).mean())
 
 
 def true_class_share(model: Model, params: Params, split: Split) -> float:
     """Share of the children's mass that routing gives the true class in the end, mean over a set; evenly it is 1/5."""
     shares = []
-    for start in range(0, len(split.labels), model.eval_batch):
-        labels = split.labels[start : start + model.eval_batch]
-        x = crop(split.images[start : start + model.eval_batch], None).astype(params["conv1.w"].dtype, copy=False)
+    for start in range(0, len(split.labels), EVALUATION_BATCH):
+        labels = split.labels[start : start + EVALUATION_BATCH]
+        x = crop(split.images[start : start + EVALUATION_BATCH], None).astype(params["conv1.w"].dtype, copy=False)
         mass = model.forward(params, x)[1].routing.iterations[-1].mass  # (B, J)
         shares.append(mass[np.arange(len(x)), labels] / mass.sum(axis=1))
     return float(np.concatenate(shares).mean())
@@ -1753,8 +1116,7 @@ def make_result(config: Config, states: dict[str, TrainState], data: Data) -> di
         capsules = make_models(config)["capsules"]
         models["capsules"]["true_class_share"] = true_class_share(capsules, states["capsules"].params, data.familiar)
     return result_document(
-        EXPERIMENT, config, config.dataset, models, states, _n_workers if config.arch == "conv" else None,
-        "held_out_accuracy", 1 / N_CLASSES,
+        EXPERIMENT, config, config.dataset, models, states, None, "held_out_accuracy", 1 / N_CLASSES,
     )  # fmt: skip
 
 
@@ -1890,50 +1252,26 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add("data_dir", non_empty, "folder of the six official smallNORB files, gzipped or not", "DIR", "none")
     add_viewpoint_flags(parser, Config)
     add = add_flags(parser, "capsules", Config)
-    add("arch", ("dense", "conv"), "eight capsules from a dense layer, or the paper's grids of capsules")
-    add(
-        "sizes",
-        list_of(whole_number(1, 512), 4, "32,8,8,8"),
-        "with --arch conv: channels of conv1, capsule types of each grid",
-        "A,B,C,D",
-        "16,4,8,8",
-    )
     add("em_iters", whole_number(1, 20), "routing iterations")
     add("em_grad", ("exact", "stop"), "gradient through all iterations, or the last M-step with assignments constant")
     add("em_lambda", positive, "inverse temperature of the last iteration", "X")
-    add(
-        "lambda_schedule",
-        ("constant", "linear", "exponential"),
-        "inverse temperature of iteration t of T: X, X t / T, or X (1 - 0.95^t)",
-    )
+    add("lambda_schedule", ("constant", "linear", "exponential"),
+        "inverse temperature of iteration t of T: X, X t / T, or X (1 - 0.95^t)")
     add("variance_floor", number(0, 1e6, above=True), "added to every variance of a routing iteration", "X")
-    add(
-        "beta_v_init",
-        number(-10, 10),
-        "beta_v before training; below -log(variance floor) / 2, votes that agree"
-        " activate; --arch conv counts it from there",
-        "X",
-    )
+    add("beta_v_init", number(-10, 10),
+        "beta_v before training; below -log(variance floor) / 2, votes that agree activate", "X")
     add = add_flags(parser, "training", Config)
     add("seed", whole_number(0, 2**32 - 1), "of data noise, initial weights and order")
     add("n_epochs", whole_number(1, 100_000), "passes over the training set")
     add("batch_size", whole_number(1, 4096), "images of a step")
     add("lr", number(0, 10, above=True), "Adam's learning rate", "X")
-    add(
-        "weight_decay",
-        number(0, 100),
-        "a step shrinks the weights of conv1 and the dense layers by lr * X, in all models",
-        "X",
-    )
-    add(
-        "loss",
-        ("cross-entropy", "spread"),
-        "of the capsules: on the score, or the paper's on the activations; the CNNs always have cross-entropy",
-    )
+    add("weight_decay", number(0, 100),
+        "a step shrinks the weights of conv1 and the dense layers by lr * X, in all models", "X")
+    add("loss", ("cross-entropy", "spread"),
+        "of the capsules: on the score, or the paper's on the activations; the CNNs always have cross-entropy")
     add("dtype", ("float32", "float64"), "of all arithmetic")
-    parser.add_argument(
-        "--threads", type=whole_number(1, 1024), metavar="N", help="BLAS threads; default: what numpy's BLAS chooses"
-    )
+    parser.add_argument("--threads", type=whole_number(1, 1024), metavar="N",
+        help="BLAS threads; default: what numpy's BLAS chooses")
 # fmt: on
 
 
@@ -1987,10 +1325,8 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         parser.error("argument --data-dir: needs --dataset smallnorb")
     if args.dataset == "smallnorb" and args.data_dir is None:
         parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
-    if args.sizes is not None and args.arch == "dense":
-        parser.error("argument --sizes: needs --arch conv")
     fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Config)}
-    return Config(**fields | {"sizes": args.sizes or Config.sizes} | viewpoints_from_args(parser, args))
+    return Config(**fields | viewpoints_from_args(parser, args))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -2001,11 +1337,6 @@ def make_parser() -> argparse.ArgumentParser:
     add_config_flags(parser)
     add_file_flags(parser, MODEL_NAMES, eval_only=False)
     return parser
-
-
-def threads_for(config: Config, n: int | None) -> contextlib.AbstractContextManager[None]:
-    """The threads of a run: the BLAS's own, or as many workers for capsules that work in chunks."""
-    return blas_threads(n) if config.arch == "dense" else worker_threads(n or blas_name()[1])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -2019,7 +1350,7 @@ def main(argv: list[str] | None = None) -> int:
             print(predict(args.checkpoint, args.predict, config, args.given))
             return
         require_writable(args.out_json, args.checkpoint)
-        with threads_for(config, args.threads):
+        with blas_threads(args.threads):
             result = run(config, Files.from_args(args), names=args.models)
         if args.out_json:
             save_result(args.out_json, result | {"command": recorded_command(EXPERIMENT, argv)})
