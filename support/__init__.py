@@ -1,0 +1,1 @@
+"""What the experiments use and what is not about capsules."""
