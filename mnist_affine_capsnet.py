@@ -373,15 +373,15 @@ class LeNetCache(NamedTuple):
     inputs: list[Array]  # of the three dense layers
 
 
-def lenet_forward(params: Params, images: Array, ws: Workspace) -> tuple[Array, LeNetCache]:
-    """images (B, S, S) -> scores (J, B), before the softmax."""
+def lenet_forward(params: Params, images: Array, conv: str, ws: Workspace) -> tuple[Array, LeNetCache]:
+    """images (B, S, S), conv as in the configuration -> scores (J, B), before the softmax."""
     x, cache = base.batch_last(images, ws), LeNetCache([], [])
     for k in (1, 2):
-        layer: Callable[..., tuple[Array, Any]] = base.conv2d_forward if k > 1 else base.image_conv2d_forward
-        y, conv = layer(x, params[f"conv{k}.w"], params[f"conv{k}.b"], 1, ws, f"conv{k}")
+        forward, _ = base.CONVOLUTIONS[conv if k > 1 else "im2col"]
+        y, conv_cache = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], 1, ws, f"conv{k}")
         base.relu_forward(y)
         x = avg_pool_forward(y, ws, f"pool{k}")
-        cache.convs.append((conv, y, x))
+        cache.convs.append((conv_cache, y, x))
     x = base.flattened(x, ws)
     for k in (1, 2, 3):
         cache.inputs.append(x)
@@ -391,8 +391,10 @@ def lenet_forward(params: Params, images: Array, ws: Workspace) -> tuple[Array, 
     return x, cache
 
 
-def lenet_loss_and_grads(params: Params, batch: Batch, n: int, grads: Params, ws: Workspace) -> dict[str, float]:
-    scores, (convs, inputs) = lenet_forward(params, batch.images, ws)
+def lenet_loss_and_grads(
+    params: Params, batch: Batch, n: int, conv: str, grads: Params, ws: Workspace
+) -> dict[str, float]:
+    scores, (convs, inputs) = lenet_forward(params, batch.images, conv, ws)
     loss, dscores = softmax_cross_entropy(scores, base.indicator(batch.labels, scores.dtype), n)
     dx = dscores
     for k in (3, 2, 1):
@@ -402,13 +404,11 @@ def lenet_loss_and_grads(params: Params, batch: Batch, n: int, grads: Params, ws
             base.relu_backward(dx, x)
     dx = base.unflattened(dx, convs[-1][-1].shape, ws)
     for k in (2, 1):
-        conv, y, _ = convs[k - 1]
+        cache, y, _ = convs[k - 1]
         dy = avg_pool_backward(dx, y, ws, f"pool{k}")
         base.relu_backward(dy, y)
-        if k > 1:
-            dx = base.conv2d_backward(dy, conv, grads[f"conv{k}.w"], grads[f"conv{k}.b"], ws)
-        else:
-            base.image_conv2d_backward(dy, conv, grads["conv1.w"], grads["conv1.b"], ws)
+        _, backward = base.CONVOLUTIONS[conv if k > 1 else "im2col"]
+        dx = backward(dy, cache, grads[f"conv{k}.w"], grads[f"conv{k}.b"], ws, need_dx=k > 1)
     return {"train_loss": loss}
 
 
@@ -425,8 +425,8 @@ def make_models(config: Config) -> dict[str, Model]:
     lenet = Model(
         "lenet",
         lambda rng: lenet_init(rng, config),
-        lenet_loss_and_grads,
-        lambda params, batch, ws: (lenet_forward(params, batch.images, ws)[0].T, math.nan),
+        lambda params, batch, n, grads, ws: lenet_loss_and_grads(params, batch, n, config.conv, grads, ws),
+        lambda params, batch, ws: (lenet_forward(params, batch.images, config.conv, ws)[0].T, math.nan),
         config.lenet_lr / config.lr,
     )
     return {"capsnet": others["capsnet"], "cnn": others["cnn_pool"]._replace(name="cnn"), "lenet": lenet}

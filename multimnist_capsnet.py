@@ -14,7 +14,8 @@ reconstruct each alone, although they overlap almost wholly.
 
 The two CNNs have as many parameters: one keeps both convolutions and ends in dense layers, the other is of the paper's
 kind, with max pooling. All three go through the same loop, data and optimiser; the two highest scores are the answer.
-A convolution of images unfolds columns (im2col along one axis); one of many channels is a product of spectra.
+Convolutions are shown by im2col; those of many channels are computed as products of spectra, which is faster
+(``support/spectral_conv.py``; ``--conv im2col`` uses the plain form for all).
 
 Deviations from the paper: conv1 has 32 channels and there are 8 types of primary capsules, not 256 and 32
 (``--preset paper`` has them); the intersection over union of the two digits' boxes is at least 0.8 in every image, and
@@ -57,13 +58,13 @@ import numpy as np
 import pooch
 from tqdm import tqdm
 
+from support.spectral_conv import spectral_conv2d_backward, spectral_conv2d_forward
 from support.stroke_digits import stroke_digits
 
 # Dimension letters
 #   B  images of a batch          L  digits in an image (2)       H, W  rows and columns     C  channels
 #   K  side of a kernel           N  examples of a set            T  types of primary capsules
 #   I  primary capsules           P  numbers in one (8)           J  digit capsules (= classes)   D  numbers in one (16)
-#   U, V  points of a Fourier transform along rows, columns       R  its frequencies along rows
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -113,6 +114,7 @@ class Config:
     optimizer: str = "adam"
     weight_decay: float = 0.0
     dtype: str = "float32"
+    conv: str = "spectral"  # or "im2col": how convolutions of many channels are computed
 
     @property
     def primary_side(self) -> int:
@@ -524,209 +526,54 @@ def row_sum(x: Array) -> Array:
     return np.ones(len(flat), x.dtype) @ flat
 
 
-class ImageConvCache(NamedTuple):
-    name: str
-    rows: Array  # (Ho, K*K, Wo*B), a view: neighbouring items overlap
-
-
-def image_conv2d_forward(
-    x: Array, w: Array, b: Array, stride: int, ws: Workspace, name: str
-) -> tuple[Array, ImageConvCache]:
-    """Valid convolution of images of one channel. x (H, W, B), w (K, K, 1, C'), b (C') -> (Ho, Wo, B, C').
-
-    Only columns are unfolded, which makes the image K / stride times as large, not (K / stride)^2 times. The K rows
-    that an output row sees then lie next to each other: its matrix is a view, and output rows share memory.
-    """
-    H, W, B = x.shape
-    K, n_out = w.shape[0], w.shape[-1]
-    Ho, Wo = (H - K) // stride + 1, (W - K) // stride + 1
-    cols = ws(name + ".cols", H, K, Wo, B)
-    for k in range(K):
-        cols[:, k] = x[:, k : k + stride * (Wo - 1) + 1 : stride]
-    row = cols.strides[0]
-    rows = np.lib.stride_tricks.as_strided(
-        cols, (Ho, K * K, Wo * B), (stride * row, row // K, cols.itemsize), writeable=False
-    )
-    out = ws(name + ".out", Ho, Wo, B, n_out)
-    np.matmul(rows.transpose(0, 2, 1), w.reshape(K * K, n_out), out=out.reshape(Ho, Wo * B, n_out))
-    out += b
-    return out, ImageConvCache(name, rows)
-
-
-def image_conv2d_backward(dout: Array, cache: ImageConvCache, dw: Array, db: Array, ws: Workspace) -> None:
-    """dout (Ho, Wo, B, C'). Images have no gradient."""
-    Ho, n_out, K = dout.shape[0], dout.shape[-1], dw.shape[0]
-    flat = dout.reshape(Ho, -1, n_out)
-    # out = rows.T @ w + b
-    db[...] = row_sum(flat)
-    # One small product for each kernel row: for small ones BLAS has kernels that need no copies of the operands.
-    blocks, terms = cache.rows.reshape(Ho, K, K, -1), ws(cache.name + ".dw_terms", Ho, K, K, n_out)
-    np.matmul(blocks, flat[:, None], out=terms)
-    np.sum(terms, axis=0, out=dw.reshape(K, K, n_out))
-
-
-# Convolutions of many channels are products of spectra. With the s^2 phases x[a::s, b::s] of a map as channels, a
-# kernel of K taps and stride s becomes one of k = ceil(K / s) taps and stride 1. On U = Ho + k - 1 points, where it
-# does not wrap, it is
-#     out = F^-1(F x . conj F w)
-# with one product of matrices (B, s^2 C) (s^2 C, C') for each frequency. For the primary capsules, 9 taps of stride 2
-# and 10 x 10 outputs, that is 100 complex frequencies of 4 phases: 1,600 multiplications for a pair of channels, not
-# 8,100. Transforms of 14 points are matrix products as well. A complex number is a pair of reals, an axis of 2, so that
-# every map here is linear and real, and its backward pass is a product with the transpose.
-
-
-class Transforms(NamedTuple):
-    """Real matrices, of U rows, R = U // 2 + 1 of their frequencies (the others are conjugates), and V columns.
-
-    [2] is the axis of a complex number's two parts: in R [2] real and imaginary part take turns, in [2] V all the real
-    ones come first. In V [2] [2] each part of w is multiplied by each part of x.
-    """
-
-    x_rows: Array  # (R [2], U)
-    x_columns: Array  # (V [2], [2] V)
-    w_rows: Array  # (R [2], k)
-    w_columns: Array  # (V [2], [2] k)
-    out_columns: Array  # ([2] Wo, V [2] [2])
-    out_half: Array  # the same from V // 2 + 1 columns, for a row's frequency that is its own conjugate
-    out_rows: Array  # (Ho, R [2])
-
-
-@functools.lru_cache
-def transforms(Ho: int, Wo: int, k: int, dtype: np.dtype) -> Transforms:
-    """For a kernel of k by k taps and Ho by Wo outputs, with U = Ho + k - 1 and V = Wo + k - 1 points."""
-    U, V, R = Ho + k - 1, Wo + k - 1, (Ho + k - 1) // 2 + 1
-    pair = np.array([1, 1j])  # z times a number's parts: z re + i z im
-
-    def waves(sign: int, n_rows: int, n_columns: int, n: int) -> Array:
-        return np.exp(sign * 2j * np.pi / n * np.outer(np.arange(n_rows), np.arange(n_columns)))
-
-    def rows(sign: int, n: int) -> Array:
-        z = waves(sign, R, n, U)
-        return np.stack([z.real, z.imag], axis=1).reshape(2 * R, n)
-
-    def columns(sign: int, n: int) -> Array:
-        z = pair[:, None] * waves(sign, V, n, V)[:, None]
-        return np.stack([z.real, z.imag], axis=1).reshape(2 * V, 2 * n)
-
-    def count(n: int) -> Array:  # 2: a frequency of the half that is kept, and its conjugate
-        return np.where(np.arange(n // 2 + 1) * 2 % n == 0, 1, 2)
-
-    z = waves(1, Wo, V, V)[:, :, None, None] * np.outer(pair, pair)
-    out_columns = np.stack([z.real, z.imag])
-    out_half = out_columns[:, :, : V // 2 + 1] * count(V)[:, None, None]
-    out_rows = (pair * (waves(1, Ho, R, U) * count(U) / (U * V))[:, :, None]).real
-    every = (
-        rows(-1, U), columns(-1, V), rows(1, k), columns(1, k), out_columns.reshape(2 * Wo, -1),
-        out_half.reshape(2 * Wo, -1), out_rows.reshape(Ho, -1),
-    )  # fmt: skip
-    return Transforms(*(matrix.astype(dtype) for matrix in every))
-
-
-SMALL_PRODUCT = 1_000_000  # multiplications; up to here OpenBLAS has kernels that need no copies of the operands
-
-
-def transform(matrix: Array, x: Array, out: Array) -> None:
-    """matrix (m, n), x (n, ...) -> out (m, ...), by small products of some columns each."""
-    m, n = matrix.shape
-    columns = x.size // n
-    parts = next((p for p in range(1, columns) if columns % p == 0 and m * x.size <= p * SMALL_PRODUCT), columns)
-    np.matmul(matrix, x.reshape(n, parts, -1).swapaxes(0, 1), out=out.reshape(m, parts, -1).swapaxes(0, 1))
-
-
-def split_phases(x: Array, stride: int, out: Array) -> Array:
-    """x (H, W, B, C) -> out (U, V, B, s, s, C), where x[s n + a, s m + b] is at [n, m, :, a, b]; zeros beyond x."""
-    U, V = out.shape[:2]
-    if x.shape[:2] != (stride * U, stride * V):
-        out[...] = 0
-    for a, b in itertools.product(range(stride), repeat=2):
-        phase = x[a : stride * U : stride, b : stride * V : stride]
-        out[: len(phase), : phase.shape[1], :, a, b] = phase
-    return out
-
-
-def join_phases(phases: Array, stride: int, out: Array) -> Array:
-    """The inverse of split_phases; zeros where there were more of x."""
-    U, V = phases.shape[:2]
-    if out.shape[:2] != (stride * U, stride * V):
-        out[...] = 0
-    for a, b in itertools.product(range(stride), repeat=2):
-        phase = out[a : stride * U : stride, b : stride * V : stride]
-        phase[...] = phases[: len(phase), : phase.shape[1], :, a, b]
-    return out
-
-
 class ConvCache(NamedTuple):
     name: str
-    x_f: Array  # (R, V, [2] B, n_in), n_in = s*s*C: the spectrum of x; half of V where r is its own conjugate
-    taps: Array  # (k, k, n_in, C'), the phases of w
-    w_rows: Array  # (R, [2] k, n_in * C'), room for spectra along the rows
+    cols: Array  # (Ho, Wo, B, K, K, C)
+    w: Array  # (K, K, C, C')
     x_shape: tuple[int, ...]  # (H, W, B, C)
     stride: int
 
 
 def conv2d_forward(x: Array, w: Array, b: Array, stride: int, ws: Workspace, name: str) -> tuple[Array, ConvCache]:
-    """Valid convolution. x (H, W, B, C), w (K, K, C, C'), b (C') -> (Ho, Wo, B, C')."""
-    H, W, B, C = x.shape
+    """Valid convolution by im2col. x (H, W, B, C), w (K, K, C, C'), b (C') -> out (Ho, Wo, B, C')."""
     K, n_out = w.shape[0], w.shape[-1]
-    k, Ho, Wo, n_in = -(-K // stride), (H - K) // stride + 1, (W - K) // stride + 1, stride**2 * C
-    t = transforms(Ho, Wo, k, w.dtype)
-    U, V, R = Ho + k - 1, Wo + k - 1, len(t.x_rows) // 2
-
-    x_rows, x_f = ws(name + ".x_rows", R, 2 * V, B * n_in), ws(name + ".x_f", R, V, 2 * B, n_in)
-    transform(t.x_rows, split_phases(x, stride, ws(name + ".phases", U, V, B, stride, stride, C)), x_rows)
-    w_rows, w_f = ws(name + ".w_rows", R, 2 * k, n_in * n_out), ws(name + ".w_f", V, 2, n_in, n_out)
-    taps = ws(name + ".taps", k, k, n_in, n_out)
-    split_phases(w.reshape(K, K, 1, -1), stride, taps.reshape(k, k, 1, stride, stride, -1))
-    transform(t.w_rows, taps, w_rows)
-    product, out_rows = ws(name + ".product", V, 2, 2 * B, n_out), ws(name + ".out_rows", R, 2 * Wo, B * n_out)
-    for r in range(R):  # where r is its own conjugate, half of the columns' frequencies say all
-        out_columns, n = (t.out_columns, V) if 2 * r % U else (t.out_half, V // 2 + 1)
-        transform(t.x_columns[: 2 * n], x_rows[r], x_f[r, :n])
-        transform(t.w_columns[: 2 * n], w_rows[r], w_f[:n])
-        np.matmul(x_f[r, :n, None], w_f[:n], out=product[:n])  # each part of x by each part of w
-        transform(out_columns, product[:n], out_rows[r])
-    out = ws(name + ".out", Ho, Wo, B, n_out)
-    transform(t.out_rows, out_rows, out)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (K, K), axis=(0, 1))[::stride, ::stride]
+    patches = windows.transpose(0, 1, 2, 4, 5, 3)  # (Ho, Wo, B, K, K, C), a view
+    cols = ws(name + ".cols", *patches.shape)
+    cols[...] = patches
+    out = ws(name + ".out", *cols.shape[:3], n_out)
+    w_matrix = w.reshape(-1, n_out)  # (K*K*C, C')
+    np.matmul(cols.reshape(-1, len(w_matrix)), w_matrix, out=out.reshape(-1, n_out))  # (Ho*Wo*B, C')
     out += b
-    return out, ConvCache(name, x_f, taps, w_rows, x.shape, stride)
+    return out, ConvCache(name, cols, w, x.shape, stride)
 
 
-def conv2d_backward(dout: Array, cache: ConvCache, dw: Array, db: Array, ws: Workspace) -> Array:
-    """dout (Ho, Wo, B, C') -> dx (H, W, B, C)."""
-    name, x_f, taps, w_rows, x_shape, stride = cache
-    (Ho, Wo, B, n_out), K, C = dout.shape, dw.shape[0], x_shape[-1]
-    k, n_in = -(-K // stride), stride**2 * C
-    t = transforms(Ho, Wo, k, dout.dtype)
-    U, V, R = Ho + k - 1, Wo + k - 1, len(x_f)
-
+def conv2d_backward(
+    dout: Array, cache: ConvCache, dw: Array, db: Array, ws: Workspace, need_dx: bool = True
+) -> Array | None:
+    """dout (Ho, Wo, B, C') -> dx (H, W, B, C), or None; writes dw (K, K, C, C') and db (C')."""
+    name, cols, w, x_shape, s = cache
+    (Ho, Wo, _, n_out), K = dout.shape, len(w)
+    w_matrix, dout_matrix = w.reshape(-1, n_out), dout.reshape(-1, n_out)  # (K*K*C, C'), (Ho*Wo*B, C')
+    # out = cols w + b
     db[...] = row_sum(dout)
-    # out = out_rows' transform + b
-    dout_rows, dproduct = ws(name + ".out_rows", R, 2 * Wo, B * n_out), ws(name + ".product", V, 2, 2 * B, n_out)
-    transform(t.out_rows.T, dout, dout_rows)
-    # The spectra of w are made anew, transposed: with a transposed second matrix small products take twice as long.
-    taps_t = ws(name + ".taps_t", k, k, n_out, n_in)
-    taps_t[...] = taps.swapaxes(2, 3)
-    transform(t.w_rows, taps_t, w_rows)
-    w_f_t, dw_f = ws(name + ".w_f_t", V, 2, n_out, n_in), ws(name + ".dw_f", V, 2, n_in, n_out)
-    dx_terms, dx_f = ws(name + ".dx_terms", V, 2, 2 * B, n_in), ws(name + ".dx_f", V, 2 * B, n_in)
-    dw_rows, dx_rows = w_rows, ws(name + ".x_rows", R, 2 * V, B * n_in)
-    for r in range(R):
-        out_columns, n = (t.out_columns, V) if 2 * r % U else (t.out_half, V // 2 + 1)
-        transform(out_columns.T, dout_rows[r], dproduct[:n])
-        # product = x_f w_f
-        transform(t.w_columns[: 2 * n], w_rows[r], w_f_t[:n])
-        np.matmul(dproduct[:n], w_f_t[:n], out=dx_terms[:n])
-        np.add(dx_terms[:n, 0], dx_terms[:n, 1], out=dx_f[:n])
-        transform(t.x_columns[: 2 * n].T, dx_f[:n], dx_rows[r])
-        np.matmul(x_f[r, :n].transpose(0, 2, 1)[:, None], dproduct[:n], out=dw_f[:n])
-        transform(t.w_columns[: 2 * n].T, dw_f[:n], dw_rows[r])  # over what is no longer needed
-    # x_rows, w_rows = transforms of the phases of x and w
-    dtaps = ws(name + ".dtaps", k, k, 1, stride, stride, C * n_out)
-    transform(t.w_rows.T, dw_rows, dtaps)
-    join_phases(dtaps, stride, dw.reshape(K, K, 1, -1))
-    dphases = ws(name + ".phases", U, V, B, stride, stride, C)
-    transform(t.x_rows.T, dx_rows, dphases)
-    return join_phases(dphases, stride, ws(name + ".dx", *x_shape))
+    np.matmul(cols.reshape(-1, len(w_matrix)).T, dout_matrix, out=dw.reshape(-1, n_out))
+    if not need_dx:
+        return None
+    dcols = ws(name + ".dcols", *cols.shape)
+    np.matmul(dout_matrix, w_matrix.T, out=dcols.reshape(-1, len(w_matrix)))
+    # cols[:, :, :, i, j] = x[i :: s, j :: s]
+    dx = ws(name + ".dx", *x_shape)
+    dx[...] = 0
+    for i, j in itertools.product(range(K), repeat=2):
+        dx[i : i + s * Ho : s, j : j + s * Wo : s] += dcols[:, :, :, i, j]
+    return dx
+
+
+CONVOLUTIONS: dict[str, tuple[Callable[..., tuple[Array, Any]], Callable[..., Any]]] = {
+    "im2col": (conv2d_forward, conv2d_backward),
+    "spectral": (spectral_conv2d_forward, spectral_conv2d_backward),
+}
 
 
 def max_pool_forward(x: Array, ws: Workspace, name: str) -> Array:
@@ -991,9 +838,9 @@ def indicator(labels: Array, dtype: np.dtype) -> Array:
 
 
 class CapsNetCache(NamedTuple):
-    conv1: ImageConvCache
+    conv1: ConvCache
     h1: Array  # (28, 28, B, 32) at the default sizes
-    primary: ConvCache
+    primary: Any  # of the convolution that the configuration names
     squash: SquashCache
     routing: RoutingCache
     v: Array  # (J, D, B)
@@ -1023,10 +870,10 @@ def capsnet_init(rng: np.random.Generator, config: Config) -> Params:
 
 
 def batch_last(images: Array, ws: Workspace) -> Array:
-    """(B, H, W) -> (H, W, B)."""
+    """(B, H, W) -> (H, W, B, 1), a map of one channel."""
     B, H, W = images.shape
-    x = ws("images", H, W, B)
-    x[...] = images.transpose(1, 2, 0)
+    x = ws("images", H, W, B, 1)
+    x[..., 0] = images.transpose(1, 2, 0)
     return x
 
 
@@ -1039,9 +886,10 @@ def as_map(capsules: Array, side: int) -> Array:
 def capsnet_forward(params: Params, images: Array, config: Config, ws: Workspace) -> tuple[Array, CapsNetCache]:
     """images (B, H, W) -> lengths of the digit capsules (J, B). The cache has the capsules and their couplings."""
     side, B = config.primary_side, len(images)
-    h1, conv1 = image_conv2d_forward(batch_last(images, ws), params["conv1.w"], params["conv1.b"], 1, ws, "conv1")
+    h1, conv1 = conv2d_forward(batch_last(images, ws), params["conv1.w"], params["conv1.b"], 1, ws, "conv1")
     relu_forward(h1)
-    h2, primary = conv2d_forward(h1, params["primary.w"], params["primary.b"], 2, ws, "primary")  # (side, side, B, P*T)
+    forward, _ = CONVOLUTIONS[config.conv]
+    h2, primary = forward(h1, params["primary.w"], params["primary.b"], 2, ws, "primary")  # (side, side, B, P*T)
     s, u = (ws(name, PRIMARY_SIZE, config.n_primary, B) for name in ("primary.s", "primary.u"))
     as_map(s, side)[...] = h2.reshape(side, side, B, PRIMARY_SIZE, -1)
     squash = squash_forward(s, 0, u)
@@ -1119,9 +967,10 @@ def capsnet_loss_and_grads(
     ds = squash_backward(du, cache.squash)
     dh2 = ws("primary.dout", side, side, B, PRIMARY_SIZE, config.primary_types)
     dh2[...] = as_map(ds, side)
-    dh1 = conv2d_backward(dh2.reshape(side, side, B, -1), cache.primary, grads["primary.w"], grads["primary.b"], ws)
+    _, backward = CONVOLUTIONS[config.conv]
+    dh1 = backward(dh2.reshape(side, side, B, -1), cache.primary, grads["primary.w"], grads["primary.b"], ws)
     relu_backward(dh1, cache.h1)
-    image_conv2d_backward(dh1, cache.conv1, grads["conv1.w"], grads["conv1.b"], ws)
+    conv2d_backward(dh1, cache.conv1, grads["conv1.w"], grads["conv1.b"], ws, need_dx=False)
     return {
         "train_loss": margin + config.recon_weight * error,
         "train_margin_loss": margin,
@@ -1152,6 +1001,11 @@ class CNN(NamedTuple):
     convs: tuple[ConvLayer, ...]
     n_hidden: int
     loss: Loss = sigmoid_cross_entropy
+    conv: str = "spectral"
+
+    def convolution(self, k: int) -> tuple[Callable[..., tuple[Array, Any]], Callable[..., Any]]:
+        """Forward and backward pass of layer k, counted from 1; that of one channel is always im2col."""
+        return CONVOLUTIONS[self.conv if k > 1 else "im2col"]
 
 
 class CNNCache(NamedTuple):
@@ -1179,8 +1033,8 @@ def cnn_forward(params: Params, images: Array, net: CNN, ws: Workspace) -> tuple
     """images (B, H, W) -> scores (J, B), before the sigmoid."""
     x, convs = batch_last(images, ws), []
     for k, layer in enumerate(net.convs, 1):
-        conv: Callable[..., tuple[Array, Any]] = conv2d_forward if k > 1 else image_conv2d_forward
-        y, cache = conv(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, ws, f"conv{k}")
+        forward, _ = net.convolution(k)
+        y, cache = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, ws, f"conv{k}")
         relu_forward(y)
         x = max_pool_forward(y, ws, f"pool{k}") if layer.pool else y
         convs.append((cache, y, x))
@@ -1202,10 +1056,8 @@ def cnn_loss_and_grads(
         cache, y, out = convs[k - 1]
         dy = max_pool_backward(dx, y, out, ws, f"pool{k}") if net.convs[k - 1].pool else dx
         relu_backward(dy, y)
-        if k > 1:
-            dx = conv2d_backward(dy, cache, grads[f"conv{k}.w"], grads[f"conv{k}.b"], ws)
-        else:
-            image_conv2d_backward(dy, cache, grads["conv1.w"], grads["conv1.b"], ws)
+        _, backward = net.convolution(k)
+        dx = backward(dy, cache, grads[f"conv{k}.w"], grads[f"conv{k}.b"], ws, need_dx=k > 1)
     return {"train_loss": loss}
 
 
@@ -1238,7 +1090,7 @@ def capsnet_model(config: Config) -> Model:
 def cnn_model(name: str, config: Config, convs: tuple[ConvLayer, ...], n_params: int, loss: Loss) -> Model:
     """A CNN with as many hidden units as bring it to ``n_params`` parameters."""
     one, two = (count_params(cnn_init(np.random.default_rng(0), config, CNN(convs, n))) for n in (1, 2))
-    net = CNN(convs, max(1, 1 + round((n_params - one) / (two - one))), loss)
+    net = CNN(convs, max(1, 1 + round((n_params - one) / (two - one))), loss, config.conv)
     return Model(
         name,
         lambda rng: cnn_init(rng, config, net),
@@ -2152,6 +2004,10 @@ def add_network_arguments(parser: argparse.ArgumentParser, d: Config) -> None:
         "--lr-schedule", choices=("constant", "linear", "cosine", "exponential"), default=d.lr_schedule,
         help="linear and cosine fall to 0, exponential by 4 %% every 2,000 steps; default: %(default)s",
     )  # fmt: skip
+    training.add_argument(
+        "--conv", choices=tuple(CONVOLUTIONS), default=d.conv,
+        help="how convolutions of many channels are computed: the plain form, or a faster one; default: %(default)s",
+    )  # fmt: skip
     training.add_argument("--dtype", choices=("float32", "float64"), default=d.dtype, help="default: %(default)s")
     training.add_argument(
         "--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
@@ -2165,7 +2021,7 @@ def config_fields(args: argparse.Namespace, *more: str) -> dict[str, Any]:
     preset = PRESETS[args.preset]
     given = {k: v for k in ("conv_channels", "primary_types") if (v := getattr(args, k)) is not None}
     same = ("dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "routing_iters", "routing_grad")
-    also = ("recon_weight", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "dtype")
+    also = ("recon_weight", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "dtype", "conv")
     return preset | given | {k: getattr(args, k) for k in (*same, *also, *more)}
 
 

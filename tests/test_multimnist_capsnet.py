@@ -829,7 +829,8 @@ WRONG_VALUES = {
     "--dataset": "cifar", "--n-train": "0", "--n-test": "x", "--min-iou": "1.5", "--pool": "-1", "--preset": "huge",
     "--conv-channels": "0", "--primary-types": "nan", "--routing-iters": "0", "--routing-grad": "some",
     "--recon-weight": "-1", "--seed": "-1", "--n-epochs": "1.5", "--batch-size": "0", "--lr": "0",
-    "--lr-schedule": "step", "--optimizer": "sgd", "--weight-decay": "-1", "--dtype": "float16", "--threads": "0",
+    "--lr-schedule": "step", "--optimizer": "sgd", "--weight-decay": "-1", "--dtype": "float16", "--conv": "fft",
+    "--threads": "0",
     "--models": "capsnet,rnn", "--checkpoint-every": "0",
 }  # fmt: skip
 PATHS = {"--data-dir", "--out-json", "--checkpoint", "--predict", "--predict-png"}
