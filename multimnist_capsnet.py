@@ -641,12 +641,13 @@ def relu_backward(dout: Array, out: Array) -> Array:
 
 
 def sigmoid_forward(x: Array) -> Array:
-    """In place. By tanh, which does not overflow."""
-    x *= 0.5
-    np.tanh(x, out=x)
+    """In place: 1 / (1 + exp(-x)), to a few roundings. It stops at the smallest normal number (in float32 at x = -87),
+    so that exp does not overflow."""
+    np.maximum(x, math.log(np.finfo(x.dtype).tiny), out=x)
+    np.negative(x, out=x)
+    np.exp(x, out=x)
     x += 1
-    x *= 0.5
-    return x
+    return np.reciprocal(x, out=x)
 
 
 def sigmoid_backward(dout: Array, out: Array) -> Array:
