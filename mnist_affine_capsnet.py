@@ -300,7 +300,9 @@ def make_data(config: Config) -> Data:
 
 def resolved(config: Config, data: Data) -> Config:
     """With the digits that "auto", and the numbers of them that 0 stood for."""
-    return dataclasses.replace(base.settled(config, data.name), n_train=len(data.labels), n_test=len(data.test_labels))
+    return dataclasses.replace(
+        base.resolve_auto(config, data.name), n_train=len(data.labels), n_test=len(data.test_labels)
+    )
 
 
 def training_batch(data: Data, config: Config, step: int) -> Batch:
@@ -357,13 +359,13 @@ def lenet_init(rng: np.random.Generator, config: Config) -> Params:
     side, C, dtype = config.image_size, 1, config.dtype
     for k, n_out in enumerate(LENET_CHANNELS, 1):
         std = math.sqrt(2 / (LENET_KERNEL**2 * C))
-        params[f"conv{k}.w"] = base.normal(rng, dtype, std, LENET_KERNEL, LENET_KERNEL, C, n_out)
+        params[f"conv{k}.w"] = base.gaussian(rng, dtype, std, LENET_KERNEL, LENET_KERNEL, C, n_out)
         params[f"conv{k}.b"] = np.zeros(n_out, dtype)
         side, C = (side - LENET_KERNEL + 1) // 2, n_out
     sizes = (side * side * C, *LENET_HIDDEN, base.N_CLASSES)
     for k in range(3):
         gain = 2 if k < 2 else 1
-        params[f"fc{k + 1}.w"] = base.normal(rng, dtype, math.sqrt(gain / sizes[k]), sizes[k], sizes[k + 1])
+        params[f"fc{k + 1}.w"] = base.gaussian(rng, dtype, math.sqrt(gain / sizes[k]), sizes[k], sizes[k + 1])
         params[f"fc{k + 1}.b"] = np.zeros(sizes[k + 1], dtype)
     return params
 
@@ -656,7 +658,7 @@ def evaluate_checkpoint(
     config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS})
     real = check_affnist(affnist, config)
     data = make_data(dataclasses.replace(config, n_train=1, n_val=0))
-    config = dataclasses.replace(base.settled(config, data.name), n_test=len(data.test_labels))
+    config = dataclasses.replace(base.resolve_auto(config, data.name), n_test=len(data.test_labels))
     crew = Crew(threads)
     with base.single_blas(), contextlib.closing(crew):
         result = make_result(config, data, states, run_tests(config, data, states, crew, real), threads)

@@ -568,7 +568,7 @@ def decode(decoder: Params, poses: Array, labels: Array, config: Config) -> Arra
 def run(config: Config, *, threads: int = 1, **options: Any) -> dict[str, Any]:
     """Data, trainings, attacks, result. The options are those of ``train_all``."""
     data = make_data(config)
-    config = digits.settled(config, data.name)
+    config = digits.resolve_auto(config, data.name)
     with worker_threads(threads):
         states = train_all(config, data, experiment=experiment(config), **options)
         return make_result(config, data.name, states, attack_all(config, states, data), threads)
@@ -593,7 +593,7 @@ def evaluate_checkpoint(
             f"{checkpoint} was trained on {saved.dataset}, whose images and classes are not those of {asked.dataset}"
         )
     data = make_data(config)
-    config = digits.settled(config, data.name)
+    config = digits.resolve_auto(config, data.name)
     with worker_threads(threads):
         for name, model in make_models(config).items():
             if name in states:

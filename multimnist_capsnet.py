@@ -168,7 +168,7 @@ class Digits(NamedTuple):
     """Single digits. ``name`` is what stands in tables, JSON and titles: "mnist", "strokes" or "custom"."""
 
     name: str
-    train_images: Array  # (N, 28, 28) uint8, ink is 255
+    train_images: Array  # (N, 28, 28) uint8, strokes are 255
     train_labels: Array  # (N,) uint8, 0 to 9
     test_images: Array  # (M, 28, 28) uint8
     test_labels: Array  # (M,) uint8
@@ -391,17 +391,17 @@ class Batch(NamedTuple):
         return Batch(*(a[start:stop] for a in self))
 
 
-class Recipe(NamedTuple):
-    """What a composite is made of."""
+class Composites(NamedTuple):
+    """Which digits are laid over each other, and how far each is shifted; ``Overlays.render`` makes images of them."""
 
-    which: Array  # (B, 2) digit images
-    shift: Array  # (B, 2, 2) pixels, [composite, digit, axis]
+    which: Array  # (N, 2) digit images
+    shift: Array  # (N, 2, 2) pixels, [composite, digit, axis]
 
 
 def admissible_shifts(max_shift: int, min_iou: float) -> Array:
     """All pairs of shifts (n, 2, 2) after which the two boxes overlap by an IoU of at least ``min_iou``.
 
-    A digit's box is its whole 28x28 image, so whether a pair is admissible does not depend on the ink: at IoU 0.8 two
+    A digit's box is its whole 28x28 image, so a pair is admissible whatever the digits look like: at IoU 0.8 two
     digits are 3 pixels apart at most.
     """
     s = np.arange(-max_shift, max_shift + 1)
@@ -435,24 +435,25 @@ class Overlays:
         self.shifts = admissible_shifts(config.max_shift, config.min_iou)
         self.max_shift, self.side, self.dtype = config.max_shift, config.image_size, np.dtype(config.dtype)
 
-    def draw(self, rng: np.random.Generator, n: int) -> Recipe:
+    def draw(self, rng: np.random.Generator, n: int) -> Composites:
         """Two digits of different classes, and one of the admissible pairs of shifts; no draw is thrown away."""
         a = rng.integers(len(self.labels), size=n)
         start, stop = self.class_start[self.labels[a]], self.class_start[self.labels[a] + 1]
         b = rng.integers(len(self.labels) - (stop - start))  # counts the digits of all other classes
         b += np.where(b >= start, stop - start, 0)
-        return Recipe(np.stack([a, b], axis=1), self.shifts[rng.integers(len(self.shifts), size=n)])
+        return Composites(np.stack([a, b], axis=1), self.shifts[rng.integers(len(self.shifts), size=n)])
 
-    def render(self, recipe: Recipe) -> Batch:
-        sources = shifted(self.images[recipe.which], recipe.shift, self.side, self.max_shift)  # (n, 2, H, W)
+    def render(self, composites: Composites) -> Batch:
+        which, shift = composites
+        sources = shifted(self.images[which], shift, self.side, self.max_shift)  # (N, 2, H, W)
         sources = sources * self.dtype.type(1 / 255)
-        return Batch(sources.max(axis=1), self.labels[recipe.which], sources)
+        return Batch(sources.max(axis=1), self.labels[which], sources)
 
 
 class Data(NamedTuple):
     name: str  # of the digits: "mnist", "strokes" or "custom"
     train: Overlays
-    pool: Recipe | None
+    pool: Composites | None
     test: Batch
 
 
@@ -463,13 +464,13 @@ def make_data(config: Config) -> Data:
     train = Overlays(digits.train_images, digits.train_labels, config)
     test = Overlays(digits.test_images, digits.test_labels, config)
     pool = train.draw(generator(config.seed, Stream.DATA, 1), config.pool) if config.pool else None
-    recipe = test.draw(generator(config.seed, Stream.EVALUATION), config.n_test)
-    return Data(digits.name, train, pool, test.render(recipe))
+    composites = test.draw(generator(config.seed, Stream.EVALUATION), config.n_test)
+    return Data(digits.name, train, pool, test.render(composites))
 
 
-def settled(config: Any, data_name: str) -> Any:
-    """``config`` with what ``--dataset auto`` found in its place, strokes or MNIST files: a run that was begun on one
-    is not to be resumed on the other."""
+def resolve_auto(config: Any, data_name: str) -> Any:
+    """``config`` with the data set that ``auto`` found, strokes or MNIST files, instead of ``auto``: a run that was
+    begun on one is not to be resumed on the other."""
     if config.dataset != "auto":
         return config
     return dataclasses.replace(config, dataset="strokes" if data_name == "strokes" else "mnist")
@@ -488,17 +489,17 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
     if data.pool is None:
         return data.train.render(data.train.draw(generator(config.seed, Stream.SHUFFLE, step), B))
     n = len(data.pool.which)
-    turns, places = np.divmod(np.arange(step * B, (step + 1) * B), n)
-    chosen = np.concatenate([shuffled(n, config.seed, t)[places[turns == t]] for t in np.unique(turns).tolist()])
-    return data.train.render(Recipe(data.pool.which[chosen], data.pool.shift[chosen]))
+    passes, positions = np.divmod(np.arange(step * B, (step + 1) * B), n)
+    chosen = np.concatenate([shuffled(n, config.seed, t)[positions[passes == t]] for t in np.unique(passes).tolist()])
+    return data.train.render(Composites(data.pool.which[chosen], data.pool.shift[chosen]))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Forward and backward passes
 #
-# A map is (H, W, B, C) in here, so that each of its places has a matrix of examples and channels. From the capsules on
-# the batch is the last axis: the primary capsules are (P, I, B). All products below then have contiguous operands. A
-# backward pass writes the gradients of weights where it is told to, and returns that of its input.
+# A map is (H, W, B, C) in here, so that each pixel is a matrix of examples and channels. From the capsules on the
+# batch is the last axis: the primary capsules are (P, I, B). All products below then have contiguous operands. A
+# backward pass writes the gradients of weights into the arrays that it is given, and returns that of its input.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -847,7 +848,8 @@ class CapsNetCache(NamedTuple):
     v: Array  # (J, D, B)
 
 
-def normal(rng: np.random.Generator, dtype: str, std: float, *shape: int) -> Array:
+def gaussian(rng: np.random.Generator, dtype: str, std: float, *shape: int) -> Array:
+    """Independent, of mean 0."""
     return rng.normal(0, std, shape).astype(dtype)
 
 
@@ -856,16 +858,16 @@ def capsnet_init(rng: np.random.Generator, config: Config) -> Params:
     # A vote is a sum of P terms, a digit capsule one of I votes; this is 0.1 at the default sizes.
     routing_std = math.sqrt(PRIMARY_SIZE / config.n_primary)
     params = {
-        "conv1.w": normal(rng, dtype, math.sqrt(2 / KERNEL**2), KERNEL, KERNEL, 1, C),
+        "conv1.w": gaussian(rng, dtype, math.sqrt(2 / KERNEL**2), KERNEL, KERNEL, 1, C),
         "conv1.b": np.zeros(C, dtype),
-        "primary.w": normal(rng, dtype, math.sqrt(1 / (KERNEL**2 * C)), KERNEL, KERNEL, C, n_primary_out),
+        "primary.w": gaussian(rng, dtype, math.sqrt(1 / (KERNEL**2 * C)), KERNEL, KERNEL, C, n_primary_out),
         "primary.b": np.zeros(n_primary_out, dtype),
-        "routing.w": normal(rng, dtype, routing_std, N_CLASSES, PRIMARY_SIZE, config.n_primary, CAPSULE_SIZE),
+        "routing.w": gaussian(rng, dtype, routing_std, N_CLASSES, PRIMARY_SIZE, config.n_primary, CAPSULE_SIZE),
     }
     sizes = (N_CLASSES * CAPSULE_SIZE, *config.decoder, config.image_size**2)
     variances = (2 / CAPSULE_SIZE, 2 / sizes[1], 1 / sizes[2])  # one capsule is all that the first layer ever sees
     for k in range(3):
-        params[f"decoder{k + 1}.w"] = normal(rng, dtype, math.sqrt(variances[k]), sizes[k], sizes[k + 1])
+        params[f"decoder{k + 1}.w"] = gaussian(rng, dtype, math.sqrt(variances[k]), sizes[k], sizes[k + 1])
         params[f"decoder{k + 1}.b"] = np.zeros(sizes[k + 1], dtype)
     return params
 
@@ -1019,13 +1021,13 @@ def cnn_init(rng: np.random.Generator, config: Config, net: CNN) -> Params:
     params: Params = {}
     side, C, dtype = config.image_size, 1, config.dtype
     for k, (K, n_out, stride, pool) in enumerate(net.convs, 1):
-        params[f"conv{k}.w"] = normal(rng, dtype, math.sqrt(2 / (K * K * C)), K, K, C, n_out)
+        params[f"conv{k}.w"] = gaussian(rng, dtype, math.sqrt(2 / (K * K * C)), K, K, C, n_out)
         params[f"conv{k}.b"] = np.zeros(n_out, dtype)
         side, C = ((side - K) // stride + 1) // (2 if pool else 1), n_out
     n_flat = side * side * C
-    params["hidden.w"] = normal(rng, dtype, math.sqrt(2 / n_flat), n_flat, net.n_hidden)
+    params["hidden.w"] = gaussian(rng, dtype, math.sqrt(2 / n_flat), n_flat, net.n_hidden)
     params["hidden.b"] = np.zeros(net.n_hidden, dtype)
-    params["out.w"] = normal(rng, dtype, math.sqrt(1 / net.n_hidden), net.n_hidden, N_CLASSES)
+    params["out.w"] = gaussian(rng, dtype, math.sqrt(1 / net.n_hidden), net.n_hidden, N_CLASSES)
     params["out.b"] = np.zeros(N_CLASSES, dtype)
     return params
 
@@ -1715,7 +1717,7 @@ def make_result(config: Config, data_name: str, states: dict[str, TrainState], t
 def run(config: Config, *, threads: int = 1, **options: Any) -> dict[str, Any]:
     """Data, trainings, result. The options are those of ``train_all``."""
     data = make_data(config)
-    config = settled(config, data.name)
+    config = resolve_auto(config, data.name)
     return make_result(config, data.name, train_all(config, data, threads=threads, **options), threads)
 
 
@@ -1731,7 +1733,7 @@ def evaluate_checkpoint(
     states = some_states(checkpoint, states, names)
     config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS})
     data = make_data(config)
-    config = settled(config, data.name)
+    config = resolve_auto(config, data.name)
     crew = Crew(threads)
     with single_blas(), contextlib.closing(crew):
         for name, model in make_models(config).items():

@@ -174,7 +174,7 @@ def stroke_digits(
 ) -> tuple[Array, Array]:
     """Draw n digits, the classes as even as n allows, in random order.
 
-    Returns images (n, 28, 28) uint8, prepared as MNIST's are (ink in a box of 20 pixels, centred by mass),
+    Returns images (n, 28, 28) uint8, prepared as MNIST's are (strokes in a box of 20 pixels, centred by mass),
     and labels (n,) uint8. Memory beyond the result is that of one chunk.
     """
     skeletons = compile_skeletons()
@@ -213,20 +213,20 @@ def _draw(rng: np.random.Generator, skeletons: Skeletons, labels: Array, hand: H
     radius = hand.pen[0] * np.exp(hand.pen[1] * gaussian(1))  # (n, 1) pixels
     pen *= ((20 - 2 * radius) / np.ptp(pen, axis=1).max(axis=1, keepdims=True))[..., None]
     step = np.diff(pen, axis=1)
-    ink = np.sqrt(np.sum(step * step, axis=2)) * skeletons.down[k]  # (n, S) pixels of line
+    lengths = np.sqrt(np.sum(step * step, axis=2)) * skeletons.down[k]  # (n, S) pixels of line
     pen = pen[:, :-1] + step / 2  # (n, S, 2) the steps' middles
-    centre = np.matmul(ink[:, None], pen) / ink.sum(axis=1)[:, None, None]  # (n, 1, 2)
+    centre = np.matmul(lengths[:, None], pen) / lengths.sum(axis=1)[:, None, None]  # (n, 1, 2)
     low, high = pen.min(axis=1, keepdims=True), pen.max(axis=1, keepdims=True)
-    margin = radius[..., None] + 1.5  # so that no ink leaves the image
+    margin = radius[..., None] + 1.5  # so that no stroke leaves the image
     pen += np.clip(14.5 - centre + hand.shift * gaussian(1, 2), margin - low, 28 - margin - high)
 
     # The line integral of a Gaussian along the path is exp(-d²/2σ²) at distance d from a line. Solved for d,
-    # which is held against the radius, it gives grey values; close strokes flow together as ink does.
+    # which is held against the radius, it gives grey values; close strokes merge.
     sigma = 0.7 * radius  # (n, 1)
     z = (pen[..., None] - (np.arange(28, dtype=np.float32) + 0.5)) / sigma[..., None, None]
     blur = np.exp(-0.5 * z * z)  # (n, S, 2, 28)
-    ink /= np.sqrt(2 * np.pi) * sigma
-    line = np.matmul((blur[:, :, 1] * ink[..., None]).transpose(0, 2, 1), blur[:, :, 0])  # (n, 28, 28)
+    lengths /= np.sqrt(2 * np.pi) * sigma
+    line = np.matmul((blur[:, :, 1] * lengths[..., None]).transpose(0, 2, 1), blur[:, :, 0])  # (n, 28, 28)
     d = sigma[..., None] * np.sqrt(-2 * np.log(np.clip(line, 1e-9, 1)))
     edge = hand.edge[0] * np.exp(hand.edge[1] * gaussian(1, 1))
     return (255 * np.clip(0.5 + (radius[..., None] - d) / edge, 0, 1)).astype(np.uint8)

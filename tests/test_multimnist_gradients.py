@@ -280,7 +280,7 @@ def test_sigmoid_keeps_its_relative_accuracy(dtype: type) -> None:
     """Down to the smallest normal number, where it stays; without overflow."""
     info = np.finfo(dtype)
     smallest = math.log(info.tiny)
-    x = np.linspace(smallest, 40, 10_001).astype(dtype)
+    x: Array = np.linspace(smallest, 40, 10_001).astype(dtype)
     with np.errstate(over="raise", invalid="raise"):
         out = m.sigmoid_forward(x.copy())
         far = m.sigmoid_forward(np.array([-info.max, 2 * smallest, -np.inf], dtype))
