@@ -19,7 +19,7 @@ Same arguments, and the same results up to rounding, as the im2col pair in ``mul
 (3) A complex product is four real ones: (a + i b) (c + i d) = (a c - b d) + i (a d + b c). For a 9x9 kernel of stride 2
     and 10x10 outputs, U = V = 14. Since x and w are real, 100 of the 196 frequencies say all, so that a pair of
     channels takes 4 * 100 * s^2 = 1,600 real multiplications, a direct convolution 81 * 100 = 8,100. Gauss's form,
-    (1 + i) (a + b) c + i a (d - c) - b (c + d), has three products, but more sums; it rounds more and is hardly faster.
+    (1 + i) (a + b) c + i a (d - c) - b (c + d), has three products, but more sums: it rounds more, and is no faster.
 
 The transforms have so few points that they are matrix products as well. Real x and w leave R = U // 2 + 1 frequencies
 along the rows; a row's frequency that is its own conjugate (0, and U / 2) is real, and needs half of those along the
