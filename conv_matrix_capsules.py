@@ -1284,7 +1284,7 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
     """Data, trainings, attacks, result. The options are those of ``train_all``."""
     files.require_checkpoint(EXPERIMENT)
     data = make_data(config)
-    config = digits.settled(config, data.name)
+    config = digits.resolve_auto(config, data.name)
     states = train_all(config, data, threads=threads, files=files, **options)
     return make_result(config, data.name, states, attack_all(config, states, data, threads), threads)
 
@@ -1308,7 +1308,7 @@ def evaluate_checkpoint(
             f"{checkpoint} was trained on {saved.dataset}, whose images and classes are not those of {asked.dataset}"
         )
     data = make_data(config)
-    config = digits.settled(config, data.name)
+    config = digits.resolve_auto(config, data.name)
     with Workers(threads, config.dtype) as workers:
         for name, model in make_models(config).items():
             if name in states:

@@ -331,7 +331,9 @@ def make_data(config: Config) -> Data:
 
 def resolved(config: Config, data: Data) -> Config:
     """With the digits that "auto", and the numbers of them that 0 stood for."""
-    return dataclasses.replace(base.settled(config, data.name), n_train=len(data.labels), n_test=len(data.test_labels))
+    return dataclasses.replace(
+        base.resolve_auto(config, data.name), n_train=len(data.labels), n_test=len(data.test_labels)
+    )
 
 
 def training_batch(data: Data, config: Config, step: int) -> Batch:
@@ -388,13 +390,13 @@ def lenet_init(rng: np.random.Generator, config: Config) -> Params:
     side, C, dtype = config.image_size, 1, config.dtype
     for k, n_out in enumerate(LENET_CHANNELS, 1):
         std = math.sqrt(2 / (LENET_KERNEL**2 * C))
-        params[f"conv{k}.w"] = base.normal(rng, dtype, std, LENET_KERNEL, LENET_KERNEL, C, n_out)
+        params[f"conv{k}.w"] = base.gaussian(rng, dtype, std, LENET_KERNEL, LENET_KERNEL, C, n_out)
         params[f"conv{k}.b"] = np.zeros(n_out, dtype)
         side, C = (side - LENET_KERNEL + 1) // 2, n_out
     sizes = (side * side * C, *LENET_HIDDEN, base.N_CLASSES)
     for k in range(3):
         gain = 2 if k < 2 else 1
-        params[f"fc{k + 1}.w"] = base.normal(rng, dtype, math.sqrt(gain / sizes[k]), sizes[k], sizes[k + 1])
+        params[f"fc{k + 1}.w"] = base.gaussian(rng, dtype, math.sqrt(gain / sizes[k]), sizes[k], sizes[k + 1])
         params[f"fc{k + 1}.b"] = np.zeros(sizes[k + 1], dtype)
     return params
 
@@ -404,15 +406,15 @@ class LeNetCache(NamedTuple):
     inputs: list[Array]  # of the three dense layers
 
 
-def lenet_forward(params: Params, images: Array, ws: Workspace) -> tuple[Array, LeNetCache]:
-    """images (B, S, S) -> scores (J, B), before the softmax."""
+def lenet_forward(params: Params, images: Array, conv: str, ws: Workspace) -> tuple[Array, LeNetCache]:
+    """images (B, S, S), conv as in the configuration -> scores (J, B), before the softmax."""
     x, cache = base.batch_last(images, ws), LeNetCache([], [])
     for k in (1, 2):
-        layer: Callable[..., tuple[Array, Any]] = base.conv2d_forward if k > 1 else base.image_conv2d_forward
-        y, conv = layer(x, params[f"conv{k}.w"], params[f"conv{k}.b"], 1, ws, f"conv{k}")
+        forward, _ = base.CONVOLUTIONS[conv if k > 1 else "im2col"]
+        y, conv_cache = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], 1, ws, f"conv{k}")
         base.relu_forward(y)
         x = avg_pool_forward(y, ws, f"pool{k}")
-        cache.convs.append((conv, y, x))
+        cache.convs.append((conv_cache, y, x))
     x = base.flattened(x, ws)
     for k in (1, 2, 3):
         cache.inputs.append(x)
@@ -422,8 +424,10 @@ def lenet_forward(params: Params, images: Array, ws: Workspace) -> tuple[Array, 
     return x, cache
 
 
-def lenet_loss_and_grads(params: Params, batch: Batch, n: int, grads: Params, ws: Workspace) -> dict[str, float]:
-    scores, (convs, inputs) = lenet_forward(params, batch.images, ws)
+def lenet_loss_and_grads(
+    params: Params, batch: Batch, n: int, conv: str, grads: Params, ws: Workspace
+) -> dict[str, float]:
+    scores, (convs, inputs) = lenet_forward(params, batch.images, conv, ws)
     loss, dscores = softmax_cross_entropy(scores, base.indicator(batch.labels, scores.dtype), n)
     dx = dscores
     for k in (3, 2, 1):
@@ -433,13 +437,11 @@ def lenet_loss_and_grads(params: Params, batch: Batch, n: int, grads: Params, ws
             base.relu_backward(dx, x)
     dx = base.unflattened(dx, convs[-1][-1].shape, ws)
     for k in (2, 1):
-        conv, y, _ = convs[k - 1]
+        cache, y, _ = convs[k - 1]
         dy = avg_pool_backward(dx, y, ws, f"pool{k}")
         base.relu_backward(dy, y)
-        if k > 1:
-            dx = base.conv2d_backward(dy, conv, grads[f"conv{k}.w"], grads[f"conv{k}.b"], ws)
-        else:
-            base.image_conv2d_backward(dy, conv, grads["conv1.w"], grads["conv1.b"], ws)
+        _, backward = base.CONVOLUTIONS[conv if k > 1 else "im2col"]
+        dx = backward(dy, cache, grads[f"conv{k}.w"], grads[f"conv{k}.b"], ws, need_dx=k > 1)
     return {"train_loss": loss}
 
 
@@ -456,8 +458,8 @@ def make_models(config: Config) -> dict[str, Model]:
     lenet = Model(
         "lenet",
         lambda rng: lenet_init(rng, config),
-        lenet_loss_and_grads,
-        lambda params, batch, ws: (lenet_forward(params, batch.images, ws)[0].T, math.nan),
+        lambda params, batch, n, grads, ws: lenet_loss_and_grads(params, batch, n, config.conv, grads, ws),
+        lambda params, batch, ws: (lenet_forward(params, batch.images, config.conv, ws)[0].T, math.nan),
         config.lenet_lr / config.lr,
     )
     return {"capsnet": others["capsnet"], "cnn": others["cnn_pool"]._replace(name="cnn"), "lenet": lenet}
@@ -726,7 +728,7 @@ def evaluate_checkpoint(
     config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS})
     real = check_affnist(affnist, config)
     data = make_data(dataclasses.replace(config, n_train=1, n_val=0))
-    config = dataclasses.replace(base.settled(config, data.name), n_test=len(data.test_labels))
+    config = dataclasses.replace(base.resolve_auto(config, data.name), n_test=len(data.test_labels))
     with Workers(threads, config.dtype) as workers:
         result = make_result(config, data, states, run_tests(config, data, states, workers, real), threads)
     return result | {"trained_with_seed": saved.seed}

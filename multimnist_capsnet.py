@@ -14,7 +14,8 @@ reconstruct each alone, although they overlap almost wholly.
 
 The two CNNs have as many parameters: one keeps both convolutions and ends in dense layers, the other is of the paper's
 kind, with max pooling. All three go through the same loop, data and optimiser; the two highest scores are the answer.
-A convolution of images unfolds columns (im2col along one axis); one of many channels is a product of spectra.
+Convolutions are shown by im2col; those of many channels are computed as products of spectra, which is faster
+(``support/spectral_conv.py``; ``--conv im2col`` uses the plain form for all).
 
 Deviations from the paper: conv1 has 32 channels and there are 8 types of primary capsules, not 256 and 32
 (``--preset paper`` has them); the intersection over union of the two digits' boxes is at least 0.8 in every image, and
@@ -29,7 +30,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import gzip
 import itertools
 import math
@@ -76,13 +76,14 @@ from support.run import (
     save_result,
     whole_number,
 )
+from support.spectral_conv import spectral_conv2d_backward, spectral_conv2d_forward
+from support.stroke_digits import stroke_digits
 from support.workers import LEAST_PART, Workers, Workspace, default_threads
 
 # Dimension letters
 #   B  images of a batch          L  digits in an image (2)       H, W  rows and columns     C  channels
 #   K  side of a kernel           N  examples of a set            T  types of primary capsules
 #   I  primary capsules           P  numbers in one (8)           J  digit capsules (= classes)   D  numbers in one (16)
-#   U, V  points of a Fourier transform along rows, columns       R  its frequencies along rows
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -128,6 +129,7 @@ class Config:
     optimizer: str = "adam"
     weight_decay: float = 0.0
     dtype: str = "float32"
+    conv: str = "spectral"  # or "im2col": how convolutions of many channels are computed
 
     flags: ClassVar[dict[str, str]] = {"image_size": "--canvas", "decoder": "--preset with the decoder"}
 
@@ -174,7 +176,7 @@ class Digits(NamedTuple):
     """Single digits. ``name`` is what stands in tables, JSON and titles: "mnist", "strokes" or "custom"."""
 
     name: str
-    train_images: Array  # (N, 28, 28) uint8, ink is 255
+    train_images: Array  # (N, 28, 28) uint8, strokes are 255
     train_labels: Array  # (N,) uint8, 0 to 9
     test_images: Array  # (M, 28, 28) uint8
     test_labels: Array  # (M,) uint8
@@ -341,222 +343,8 @@ def load_mnist(data_dir: Path | None = None, cache_dir: Path | None = None, mirr
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Data, 3: generated digits
+# Data, 3: MNIST, or generated digits
 # ----------------------------------------------------------------------------------------------------------------------
-
-# Several ways to write each digit, as points that the pen passes on a smooth curve: "xxyy" in percent of the
-# writing box, y down. A point given twice is a corner, | lifts the pen, the number in front is the weight.
-SKELETONS = {
-    0: (
-        "3: 5002 2515 1050 2585 5098 7585 9050 7515 5002",
-        "2: 6205 3206 1240 1775 4098 7580 8545 6812 4004",
-        "1: 6515 3508 1535 1575 4598 8075 8530 6006 4018",
-        "1: 6515 4003 1540 2585 5598 8560 7515 5005 5025",
-        "1: 3520 4003 1540 2585 5598 8560 7515 5008 2030",
-        "1: 5002 2515 1050 2585 5098 7585 9050 7515 5002|2080 8020",
-    ),
-    1: (
-        "9: 5000 5050 5099",
-        "1: 3020 5500 5500 5250 5099",
-        "1: 3020 5200 5200 5098|2599 8099",
-        "1: 1525 5200 5200 5098|0599 9597",
-    ),
-    2: (
-        "2: 1522 4002 7515 7040 4570 1095 1095 5095 9092",
-        "1: 1520 4502 7520 6050 3085 1595 1280 3078 5592 9088",
-        "2: 2022 4503 6822 5560 2595 0590 0872 3068 6085 9990",
-        "1: 1010 5004 8005 8005 4550 1095 1095 5096 9595",
-        "1: 1525 3805 6010 6030 3570 1092 1092 5088 9892",
-        "1: 2020 4502 7018 6045 3095 3095 8092",
-        "2: 1535 4012 6525 5055 2588 0588 1572 4080 7095 9980",
-        "1: 3530 2018 4502 7520 6050 1595 1595 5090 9092",
-        "1: 2025 4503 6518 5050 2595 1080 3570 6090 9099",
-        "1: 4035 2035 2010 5002 7525 5565 1598 1598 5092 9095",
-        "1: 2015 5003 7020 6050 3095 0590 0570 3065 9585",
-    ),
-    3: (
-        "3: 1510 5002 8020 4548 4548 8570 5098 1088",
-        "1: 1205 8003 8003 4542 4542 8565 6098 1090",
-        "2: 1515 4502 7520 5545 3550 5550 8572 5098 1085",
-        "1: 1510 4502 7018 4045 4045 8060 7590 4099 0590",
-        "1: 1512 4003 7008 6028 4545 4545 7055 6585 3099",
-        "1: 2520 2505 5502 7520 4545 4545 8065 7090 4098 1580",
-    ),
-    4: (
-        "2: 2002 1550 1550 8550|7500 7050 7099",
-        "3: 2002 1545 4555 8048|8000 7550 7099",
-        "1: 6502 1065 1065 9065|6502 6550 6599",
-        "2: 2505 1050 1050 5550 9948|7015 6050 5599",
-        "1: 2505 2040 5050 7530 8005 8005 7060 6599",
-        "1: 4502 0560 0560 9555|6035 6070 5599",
-    ),
-    5: (
-        "2: 8003 3005 3005 2045 5538 8565 5098 1090",
-        "1: 9502 4008 4008 3045 6550 7078 4098 0590",
-        "2: 2505 2045 5538 8868 5098 1088|2505 9003",
-        "1: 3515 2548 6048 7578 4098 1088|3512 9902",
-        "1: 8503 4008 2030 6050 7578 4098 1085",
-        "1: 9000 5006 5006 3545 5550 6575 3598 1090",
-    ),
-    6: (
-        "2: 6500 3025 1060 3095 7590 7562 4555 1570",
-        "2: 5500 2550 2085 5098 7878 6058 2570",
-        "1: 6002 3535 2575 4098 7085 6565 3575",
-        "1: 4500 1545 1080 4599 9080 7055 3060 1585",
-        "1: 7510 5002 2030 1070 4098 8080 7055 4555 1575",
-        "2: 3002 1050 1585 5098 8885 8560 6050 3565 3085 4095",
-    ),
-    7: (
-        "4: 1008 8505 8505 6050 4599",
-        "2: 1008 8505 8505 6050 4599|3055 8050",
-        "1: 1025 1208 1208 8505 8505 6050 4599",
-        "1: 1010 5012 8506 6050 4599",
-        "1: 1030 1508 5012 8805 7045 5099",
-        "1: 1030 1510 1510 5010 7525 6560 6099",
-        "1: 1015 2508 5012 8505 6050 4599|3052 8048",
-    ),
-    8: (
-        "3: 7515 5002 2515 3538 6555 8078 5098 2082 3560 6540 7515",
-        "2: 8505 4002 2018 5045 7575 4598 2075 5050 8505",
-        "1: 5045 2525 5002 7525 5045 2072 5098 8072 5045",
-        "1: 8515 5003 1525 4048 6075 4598 3080 5550 8515",
-        "1: 9010 6015 3003 1520 4045 6070 4598 2575 5050 9010",
-    ),
-    9: (
-        "2: 7825 5003 2020 2548 5548 7525 7510 7510 7055 6099",
-        "1: 7825 5003 2020 2548 5548 7525 7510 7510 7560 4598 2088",
-        "2: 7008 4803 3018 3534 5532 7010 7010 6555 5599",
-        "1: 8030 6003 2010 1040 4562 7545 8515 8515 8055 8099",
-        "2: 7030 4545 2030 4503 7215 7050 6099",
-        "1: 8510 5003 1525 3545 7540 8515 8060 5598 1590",
-        "1: 8008 5010 2025 2545 5545 8025 7565 6599",
-        "1: 8005 4010 1540 5048 8010 8010 7050 6599",
-    ),
-}
-PEN_STEPS = 72  # S, from one pen position to the next, for the whole of a skeleton
-CATMULL_ROM = np.array([[0, 2, 0, 0], [-1, 0, 1, 0], [2, -5, 4, -1], [-1, 3, -3, 1]]) / 2  # (t power, point)
-
-
-class Handwriting(NamedTuple):
-    """How much digits vary: standard deviations, in units of the writing box unless said otherwise."""
-
-    jitter: float = 0.06  # of each control point
-    bend: float = 0.25  # of the coefficients of x², xy, y²: bows and tapers
-    waves: int = 3  # sine waves that displace the path ...
-    warp: float = 0.04  # ... by this much each
-    slant: tuple[float, float] = (0.15, 0.3)  # mean and deviation of the shear to the right
-    turn: float = 0.15  # radians
-    aspect: float = 0.22  # of log(width / height)
-    pen: tuple[float, float] = (1.3, 0.25)  # median radius in pixels, deviation of its log
-    edge: tuple[float, float] = (1.2, 0.2)  # the same for the width of the soft edge
-    shift: float = 0.3  # pixels
-
-
-HANDWRITING = Handwriting()
-
-
-class Skeletons(NamedTuple):
-    """K skeletons as linear maps from control points (P, padded) to pen positions (S+1)."""
-
-    upto: Array  # (K,) digit + share of the digit's writers up to this skeleton
-    control: Array  # (K, P, 2)
-    basis: Array  # (K, S+1, P) pen = basis @ control
-    down: Array  # (K, S) 1 where the pen is down on this step, else 0
-
-
-def compile_skeletons() -> Skeletons:
-    """SKELETONS as Catmull-Rom splines through their points, cut into steps of even length."""
-    digit = np.repeat(list(SKELETONS), [len(ways) for ways in SKELETONS.values()])  # (K,)
-    entries = [entry.split(":") for ways in SKELETONS.values() for entry in ways]
-    K, P = len(entries), max(len(text.replace("|", " ").split()) for _, text in entries)
-    share = np.array([float(weight) for weight, _ in entries])
-    total = np.bincount(digit, share)  # (10,)
-    upto = digit + (np.cumsum(share) - (np.cumsum(total) - total)[digit]) / total[digit]
-
-    control, basis = np.zeros((K, P, 2), np.float32), np.zeros((K, PEN_STEPS + 1, P), np.float32)
-    down = np.zeros((K, PEN_STEPS), np.float32)
-    powers = np.linspace(0, 1, 50)[:, None] ** np.arange(4)  # (50, 4) of t along one piece of the spline
-    for k, (_, text) in enumerate(entries):
-        rows, stroke_of_row, used = [], [], 0
-        for n, stroke in enumerate(text.split("|")):
-            points = np.array([(int(word[:2]), int(word[2:])) for word in stroke.split()]) / 100  # (p, 2)
-            fresh = np.any(np.diff(points, axis=0, prepend=-1) != 0, axis=1)
-            column = used - 1 + np.cumsum(fresh)  # both sides of a corner are one control point
-            used = column[-1] + 1
-            control[k, column] = points
-            pick = np.eye(P)[column]  # (p, P)
-            pick = np.vstack((2 * pick[0] - pick[1], pick, 2 * pick[-1] - pick[-2]))
-            pieces = [powers @ CATMULL_ROM @ pick[i : i + 4] for i in np.flatnonzero(fresh[1:])]
-            rows += pieces
-            stroke_of_row += [n] * sum(map(len, pieces))
-        dense, stroke_of = np.vstack(rows), np.array(stroke_of_row)  # (R, P), (R,)
-        length = np.linalg.norm(np.diff(dense @ control[k], axis=0), axis=1) * (np.diff(stroke_of) == 0)
-        along = np.append(0, np.cumsum(length + 1e-9))
-        step = np.searchsorted(along, np.linspace(0, along[-1], PEN_STEPS + 1))
-        basis[k], down[k] = dense[step], np.diff(stroke_of[step]) == 0
-    return Skeletons(upto, control, basis, down)
-
-
-def stroke_digits(
-    rng: np.random.Generator, n: int, hand: Handwriting = HANDWRITING, chunk: int = 250
-) -> tuple[Array, Array]:
-    """Write n digits, the classes as even as n allows, in random order.
-
-    Returns images (n, 28, 28) uint8, prepared as MNIST's are (ink in a box of 20 pixels, centred by mass),
-    and labels (n,) uint8. Memory beyond the result is that of one chunk.
-    """
-    skeletons = compile_skeletons()
-    labels = rng.permutation(np.arange(n) % 10).astype(np.uint8)
-    images = np.empty((n, 28, 28), np.uint8)
-    for start in range(0, n, chunk):
-        images[start : start + chunk] = _write(rng, skeletons, labels[start : start + chunk], hand)
-    return images, labels
-
-
-def _write(rng: np.random.Generator, skeletons: Skeletons, labels: Array, hand: Handwriting) -> Array:
-    """One image (B, 28, 28) uint8 for each of the labels (B,)."""
-    B = len(labels)
-
-    def normal(*shape: int) -> Array:
-        return rng.standard_normal((B, *shape), np.float32)
-
-    # The pen's path: jittered control points, then bows and tapers, then long waves.
-    k = np.searchsorted(skeletons.upto, labels + rng.random(B), side="right")
-    control = skeletons.control[k] - 0.5  # (B, P, 2)
-    control += hand.jitter * normal(*control.shape[1:])
-    pen = skeletons.basis[k] @ control  # (B, S+1, 2)
-    x, y = pen[..., :1], pen[..., 1:]
-    pen = pen + np.concatenate((x * x, x * y, y * y), axis=2) @ (hand.bend * normal(3, 2))
-    pen += np.sin(pen @ (2.5 * normal(2, hand.waves)) + 3 * normal(1, hand.waves)) @ (hand.warp * normal(hand.waves, 2))
-
-    # Slant, aspect ratio and rotation, one matrix a digit.
-    slant, aspect = hand.slant[0] + hand.slant[1] * normal(), np.exp(hand.aspect * normal())
-    turn = hand.turn * normal()
-    cos, sin = np.cos(turn), np.sin(turn)
-    affine = np.stack((aspect * cos, aspect * sin, -slant * cos - sin, cos - slant * sin), axis=1)
-    pen = pen @ affine.reshape(B, 2, 2)
-
-    # Into the box of 20 pixels, the centre of mass to where MNIST has it.
-    radius = hand.pen[0] * np.exp(hand.pen[1] * normal(1))  # (B, 1) pixels
-    pen *= ((20 - 2 * radius) / np.ptp(pen, axis=1).max(axis=1, keepdims=True))[..., None]
-    step = np.diff(pen, axis=1)
-    ink = np.sqrt(np.sum(step * step, axis=2)) * skeletons.down[k]  # (B, S) pixels of line
-    pen = pen[:, :-1] + step / 2  # (B, S, 2) the steps' middles
-    centre = np.matmul(ink[:, None], pen) / ink.sum(axis=1)[:, None, None]  # (B, 1, 2)
-    low, high = pen.min(axis=1, keepdims=True), pen.max(axis=1, keepdims=True)
-    margin = radius[..., None] + 1.5  # so that no ink leaves the image
-    pen += np.clip(14.5 - centre + hand.shift * normal(1, 2), margin - low, 28 - margin - high)
-
-    # The line integral of a Gaussian along the path is exp(-d²/2σ²) at distance d from a line. Solved for d,
-    # which is held against the radius, it gives grey values; close strokes flow together as ink does.
-    sigma = 0.7 * radius  # (B, 1)
-    z = (pen[..., None] - (np.arange(28, dtype=np.float32) + 0.5)) / sigma[..., None, None]
-    blur = np.exp(-0.5 * z * z)  # (B, S, 2, 28)
-    ink /= np.sqrt(2 * np.pi) * sigma
-    line = np.matmul((blur[:, :, 1] * ink[..., None]).transpose(0, 2, 1), blur[:, :, 0])  # (B, 28, 28)
-    d = sigma[..., None] * np.sqrt(-2 * np.log(np.clip(line, 1e-9, 1)))
-    edge = hand.edge[0] * np.exp(hand.edge[1] * normal(1, 1))
-    return (255 * np.clip(0.5 + (radius[..., None] - d) / edge, 0, 1)).astype(np.uint8)
 
 
 def resolve_dataset(
@@ -606,17 +394,17 @@ class Batch(NamedTuple):
         return Batch(*(a[start:stop] for a in self))
 
 
-class Recipe(NamedTuple):
-    """What a composite is made of."""
+class Composites(NamedTuple):
+    """Which digits are laid over each other, and how far each is shifted; ``Overlays.render`` makes images of them."""
 
-    which: Array  # (B, 2) digit images
-    shift: Array  # (B, 2, 2) pixels, [composite, digit, axis]
+    which: Array  # (N, 2) digit images
+    shift: Array  # (N, 2, 2) pixels, [composite, digit, axis]
 
 
 def admissible_shifts(max_shift: int, min_iou: float) -> Array:
     """All pairs of shifts (n, 2, 2) after which the two boxes overlap by an IoU of at least ``min_iou``.
 
-    A digit's box is its whole 28x28 image, so whether a pair is admissible does not depend on the ink: at IoU 0.8 two
+    A digit's box is its whole 28x28 image, so a pair is admissible whatever the digits look like: at IoU 0.8 two
     digits are 3 pixels apart at most.
     """
     s = np.arange(-max_shift, max_shift + 1)
@@ -650,24 +438,25 @@ class Overlays:
         self.shifts = admissible_shifts(config.max_shift, config.min_iou)
         self.max_shift, self.side, self.dtype = config.max_shift, config.image_size, np.dtype(config.dtype)
 
-    def draw(self, rng: np.random.Generator, n: int) -> Recipe:
+    def draw(self, rng: np.random.Generator, n: int) -> Composites:
         """Two digits of different classes, and one of the admissible pairs of shifts; no draw is thrown away."""
         a = rng.integers(len(self.labels), size=n)
         start, stop = self.class_start[self.labels[a]], self.class_start[self.labels[a] + 1]
         b = rng.integers(len(self.labels) - (stop - start))  # counts the digits of all other classes
         b += np.where(b >= start, stop - start, 0)
-        return Recipe(np.stack([a, b], axis=1), self.shifts[rng.integers(len(self.shifts), size=n)])
+        return Composites(np.stack([a, b], axis=1), self.shifts[rng.integers(len(self.shifts), size=n)])
 
-    def render(self, recipe: Recipe) -> Batch:
-        sources = shifted(self.images[recipe.which], recipe.shift, self.side, self.max_shift)  # (n, 2, H, W)
+    def render(self, composites: Composites) -> Batch:
+        which, shift = composites
+        sources = shifted(self.images[which], shift, self.side, self.max_shift)  # (N, 2, H, W)
         sources = sources * self.dtype.type(1 / 255)
-        return Batch(sources.max(axis=1), self.labels[recipe.which], sources)
+        return Batch(sources.max(axis=1), self.labels[which], sources)
 
 
 class Data(NamedTuple):
     name: str  # of the digits: "mnist", "strokes" or "custom"
     train: Overlays
-    pool: Recipe | None
+    pool: Composites | None
     test: Batch
 
 
@@ -678,13 +467,13 @@ def make_data(config: Config) -> Data:
     train = Overlays(digits.train_images, digits.train_labels, config)
     test = Overlays(digits.test_images, digits.test_labels, config)
     pool = train.draw(generator(config.seed, Stream.DATA, 1), config.pool) if config.pool else None
-    recipe = test.draw(generator(config.seed, Stream.EVALUATION), config.n_test)
-    return Data(digits.name, train, pool, test.render(recipe))
+    composites = test.draw(generator(config.seed, Stream.EVALUATION), config.n_test)
+    return Data(digits.name, train, pool, test.render(composites))
 
 
-def settled(config: Any, data_name: str) -> Any:
-    """``config`` with what ``--dataset auto`` found in its place, strokes or MNIST files: a run that was begun on one
-    is not to be resumed on the other."""
+def resolve_auto(config: Any, data_name: str) -> Any:
+    """``config`` with the data set that ``auto`` found, strokes or MNIST files, instead of ``auto``: a run that was
+    begun on one is not to be resumed on the other."""
     if config.dataset != "auto":
         return config
     return dataclasses.replace(config, dataset="strokes" if data_name == "strokes" else "mnist")
@@ -697,17 +486,19 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
     if data.pool is None:
         return data.train.render(data.train.draw(generator(config.seed, Stream.SHUFFLE, step), B))
     n = len(data.pool.which)
-    turns, places = np.divmod(np.arange(step * B, (step + 1) * B), n)
-    chosen = np.concatenate([permutation(n, config.seed, t)[places[turns == t]] for t in np.unique(turns).tolist()])
-    return data.train.render(Recipe(data.pool.which[chosen], data.pool.shift[chosen]))
+    passes, positions = np.divmod(np.arange(step * B, (step + 1) * B), n)
+    chosen = np.concatenate(
+        [permutation(n, config.seed, t)[positions[passes == t]] for t in np.unique(passes).tolist()]
+    )
+    return data.train.render(Composites(data.pool.which[chosen], data.pool.shift[chosen]))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Forward and backward passes
 #
-# A map is (H, W, B, C) in here, so that each of its places has a matrix of examples and channels. From the capsules on
-# the batch is the last axis: the primary capsules are (P, I, B). All products below then have contiguous operands. A
-# backward pass writes the gradients of weights where it is told to, and returns that of its input.
+# A map is (H, W, B, C) in here, so that each pixel is a matrix of examples and channels. From the capsules on the
+# batch is the last axis: the primary capsules are (P, I, B). All products below then have contiguous operands. A
+# backward pass writes the gradients of weights into the arrays that it is given, and returns that of its input.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -717,209 +508,54 @@ def row_sum(x: Array) -> Array:
     return np.ones(len(flat), x.dtype) @ flat
 
 
-class ImageConvCache(NamedTuple):
-    name: str
-    rows: Array  # (Ho, K*K, Wo*B), a view: neighbouring items overlap
-
-
-def image_conv2d_forward(
-    x: Array, w: Array, b: Array, stride: int, ws: Workspace, name: str
-) -> tuple[Array, ImageConvCache]:
-    """Valid convolution of images of one channel. x (H, W, B), w (K, K, 1, C'), b (C') -> (Ho, Wo, B, C').
-
-    Only columns are unfolded, which makes the image K / stride times as large, not (K / stride)^2 times. The K rows
-    that an output row sees then lie next to each other: its matrix is a view, and output rows share memory.
-    """
-    H, W, B = x.shape
-    K, n_out = w.shape[0], w.shape[-1]
-    Ho, Wo = (H - K) // stride + 1, (W - K) // stride + 1
-    cols = ws(name + ".cols", H, K, Wo, B)
-    for k in range(K):
-        cols[:, k] = x[:, k : k + stride * (Wo - 1) + 1 : stride]
-    row = cols.strides[0]
-    rows = np.lib.stride_tricks.as_strided(
-        cols, (Ho, K * K, Wo * B), (stride * row, row // K, cols.itemsize), writeable=False
-    )
-    out = ws(name + ".out", Ho, Wo, B, n_out)
-    np.matmul(rows.transpose(0, 2, 1), w.reshape(K * K, n_out), out=out.reshape(Ho, Wo * B, n_out))
-    out += b
-    return out, ImageConvCache(name, rows)
-
-
-def image_conv2d_backward(dout: Array, cache: ImageConvCache, dw: Array, db: Array, ws: Workspace) -> None:
-    """dout (Ho, Wo, B, C'). Images have no gradient."""
-    Ho, n_out, K = dout.shape[0], dout.shape[-1], dw.shape[0]
-    flat = dout.reshape(Ho, -1, n_out)
-    # out = rows.T @ w + b
-    db[...] = row_sum(flat)
-    # One small product for each kernel row: for small ones BLAS has kernels that need no copies of the operands.
-    blocks, terms = cache.rows.reshape(Ho, K, K, -1), ws(cache.name + ".dw_terms", Ho, K, K, n_out)
-    np.matmul(blocks, flat[:, None], out=terms)
-    np.sum(terms, axis=0, out=dw.reshape(K, K, n_out))
-
-
-# Convolutions of many channels are products of spectra. With the s^2 phases x[a::s, b::s] of a map as channels, a
-# kernel of K taps and stride s becomes one of k = ceil(K / s) taps and stride 1. On U = Ho + k - 1 points, where it
-# does not wrap, it is
-#     out = F^-1(F x . conj F w)
-# with one product of matrices (B, s^2 C) (s^2 C, C') for each frequency. For the primary capsules, 9 taps of stride 2
-# and 10 x 10 outputs, that is 100 complex frequencies of 4 phases: 1,600 multiplications for a pair of channels, not
-# 8,100. Transforms of 14 points are matrix products as well. A complex number is a pair of reals, an axis of 2, so that
-# every map here is linear and real, and its backward pass is a product with the transpose.
-
-
-class Transforms(NamedTuple):
-    """Real matrices, of U rows, R = U // 2 + 1 of their frequencies (the others are conjugates), and V columns.
-
-    [2] is the axis of a complex number's two parts: in R [2] real and imaginary part take turns, in [2] V all the real
-    ones come first. In V [2] [2] each part of w is multiplied by each part of x.
-    """
-
-    x_rows: Array  # (R [2], U)
-    x_columns: Array  # (V [2], [2] V)
-    w_rows: Array  # (R [2], k)
-    w_columns: Array  # (V [2], [2] k)
-    out_columns: Array  # ([2] Wo, V [2] [2])
-    out_half: Array  # the same from V // 2 + 1 columns, for a row's frequency that is its own conjugate
-    out_rows: Array  # (Ho, R [2])
-
-
-@functools.lru_cache
-def transforms(Ho: int, Wo: int, k: int, dtype: np.dtype) -> Transforms:
-    """For a kernel of k by k taps and Ho by Wo outputs, with U = Ho + k - 1 and V = Wo + k - 1 points."""
-    U, V, R = Ho + k - 1, Wo + k - 1, (Ho + k - 1) // 2 + 1
-    pair = np.array([1, 1j])  # z times a number's parts: z re + i z im
-
-    def waves(sign: int, n_rows: int, n_columns: int, n: int) -> Array:
-        return np.exp(sign * 2j * np.pi / n * np.outer(np.arange(n_rows), np.arange(n_columns)))
-
-    def rows(sign: int, n: int) -> Array:
-        z = waves(sign, R, n, U)
-        return np.stack([z.real, z.imag], axis=1).reshape(2 * R, n)
-
-    def columns(sign: int, n: int) -> Array:
-        z = pair[:, None] * waves(sign, V, n, V)[:, None]
-        return np.stack([z.real, z.imag], axis=1).reshape(2 * V, 2 * n)
-
-    def count(n: int) -> Array:  # 2: a frequency of the half that is kept, and its conjugate
-        return np.where(np.arange(n // 2 + 1) * 2 % n == 0, 1, 2)
-
-    z = waves(1, Wo, V, V)[:, :, None, None] * np.outer(pair, pair)
-    out_columns = np.stack([z.real, z.imag])
-    out_half = out_columns[:, :, : V // 2 + 1] * count(V)[:, None, None]
-    out_rows = (pair * (waves(1, Ho, R, U) * count(U) / (U * V))[:, :, None]).real
-    every = (
-        rows(-1, U), columns(-1, V), rows(1, k), columns(1, k), out_columns.reshape(2 * Wo, -1),
-        out_half.reshape(2 * Wo, -1), out_rows.reshape(Ho, -1),
-    )  # fmt: skip
-    return Transforms(*(matrix.astype(dtype) for matrix in every))
-
-
-SMALL_PRODUCT = 1_000_000  # multiplications; up to here OpenBLAS has kernels that need no copies of the operands
-
-
-def transform(matrix: Array, x: Array, out: Array) -> None:
-    """matrix (m, n), x (n, ...) -> out (m, ...), by small products of some columns each."""
-    m, n = matrix.shape
-    columns = x.size // n
-    parts = next((p for p in range(1, columns) if columns % p == 0 and m * x.size <= p * SMALL_PRODUCT), columns)
-    np.matmul(matrix, x.reshape(n, parts, -1).swapaxes(0, 1), out=out.reshape(m, parts, -1).swapaxes(0, 1))
-
-
-def split_phases(x: Array, stride: int, out: Array) -> Array:
-    """x (H, W, B, C) -> out (U, V, B, s, s, C), where x[s n + a, s m + b] is at [n, m, :, a, b]; zeros beyond x."""
-    U, V = out.shape[:2]
-    if x.shape[:2] != (stride * U, stride * V):
-        out[...] = 0
-    for a, b in itertools.product(range(stride), repeat=2):
-        phase = x[a : stride * U : stride, b : stride * V : stride]
-        out[: len(phase), : phase.shape[1], :, a, b] = phase
-    return out
-
-
-def join_phases(phases: Array, stride: int, out: Array) -> Array:
-    """The inverse of split_phases; zeros where there were more of x."""
-    U, V = phases.shape[:2]
-    if out.shape[:2] != (stride * U, stride * V):
-        out[...] = 0
-    for a, b in itertools.product(range(stride), repeat=2):
-        phase = out[a : stride * U : stride, b : stride * V : stride]
-        phase[...] = phases[: len(phase), : phase.shape[1], :, a, b]
-    return out
-
-
 class ConvCache(NamedTuple):
     name: str
-    x_f: Array  # (R, V, [2] B, n_in), n_in = s*s*C: the spectrum of x; half of V where r is its own conjugate
-    taps: Array  # (k, k, n_in, C'), the phases of w
-    w_rows: Array  # (R, [2] k, n_in * C'), room for spectra along the rows
+    cols: Array  # (Ho, Wo, B, K, K, C)
+    w: Array  # (K, K, C, C')
     x_shape: tuple[int, ...]  # (H, W, B, C)
     stride: int
 
 
 def conv2d_forward(x: Array, w: Array, b: Array, stride: int, ws: Workspace, name: str) -> tuple[Array, ConvCache]:
-    """Valid convolution. x (H, W, B, C), w (K, K, C, C'), b (C') -> (Ho, Wo, B, C')."""
-    H, W, B, C = x.shape
+    """Valid convolution by im2col. x (H, W, B, C), w (K, K, C, C'), b (C') -> out (Ho, Wo, B, C')."""
     K, n_out = w.shape[0], w.shape[-1]
-    k, Ho, Wo, n_in = -(-K // stride), (H - K) // stride + 1, (W - K) // stride + 1, stride**2 * C
-    t = transforms(Ho, Wo, k, w.dtype)
-    U, V, R = Ho + k - 1, Wo + k - 1, len(t.x_rows) // 2
-
-    x_rows, x_f = ws(name + ".x_rows", R, 2 * V, B * n_in), ws(name + ".x_f", R, V, 2 * B, n_in)
-    transform(t.x_rows, split_phases(x, stride, ws(name + ".phases", U, V, B, stride, stride, C)), x_rows)
-    w_rows, w_f = ws(name + ".w_rows", R, 2 * k, n_in * n_out), ws(name + ".w_f", V, 2, n_in, n_out)
-    taps = ws(name + ".taps", k, k, n_in, n_out)
-    split_phases(w.reshape(K, K, 1, -1), stride, taps.reshape(k, k, 1, stride, stride, -1))
-    transform(t.w_rows, taps, w_rows)
-    product, out_rows = ws(name + ".product", V, 2, 2 * B, n_out), ws(name + ".out_rows", R, 2 * Wo, B * n_out)
-    for r in range(R):  # where r is its own conjugate, half of the columns' frequencies say all
-        out_columns, n = (t.out_columns, V) if 2 * r % U else (t.out_half, V // 2 + 1)
-        transform(t.x_columns[: 2 * n], x_rows[r], x_f[r, :n])
-        transform(t.w_columns[: 2 * n], w_rows[r], w_f[:n])
-        np.matmul(x_f[r, :n, None], w_f[:n], out=product[:n])  # each part of x by each part of w
-        transform(out_columns, product[:n], out_rows[r])
-    out = ws(name + ".out", Ho, Wo, B, n_out)
-    transform(t.out_rows, out_rows, out)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (K, K), axis=(0, 1))[::stride, ::stride]
+    patches = windows.transpose(0, 1, 2, 4, 5, 3)  # (Ho, Wo, B, K, K, C), a view
+    cols = ws(name + ".cols", *patches.shape)
+    cols[...] = patches
+    out = ws(name + ".out", *cols.shape[:3], n_out)
+    w_matrix = w.reshape(-1, n_out)  # (K*K*C, C')
+    np.matmul(cols.reshape(-1, len(w_matrix)), w_matrix, out=out.reshape(-1, n_out))  # (Ho*Wo*B, C')
     out += b
-    return out, ConvCache(name, x_f, taps, w_rows, x.shape, stride)
+    return out, ConvCache(name, cols, w, x.shape, stride)
 
 
-def conv2d_backward(dout: Array, cache: ConvCache, dw: Array, db: Array, ws: Workspace) -> Array:
-    """dout (Ho, Wo, B, C') -> dx (H, W, B, C)."""
-    name, x_f, taps, w_rows, x_shape, stride = cache
-    (Ho, Wo, B, n_out), K, C = dout.shape, dw.shape[0], x_shape[-1]
-    k, n_in = -(-K // stride), stride**2 * C
-    t = transforms(Ho, Wo, k, dout.dtype)
-    U, V, R = Ho + k - 1, Wo + k - 1, len(x_f)
-
+def conv2d_backward(
+    dout: Array, cache: ConvCache, dw: Array, db: Array, ws: Workspace, need_dx: bool = True
+) -> Array | None:
+    """dout (Ho, Wo, B, C') -> dx (H, W, B, C), or None; writes dw (K, K, C, C') and db (C')."""
+    name, cols, w, x_shape, s = cache
+    (Ho, Wo, _, n_out), K = dout.shape, len(w)
+    w_matrix, dout_matrix = w.reshape(-1, n_out), dout.reshape(-1, n_out)  # (K*K*C, C'), (Ho*Wo*B, C')
+    # out = cols w + b
     db[...] = row_sum(dout)
-    # out = out_rows' transform + b
-    dout_rows, dproduct = ws(name + ".out_rows", R, 2 * Wo, B * n_out), ws(name + ".product", V, 2, 2 * B, n_out)
-    transform(t.out_rows.T, dout, dout_rows)
-    # The spectra of w are made anew, transposed: with a transposed second matrix small products take twice as long.
-    taps_t = ws(name + ".taps_t", k, k, n_out, n_in)
-    taps_t[...] = taps.swapaxes(2, 3)
-    transform(t.w_rows, taps_t, w_rows)
-    w_f_t, dw_f = ws(name + ".w_f_t", V, 2, n_out, n_in), ws(name + ".dw_f", V, 2, n_in, n_out)
-    dx_terms, dx_f = ws(name + ".dx_terms", V, 2, 2 * B, n_in), ws(name + ".dx_f", V, 2 * B, n_in)
-    dw_rows, dx_rows = w_rows, ws(name + ".x_rows", R, 2 * V, B * n_in)
-    for r in range(R):
-        out_columns, n = (t.out_columns, V) if 2 * r % U else (t.out_half, V // 2 + 1)
-        transform(out_columns.T, dout_rows[r], dproduct[:n])
-        # product = x_f w_f
-        transform(t.w_columns[: 2 * n], w_rows[r], w_f_t[:n])
-        np.matmul(dproduct[:n], w_f_t[:n], out=dx_terms[:n])
-        np.add(dx_terms[:n, 0], dx_terms[:n, 1], out=dx_f[:n])
-        transform(t.x_columns[: 2 * n].T, dx_f[:n], dx_rows[r])
-        np.matmul(x_f[r, :n].transpose(0, 2, 1)[:, None], dproduct[:n], out=dw_f[:n])
-        transform(t.w_columns[: 2 * n].T, dw_f[:n], dw_rows[r])  # over what is no longer needed
-    # x_rows, w_rows = transforms of the phases of x and w
-    dtaps = ws(name + ".dtaps", k, k, 1, stride, stride, C * n_out)
-    transform(t.w_rows.T, dw_rows, dtaps)
-    join_phases(dtaps, stride, dw.reshape(K, K, 1, -1))
-    dphases = ws(name + ".phases", U, V, B, stride, stride, C)
-    transform(t.x_rows.T, dx_rows, dphases)
-    return join_phases(dphases, stride, ws(name + ".dx", *x_shape))
+    np.matmul(cols.reshape(-1, len(w_matrix)).T, dout_matrix, out=dw.reshape(-1, n_out))
+    if not need_dx:
+        return None
+    dcols = ws(name + ".dcols", *cols.shape)
+    np.matmul(dout_matrix, w_matrix.T, out=dcols.reshape(-1, len(w_matrix)))
+    # cols[:, :, :, i, j] = x[i :: s, j :: s]
+    dx = ws(name + ".dx", *x_shape)
+    dx[...] = 0
+    for i, j in itertools.product(range(K), repeat=2):
+        dx[i : i + s * Ho : s, j : j + s * Wo : s] += dcols[:, :, :, i, j]
+    return dx
+
+
+CONVOLUTIONS: dict[str, tuple[Callable[..., tuple[Array, Any]], Callable[..., Any]]] = {
+    "im2col": (conv2d_forward, conv2d_backward),
+    "spectral": (spectral_conv2d_forward, spectral_conv2d_backward),
+}
 
 
 def max_pool_forward(x: Array, ws: Workspace, name: str) -> Array:
@@ -987,12 +623,13 @@ def relu_backward(dout: Array, out: Array) -> Array:
 
 
 def sigmoid_forward(x: Array) -> Array:
-    """In place. By tanh, which does not overflow."""
-    x *= 0.5
-    np.tanh(x, out=x)
+    """In place: 1 / (1 + exp(-x)), to a few roundings. It stops at the smallest normal number (in float32 at x = -87),
+    so that exp does not overflow."""
+    np.maximum(x, math.log(np.finfo(x.dtype).tiny), out=x)
+    np.negative(x, out=x)
+    np.exp(x, out=x)
     x += 1
-    x *= 0.5
-    return x
+    return np.reciprocal(x, out=x)
 
 
 def sigmoid_backward(dout: Array, out: Array) -> Array:
@@ -1184,15 +821,16 @@ def indicator(labels: Array, dtype: np.dtype) -> Array:
 
 
 class CapsNetCache(NamedTuple):
-    conv1: ImageConvCache
+    conv1: ConvCache
     h1: Array  # (28, 28, B, 32) at the default sizes
-    primary: ConvCache
+    primary: Any  # of the convolution that the configuration names
     squash: SquashCache
     routing: RoutingCache
     v: Array  # (J, D, B)
 
 
-def normal(rng: np.random.Generator, dtype: str, std: float, *shape: int) -> Array:
+def gaussian(rng: np.random.Generator, dtype: str, std: float, *shape: int) -> Array:
+    """Independent, of mean 0."""
     return rng.normal(0, std, shape).astype(dtype)
 
 
@@ -1201,25 +839,25 @@ def capsnet_init(rng: np.random.Generator, config: Config) -> Params:
     # A vote is a sum of P terms, a digit capsule one of I votes; this is 0.1 at the default sizes.
     routing_std = math.sqrt(PRIMARY_SIZE / config.n_primary)
     params = {
-        "conv1.w": normal(rng, dtype, math.sqrt(2 / KERNEL**2), KERNEL, KERNEL, 1, C),
+        "conv1.w": gaussian(rng, dtype, math.sqrt(2 / KERNEL**2), KERNEL, KERNEL, 1, C),
         "conv1.b": np.zeros(C, dtype),
-        "primary.w": normal(rng, dtype, math.sqrt(1 / (KERNEL**2 * C)), KERNEL, KERNEL, C, n_primary_out),
+        "primary.w": gaussian(rng, dtype, math.sqrt(1 / (KERNEL**2 * C)), KERNEL, KERNEL, C, n_primary_out),
         "primary.b": np.zeros(n_primary_out, dtype),
-        "routing.w": normal(rng, dtype, routing_std, N_CLASSES, PRIMARY_SIZE, config.n_primary, CAPSULE_SIZE),
+        "routing.w": gaussian(rng, dtype, routing_std, N_CLASSES, PRIMARY_SIZE, config.n_primary, CAPSULE_SIZE),
     }
     sizes = (N_CLASSES * CAPSULE_SIZE, *config.decoder, config.image_size**2)
     variances = (2 / CAPSULE_SIZE, 2 / sizes[1], 1 / sizes[2])  # one capsule is all that the first layer ever sees
     for k in range(3):
-        params[f"decoder{k + 1}.w"] = normal(rng, dtype, math.sqrt(variances[k]), sizes[k], sizes[k + 1])
+        params[f"decoder{k + 1}.w"] = gaussian(rng, dtype, math.sqrt(variances[k]), sizes[k], sizes[k + 1])
         params[f"decoder{k + 1}.b"] = np.zeros(sizes[k + 1], dtype)
     return params
 
 
 def batch_last(images: Array, ws: Workspace) -> Array:
-    """(B, H, W) -> (H, W, B)."""
+    """(B, H, W) -> (H, W, B, 1), a map of one channel."""
     B, H, W = images.shape
-    x = ws("images", H, W, B)
-    x[...] = images.transpose(1, 2, 0)
+    x = ws("images", H, W, B, 1)
+    x[..., 0] = images.transpose(1, 2, 0)
     return x
 
 
@@ -1232,9 +870,10 @@ def as_map(capsules: Array, side: int) -> Array:
 def capsnet_forward(params: Params, images: Array, config: Config, ws: Workspace) -> tuple[Array, CapsNetCache]:
     """images (B, H, W) -> lengths of the digit capsules (J, B). The cache has the capsules and their couplings."""
     side, B = config.primary_side, len(images)
-    h1, conv1 = image_conv2d_forward(batch_last(images, ws), params["conv1.w"], params["conv1.b"], 1, ws, "conv1")
+    h1, conv1 = conv2d_forward(batch_last(images, ws), params["conv1.w"], params["conv1.b"], 1, ws, "conv1")
     relu_forward(h1)
-    h2, primary = conv2d_forward(h1, params["primary.w"], params["primary.b"], 2, ws, "primary")  # (side, side, B, P*T)
+    forward, _ = CONVOLUTIONS[config.conv]
+    h2, primary = forward(h1, params["primary.w"], params["primary.b"], 2, ws, "primary")  # (side, side, B, P*T)
     s, u = (ws(name, PRIMARY_SIZE, config.n_primary, B) for name in ("primary.s", "primary.u"))
     as_map(s, side)[...] = h2.reshape(side, side, B, PRIMARY_SIZE, -1)
     squash = squash_forward(s, 0, u)
@@ -1312,9 +951,10 @@ def capsnet_loss_and_grads(
     ds = squash_backward(du, cache.squash)
     dh2 = ws("primary.dout", side, side, B, PRIMARY_SIZE, config.primary_types)
     dh2[...] = as_map(ds, side)
-    dh1 = conv2d_backward(dh2.reshape(side, side, B, -1), cache.primary, grads["primary.w"], grads["primary.b"], ws)
+    _, backward = CONVOLUTIONS[config.conv]
+    dh1 = backward(dh2.reshape(side, side, B, -1), cache.primary, grads["primary.w"], grads["primary.b"], ws)
     relu_backward(dh1, cache.h1)
-    image_conv2d_backward(dh1, cache.conv1, grads["conv1.w"], grads["conv1.b"], ws)
+    conv2d_backward(dh1, cache.conv1, grads["conv1.w"], grads["conv1.b"], ws, need_dx=False)
     return {
         "train_loss": margin + config.recon_weight * error,
         "train_margin_loss": margin,
@@ -1345,6 +985,11 @@ class CNN(NamedTuple):
     convs: tuple[ConvLayer, ...]
     n_hidden: int
     loss: Loss = sigmoid_cross_entropy
+    conv: str = "spectral"
+
+    def convolution(self, k: int) -> tuple[Callable[..., tuple[Array, Any]], Callable[..., Any]]:
+        """Forward and backward pass of layer k, counted from 1; that of one channel is always im2col."""
+        return CONVOLUTIONS[self.conv if k > 1 else "im2col"]
 
 
 class CNNCache(NamedTuple):
@@ -1357,13 +1002,13 @@ def cnn_init(rng: np.random.Generator, config: Config, net: CNN) -> Params:
     params: Params = {}
     side, C, dtype = config.image_size, 1, config.dtype
     for k, (K, n_out, stride, pool) in enumerate(net.convs, 1):
-        params[f"conv{k}.w"] = normal(rng, dtype, math.sqrt(2 / (K * K * C)), K, K, C, n_out)
+        params[f"conv{k}.w"] = gaussian(rng, dtype, math.sqrt(2 / (K * K * C)), K, K, C, n_out)
         params[f"conv{k}.b"] = np.zeros(n_out, dtype)
         side, C = ((side - K) // stride + 1) // (2 if pool else 1), n_out
     n_flat = side * side * C
-    params["hidden.w"] = normal(rng, dtype, math.sqrt(2 / n_flat), n_flat, net.n_hidden)
+    params["hidden.w"] = gaussian(rng, dtype, math.sqrt(2 / n_flat), n_flat, net.n_hidden)
     params["hidden.b"] = np.zeros(net.n_hidden, dtype)
-    params["out.w"] = normal(rng, dtype, math.sqrt(1 / net.n_hidden), net.n_hidden, N_CLASSES)
+    params["out.w"] = gaussian(rng, dtype, math.sqrt(1 / net.n_hidden), net.n_hidden, N_CLASSES)
     params["out.b"] = np.zeros(N_CLASSES, dtype)
     return params
 
@@ -1372,8 +1017,8 @@ def cnn_forward(params: Params, images: Array, net: CNN, ws: Workspace) -> tuple
     """images (B, H, W) -> scores (J, B), before the sigmoid."""
     x, convs = batch_last(images, ws), []
     for k, layer in enumerate(net.convs, 1):
-        conv: Callable[..., tuple[Array, Any]] = conv2d_forward if k > 1 else image_conv2d_forward
-        y, cache = conv(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, ws, f"conv{k}")
+        forward, _ = net.convolution(k)
+        y, cache = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, ws, f"conv{k}")
         relu_forward(y)
         x = max_pool_forward(y, ws, f"pool{k}") if layer.pool else y
         convs.append((cache, y, x))
@@ -1395,10 +1040,8 @@ def cnn_loss_and_grads(
         cache, y, out = convs[k - 1]
         dy = max_pool_backward(dx, y, out, ws, f"pool{k}") if net.convs[k - 1].pool else dx
         relu_backward(dy, y)
-        if k > 1:
-            dx = conv2d_backward(dy, cache, grads[f"conv{k}.w"], grads[f"conv{k}.b"], ws)
-        else:
-            image_conv2d_backward(dy, cache, grads["conv1.w"], grads["conv1.b"], ws)
+        _, backward = net.convolution(k)
+        dx = backward(dy, cache, grads[f"conv{k}.w"], grads[f"conv{k}.b"], ws, need_dx=k > 1)
     return {"train_loss": loss}
 
 
@@ -1427,7 +1070,7 @@ def capsnet_model(config: Config) -> Model:
 def cnn_model(name: str, config: Config, convs: tuple[ConvLayer, ...], n_params: int, loss: Loss) -> Model:
     """A CNN with as many hidden units as bring it to ``n_params`` parameters."""
     one, two = (count_params(cnn_init(np.random.default_rng(0), config, CNN(convs, n))) for n in (1, 2))
-    net = CNN(convs, max(1, 1 + round((n_params - one) / (two - one))), loss)
+    net = CNN(convs, max(1, 1 + round((n_params - one) / (two - one))), loss, config.conv)
     return Model(
         name,
         lambda rng: cnn_init(rng, config, net),
@@ -1591,7 +1234,7 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
     """Data, trainings, result. The options are those of ``train_all``."""
     files.require_checkpoint(EXPERIMENT)
     data = make_data(config)
-    config = settled(config, data.name)
+    config = resolve_auto(config, data.name)
     return make_result(config, data.name, train_all(config, data, threads=threads, files=files, **options), threads)
 
 
@@ -1607,7 +1250,7 @@ def evaluate_checkpoint(
     states = of_models(checkpoint, states, names)
     config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS})
     data = make_data(config)
-    config = settled(config, data.name)
+    config = resolve_auto(config, data.name)
     with Workers(threads, config.dtype) as workers:
         for name, model in make_models(config).items():
             if name in states:
@@ -1760,6 +1403,7 @@ def add_network_flags(parser: argparse.ArgumentParser, config: type[Config]) -> 
     add("weight_decay", number(0, 100), "a step shrinks every weight, but no bias, by lr * X", "X")
     add("lr_schedule", ("constant", "linear", "cosine", "exponential"),
         "linear and cosine fall to 0, exponential by 4 % every 2,000 steps")
+    add("conv", tuple(CONVOLUTIONS), "how convolutions of many channels are computed: a fast form, or the plain one")
     add("dtype", ("float32", "float64"), "of all arithmetic")
     parser.add_argument(
         "--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
@@ -1774,7 +1418,7 @@ def config_fields(args: argparse.Namespace, *more: str) -> dict[str, Any]:
     preset = PRESETS[args.preset]
     given = {k: v for k in ("conv_channels", "primary_types") if (v := getattr(args, k)) is not None}
     same = ("dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "routing_iters", "routing_grad")
-    also = ("recon_weight", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "dtype")
+    also = ("recon_weight", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "dtype", "conv")
     return preset | given | {k: getattr(args, k) for k in (*same, *also, *more)}
 
 

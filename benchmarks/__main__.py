@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import conv_matrix_capsules as matrix_capsules, multimnist, smallnorb
+from benchmarks import conv_matrix_capsules as matrix_capsules
+from benchmarks import multimnist, smallnorb
 from benchmarks.measure import Step, interleave, peak_memory, torch_version
 from support.run import Parser, environment, exit_status, require_writable, save_result, whole_number
 

@@ -13,6 +13,7 @@ import threadpoolctl
 
 import multimnist_capsnet as experiment
 from benchmarks.measure import Step
+from support import spectral_conv
 from support.workers import LEAST_PART, Workers, Workspace
 
 Array = np.ndarray
@@ -83,7 +84,7 @@ def _all_at_once(steps: Sequence[Step]) -> Step:
 def noted_products(work: Callable[[], object]) -> list[tuple[Array, Array, Array]]:
     """The matrix products that ``work`` makes: both operands, and where the product goes."""
     recorder = _Recorder()
-    with mock.patch.object(experiment, "np", recorder):
+    with mock.patch.object(experiment, "np", recorder), mock.patch.object(spectral_conv, "np", recorder):
         work()
     return recorder.products
 

@@ -20,9 +20,9 @@ from multimnist_capsnet import (
     load_mnist,
     require_writable,
     save_result,
-    stroke_digits,
     whole_number,
 )
+from support.stroke_digits import stroke_digits
 
 N_DIGITS, BATCH, LR = 20_000, 64, 1e-3
 

@@ -140,9 +140,9 @@ def tiny(**changes: Any) -> m.Config:
     return m.Config(**{"conv_channels": 2, "primary_types": 1, "decoder": (5, 7), "dtype": "float64", **changes})
 
 
-def check_model(name: str, image_size: int = 28) -> None:
+def check_model(name: str, image_size: int = 28, conv: str = "spectral") -> None:
     """The whole network; its parameters are not the initial ones, so that no bias is zero."""
-    config = tiny(image_size=image_size, recon_weight=0.1)
+    config = tiny(image_size=image_size, recon_weight=0.1, conv=conv)
     model, rng = m.make_models(config)[name], rng_of(2, image_size)
     params = {k: p + 0.03 * rng.standard_normal(p.shape) for k, p in model.init_params(rng).items()}
     batch = m.single(rng.random((3, image_size, image_size)), rng.integers(10, size=3))
@@ -160,6 +160,10 @@ def check_model(name: str, image_size: int = 28) -> None:
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
 def test_whole_networks(name: str, image_size: int) -> None:
     check_model(name, image_size)
+
+
+def test_lenet_by_im2col() -> None:
+    check_model("lenet", conv="im2col")
 
 
 CHECKS: dict[str, Callable[[], None]] = {

@@ -105,18 +105,18 @@ def test_admissible_shifts_are_all_those_that_overlap_enough(min_iou: float) -> 
 
 def test_a_composite_is_the_maximum_of_two_shifted_digits_of_different_classes() -> None:
     source = overlays()
-    recipe = source.draw(np.random.default_rng(0), 200)
-    batch = source.render(recipe)
+    composites = source.draw(np.random.default_rng(0), 200)
+    batch = source.render(composites)
     assert batch.images.shape == (200, 36, 36)
     assert batch.images.dtype == np.float32
-    np.testing.assert_array_equal(batch.labels, source.labels[recipe.which])
+    np.testing.assert_array_equal(batch.labels, source.labels[composites.which])
     assert (batch.labels[:, 0] != batch.labels[:, 1]).all()
     for n in range(200):
-        assert boxes_iou(*recipe.shift[n]) >= 0.8
+        assert boxes_iou(*composites.shift[n]) >= 0.8
         for k in range(2):
             canvas = np.zeros((36, 36), np.float32)
-            y, x = 4 + recipe.shift[n, k]
-            canvas[y : y + 28, x : x + 28] = source.images[recipe.which[n, k]] / np.float32(255)
+            y, x = 4 + composites.shift[n, k]
+            canvas[y : y + 28, x : x + 28] = source.images[composites.which[n, k]] / np.float32(255)
             np.testing.assert_allclose(batch.sources[n, k], canvas, rtol=1e-6)
     np.testing.assert_array_equal(batch.images, batch.sources.max(axis=1))
     assert 0 <= batch.images.min() < batch.images.max() <= 1
@@ -830,7 +830,8 @@ WRONG_VALUES = {
     "--dataset": "cifar", "--n-train": "0", "--n-test": "x", "--min-iou": "1.5", "--pool": "-1", "--preset": "huge",
     "--conv-channels": "0", "--primary-types": "nan", "--routing-iters": "0", "--routing-grad": "some",
     "--recon-weight": "-1", "--seed": "-1", "--n-epochs": "1.5", "--batch-size": "0", "--lr": "0",
-    "--lr-schedule": "step", "--optimizer": "sgd", "--weight-decay": "-1", "--dtype": "float16", "--threads": "0",
+    "--lr-schedule": "step", "--optimizer": "sgd", "--weight-decay": "-1", "--dtype": "float16", "--conv": "fft",
+    "--threads": "0",
     "--models": "capsnet,rnn", "--checkpoint-every": "0",
 }  # fmt: skip
 PATHS = {"--data-dir", "--out-json", "--checkpoint", "--predict", "--predict-png"}

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 import multimnist_capsnet as data
 from helpers import MNIST, needs_mnist
 from multimnist_capsnet import UserError
+from support import stroke_digits
 
 STEMS = tuple(data.MNIST_SHA256)
 
@@ -420,7 +421,7 @@ def test_a_file_where_the_cache_should_be(tmp_path: Path, mirror: Mirror) -> Non
 
 @functools.cache
 def some_strokes() -> tuple[np.ndarray, np.ndarray]:
-    return data.stroke_digits(np.random.default_rng(100), 3000)
+    return stroke_digits.stroke_digits(np.random.default_rng(100), 3000)
 
 
 def test_strokes_have_the_form_of_mnist() -> None:
@@ -446,7 +447,7 @@ def test_strokes_have_the_form_of_mnist() -> None:
 
 def test_strokes_follow_their_generator() -> None:
     def draw(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-        return data.stroke_digits(np.random.default_rng(seed), n)
+        return stroke_digits.stroke_digits(np.random.default_rng(seed), n)
 
     images, labels = draw(7, 1203)
     assert np.bincount(labels).tolist() == [121] * 3 + [120] * 7
@@ -459,14 +460,14 @@ def test_strokes_follow_their_generator() -> None:
 def test_every_skeleton_is_used_and_no_two_digits_are_alike() -> None:
     images, _ = some_strokes()
     assert len(np.unique(images.reshape(len(images), -1), axis=0)) == len(images)
-    table = data.compile_skeletons()
+    table = stroke_digits.compile_skeletons()
     assert np.all(np.diff(table.upto) > 0)
     assert table.upto[-1] == pytest.approx(10)
-    assert len(table.control) == sum(map(len, data.SKELETONS.values()))
+    assert len(table.control) == sum(map(len, stroke_digits.SKELETONS.values()))
 
 
 def test_pen_passes_its_control_points_evenly() -> None:
-    table = data.compile_skeletons()
+    table = stroke_digits.compile_skeletons()
     pen = table.basis @ table.control  # (K, S+1, 2)
     np.testing.assert_allclose(table.basis.sum(axis=2), 1, atol=1e-6)  # so moving all points moves the digit
     for k in range(len(pen)):
@@ -478,8 +479,8 @@ def test_pen_passes_its_control_points_evenly() -> None:
 
 
 def test_a_corner_is_one_control_point() -> None:
-    table = data.compile_skeletons()
-    texts = [entry.partition(":")[2] for ways in data.SKELETONS.values() for entry in ways]
+    table = stroke_digits.compile_skeletons()
+    texts = [entry.partition(":")[2] for ways in stroke_digits.SKELETONS.values() for entry in ways]
     for basis, text in zip(table.basis, texts, strict=True):
         strokes = [stroke.split() for stroke in text.split("|")]
         corners = sum(a == b for words in strokes for a, b in itertools.pairwise(words))
@@ -488,7 +489,7 @@ def test_a_corner_is_one_control_point() -> None:
 
 def test_a_chunk_bounds_the_memory() -> None:
     tracemalloc.start()
-    images, _ = data.stroke_digits(np.random.default_rng(0), 4000)
+    images, _ = stroke_digits.stroke_digits(np.random.default_rng(0), 4000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak - images.nbytes < 64e6

@@ -15,16 +15,16 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-import make_mnist_affine_capsnet_gif
+import conv_matrix_capsules
 import make_conv_matrix_capsules_gif
+import make_mnist_affine_capsnet_gif
 import make_multimnist_capsnet_gif
 import make_smallnorb_novel_viewpoint_gif
 import mnist_affine_capsnet
-import conv_matrix_capsules
 import multimnist_capsnet
 import smallnorb_novel_viewpoint
-import visualize_mnist_affine_capsnet
 import visualize_conv_matrix_capsules
+import visualize_mnist_affine_capsnet
 import visualize_multimnist_capsnet
 import visualize_smallnorb_novel_viewpoint
 from figure_checks import check_failures

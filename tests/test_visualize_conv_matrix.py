@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-import make_conv_matrix_capsules_gif as animation
 import conv_matrix_capsules as experiment
+import make_conv_matrix_capsules_gif as animation
 import multimnist_capsnet as digits
 import visualize_conv_matrix_capsules as figures
 from figure_checks import (
