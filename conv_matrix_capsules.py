@@ -940,6 +940,17 @@ def learning_rate(config: Config, model: str, progress: float) -> float:
     return lr * factor[config.lr_schedule] * min(1.0, 0.1 + 90 * progress)
 
 
+def loss_and_grads(
+    model: Model, progress: float, params: Params, part: Examples, n: int, grads: Params, ws: Workspace
+) -> dict[str, float]:
+    """The terms that a part of a batch of ``n`` examples adds to the mean loss and, in ``grads``, to its gradients."""
+    scores, cache = model.forward(params, part.images, ws)
+    loss, dscores = model.loss(scores, part.labels, progress)
+    weight = len(part.labels) / n
+    grads.update(model.backward(weight * dscores, cache, ws)[0])
+    return {"train_loss": weight * loss}
+
+
 def train(
     model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback | None = None
 ) -> dict[str, list[float]]:
@@ -956,17 +967,10 @@ def train(
         started = time.perf_counter()
         batch, progress = training_batch(data, config, state.step), state.step / max(1, n_steps - 1)
 
-        def loss_and_grads(
-            params: Params, part: Examples, n: int, grads: Params, ws: Workspace, progress: float = progress
-        ) -> dict[str, float]:
-            scores, cache = model.forward(params, part.images, ws)
-            loss, dscores = model.loss(scores, part.labels, progress)
-            weight = len(part.labels) / n
-            grads.update(model.backward(weight * dscores, cache, ws)[0])
-            return {"train_loss": weight * loss}
-
         with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
-            losses, grads = workers.gradients(loss_and_grads, state.params, batch, part_size(config))
+            losses, grads = workers.gradients(
+                functools.partial(loss_and_grads, model, progress), state.params, batch, part_size(config)
+            )
             adamw_step(state, grads, learning_rate(config, model.name, progress), config.weight_decay, DECAYED)
         require_finite(state, losses["train_loss"], per_epoch)
         state.add(losses, weight=len(batch.labels))

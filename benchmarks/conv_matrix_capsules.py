@@ -2,50 +2,42 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+import functools
 from typing import Any
 
 import numpy as np
-import threadpoolctl
 
-import smallnorb_novel_viewpoint as experiment
+import conv_matrix_capsules as experiment
 from benchmarks.measure import Step
 from support.optimizers import adamw_step
+from support.workers import Workers
 
 N_CLASSES = 10
 SIZES = (32, 8, 8, 8)
 
 
-def _config(sizes: tuple[int, int, int, int], em_iters: int = 3) -> Any:
-    return SimpleNamespace(
-        sizes=sizes, image_size=28, in_channels=1, n_classes=N_CLASSES, lambdas=[1.0] * em_iters, variance_floor=1.0,
-        beta_v_init=0.0, em_grad="exact", loss="cross-entropy", dtype="float32",
-    )  # fmt: skip
+def config_of(sizes: tuple[int, int, int, int], em_iters: int = 3) -> experiment.Config:
+    return experiment.Config(
+        dataset="mnist", sizes=sizes, em_iters=em_iters, variance_floor=1.0, beta_v_init=0.0, loss="cross-entropy"
+    )
 
 
-def _batch(batch_size: int) -> tuple[experiment.Array, experiment.Array]:
+def _batch(batch_size: int) -> experiment.Examples:
     rng = np.random.default_rng(0)
-    return rng.random((batch_size, 28, 28, 1), np.float32), rng.integers(0, N_CLASSES, batch_size)
+    return experiment.Examples(rng.random((batch_size, 28, 28, 1), np.float32), rng.integers(0, N_CLASSES, batch_size))
 
 
 def numpy_step(batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, threads: int = 2) -> Step:
     """One training step: forward, loss, backward, Adam; exact gradient through three EM iterations."""
-    config = _config(sizes)
-    params = experiment.conv_capsnet_init(np.random.default_rng(0), config)
-    m, v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
-    state = experiment.TrainState(params, m, v)
-    x, labels = _batch(batch_size)
-
-    pool, blas = ThreadPoolExecutor(threads) if threads > 1 else None, threadpoolctl.ThreadpoolController()
+    config = config_of(sizes)
+    model = experiment.make_models(config)["capsules"]
+    state, batch = experiment.init_state(model, config), _batch(batch_size)
+    workers = Workers(threads, config.dtype).__enter__()  # as long as the process
+    gradients = functools.partial(experiment.loss_and_grads, model, 0.0)
 
     def step() -> None:
-        experiment.use_workers(pool)
-        with blas.limit(limits=1, user_api="blas"):
-            scores, cache = experiment.conv_capsnet_forward(state.params, x, config)
-            _, dscores = experiment.softmax_cross_entropy(scores, labels)
-            grads, _ = experiment.conv_capsnet_backward(dscores, cache, config)
-            adamw_step(state, [grads], 1e-6)
+        _, grads = workers.gradients(gradients, state.params, batch, experiment.part_size(config))
+        adamw_step(state, grads, 1e-6)
 
     return step
 
@@ -56,7 +48,7 @@ def torch_network(sizes: tuple[int, int, int, int] = SIZES) -> Any:
     from torch import nn
     from torch.nn import functional
 
-    config = _config(sizes)
+    config = config_of(sizes)
     lambdas, floor = config.lambdas, config.variance_floor
 
     class ConvCaps(nn.Module):
@@ -120,7 +112,7 @@ def torch_network(sizes: tuple[int, int, int, int] = SIZES) -> Any:
             A, B, C, D = sizes
             self.conv1 = nn.Conv2d(1, A, 5, stride=2, padding=2)
             self.primary = nn.Conv2d(A, 17 * B, 1)
-            sides = experiment.conv_capsnet_grids(28)
+            sides = experiment.grid_sides(28)
             self.convcaps1 = ConvCaps(sides[0], 3, 2, B, C)
             self.convcaps2 = ConvCaps(sides[1], 3, 1, C, D)
             offset = torch.tensor(experiment.coordinates(28, "float32"))

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from multimnist_capsnet import (
+from multimnist_capsnet import load_mnist
+from support.run import (
     Parser,
     UserError,
     environment,
     exit_status,
     file_path,
-    load_mnist,
     require_writable,
     save_result,
     whole_number,
