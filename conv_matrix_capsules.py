@@ -372,7 +372,7 @@ def votes_forward(pose: Array, kron: Array, offset: Array | None, ws: Workspace)
     if offset is not None:
         v += np.repeat(offset.reshape(k * k, 1, d), n_in, axis=0)
     columns = v.reshape(n_fields, k * k * n_in, n_out * d)
-    shift = columns[:, columns.shape[1] // 2].copy()  # (L, J * D) any vote is about as far from the others as they lie
+    shift = columns[:, columns.shape[1] // 2].copy()  # (L, J * D) as near to the others as they are
     columns -= shift[:, None]
     np.multiply(v, v, out=v_sq)
     return Votes(v.swapaxes(1, 2), v_sq.swapaxes(1, 2), shift.reshape(n_fields, n_out, d))
@@ -394,7 +394,7 @@ def votes_backward(
     left, linear, square = (np.stack(parts, axis=2) for parts in zip(*terms, strict=True))  # (L, J, T, M or D)
     v, dv = votes.v.swapaxes(1, 2), votes.v_sq.swapaxes(1, 2)  # (L, M, J, D); the squares are no longer needed
     slope = ws("slope", *v.shape)
-    # v enters the terms as left (linear v + square v^2 / 2)
+    # dv = sum over the terms of left (linear + square v)
     np.matmul(left.swapaxes(2, 3), linear, out=dv.swapaxes(1, 2))
     np.matmul(left.swapaxes(2, 3), square, out=slope.swapaxes(1, 2))
     slope *= v
@@ -423,7 +423,7 @@ class MStep(NamedTuple):
     """What an M-step computed."""
 
     r: Array  # (L, J, M) the assignments that it used
-    weight: Array  # (L, J, M) r times the children's activations, as shares of the mass: 1 in sum over M
+    weight: Array  # (L, J, M) r times the children's activations, as fractions of the mass: 1 in sum over M
     mass: Array  # (L, J)
     mean: Array  # (L, J, D) mu - shift
     sigma_sq: Array  # (L, J, D)
