@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,15 @@ from typing import Any
 
 from benchmarks import matrix_capsules, multimnist, smallnorb
 from benchmarks.measure import Step, interleave, peak_memory, torch_version
-from smallnorb_novel_viewpoint import Parser, environment, exit_status, require_writable, save_result, whole_number
+from support.run import (
+    Parser,
+    code_fingerprint,
+    environment,
+    exit_status,
+    require_writable,
+    save_result,
+    whole_number,
+)
 
 OURS, PRODUCTS, EAGER = "numpy", "its matrix products alone", "PyTorch eager"
 Build = Callable[..., Step]
@@ -144,9 +153,11 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
     return tables
 
 
-def main(argv: list[str] | None = None) -> int:
+def make_parser() -> Parser:
     parser = Parser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/benchmarks.json"), help="default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/benchmarks/steps.json"), metavar="FILE", help="default: %(default)s"
+    )
     parser.add_argument(
         "--repetitions", type=whole_number(1, 10_000), default=60, metavar="N", help="rounds; default: %(default)s"
     )
@@ -154,15 +165,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--only", choices=("smallnorb", "matrix_capsules", "multimnist"), help="one experiment; default: all"
     )
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    args = make_parser().parse_args(argv)
 
     def body() -> None:
         require_writable(args.out)
         tables = measure(args.repetitions, args.threads, args.only)
-        only = f" --only {args.only}" if args.only else ""
-        command = f"python -m benchmarks{only} --repetitions {args.repetitions} --threads {args.threads}"
-        found = environment() | {"pytorch": torch_version()}
-        save_result(args.out, {"command": command, "environment": found, "tables": tables})
+        result = {
+            "command": shlex.join(["python", "-m", "benchmarks", *argv]),
+            "code": code_fingerprint(Path(__file__)),
+            "environment": environment() | {"pytorch": torch_version()},
+            "tables": tables,
+        }
+        save_result(args.out, result)
         for name, table in tables.items():
             print(f"\n{name}")
             for row in [table["columns"], *table["rows"]]:
