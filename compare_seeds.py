@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Many seeds of one experiment side by side: tables, intervals, verdicts, a figure; and a README that stays true.
+"""Many seeds and settings of one experiment: runs them, compares the models with paired statistics, draws a figure.
 
     python compare_seeds.py smallnorb_novel_viewpoint --seeds 0:3 -- --n-epochs 10
     python compare_seeds.py smallnorb_novel_viewpoint --seeds 0:10 --grid em-iters=1,2,3 loss=cross-entropy,spread
-    python compare_seeds.py --report        # rewrite the tables and numbers of README.md from results/*.json
-    python compare_seeds.py --check         # exit status 1 where README.md and results/*.json differ
+    python compare_seeds.py smallnorb_novel_viewpoint --zip train-azimuths=0:60,0:150 test-azimuths=110:240,200:330
 
-A run is a process, ``python EXPERIMENT.py FLAGS --seed S --out-json FILE``, so every experiment that has these flags
-and writes ``{"models": {name: {"n_params": int, metric: float, ...}}}`` can be compared. Every float of a model is a
-metric. The capsule network is compared with each other model, paired by seed: the difference of the same seed's two
-models, its mean with a 95 % interval (Student's t), and the p value of a sign-flip permutation test.
+A run is a process, ``python EXPERIMENT.py FLAGS --seed S --out-json FILE``. Every experiment can be compared that has
+these flags and writes ``{"models": {name: {"n_params": int, metric: float, ...}}}``, with the name of its main metric
+as "headline" and the value of that metric by guessing as "chance". Every float of a model is a metric. The capsule
+network is compared with each other model, paired by seed: the difference of the same seed's two models, its mean with
+a 95 % interval (Student's t), and the p value of a sign-flip permutation test. ``report.py`` turns the results into
+the tables of the pages.
 """
 
 from __future__ import annotations
@@ -36,32 +37,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smallnorb_novel_viewpoint import (
+from report import MAX_BYTES, make_table, read_result, show_p
+from support import run as support_run
+from support.run import (
     Parser,
     UserError,
     atomic_write,
+    code_fingerprint,
     exit_status,
+    number,
     require_writable,
     save_result,
     whole_number,
 )
+from support.statistics import summarise
 
 Json = dict[str, Any]
 
-# experiment: its main metric and that metric's value by chance; another experiment's is its first accuracy
-EXPERIMENTS = {
-    "smallnorb_novel_viewpoint": ("held_out_accuracy", 1 / 5),
-    "multimnist_capsnet": ("set_accuracy", 1 / 45),
-    "mnist_affine_capsnet": ("rotated_35_accuracy", 1 / 10),
-    "conv_matrix_capsules": ("accuracy", 1 / 10),
-}
 OWN_FLAGS = ("seed", "out-json", "threads", "quiet", "checkpoint", "resume")  # of an experiment, set here or not at all
-EXACT_UP_TO = 20  # seeds; all 2^n sign flips are tried, above it this many random ones:
-N_FLIPS = 99_999
+DATA_FLAGS = ("dataset", "data-dir")  # settings that differ in them may have different data sets
+SECONDS = ("train_seconds", "epoch_seconds")  # differ from call to call
 MAX_RUNS = 10_000
+MAX_SECONDS = 1e6  # a process can be waited for no longer than 2^31 milliseconds
 DASK_TIMEOUT = 10  # seconds until a scheduler must have answered
-NEWLINE = "\n"
-MAX_BYTES = 200_000  # of a committed result
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # told apart by colour-blind eyes too
 MARKERS = "os^Dvp"
 
@@ -71,53 +69,89 @@ MARKERS = "os^Dvp"
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+class Setting(NamedTuple):
+    """One point of a sweep."""
+
+    name: str  # "em-iters=1 loss=spread", or "default" without a sweep
+    values: dict[str, str]
+    args: tuple[str, ...]  # of the experiment, without those that are the same in every comparison
+
+
 class Job(NamedTuple):
     script: Path
-    args: tuple[str, ...]  # of the experiment, without those that are the same in every comparison
+    setting: Setting
     seed: int
     threads: int
     timeout: float | None
-    version: str
+    code: str  # fingerprint
     cwd: Path
-    setting: str  # its name, for messages
 
     @property
     def key(self) -> str:
-        """What the numbers of the run depend on, as a file name."""
-        text = json.dumps([self.script.stem, self.args, self.seed, self.threads, self.version])
-        return f"{self.script.stem}-seed{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+        """What the numbers of the run depend on: the beginning of its name in the cache, before the data set's."""
+        args = [locate(arg, self.cwd) for arg in self.setting.args]
+        numpy = importlib.metadata.version("numpy")
+        text = json.dumps([self.script.stem, args, self.seed, self.threads, self.code, numpy])
+        return f"{self.script.stem}-seed{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}, setting {self.setting.name}"
 
 
-def code_version(script: Path) -> str:
-    """Hash of a script, of the modules beside it that it imports, and of numpy's version."""
-    todo, seen = [script], {script}
-    digest = hashlib.sha256(importlib.metadata.version("numpy").encode())
-    while todo:
-        source = todo.pop().read_bytes()
-        digest.update(source)
-        names = re.findall(rb"^\s*(?:from|import)\s+(\w+)", source, re.MULTILINE)
-        local = {script.with_name(f"{name.decode()}.py") for name in names}
-        new = sorted(path for path in local - seen if path.is_file())
-        todo += new
-        seen.update(new)
-    return digest.hexdigest()[:16]
+def locate(arg: str, cwd: Path) -> list[Any]:
+    """An argument; where it names a file or folder, also which one, with the sizes and dates of the files."""
+    flag, _, value = arg.rpartition("=") if arg.startswith("--") else ("", "", arg)
+    path = (cwd / value).resolve()
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path] if value and path.is_file() else []
+        stamps = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        return [flag, str(path), stamps] if path.exists() and value else [arg]
+    except (OSError, ValueError):
+        return [arg]
+
+
+def fault_of(result: Any, seed: int) -> str | None:
+    """Why this is not the result of an experiment's run, in words."""
+    if not isinstance(result, dict) or not isinstance(result.get("models"), dict):
+        return "its result is not the JSON of an experiment"
+    if not result["models"]:
+        return "its result holds no model"
+    for name, model in result["models"].items():
+        if not isinstance(model, dict) or not isinstance(model.get("n_params", 0), int):
+            return f"{name} has no metrics or no number of parameters"
+        for key, value in model.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                return f"{name}'s {key} is {value}"
+    kinds = {"config": dict, "history": dict, "environment": dict, "dataset": str | None, "headline": str | None}
+    for key, kind in (kinds | {"chance": int | float | None}).items():
+        if not isinstance(result.get(key, {} if kind is dict else None), kind):
+            return f"its {key} is {str(result[key])[:20]}"
+    if result.get("seed", seed) != seed:
+        return f"its seed is {str(result['seed'])[:20]}"
+    try:
+        json.dumps(result, allow_nan=False)
+    except ValueError:
+        return "its result holds a number that is not finite"
+    return None
 
 
 def run_job(job: Job, children: set[subprocess.Popen[str]] | None = None) -> Json:
-    """The experiment's JSON as ``{"result": ...}``, or ``{"error": one line}``. Raises nothing a run can cause.
+    """``{"result": the experiment's JSON, "warnings": lines}``, or ``{"error": one line}``. Raises nothing that a run
+    can cause.
 
     While it lives, the process is in ``children``, for the caller to kill.
     """
     try:
-        if code_version(job.script) != job.version:
+        if code_fingerprint(job.script) != job.code:
             return {"error": f"{job.script} is not the version that was asked for"}
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder, "out.json")
-            command = [sys.executable, str(job.script), *job.args, f"--seed={job.seed}", f"--threads={job.threads}"]
+            command = [sys.executable, str(job.script), *job.setting.args, f"--seed={job.seed}"]
             blas = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(job.threads))
             with subprocess.Popen(
-                [*command, "--quiet", f"--out-json={out}"], cwd=job.cwd, env={**os.environ, **blas}, text=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, errors="replace",
+                [*command, f"--threads={job.threads}", "--quiet", f"--out-json={out}"],
+                cwd=job.cwd, env={**os.environ, **blas}, text=True, errors="replace",
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             ) as process:  # fmt: skip
                 if children is not None:
                     children.add(process)
@@ -131,38 +165,28 @@ def run_job(job: Job, children: set[subprocess.Popen[str]] | None = None) -> Jso
                 finally:
                     if children is not None:
                         children.discard(process)
-            last_line = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "no message")
+            lines = [line.strip() for line in stderr.splitlines() if re.search(r"\w", line)] or ["no message"]
             if timed_out:
-                return {"error": f"not finished after {job.timeout:g} s: {last_line}"}
+                return {"error": f"not finished after {job.timeout:g} s: {lines[-1]}"}
             if process.returncode < 0:
-                return {"error": f"killed by {signal.Signals(-process.returncode).name}: {last_line}"}
+                return {"error": f"killed by {signal.Signals(-process.returncode).name}: {lines[-1]}"}
             if process.returncode:
-                return {"error": f"exit status {process.returncode}: {last_line}"}
-            result = json.loads(out.read_text())
-            if not result["models"]:
-                return {"error": "its result holds no model"}
-            for name, model in result["models"].items():
-                for key, value in model.items():
-                    if isinstance(value, float) and not math.isfinite(value):
-                        return {"error": f"{name}'s {key} is {value}"}
-            return {"result": result}
+                return {"error": f"exit status {process.returncode}: {lines[-1]}"}
+            result = json.loads(out.read_text(encoding="utf-8"))
+            if fault := fault_of(result, job.seed):
+                return {"error": fault}
+            return {"result": result, "warnings": lines if stderr.strip() else []}
+    except UserError as error:
+        return {"error": str(error)}
     except OSError as error:
         return {"error": f"no result: {error}"}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, RecursionError):
         return {"error": "its result is not the JSON of an experiment"}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # All runs
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-class Setting(NamedTuple):
-    """One point of a sweep."""
-
-    name: str  # "em-iters=1 loss=spread", or "default" without a sweep
-    values: dict[str, str]
-    args: tuple[str, ...]
 
 
 def make_settings(zipped: dict[str, list[str]], grid: dict[str, list[str]], rest: list[str]) -> list[Setting]:
@@ -178,6 +202,70 @@ def make_settings(zipped: dict[str, list[str]], grid: dict[str, list[str]], rest
     return settings
 
 
+class Comparison:
+    """What the runs so far have in common. ``add`` raises UserError for the first that cannot be compared with them."""
+
+    def __init__(self, metric: str | None, ignored: Iterable[str]) -> None:
+        self.metric, self.ignored = metric, set(ignored)
+        self.first: dict[tuple[str | None, ...], tuple[Job, str | None]] = {}
+        self.pairs: set[tuple[str, str]] | None = None
+        self.warned: set[str] = set()
+
+    def add(self, job: Job, outcome: Json) -> list[str]:
+        """Take in a run that has a result; the warnings that no run before it had."""
+        result = outcome["result"]
+        group = tuple(job.setting.values.get(flag) for flag in DATA_FLAGS)
+        other, dataset = self.first.setdefault(group, (job, result.get("dataset")))
+        if result.get("dataset") != dataset:
+            raise UserError(
+                f"the runs have different data sets and cannot be compared: {dataset} ({other}) and "
+                f"{result.get('dataset')} ({job}); name one with --dataset, or leave --resume out"
+            )
+        pairs = {
+            (name, key)
+            for name, model in result["models"].items()
+            for key, value in model.items()
+            if isinstance(value, float) and key not in self.ignored
+        }
+        self.pairs = pairs if self.pairs is None else self.pairs & pairs
+        known = list(dict.fromkeys(k for m in result["models"].values() for k in m if k in {key for _, key in pairs}))
+        if not pairs:
+            raise UserError(f"{job}: the result holds no metric, which is a number with a decimal point")
+        if self.metric and self.metric not in {key for _, key in self.pairs}:
+            raise UserError(f"--metric {self.metric} is not in the results, which have {', '.join(known)}")
+        if not self.pairs:
+            raise UserError(f"{job}: no metric of a model is in all results so far; this one has {', '.join(known)}")
+        new = [line for line in outcome.get("warnings", []) if line not in self.warned]
+        self.warned.update(new)
+        return [f"{job}: {line}" for line in new]
+
+
+def read_cache(jobs: list[Job], cache: Path) -> dict[int, Json]:
+    """The newest kept outcome of each job that has one; a line on stderr for each file that cannot be used."""
+    found: dict[str, list[Path]] = {}
+    for path in cache.glob("*.json"):
+        if not path.is_file():
+            raise UserError(f"{path} is no file but has the name of a run; remove it")
+        found.setdefault(path.name.rpartition(".on-")[0], []).append(path)
+    outcomes = {}
+    for n, job in enumerate(jobs):
+        for path in sorted(found.get(job.key, []), key=lambda path: path.stat().st_mtime_ns):
+            try:
+                outcome = read_result(path)
+                fault = fault_of(outcome.get("result"), job.seed)
+                if fault or not all(isinstance(line, str) for line in outcome.get("warnings", [])):
+                    raise UserError(f"{path}: {fault or 'its warnings are not text'}")
+                outcomes[n] = outcome
+            except (UserError, TypeError) as error:
+                print(f"warning: {error}; the run is repeated ({job})", file=sys.stderr)
+    return outcomes
+
+
+def cache_file(cache: Path, job: Job, result: Json) -> Path:
+    dataset = re.sub(r"\W", "_", result.get("dataset") or "any")[:40]
+    return cache / f"{job.key}.on-{dataset}.json"
+
+
 @contextlib.contextmanager
 def open_executor(n_parallel: int, address: str | None) -> Iterator[Executor]:
     """Threads that each wait for a process; or a running Dask cluster, whose workers see the same folders as we do."""
@@ -191,8 +279,9 @@ def open_executor(n_parallel: int, address: str | None) -> Iterator[Executor]:
         from cloudpickle import register_pickle_by_value
     except ImportError:
         raise UserError("--dask needs Dask: pip install -r requirements-dask.txt") from None
+    register_pickle_by_value(support_run)  # so that no worker needs to import this project
     if __name__ != "__main__":
-        register_pickle_by_value(sys.modules[__name__])  # so that no worker needs to import this file
+        register_pickle_by_value(sys.modules[__name__])
     try:
         client = distributed.Client(address, timeout=DASK_TIMEOUT, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
@@ -201,25 +290,29 @@ def open_executor(n_parallel: int, address: str | None) -> Iterator[Executor]:
         yield client.get_executor(pure=False)  # it starts a lost worker's runs again on another one
 
 
-def run_all(jobs: list[Job], n_parallel: int, cache: Path, resume: bool, dask: str | None) -> list[Json]:
-    """The outcome of every job, in their order. A result is stored in ``cache`` as soon as it is there.
+def run_all(jobs: list[Job], common: Comparison, args: argparse.Namespace) -> list[Json]:
+    """The outcome of every job, in their order. A result is stored in the cache as soon as it is there.
 
-    After Ctrl-C the running processes are killed, and KeyboardInterrupt goes on to the caller.
+    After Ctrl-C, SIGTERM or a run that cannot be compared the running processes are killed, and the exception goes on
+    to the caller.
     """
     from tqdm import tqdm
 
     outcomes: dict[int, Json] = {}
-    for n, job in enumerate(jobs if resume else []):
-        with contextlib.suppress(OSError, ValueError):
-            outcomes[n] = {"result": json.loads((cache / job.key).read_text())}
+    for n, outcome in (read_cache(jobs, args.cache) if args.resume else {}).items():
+        outcomes[n] = outcome
+        for line in common.add(jobs[n], outcome):
+            print(line, file=sys.stderr)
     missing = [n for n in range(len(jobs)) if n not in outcomes]
+    # The first seed of every setting runs first: it shows early what cannot be compared.
+    missing.sort(key=lambda n: n % len(args.seeds))
     children: set[subprocess.Popen[str]] = set()
     futures: dict[Future[Json], int] = {}
     bar = tqdm(total=len(jobs), initial=len(outcomes), unit="run", leave=False, disable=not sys.stderr.isatty())
-    with bar, open_executor(n_parallel, dask if missing else None) as executor:
+    with bar, open_executor(args.jobs, args.dask if missing else None) as executor:
         try:
             for n in missing:
-                futures[executor.submit(run_job, jobs[n], *([] if dask else [children]))] = n
+                futures[executor.submit(run_job, jobs[n], *([] if args.dask else [children]))] = n
             for future in as_completed(futures):
                 n, job = futures[future], jobs[futures[future]]
                 try:
@@ -227,18 +320,21 @@ def run_all(jobs: list[Job], n_parallel: int, cache: Path, resume: bool, dask: s
                 except Exception as error:  # what a cluster may raise: killed workers, a lost scheduler, ...
                     outcomes[n] = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
                 if "result" in outcomes[n]:
-                    save_result(cache / job.key, outcomes[n]["result"])
+                    save_result(cache_file(args.cache, job, outcomes[n]["result"]), outcomes[n])
+                    lines = common.add(job, outcomes[n])
                 else:
-                    bar.write(f"seed {job.seed}, setting {job.setting}: {outcomes[n]['error']}", file=sys.stderr)
+                    lines = [f"{job}: {outcomes[n]['error']}"]
+                for line in lines:
+                    bar.write(line, file=sys.stderr)
                 bar.update()
         except BaseException as error:
             for future in futures:
                 future.cancel()
-            while not dask and not all(future.done() for future in futures):
+            while not args.dask and not all(future.done() for future in futures):
                 for child in list(children):
                     child.kill()
                 time.sleep(0.02)
-            if isinstance(error, KeyboardInterrupt):
+            if isinstance(error, KeyboardInterrupt | SystemExit):
                 kept = sum("result" in outcome for outcome in outcomes.values())
                 bar.write(f"{kept} of {len(jobs)} runs are finished and kept; --resume goes on from them", sys.stderr)
             raise
@@ -246,72 +342,8 @@ def run_all(jobs: list[Job], n_parallel: int, cache: Path, resume: bool, dask: s
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Statistics
+# The result
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-def describe_sample(values: list[float]) -> Json:
-    """Size, mean, standard deviation, and the 95 % interval of the mean by Student's t; None where n is 1."""
-    from scipy import stats
-
-    n, mean = len(values), float(np.mean(values))
-    if n == 1:
-        return {"n": n, "mean": mean, "sd": None, "low": None, "high": None}
-    sd = float(np.std(values, ddof=1))
-    low, high = stats.t.interval(0.95, n - 1, loc=mean, scale=sd / math.sqrt(n)) if sd else (mean, mean)
-    return {"n": n, "mean": mean, "sd": sd, "low": float(low), "high": float(high)}
-
-
-def sign_flip_p(differences: np.ndarray) -> np.ndarray:
-    """Paired differences (rows, n) -> two-sided p (rows,): does a seed's sign, drawn at random, give such a mean?"""
-    from scipy import stats
-
-    n = differences.shape[1]
-    if n == 1:
-        return np.ones(len(differences))
-    test = stats.permutation_test(
-        (differences,), lambda x, axis: np.mean(x, axis), permutation_type="samples", axis=1, batch=4096,
-        n_resamples=2**n if n <= EXACT_UP_TO else N_FLIPS, rng=np.random.default_rng(0),
-    )  # fmt: skip
-    return np.asarray(test.pvalue)
-
-
-def capsule_model(models: Iterable[str]) -> str:
-    """The model that the others are compared with."""
-    names = list(models)
-    return next((name for name in names if name.startswith("caps")), names[0])
-
-
-def summarise(runs: list[Json]) -> Json:
-    """``{"models": {name: {metric: sample}}, "paired": {baseline: {metric: sample of capsules minus baseline}}}``.
-
-    A model or metric that not every run has is left out.
-    """
-    models: Json = {}
-    for name, first in runs[0]["models"].items():
-        if all(name in run["models"] for run in runs):
-            metrics = [k for k, v in first.items() if isinstance(v, float)]
-            values = {k: [run["models"][name].get(k) for run in runs] for k in metrics}
-            fixed = {"n_params": first["n_params"]} if "n_params" in first else {}
-            models[name] = {**fixed, **{k: describe_sample(v) for k, v in values.items() if None not in v}}
-    capsules = capsule_model(models)
-    pairs = [
-        (name, metric)
-        for name in models
-        for metric in models[name]
-        if name != capsules and metric != "n_params" and metric in models[capsules]
-    ]
-    paired: Json = {name: {} for name, _ in pairs}
-    if not pairs:
-        return {"models": models, "paired": paired}
-    differences = np.array([[r["models"][capsules][k] - r["models"][m][k] for r in runs] for m, k in pairs])
-    for (name, metric), row, p in zip(pairs, differences, sign_flip_p(differences), strict=True):
-        entry = describe_sample(row.tolist()) | {"higher": int(np.sum(row > 0)), "p": float(p)}
-        errors = 1 - models[name][metric]["mean"]
-        if metric.endswith("accuracy"):
-            entry["error_reduction"] = 1 - (1 - models[capsules][metric]["mean"]) / errors if errors else None
-        paired[name][metric] = entry
-    return {"models": models, "paired": paired}
 
 
 def merge(dicts: list[Json]) -> Json:
@@ -323,30 +355,47 @@ def merge(dicts: list[Json]) -> Json:
     return merged
 
 
-def make_document(args: argparse.Namespace, settings: list[Setting], jobs: list[Job], outcomes: list[Json]) -> Json:
+def main_metric(asked: str | None, results: list[Json], pairs: list[tuple[str, str]]) -> tuple[str, float | None]:
+    """The metric asked for, else the experiment's headline, else the first accuracy, else the first; and its value by
+    guessing, which is known of the headline alone."""
+    headline, chance = results[0].get("headline"), results[0].get("chance")
+    known = [key for _, key in pairs]
+    metric = next(k for k in (asked, headline, *(k for k in known if k.endswith("accuracy")), *known) if k in known)
+    return metric, chance if metric == headline else None
+
+
+def make_document(
+    args: argparse.Namespace, settings: list[Setting], jobs: list[Job], outcomes: list[Json], common: Comparison
+) -> Json:
     """The result file. It depends on the runs' numbers alone: not on the time, nor on how many ran at once."""
     results = [outcome["result"] for outcome in outcomes if "result" in outcome]
     if not results:
         raise UserError(f"none of the {len(jobs)} runs gave a result: {outcomes[0]['error']}")
-    drop = set() if args.keep_seconds else {"train_seconds", "epoch_seconds"}
+    pairs = [(m, k) for m, model in results[0]["models"].items() for k in model if (m, k) in (common.pairs or ())]
+    names = list(dict.fromkeys(name for name, _ in pairs))
+    reference = next((name for name in names if name.startswith("caps")), names[0])
+    headline, chance = main_metric(args.metric, results, [pair for pair in pairs if pair[0] == reference] or pairs)
     document: Json = {
         "command": args.command,
         "experiment": args.script.stem,
         "dataset": merge([{"dataset": result.get("dataset")} for result in results])["dataset"],
-        "metric": "",
+        "headline": headline,
+        "chance": chance,
+        "reference": reference,
         "seeds": args.seeds,
-        "axes": [list(args.zip)] * bool(args.zip) + [[name] for name in args.grid],
-        "code_version": args.version,
+        "axes": axes_of(args),
+        "code": args.code,
         "environment": merge([result.get("environment", {}) for result in results]),
         "settings": {},
     }
     for setting in settings:
-        own = [(job, out) for job, out in zip(jobs, outcomes, strict=True) if job.setting == setting.name]
+        own = [(job, out) for job, out in zip(jobs, outcomes, strict=True) if job.setting == setting]
         runs: list[Json] = []
         for job, out in own:
             if "result" in out:
                 models = {
-                    name: {k: v for k, v in m.items() if k not in drop} for name, m in out["result"]["models"].items()
+                    name: {k: v for k, v in model.items() if k not in common.ignored}
+                    for name, model in out["result"]["models"].items()
                 }
                 history = {"history": out["result"].get("history", {})} if args.keep_history else {}
                 runs.append({"seed": job.seed, "models": models, **history})
@@ -358,334 +407,37 @@ def make_document(args: argparse.Namespace, settings: list[Setting], jobs: list[
             "values": setting.values,
             "args": list(setting.args),
             "config": {k: v for k, v in first.get("config", {}).items() if k not in ("seed", "data_dir")},
-            **summarise(runs),
+            **summarise(runs, reference),
             "runs": runs,
             "failures": [{"seed": job.seed, "error": out["error"]} for job, out in own if "error" in out],
         }
-    document["metric"] = main_metric(document, args.metric)
     return document
 
 
-def main_metric(document: Json, asked: str | None) -> str:
-    """The metric asked for; else the experiment's own; else the first accuracy; else the first metric."""
-    models = next(iter(document["settings"].values()))["models"]
-    known = [k for k in models[capsule_model(models)] if k != "n_params"]
-    if asked and asked not in known:
-        raise UserError(f"--metric {asked} is not in the results, which have {', '.join(known)}")
-    own = asked or EXPERIMENTS.get(document["experiment"], ("", 0))[0]
-    for candidate in (own, *(k for k in known if k.endswith("accuracy")), *known):
-        if candidate in known:
-            return candidate
-    raise UserError("the results hold no metric, which is a number with a decimal point")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Markdown
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def markdown(columns: list[str], rows: list[list[str]]) -> str:
-    """A table whose columns line up in a terminal too; the first is left-aligned."""
-    widths = [max(3, *map(len, column)) for column in zip(columns, *rows, strict=True)]
-
-    def line(cells: list[str]) -> str:
-        padded = [c.rjust(w) for c, w in zip(cells, widths, strict=True)]
-        return f"| {' | '.join([cells[0].ljust(widths[0]), *padded[1:]])} |"
-
-    rule = ["-" * widths[0], *("-" * (w - 1) + ":" for w in widths[1:])]
-    return "\n".join([line(columns), line(rule), *map(line, rows)])
-
-
-def show(value: Any, digits: int = 3) -> str:
-    return "" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
-
-
-def show_mean(sample: Json | None, digits: int, sign: str = "") -> str:
-    """Mean, and half of its 95 % interval."""
-    if not sample:
-        return ""
-    half = "" if sample["low"] is None else f" ± {sample['high'] - sample['mean']:.{digits}f}"
-    return f"{sample['mean']:{sign}.{digits}f}{half}"
-
-
-def show_interval(sample: Json, digits: int, sign: str = "") -> str:
-    known = sample.get("low") is not None
-    return f"{sample['low']:{sign}.{digits}f} to {sample['high']:{sign}.{digits}f}" if known else ""
-
-
-def show_p(p: float) -> str:
-    return "< 0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.1 else f"{p:.2f}"
-
-
-def pick_setting(document: Json, name: str | None) -> Json:
-    settings = document.get("settings")
-    if not settings:
-        raise UserError("the file is not a comparison of seeds")
-    if name is None and len(settings) > 1:
-        raise UserError(f"the file holds {len(settings)} settings: add setting=NAME, such as {min(settings)!r}")
-    if name is not None and name not in settings:
-        raise UserError(f"the file has no setting {name!r}")
-    chosen: Json = settings[name or next(iter(settings))]
-    return chosen
-
-
-class View(NamedTuple):
-    """What of a result a table shows."""
-
-    models: list[str]
-    metrics: list[str]
-    digits: int
-
-    @property
-    def pairs(self) -> list[tuple[str, str]]:
-        return list(itertools.product(self.metrics, self.models))
-
-    def heads(self, prefix: str = "", models: list[str] | None = None) -> list[str]:
-        """A column for each metric of each model."""
-        names = self.models if models is None else models
-        short = len(self.metrics) == 1
-        return [f"{prefix}{m}" if short else f"{prefix}{m}: {k}" for k, m in itertools.product(self.metrics, names)]
-
-
-def seeds_table(entry: Json, view: View) -> str:
-    samples = [entry["models"][m].get(k, {}) for k, m in view.pairs]
-    rows = [
-        [str(run["seed"]), *(show(run["models"][m].get(k), view.digits) for k, m in view.pairs)]
-        for run in entry["runs"]
-    ]
-    rows.append(["mean", *(show(s.get("mean"), view.digits) for s in samples)])
-    if len(rows) > 2:
-        rows.append(["sd", *(show(s.get("sd"), view.digits) for s in samples)])
-        rows.append(["95 %", *(show_interval(s, view.digits) for s in samples)])
-    return markdown(["seed", *view.heads()], rows)
-
-
-def summary_table(entry: Json, view: View) -> str:
-    models = {name: entry["models"][name] for name in view.models}
-    rows = [
-        [name, f"{m.get('n_params', 0):,}", *(show_mean(m.get(k), view.digits) for k in view.metrics)]
-        for name, m in models.items()
-    ]
-    return markdown(["model", "parameters", *view.metrics], rows)
-
-
-def paired_table(entry: Json, view: View) -> str:
-    rows = []
-    for metric, name in view.pairs:
-        if s := entry["paired"].get(name, {}).get(metric):
-            mean, interval = f"{s['mean']:+.{view.digits}f}", show_interval(s, view.digits, "+")
-            less = f"{100 * s['error_reduction']:.0f} %" if s.get("error_reduction") is not None else ""
-            shown = interval and not s["low"] <= 0 <= s["high"]
-            verdict = "not shown" if not shown else "higher" if s["mean"] > 0 else "lower"
-            rows.append([name, metric, mean, interval, f"{s['higher']} of {s['n']}", show_p(s["p"]), less, verdict])
-    capsules = capsule_model(entry["models"])
-    columns = ["metric", "difference", "95 % interval", "higher on", "p", "fewer errors", "verdict"]
-    return markdown([f"{capsules} minus", *columns], rows)
-
-
-def grid_table(document: Json, view: View) -> str:
-    axes = [name for group in document["axes"] for name in group]
-    entries = list(document["settings"].values())
-    capsules = capsule_model(entries[0]["models"])
-    baselines = [m for m in view.models if any(m in entry["paired"] for entry in entries)]
-    rows = []
-    for entry in entries:
-        row = [*(entry["values"][name] for name in axes), str(len(entry["runs"]))]
-        row += [show_mean(entry["models"].get(m, {}).get(k), view.digits) for k, m in view.pairs]
-        for metric, name in itertools.product(view.metrics, baselines):
-            row.append(show_mean(entry["paired"].get(name, {}).get(metric), view.digits, "+"))
-        rows.append(row)
-    return markdown([*axes, "seeds", *view.heads(), *view.heads(f"{capsules} − ", baselines)], rows)
-
-
-def plain_table(table: Json, columns: list[str], digits: int) -> str:
-    where = [table["columns"].index(name) for name in columns]
-    return markdown(columns, [[show(row[k], digits) for k in where] for row in table["rows"]])
-
-
-TABLES = {"seeds": seeds_table, "summary": summary_table, "paired": paired_table, "grid": grid_table}
-
-
-def make_table(document: Json, kind: str, options: dict[str, str], name: str | None = None) -> str:
-    """A Markdown table of one kind; see HELP_MARKERS. Raises UserError where kind, options and file do not fit."""
-    known = {"grid": {"metrics", "models", "digits"}, "table": {"columns", "digits"}}
-    if kind not in (*TABLES, "table"):
-        raise UserError(f"{kind!r} is not a kind of table, which are {', '.join(TABLES)} and table")
-    if extra := set(options) - known.get(kind, {"metrics", "models", "digits", "setting"}):
-        raise UserError(f"a table of kind {kind} takes no {', '.join(sorted(extra))}=")
-    if not re.fullmatch(r"\d", digits := options.get("digits", "3")):
-        raise UserError("digits= is a number from 0 to 9")
-
-    def chosen(option: str, default: list[str], there: Iterable[str]) -> list[str]:
-        names = options[option].split(",") if option in options else default
-        if missing := [n for n in names if n not in there]:
-            raise UserError(f"the file has no {option.removesuffix('s')} {', '.join(missing)}")
-        return names
-
-    if kind == "table":
-        table = document.get("tables", {}).get(name)
-        if table is None:
-            raise UserError(f"the file has no table {name!r}")
-        return plain_table(table, chosen("columns", table["columns"], table["columns"]), int(digits))
-    first = next(iter(document.get("settings") or [None])) if kind == "grid" else options.get("setting")
-    entry = pick_setting(document, first)
-    models = chosen("models", list(entry["models"]), entry["models"])
-    metrics = chosen("metrics", [document["metric"]], {k for m in models for k in entry["models"][m]})
-    return TABLES[kind](document if kind == "grid" else entry, View(models, metrics, int(digits)))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The README
-# ----------------------------------------------------------------------------------------------------------------------
-
-HELP_EXAMPLES = """examples:
-  python compare_seeds.py smallnorb_novel_viewpoint --seeds 0:3 -- --n-epochs 10
-  python compare_seeds.py smallnorb_novel_viewpoint --seeds 0:10 --grid em-iters=1,2,3 loss=cross-entropy,spread
-  python compare_seeds.py smallnorb_novel_viewpoint --zip train-azimuths=0:60,0:150 test-azimuths=110:240,200:330"""
-HELP_MARKERS = """markers in the README, each closed by <!-- end -->; what stands between is rewritten by --report:
-  <!-- table: results/FILE.json seeds -->          a row per seed, then mean, sd and 95 % interval
-  <!-- table: results/FILE.json summary metrics=familiar_accuracy,held_out_accuracy -->     a row per model
-  <!-- table: results/FILE.json paired setting="em-iters=1 loss=spread" -->   capsules minus each baseline
-  <!-- table: results/FILE.json grid models=capsules,cnn digits=2 -->         a row per setting of a sweep
-  <!-- table: results/benchmarks.json table NAME columns=step,ms -->          a table of a benchmark file
-  <!-- value: results/FILE.json capsules.held_out_accuracy.mean .3f -->0.812<!-- end -->     one number, in a sentence
-Options: metrics= models= digits= setting= columns=. A path ends in mean, sd, low, high, n or n_params; it may begin
-with paired.BASELINE (also: p, higher, error_reduction), config, or a benchmark's TABLE.ROW.COLUMN; use / for . where a
-name has a dot (a / between blanks is part of a name). After it comes a Python format: .3f  +.3f  .0%  ,d  .2g. A
-marker inside `backquotes` is left alone."""
-
-MARKER = re.compile(r"(?<!`)<!--\s*(?:(table|value):\s*(.*?)|end)\s*-->(?!`)", re.DOTALL)
-
-
-def lookup(document: Json, path: str, setting: str | None) -> Any:
-    """A number or text by its path; see HELP_MARKERS."""
-    roots: list[Any] = [document]
-    if "settings" in document:
-        entry = pick_setting(document, setting)
-        roots = [entry["models"], entry, document]
-    elif "tables" in document:
-        for name, table in document["tables"].items():
-            rows = {str(row[0]): dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
-            roots.insert(0, {name: rows})
-    for node in roots:
-        for key in re.split(r"(?<! )/(?! )", path) if "/" in path else path.split("."):
-            node = node.get(key) if isinstance(node, dict) else None
-        if isinstance(node, int | float | str):
-            return node
-    raise UserError(f"the file has no value {path!r}")
-
-
-def fill_marker(kind: str, text: str, folder: Path) -> str:
-    """What belongs between a marker and its end. Raises UserError where the marker or its file is at fault."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise UserError(f"{error}") from None
-    option = re.compile(r"(metrics|models|digits|setting|columns)=(.*)", re.DOTALL)
-    options = {found[1]: found[2] for word in words if (found := option.fullmatch(word))}
-    plain_words = [word for word in words if not option.fullmatch(word)]
-    if not 2 <= len(plain_words) <= 3:
-        raise UserError("a marker names a file, then a kind of table or a path")
-    file, what, *rest = plain_words
-    try:
-        document = json.loads((folder / file).read_text())
-    except OSError:
-        raise UserError(f"there is no file {file}") from None
-    except ValueError:
-        raise UserError(f"{file} is not JSON") from None
-    try:
-        if kind == "table":
-            if rest and what != "table":
-                raise UserError(f"{rest[0]!r} is not an option: write NAME=VALUE")
-            return f"\n\n{make_table(document, what, options, *rest)}\n\n"
-        return format(lookup(document, what, options.get("setting")), *rest)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise UserError(f"the marker does not fit the file ({type(error).__name__}: {error})") from error
-
-
-def render_readme(text: str, folder: Path) -> tuple[str, list[str], list[str]]:
-    """The README as it should be; where it differs; and which of its markers are at fault, as ``LINE: message``."""
-    parts: list[str] = []
-    stale: list[str] = []
-    faults: list[str] = []
-    end, opened = 0, None
-    for marker in MARKER.finditer(text):
-        if (marker[1] is None) == (opened is None):  # an end without a beginning, or a second beginning
-            what = "closes nothing" if opened is None else f"stands before the end of {opened[0]}"
-            faults.append(f"{text.count(NEWLINE, 0, marker.start()) + 1}: {marker[0]} {what}")
-        elif opened is not None:
-            at = f"{text.count(NEWLINE, 0, opened.start()) + 1}: {opened[1]} {opened[2]}"
-            parts.append(text[end : opened.end()])
-            old, end = text[opened.end() : marker.start()], marker.start()
-            try:
-                new = fill_marker(opened[1], opened[2], folder)
-                if new != old:
-                    stale.append(f"{at} differs from its file")
-            except UserError as error:
-                faults.append(f"{at}: {error}")
-                new = old
-            parts.append(new)
-        opened = marker if marker[1] else None
-    if opened is not None:
-        faults.append(f"{text.count(NEWLINE, 0, opened.start()) + 1}: {opened[0]} has no end")
-    return "".join(parts) + text[end:], stale, faults
-
-
-def check_results(folder: Path) -> Iterator[str]:
-    """What is wrong with the committed results."""
-    for path in sorted((folder / "results").glob("*.json")):
-        try:
-            command = json.loads(path.read_text()).get("command")
-        except (ValueError, AttributeError):
-            yield f"{path}: is not a JSON object"
-            continue
-        if not isinstance(command, str) or not command:
-            yield f"{path}: names no command that made it"
-        if path.stat().st_size >= MAX_BYTES:
-            yield f"{path}: is {path.stat().st_size:,} bytes, above {MAX_BYTES:,}"
-
-
-def report(readme: Path, check: bool) -> None:
-    try:
-        text = readme.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read {readme}: {error.strerror}") from error
-    new, stale, faults = render_readme(text, readme.parent)
-    problems = [f"{readme}:{fault}" for fault in faults]
-    if check:
-        problems += [f"{readme}:{line}" for line in stale] + list(check_results(readme.parent))
-    if problems:
-        print(*problems, sep="\n", file=sys.stderr)
-        hint = "; python compare_seeds.py --report rewrites the README" if stale and check else ""
-        raise UserError(f"{len(problems)} problem{'s' * (len(problems) > 1)} in {readme} and its results{hint}")
-    if not check and new != text:
-        with atomic_write(readme) as stream:
-            stream.write(new.encode())
-        print(f"{readme}: {len(stale)} rewritten")
+def axes_of(args: argparse.Namespace) -> list[list[str]]:
+    """The names of the swept flags; those that advance together share an axis."""
+    return [list(args.zip)] * bool(args.zip) + [[name] for name in args.grid]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures
 # ----------------------------------------------------------------------------------------------------------------------
-
-
 def plain(name: str) -> str:
     return name.replace("_", " ")
 
 
-def draw_points(axes: Any, at: float, values: list[float], sample: Json, n: int, upright: bool = True) -> Any:
-    """Every seed a faint point at ``at``; beside them mean and interval, in the colour of model ``n``."""
+def draw_points(axes: Any, at: float, values: list[float], sample: Json, n: int) -> Any:
+    """Every seed a faint point at ``at``; next to them mean and interval, in the colour of model ``n``."""
     style = {"color": OKABE_ITO[n % len(OKABE_ITO)], "marker": MARKERS[n % len(MARKERS)]}
     half = 0 if sample["low"] is None else sample["high"] - sample["mean"]
-    step = 1 if upright else -1  # swaps the two coordinates
-    axes.scatter(*([at] * len(values), values)[::step], s=16, alpha=0.4, linewidths=0, **style)
-    error = {"yerr" if upright else "xerr": half}
-    return axes.errorbar(*([at + 0.07], [sample["mean"]])[::step], **error, capsize=3, ms=6, ls="", **style)
+    axes.scatter([at] * len(values), values, s=16, alpha=0.4, linewidths=0, **style)
+    return axes.errorbar([at + 0.07], [sample["mean"]], yerr=half, capsize=3, ms=6, ls="", **style)
 
 
-def draw_pairs(figure: Any, entry: Json, models: list[str], metric: str, chance: float | None) -> None:
+def draw_pairs(figure: Any, entry: Json, models: list[str], document: Json) -> None:
     """Left: each model's seeds, a line for each seed. Right, if there is one to compare with: the differences of the
     same seed."""
+    metric, chance, reference = document["headline"], document["chance"], document["reference"]
     baselines = [name for name in models if metric in entry["paired"].get(name, {})]
     left, *rest = figure.subplots(1, 2, width_ratios=(3, 2)) if baselines else [figure.subplots()]
     table = np.array([[run["models"][name][metric] for name in models] for run in entry["runs"]])  # (seeds, models)
@@ -698,47 +450,39 @@ def draw_pairs(figure: Any, entry: Json, models: list[str], metric: str, chance:
     if chance is not None:
         left.axhline(chance, color="0.4", linestyle="--", linewidth=1)
         left.text(len(models) - 0.5, chance, "chance", ha="right", va="bottom", color="0.3")
-    capsules = capsule_model(entry["models"])
     for right in rest:
         labels = []
         for k, name in enumerate(baselines):
             sample, n = entry["paired"][name][metric], models.index(name)
-            draw_points(right, k, (table[:, models.index(capsules)] - table[:, n]).tolist(), sample, n)
+            draw_points(right, k, (table[:, models.index(reference)] - table[:, n]).tolist(), sample, n)
             labels.append(f"{plain(name)}\np {'' if sample['p'] < 1e-4 else '= '}{show_p(sample['p'])}")
         right.axhline(0, color="0.3", linewidth=0.8)
         right.set(
-            xticks=range(len(baselines)), xticklabels=labels, ylabel=f"{plain(metric)}: {plain(capsules)} minus …"
+            xticks=range(len(baselines)), xticklabels=labels, ylabel=f"{plain(metric)}: {plain(reference)} minus …"
         )
         right.set_xlim(-0.5, len(baselines) - 0.5)
         right.set_title("difference of the same seed", fontsize=10)
 
 
-def draw_sweep(figure: Any, document: Json, models: list[str], chance: float | None, upright: bool) -> None:
-    """A column (upright, joined to a curve) or a row for each setting, the models side by side in it."""
-    metric, settings = document["metric"], document["settings"].values()
+def draw_sweep(figure: Any, document: Json, models: list[str]) -> None:
+    """A column for each setting, the models side by side in it; joined to curves along one ordered axis."""
+    metric, entries = document["headline"], list(document["settings"].values())
+    is_curve = len(document["axes"]) == 1 and all(is_ordered(next(iter(e["values"].values()))) for e in entries)
     axes = figure.subplots()
     for n, name in enumerate(models):
-        shift = 0.22 * (n - (len(models) - 1) / 2)
-        samples = [entry["models"][name][metric] for entry in settings]
-        for k, entry in enumerate(settings):
+        at = np.arange(len(entries)) + 0.22 * (n - (len(models) - 1) / 2)
+        samples = [entry["models"][name][metric] for entry in entries]
+        for x, entry, sample in zip(at, entries, samples, strict=True):
             values = [run["models"][name][metric] for run in entry["runs"]]
-            bar = draw_points(axes, k + shift, values, samples[k], n, upright)
+            bar = draw_points(axes, x, values, sample, n)
         bar.set_label(plain(name))
-        if upright:
-            at = np.arange(len(samples)) + shift + 0.07
-            axes.plot(at, [s["mean"] for s in samples], color=OKABE_ITO[n % len(OKABE_ITO)], linewidth=1.2)
-    labels = [("\n" if upright else ", ").join(entry["values"].values()) for entry in settings]
-    names = " / ".join(name for group in document["axes"] for name in group)
-    if upright:
-        axes.set_xticks(range(len(labels)), labels)
-        axes.set_xlim(-0.5, len(labels) - 0.5)
-        axes.set(xlabel=names, ylabel=plain(metric))
-    else:
-        axes.set_yticks(range(len(labels)), labels)
-        axes.set(ylabel=names, xlabel=plain(metric))
-        axes.invert_yaxis()
-    if chance is not None:
-        (axes.axhline if upright else axes.axvline)(chance, color="0.4", linestyle="--", linewidth=1, label="chance")
+        if is_curve:
+            axes.plot(at + 0.07, [s["mean"] for s in samples], color=OKABE_ITO[n % len(OKABE_ITO)], linewidth=1.2)
+    axes.set_xticks(range(len(entries)), ["\n".join(entry["values"].values()) for entry in entries])
+    axes.set_xlim(-0.5, len(entries) - 0.5)
+    axes.set(xlabel=" / ".join(name for group in document["axes"] for name in group), ylabel=plain(metric))
+    if document["chance"] is not None:
+        axes.axhline(document["chance"], color="0.4", linestyle="--", linewidth=1, label="chance")
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
 
 
@@ -759,22 +503,16 @@ def figure_title(document: Json) -> str:
 
 
 def draw(document: Json, path: Path) -> None:
-    """Write the figure of a result; a sweep along one ordered axis becomes a curve for each model."""
+    """Write the figure of a result."""
     from matplotlib.figure import Figure
 
-    metric, entries = document["metric"], list(document["settings"].values())
+    metric, entries = document["headline"], list(document["settings"].values())
     models = [m for m in entries[0]["models"] if all(metric in entry["models"].get(m, {}) for entry in entries)]
-    is_accuracy = metric.endswith("accuracy")
-    chance = EXPERIMENTS.get(document["experiment"], ("", None))[1] if is_accuracy else None
+    figure = Figure(figsize=(9 if len(entries) == 1 else max(6.5, 1.2 * len(entries)), 4.6), layout="constrained")
     if len(entries) == 1:
-        figure = Figure(figsize=(9, 4.6), layout="constrained")
-        draw_pairs(figure, entries[0], models, metric, chance)
+        draw_pairs(figure, entries[0], models, document)
     else:
-        one_axis = len(document["axes"]) == 1
-        upright = one_axis and all(is_ordered(next(iter(e["values"].values()))) for e in entries)
-        size = (max(6.5, 1.6 * len(entries)), 4.6) if upright else (8.5, 1.6 + 0.5 * len(entries))
-        figure = Figure(figsize=size, layout="constrained")
-        draw_sweep(figure, document, models, chance, upright)
+        draw_sweep(figure, document, models)
     figure.suptitle(figure_title(document), fontsize=11)
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
@@ -821,48 +559,38 @@ def axis(text: str) -> tuple[str, list[str]]:
     return name, listed
 
 
-def seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
-        usage="%(prog)s EXPERIMENT --seeds 0:3 [options] [-- FLAGS OF THE EXPERIMENT]\n"
-        "       %(prog)s --report | --check",
-        description="Run an experiment with many seeds and settings side by side; keep the README's numbers true.",
-        epilog=f"{HELP_EXAMPLES}\n\n{HELP_MARKERS}",
+        usage="%(prog)s EXPERIMENT --seeds 0:3 [options] [-- FLAGS OF THE EXPERIMENT]",
+        description="Run an experiment with many seeds and settings and compare its models.",
+        epilog="examples:\n" + (__doc__ or "\n\n").split("\n\n")[1],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     count, cache = whole_number(1, 1024), Path(".cache/compare_seeds")
     add = parser.add_argument_group("what runs").add_argument
-    add("experiment", nargs="?", metavar="EXPERIMENT", help="such as smallnorb_novel_viewpoint, or a script's path")
+    add("experiment", metavar="EXPERIMENT", help="such as smallnorb_novel_viewpoint, or a script's path")
     add("--seeds", type=seed_list, metavar="LIST", help="START:STOP without STOP, or 0,1,2; default: 0:3")
     add("--grid", type=axis, nargs="+", metavar="FLAG=A,B", default=[], help="every combination of these flags' values")
     add("--zip", type=axis, nargs="+", metavar="FLAG=A,B", default=[], help="their first values, then the second, ...")
-    add("--metric", metavar="NAME", help="of tables and figure; default: the experiment's main one")
+    add("--metric", metavar="NAME", help="of tables and figure; default: the experiment's headline")
     add = parser.add_argument_group("output").add_argument
-    add("--name", metavar="NAME", help="part of the files' names; default: the seeds, or the swept flags")
-    add("--out", type=Path, metavar="FILE", help="default: results/EXPERIMENT_NAME.json")
+    add("--name", metavar="NAME", help="of the files; default: the seeds, or the swept flags")
+    add("--out", type=Path, metavar="FILE", help="default: results/EXPERIMENT/NAME.json")
     add("--figure", type=Path, metavar="FILE", help="default: viz/EXPERIMENT/seeds_NAME.png")
     add("--keep-history", action="store_true", help="store the values of every epoch too")
     add("--keep-seconds", action="store_true", help="store training times too, which differ from call to call")
     add = parser.add_argument_group("how it runs").add_argument
-    add("--jobs", type=count, metavar="N", default=os.cpu_count() or 1, help="runs at a time; default: the cores")
+    add("--jobs", type=count, metavar="N", default=os.cpu_count() or 1, help="concurrent runs; default: the cores")
     add("--threads", type=count, metavar="N", default=1, help="BLAS threads of a run; default: %(default)s")
-    add("--timeout", type=seconds, metavar="S", help="give a run up after so many seconds; default: never")
-    add("--resume", action="store_true", help="do not repeat what has run with the same flags and code")
+    add(
+        "--timeout",
+        type=number(0, MAX_SECONDS, above=True),
+        metavar="S",
+        help="give a run up after so many seconds; default: never",
+    )
+    add("--resume", action="store_true", help="do not repeat what has run with the same flags, data and code")
     add("--cache", type=Path, metavar="DIR", default=cache, help="keeps finished runs; default: %(default)s")
     add("--dask", metavar="ADDRESS", help="run on that Dask cluster, such as tcp://HOST:8786; --jobs does not apply")
-    add = parser.add_argument_group("README").add_argument
-    add("--report", action="store_true", help="rewrite the tables and numbers between the markers")
-    add("--check", action="store_true", help="exit with status 1 where --report would change something")
-    add("--readme", type=Path, metavar="FILE", default=Path("README.md"), help="beside results/; default: %(default)s")
     return parser
 
 
@@ -880,10 +608,11 @@ def recorded_command(argv: list[str]) -> str:
     return shlex.join(["python", "compare_seeds.py", *words, *rest])
 
 
-def complete(parser: argparse.ArgumentParser, args: argparse.Namespace, rest: list[str]) -> list[Setting]:
-    """Check the flags against each other, fill in what depends on others; the settings of the sweep."""
-    if args.experiment is None:
-        parser.error("name an experiment, or give --report or --check")
+def parse_command(argv: list[str]) -> tuple[argparse.Namespace, list[Setting]]:
+    """The flags, checked against each other and completed, and the settings of the sweep."""
+    split = argv.index("--") if "--" in argv else len(argv)
+    parser, rest = make_parser(), argv[split + 1 :]
+    args = parser.parse_args(argv[:split])
     file = args.experiment.removesuffix(".py") + ".py"
     args.script = (Path(__file__).parent / file if file == Path(file).name else Path(file)).resolve()
     if not args.script.is_file():
@@ -905,28 +634,31 @@ def complete(parser: argparse.ArgumentParser, args: argparse.Namespace, rest: li
     if n_runs > MAX_RUNS:
         parser.error(f"that is {n_runs:,} runs, above the limit of {MAX_RUNS:,}")
     args.name = args.name or "_".join(names) or "-".join(map(str, sorted({min(args.seeds), max(args.seeds)})))
-    args.out = args.out or Path("results", f"{args.script.stem}_{args.name}.json")
+    args.out = args.out or Path("results", args.script.stem, f"{args.name}.json")
     args.figure = args.figure or Path("viz", args.script.stem, f"seeds_{args.name}.png")
+    if len({path.resolve() for path in (args.out, args.figure, args.script)}) < 3:
+        parser.error("arguments --out and --figure: the result, the figure and the script are three files")
     settings = make_settings(args.zip, args.grid, rest)
     if len({setting.name for setting in settings}) < len(settings):
         parser.error("arguments --grid and --zip: a setting occurs twice")
-    return settings
+    return args, settings
 
 
 def compare(args: argparse.Namespace, settings: list[Setting]) -> None:
+    args.code = code_fingerprint(args.script)
     for path in (args.out, args.figure, args.cache / "a run"):
         require_writable(path)
-    args.version = code_version(args.script)
     jobs = [
-        Job(args.script, s.args, seed, args.threads, args.timeout, args.version, Path.cwd(), s.name)
-        for s in settings
+        Job(args.script, setting, seed, args.threads, args.timeout, args.code, Path.cwd())
+        for setting in settings
         for seed in args.seeds
     ]
-    outcomes = run_all(jobs, args.jobs, args.cache, args.resume, args.dask)
-    document = make_document(args, settings, jobs, outcomes)
+    common = Comparison(args.metric, () if args.keep_seconds else SECONDS)
+    outcomes = run_all(jobs, common, args)
+    document = make_document(args, settings, jobs, outcomes, common)
     save_result(args.out, document)
     draw(document, args.figure)
-    print(f"## {document['experiment']} ({document['dataset']}), {document['metric']}\n")
+    print(f"## {document['experiment']} ({document['dataset']}), {document['headline']}\n")
     if len(settings) > 1:
         print("Means ± half of the 95 % interval:\n\n" + make_table(document, "grid", {}))
     else:
@@ -937,24 +669,26 @@ def compare(args: argparse.Namespace, settings: list[Setting]) -> None:
         if entry["paired"]:
             print("\nPaired by seed:\n\n" + make_table(document, "paired", {"metrics": every}))
     print(f"\n{args.out} and {args.figure} are written")
-    if args.out.stat().st_size >= MAX_BYTES:
-        print(f"warning: {args.out} is too large for --check ({MAX_BYTES:,} bytes)", file=sys.stderr)
+    if args.out.stat().st_size > MAX_BYTES:
+        print(f"warning: {args.out} is too large for report.py --check ({MAX_BYTES:,} bytes)", file=sys.stderr)
     if n_failed := sum("error" in outcome for outcome in outcomes):
         raise UserError(f"{n_failed} of {len(jobs)} runs failed; the others are kept")
 
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    split = argv.index("--") if "--" in argv else len(argv)
-    parser = make_parser()
-    args = parser.parse_args(argv[:split])
-    if args.report or args.check:
-        if args.experiment is not None or (args.report and args.check) or argv[split:]:
-            parser.error("--report and --check stand alone")
-        return exit_status(lambda: report(args.readme, args.check))
-    settings = complete(parser, args, argv[split + 1 :])
+    try:
+        Path.cwd()
+    except OSError:
+        print("error: the working folder does not exist any more", file=sys.stderr)
+        return 1
+    args, settings = parse_command(argv)
     args.command = recorded_command(argv)
-    return exit_status(lambda: compare(args, settings))
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the runs end too
+    try:
+        return exit_status(lambda: compare(args, settings))
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 if __name__ == "__main__":

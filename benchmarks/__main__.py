@@ -13,7 +13,15 @@ from typing import Any
 from benchmarks import conv_matrix_capsules as matrix_capsules
 from benchmarks import multimnist, smallnorb
 from benchmarks.measure import Step, interleave, peak_memory, torch_version
-from support.run import Parser, environment, exit_status, require_writable, save_result, whole_number
+from support.run import (
+    Parser,
+    code_fingerprint,
+    environment,
+    exit_status,
+    require_writable,
+    save_result,
+    whole_number,
+)
 
 OURS, PRODUCTS, EAGER = "numpy", "its matrix products alone", "PyTorch eager"
 Build = Callable[..., Step]
@@ -146,9 +154,11 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
     return tables
 
 
-def main(argv: list[str] | None = None) -> int:
+def make_parser() -> Parser:
     parser = Parser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/all.json"), help="default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/benchmarks/steps.json"), metavar="FILE", help="default: %(default)s"
+    )
     parser.add_argument(
         "--repetitions", type=whole_number(1, 10_000), default=60, metavar="N", help="rounds; default: %(default)s"
     )
@@ -156,14 +166,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--only", choices=("smallnorb", "matrix_capsules", "multimnist"), help="one experiment; default: all"
     )
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    args = make_parser().parse_args(argv)
 
     def body() -> None:
         require_writable(args.out)
         tables = measure(args.repetitions, args.threads, args.only)
-        command = shlex.join(["python", "-m", "benchmarks", *(sys.argv[1:] if argv is None else argv)])
-        found = environment() | {"pytorch": torch_version()}
-        save_result(args.out, {"command": command, "environment": found, "tables": tables})
+        result = {
+            "command": shlex.join(["python", "-m", "benchmarks", *argv]),
+            "code": code_fingerprint(Path(__file__)),
+            "environment": environment() | {"pytorch": torch_version()},
+            "tables": tables,
+        }
+        save_result(args.out, result)
         for name, table in tables.items():
             print(f"\n{name}")
             for row in [table["columns"], *table["rows"]]:

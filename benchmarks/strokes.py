@@ -1,4 +1,4 @@
-"""What the generated digits are worth: a CNN that saw nothing else, tested on MNIST. ``python -m benchmarks.strokes``
+"""MNIST accuracy of a CNN trained on generated digits alone. ``python -m benchmarks.strokes``
 
 The trunk is the CapsNet's two convolutions, then one dense layer; PyTorch trains it (requirements-bench.txt).
 """
@@ -6,6 +6,7 @@ The trunk is the CapsNet's two convolutions, then one dense layer; PyTorch train
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from multimnist_capsnet import load_mnist
 from support.run import (
     Parser,
     UserError,
+    code_fingerprint,
     environment,
     exit_status,
     file_path,
@@ -28,7 +30,7 @@ N_DIGITS, BATCH, LR = 20_000, 64, 1e-3
 
 
 def accuracy_on_mnist(seed: int, n_epochs: int, data_dir: Path | None) -> float:
-    """Share of the MNIST test set that a CNN trained on ``N_DIGITS`` generated digits names rightly."""
+    """Accuracy on the MNIST test set of a CNN trained on ``N_DIGITS`` generated digits, a fraction."""
     import torch
     from torch import nn
 
@@ -53,13 +55,20 @@ def accuracy_on_mnist(seed: int, n_epochs: int, data_dir: Path | None) -> float:
     return float((named == mnist.test_labels).mean())
 
 
-def main(argv: list[str] | None = None) -> int:
+def make_parser() -> Parser:
     parser = Parser(prog="python -m benchmarks.strokes", description=__doc__)
     parser.add_argument("--seed", type=whole_number(0, 2**32 - 1), default=0, metavar="N", help="default: %(default)s")
     parser.add_argument("--n-epochs", type=whole_number(1, 100), default=4, metavar="N", help="default: %(default)s")
     parser.add_argument("--data-dir", type=file_path, metavar="DIR", help="of MNIST; default: the cache, or a download")
-    parser.add_argument("--out", type=file_path, default=Path("results/strokes.json"), help="default: %(default)s")
-    args = parser.parse_args(argv)
+    parser.add_argument(
+        "--out", type=file_path, default=Path("results/benchmarks/strokes.json"), help="default: %(default)s"
+    )
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    args = make_parser().parse_args(argv)
 
     def body() -> None:
         require_writable(args.out)
@@ -69,13 +78,13 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError("PyTorch is not installed: pip install -r requirements-bench.txt") from None
         accuracy = accuracy_on_mnist(args.seed, args.n_epochs, args.data_dir)
         print(f"MNIST test accuracy after {N_DIGITS:,} generated digits: {accuracy:.4f}")
-        command = f"python -m benchmarks.strokes --seed {args.seed} --n-epochs {args.n_epochs}"
-        rows = [["MNIST test set", accuracy]]
-        table = {"columns": ["tested on", "accuracy"], "rows": rows}
-        save_result(
-            args.out,
-            {"command": command, "environment": environment(torch.get_num_threads()), "tables": {"strokes": table}},
-        )
+        result = {
+            "command": shlex.join(["python", "-m", "benchmarks.strokes", *argv]),
+            "code": code_fingerprint(Path(__file__)),
+            "environment": environment(torch.get_num_threads()),
+            "tables": {"strokes": {"columns": ["tested on", "accuracy"], "rows": [["MNIST test set", accuracy]]}},
+        }
+        save_result(args.out, result)
 
     return exit_status(body)
 

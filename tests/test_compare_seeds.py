@@ -1,6 +1,6 @@
-"""compare_seeds: statistics, runs that die or are resumed, and the README that must agree with its results.
+"""compare_seeds: statistics, sweeps, runs that die, are resumed or cannot be compared.
 
-The experiment here is a script of a few lines that keeps the contract (flags, JSON) and trains nothing.
+The experiment here is tests/data/fake_experiment.py, which keeps the contract (flags, JSON) and trains nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,64 +25,40 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 import compare_seeds
-from compare_seeds import describe_sample, main, render_readme, sign_flip_p, summarise
+from compare_seeds import main
+from helpers import DATA, usage_error
+from support import statistics
+from support.run import code_fingerprint, save_result
+from support.statistics import describe_sample, sign_flip_p, summarise, verdict
 
-FAKE = """
-import argparse, json, os, random, signal, sys, time
-
-parser = argparse.ArgumentParser(allow_abbrev=False)
-parser.add_argument("--seed", type=int)
-parser.add_argument("--threads", type=int)
-parser.add_argument("--out-json")
-parser.add_argument("--quiet", action="store_true")
-parser.add_argument("--shift", type=float, default=0.1)
-parser.add_argument("--kind", default="a")
-parser.add_argument("--gap", default="0:60")
-parser.add_argument("--sleep", type=float, default=0)
-parser.add_argument("--death", default="")
-args = parser.parse_args()
-with open("runs.log", "a") as log:
-    print(args.seed, args.shift, args.kind, args.gap, file=log)
-time.sleep(args.sleep)
-if args.seed == 1 and args.death:
-    print("the last words", file=sys.stderr)
-    if args.death == "status":
-        sys.exit(3)
-    if args.death == "signal":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if args.death == "hang":
-        sys.stderr.flush()
-        time.sleep(60)
-    if args.death == "silence":
-        sys.exit(0)
-draw = random.Random(args.seed)
-base = 0.5 + 0.1 * draw.random()
-value = base + args.shift + 0.01 * draw.random()
-if args.seed == 1 and args.death == "nan":
-    value = float("nan")
-model = lambda n, v: {"n_params": n, "top_accuracy": v, "loss": 1 - v, "train_seconds": time.perf_counter()}
-result = {
-    "experiment": "fake", "seed": args.seed, "dataset": "numbers", "config": {"seed": args.seed, "shift": args.shift},
-    "models": {"capsules": model(1234, value), "cnn": model(99, base)},
-    "history": {"capsules": {"loss": [1.0, 0.5]}}, "environment": {"python": "3", "git_commit": "abc"},
-}
-with open(args.out_json, "w") as stream:
-    json.dump(result, stream)
-"""
+FAKE = (DATA / "fake_experiment.py").read_text()
+DRAW = compare_seeds.draw
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The experiment's path; the test runs in its folder."""
+    """The experiment's path; the test runs in its folder, and no figure is drawn, which takes a second."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare_seeds, "draw", lambda *_: None)
     (tmp_path / "fake.py").write_text(FAKE)
     return "./fake.py"
+
+
+@pytest.fixture
+def drawn(fake: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same with figures."""
+    monkeypatch.setattr(compare_seeds, "draw", DRAW)
+    return fake
 
 
 def runs() -> list[str]:
     """What the experiment's runs have noted, sorted."""
     path = Path("runs.log")
-    return sorted(path.read_text().splitlines()) if path.exists() else []
+    return sorted(line.rpartition(" ")[0] for line in path.read_text().splitlines()) if path.exists() else []
+
+
+def cached(pattern: str = "*") -> list[Path]:
+    return sorted(Path(".cache/compare_seeds").glob(f"fake-{pattern}.json"))
 
 
 def load(path: str) -> dict[str, Any]:
@@ -114,31 +89,52 @@ def test_one_value_has_no_interval_and_equal_values_a_point() -> None:
     assert describe_sample([0.25] * 3) == {"n": 3, "mean": 0.25, "sd": 0.0, "low": 0.25, "high": 0.25}
 
 
-def test_sign_flips_by_hand_and_by_enumeration() -> None:
-    np.testing.assert_allclose(sign_flip_p(np.array([[1.0, 2.0, 3.0], [3.0, -1.0, 2.0]])), [2 / 8, 4 / 8])
-    assert sign_flip_p(np.array([[0.3]])) == [1.0]
+def test_sign_flips_by_hand_by_enumeration_and_by_scipy() -> None:
+    assert sign_flip_p(np.array([1.0, 2.0, 3.0])) == 2 / 8
+    assert sign_flip_p(np.array([3.0, -1.0, 2.0])) == 4 / 8
+    assert sign_flip_p(np.array([0.3])) == 1.0
+    assert sign_flip_p(np.zeros(4)) == 1.0
     d = np.random.default_rng(6).normal(0.5, 1, 9)
     sums = np.array([np.dot(signs, d) for signs in itertools.product((1, -1), repeat=len(d))])
-    np.testing.assert_allclose(sign_flip_p(d[None]), np.mean(np.abs(sums) >= abs(d.sum()) - 1e-12))
+    assert sign_flip_p(d) == np.mean(np.abs(sums) >= abs(d.sum()) - 1e-12)
+    scipy = stats.permutation_test((d,), np.mean, permutation_type="samples", n_resamples=2**9, vectorized=False)
+    np.testing.assert_allclose(sign_flip_p(d), scipy.pvalue)
+    assert sign_flip_p(np.full(20, 0.1)) == 2 / 2**20
 
 
-def test_many_seeds_use_random_flips_of_a_fixed_seed() -> None:
-    d = np.random.default_rng(7).normal(0.35, 1, (1, 40))
+def test_many_seeds_use_random_flips_of_a_fixed_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    d = np.random.default_rng(7).normal(0.35, 1, 40)
     p = sign_flip_p(d)
-    np.testing.assert_array_equal(p, sign_flip_p(d))
-    np.testing.assert_allclose(p, stats.ttest_1samp(d[0], 0).pvalue, atol=0.01)
+    assert p == sign_flip_p(d)
+    np.testing.assert_allclose(p, stats.ttest_1samp(d, 0).pvalue, atol=0.01)
+    exact = sign_flip_p(d[:16])
+    monkeypatch.setattr(statistics, "EXACT_UP_TO", 10)
+    np.testing.assert_allclose(sign_flip_p(d[:16]), exact, atol=0.01)
+
+
+def test_verdict_is_the_intervals() -> None:
+    for low, high, word in (
+        (0.1, 0.3, "higher"),
+        (-0.3, -0.1, "lower"),
+        (-0.1, 0.3, "undecided"),
+        (0.0, 0.1, "undecided"),
+    ):
+        assert verdict({"low": low, "high": high}) == word
+    assert verdict({"low": None, "high": None}) == "undecided"
 
 
 def test_pairs_and_errors() -> None:
-    values = {"capsules": [0.9, 0.8, 0.85], "cnn": [0.7, 0.6, 0.95]}
-    made = [{"models": {name: {"n_params": 7, "x_accuracy": v[k]} for name, v in values.items()}} for k in range(3)]
+    values = {"cnn": [0.7, 0.6, 0.95, 0.8], "capsules": [0.9, 0.8, 0.85, 0.8]}
+    made = [{"models": {name: {"n_params": 7, "x_accuracy": v[k]} for name, v in values.items()}} for k in range(4)]
     made[0]["models"]["other"] = {"n_params": 1, "x_accuracy": 0.5}  # not in every run
     made[1]["models"]["cnn"]["extra"] = 1.0  # not of every run
-    summary = summarise(made)
-    assert list(summary["models"]) == ["capsules", "cnn"]
+    summary = summarise(made, "capsules")  # the second of the two
+    assert list(summary["models"]) == ["cnn", "capsules"]
+    assert list(summary["paired"]) == ["cnn"]
     pair = summary["paired"]["cnn"]["x_accuracy"]
-    assert (pair["n"], pair["higher"], pair["p"]) == (3, 2, 0.5)
-    np.testing.assert_allclose([pair["mean"], pair["error_reduction"]], [0.1, 1 - 0.15 / 0.25])
+    assert (pair["n"], pair["higher"], pair["p"], pair["verdict"]) == (4, 2, 0.5, "undecided")  # a tie is not higher
+    np.testing.assert_allclose([pair["mean"], pair["error_reduction"]], [0.075, 1 - 0.1625 / 0.2375])
+    assert list(summarise(made, "cnn")["paired"]) == ["capsules"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -146,13 +142,15 @@ def test_pairs_and_errors() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_three_seeds(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([fake, "--seeds", "0:3", "--jobs", "2", "--", "--shift", "0.2"]) == 0
+def test_three_seeds(drawn: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([drawn, "--seeds", "0:3", "--jobs", "2", "--", "--shift", "0.2"]) == 0
     out = capsys.readouterr().out
-    document = load("results/fake_0-2.json")
+    document = load("results/fake/0-2.json")
     assert document["command"] == "python compare_seeds.py ./fake.py --seeds 0:3 -- --shift 0.2"
-    assert (document["metric"], document["dataset"], document["seeds"]) == ("top_accuracy", "numbers", [0, 1, 2])
-    assert document["environment"] == {"python": "3", "git_commit": "abc"}
+    assert (document["headline"], document["dataset"], document["seeds"]) == ("top_accuracy", "numbers", [0, 1, 2])
+    assert (document["chance"], document["reference"]) == (0.25, "capsules")
+    assert document["code"] == code_fingerprint(Path(drawn))
+    assert document["environment"] == {"python": "3", "git_commit": None}
     entry = document["settings"]["default"]
     assert entry["config"] == {"shift": 0.2}
     assert entry["models"]["capsules"]["n_params"] == 1234
@@ -188,30 +186,46 @@ def test_a_figure_says_how_long_was_trained(configs: list[dict[str, Any]], title
 
 
 def test_a_model_alone_is_compared_with_none(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path(fake).write_text(FAKE.replace(', "cnn": model(99, base)', ""))
-    assert main([fake, "--seeds", "4"]) == 0
+    assert main([fake, "--seeds", "4", "--", "--models", "capsules"]) == 0
     out = capsys.readouterr().out
     assert "| capsules |" in out
     assert "Paired" not in out
     figure = Figure()
-    compare_seeds.draw_pairs(figure, load("results/fake_4.json")["settings"]["default"], ["capsules"], "loss", None)
+    document = load("results/fake/4.json")
+    compare_seeds.draw_pairs(figure, document["settings"]["default"], ["capsules"], document)
     assert len(figure.axes) == 1
 
 
 def test_options_that_keep_more(fake: str) -> None:
     assert main([fake, "--seeds", "4", "--keep-history", "--keep-seconds", "--name", "n", "--metric", "loss"]) == 0
-    document = load("results/fake_n.json")
+    document = load("results/fake/n.json")
     run = document["settings"]["default"]["runs"][0]
     assert run["history"] == {"capsules": {"loss": [1.0, 0.5]}}
     assert run["models"]["cnn"]["train_seconds"] > 0
-    assert document["metric"] == "loss"
+    assert (document["headline"], document["chance"]) == ("loss", None)  # the chance level is the headline's
 
 
-def test_result_does_not_depend_on_jobs(fake: str) -> None:
+def test_experiment_without_a_headline(fake: str) -> None:
+    """The first accuracy is its main metric."""
+    Path(fake).write_text(FAKE.replace('"headline": "top_accuracy", "chance": 0.25,', ""))
+    assert main([fake, "--seeds", "0"]) == 0
+    document = load("results/fake/0.json")
+    assert (document["headline"], document["chance"]) == ("top_accuracy", None)
+
+
+def test_figure_shows_the_chance_level(drawn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
+    for metric, lines in (("top_accuracy", 1), ("loss", 0)):
+        assert main([drawn, "--seeds", "0", "--resume", "--metric", metric]) == 0
+        assert sum(text.get_text() == "chance" for text in figures.pop().axes[0].texts) == lines
+
+
+def test_result_does_not_depend_on_jobs(drawn: str) -> None:
     written = []
     for n in ("1", "5"):
-        assert main([fake, "--seeds", "0:6", "--jobs", n, "--cache", f"c{n}", "--timeout", "60"]) == 0
-        written.append((Path("results/fake_0-5.json").read_bytes(), Path("viz/fake/seeds_0-5.png").read_bytes()))
+        assert main([drawn, "--seeds", "0:6", "--jobs", n, "--cache", f"c{n}", "--timeout", "60"]) == 0
+        written.append((Path("results/fake/0-5.json").read_bytes(), Path("viz/fake/seeds_0-5.png").read_bytes()))
     assert written[0] == written[1]
     assert len(runs()) == 12
 
@@ -223,21 +237,154 @@ def test_resume_runs_only_what_is_missing(fake: str) -> None:
     assert main([fake, "--seeds", "0", "--resume", "--", "--kind", "b"]) == 0  # other flags
     assert main([fake, "--seeds", "0"]) == 0  # without --resume
     assert len(runs()) == 7
-    next(Path(".cache/compare_seeds").glob("fake-seed4-*")).write_text("{ half a fi")
-    assert main([fake, "--seeds", "4", "--resume"]) == 0
-    assert len(runs()) == 8
 
 
 def test_resume_knows_the_code(fake: str) -> None:
     Path("helper.py").write_text("x = 1")
     Path(fake).write_text("import helper\n" + FAKE)
-    for n, change in enumerate(("x = 1", "x = 2", "x = 2")):  # the code of a module that the script imports
+    for n, change in enumerate(("x = 1", "x = 2", "x = 2  # two")):  # the code of a module that the script imports
         Path("helper.py").write_text(change)
         assert main([fake, "--seeds", "0", "--resume"]) == 0
         assert len(runs()) == min(n + 1, 2)
-    Path(fake).write_text("import helper\n\n" + FAKE)
+    Path(fake).write_text("import helper\n\ny = 1\n" + FAKE)
     assert main([fake, "--seeds", "0", "--resume"]) == 0
     assert len(runs()) == 3
+
+
+def test_resume_knows_numpy_and_the_data(fake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative folder is another one from another working folder, and not the same once a file in it is changed."""
+    for name in ("one/data/numbers", "two/data/numbers"):
+        Path(name).parent.mkdir(parents=True)
+        Path(name).write_text("1")
+    script, top = str(Path(fake).resolve()), Path.cwd()
+    flags = ["--seeds", "0", "--resume", "--cache", str(top / "cache"), "--", "--data-dir"]
+
+    def n_runs(folder: str, data: str) -> int:
+        monkeypatch.chdir(top / folder)
+        assert main([script, *flags, data]) == 0
+        monkeypatch.chdir(top)
+        return sum(len(log.read_text().splitlines()) for log in top.glob("*/runs.log"))
+
+    assert [n_runs("one", "data"), n_runs("one", "data"), n_runs("two", "data")] == [1, 1, 2]
+    assert n_runs("two", "../one/data") == 2  # run already, with data seen from the other folder
+    Path("one/data/numbers").write_text("changed")
+    assert n_runs("one", "data") == 3
+    monkeypatch.setattr(compare_seeds.importlib.metadata, "version", lambda _: "0.0")
+    assert n_runs("one", "data") == 4
+
+
+def test_odd_cached_runs_are_named_and_repeated(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([fake, "--seeds", "0"]) == 0
+    (path,) = cached()
+    whole = load(str(path))
+    good = Path("results/fake/0.json").read_bytes()
+
+    def change(**changes: Any) -> str:
+        return json.dumps(whole | {"result": whole["result"] | changes})
+
+    def signed(**changes: Any) -> str:
+        save_result(path, whole | {"result": whole["result"] | changes})
+        return path.read_text()
+
+    nan = path.read_text().replace('"loss": 0', '"loss": NaN, "x": 0')
+    cases: list[tuple[str | bytes, str]] = [
+        ("{ half a fi", "is not JSON"), ("[]", "is not a JSON object"), ("[" * 100_000, "is nested too deeply"),
+        (b"\xff", "is not text in UTF-8"), (nan, "holds NaN"), (change(seed=0), ""),
+        (change(dataset="x"), "has been changed"),
+        ("{}", "has no checksum"), (signed(seed=7), "its seed is 7"), (signed(models={}), "holds no model"),
+        (signed(models=[1]), "not the JSON"), (signed(models={"cnn": 3}), "cnn has no metrics"),
+        (signed(config=[]), "its config is []"), (signed(dataset=3), "its dataset is 3"),
+        (signed(chance="x"), "its chance is x"), (signed(history={"x": 1}), ""),
+    ]  # fmt: skip
+    n = len(runs())
+    for content, message in cases:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        capsys.readouterr()
+        assert main([fake, "--seeds", "0", "--resume"]) == 0
+        err = capsys.readouterr().err
+        n += bool(message)
+        assert len(runs()) == n, message
+        assert err.count("\n") == bool(message), err
+        assert message in err
+        assert Path("results/fake/0.json").read_bytes() == good
+    path.unlink()
+    path.mkdir()
+    assert main([fake, "--seeds", "0", "--resume"]) == 1
+    assert "is no file but has the name of a run" in capsys.readouterr().err
+    assert len(runs()) == n
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Runs that cannot be compared
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_data_sets_are_not_mixed(
+    fake: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs fall back to drawn numbers. Then the numbers are there, and nothing in the flags tells."""
+    flags = ["--name", "n", "--jobs", "1"]
+    monkeypatch.setenv("NO_NUMBERS", "1")
+    assert main([fake, "--seeds", "0:2", *flags]) == 0
+    assert capsys.readouterr().err == "seed 0, setting default: WARNING: there are no numbers, drawn ones are used\n"
+    before = Path("results/fake/n.json").read_bytes()
+    assert load("results/fake/n.json")["dataset"] == "drawn"
+    monkeypatch.delenv("NO_NUMBERS")
+    refusal = (
+        "error: the runs have different data sets and cannot be compared: drawn (seed 0, setting default) and numbers "
+        "(seed 2, setting default); name one with --dataset, or leave --resume out"
+    )
+    for more in (2, 0):  # the second time it is known before any run; the first, the next one may have begun
+        n = len(runs())
+        assert main([fake, "--seeds", "0:9", "--resume", *flags]) == 1
+        assert capsys.readouterr().err.splitlines()[-1] == refusal
+        assert len(runs()) <= n + more
+        assert Path("results/fake/n.json").read_bytes() == before
+    assert main([fake, "--seeds", "0:4", *flags]) == 0
+    assert load("results/fake/n.json")["dataset"] == "numbers"
+    assert len(cached()) == 6  # of both data sets
+    n = len(runs())
+    assert main([fake, "--seeds", "0:4", "--resume", *flags]) == 0  # the newest count
+    assert load("results/fake/n.json")["dataset"] == "numbers"
+    assert len(runs()) == n
+
+
+def test_settings_may_have_different_data(fake: str) -> None:
+    Path("data").mkdir()
+    Path("data/numbers").write_text("1")
+    assert main([fake, "--seeds", "0", "--grid", "data-dir=data,none"]) == 0
+    assert load("results/fake/data-dir.json")["dataset"] == ["numbers", "drawn"]
+
+
+def test_kept_runs_repeat_their_warnings(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert main([fake, "--seeds", "0", "--resume", "--", "--data-dir", "none"]) == 0
+        assert "setting default: WARNING: there are no numbers" in capsys.readouterr().err
+    assert len(runs()) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--metric", "f1"], "--metric f1 is not in the results, which have loss, top_accuracy, soft_accuracy"),
+        (["--metric", "train_seconds"], "--metric train_seconds is not in the results"),
+        (["--grid", "models=cnn,capsules"], "no metric of a model is in all results so far"),
+        (["--seeds", "0:9", "--", "--models", "none"], "none of the 9 runs gave a result: its result holds no model"),
+    ],
+)
+def test_nothing_to_compare(fake: str, capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
+    """Found with the first run that shows it, and not after all of them."""
+    seeds = [] if "--seeds" in flags else ["--seeds", "0:40"]
+    assert main([fake, "--jobs", "1", *seeds, *flags]) == 1
+    err = capsys.readouterr().err
+    assert message in err.splitlines()[-1]
+    assert not Path("results/fake").exists() or not list(Path("results/fake").glob("*.json"))
+    assert len(runs()) <= 9
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Runs that die
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -247,7 +394,8 @@ def test_resume_knows_the_code(fake: str) -> None:
         ("signal", "killed by SIGKILL: the last words"),
         ("hang", "not finished after 1.5 s: the last words"),
         ("silence", "No such file"),
-        ("nan", "capsules's top_accuracy is nan"),
+        ("deep", "its result is not the JSON of an experiment"),
+        ("nan", "capsules's loss is nan"),
     ],
 )
 def test_a_run_that_dies(fake: str, capsys: pytest.CaptureFixture[str], death: str, message: str) -> None:
@@ -257,7 +405,7 @@ def test_a_run_that_dies(fake: str, capsys: pytest.CaptureFixture[str], death: s
     assert message in err
     assert err.endswith("error: 1 of 3 runs failed; the others are kept\n")
     assert "| 2 " in out
-    entry = load("results/fake_0-2.json")["settings"]["default"]
+    entry = load("results/fake/0-2.json")["settings"]["default"]
     assert [run["seed"] for run in entry["runs"]] == [0, 2]
     assert [failure["seed"] for failure in entry["failures"]] == [1]
     assert message in entry["failures"][0]["error"]
@@ -266,30 +414,32 @@ def test_a_run_that_dies(fake: str, capsys: pytest.CaptureFixture[str], death: s
 def test_no_run_survives(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([fake, "--seeds", "0:2", "--", "--no-such-flag"]) == 1
     assert "error: none of the 2 runs gave a result: exit status 2: " in capsys.readouterr().err
-    assert not Path("results/fake_0-1.json").exists()
+    assert not Path("results/fake/0-1.json").exists()
 
 
-def test_unknown_metric(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([fake, "--seeds", "0", "--metric", "f1"]) == 1
-    assert "error: --metric f1 is not in the results, which have top_accuracy, loss" in capsys.readouterr().err
-
-
-def test_ctrl_c_keeps_what_is_finished(fake: str) -> None:
-    command = [sys.executable, compare_seeds.__file__, fake, "--seeds", "0:8", "--jobs", "2", "--", "--sleep", "1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        cache = Path(".cache/compare_seeds")
-        while len(list(cache.glob("fake-*.json"))) < 2 and process.poll() is None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_it_keeps_what_is_finished_and_ends_its_runs(fake: str, number: signal.Signals, status: int) -> None:
+    """Two runs are finished and the next two hang."""
+    Path("hang").touch()
+    command = [sys.executable, compare_seeds.__file__, fake, "--seeds", "0:5", "--jobs", "2"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which pytest may have been told to ignore
+    ) as process:  # fmt: skip
+        while (len(cached()) < 2 or len(runs()) < 4) and process.poll() is None:
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=10)
-    assert process.returncode == 130, err
-    assert err.endswith("runs are finished and kept; --resume goes on from them\ninterrupted\n")
-    assert (out, Path("results/fake_0-7.json").exists()) == ("", False)
-    kept = len(list(cache.glob("fake-*.json")))
-    assert 2 <= kept < 8
-    before = len(runs())
-    assert main([*command[2:-3], "--resume", "--", "--sleep", "1"]) == 0
-    assert len(runs()) == before + 8 - kept
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == status, err
+    assert err.startswith("2 of 5 runs are finished and kept; --resume goes on from them\n")
+    assert err.count("\n") <= 2
+    assert (out, Path("results/fake/0-4.json").exists()) == ("", False)
+    for line in Path("runs.log").read_text().splitlines():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(line.split()[-1]), 0)
+    Path("hang").unlink()
+    assert main([*command[2:], "--resume"]) == 0
+    assert len(runs()) == 4 + 3
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -297,15 +447,15 @@ def test_ctrl_c_keeps_what_is_finished(fake: str) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_grid_and_zip(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_grid_and_zip(drawn: str, capsys: pytest.CaptureFixture[str]) -> None:
     # values that advance together may stay
-    assert main([fake, "--seeds", "0", "--name", "z", "--zip", "gap=0:60,0:90", "kind=a,a"]) == 0
+    assert main([drawn, "--seeds", "0", "--name", "z", "--zip", "gap=0:60,0:90", "kind=a,a"]) == 0
     Path("runs.log").unlink()
     capsys.readouterr()
     sweep = ["--zip", "gap=0:60,0:90", "shift=0.1,0.2", "--grid", "kind=a,b"]
-    assert main([fake, "--seeds", "0:2", *sweep]) == 0
+    assert main([drawn, "--seeds", "0:2", *sweep]) == 0
     assert runs() == sorted(f"{s} {x} {k} {g}" for s in (0, 1) for g, x in (("0:60", 0.1), ("0:90", 0.2)) for k in "ab")
-    document = load("results/fake_gap_shift_kind.json")
+    document = load("results/fake/gap_shift_kind.json")
     assert document["axes"] == [["gap", "shift"], ["kind"]]
     assert list(document["settings"])[1] == "gap=0:60 shift=0.1 kind=b"
     assert document["settings"]["gap=0:90 shift=0.2 kind=a"]["args"] == ["--gap=0:90", "--shift=0.2", "--kind=a"]
@@ -316,19 +466,19 @@ def test_grid_and_zip(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_setting_without_a_result_is_left_out(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([fake, "--seeds", "1", "--grid", "death=status,x"]) == 1
-    assert list(load("results/fake_death.json")["settings"]) == ["death=x"]
+    assert list(load("results/fake/death.json")["settings"]) == ["death=x"]
     assert "setting death=status has no result" in capsys.readouterr().err
 
 
-def test_curve_of_one_ordered_axis(fake: str) -> None:
-    assert main([fake, "--seeds", "0:2", "--grid", "shift=0.1,0.2,0.3", "--figure", "f.png", "--out", "o.json"]) == 0
+def test_curve_of_one_ordered_axis(drawn: str) -> None:
+    assert main([drawn, "--seeds", "0:2", "--grid", "shift=0.1,0.2,0.3", "--figure", "f.png", "--out", "o.json"]) == 0
     assert Path("f.png").read_bytes().startswith(b"\x89PNG")
     assert len(load("o.json")["settings"]) == 3
 
 
-def test_sweep_of_one_value(fake: str) -> None:
-    assert main([fake, "--seeds", "0:2", "--grid", "shift=0.1"]) == 0
-    assert list(load("results/fake_shift.json")["settings"]) == ["shift=0.1"]
+def test_sweep_of_one_value(drawn: str) -> None:
+    assert main([drawn, "--seeds", "0:2", "--grid", "shift=0.1"]) == 0
+    assert list(load("results/fake/shift.json")["settings"]) == ["shift=0.1"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -361,180 +511,81 @@ def test_sweep_of_one_value(fake: str) -> None:
         "FAKE --threads -1",
         "FAKE --timeout 0",
         "FAKE --timeout nan",
+        "FAKE --timeout 3e6",
         "FAKE --name a/b",
-        "FAKE --report",
-        "--report --check",
-        "--check -- --n-epochs 3",
+        "FAKE --out a.png --figure ./a.png",
+        "FAKE --out FAKE",
     ],
 )
 def test_usage_errors(fake: str, capsys: pytest.CaptureFixture[str], flags: str) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(shlex.split(flags.replace("FAKE", fake)))
-    assert caught.value.code == 2
-    error = capsys.readouterr().err
-    assert ": error: " in error
-    assert error.count("\n") == 1
+    usage_error(compare_seeds, shlex.split(flags.replace("FAKE", fake)), capsys)
     assert runs() == []
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (b"\xff", "it is no Python program (UnicodeDecodeError)"),
+        (b"def", "it is no Python program (SyntaxError)"),
+        (b"x = 1\0", "it is no Python program (SyntaxError)"),
+        (b"x = (", "it is no Python program (SyntaxError)"),
+    ],
+)
+def test_unreadable_script(fake: str, capsys: pytest.CaptureFixture[str], source: bytes, message: str) -> None:
+    Path(fake).write_bytes(source)
+    assert main([fake, "--seeds", "0"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: cannot read ")
+    assert err.count("\n") == 1
+    assert message in err or "ValueError" in err
+    Path(fake).write_text("import broken\n")
+    Path("broken.py").write_bytes(source)
+    assert main([fake, "--seeds", "0"]) == 1
+    assert "broken.py: it is no Python program" in capsys.readouterr().err
+
+
+def test_script_without_permission(
+    fake: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", denied)
+    assert main([fake, "--seeds", "0"]) == 1
+    err = capsys.readouterr().err
+    assert err == f"error: cannot read {Path(fake).resolve()}: Permission denied\n"
+
+
+def test_deleted_working_folder(fake: str, tmp_path: Path) -> None:
+    script = Path(fake).resolve()
+    code = (
+        f"import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir({str(tmp_path / 'gone')!r}); "
+        f"sys.path.insert(0, {str(Path(compare_seeds.__file__).parent)!r}); import compare_seeds; "
+        f"sys.exit(compare_seeds.main([{str(script)!r}, '--seeds', '0']))"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.stderr == "error: the working folder does not exist any more\n"
+    assert process.returncode == 1
 
 
 def test_unwritable_output_is_found_before_a_run(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("results").write_text("a file where a folder must be")
     assert main([fake, "--seeds", "0"]) == 1
     assert capsys.readouterr().err.startswith("error: cannot write results")
+    Path("results").unlink()
+    Path("results/fake/0.json").mkdir(parents=True)
+    assert main([fake, "--seeds", "0"]) == 1
+    assert capsys.readouterr().err == "error: cannot write results/fake/0.json: it is a folder\n"
     assert runs() == []
 
 
 def test_help_and_missing_dask(fake: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert "<!-- value: results/FILE.json" in capsys.readouterr().out
+    assert "python compare_seeds.py smallnorb_novel_viewpoint --seeds 0:3 -- --n-epochs 10" in capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "distributed", None)
     assert main([fake, "--seeds", "0", "--dask", "tcp://127.0.0.1:1"]) == 1
     assert capsys.readouterr().err == "error: --dask needs Dask: pip install -r requirements-dask.txt\n"
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The README
-# ----------------------------------------------------------------------------------------------------------------------
-
-BENCHMARKS = {
-    "command": "python -m benchmarks",
-    "tables": {
-        "steps": {"columns": ["code", "ms", "time / numpy's"], "rows": [["numpy", 12, 1.0], ["torch 2.13", 31, 2.5833]]}
-    },
-}
-README = """# Title
-Held out <!-- value: results/fake_r.json capsules.top_accuracy.mean .3f --><!-- end -->, of
-<!-- value: results/fake_r.json capsules.n_params ,d -->?<!-- end --> parameters, errors
-<!-- value: results/fake_r.json paired.cnn.top_accuracy.error_reduction .0% --><!-- end --> fewer, p
-<!-- value: results/fake_g.json paired.cnn.loss.p .2f setting="kind=b gap=x" --><!-- end -->,
-ratio <!-- value: results/benchmarks.json "steps/torch 2.13/time / numpy's" .1f --><!-- end --> at
-<!-- value: results/fake_r.json config.shift --><!-- end -->, by
-`<!-- value: any -->` markers.
-
-<!-- table: results/fake_r.json seeds metrics=top_accuracy,loss digits=2 -->
-<!-- end -->
-<!-- table: results/fake_r.json summary models=cnn --><!-- end -->
-<!-- table: results/fake_r.json paired -->
-old
-<!-- end -->
-<!-- table: results/fake_g.json grid models=capsules,cnn -->
-<!-- end -->
-<!-- table: results/benchmarks.json table steps "columns=code,time / numpy's" digits=1 -->
-<!-- end -->
-The end.
-"""
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two comparisons and a benchmark, made once."""
-    folder = tmp_path_factory.mktemp("made")
-    (folder / "fake.py").write_text(FAKE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(["./fake.py", "--seeds", "0:3", "--name", "r"]) == 0
-        assert main(["./fake.py", "--seeds", "0:2", "--name", "g", "--grid", "kind=a,b", "gap=x,y"]) == 0
-    (folder / "results/benchmarks.json").write_text(json.dumps(BENCHMARKS))
-    return folder / "results"
-
-
-@pytest.fixture
-def readme(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A README beside its results; the test runs in its folder."""
-    shutil.copytree(results, tmp_path / "results")
-    monkeypatch.chdir(tmp_path)
-    Path("README.md").write_text(README)
-    return Path("README.md")
-
-
-def test_report_then_check(readme: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--check"]) == 1
-    err = capsys.readouterr().err
-    assert "README.md:12: table results/fake_r.json summary models=cnn differs from its file" in err
-    assert err.count(" differs from its file") == 11
-    assert readme.read_text() == README
-    assert main(["--report"]) == 0
-    text = readme.read_text()
-    mean = load("results/fake_r.json")["settings"]["default"]["models"]["capsules"]["top_accuracy"]["mean"]
-    assert f".mean .3f -->{mean:.3f}<!-- end -->, of" in text
-    assert ",d -->1,234<!-- end -->" in text
-    assert re.search(r"\.0% -->\d+%<!-- end --> fewer, p", text)
-    assert ".1f -->2.6<!-- end -->" in text
-    assert "config.shift -->0.1<!-- end -->, by" in text
-    assert "`<!-- value: any -->` markers." in text
-    assert re.search(r"\| seed \| +capsules: top_accuracy \|.*cnn: loss \|\n\| ---- \|", text)
-    assert re.search(r"summary models=cnn -->\n\n\| model \| parameters \| +top_accuracy \|\n", text)
-    assert re.search(r"\| kind \| gap \| seeds \| +capsules \| +cnn \| capsules − cnn \|", text)
-    assert (
-        "| code       | time / numpy's |\n| ---------- | -------------: |\n"
-        "| numpy      |            1.0 |\n| torch 2.13 |            2.6 |\n\n<!--" in text
-    )
-    assert "old" not in text
-    assert main(["--check"]) == 0
-    assert main(["--report"]) == 0
-    assert readme.read_text() == text
-    readme.write_text(text.replace(f">{mean:.3f}<", ">0.999<"))
-    assert main(["--check"]) == 1
-    assert "README.md:2: value results/fake_r.json capsules.top_accuracy.mean .3f differs" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("marker", "message"),
-    [
-        ("<!-- table: results/none.json seeds --><!-- end -->", "there is no file results/none.json"),
-        ("<!-- table: README.md seeds --><!-- end -->", "README.md is not JSON"),
-        ("<!-- table: results/fake_r.json --><!-- end -->", "names a file, then a kind"),
-        ("<!-- table: results/fake_r.json pie --><!-- end -->", "'pie' is not a kind of table"),
-        ("<!-- table: results/fake_r.json seeds extra --><!-- end -->", "'extra' is not an option"),
-        ("<!-- table: results/fake_r.json seeds columns=a --><!-- end -->", "takes no columns="),
-        ("<!-- table: results/fake_r.json seeds digits=x --><!-- end -->", "digits= is a number"),
-        ("<!-- table: results/fake_r.json seeds models=gpt --><!-- end -->", "no model gpt"),
-        ("<!-- table: results/fake_r.json seeds metrics=f1 --><!-- end -->", "no metric f1"),
-        ("<!-- table: results/fake_g.json seeds --><!-- end -->", "holds 4 settings: add setting=NAME"),
-        ("<!-- table: results/fake_g.json seeds setting=z --><!-- end -->", "no setting 'z'"),
-        ("<!-- table: results/benchmarks.json seeds --><!-- end -->", "not a comparison of seeds"),
-        ("<!-- table: results/benchmarks.json grid --><!-- end -->", "not a comparison of seeds"),
-        ("<!-- table: results/benchmarks.json table x --><!-- end -->", "no table 'x'"),
-        ("<!-- table: results/benchmarks.json table steps columns=x --><!-- end -->", "no column x"),
-        ("<!-- value: results/fake_r.json cnn.nothing.mean --><!-- end -->", "no value 'cnn.nothing.mean'"),
-        ("<!-- value: results/fake_r.json cnn --><!-- end -->", "no value 'cnn'"),
-        ("<!-- value: results/fake_r.json experiment .3f --><!-- end -->", "does not fit"),
-        ("<!-- value: results/fake_r.json 'a --><!-- end -->", "No closing quotation"),
-        ("<!-- table: results/fake_r.json seeds -->", "has no end"),
-        ("<!-- end -->", "closes nothing"),
-        ("<!-- table: a b --><!-- value: a b --><!-- end -->", "stands before the end of <!-- table: a b -->"),
-    ],
-)
-def test_markers_at_fault(readme: Path, capsys: pytest.CaptureFixture[str], marker: str, message: str) -> None:
-    text = f"one\n{marker}\n"
-    readme.write_text(text)
-    for flag in ("--check", "--report"):
-        assert main([flag]) == 1
-        err = capsys.readouterr().err
-        assert message in err
-        assert err.startswith("README.md:2: ")
-        assert "Traceback" not in err
-    assert readme.read_text() == text
-
-
-def test_check_looks_at_every_result(readme: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--report"]) == 0
-    Path("results/a.json").write_text('{"tables": {}}')
-    Path("results/b.json").write_text('{"command": "x"}' + " " * 200_000)
-    Path("results/c.json").write_text("[]")
-    assert main(["--check"]) == 1
-    err = capsys.readouterr().err
-    for line in ("a.json: names no command", "b.json: is 200,016 bytes, above 200,000", "c.json: is not a JSON object"):
-        assert line in err
-    assert "error: 3 problems in README.md and its results" in err
-    assert main(["--check", "--readme", "none.md"]) == 1
-    assert "cannot read none.md" in capsys.readouterr().err
-
-
-def test_text_without_markers_stays(tmp_path: Path) -> None:
-    text = "a <!-- comment --> b <!-- ending --> c"
-    assert render_readme(text, tmp_path) == (text, [], [])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -547,7 +598,7 @@ def test_dask_survives_a_killed_worker(fake: str) -> None:
     distributed = pytest.importorskip("distributed", reason="the optional extra requirements-dask.txt is not installed")
     flags = ["--seeds", "0:6", "--", "--sleep", "0.3"]
     assert main([fake, "--jobs", "6", "--cache", "local", *flags]) == 0
-    local = Path("results/fake_0-5.json").read_bytes()
+    local = Path("results/fake/0-5.json").read_bytes()
     Path("runs.log").unlink()
 
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
@@ -562,7 +613,7 @@ def test_dask_survives_a_killed_worker(fake: str) -> None:
         killer.start()
         assert main([fake, "--dask", cluster.scheduler_address, *flags]) == 0
         killer.join()
-    assert Path("results/fake_0-5.json").read_bytes() == local
+    assert Path("results/fake/0-5.json").read_bytes() == local
     assert len(runs()) > 6  # what the killed worker was at has been done again
 
 
@@ -571,3 +622,72 @@ def test_no_scheduler(fake: str, capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setattr(compare_seeds, "DASK_TIMEOUT", 0.3)
     assert main([fake, "--seeds", "0", "--dask", "tcp://127.0.0.1:1"]) == 1
     assert "error: there is no Dask scheduler at tcp://127.0.0.1:1" in capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The fingerprint of code
+# ----------------------------------------------------------------------------------------------------------------------
+
+PROGRAM = '''"""Docstring."""
+import numpy as np  # why
+from tools import helper
+def f(x, y=1):
+    """What it does.
+
+    At length."""
+    if x:
+        y = f"{{braces}} {x:.3f} and {y!r}"
+    return (x +
+            y)
+'''
+
+
+def fingerprint_of(text: str) -> str:
+    Path("program.py").write_text(text)
+    return code_fingerprint(Path("program.py"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_same"),
+    [
+        ("  # why", "", True),
+        ("At length.", "Briefly.", True),
+        ('    """What it does.', '    """', True),
+        ("(x +\n            y)", "(x + y)", True),
+        ("def f", "\n\n# a line\ndef f", True),
+        ("    return", "\n    return", True),
+        ("y=1", "y = 1", True),
+        ("y=1", "y=2", False),
+        ("braces", "brackets", False),
+        ("{{braces}}", "{braces}", False),
+        ("x:.3f", "x:.2f", False),
+        ("    return (", "        return (", False),  # into the branch
+        ("        y = f", "        y += f", False),
+        ("from tools import helper", "from tools import other", False),
+    ],
+)
+def test_fingerprint_is_of_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, is_same: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert old in PROGRAM
+    assert (fingerprint_of(PROGRAM) == fingerprint_of(PROGRAM.replace(old, new))) == is_same
+
+
+def test_fingerprint_follows_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through modules, packages, relative imports and a circle; not into what nobody imports."""
+    monkeypatch.chdir(tmp_path)
+    Path("tools").mkdir()
+    files = {
+        "tools/__init__.py": "", "tools/helper.py": "from .deep import x", "tools/deep.py": "x = 1\nimport circle",
+        "circle.py": "import program", "lazy.py": "z = 1", "unused.py": "z = 1",
+    }  # fmt: skip
+    for name, text in files.items():
+        Path(name).write_text(text)
+    program = PROGRAM + "def g():\n    import lazy\n"
+    before = fingerprint_of(program)
+    for name, text in files.items():
+        Path(name).write_text(text + "\nnew = 2\n")
+        assert (fingerprint_of(program) == before) == (name == "unused.py"), name
+        Path(name).write_text(text)
+    assert fingerprint_of(program) == before

@@ -1,0 +1,588 @@
+#!/usr/bin/env python3
+"""Tables and values of README.md and docs/*.md from the files in results/, and the proof that all of them are true.
+
+    python report.py            # rewrite what stands between the markers of the pages
+    python report.py --check    # exit status 1, with a line for each fault
+
+Checked are the pages against the files, and each file by itself: every derived number is computed again from the runs,
+the command named in it is parsed by its own script and would write that very file, its commit is part of the history.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import io
+import itertools
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from support.run import Parser, UserError, atomic_write, checksum, code_fingerprint, exit_status
+from support.statistics import summarise
+
+Json = dict[str, Any]
+
+NEWLINE = "\n"
+MAX_BYTES = 200_000  # of a committed result
+TOLERANCE = 1e-9  # of a number that is computed again: other versions of numpy add in another order
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Files
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read {path}: it is not text in UTF-8") from None
+
+
+def read_json(path: Path) -> Json:
+    """A JSON object of finite numbers. Raises UserError for anything else."""
+    try:
+        document = json.loads(read_text(path))
+        json.dumps(document, allow_nan=False)
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply") from None
+    except json.JSONDecodeError:
+        raise UserError(f"{path} is not JSON") from None
+    except ValueError:  # also a whole number of thousands of digits
+        raise UserError(f"{path} holds NaN, an infinite number or one that is too long") from None
+    if not isinstance(document, dict):
+        raise UserError(f"{path} is not a JSON object")
+    return document
+
+
+def read_result(path: Path) -> Json:
+    """A JSON object whose checksum is right. Raises UserError for anything else."""
+    document = read_json(path)
+    if "checksum" not in document:
+        raise UserError(f"{path} has no checksum")
+    if document["checksum"] != checksum(document):
+        raise UserError(f"{path} has been changed since it was written: its checksum is of another content")
+    return document
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tables
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def markdown(columns: list[str], rows: list[list[str]]) -> str:
+    """A table whose columns line up in a terminal too; the first is left-aligned."""
+    widths = [max(3, *map(len, column)) for column in zip(columns, *rows, strict=True)]
+
+    def line(cells: list[str]) -> str:
+        padded = [c.rjust(w) for c, w in zip(cells, widths, strict=True)]
+        return f"| {' | '.join([cells[0].ljust(widths[0]), *padded[1:]])} |"
+
+    rule = ["-" * widths[0], *("-" * (w - 1) + ":" for w in widths[1:])]
+    return "\n".join([line(columns), line(rule), *map(line, rows)])
+
+
+def show(value: Any, digits: int = 3) -> str:
+    return "" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+
+
+def show_mean(sample: Json | None, digits: int, sign: str = "") -> str:
+    """Mean, and half of its 95 % interval."""
+    if not sample:
+        return ""
+    half = "" if sample["low"] is None else f" ± {sample['high'] - sample['mean']:.{digits}f}"
+    return f"{sample['mean']:{sign}.{digits}f}{half}"
+
+
+def show_interval(sample: Json, digits: int, sign: str = "") -> str:
+    known = sample.get("low") is not None
+    return f"{sample['low']:{sign}.{digits}f} to {sample['high']:{sign}.{digits}f}" if known else ""
+
+
+def show_p(p: float) -> str:
+    return "< 0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.1 else f"{p:.2f}"
+
+
+def pick_setting(document: Json, name: str | None) -> Json:
+    settings = document.get("settings")
+    if not settings:
+        raise UserError("the file is not a comparison of seeds")
+    if name is None and len(settings) > 1:
+        raise UserError(f"the file holds {len(settings)} settings: add setting=NAME, such as {min(settings)!r}")
+    if name is not None and name not in settings:
+        raise UserError(f"the file has no setting {name!r}")
+    chosen: Json = settings[name or next(iter(settings))]
+    return chosen
+
+
+class View(NamedTuple):
+    """What of a result a table shows."""
+
+    models: list[str]
+    metrics: list[str]
+    digits: int
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        return list(itertools.product(self.metrics, self.models))
+
+    def heads(self, prefix: str = "", models: list[str] | None = None) -> list[str]:
+        """A column for each metric of each model."""
+        names = self.models if models is None else models
+        short = len(self.metrics) == 1
+        return [f"{prefix}{m}" if short else f"{prefix}{m}: {k}" for k, m in itertools.product(self.metrics, names)]
+
+
+def seeds_table(entry: Json, view: View, reference: str) -> str:
+    samples = [entry["models"][m].get(k, {}) for k, m in view.pairs]
+    rows = [
+        [str(run["seed"]), *(show(run["models"][m].get(k), view.digits) for k, m in view.pairs)]
+        for run in entry["runs"]
+    ]
+    rows.append(["mean", *(show(s.get("mean"), view.digits) for s in samples)])
+    if len(rows) > 2:
+        rows.append(["sd", *(show(s.get("sd"), view.digits) for s in samples)])
+        rows.append(["95 %", *(show_interval(s, view.digits) for s in samples)])
+    return markdown(["seed", *view.heads()], rows)
+
+
+def summary_table(entry: Json, view: View, reference: str) -> str:
+    models = {name: entry["models"][name] for name in view.models}
+    rows = [
+        [name, f"{m.get('n_params', 0):,}", *(show_mean(m.get(k), view.digits) for k in view.metrics)]
+        for name, m in models.items()
+    ]
+    return markdown(["model", "parameters", *view.metrics], rows)
+
+
+def paired_table(entry: Json, view: View, reference: str) -> str:
+    rows = []
+    for metric, name in view.pairs:
+        if s := entry["paired"].get(name, {}).get(metric):
+            mean, interval = f"{s['mean']:+.{view.digits}f}", show_interval(s, view.digits, "+")
+            less = f"{100 * s['error_reduction']:.0f} %" if s.get("error_reduction") is not None else ""
+            higher = f"{s['higher']} of {s['n']}"
+            rows.append([name, metric, mean, interval, higher, show_p(s["p"]), less, s["verdict"]])
+    columns = ["metric", "difference", "95 % interval", "higher on", "p", "fewer errors", "verdict"]
+    return markdown([f"{reference} minus", *columns], rows)
+
+
+def grid_table(document: Json, view: View) -> str:
+    axes = [name for group in document["axes"] for name in group]
+    entries = list(document["settings"].values())
+    baselines = [m for m in view.models if any(m in entry["paired"] for entry in entries)]
+    rows = []
+    for entry in entries:
+        row = [*(entry["values"][name] for name in axes), str(len(entry["runs"]))]
+        row += [show_mean(entry["models"].get(m, {}).get(k), view.digits) for k, m in view.pairs]
+        for metric, name in itertools.product(view.metrics, baselines):
+            row.append(show_mean(entry["paired"].get(name, {}).get(metric), view.digits, "+"))
+        rows.append(row)
+    return markdown([*axes, "seeds", *view.heads(), *view.heads(f"{document['reference']} − ", baselines)], rows)
+
+
+def plain_table(table: Json, columns: list[str], digits: int) -> str:
+    where = [table["columns"].index(name) for name in columns]
+    return markdown(columns, [[show(row[k], digits) for k in where] for row in table["rows"]])
+
+
+TABLES = {"seeds": seeds_table, "summary": summary_table, "paired": paired_table}
+
+
+def make_table(document: Json, kind: str, options: dict[str, str], name: str | None = None) -> str:
+    """A Markdown table of one kind; see HELP_MARKERS. Raises UserError where kind, options and file do not fit."""
+    known = {"grid": {"metrics", "models", "digits"}, "table": {"columns", "digits"}}
+    if kind not in (*TABLES, "grid", "table"):
+        raise UserError(f"{kind!r} is not a kind of table, which are {', '.join(TABLES)}, grid and table")
+    if extra := set(options) - known.get(kind, {"metrics", "models", "digits", "setting"}):
+        raise UserError(f"a table of kind {kind} takes no {', '.join(sorted(extra))}=")
+    if not re.fullmatch(r"\d", digits := options.get("digits", "3")):
+        raise UserError("digits= is a number from 0 to 9")
+
+    def chosen(option: str, default: list[str], there: Iterable[str]) -> list[str]:
+        names = options[option].split(",") if option in options else default
+        if missing := [n for n in names if n not in there]:
+            raise UserError(f"the file has no {option.removesuffix('s')} {', '.join(missing)}")
+        return names
+
+    if kind == "table":
+        table = document.get("tables", {}).get(name)
+        if table is None:
+            raise UserError(f"the file has no table {name!r}")
+        return plain_table(table, chosen("columns", table["columns"], table["columns"]), int(digits))
+    first = next(iter(document.get("settings") or [None])) if kind == "grid" else options.get("setting")
+    entry = pick_setting(document, first)
+    models = chosen("models", list(entry["models"]), entry["models"])
+    metrics = chosen("metrics", [document["headline"]], {k for m in models for k in entry["models"][m]})
+    view = View(models, metrics, int(digits))
+    return grid_table(document, view) if kind == "grid" else TABLES[kind](entry, view, document["reference"])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Pages
+# ----------------------------------------------------------------------------------------------------------------------
+
+HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands between is rewritten:
+  <!-- table: results/EXPERIMENT/FILE.json seeds -->     a row per seed, then mean, sd and 95 % interval
+  <!-- table: results/EXPERIMENT/FILE.json summary metrics=familiar_accuracy,held_out_accuracy -->    a row per model
+  <!-- table: results/EXPERIMENT/FILE.json paired setting="em-iters=1 loss=spread" -->     capsules minus each baseline
+  <!-- table: results/EXPERIMENT/FILE.json grid models=capsules,cnn digits=2 -->     a row per setting of a sweep
+  <!-- table: results/benchmarks/FILE.json table NAME columns=step,ms -->     a table of a benchmark file
+  <!-- value: results/EXPERIMENT/FILE.json capsules.held_out_accuracy.mean .3f -->0.812<!-- end -->     one number
+Options: metrics= models= digits= setting= columns=. A path ends in mean, sd, low, high, n or n_params; it may begin
+with paired.BASELINE (also: p, higher, verdict, error_reduction), config, or a benchmark's TABLE.ROW.COLUMN; use / for .
+where a name has a dot (a / between blanks is part of a name). After it comes a Python format: .3f  +.3f  .0%  ,d  .2g.
+A marker inside `backquotes` is left alone."""
+
+MARKER = re.compile(r"(?<!`)<!--\s*(?:(table|value):\s*(.*?)|end)\s*-->(?!`)", re.DOTALL)
+
+
+def lookup(document: Json, path: str, setting: str | None) -> Any:
+    """A number or text by its path; see HELP_MARKERS."""
+    roots: list[Any] = [document]
+    if "settings" in document:
+        entry = pick_setting(document, setting)
+        roots = [entry["models"], entry, document]
+    elif "tables" in document:
+        for name, table in document["tables"].items():
+            rows = {str(row[0]): dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
+            roots.insert(0, {name: rows})
+    for node in roots:
+        for key in re.split(r"(?<! )/(?! )", path) if "/" in path else path.split("."):
+            node = node.get(key) if isinstance(node, dict) else None
+        if isinstance(node, int | float | str):
+            return node
+    raise UserError(f"the file has no value {path!r}")
+
+
+def fill_marker(kind: str, text: str) -> str:
+    """What belongs between a marker and its end. Raises UserError where the marker or its file is at fault."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{error}") from None
+    option = re.compile(r"(metrics|models|digits|setting|columns)=(.*)", re.DOTALL)
+    options = {found[1]: found[2] for word in words if (found := option.fullmatch(word))}
+    plain_words = [word for word in words if not option.fullmatch(word)]
+    if not 2 <= len(plain_words) <= 3:
+        raise UserError("a marker names a file, then a kind of table or a path")
+    file, what, *rest = plain_words
+    document = read_json(Path(file))
+    try:
+        if kind == "table":
+            if rest and what != "table":
+                raise UserError(f"{rest[0]!r} is not an option: write NAME=VALUE")
+            return f"\n\n{make_table(document, what, options, *rest)}\n\n"
+        return format(lookup(document, what, options.get("setting")), *rest)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise UserError(f"the marker does not fit the file ({type(error).__name__}: {error})") from error
+
+
+def render_page(text: str) -> tuple[str, list[str], list[str]]:
+    """The page as it should be; where it differs; and which of its markers are at fault, as ``LINE: message``."""
+    parts: list[str] = []
+    stale: list[str] = []
+    faults: list[str] = []
+    end, opened = 0, None
+    for marker in MARKER.finditer(text):
+        if (marker[1] is None) == (opened is None):  # an end without a beginning, or a second beginning
+            what = "closes nothing" if opened is None else f"stands before the end of {opened[0]}"
+            faults.append(f"{text.count(NEWLINE, 0, marker.start()) + 1}: {marker[0]} {what}")
+        elif opened is not None:
+            at = f"{text.count(NEWLINE, 0, opened.start()) + 1}: {opened[1]} {opened[2]}"
+            parts.append(text[end : opened.end()])
+            old, end = text[opened.end() : marker.start()], marker.start()
+            try:
+                new = fill_marker(opened[1], opened[2])
+                if new != old:
+                    stale.append(f"{at} differs from its file")
+            except UserError as error:
+                faults.append(f"{at}: {error}")
+                new = old
+            parts.append(new)
+        opened = marker if marker[1] else None
+    if opened is not None:
+        faults.append(f"{text.count(NEWLINE, 0, opened.start()) + 1}: {opened[0]} has no end")
+    return "".join(parts) + text[end:], stale, faults
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Are the results what they say?
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Named(NamedTuple):
+    """What the command in a result stands for."""
+
+    script: Path
+    module: ModuleType
+    args: argparse.Namespace
+    settings: list[Any] | None  # of a comparison of seeds
+
+
+def load_script(name: str, is_module: bool = False) -> ModuleType:
+    """A script of this folder, imported; or a module of a package, by its dotted name."""
+    try:
+        if is_module:  # python -m benchmarks
+            if not re.fullmatch(r"\w+(\.\w+)?", name) or not Path(__file__).with_name(name.split(".")[0]).is_dir():
+                raise UserError(f"there is no package {name} here")
+            return importlib.import_module(name if "." in name else f"{name}.__main__")
+        places = (Path(name), Path(__file__).parent / name) if re.fullmatch(r"(\./)?\w+\.py", name) else ()
+        path = next((path.resolve() for path in places if path.is_file()), None)
+        if path is None:
+            raise UserError(f"there is no script {name} here")
+        known = sys.modules.get(path.stem)
+        if known and known.__file__ and Path(known.__file__).resolve() == path:
+            return known
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec
+        assert spec.loader
+        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    except (Exception, SystemExit) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}") from None
+
+
+def parse(module: ModuleType, argv: list[str]) -> tuple[argparse.Namespace, list[Any] | None]:
+    """The flags as the script's own parser understands them. Raises UserError in its words."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            if hasattr(module, "parse_command"):
+                return module.parse_command(argv)
+            return module.make_parser().parse_args(argv), None
+    except SystemExit:
+        raise UserError(f"its command is no longer understood: {' '.join(said.getvalue().split())}") from None
+    except AttributeError:
+        raise UserError(f"{module.__name__} has no make_parser()") from None
+
+
+def parse_named(command: Any) -> Named:
+    try:
+        words = shlex.split(command) if isinstance(command, str) else []
+    except ValueError:
+        words = []
+    if is_module := words[:2] == ["python", "-m"]:
+        del words[1]
+    if len(words) < 2 or words[0] != "python":
+        raise UserError("names no command that made it, such as: python SCRIPT.py FLAGS")
+    module = load_script(words[1], is_module)
+    args, settings = parse(module, words[2:])
+    script = Path(module.__file__ or "")
+    if settings is not None:  # the experiment's parser must know the flags after -- too
+        script = args.script
+        experiment = load_script(os.path.relpath(script))
+        for setting in settings:
+            parse(experiment, [*setting.args, "--seed=0", "--threads=1", "--quiet", "--out-json=x.json"])
+    return Named(script, module, args, settings)
+
+
+def check_command(document: Json, path: Path) -> Iterator[str]:
+    """Would the command write this file, and does the file hold what the command asks for?"""
+    named = parse_named(document.get("command"))
+    args = vars(named.args)
+    out = args.get("out_json") or args.get("out")
+    if out is None or Path(os.path.normpath(out)) != path:
+        yield f"its command writes {out or 'no file'}"
+    if args.get("eval_only") or args.get("resume"):
+        if "checkpoint_command" not in document:
+            yield f"its command reads {args.get('checkpoint')}, and nothing says how that was made"
+        else:
+            made = vars(parse_named(document["checkpoint_command"]).args)
+            if made.get("checkpoint") != args.get("checkpoint") or made.get("eval_only"):
+                yield f"its checkpoint_command does not make {args.get('checkpoint')}"
+    if "settings" in document:
+        if named.settings is None:
+            yield "holds a comparison of seeds, and its command makes none"
+        else:
+            yield from check_settings(document, named)
+
+
+def check_settings(document: Json, named: Named) -> Iterator[str]:
+    asked = {setting.name: setting for setting in named.settings or []}
+    if document["experiment"] != named.script.stem or document["seeds"] != named.args.seeds:
+        yield "its experiment or seeds are not those of its command"
+    if document["axes"] != named.module.axes_of(named.args):
+        yield "its axes are not those of its command"
+    if named.args.metric not in (None, document["headline"]):
+        yield "its headline is not the metric of its command"
+    if list(document["settings"]) != list(asked):
+        yield "its settings are not those of its command"
+    for name, entry in document["settings"].items():
+        if name in asked and (entry["values"], entry["args"]) != (asked[name].values, list(asked[name].args)):
+            yield f"setting {name}: its flags are not those of its command"
+        seeds = [run["seed"] for run in (*entry["runs"], *entry["failures"])]
+        if sorted(seeds) != sorted(document["seeds"]):
+            yield f"setting {name}: its runs are not of its seeds"
+
+
+def differences(stored: Any, computed: Any, where: str) -> Iterator[str]:
+    """Where a stored value is not the computed one."""
+    if isinstance(stored, dict) and isinstance(computed, dict):
+        for key in dict.fromkeys((*computed, *stored)):
+            yield from differences(stored.get(key), computed.get(key), f"{where}.{key}" if where else key)
+    elif isinstance(stored, float) and isinstance(computed, float):
+        if not math.isclose(stored, computed, rel_tol=TOLERANCE, abs_tol=1e-12):
+            yield f"{where} is {stored}, but its runs give {computed}"
+    elif stored != computed or type(stored) is not type(computed):
+        yield f"{where} is {stored}, but its runs give {computed}"
+
+
+def check_numbers(document: Json) -> Iterator[str]:
+    """Every number that follows from others, computed again."""
+    for name, entry in document.get("settings", {}).items():
+        reference = document["reference"]
+        stored = {key: entry[key] for key in ("models", "paired")}
+        if reference not in entry["models"] or document["headline"] not in entry["models"][reference]:
+            yield f"setting {name} has no {document['headline']} of {reference}"
+        for model in (run["models"] for run in entry["runs"]):
+            if any(
+                m.get("n_params") != entry["models"][k].get("n_params")
+                for k, m in model.items()
+                if k in entry["models"]
+            ):
+                yield f"setting {name}: the n_params of its runs differ"
+        computed = summarise(entry["runs"], reference)
+        yield from (f"setting {name}: {fault}" for fault in differences(stored, computed, ""))
+
+
+def git(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+
+
+def unknown_history() -> str | None:
+    """Why commits cannot be looked up here."""
+    if not shutil.which("git") or git("rev-parse", "HEAD").returncode:
+        return "there is no git history"
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        return "the clone is shallow"
+    return None
+
+
+def check_commits(document: Json, has_history: bool) -> Iterator[str]:
+    environment = document.get("environment")
+    commits = environment.get("git_commit") if isinstance(environment, dict) else None
+    for commit in commits if isinstance(commits, list) and commits else [commits]:
+        if isinstance(commit, str) and commit.endswith("-dirty"):
+            yield f"was made from a tree with uncommitted changes, at {commit}"
+        elif not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{40}", commit):
+            yield "names no commit that made it"
+        elif has_history and git("merge-base", "--is-ancestor", commit, "HEAD").returncode:
+            yield f"was made at {commit}, which is not in the history"
+
+
+def check_result(path: Path, has_history: bool) -> Iterator[str]:
+    """What is wrong with one result file, each fault a line."""
+    if path.is_file() and path.stat().st_size > MAX_BYTES:
+        yield f"{path} is {path.stat().st_size:,} bytes, above {MAX_BYTES:,}"
+    try:
+        document = read_json(path)
+    except UserError as error:
+        yield str(error)
+        return
+    try:
+        read_result(path)
+    except UserError as error:
+        yield str(error)
+    for check in (
+        lambda: check_command(document, path),
+        lambda: check_commits(document, has_history),
+        lambda: check_numbers(document),
+    ):
+        try:
+            yield from (f"{path}: {fault}" for fault in check())
+        except UserError as error:
+            yield f"{path}: {error}"
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            yield f"{path} is not what compare_seeds.py writes ({type(error).__name__}: {error})"
+
+
+def is_older(path: Path) -> bool:
+    """Whether the code has changed since the result was made."""
+    try:
+        document = read_json(path)
+        return "code" in document and document["code"] != code_fingerprint(parse_named(document["command"]).script)
+    except (UserError, KeyError):
+        return False  # what is wrong is a fault of its own
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Command line
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def report(check: bool) -> None:
+    """Rewrite the pages of the working folder, or say what is wrong with them and the results."""
+    pages = [Path("README.md"), *sorted(Path("docs").glob("*.md"))]
+    problems: list[str] = []
+    n_stale, everything = 0, ""
+    for page in pages:
+        text = read_text(page)
+        everything += text
+        new, stale, faults = render_page(text)
+        problems += [f"{page}:{line}" for line in (*faults, *(stale if check else ()))]
+        n_stale += len(stale)
+        if not check and new != text:
+            with atomic_write(page) as stream:
+                stream.write(new.encode())
+            print(f"{page}: {len(stale)} rewritten")
+    if check:
+        if why := unknown_history():
+            print(f"warning: commits are not checked: {why}", file=sys.stderr)
+        for path in sorted(Path("results").rglob("*.json")):
+            problems += check_result(path, why is None)
+            if path.as_posix() not in everything:
+                print(f"warning: {path} is used by no page", file=sys.stderr)
+            if is_older(path):
+                print(f"warning: {path} is older than the code", file=sys.stderr)
+    if problems:
+        print(*problems, sep="\n", file=sys.stderr)
+        hint = "; python report.py rewrites the pages" if n_stale and check else ""
+        raise UserError(f"{len(problems)} problem{'s' * (len(problems) > 1)} in the pages and results{hint}")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        description="Rewrite the tables and values of README.md and docs/*.md from results/.",
+        epilog=HELP_MARKERS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--check", action="store_true", help="rewrite nothing; exit status 1 where a page or a result is not true")
+    add("--root", type=Path, metavar="DIR", default=Path(__file__).resolve().parent,
+        help="the folder of README.md and results/; default: that of this script")  # fmt: skip
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = make_parser().parse_args(argv)
+
+    def body() -> None:
+        try:
+            os.chdir(args.root)
+        except OSError as error:
+            raise UserError(f"cannot read {args.root}: {error.strerror}") from None
+        report(args.check)
+
+    return exit_status(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
