@@ -39,17 +39,8 @@ import numpy as np
 
 from report import MAX_BYTES, make_table, read_result, show_p
 from support import run as support_run
-from support.run import (
-    Parser,
-    UserError,
-    atomic_write,
-    code_fingerprint,
-    exit_status,
-    number,
-    require_writable,
-    save_result,
-    whole_number,
-)
+from support.results import code_fingerprint, save_result
+from support.run import Parser, UserError, atomic_write, exit_status, number, require_writable, whole_number
 from support.statistics import summarise
 
 Json = dict[str, Any]

@@ -75,6 +75,7 @@ from smallnorb_novel_viewpoint import (
 )
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import prediction_table
+from support.results import recorded_command, result_document, save_result
 from support.run import (
     NO_FILES,
     Callback,
@@ -97,11 +98,8 @@ from support.run import (
     of_models,
     permutation,
     read_checkpoint,
-    recorded_command,
     require_finite,
     require_writable,
-    result_document,
-    save_result,
     whole_number,
 )
 from support.workers import Workers, Workspace, default_threads

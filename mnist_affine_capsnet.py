@@ -54,6 +54,7 @@ import multimnist_capsnet as base
 from multimnist_capsnet import Array, Batch, Model, Params, assess, init_state, update
 from support.optimizers import TrainState, count_params
 from support.pictures import picture_sheet
+from support.results import recorded_command, result_document, save_result
 from support.run import (
     NO_FILES,
     Callback,
@@ -76,11 +77,8 @@ from support.run import (
     one_line,
     permutation,
     read_checkpoint,
-    recorded_command,
     require_finite,
     require_writable,
-    result_document,
-    save_result,
     whole_number,
 )
 from support.workers import SERIAL, Workers, Workspace

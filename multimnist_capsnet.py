@@ -48,6 +48,7 @@ from tqdm import tqdm
 
 from support.optimizers import TrainState, adamw_step, count_params, muon_step
 from support.pictures import border_level, picture_sheet, read_grey
+from support.results import recorded_command, result_document, save_result
 from support.run import (
     NO_FILES,
     Callback,
@@ -69,11 +70,8 @@ from support.run import (
     one_line,
     permutation,
     read_checkpoint,
-    recorded_command,
     require_finite,
     require_writable,
-    result_document,
-    save_result,
     whole_number,
 )
 from support.spectral_conv import spectral_conv2d_backward, spectral_conv2d_forward

@@ -29,7 +29,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from support.run import Parser, UserError, atomic_write, checksum, code_fingerprint, exit_status
+from support.results import checksum, code_fingerprint
+from support.run import Parser, UserError, atomic_write, exit_status
 from support.statistics import summarise
 
 Json = dict[str, Any]

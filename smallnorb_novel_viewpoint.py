@@ -43,6 +43,7 @@ import numpy as np
 
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import border_level, prediction_table, read_grey
+from support.results import recorded_command, result_document, save_result
 from support.run import (
     NO_FILES,
     Callback,
@@ -63,11 +64,8 @@ from support.run import (
     number,
     permutation,
     read_checkpoint,
-    recorded_command,
     require_finite,
     require_writable,
-    result_document,
-    save_result,
     whole_number,
 )
 from support.workers import blas_threads

@@ -13,15 +13,8 @@ from typing import Any
 from benchmarks import conv_matrix_capsules as matrix_capsules
 from benchmarks import multimnist, smallnorb
 from benchmarks.measure import Step, interleave, peak_memory, torch_version
-from support.run import (
-    Parser,
-    code_fingerprint,
-    environment,
-    exit_status,
-    require_writable,
-    save_result,
-    whole_number,
-)
+from support.results import code_fingerprint, environment, save_result
+from support.run import Parser, exit_status, require_writable, whole_number
 
 OURS, PRODUCTS, EAGER = "numpy", "its matrix products alone", "PyTorch eager"
 Build = Callable[..., Step]

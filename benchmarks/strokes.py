@@ -13,17 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from multimnist_capsnet import load_mnist
-from support.run import (
-    Parser,
-    UserError,
-    code_fingerprint,
-    environment,
-    exit_status,
-    file_path,
-    require_writable,
-    save_result,
-    whole_number,
-)
+from support.results import code_fingerprint, environment, save_result
+from support.run import Parser, UserError, exit_status, file_path, require_writable, whole_number
 from support.stroke_digits import stroke_digits
 
 N_DIGITS, BATCH, LR = 20_000, 64, 1e-3

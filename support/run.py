@@ -11,22 +11,15 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import io
 import json
 import os
-import platform
 import re
-import shlex
-import shutil
 import signal
 import stat
-import subprocess
 import sys
-import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, TypeVar
@@ -359,11 +352,6 @@ def require_writable(*paths: Path | None) -> None:
             raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def save_result(path: Path, result: Mapping[str, Any]) -> None:
-    with atomic_write(path) as stream:
-        stream.write((json.dumps(result, indent=1) + "\n").encode())
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Checkpoints
 # ----------------------------------------------------------------------------------------------------------------------
@@ -554,86 +542,3 @@ def require_finite(state: TrainState, loss: float, steps_per_epoch: int) -> None
         raise UserError(f"{state.name}: the loss became {loss} in {where}")
     if position == steps_per_epoch - 1 and not state.is_finite:
         raise UserError(f"{state.name}: a parameter became infinite or NaN in {where}")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Results
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def result_document(
-    experiment: str, config: Any, dataset: str, models: dict[str, Any], states: dict[str, TrainState],
-    n_threads: int | None, headline: str, chance: float,
-) -> dict[str, Any]:  # fmt: skip
-    """The JSON of a run; accuracies are fractions. ``chance`` is the value of the ``headline`` metric by guessing."""
-    return {
-        "experiment": experiment,
-        "seed": config.seed,
-        "dataset": dataset,
-        "headline": headline,
-        "chance": chance,
-        "config": dataclasses.asdict(config),
-        "models": models,
-        "history": {name: state.history for name, state in states.items()},
-        "environment": environment(n_threads),
-        "code": code_fingerprint(ROOT / f"{experiment}.py"),
-    }
-
-
-def recorded_command(script: str, argv: Sequence[str] | None) -> str:
-    """The command line of a run."""
-    return shlex.join(["python", f"{script}.py", *(sys.argv[1:] if argv is None else argv)])
-
-
-def blas_name() -> tuple[str, int]:
-    """Name and version of numpy's BLAS, and how many threads it has now."""
-    import threadpoolctl
-
-    blas = [lib for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "blas"]
-    names = " ".join(f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')}" for lib in blas).strip()
-    return names, max([1, *(lib["num_threads"] for lib in blas)])
-
-
-def environment(n_threads: int | None = None) -> dict[str, Any]:
-    """What the numbers of a run depend on besides its configuration. ``n_threads``: by default the BLAS's."""
-    try:
-        cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.split(":", 1)[1].strip() for line in cpu_lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        cpu = platform.processor() or platform.machine()
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    ) if shutil.which("git") else None  # fmt: skip
-    blas, blas_threads = blas_name()
-    return {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "blas": blas,
-        "threads": n_threads or blas_threads,
-        "cpu": cpu,
-        "n_cpus": os.cpu_count(),
-        "git_commit": git.stdout.strip() or None if git else None,
-    }
-
-
-def code_fingerprint(script: Path) -> str:
-    """A hash of the code of a script and of the project's modules that it imports; comments, docstrings and layout do
-    not count."""
-    todo, seen = [script], {script}
-    digest = hashlib.sha256()
-    while todo:
-        source = todo.pop().read_text()
-        previous = tokenize.NEWLINE
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            is_docstring = token.type == tokenize.STRING and previous in (tokenize.NEWLINE, tokenize.INDENT)
-            if token.type in (tokenize.COMMENT, tokenize.NL):
-                continue
-            if not is_docstring:
-                digest.update("".join(token.string.split()).encode())
-            previous = token.type if token.type != tokenize.DEDENT else tokenize.NEWLINE
-        names = re.findall(r"^\s*(?:from|import)\s+([\w.]+)", source, re.MULTILINE)
-        new = {path for name in names if (path := script.parent / f"{name.replace('.', '/')}.py").is_file()} - seen
-        todo += sorted(new)
-        seen |= new
-    return digest.hexdigest()[:16]

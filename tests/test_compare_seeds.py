@@ -28,7 +28,7 @@ import compare_seeds
 from compare_seeds import main
 from helpers import DATA, usage_error
 from support import statistics
-from support.run import code_fingerprint, save_result
+from support.results import code_fingerprint, save_result
 from support.statistics import describe_sample, sign_flip_p, summarise, verdict
 
 FAKE = (DATA / "fake_experiment.py").read_text()

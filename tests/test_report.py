@@ -19,7 +19,7 @@ import compare_seeds
 import report
 from helpers import DATA, run_script
 from report import main, render_page
-from support.run import code_fingerprint, save_result
+from support.results import code_fingerprint, save_result
 
 Json = dict[str, Any]
 

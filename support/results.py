@@ -1,0 +1,162 @@
+"""Results: what a run writes, on which machine it ran, by which command and by which code."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import hashlib
+import io
+import itertools
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tokenize
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from support.optimizers import TrainState
+from support.run import UserError, atomic_write
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def result_document(
+    experiment: str, config: Any, dataset: str, models: dict[str, Any], states: dict[str, TrainState],
+    n_threads: int | None, headline: str, chance: float,
+) -> dict[str, Any]:  # fmt: skip
+    """The JSON of a run; accuracies are fractions. ``chance`` is the value of the ``headline`` metric by guessing."""
+    return {
+        "experiment": experiment,
+        "seed": config.seed,
+        "dataset": dataset,
+        "headline": headline,
+        "chance": chance,
+        "config": dataclasses.asdict(config),
+        "models": models,
+        "history": {name: state.history for name, state in states.items()},
+        "environment": environment(n_threads),
+        "code": code_fingerprint(ROOT / f"{experiment}.py"),
+    }
+
+
+def recorded_command(script: str, argv: Sequence[str] | None) -> str:
+    """The command line of a run."""
+    return shlex.join(["python", f"{script}.py", *(sys.argv[1:] if argv is None else argv)])
+
+
+def blas_name() -> tuple[str, int]:
+    """Name and version of numpy's BLAS, and how many threads it has now."""
+    import threadpoolctl
+
+    blas = [lib for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "blas"]
+    names = " ".join(f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')}" for lib in blas).strip()
+    return names, max([1, *(lib["num_threads"] for lib in blas)])
+
+
+def environment(n_threads: int | None = None) -> dict[str, Any]:
+    """What the numbers of a run depend on besides its configuration. ``n_threads``: by default the BLAS's."""
+    try:
+        cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.split(":", 1)[1].strip() for line in cpu_lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        cpu = platform.processor() or platform.machine()
+    git = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    ) if shutil.which("git") else None  # fmt: skip
+    blas, blas_threads = blas_name()
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "blas": blas,
+        "threads": n_threads or blas_threads,
+        "cpu": cpu,
+        "n_cpus": os.cpu_count(),
+        "git_commit": git.stdout.strip() or None if git else None,
+    }
+
+
+def checksum(result: dict[str, Any]) -> str:
+    """SHA-256 of a result as JSON with sorted keys and no blanks, its own "checksum" left out. Raises ValueError for a
+    number that is not finite."""
+    content = {key: value for key, value in result.items() if key != "checksum"}
+    return hashlib.sha256(
+        json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    ).hexdigest()
+
+
+def save_result(path: Path, result: dict[str, Any]) -> None:
+    """Write a result with its checksum, whole or not at all. Raises UserError where it cannot be written."""
+    try:
+        text = json.dumps(result | {"checksum": checksum(result)}, indent=1, allow_nan=False)
+    except ValueError:
+        raise UserError(f"cannot write {path}: the result holds a number that is not finite") from None
+    with atomic_write(path) as stream:
+        stream.write((text + "\n").encode())
+
+
+def plain_code(source: str) -> str:
+    """The text of a program without comments, docstrings and layout; equal for Python 3.10 to 3.13.
+
+    Ends of statements and of blocks stay, as one character each. The text between two tokens counts, since from Python
+    3.12 on the doubled braces of an f-string belong to no token.
+    """
+    starts = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
+    marks = {tokenize.NEWLINE: "\n", tokenize.INDENT: "\t", tokenize.DEDENT: "\b"}
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type != tokenize.ENDMARKER]
+    kept, at, begins_line = [], 0, True
+    for token, after in itertools.pairwise([*tokens, None]):
+        assert token
+        end = starts[min(token.end[0], len(starts)) - 1] + token.end[1]
+        if token.type in marks:
+            kept.append(marks[token.type])
+            begins_line = True
+        elif token.type not in (tokenize.COMMENT, tokenize.NL):
+            docstring = begins_line and token.type == tokenize.STRING and after and after.type == tokenize.NEWLINE
+            kept.append("" if docstring else "".join(source[at:end].replace("\\\n", "").split()))
+            begins_line = False
+        at = end
+    return "".join(kept)
+
+
+@functools.lru_cache(256)
+def parse_code(source: str) -> tuple[str, list[tuple[int, str]]]:
+    """``plain_code``, and the imported names, each with the number of dots before it."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [(0, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [(node.level, f"{node.module or ''}.{alias.name}".strip(".")) for alias in node.names]
+    return plain_code(source), names
+
+
+def code_fingerprint(script: Path) -> str:
+    """Hash of a script's code and of the local modules that it imports, directly or not. Comments, docstrings and
+    layout do not count. Raises UserError where one cannot be read."""
+    root = script.resolve().parent
+    while (root / "__init__.py").exists():
+        root = root.parent
+    todo, codes = [script.resolve()], {}
+    while todo:
+        path = todo.pop()
+        try:
+            codes[path], names = parse_code(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
+            why = error.strerror if isinstance(error, OSError) else f"it is no Python program ({type(error).__name__})"
+            raise UserError(f"cannot read {path}: {why}") from None
+        for level, name in names:
+            folder = path.parents[level - 1] if level else root
+            for part in itertools.accumulate(name.split("."), lambda a, b: f"{a}/{b}"):
+                found = {folder / f"{part}.py", folder / part / "__init__.py"} - set(codes) - set(todo)
+                todo += sorted(file for file in found if file.is_file())
+    text = json.dumps(sorted((path.relative_to(root).as_posix(), code) for path, code in codes.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
