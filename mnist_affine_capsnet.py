@@ -75,6 +75,7 @@ from support.run import (
     of_models,
     one_line,
     permutation,
+    print_result,
     read_checkpoint,
     recorded_command,
     require_finite,
@@ -882,7 +883,7 @@ def main(argv: list[str] | None = None) -> int:
     def body() -> None:
         if args.predict:
             require_writable(args.predict_png)
-            print(predict(args.checkpoint, args.predict, args.predict_png, config, given))
+            print_result(predict(args.checkpoint, args.predict, args.predict_png, config, given))
             return
         require_writable(args.out_json, None if args.eval_only else args.checkpoint)
         if args.eval_only:
@@ -891,7 +892,7 @@ def main(argv: list[str] | None = None) -> int:
             result = run(config, Files.from_args(args), args.threads, args.affnist, names=args.models)
         if args.out_json:
             save_result(args.out_json, result | {"command": recorded_command(EXPERIMENT, argv)})
-        print(f"{describe(result)}\n{format_table(result)}")
+        print_result(f"{describe(result)}\n{format_table(result)}")
 
     return exit_status(body)
 

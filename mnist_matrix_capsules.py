@@ -92,6 +92,7 @@ from support.run import (
     number,
     of_models,
     permutation,
+    print_result,
     read_checkpoint,
     recorded_command,
     require_finite,
@@ -821,7 +822,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         if args.predict:
-            print(predict(args.checkpoint, args.predict, config, args.given))
+            print_result(predict(args.checkpoint, args.predict, config, args.given))
             return
         require_writable(args.out_json, None if args.eval_only else args.checkpoint)
         if args.eval_only:
@@ -830,7 +831,7 @@ def main(argv: list[str] | None = None) -> int:
             result = run(config, Files.from_args(args), args.threads, names=args.models)
         if args.out_json:
             save_result(args.out_json, result | {"command": recorded_command(EXPERIMENT, argv)})
-        print(f"{describe(result)}\n{format_table(result)}")
+        print_result(f"{describe(result)}\n{format_table(result)}")
 
     return exit_status(body)
 

@@ -68,6 +68,8 @@ from support.run import (
     of_models,
     one_line,
     permutation,
+    print_message,
+    print_result,
     read_checkpoint,
     recorded_command,
     require_finite,
@@ -580,10 +582,9 @@ def resolve_dataset(
             if choice == "mnist":
                 raise
             rule = "!" * 100
-            print(
+            print_message(
                 f"{rule}\nWARNING: this run does NOT use MNIST but generated digits (strokes).\n"
-                f"Its figures do not compare with those on MNIST. Reason: {error}\n{rule}",
-                file=sys.stderr,
+                f"Its figures do not compare with those on MNIST. Reason: {error}\n{rule}"
             )
     train_rng, test_rng = rng.spawn(2)
     n_train, n_test = stroke_counts
@@ -1808,7 +1809,7 @@ def main(argv: list[str] | None = None) -> int:
     def body() -> None:
         if args.predict:
             require_writable(args.predict_png)
-            print(predict(args.checkpoint, args.predict, args.predict_png, config, given))
+            print_result(predict(args.checkpoint, args.predict, args.predict_png, config, given))
             return
         require_writable(args.out_json, None if args.eval_only else args.checkpoint)
         if args.eval_only:
@@ -1817,7 +1818,7 @@ def main(argv: list[str] | None = None) -> int:
             result = run(config, Files.from_args(args), args.threads, names=args.models)
         if args.out_json:
             save_result(args.out_json, result | {"command": recorded_command(EXPERIMENT, argv)})
-        print(f"{describe(result)}\n{format_table(result)}")
+        print_result(f"{describe(result)}\n{format_table(result)}")
 
     return exit_status(body)
 

@@ -78,6 +78,7 @@ from support.run import (
     non_empty,
     number,
     permutation,
+    print_result,
     read_checkpoint,
     recorded_command,
     require_finite,
@@ -1999,14 +2000,14 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         if args.predict:
-            print(predict(args.checkpoint, args.predict, config, args.given))
+            print_result(predict(args.checkpoint, args.predict, config, args.given))
             return
         require_writable(args.out_json, args.checkpoint)
         with threads_for(config, args.threads):
             result = run(config, Files.from_args(args), names=args.models)
         if args.out_json:
             save_result(args.out_json, result | {"command": recorded_command(EXPERIMENT, argv)})
-        print(f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs\n{format_table(result)}")
+        print_result(f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs\n{format_table(result)}")
 
     return exit_status(body)
 
