@@ -78,10 +78,10 @@ from support.run import (
     print_result,
     read_checkpoint,
     recorded_command,
+    report_result,
     require_finite,
     require_writable,
     result_document,
-    save_result,
     whole_number,
 )
 from support.workers import SERIAL, Workers, Workspace
@@ -890,9 +890,8 @@ def main(argv: list[str] | None = None) -> int:
             result = evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads, args.affnist)
         else:
             result = run(config, Files.from_args(args), args.threads, args.affnist, names=args.models)
-        if args.out_json:
-            save_result(args.out_json, result | {"command": recorded_command(EXPERIMENT, argv)})
-        print_result(f"{describe(result)}\n{format_table(result)}")
+        result["command"] = recorded_command(EXPERIMENT, argv)
+        report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}")
 
     return exit_status(body)
 

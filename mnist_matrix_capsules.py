@@ -95,10 +95,10 @@ from support.run import (
     print_result,
     read_checkpoint,
     recorded_command,
+    report_result,
     require_finite,
     require_writable,
     result_document,
-    save_result,
     whole_number,
 )
 from support.workers import default_threads
@@ -829,9 +829,8 @@ def main(argv: list[str] | None = None) -> int:
             result = evaluate_checkpoint(args.checkpoint, config, args.given, args.models, args.threads)
         else:
             result = run(config, Files.from_args(args), args.threads, names=args.models)
-        if args.out_json:
-            save_result(args.out_json, result | {"command": recorded_command(EXPERIMENT, argv)})
-        print_result(f"{describe(result)}\n{format_table(result)}")
+        result["command"] = recorded_command(EXPERIMENT, argv)
+        report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}")
 
     return exit_status(body)
 

@@ -81,10 +81,10 @@ from support.run import (
     print_result,
     read_checkpoint,
     recorded_command,
+    report_result,
     require_finite,
     require_writable,
     result_document,
-    save_result,
     whole_number,
 )
 from support.workers import blas_threads
@@ -2005,9 +2005,9 @@ def main(argv: list[str] | None = None) -> int:
         require_writable(args.out_json, args.checkpoint)
         with threads_for(config, args.threads):
             result = run(config, Files.from_args(args), names=args.models)
-        if args.out_json:
-            save_result(args.out_json, result | {"command": recorded_command(EXPERIMENT, argv)})
-        print_result(f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs\n{format_table(result)}")
+        result["command"] = recorded_command(EXPERIMENT, argv)
+        head = f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs"
+        report_result(args.out_json, result, f"{head}\n{format_table(result)}")
 
     return exit_status(body)
 

@@ -55,9 +55,8 @@ def print_result(text: str) -> None:
     """Print to stdout. Nothing happens where nobody reads it any more; raises UserError where it cannot be written."""
     if sys.stdout is None:
         return
-    encoding = sys.stdout.encoding or "utf-8"
     try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+        print(encodable(text, sys.stdout), flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries, and fails, again at its end
         if not isinstance(error, BrokenPipeError):
@@ -67,8 +66,14 @@ def print_result(text: str) -> None:
 def print_message(text: str) -> None:
     """Print to stderr, if there is one that can be written to."""
     if sys.stderr is not None:  # print would take stdout instead
-        with contextlib.suppress(OSError, ValueError):
-            print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(encodable(text, sys.stderr), file=sys.stderr, flush=True)
+
+
+def encodable(text: str, stream: IO[str]) -> str:
+    """The text with escapes for what the stream cannot take, such as odd bytes in a file's name."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -390,6 +395,15 @@ def require_writable(*paths: Path | None) -> None:
 def save_result(path: Path, result: Mapping[str, Any]) -> None:
     with atomic_write(path) as stream:
         stream.write((json.dumps(result, indent=1) + "\n").encode())
+
+
+def report_result(path: Path | None, result: Mapping[str, Any], text: str) -> None:
+    """Write the result, then print its table; the table is printed too where the file cannot be written."""
+    try:
+        if path is not None:
+            save_result(path, result)
+    finally:
+        print_result(text)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
