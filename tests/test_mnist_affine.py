@@ -625,7 +625,7 @@ def test_flags_that_do_not_fit_together(argv: list[str], capsys: pytest.CaptureF
     assert "error: argument --" in usage_error(m, argv, capsys)
 
 
-def test_flags_make_the_config() -> None:
+def test_flags_make_the_config(capsys: pytest.CaptureFixture[str]) -> None:
     def config(*argv: str) -> m.Config:
         return m.config_from_args(m.make_parser().parse_args(argv))
 
@@ -633,6 +633,8 @@ def test_flags_make_the_config() -> None:
     assert config("--canvas", "40", "--max-shift", "3") == m.Config(**canvas(max_shift=3))
     assert config("--rotation=-20,7.5", "--match-accuracy", "0.99").rotation == (-20, 7.5)
     assert config("--preset", "paper").conv_channels == 256
+    for flag in ("--pool", "--min-iou"):  # fields of the base's Config
+        assert f"unrecognized arguments: {flag}" in usage_error(m, [flag, "1"], capsys)
 
 
 def test_out_json_table_and_eval_only(digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

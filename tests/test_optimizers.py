@@ -119,7 +119,7 @@ def test_an_error_is_seen(name: str, check: Any, monkeypatch: pytest.MonkeyPatch
 def test_both_spare_what_does_not_decay_and_shrink_the_rest() -> None:
     for step in (adamw_step, muon_step):
         plain, decayed = state_of(SHAPES), state_of(SHAPES)
-        matrices = {} if step is adamw_step else {"matrices": N_INPUTS}
+        matrices: dict[str, Any] = {} if step is adamw_step else {"matrices": N_INPUTS}
         weights = [key for key in SHAPES if key.endswith(".w")]
         for state, decay in ((plain, 0.0), (decayed, 3.0)):
             step(state, [draw_grads(state, np.random.default_rng(1))], 0.01, decay, weights, **matrices)
@@ -137,7 +137,7 @@ def test_any_number_of_threads_gives_the_same_bits(dtype: Any) -> None:
             state, rng = state_of(shapes, dtype), np.random.default_rng(2)
             with Workers(n_threads) as workers:
                 for _ in range(2):
-                    matrices = {} if step is adamw_step else {"matrices": N_INPUTS}
+                    matrices: dict[str, Any] = {} if step is adamw_step else {"matrices": N_INPUTS}
                     step(state, divided(draw_grads(state, rng)), 0.01, 0.1, ("hidden.w",), workers=workers, **matrices)
             results.append(state)
         for other in results[1:]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from PIL import Image
 
 import smallnorb_novel_viewpoint as s
 from helpers import EXPERIMENTS, failure, usage_error
-from support.run import UserError
+from support.run import UserError, check_resumable
 
 Array = np.ndarray
 
@@ -164,6 +165,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trained") / "c.npz"
     assert s.main([*SHORT, "--checkpoint", str(path)]) == 0
     return path
+
+
+def test_a_longer_spread_training_is_refused() -> None:
+    """Its margin grows over the whole training, so a shorter one is no beginning of it."""
+    check_resumable(Path("c.npz"), s.Config(), s.Config(n_epochs=11))
+    config = s.Config(loss="spread")
+    with pytest.raises(UserError, match="it was made with --n-epochs 10, not 11"):
+        check_resumable(Path("c.npz"), config, dataclasses.replace(config, n_epochs=11))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -495,6 +495,28 @@ def test_scores_are_activations_under_the_spread_loss() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def assert_same_states(a: dict[str, s.TrainState], b: dict[str, s.TrainState]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].history == b[name].history
+        assert a[name].step == b[name].step
+        for kind in ("params", "m", "v"):
+            for key, array in getattr(a[name], kind).items():
+                np.testing.assert_array_equal(array, getattr(b[name], kind)[key], err_msg=f"{name} {kind} {key}")
+
+
+def test_same_seed_same_numbers_other_seed_others() -> None:
+    data = s.make_data(TINY)
+    first, again = (s.train_all(TINY, s.make_data(TINY)) for _ in range(2))
+    assert_same_states(first, again)
+    other = tiny(seed=1)
+    assert not np.array_equal(s.make_data(other).train.images, data.train.images)
+    others = s.train_all(other, s.make_data(other))
+    for name in NETWORKS:
+        assert not np.array_equal(first[name].params["conv1.w"], others[name].params["conv1.w"])
+        assert first[name].history["train_loss"] != others[name].history["train_loss"]
+
+
 def test_data_and_other_models_do_not_depend_on_the_models_trained() -> None:
     """Each model by itself, in any order, learns what it learns beside the others; and nobody touches the data."""
     data = s.make_data(TINY)
