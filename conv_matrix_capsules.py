@@ -75,7 +75,7 @@ from smallnorb_novel_viewpoint import (
 )
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import prediction_table
-from support.results import recorded_command, result_document, save_result
+from support.results import recorded_command, report_result, result_document
 from support.run import (
     NO_FILES,
     Callback,
@@ -97,6 +97,7 @@ from support.run import (
     number,
     of_models,
     permutation,
+    print_result,
     read_checkpoint,
     require_finite,
     require_writable,
@@ -854,7 +855,7 @@ def conv_cnn_backward(dscores: Array, cache: ConvCNNCache, need_dx: bool = False
 
 class Model(NamedTuple):
     name: str
-    init: Callable[[np.random.Generator], Params]
+    init_params: Callable[[np.random.Generator], Params]
     forward: Callable[[Params, Array, Workspace], tuple[Array, Any]]  # params, x -> scores (B, E), cache
     backward: Callable[..., tuple[Params, Array | None]]  # dscores, cache, ws, need_dx=False -> grads, dx
     loss: Callable[[Array, Array, float], tuple[float, Array]]  # scores, labels, progress -> mean loss, dscores
@@ -875,7 +876,7 @@ def make_models(config: Config) -> dict[str, Model]:
         lambda dscores, cache, ws, need_dx=False: conv_capsnet_backward(dscores, cache, config, ws, need_dx),
         capsules_loss,
     )
-    n_channels = conv_cnn_channels(config, count_params(capsules.init(np.random.default_rng(0))))
+    n_channels = conv_cnn_channels(config, count_params(capsules.init_params(np.random.default_rng(0))))
     cnn = Model(
         "cnn",
         lambda rng: conv_cnn_init(rng, config, n_channels),
@@ -888,7 +889,7 @@ def make_models(config: Config) -> dict[str, Model]:
 
 def init_state(model: Model, config: Config) -> TrainState:
     """Fresh parameters; their draws depend on the seed and the model's name alone."""
-    return TrainState(model.name, model.init(generator(config.seed, Stream.INIT, *model.name.encode())))
+    return TrainState(model.name, model.init_params(generator(config.seed, Stream.INIT, *model.name.encode())))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1493,16 +1494,15 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         if args.predict:
-            print(predict(args.checkpoint, args.predict, config, args.given))
+            print_result(predict(args.checkpoint, args.predict, config, args.given))
             return
         require_writable(args.out_json, None if args.eval_only else args.checkpoint)
         if args.eval_only:
             result = evaluate_checkpoint(args.checkpoint, config, args.given, args.models, args.threads)
         else:
             result = run(config, Files.from_args(args), args.threads, names=args.models)
-        if args.out_json:
-            save_result(args.out_json, result | {"command": recorded_command(EXPERIMENT, argv)})
-        print(f"{describe(result)}\n{format_table(result)}")
+        result["command"] = recorded_command(EXPERIMENT, argv)
+        report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}")
 
     return exit_status(body)
 

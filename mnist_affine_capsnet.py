@@ -54,7 +54,7 @@ import multimnist_capsnet as base
 from multimnist_capsnet import Array, Batch, Model, Params, assess, init_state, update
 from support.optimizers import TrainState, count_params
 from support.pictures import picture_sheet
-from support.results import recorded_command, result_document, save_result
+from support.results import recorded_command, report_result, result_document
 from support.run import (
     NO_FILES,
     Callback,
@@ -76,6 +76,7 @@ from support.run import (
     of_models,
     one_line,
     permutation,
+    print_result,
     read_checkpoint,
     require_finite,
     require_writable,
@@ -882,16 +883,15 @@ def main(argv: list[str] | None = None) -> int:
     def body() -> None:
         if args.predict:
             require_writable(args.predict_png)
-            print(predict(args.checkpoint, args.predict, args.predict_png, config, given))
+            print_result(predict(args.checkpoint, args.predict, args.predict_png, config, given))
             return
         require_writable(args.out_json, None if args.eval_only else args.checkpoint)
         if args.eval_only:
             result = evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads, args.affnist)
         else:
             result = run(config, Files.from_args(args), args.threads, args.affnist, names=args.models)
-        if args.out_json:
-            save_result(args.out_json, result | {"command": recorded_command(EXPERIMENT, argv)})
-        print(f"{describe(result)}\n{format_table(result)}")
+        result["command"] = recorded_command(EXPERIMENT, argv)
+        report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}")
 
     return exit_status(body)
 

@@ -48,7 +48,7 @@ from tqdm import tqdm
 
 from support.optimizers import TrainState, adamw_step, count_params, muon_step
 from support.pictures import border_level, picture_sheet, read_grey
-from support.results import recorded_command, result_document, save_result
+from support.results import recorded_command, report_result, result_document
 from support.run import (
     NO_FILES,
     Callback,
@@ -69,6 +69,8 @@ from support.run import (
     of_models,
     one_line,
     permutation,
+    print_message,
+    print_result,
     read_checkpoint,
     require_finite,
     require_writable,
@@ -366,10 +368,9 @@ def resolve_dataset(
             if choice == "mnist":
                 raise
             rule = "!" * 100
-            print(
+            print_message(
                 f"{rule}\nWARNING: this run does NOT use MNIST but generated digits (strokes).\n"
-                f"Its figures do not compare with those on MNIST. Reason: {error}\n{rule}",
-                file=sys.stderr,
+                f"Its figures do not compare with those on MNIST. Reason: {error}\n{rule}"
             )
     train_rng, test_rng = rng.spawn(2)
     n_train, n_test = stroke_counts
@@ -1450,16 +1451,15 @@ def main(argv: list[str] | None = None) -> int:
     def body() -> None:
         if args.predict:
             require_writable(args.predict_png)
-            print(predict(args.checkpoint, args.predict, args.predict_png, config, given))
+            print_result(predict(args.checkpoint, args.predict, args.predict_png, config, given))
             return
         require_writable(args.out_json, None if args.eval_only else args.checkpoint)
         if args.eval_only:
             result = evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads)
         else:
             result = run(config, Files.from_args(args), args.threads, names=args.models)
-        if args.out_json:
-            save_result(args.out_json, result | {"command": recorded_command(EXPERIMENT, argv)})
-        print(f"{describe(result)}\n{format_table(result)}")
+        result["command"] = recorded_command(EXPERIMENT, argv)
+        report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}")
 
     return exit_status(body)
 

@@ -43,7 +43,7 @@ import numpy as np
 
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import border_level, prediction_table, read_grey
-from support.results import recorded_command, result_document, save_result
+from support.results import recorded_command, report_result, result_document
 from support.run import (
     NO_FILES,
     Callback,
@@ -63,6 +63,7 @@ from support.run import (
     non_empty,
     number,
     permutation,
+    print_result,
     read_checkpoint,
     require_finite,
     require_writable,
@@ -1345,14 +1346,14 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         if args.predict:
-            print(predict(args.checkpoint, args.predict, config, args.given))
+            print_result(predict(args.checkpoint, args.predict, config, args.given))
             return
         require_writable(args.out_json, args.checkpoint)
         with blas_threads(args.threads):
             result = run(config, Files.from_args(args), names=args.models)
-        if args.out_json:
-            save_result(args.out_json, result | {"command": recorded_command(EXPERIMENT, argv)})
-        print(f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs\n{format_table(result)}")
+        result["command"] = recorded_command(EXPERIMENT, argv)
+        head = f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs"
+        report_result(args.out_json, result, f"{head}\n{format_table(result)}")
 
     return exit_status(body)
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from support.optimizers import TrainState
-from support.run import UserError, atomic_write
+from support.run import UserError, atomic_write, print_result
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -101,6 +101,15 @@ def save_result(path: Path, result: dict[str, Any]) -> None:
         raise UserError(f"cannot write {path}: the result holds a number that is not finite") from None
     with atomic_write(path) as stream:
         stream.write((text + "\n").encode())
+
+
+def report_result(path: Path | None, result: dict[str, Any], text: str) -> None:
+    """Write the result, then print its table; the table is printed too where the file cannot be written."""
+    try:
+        if path is not None:
+            save_result(path, result)
+    finally:
+        print_result(text)
 
 
 def plain_code(source: str) -> str:

@@ -30,6 +30,7 @@ from support.optimizers import TrainState
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINT_FORMAT = 2
+STATE_TYPES = {"step": int, "seconds": float, "sums": dict, "history": dict}  # what a checkpoint keeps beside arrays
 ConfigT = TypeVar("ConfigT")
 
 
@@ -38,9 +39,34 @@ class UserError(Exception):
 
 
 def one_line(error: object, limit: int = 200) -> str:
-    """An error's message, or any other text, on one line of bounded length."""
+    """An error's message, or any other text, on one line of bounded length; what is too much is cut from its middle."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-(limit // 2 - 1) :]}"
+
+
+def print_result(text: str) -> None:
+    """Print to stdout. Nothing happens where nobody reads it any more; raises UserError where it cannot be written."""
+    if sys.stdout is None:
+        return
+    try:
+        print(encodable(text, sys.stdout), flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries, and fails, again at its end
+        if not isinstance(error, BrokenPipeError):
+            raise UserError(f"cannot write to the standard output: {error.strerror}") from error
+
+
+def print_message(text: str) -> None:
+    """Print to stderr, if there is one that can be written to."""
+    if sys.stderr is not None:  # print would take stdout instead
+        with contextlib.suppress(OSError):
+            print(encodable(text, sys.stderr), file=sys.stderr, flush=True)
+
+
+def encodable(text: str, stream: IO[str]) -> str:
+    """The text with escapes for what the stream cannot take, such as odd bytes in a file's name."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -77,6 +103,9 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage before it. ``args.given`` names what the command line set."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        for flag, _, value in (word.partition("=") for word in (sys.argv[1:] if args is None else args)):
+            if flag.startswith("-") and value == "--":  # Python 3.11 takes it for no value at all
+                self.error(f"argument {flag}: expected a value, not --")
         self._negative_number_matcher = re.compile(r"-[\d.]")  # or -30:30 would be taken for a flag
         parsed = super().parse_args(args, namespace)
         defaults = {action: action.default for action in self._actions}
@@ -88,7 +117,11 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {one_line(message, 300)} (--help shows every flag)\n")
+        print_message(f"{self.prog}: error: {one_line(message, 300)} (--help shows every flag)")
+        self.exit(2)
+
+    def print_help(self, file: Any = None) -> None:
+        self.exit(exit_status(lambda: print_result(self.format_help().rstrip("\n"))))
 
 
 def add_flags(parser: argparse.ArgumentParser, title: str, config: type) -> Callable[..., None]:
@@ -259,16 +292,16 @@ def exit_status(body: Callable[[], None]) -> int:
     try:
         body()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_message(f"error: {one_line(error, 500)}")
         return 1
     except MemoryError:
-        print("error: out of memory; try a smaller --batch-size or fewer examples", file=sys.stderr)
+        print_message("error: out of memory; try a smaller --batch-size or fewer examples")
         return 1
     except Terminated:
-        print("terminated", file=sys.stderr)
+        print_message("terminated")
         return 143
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print_message("interrupted")
         return 130
     return 0
 
@@ -365,7 +398,7 @@ def save_checkpoint(path: Path, experiment: str, config: Any, states: Iterable[T
         if state.step:
             for kind in ("params", "m", "v"):
                 arrays |= {f"{state.name}/{kind}/{key}": array for key, array in getattr(state, kind).items()}
-            models[state.name] = {key: getattr(state, key) for key in ("step", "seconds", "sums", "history")}
+            models[state.name] = {key: getattr(state, key) for key in STATE_TYPES}
     header = {"format": CHECKPOINT_FORMAT, "experiment": experiment, "config": dataclasses.asdict(config)}
     with atomic_write(path) as stream:
         np.savez(stream, header=np.array(json.dumps(header | {"models": models})), **arrays)  # type: ignore[arg-type]
@@ -403,14 +436,17 @@ def read_checkpoint(
         config = config_class(**fields)
         states = {name: state for name, state in fresh(config).items() if name in header["models"]}
         for name, state in states.items():
+            kept = header["models"][name]
+            if {key: type(value) for key, value in kept.items()} != STATE_TYPES:
+                raise ValueError(f"the state of {name} is not that of a training")
             for kind in ("params", "m", "v"):
                 for key, target in getattr(state, kind).items():
                     array = stored[f"{name}/{kind}/{key}"]
                     if array.shape != target.shape or array.dtype != target.dtype:
                         raise ValueError(f"its {key} does not fit this network")
                     target[...] = array
-            for key in ("step", "seconds", "sums", "history"):
-                setattr(state, key, header["models"][name][key])
+            for key, value in kept.items():
+                setattr(state, key, value)
     return config, states
 
 
@@ -516,14 +552,14 @@ class Session:
             try:
                 save_checkpoint(self.files.checkpoint, self.experiment, self.config, self.states.values())
             except UserError as error:
-                print(f"warning: {error}; training goes on", file=sys.stderr)
+                print_message(f"warning: {one_line(error, 500)}; training goes on")
         self.interrupt.check()
 
     def _show(self, state: TrainState, epoch_ended: bool) -> None:
-        from tqdm import tqdm
-
         if self.files.quiet or sys.stderr is None or not sys.stderr.isatty():
             return
+        from tqdm import tqdm
+
         if self.bar is None or self.bar.desc.removesuffix(": ") != state.name:
             if self.bar is not None:
                 self.bar.close()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import functools
+import gzip
+import importlib
 import inspect
-import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -197,6 +201,84 @@ def surviving_mutants(monkeypatch: Any, module: ModuleType | type, name: str, ch
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# The experiments, as small as they can be
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Experiment(NamedTuple):
+    """A script, and the flags of its smallest training: two epochs of three steps for each model."""
+
+    name: str
+    tiny: str
+
+    @property
+    def script(self) -> Any:
+        return importlib.import_module(self.name)
+
+    @property
+    def has_digits(self) -> bool:
+        return "--data-dir" in self.tiny
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return self.script.MODEL_NAMES
+
+    def argv(self, more: str = "") -> list[str]:
+        """The smallest training, and more flags."""
+        return [*self.tiny.format(digits=digits_folder()).split(), "--threads", "1", "--quiet", *more.split()]
+
+    def config(self, more: str = "") -> Any:
+        """What the flags make of the default Config; those of ``argv`` are not among them."""
+        parser = self.script.make_parser()
+        args = parser.parse_args(more.split())
+        needs_parser = len(inspect.signature(self.script.config_from_args).parameters) == 2
+        return self.script.config_from_args(*[parser][:needs_parser], args)
+
+
+_DIGITS = "--dataset mnist --data-dir {digits} --n-epochs 2 --batch-size 8 --n-train 24"
+EXPERIMENTS = {
+    experiment.name: experiment
+    for experiment in (
+        Experiment(
+            "smallnorb_novel_viewpoint",
+            "--n-epochs 2 --batch-size 4 --n-train-views 2 --n-test-views 2 --n-elev 1 --n-per-combo 1",
+        ),
+        Experiment("multimnist_capsnet", f"{_DIGITS} --n-test 20 --conv-channels 2 --primary-types 1"),
+        Experiment(
+            "mnist_affine_capsnet",
+            f"{_DIGITS} --n-test 20 --n-val 16 --n-sweep 4 --conv-channels 2 --primary-types 1",
+        ),
+        Experiment("conv_matrix_capsules", f"{_DIGITS} --n-test 10 --sizes 5,2,3,2"),
+    )
+}
+
+
+def smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make small what no flag makes small: the decoder, the sweep of angles."""
+    base = importlib.import_module("multimnist_capsnet")
+    monkeypatch.setitem(base.PRESETS, "small", base.PRESETS["small"] | {"decoder": (16, 16)})
+    monkeypatch.setattr(importlib.import_module("mnist_affine_capsnet"), "SWEEP", (-90, 0, 35))
+
+
+@functools.cache
+def strokes() -> digits.Digits:
+    """600 generated digits to train on, 300 to test on."""
+    train, test = (digits.stroke_digits(np.random.default_rng(k), n) for k, n in ((0, 600), (1, 300)))
+    return digits.Digits("strokes", *train, *test)
+
+
+@functools.cache
+def digits_folder() -> Path:
+    """Those digits as the four files of MNIST, in a folder of this process."""
+    folder = Path(tempfile.mkdtemp(prefix="digits"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for stem, array in zip(digits.MNIST_SHA256, strokes()[1:], strict=True):
+        head = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes()
+        (folder / f"{stem}.gz").write_bytes(gzip.compress(head + array.tobytes(), 1))
+    return folder
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # A script in a process of its own
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -241,36 +323,3 @@ def failure(script: ModuleType, argv: list[str], capsys: pytest.CaptureFixture[s
     assert error.count("\n") == 1, argv
     assert error.endswith("\n"), argv
     return error
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Digits that are found, or not
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def check_resumed_on_the_same_digits(
-    script: ModuleType, argv: list[str], checkpoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """``--dataset auto`` trains on strokes, where there is no MNIST. MNIST is there when the run is to go on, and when
-    its networks are tested, the result of which names the digits that were found."""
-    train, test = (digits.stroke_digits(np.random.default_rng(k), 60) for k in (0, 1))
-    strokes = digits.Digits("strokes", *train, *test)
-
-    def absent(*_: object) -> digits.Digits:
-        raise digits.MnistUnavailableError("there is no network")
-
-    few = functools.partial(digits.resolve_dataset, stroke_counts=(60, 60))
-    argv = [*argv, "--checkpoint", str(checkpoint)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digits, "resolve_dataset", few)
-        patch.setattr(digits, "load_mnist", absent)
-        assert script.main(argv) == 0
-        assert "generated digits" in capsys.readouterr().err
-        patch.setattr(digits, "load_mnist", lambda *_: strokes._replace(name="mnist"))
-        line = failure(script, [*argv, "--resume"], capsys)
-        assert line == f"error: cannot resume {checkpoint}: it was made with --dataset strokes, not mnist\n"
-        assert script.main([*argv, "--resume", "--dataset", "strokes"]) == 0
-        out = checkpoint.with_suffix(".json")
-        assert script.main([*argv, "--eval-only", "--out-json", str(out)]) == 0
-        tested = json.loads(out.read_text())
-        assert (tested["dataset"], tested["config"]["dataset"]) == ("mnist", "mnist")

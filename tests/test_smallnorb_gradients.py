@@ -19,6 +19,7 @@ from autograd import value_and_grad
 
 import smallnorb_novel_viewpoint as s
 from helpers import DATA, check_gradient, surviving_mutants
+from support.optimizers import TrainState, adamw_step
 
 Array = np.ndarray
 REFERENCE = DATA / "smallnorb_ten_steps.json"
@@ -631,15 +632,14 @@ def ten_steps(curve: str) -> tuple[list[float], dict[str, float]]:
     config = CURVES[curve]
     model = s.make_models(config)[curve.split("_")[0]]
     params = random_params(model)
-    zeros = {name: np.zeros_like(p) for name, p in params.items()}
-    state = s.TrainState(params, zeros, {name: z.copy() for name, z in zeros.items()})
+    state = TrainState(curve, params)
     losses = []
     for step in range(N_STEPS):
         x, labels = images_and_labels(BATCH, seed=step % 2)
         scores, cache = model.forward(params, x)
         loss, dscores = model.loss(scores, labels, step / (N_STEPS - 1))
         grads, _ = model.backward(dscores, cache)
-        s.adam_step(state, grads, LR, DECAY)
+        adamw_step(state, [grads], LR, DECAY, s.DECAYED)
         losses.append(loss)
     return losses, {name: float(np.linalg.norm(p)) for name, p in params.items()}
 

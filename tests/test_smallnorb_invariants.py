@@ -409,7 +409,7 @@ def test_the_margin_grows_from_first_to_last_step(monkeypatch: pytest.MonkeyPatc
     original = s.spread_loss
     monkeypatch.setattr(s, "spread_loss", spy)
     config = tiny(loss="spread", n_epochs=3)
-    s.train(s.make_models(config)["capsules"], config, s.make_data(config))
+    s.train_all(config, s.make_data(config), names=("capsules",))
     assert len(margins) == 9
     np.testing.assert_allclose(margins, np.linspace(0.2, 0.9, 9))
 
@@ -471,7 +471,7 @@ def test_every_parameter_of_the_capsules_learns() -> None:
         config = tiny(loss=loss, em_grad=em_grad, n_epochs=1)
         model, data = s.make_models(config)["capsules"], s.make_data(config)
         before = s.init_state(model, config).params
-        after, _ = s.train(model, config, data)
+        after = s.train_all(config, data, names=("capsules",))["capsules"].params
         for name in before:
             assert (before[name] != after[name]).any(), f"{name} does not move with {loss}, {em_grad}"
 
@@ -526,9 +526,9 @@ def test_data_and_other_models_do_not_depend_on_the_models_trained() -> None:
         np.testing.assert_array_equal(x, y)
     models = s.make_models(TINY)
     for name in reversed(NETWORKS):
-        params, history = s.train(models[name], TINY, s.make_data(TINY))
-        assert history == together[name].history
-        for key, p in params.items():
+        alone = s.train_all(TINY, s.make_data(TINY), names=(name,))[name]
+        assert alone.history == together[name].history
+        for key, p in alone.params.items():
             np.testing.assert_array_equal(p, together[name].params[key])
     starts = [s.init_state(model, TINY).params["conv1.w"] for model in models.values()]
     assert not np.array_equal(starts[0], starts[1])
@@ -551,22 +551,12 @@ def test_each_epoch_sees_every_image_once_in_an_order_of_its_own() -> None:
         seen.append(labels.tolist())
         return model.loss(scores, labels, progress)
 
-    s.train(model._replace(loss=loss), config, data)
+    s.train(model._replace(loss=loss), config, data, s.init_state(model, config))
     assert [len(batch) for batch in seen] == [4, 4, 2] * 3
     epochs = [[*seen[k], *seen[k + 1], *seen[k + 2]] for k in (0, 3, 6)]
     for epoch in epochs:
         assert sorted(epoch) == sorted(data.train.labels.tolist())
     assert len({tuple(epoch) for epoch in epochs}) == 3
-
-
-def test_callback_sees_the_start_and_every_epoch() -> None:
-    calls: list[tuple[str, int, int]] = []
-
-    def callback(name: str, epoch: int, params: s.Params, history: dict[str, list[float]]) -> None:
-        calls.append((name, epoch, len(history["train_loss"])))
-
-    s.train_all(TINY, s.make_data(TINY), callback=callback)
-    assert calls == [(name, epoch, epoch) for name in NETWORKS for epoch in (0, 1, 2)]
 
 
 def test_evaluation_is_pure() -> None:
@@ -596,36 +586,8 @@ def test_training_learns(name: str, loss: str, em_grad: str) -> None:
     config = s.Config(
         n_epochs=10, n_elev=1, n_train_views=4, n_per_combo=3, batch_size=10, lr=5e-4, loss=loss, em_grad=em_grad
     )
-    _, history = s.train(s.make_models(config)[name], config, s.make_data(config))
+    history = s.train_all(config, s.make_data(config), names=(name,))[name].history
     assert max(history["familiar_accuracy"]) > 0.45, history["familiar_accuracy"]  # chance is 0.2
-
-
-def test_adam_by_hand() -> None:
-    rng = np.random.default_rng(0)
-    size = s.ADAM_BLOCK + 7  # more than a block
-    p, m, v = rng.standard_normal(size), np.zeros(size), np.zeros(size)
-    state = s.TrainState({"p": p.copy()}, {"p": m.copy()}, {"p": v.copy()})
-    for step in (1, 2, 3):
-        grad = rng.standard_normal(size)
-        s.adam_step(state, {"p": grad}, lr=0.1)
-        m, v = 0.9 * m + 0.1 * grad, 0.999 * v + 0.001 * grad**2
-        p = p - 0.1 * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
-        np.testing.assert_allclose(state.params["p"], p, rtol=1e-10, atol=1e-12)
-        assert state.step == step
-
-
-def test_moments_of_dead_units_do_not_become_subnormal() -> None:
-    """With which every step would take many times as long."""
-    p, m, v = np.zeros((3, 2), np.float32)
-    state = s.TrainState({"p": p}, {"p": m}, {"p": v})
-    s.adam_step(state, {"p": np.ones(2, np.float32)}, lr=0.1)
-    state.v["p"][0] = 1e-37  # as after tens of thousands of steps
-    for _ in range(10 * s.FLUSH_EVERY):
-        s.adam_step(state, {"p": np.array([0, 1], np.float32)}, lr=0.1)
-        moments = np.abs([state.m["p"], state.v["p"]])
-        assert not ((moments > 0) & (moments < np.finfo(np.float32).tiny)).any()
-    assert state.m["p"][0] == state.v["p"][0] == 0
-    assert (moments[:, 1] > 0).all()
 
 
 def test_share_of_the_true_class() -> None:

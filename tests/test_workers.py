@@ -1,0 +1,166 @@
+"""support/workers.py: arrays that are used again, parts of a batch on several threads, and the BLAS beside them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import threadpoolctl
+
+from helpers import GradientError, surviving_mutants
+from support import workers as module
+from support.workers import LEAST_PART, SERIAL, Workers, Workspace, blas_threads, default_threads
+
+Array = np.ndarray
+
+
+class Batch(NamedTuple):
+    x: Array  # (B, M)
+    labels: Array  # (B,)
+
+    def part(self, start: int, stop: int) -> Batch:
+        return Batch(self.x[start:stop], self.labels[start:stop])
+
+
+def batch_of(n: int) -> Batch:
+    rng = np.random.default_rng(n)
+    return Batch(rng.standard_normal((n, 5)), rng.standard_normal(n))
+
+
+def squared_error(
+    params: dict[str, Array], part: Batch, n: int, grads: dict[str, Array], ws: Workspace
+) -> dict[str, float]:
+    error = ws("error", len(part.labels))
+    error[...] = part.x @ params["w"] + params["b"] - part.labels
+    grads["w"][...] = 2 / n * part.x.T @ error
+    grads["b"][...] = 2 / n * error.sum()
+    return {"loss": float(error @ error) / n, "mean": float(error.sum()) / n}
+
+
+PARAMS = {"w": np.linspace(-1, 1, 5), "b": np.array([0.5])}
+
+
+def gradients(n_threads: int, n: int, part_size: int | None = None) -> tuple[dict[str, float], list[dict[str, Array]]]:
+    with Workers(n_threads, np.float64) as workers:
+        losses, parts = workers.gradients(squared_error, PARAMS, batch_of(n), part_size)
+        return losses, [{key: g.copy() for key, g in part.items()} for part in parts]
+
+
+def check_parts() -> None:
+    """Their sum is the whole batch's gradient."""
+    for n in (1, 3, 27, 40):
+        batch = batch_of(n)
+        error = batch.x @ PARAMS["w"] + PARAMS["b"] - batch.labels
+        expected = {"w": 2 * batch.x.T @ error / n, "b": np.array([2 * error.mean()])}
+        for n_threads, part_size in ((1, None), (2, None), (3, None), (8, None), (1, 4), (3, 4)):
+            losses, parts = gradients(n_threads, n, part_size)
+            n_parts = min(n_threads, max(1, n // LEAST_PART)) if part_size is None else -(-n // part_size)
+            if len(parts) != n_parts or not np.isclose(losses["loss"], (error**2).mean(), rtol=1e-12):
+                raise GradientError(f"{len(parts)} parts, loss {losses['loss']}")
+            if not np.isclose(losses["mean"], error.mean(), rtol=1e-9):
+                raise GradientError("another mean")
+            for key, whole in expected.items():
+                if not np.allclose(sum(part[key] for part in parts), whole, rtol=1e-12):
+                    raise GradientError(f"the parts of {key} do not add up")
+
+
+def test_parts_are_the_whole_batch_and_an_error_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert surviving_mutants(monkeypatch, Workers, "gradients", check_parts) == []
+
+
+def test_parts_of_a_fixed_size_do_not_depend_on_threads_and_all_come_in_order() -> None:
+    (one, first), *others = (gradients(n_threads, 27, 4) for n_threads in (1, 2, 3, 8))
+    assert len(first) == 7
+    for losses, parts in others:
+        assert losses == one
+        for a, b in zip(first, parts, strict=True):
+            for key in a:
+                np.testing.assert_array_equal(a[key], b[key])
+    for n_threads in (2, 3):
+        (losses, parts), (losses_again, parts_again) = (gradients(n_threads, 40) for _ in range(2))
+        assert losses == losses_again
+        assert all((a[key] == b[key]).all() for a, b in zip(parts, parts_again, strict=True) for key in a)
+
+
+def test_gradients_fit_the_parameters_of_another_model() -> None:
+    with Workers(2, np.float64) as workers:
+        workers.gradients(squared_error, PARAMS, batch_of(16))
+        wide = {"w": np.ones(5), "b": np.zeros((1, 1))}
+        parts = workers.gradients(squared_error, wide, batch_of(16))[1]
+        assert [{key: g.shape for key, g in part.items()} for part in parts] == [{"w": (5,), "b": (1, 1)}] * 2
+
+
+def test_work_is_done_in_order_concurrently_by_threads_with_workspaces_of_their_own() -> None:
+    barrier = threading.Barrier(3, timeout=20)
+
+    def work(item: int) -> tuple[int, int, Any]:
+        barrier.wait()  # which lets nobody through before all three are here
+        return item, threading.get_ident(), workers.workspace
+
+    with Workers(3, np.float64) as workers:
+        items, threads, workspaces = zip(*workers.map(work, range(3)), strict=True)
+        assert items == (0, 1, 2)
+        assert len(set(threads)) == len(set(map(id, workspaces))) == 3
+        assert {ws.dtype for ws in workspaces} == {np.dtype(np.float64)}
+        assert workers.map(lambda item: threading.get_ident(), [1]) == [threading.get_ident()]
+    assert SERIAL.map(lambda item: item**2, range(4)) == [0, 1, 4, 9]
+    assert SERIAL.workspace is SERIAL.workspace
+
+
+def test_an_error_in_a_thread_reaches_the_caller() -> None:
+    with Workers(2) as workers, pytest.raises(ZeroDivisionError):
+        workers.map(lambda item: 1 // item, [1, 0, 1])
+
+
+def test_threads_take_over_what_numpy_shall_do_with_errors() -> None:
+    def divide(item: int) -> float:
+        return float(np.ones(1)[0] / np.zeros(1)[0])
+
+    for n_threads in (1, 2):
+        with Workers(n_threads) as workers:
+            with np.errstate(all="ignore"):
+                assert workers.map(divide, range(3)) == [np.inf] * 3
+            with np.errstate(all="raise"), pytest.raises(FloatingPointError):
+                workers.map(divide, range(3))
+
+
+def blas_now() -> set[int]:
+    return {lib["num_threads"] for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "blas"}
+
+
+def test_the_blas_is_limited_inside_alone() -> None:
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        before = blas_now()
+        for context, inside in (
+            (Workers(2), {1}),
+            (Workers(1), {1}),
+            (blas_threads(1), {1}),
+            (blas_threads(None), before),
+        ):
+            with context:
+                assert blas_now() == inside
+            assert blas_now() == before
+        with pytest.raises(ValueError, match="stop"), Workers(2):
+            raise ValueError("stop")
+        assert blas_now() == before
+
+
+def test_as_many_threads_as_processors_and_at_most_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    for n_cpus, expected in ((1, 1), (3, 3), (64, 4)):
+        monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid, n=n_cpus: set(range(n)), raising=False)
+        assert default_threads() == expected
+
+
+def test_a_workspace_gives_memory_again() -> None:
+    ws = Workspace(np.float32)
+    a = ws("a", 3, 4)
+    assert (a.shape, a.dtype) == ((3, 4), np.float32)
+    assert np.shares_memory(ws("a", 3, 4), a)
+    assert np.shares_memory(ws("a", 2, 4), a)
+    assert ws("a", 2, 4).shape == (2, 4)
+    assert ws("a", 2, 4).flags.c_contiguous
+    assert not np.shares_memory(ws("b", 3, 4), a)
+    assert not np.shares_memory(ws("a", 5, 4), a)
+    assert np.shares_memory(ws("a", 3, 4), ws("a", 5, 4))  # a smaller one does not give memory back
