@@ -88,6 +88,7 @@ from support.run import (
     add_flags,
     check_file_flags,
     check_same,
+    checkpoint_command,
     exit_status,
     flag_of,
     generator,
@@ -218,7 +219,7 @@ class Data(NamedTuple):
     name: str  # "mnist", "strokes", "custom", "voxels" or "smallnorb"
     train: Examples
     test: Examples  # for views: other images from the range of the training
-    held_out: Examples | None  # viewpoints outside of that range, if the set has viewpoints
+    held_out: Examples | None = None  # viewpoints outside of that range, if the set has viewpoints
 
 
 def subset(images: Array, labels: Array, n: int | None, rng: np.random.Generator | None = None) -> Examples:
@@ -233,28 +234,16 @@ def make_data(config: Config) -> Data:
     """Raises UserError where files are missing or damaged."""
     rng = generator(config.seed, Stream.DATA, 1)
     if config.has_views:
-        found = views.make_data(config)
-        train, test, held_out = (
-            Examples(
-                split.images - np.float32(config.pixel_offset) if config.pixel_offset else split.images, split.labels
-            )
-            for split in found
-        )
-        return Data(
-            config.dataset,
-            subset(*train, config.n_train, rng),
-            subset(*test, config.n_test),
-            subset(*held_out, config.n_test),
-        )
-    folder = Path(config.data_dir) if config.data_dir else None
-    source = digits.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
-
-    def scaled(images: Array, labels: Array) -> Examples:
-        return Examples(images[..., None] * np.float32(1 / 255), labels.astype(np.intp))
-
-    train = subset(source.train_images, source.train_labels, config.n_train, rng)
-    test = subset(source.test_images, source.test_labels, config.n_test)
-    return Data(source.name, scaled(*train), scaled(*test), None)
+        name, sets = config.dataset, [Examples(split.images, split.labels) for split in views.make_data(config)]
+    else:
+        folder = Path(config.data_dir) if config.data_dir else None
+        source = digits.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
+        pairs = (source.train_images, source.train_labels), (source.test_images, source.test_labels)
+        name, sets = source.name, [Examples(x[..., None] * np.float32(1 / 255), y.astype(np.intp)) for x, y in pairs]
+    if config.pixel_offset:
+        sets = [Examples(x - np.float32(config.pixel_offset), y) for x, y in sets]
+    train, *tests = sets
+    return Data(name, subset(*train, config.n_train, rng), *(subset(*test, config.n_test) for test in tests))
 
 
 def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
@@ -1383,7 +1372,7 @@ def read_picture(path: Path, config: Config) -> Array:
     """A picture file -> (1, H, W, C), prepared as the data set is. Raises UserError where it cannot be read."""
     if config.has_views:
         return views.read_picture(path, config) - np.float32(config.pixel_offset)
-    return digits.read_picture(path, config, INK_SIDE)[None, :, :, None]
+    return digits.read_picture(path, config, INK_SIDE)[None, :, :, None] - np.float32(config.pixel_offset)
 
 
 def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collection[str] = ()) -> str:
@@ -1491,6 +1480,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     check_file_flags(parser, args)
     config = config_from_args(parser, args)
+    command = recorded_command(EXPERIMENT, argv)
 
     def body() -> None:
         if args.predict:
@@ -1499,9 +1489,10 @@ def main(argv: list[str] | None = None) -> int:
         require_writable(args.out_json, None if args.eval_only else args.checkpoint)
         if args.eval_only:
             result = evaluate_checkpoint(args.checkpoint, config, args.given, args.models, args.threads)
+            result["checkpoint_command"] = checkpoint_command(args.checkpoint, EXPERIMENT)
         else:
-            result = run(config, Files.from_args(args), args.threads, names=args.models)
-        result["command"] = recorded_command(EXPERIMENT, argv)
+            result = run(config, Files.from_args(args, command), args.threads, names=args.models)
+        result["command"] = command
         report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}")
 
     return exit_status(body)

@@ -68,6 +68,7 @@ from support.run import (
     atomic_write,
     check_file_flags,
     check_same,
+    checkpoint_command,
     exit_status,
     file_path,
     generator,
@@ -879,6 +880,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.affnist and not args.eval_only and args.image_size != AFFNIST_SIDE:
         parser.error("argument --affnist: needs --canvas 40")
     config, given = config_from_args(args), base.with_preset(args.given)
+    command = recorded_command(EXPERIMENT, argv)
 
     def body() -> None:
         if args.predict:
@@ -888,9 +890,10 @@ def main(argv: list[str] | None = None) -> int:
         require_writable(args.out_json, None if args.eval_only else args.checkpoint)
         if args.eval_only:
             result = evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads, args.affnist)
+            result["checkpoint_command"] = checkpoint_command(args.checkpoint, EXPERIMENT)
         else:
-            result = run(config, Files.from_args(args), args.threads, args.affnist, names=args.models)
-        result["command"] = recorded_command(EXPERIMENT, argv)
+            result = run(config, Files.from_args(args, command), args.threads, args.affnist, names=args.models)
+        result["command"] = command
         report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}")
 
     return exit_status(body)

@@ -62,6 +62,7 @@ from support.run import (
     atomic_write,
     check_file_flags,
     check_same,
+    checkpoint_command,
     exit_status,
     generator,
     non_empty,
@@ -1447,6 +1448,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.predict and "capsnet" not in args.models:
         parser.error("argument --models: --predict asks the capsule network")
     config, given = config_from_args(args), with_preset(args.given)
+    command = recorded_command(EXPERIMENT, argv)
 
     def body() -> None:
         if args.predict:
@@ -1456,9 +1458,10 @@ def main(argv: list[str] | None = None) -> int:
         require_writable(args.out_json, None if args.eval_only else args.checkpoint)
         if args.eval_only:
             result = evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads)
+            result["checkpoint_command"] = checkpoint_command(args.checkpoint, EXPERIMENT)
         else:
-            result = run(config, Files.from_args(args), args.threads, names=args.models)
-        result["command"] = recorded_command(EXPERIMENT, argv)
+            result = run(config, Files.from_args(args, command), args.threads, names=args.models)
+        result["command"] = command
         report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}")
 
     return exit_status(body)

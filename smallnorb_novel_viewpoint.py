@@ -1342,7 +1342,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
     check_file_flags(parser, args)
-    config = config_from_args(parser, args)
+    config, command = config_from_args(parser, args), recorded_command(EXPERIMENT, argv)
 
     def body() -> None:
         if args.predict:
@@ -1350,8 +1350,8 @@ def main(argv: list[str] | None = None) -> int:
             return
         require_writable(args.out_json, args.checkpoint)
         with blas_threads(args.threads):
-            result = run(config, Files.from_args(args), names=args.models)
-        result["command"] = recorded_command(EXPERIMENT, argv)
+            result = run(config, Files.from_args(args, command), names=args.models)
+        result["command"] = command
         head = f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs"
         report_result(args.out_json, result, f"{head}\n{format_table(result)}")
 

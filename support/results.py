@@ -121,15 +121,16 @@ def plain_code(source: str) -> str:
     starts = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
     marks = {tokenize.NEWLINE: "\n", tokenize.INDENT: "\t", tokenize.DEDENT: "\b"}
     tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type != tokenize.ENDMARKER]
-    kept, at, begins_line = [], 0, True
+    kept, at, begins_line, docstring = [], 0, True, False
     for token, after in itertools.pairwise([*tokens, None]):
         assert token
         end = starts[min(token.end[0], len(starts)) - 1] + token.end[1]
         if token.type in marks:
-            kept.append(marks[token.type])
-            begins_line = True
+            kept.append("" if docstring else marks[token.type])
+            begins_line, docstring = True, False
         elif token.type not in (tokenize.COMMENT, tokenize.NL):
-            docstring = begins_line and token.type == tokenize.STRING and after and after.type == tokenize.NEWLINE
+            alone = after is not None and after.type == tokenize.NEWLINE
+            docstring = begins_line and token.type == tokenize.STRING and alone
             kept.append("" if docstring else "".join(source[at:end].replace("\\\n", "").split()))
             begins_line = False
         at = end

@@ -390,8 +390,11 @@ def require_writable(*paths: Path | None) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def save_checkpoint(path: Path, experiment: str, config: Any, states: Iterable[TrainState]) -> None:
-    """One .npz file: the arrays of every state that has been trained, and the rest as JSON."""
+def save_checkpoint(
+    path: Path, experiment: str, config: Any, states: Iterable[TrainState], command: str | None = None
+) -> None:
+    """One .npz file: the arrays of every state that has been trained, and the rest as JSON; ``command`` is the one that
+    trained them."""
     arrays: dict[str, np.ndarray] = {}
     models = {}
     for state in states:
@@ -400,8 +403,9 @@ def save_checkpoint(path: Path, experiment: str, config: Any, states: Iterable[T
                 arrays |= {f"{state.name}/{kind}/{key}": array for key, array in getattr(state, kind).items()}
             models[state.name] = {key: getattr(state, key) for key in STATE_TYPES}
     header = {"format": CHECKPOINT_FORMAT, "experiment": experiment, "config": dataclasses.asdict(config)}
+    header |= {"command": command, "models": models}
     with atomic_write(path) as stream:
-        np.savez(stream, header=np.array(json.dumps(header | {"models": models})), **arrays)  # type: ignore[arg-type]
+        np.savez(stream, header=np.array(json.dumps(header)), **arrays)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
@@ -450,6 +454,12 @@ def read_checkpoint(
     return config, states
 
 
+def checkpoint_command(path: Path, experiment: str) -> str | None:
+    """The command line that trained it."""
+    with open_checkpoint(path, experiment) as (_, header):
+        return header["command"]
+
+
 def first_difference(saved: Any, asked: Any, names: Collection[str]) -> str | None:
     for field in dataclasses.fields(saved):
         old, new = getattr(saved, field.name), getattr(asked, field.name)
@@ -493,6 +503,7 @@ class Files(NamedTuple):
     checkpoint_every: int | None = None  # steps
     resume: bool = False
     quiet: bool = True
+    command: str | None = None  # the command line, which the checkpoint keeps
 
     def require_checkpoint(self, experiment: str) -> None:
         """Find out before data are looked for that there is nothing to resume."""
@@ -501,8 +512,8 @@ class Files(NamedTuple):
                 pass
 
     @classmethod
-    def from_args(cls, args: argparse.Namespace) -> Files:
-        return cls(args.checkpoint, args.checkpoint_every, args.resume, args.quiet)
+    def from_args(cls, args: argparse.Namespace, command: str) -> Files:
+        return cls(args.checkpoint, args.checkpoint_every, args.resume, args.quiet, command)
 
 
 NO_FILES = Files()
@@ -550,7 +561,8 @@ class Session:
         due = epoch_ended or (every and state.step % every == 0) or self.interrupt.signal is not None
         if self.files.checkpoint and due and state.step:
             try:
-                save_checkpoint(self.files.checkpoint, self.experiment, self.config, self.states.values())
+                states = self.states.values()
+                save_checkpoint(self.files.checkpoint, self.experiment, self.config, states, self.files.command)
             except UserError as error:
                 print_message(f"warning: {one_line(error, 500)}; training goes on")
         self.interrupt.check()

@@ -20,7 +20,7 @@ def noted_step() -> tuple[m.Params, list[tuple[m.Array, m.Array, m.Array]]]:
     config = benchmark.config_of(B)
     model, batch = m.capsnet_model(config), benchmark._batch(config)
     params = m.init_state(model, config).params
-    grads, ws = m.pack(params)[1], m.Workspace()
+    grads, ws = {key: np.empty_like(p) for key, p in params.items()}, m.Workspace()
     return params, benchmark.noted_products(lambda: model.loss_and_grads(params, batch, B, grads, ws))
 
 
@@ -28,7 +28,7 @@ def test_every_matrix_product_of_a_step_is_noted() -> None:
     """By hand: two of conv1, as images have no gradient, nine of the decoder, and of the routing, which multiplies by
     as many weights each time, three sums and two agreements forward, and backward five for w and seven for the rest."""
     params, noted = noted_step()
-    grads, ws = m.pack(params)[1], m.Workspace()
+    grads, ws = {key: np.empty_like(p) for key, p in params.items()}, m.Workspace()
     w, b = params["primary.w"], params["primary.b"]
     x, dout = np.zeros((28, 28, B, 32), np.float32), np.zeros((10, 10, B, 64), np.float32)
 

@@ -42,7 +42,7 @@ from helpers import (
     strokes,
     usage_error,
 )
-from support import run
+from support import results, run
 from support.optimizers import TrainState
 
 Array = np.ndarray
@@ -181,7 +181,7 @@ WRONG: dict[str, list[str]] = {
     "--models": ["rnn", "cnn,", "cnn,cnn", *NO_CHOICE],
     "--canvas": ["36", "28.5", *NO_CHOICE],
     "--dataset": ["cifar", "MNIST", "VOXELS", *NO_CHOICE],
-    "--arch": NO_CHOICE,
+    "--conv": ["fft", *NO_CHOICE],
     "--preset": NO_CHOICE,
     "--em-grad": NO_CHOICE,
     "--routing-grad": NO_CHOICE,
@@ -197,6 +197,10 @@ WRONG: dict[str, list[str]] = {
     "--predict": [""],
     "--predict-png": [""],
 }
+VIEWPOINT_FLAGS = {  # not with digits
+    "--train-azimuths", "--test-azimuths", "--train-elevations", "--test-elevations", "--n-train-views",
+    "--n-test-views", "--n-elev", "--n-per-combo",
+}  # fmt: skip
 NO_FIELD = {  # of a Config
     "--threads", "--affnist", "--models", "--out-json", "--checkpoint", "--checkpoint-every", "--predict",
     "--predict-png",
@@ -205,7 +209,7 @@ ALL_MAY_BE_ASKED_FOR = {("mnist_affine_capsnet", "--n-train"), ("mnist_affine_ca
 IN_WORDS = ALL_MAY_BE_ASKED_FOR | {  # defaults that are no value
     ("mnist_affine_capsnet", "--max-shift"),
     *((name, flag) for name in EXPERIMENTS for flag in ("--conv-channels", "--primary-types")),
-    *(("smallnorb_novel_viewpoint", f"--{subset}-elevations") for subset in ("train", "test")),
+    *((name, f"--{subset}-elevations") for name in EXPERIMENTS for subset in ("train", "test")),
 }
 
 
@@ -339,8 +343,8 @@ def test_writable_paths_are_taken(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     run.require_writable(path)
     assert not path.exists()
-    run.save_result(path, {"answer": 42})
-    assert json.loads(path.read_text()) == {"answer": 42}
+    results.save_result(path, {"answer": 42})
+    assert json.loads(path.read_text())["answer"] == 42
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -360,7 +364,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         write_half(KeyboardInterrupt())
     with pytest.raises(TypeError):
-        run.save_result(path, {"not": object()})
+        results.save_result(path, {"not": object()})
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -371,7 +375,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
 
 KEYS = (
     "experiment", "seed", "dataset", "headline", "chance", "config", "models", "history", "environment", "code",
-    "command",
+    "command", "checksum",
 )  # fmt: skip
 
 
@@ -529,7 +533,7 @@ def test_a_result_that_cannot_be_saved_is_printed(
     def full(path: Path, result: Any) -> None:
         raise run.UserError(f"cannot write {path}: No space left on device")
 
-    monkeypatch.setattr(run, "save_result", full)
+    monkeypatch.setattr(results, "save_result", full)
     monkeypatch.setattr(experiment.script, "run", lambda *_, **__: dict(whole.result))
     assert experiment.script.main([*experiment.argv(), "--out-json", str(tmp_path / "o.json")]) == 1
     out, error = capsys.readouterr()
@@ -542,16 +546,16 @@ def test_the_fingerprint_of_code_is_of_what_it_does(tmp_path: Path) -> None:
     module.parent.mkdir()
     module.write_text("x = 1\n")
     script.write_text('"""What it is."""\nfrom package.module import x\n\n\ndef f(a):\n    return [a, x]\n')
-    first = run.code_fingerprint(script)
+    first = results.code_fingerprint(script)
     script.write_text(
         '"""Other."""\nfrom package.module import x\ndef f(a):\n    """More."""\n    return [a, x]  # why\n'
     )
-    assert run.code_fingerprint(script) == first
+    assert results.code_fingerprint(script) == first
     module.write_text("x = 2\n")
-    assert run.code_fingerprint(script) != first
+    assert results.code_fingerprint(script) != first
     module.write_text("x = 1\n")
     script.write_text("from package.module import x\ndef f(a):\n    return [x, a]\n")
-    assert run.code_fingerprint(script) != first
+    assert results.code_fingerprint(script) != first
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -832,11 +836,11 @@ OTHER_VALUES = {
     "--routing-iters": "1", "--routing-grad": "stop", "--recon-weight": "0.5", "--em-iters": "7", "--em-grad": "stop",
     "--em-lambda": "2", "--lambda-schedule": "linear", "--variance-floor": "0.25", "--beta-v-init": "-2",
     "--pixel-offset": "0.5", "--weight-decay": "5", "--optimizer": "muon", "--lr-schedule": "cosine",
-    "--loss": "cross-entropy", "--dtype": "float64", "--arch": "conv", "--sizes": "8,2,3,2",
+    "--loss": "cross-entropy", "--dtype": "float64", "--conv": "im2col", "--sizes": "8,2,3,2",
     "--train-azimuths": "0:140", "--test-azimuths": "200:320",
     "--test-elevations": "40:70 --train-elevations 10:35 --train-azimuths 0:360",
 }  # fmt: skip
-MORE = {"smallnorb_novel_viewpoint": {"--loss": "spread", "--sizes": "8,2,3,2 --arch conv"}}
+MORE = {"smallnorb_novel_viewpoint": {"--loss": "spread"}}
 FREE = {"--dataset", "--data-dir", "--train-elevations", "--attack", "--epsilons", "--attack-steps", "--n-attack"}
 
 
@@ -844,6 +848,8 @@ def changes(experiment: Experiment) -> dict[str, str]:
     flags = set(flags_with_a_value(experiment.name))
     assert flags <= set(OTHER_VALUES) | FREE | NO_FIELD
     values = OTHER_VALUES | MORE.get(experiment.name, {})
+    if experiment.has_digits:
+        flags -= VIEWPOINT_FLAGS
     return {flag: value for flag, value in values.items() if flag in flags}
 
 
@@ -1102,7 +1108,7 @@ def test_eval_only_tests_the_networks_again(
     assert script.main([*argv, "--out-json", str(out)]) == 0
     again = json.loads(out.read_text())
     assert again["trained_with_seed"] == 0
-    assert set(again) == {*KEYS, "trained_with_seed"}
+    assert set(again) == {*KEYS, "trained_with_seed", "checkpoint_command"}
     for name, model in whole.result["models"].items():
         assert set(again["models"][name]) == set(model)
         for key, value in model.items():
