@@ -21,7 +21,6 @@ from helpers import (
     failure,
     needs_mnist,
     needs_smallnorb,
-    run_script,
     surviving_mutants,
     usage_error,
 )
@@ -586,13 +585,6 @@ def test_smallnorb_files_are_learnt_and_attacked(tmp_path: Path) -> None:
 @needs_smallnorb
 def test_too_few_real_pairs_are_an_error_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "falls into the held-out range" in failure(m, ["--dataset", "smallnorb", f"--data-dir={SMALLNORB}"], capsys)
-
-
-def test_the_shell_sees_a_run_without_noise() -> None:
-    flags = ["--dataset", "voxels", "--n-train", "8", "--n-test", "4", "--sizes", "4,2,2,2", "--n-epochs", "1"]
-    result = run_script(SCRIPT, *flags, "--threads", "2")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.splitlines()[0].startswith("voxels; seed 0, 1 epochs")
 
 
 @needs_mnist

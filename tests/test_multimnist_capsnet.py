@@ -405,14 +405,6 @@ def test_a_gradient_that_is_not_finite_is_reported_with_muon_too(digits_dir: Pat
         trained(config)
 
 
-def test_two_threads_compute_what_one_does(digits_dir: Path) -> None:
-    config = small(digits_dir, batch_size=24, n_train=72)
-    one, two = (trained(config, threads) for threads in (1, 2))
-    for key, p in one.params.items():
-        np.testing.assert_allclose(p, two.params[key], atol=1e-3, err_msg=key)
-    assert one.history["train_loss"] == pytest.approx(two.history["train_loss"], rel=1e-4)
-
-
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
 def test_threads_compute_the_gradient_of_the_whole_batch(name: str) -> None:
     config = small(dtype="float64")

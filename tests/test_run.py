@@ -46,6 +46,8 @@ from support import results, run
 from support.optimizers import TrainState
 
 Array = np.ndarray
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 N_STEPS = 6  # of a model in the smallest training: two epochs of three
 
 
@@ -56,19 +58,19 @@ def experiment(request: pytest.FixtureRequest) -> Experiment:
 
 @pytest.fixture(autouse=True, scope="module")
 def _smallest() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
+    with Patch.context() as patch:
         smallest(patch)
         yield
 
 
 @pytest.fixture
-def no_data(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_data(experiment: Experiment, monkeypatch: Patch) -> None:
     """What is wrong has to be found before any data are made, and so before any training."""
     monkeypatch.setattr(experiment.script, "make_data", lambda config: pytest.fail("got as far as the data"))
 
 
 @pytest.fixture
-def no_training(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_training(experiment: Experiment, monkeypatch: Patch) -> None:
     monkeypatch.setattr(experiment.script, "train", lambda *_, **__: pytest.fail("trained"))
 
 
@@ -132,70 +134,36 @@ NO_RANGE = [
     "", ":", "0", "150", "0:", ":150", "a:b", "0:x", "0:10:20", "0-150", "nan:10", "0:nan", "nan:nan", "0:inf",
     "-inf:0", "1e400:0", "0:1e9", "150:0", "0.5:0.4", "9" * 5000, "0:1\n0:x",
 ]  # fmt: skip
-NO_COUNT = ["0", "-1", "1.5", "1,5", *NO_NUMBER]
-NO_POSITIVE = ["0", "-1", "-1e-3", "11", "1,5", *NO_NUMBER]
 NO_CHOICE = ["some", "", "0", "x" * 5000, "a\nb"]
+MOST = {  # of whole numbers from 1
+    "--n-epochs": 10**5, "--batch-size": 4096, "--threads": 1024, "--checkpoint-every": 10**9, "--n-train": 10**8,
+    "--n-test": 10**7, "--n-train-views": 1000, "--n-test-views": 1000, "--n-elev": 1000, "--n-per-combo": 1000,
+    "--n-val": 10**6, "--n-sweep": 10**6, "--n-attack": 10**7, "--attack-steps": 1000, "--check-every": 10**9,
+    "--conv-channels": 1024, "--primary-types": 256, "--em-iters": 20, "--routing-iters": 20,
+}  # fmt: skip
+FROM_0_TO = {"--seed": 2**32 - 1, "--pool": 10**7, "--shift": 8, "--max-shift": 12}
+OUTSIDE = {  # of numbers
+    "--lr": "0 -1 -1e-3 11", "--cnn-lr": "0 -1 -1e-3 11", "--lenet-lr": "0 -1 -1e-3 11", "--match-accuracy": "0 -1 1.1",
+    "--em-lambda": "0 -1 1001", "--variance-floor": "0 -1 1e7", "--beta-v-init": "-11 11", "--pixel-offset": "-11 11",
+    "--weight-decay": "-1 101", "--recon-weight": "-1 1001", "--min-iou": "-1 1.5",
+}  # fmt: skip
+CHOICES = (
+    "--canvas --dataset --arch --preset --em-grad --routing-grad --lambda-schedule --lr-schedule --optimizer --loss"
+)
 WRONG: dict[str, list[str]] = {
-    "--seed": ["-1", "1.5", "1,5", str(2**32), *NO_NUMBER],
-    "--n-epochs": ["100001", *NO_COUNT],
-    "--batch-size": ["4097", *NO_COUNT],
-    "--threads": ["1025", *NO_COUNT],
-    "--checkpoint-every": ["1000000001", *NO_COUNT],
-    "--n-train": ["100000001", *NO_COUNT],
-    "--n-test": ["10000001", *NO_COUNT],
-    "--n-train-views": ["1001", *NO_COUNT],
-    "--n-test-views": ["1001", *NO_COUNT],
-    "--n-elev": ["1001", *NO_COUNT],
-    "--n-per-combo": ["1001", *NO_COUNT],
-    "--n-val": ["1000001", *NO_COUNT],
-    "--n-sweep": ["1000001", *NO_COUNT],
-    "--n-attack": ["10000001", *NO_COUNT],
-    "--attack-steps": ["1001", *NO_COUNT],
-    "--check-every": ["1000000001", *NO_COUNT],
-    "--conv-channels": ["1025", *NO_COUNT],
-    "--primary-types": ["257", *NO_COUNT],
-    "--em-iters": ["21", *NO_COUNT],
-    "--routing-iters": ["21", *NO_COUNT],
-    "--pool": ["-1", "10000001", "1.5", "1,5", *NO_NUMBER],
-    "--shift": ["-1", "9", "1.5", "1,5", *NO_NUMBER],
-    "--max-shift": ["-1", "13", "1.5", "1,5", *NO_NUMBER],
-    "--lr": NO_POSITIVE,
-    "--cnn-lr": NO_POSITIVE,
-    "--lenet-lr": NO_POSITIVE,
-    "--match-accuracy": NO_POSITIVE,
-    "--em-lambda": ["0", "-1", "1001", "1,5", *NO_NUMBER],
-    "--variance-floor": ["0", "-1", "1e7", "1,5", *NO_NUMBER],
-    "--beta-v-init": ["-11", "11", "1,5", *NO_NUMBER],
-    "--pixel-offset": ["-11", "11", "1,5", *NO_NUMBER],
-    "--weight-decay": ["-1", "101", "1,5", *NO_NUMBER],
-    "--recon-weight": ["-1", "1001", "1,5", *NO_NUMBER],
-    "--min-iou": ["-1", "1.5", "1,5", *NO_NUMBER],
-    "--train-azimuths": ["-400:-390", "700:730", "0:361", *NO_RANGE],
-    "--test-azimuths": ["-400:-390", "700:730", "0:361", *NO_RANGE],
-    "--train-elevations": ["-91:0", "80:91", *NO_RANGE],
-    "--test-elevations": ["-91:0", "80:91", *NO_RANGE],
+    **{flag: ["0", "-1", "1.5", "1,5", str(most + 1), *NO_NUMBER] for flag, most in MOST.items()},
+    **{flag: ["-1", "1.5", "1,5", str(most + 1), *NO_NUMBER] for flag, most in FROM_0_TO.items()},
+    **{flag: ["1,5", *values.split(), *NO_NUMBER] for flag, values in OUTSIDE.items()},
+    **{f"--{which}-azimuths": ["-400:-390", "700:730", "0:361", *NO_RANGE] for which in ("train", "test")},
+    **{f"--{which}-elevations": ["-91:0", "80:91", *NO_RANGE] for which in ("train", "test")},
+    **{flag: ["36", "cifar", "MNIST", "quadratic", "step", "sgd", "margin", *NO_CHOICE] for flag in CHOICES.split()},
+    "--dtype": ["float16", "32", *NO_CHOICE],
     "--sizes": ["1,2,3", "1,2,3,4,5", "0,1,1,1", "1,1,1,2000", "8,8,8,-8", "8;8;8;8", "8,8,8,", "8,8,8,x", *NO_NUMBER],
     "--epsilons": ["0", "-0.1", "0.1,0.1", "0.2,0.1", "0.1,", "11", *NO_NUMBER],
     "--rotation": ["181", "15,nan", "15,", *NO_NUMBER],
     "--attack": ["pgd", "fgsm,", "fgsm,fgsm", *NO_CHOICE],
     "--models": ["rnn", "cnn,", "cnn,cnn", *NO_CHOICE],
-    "--canvas": ["36", "28.5", *NO_CHOICE],
-    "--dataset": ["cifar", "MNIST", "VOXELS", *NO_CHOICE],
-    "--conv": ["fft", *NO_CHOICE],
-    "--preset": NO_CHOICE,
-    "--em-grad": NO_CHOICE,
-    "--routing-grad": NO_CHOICE,
-    "--lambda-schedule": ["quadratic", *NO_CHOICE],
-    "--lr-schedule": ["step", *NO_CHOICE],
-    "--optimizer": ["sgd", *NO_CHOICE],
-    "--loss": ["margin", *NO_CHOICE],
-    "--dtype": ["float16", "32", *NO_CHOICE],
-    "--data-dir": [""],
-    "--affnist": [""],
-    "--out-json": [""],
-    "--checkpoint": [""],
-    "--predict": [""],
-    "--predict-png": [""],
+    **{flag: [""] for flag in ["--data-dir", "--affnist", "--out-json", "--checkpoint", "--predict", "--predict-png"]},
 }
 VIEWPOINT_FLAGS = {  # not with digits
     "--train-azimuths", "--test-azimuths", "--train-elevations", "--test-elevations", "--n-train-views",
@@ -224,11 +192,9 @@ def test_every_flag_with_a_value_is_tried() -> None:
 
 
 @pytest.mark.usefixtures("no_data")
-def test_a_wrong_value_is_one_line_that_names_the_flag(
-    experiment: Experiment, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_value_is_one_line_that_names_the_flag(experiment: Experiment, capsys: Capture) -> None:
     script, parser = experiment.script, experiment.script.make_parser()
-    with pytest.MonkeyPatch.context() as patch:
+    with Patch.context() as patch:
         patch.setattr(script, "make_parser", lambda: parser)
         for flag in flags_with_a_value(experiment.name):
             for value in WRONG[flag]:
@@ -243,7 +209,7 @@ def test_a_wrong_value_is_one_line_that_names_the_flag(
 
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("flag", ["--resume=1", "--quiet=yes", "--no-such-flag", "stray", "--", "x\ny", "-" * 5000])
-def test_unknown_arguments(flag: str, experiment: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_arguments(flag: str, experiment: Experiment, capsys: Capture) -> None:
     line = usage_error(experiment.script, [flag], capsys)
     assert re.split("[=\n]", flag)[0][:50] in line
     assert len(line) < 400
@@ -270,9 +236,7 @@ def test_unknown_arguments(flag: str, experiment: Experiment, capsys: pytest.Cap
         ("--checkpoint c --predict prediction.png", "--predict-png: would overwrite prediction.png"),
     ],
 )
-def test_flags_that_do_not_fit_together(
-    argv: str, says: str, experiment: Experiment, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flags_that_do_not_fit_together(argv: str, says: str, experiment: Experiment, capsys: Capture) -> None:
     flags = {flag for action in experiment.script.make_parser()._actions for flag in action.option_strings}
     if absent := {"--eval-only", "--predict-png"} - flags:
         if absent & set(argv.split()):
@@ -282,7 +246,7 @@ def test_flags_that_do_not_fit_together(
     assert f"argument {says}" in usage_error(experiment.script, argv.split(), capsys)
 
 
-def test_defaults_are_the_config_and_help_shows_them(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_are_the_config_and_help_shows_them(experiment: Experiment, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "400")  # no default is broken over two lines
     script = experiment.script
     smallest_decoder = {"decoder": (16, 16)} if hasattr(script.Config(), "decoder") else {}
@@ -301,7 +265,7 @@ def test_defaults_are_the_config_and_help_shows_them(experiment: Experiment, mon
         assert "default: " in lines[flag]
 
 
-def test_help_ends_well(experiment: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_ends_well(experiment: Experiment, capsys: Capture) -> None:
     with pytest.raises(SystemExit, match=r"^0$"):
         experiment.script.main(["--help"])
     assert capsys.readouterr().out.startswith("usage: ")
@@ -321,7 +285,7 @@ def unwritable(folder: Path) -> list[Path]:
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("flag", ["--out-json", "--checkpoint"])
 def test_an_unwritable_path_is_found_before_training(
-    flag: str, experiment: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flag: str, experiment: Experiment, tmp_path: Path, capsys: Capture
 ) -> None:
     for path in unwritable(tmp_path):
         line = failure(experiment.script, [*experiment.argv(), flag, str(path)], capsys)
@@ -330,7 +294,7 @@ def test_an_unwritable_path_is_found_before_training(
 
 
 def test_a_path_of_many_lines_and_letters_gives_one_short_line(
-    experiment: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    experiment: Experiment, tmp_path: Path, capsys: Capture
 ) -> None:
     for name in ("a\nb", "x" * 5000, "\udcff"):
         for argv in (["--predict", name], [*experiment.argv(), "--resume"]):
@@ -437,7 +401,7 @@ def test_a_bar_on_a_terminal_unless_quiet(quiet: bool, experiment: Experiment, w
     master, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     argv = [word for word in experiment.argv("--models cnn") if quiet or word != "--quiet"]
-    with open(terminal, "w") as stderr, pytest.MonkeyPatch.context() as patch:
+    with open(terminal, "w") as stderr, Patch.context() as patch:
         patch.setattr(sys, "stderr", stderr)
         with contextlib.redirect_stdout(io.StringIO()) as stdout:
             assert experiment.script.main(argv) == 0
@@ -456,7 +420,7 @@ def test_a_bar_on_a_terminal_unless_quiet(quiet: bool, experiment: Experiment, w
 
 @contextlib.contextmanager
 def streams(stdout: Any, stderr: Any) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
+    with Patch.context() as patch:
         patch.setattr(sys, "stdout", stdout)
         patch.setattr(sys, "stderr", stderr)
         yield
@@ -471,9 +435,9 @@ def nobody_reads() -> Any:
 
 @pytest.mark.usefixtures("no_data")
 def test_closed_and_full_streams_lose_no_result(experiment: Experiment, whole: Run, tmp_path: Path) -> None:
-    def rerun(stdout: Any, stderr: Any, **instead: Any) -> int:
+    def rerun(stdout: Any, stderr: Any) -> int:
         (tmp_path / "o.json").unlink(missing_ok=True)
-        with pytest.MonkeyPatch.context() as patch, streams(stdout, stderr):
+        with Patch.context() as patch, streams(stdout, stderr):
             patch.setattr(experiment.script, "run", lambda *_, **__: dict(whole.result))
             status: int = experiment.script.main([*experiment.argv(), "--out-json", str(tmp_path / "o.json")])
         assert without_seconds(json.loads((tmp_path / "o.json").read_text())) == without_seconds(whole.result)
@@ -525,11 +489,17 @@ def test_closed_and_full_streams_in_the_shell(redirection: str, status: int, err
     assert (tmp_path / "c.npz").exists()
 
 
+def test_a_result_is_written_before_it_is_printed(tmp_path: Path, monkeypatch: Patch) -> None:
+    path, printed = tmp_path / "o.json", list[tuple[str, Any]]()
+    monkeypatch.setattr(run, "print_result", lambda text: printed.append((text, json.loads(path.read_text()))))
+    run.report_result(path, {"answer": 42}, "table")
+    assert printed == [("table", {"answer": 42})]
+
+
 @pytest.mark.usefixtures("no_data")
 def test_a_result_that_cannot_be_saved_is_printed(
-    experiment: Experiment, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    experiment: Experiment, whole: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
     def full(path: Path, result: Any) -> None:
         raise run.UserError(f"cannot write {path}: No space left on device")
 
@@ -597,7 +567,7 @@ def whole_config(experiment: Experiment, whole: Run) -> Any:
 
 
 def test_a_nan_stops_the_run_and_names_epoch_and_step(
-    experiment: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    experiment: Experiment, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     original, model = TrainState.add, experiment.models[0]
 
@@ -637,9 +607,7 @@ def test_parameters_that_overflow_in_the_very_last_step(experiment: Experiment, 
         experiment.script.train_all(config, experiment.script.make_data(config), names=("cnn",))
 
 
-def test_the_largest_learning_rate_brings_no_warnings(
-    experiment: Experiment, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_largest_learning_rate_brings_no_warnings(experiment: Experiment, capsys: Capture) -> None:
     assert experiment.script.main([*experiment.argv(), "--lr", "10"]) in {0, 1}  # warnings are errors here
     assert "Warning" not in capsys.readouterr().err
 
@@ -660,7 +628,7 @@ def interrupted(experiment: Experiment, argv: list[str], checkpoint: Path, at: i
             os.kill(os.getpid(), signal.SIGINT)
         original(*args, **kwargs)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with Patch.context() as patch:
         patch.setattr(TrainState, "add", interrupt)
         status: int = experiment.script.main([*argv, "--checkpoint", str(checkpoint)])
     return status
@@ -668,7 +636,7 @@ def interrupted(experiment: Experiment, argv: list[str], checkpoint: Path, at: i
 
 @pytest.mark.parametrize("at", [1, 3, 11, -1])  # the first, an epoch's last, in the next model's second epoch, the last
 def test_ctrl_c_at_any_step_and_resume_give_the_same_numbers(
-    at: int, experiment: Experiment, whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    at: int, experiment: Experiment, whole: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     at = at if at > 0 else len(experiment.models) * N_STEPS
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -806,9 +774,8 @@ def test_kill_9_at_the_worst_moments(name: str, where: str, death: str, kept: in
 
 
 def test_a_checkpoint_that_cannot_be_saved_costs_no_training(
-    experiment: Experiment, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    experiment: Experiment, whole: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
     """The disk is full at the first epoch of the first model, then there is room again."""
     original, calls = np.savez, 0
 
@@ -876,7 +843,7 @@ def test_resuming_with_any_other_setting_is_refused(experiment: Experiment, whol
 
 @pytest.mark.usefixtures("no_training")
 def test_resuming_with_other_settings_is_one_line_and_leaves_the_file(
-    experiment: Experiment, whole: Run, capsys: pytest.CaptureFixture[str]
+    experiment: Experiment, whole: Run, capsys: Capture
 ) -> None:
     content = whole.checkpoint.read_bytes()
     resume = ["--checkpoint", str(whole.checkpoint), "--resume"]
@@ -887,7 +854,7 @@ def test_resuming_with_other_settings_is_one_line_and_leaves_the_file(
 
 
 def test_a_longer_training_continues_a_shorter_one_where_that_is_its_beginning(
-    experiment: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    experiment: Experiment, tmp_path: Path, capsys: Capture
 ) -> None:
     constant = " --lr-schedule constant" if "--lr-schedule" in flags_with_a_value(experiment.name) else ""
     model = f"--models cnn --n-epochs 1{constant}"
@@ -913,9 +880,7 @@ def test_resuming_one_model_leaves_the_others_in_the_checkpoint(experiment: Expe
 
 
 @pytest.mark.parametrize("name", [name for name, experiment in EXPERIMENTS.items() if experiment.has_digits])
-def test_a_run_is_not_resumed_on_other_digits(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_not_resumed_on_other_digits(name: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """``--dataset auto`` trains on strokes, where there is no MNIST. MNIST is there when the run is to go on, and when
     its networks are tested, the result of which names the digits that were found."""
     experiment, checkpoint, out = EXPERIMENTS[name], tmp_path / "c.npz", tmp_path / "o.json"
@@ -1053,7 +1018,7 @@ def predict_argv(experiment: Experiment, checkpoint: Path, *pictures: Path) -> l
 @pytest.mark.usefixtures("no_training")
 @pytest.mark.parametrize("kind", NO_CHECKPOINTS)
 def test_what_is_no_checkpoint_is_one_line(
-    kind: str, experiment: Experiment, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, experiment: Experiment, good: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     path = tmp_path / "bad.npz"
     path.write_bytes(NO_CHECKPOINTS[kind](good))
@@ -1077,7 +1042,7 @@ def test_what_is_no_checkpoint_is_one_line(
 
 @pytest.mark.usefixtures("no_data")
 def test_a_checkpoint_that_is_not_there_is_missed_before_data_are_looked_for(
-    experiment: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    experiment: Experiment, tmp_path: Path, capsys: Capture
 ) -> None:
     path, script = tmp_path / "none.npz", experiment.script
     runs = [["--resume", "--checkpoint", str(path)], predict_argv(experiment, path, tmp_path / "x.png")]
@@ -1098,7 +1063,7 @@ def test_a_checkpoint_that_is_not_there_is_missed_before_data_are_looked_for(
 
 @pytest.mark.usefixtures("no_training")
 def test_eval_only_tests_the_networks_again(
-    experiment: Experiment, whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    experiment: Experiment, whole: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     script, checkpoint, out = experiment.script, str(whole.checkpoint), tmp_path / "o.json"
     if not hasattr(script, "evaluate_checkpoint"):
@@ -1122,9 +1087,8 @@ def test_eval_only_tests_the_networks_again(
 
 @pytest.mark.usefixtures("no_training")
 def test_without_training_no_flag_is_passed_over(
-    experiment: Experiment, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    experiment: Experiment, whole: Run, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
     script, parser = experiment.script, experiment.script.make_parser()
     saved = script.load_checkpoint(whole.checkpoint)
     monkeypatch.setattr(script, "load_checkpoint", lambda path: saved)  # which takes its time
@@ -1141,7 +1105,7 @@ def test_without_training_no_flag_is_passed_over(
 
 
 def test_networks_that_a_checkpoint_does_not_hold(
-    experiment: Experiment, whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    experiment: Experiment, whole: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     path, script = tmp_path / "c.npz", experiment.script
     config, states = script.load_checkpoint(whole.checkpoint)
@@ -1158,7 +1122,7 @@ def test_networks_that_a_checkpoint_does_not_hold(
 
 
 def test_pictures_that_cannot_be_read_are_one_line(
-    experiment: Experiment, whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    experiment: Experiment, whole: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     good = tmp_path / "good.png"
     Image.fromarray(strokes().test_images[0]).save(good)
@@ -1183,9 +1147,7 @@ def test_pictures_that_cannot_be_read_are_one_line(
     assert not (tmp_path / "drawn").exists()
 
 
-def test_faults_of_data_are_one_line(
-    experiment: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faults_of_data_are_one_line(experiment: Experiment, tmp_path: Path, capsys: Capture) -> None:
     script, folder = experiment.script, str(tmp_path)
     if experiment.has_digits:
         assert "no train-images" in failure(script, ["--dataset", "mnist", "--data-dir", folder], capsys)
@@ -1194,9 +1156,7 @@ def test_faults_of_data_are_one_line(
         assert "smallnorb-5x46789" in failure(script, ["--dataset", "smallnorb", "--data-dir", folder], capsys)
 
 
-def test_running_out_of_memory_is_one_line(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_running_out_of_memory_is_one_line(experiment: Experiment, monkeypatch: Patch, capsys: Capture) -> None:
     def too_large(config: Any) -> None:
         raise MemoryError
 
