@@ -755,7 +755,7 @@ def draw_training_curves(run: Run) -> Figure:
     other = "held_out_accuracy" if config.has_views else "error"
     titles = {
         "train_loss": "training loss, each model's own",
-        accuracy: "test accuracy",
+        accuracy: "accuracy, familiar viewpoints" if config.has_views else "test accuracy",
         "held_out_accuracy": "accuracy, held-out viewpoints",
         "error": "test error",
     }
