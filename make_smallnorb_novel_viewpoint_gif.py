@@ -88,7 +88,7 @@ def confidence(config: Config, name: str, scores: Array) -> Array:
 
 
 class Recorder:
-    """A callback that keeps the bars of the sweep (J, F, J) after some epochs, by model and epoch."""
+    """A callback that keeps the bars of the sweep (J, F, J) after the given epochs, by model and epoch."""
 
     def __init__(self, config: Config, data: Data, sweep: Sweep, epochs: list[int]) -> None:
         self.config, self.sweep, self.epochs = config, sweep, epochs
@@ -274,11 +274,11 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         require_writable(args.out)
-        data = experiment.make_data(config)
-        figures.require_every_class(config, data)
-        sweep, epochs = make_sweep(config, data, args.sweep_frames), snapshot_epochs(config.n_epochs, snapshots)
-        recorder = Recorder(config, data, sweep, epochs)
+        epochs = snapshot_epochs(config.n_epochs, snapshots)
         with blas_threads(args.threads):
+            data = experiment.make_data(config)
+            figures.require_every_class(config, data)
+            recorder = Recorder(config, data, make_sweep(config, data, args.sweep_frames), epochs)
             states = experiment.train_all(config, data, files=Files(quiet=args.quiet), callback=recorder)
             result = experiment.make_result(config, states, data)
         print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")

@@ -601,9 +601,9 @@ def main(argv: list[str] | None = None) -> int:
         require_runs(args.results, seeds)
         smallnorb = args.smallnorb_dir or os.environ.get("SMALLNORB_DIR")
         pairs = read_pairs(Path(smallnorb)) if smallnorb else None
-        data = experiment.make_data(config)
-        require_every_class(config, data)
         with blas_threads(args.threads):
+            data = experiment.make_data(config)
+            require_every_class(config, data)
             states = states or experiment.train_all(config, data, files=Files(quiet=args.quiet))
             result = experiment.make_result(config, states, data)
             print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")

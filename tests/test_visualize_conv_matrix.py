@@ -408,7 +408,12 @@ def test_what_cannot_work_is_found_before_the_training(no_training: None, capsys
 
 def test_flags_of_tests_and_attacks_go_with_any_checkpoint(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[figures.Run] = []
-    monkeypatch.setattr(figures, "drawers", lambda run, *_: drawn.append(run) or {})
+
+    def drawers(run: figures.Run, *_: Any) -> dict[str, Any]:
+        drawn.append(run)
+        return {}
+
+    monkeypatch.setattr(figures, "drawers", drawers)
     flags = ["--n-attack=3", "--attack-steps=9", "--n-test=15"]
     assert figures.main([*flags, f"--checkpoint={checkpoint}"]) == 0
     config = drawn[0].config
