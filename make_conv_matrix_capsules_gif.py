@@ -18,11 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.patches import Ellipse
-from tqdm import tqdm
 
 import conv_matrix_capsules as experiment
 import visualize_conv_matrix_capsules as figures
-from conv_matrix_capsules import Array, ClassRouting, Config, Data, Params, TrainState, views
+from conv_matrix_capsules import Array, ClassRouting, Config, Data, views
 from support.figures import (
     BLACK,
     BLUE,
@@ -45,7 +44,9 @@ from support.figures import (
     weighted_quantiles,
     write_gif,
 )
-from support.run import Parser, exit_status, require_writable, whole_number
+from support.optimizers import TrainState
+from support.run import Files, Parser, exit_status, flag_of, require_writable, whole_number
+from support.workers import Workers
 
 N_TESTED = 500  # test images of the accuracy curve, spread over the set
 N_GREYS, N_COLOURS = 32, 160  # of the palette
@@ -73,39 +74,31 @@ def snapshot_steps(n_steps: int, snapshots: int) -> list[int]:
 
 
 class Recorder:
-    """Takes the snapshots during the training."""
+    """A callback that takes the snapshots."""
 
-    def __init__(self, config: Config, data: Data, steps: list[int]) -> None:
-        self.config, self.steps = config, steps
+    def __init__(self, config: Config, data: Data, steps: list[int], workers: Workers) -> None:
+        self.config, self.steps, self.workers = config, steps, workers
         self.model = experiment.make_models(config)["capsules"]
         self.image, self.label = data.test.images[:1], int(data.test.labels[0])
-        self.tested = experiment.some(*data.test, N_TESTED)
+        self.tested = experiment.subset(*data.test, N_TESTED)
         self.snapshots: list[Snapshot] = []
 
-    def take(self, step: int, params: Params) -> None:
-        accuracy = experiment.evaluate(self.model, params, self.tested)
-        routing = experiment.class_routing(params, self.image, self.config)
-        self.snapshots.append(Snapshot(step, routing, accuracy))
+    def __call__(self, state: TrainState, epoch_ended: bool) -> None:
+        if state.step in self.steps:
+            routing = experiment.class_routing(state.params, self.image, self.config)
+            accuracy = experiment.evaluate(self.model, state.params, self.tested, self.config, self.workers)
+            self.snapshots.append(Snapshot(state.step, routing, accuracy))
 
 
-def record(config: Config, data: Data, snapshots: int, quiet: bool) -> tuple[TrainState, Recorder]:
+def record(config: Config, data: Data, snapshots: int, threads: int, quiet: bool) -> tuple[TrainState, Recorder]:
     """Train the capsule network and take the snapshots on the way."""
-    n_steps = math.ceil(len(data.train.labels) / config.batch_size) * config.n_epochs
-    recorder = Recorder(config, data, snapshot_steps(n_steps, snapshots))
-    of = experiment.experiment(config)
-    state = views.init_state(recorder.model, config, of)
-    silent = quiet or not sys.stderr.isatty()
-    with tqdm(total=n_steps, desc="capsules", unit="step", leave=False, disable=silent) as bar:
-
-        def after_step(state: TrainState, epoch_ends: bool) -> None:
-            bar.update()
-            if state.step in recorder.steps:
-                recorder.take(state.step, state.params)
-
-        if 0 in recorder.steps:
-            recorder.take(0, state.params)
-        experiment.train(recorder.model, config, data, state, after_step=after_step, experiment=of)
-    return state, recorder
+    steps = snapshot_steps(experiment.steps_per_epoch(config, data) * config.n_epochs, snapshots)
+    with Workers(threads, config.dtype) as workers:
+        recorder = Recorder(config, data, steps, workers)
+        states = experiment.train_all(
+            config, data, names=("capsules",), threads=threads, files=Files(quiet=quiet), callback=recorder
+        )
+    return states["capsules"], recorder
 
 
 def principal_axes(routing: ClassRouting) -> Array:
@@ -270,8 +263,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         description="Train the convolutional matrix capsules and animate how their votes are routed on the way."
     )
-    experiment.add_experiment_arguments(parser)
-    figures.add_threads(parser)
+    experiment.add_config_flags(parser)
     animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=3.0)
     animation.add_argument(
         "--snapshots", type=whole_number(2, MAX_FRAMES), metavar="N", default=10,
@@ -284,6 +276,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
     config = experiment.config_from_args(parser, args)
+    for field in ("attack", "epsilons", "attack_steps", "n_attack"):
+        if field in args.given:
+            parser.error(f"argument {flag_of(Config, field)}: nothing is attacked here")
     if args.snapshots * config.em_iters > MAX_FRAMES:
         parser.error(
             f"argument --snapshots: {args.snapshots} of {config.em_iters} iterations are more than {MAX_FRAMES} frames"
@@ -293,8 +288,7 @@ def main(argv: list[str] | None = None) -> int:
         require_writable(args.out)
         data = experiment.make_data(config)
         require_test_images(len(data.test.labels), figures.MIN_TEST)
-        with experiment.worker_threads(args.threads):
-            state, recorder = record(config, data, args.snapshots, args.quiet)
+        state, recorder = record(config, data, args.snapshots, args.threads, args.quiet)
         result = experiment.make_result(config, data.name, {"capsules": state}, {}, args.threads)
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         frames = [(k, t) for k in range(len(recorder.snapshots)) for t in range(config.em_iters)]

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 import mnist_affine_capsnet as experiment
-import multimnist_capsnet as base
 import visualize_mnist_affine_capsnet as figures
 from mnist_affine_capsnet import SWEEP
 from multimnist_capsnet import Array
@@ -41,6 +40,7 @@ from support.figures import (
     write_gif,
 )
 from support.run import Parser, exit_status, require_writable, whole_number
+from support.workers import blas_threads
 from visualize_mnist_affine_capsnet import MODELS, J, Run, degrees
 
 N_SHOWN = 3  # digits
@@ -183,7 +183,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Animate what the models of the affine-digits experiment take turning digits for, from a checkpoint"
         " or after training them."
     )
-    experiment.add_experiment_arguments(parser)
+    experiment.add_config_flags(parser)
     animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=10.0)
     animation.add_argument(
         "--checkpoint", type=Path, metavar="FILE", help="take a finished training from there and train nothing"
@@ -205,9 +205,9 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         require_writable(args.out)
-        run = figures.finish(*figures.prepare(args, argv, make_parser()), args.threads, args.quiet)
+        run = figures.finish(*figures.prepare(args), args.threads, args.quiet)
         text_colours = [darkened(c) for c in (RIGHT, WRONG, *(style.colour for style in MODELS.values()))]
-        with base.single_blas():
+        with blas_threads(1):
             turning = Turning(run, args.digits, args.frames)
             write_gif(args, lambda: TurningDigits(run, turning), [(k,) for k in range(args.frames)],
                       N_GREYS, N_COLOURS, text_colours)  # fmt: skip

@@ -10,17 +10,15 @@ each of their two digits, what the network takes them for, and the accuracy and 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import sys
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 import multimnist_capsnet as experiment
 import visualize_multimnist_capsnet as figures
-from multimnist_capsnet import Array, Batch, Config, Data, Params, TrainState
+from multimnist_capsnet import Array, Batch, Config, Data
 from support.figures import (
     BLACK,
     BLUE,
@@ -42,7 +40,9 @@ from support.figures import (
     step_axis,
     write_gif,
 )
-from support.run import Parser, exit_status, require_writable, whole_number
+from support.optimizers import TrainState
+from support.run import Files, Parser, exit_status, require_writable, whole_number
+from support.workers import Workers
 from visualize_multimnist_capsnet import DIGIT_COLOURS, add_two_names, in_colour, in_two_colours
 
 N_SHOWN = 6  # composites
@@ -71,51 +71,34 @@ def shown_composites(data: Data) -> Batch:
 
 
 class Recorder:
-    """Takes a snapshot before the training, every so many steps, and after the last."""
+    """A callback that takes a snapshot before the training, every so many steps, and after the last."""
 
-    def __init__(self, config: Config, data: Data, every: int, threads: int) -> None:
-        self.config, self.every = config, every
+    def __init__(self, config: Config, data: Data, every: int, workers: Workers) -> None:
+        self.config, self.every, self.workers = config, every, workers
         self.model = experiment.make_models(config)["capsnet"]
         self.shown = shown_composites(data)
         self.tested = data.test.part(0, N_TESTED)
-        self.crew = experiment.Crew(threads)  # with workspaces of its own, of the test's sizes
         self.snapshots: list[Snapshot] = []
 
-    def take(self, step: int, params: Params) -> None:
-        ws = experiment.Workspace(self.config.dtype)
-        lengths, cache = experiment.capsnet_forward(params, self.shown.images, self.config, ws)
-        labels = self.shown.labels
+    def __call__(self, state: TrainState, epoch_ended: bool) -> None:
+        if state.step % self.every and state.step != self.config.n_steps:
+            return
+        labels, ws = self.shown.labels, self.workers.workspace
+        lengths, cache = experiment.capsnet_forward(state.params, self.shown.images, self.config, ws)
         answers = figures.in_order_of_labels(labels, experiment.top_labels(lengths.T, 2))
-        drawn = experiment.reconstruct(params, cache.v, labels, ws).copy()
-        tested = experiment.evaluate(self.model, params, self.tested, self.crew)
-        self.snapshots.append(Snapshot(step, drawn, answers, tested["set_accuracy"], tested["recon_mse"]))
-
-    def after_step(self, state: TrainState, _: bool) -> None:
-        if state.step % self.every == 0 or state.step == self.config.n_steps:
-            self.take(state.step, state.params)
+        drawn = experiment.reconstruct(state.params, cache.v, labels, ws).copy()
+        tested = experiment.evaluate(self.model, state.params, self.tested, self.workers)
+        self.snapshots.append(Snapshot(state.step, drawn, answers, tested["set_accuracy"], tested["recon_mse"]))
 
 
 def record(config: Config, data: Data, every: int, threads: int, quiet: bool) -> tuple[TrainState, list[Snapshot]]:
     """Train the capsule network and take the snapshots on the way."""
-    recorder = Recorder(config, data, every, threads)
-    state = experiment.init_state(recorder.model, config)
-    crew = experiment.Crew(threads)
-    silent = quiet or not sys.stderr.isatty()
-    with (
-        experiment.single_blas(),
-        contextlib.closing(crew),
-        contextlib.closing(recorder.crew),
-        tqdm(total=config.n_steps, desc="capsnet", unit="step", leave=False, disable=silent) as bar,
-    ):
-
-        def after_step(state: TrainState, epoch_ends: bool) -> None:
-            bar.update()
-            recorder.after_step(state, epoch_ends)
-
-        recorder.crew.prepare(state)
-        recorder.take(0, state.params)
-        experiment.train(recorder.model, config, data, state, after_step=after_step, crew=crew)
-    return state, recorder.snapshots
+    with Workers(threads, config.dtype) as workers:
+        recorder = Recorder(config, data, every, workers)
+        states = experiment.train_all(
+            config, data, names=("capsnet",), threads=threads, files=Files(quiet=quiet), callback=recorder
+        )
+    return states["capsnet"], recorder.snapshots
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -208,7 +191,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         description="Train the capsule network of the MultiMNIST experiment and animate what it draws on the way."
     )
-    experiment.add_experiment_arguments(parser)
+    experiment.add_config_flags(parser)
     animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=6.0)
     animation.add_argument(
         "--snapshot-every", type=whole_number(1, 10**9), metavar="N", default=75,

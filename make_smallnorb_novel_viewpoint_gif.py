@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 import smallnorb_novel_viewpoint as experiment
 import visualize_smallnorb_novel_viewpoint as figures
-from smallnorb_novel_viewpoint import Array, Config, Data, Params, Split
+from smallnorb_novel_viewpoint import Array, Config, Data, Split
 from support.figures import (
     BLACK,
     GREY,
@@ -38,7 +38,9 @@ from support.figures import (
     new_figure,
     write_gif,
 )
-from support.run import Parser, exit_status, require_writable, whole_number
+from support.optimizers import TrainState
+from support.run import Files, Parser, exit_status, require_writable, whole_number
+from support.workers import blas_threads
 from visualize_smallnorb_novel_viewpoint import CHANCE, HELD_OUT, MODELS, TRAINED
 
 SHOWN = ("capsules", "cnn_matched")  # models whose answers are drawn
@@ -86,20 +88,20 @@ def confidence(config: Config, name: str, scores: Array) -> Array:
 
 
 class Recorder:
-    """A callback that keeps, for each snapshot, the bars of the sweep (J, F, J), and in the end the histories."""
+    """A callback that keeps the bars of the sweep (J, F, J) after the given epochs, by model and epoch."""
 
-    def __init__(self, config: Config, sweep: Sweep, epochs: list[int]) -> None:
+    def __init__(self, config: Config, data: Data, sweep: Sweep, epochs: list[int]) -> None:
         self.config, self.sweep, self.epochs = config, sweep, epochs
         self.models = experiment.make_models(config)
+        self.steps_per_epoch = experiment.steps_per_epoch(config, data)
         self.bars: dict[tuple[str, int], Array] = {}
-        self.histories: dict[str, dict[str, list[float]]] = {}
 
-    def __call__(self, name: str, epoch: int, params: Params, history: dict[str, list[float]]) -> None:
-        self.histories[name] = history
-        if name in SHOWN and epoch in self.epochs:
-            scores = experiment.predict_scores(self.models[name], params, self.sweep.views.images)
+    def __call__(self, state: TrainState, epoch_ended: bool) -> None:
+        epoch = state.step // self.steps_per_epoch
+        if epoch_ended and state.name in SHOWN and epoch in self.epochs:
+            scores = experiment.predict_scores(self.models[state.name], state.params, self.sweep.views.images)
             n = experiment.N_CLASSES
-            self.bars[name, epoch] = confidence(self.config, name, scores).reshape(n, -1, n)
+            self.bars[state.name, epoch] = confidence(self.config, state.name, scores).reshape(n, -1, n)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -117,8 +119,9 @@ CURVE = (6.75, 3.5, 1.85, 1.35)
 class TurningObjects(Scene):
     """Images, answers, viewpoint and accuracies."""
 
-    def __init__(self, config: Config, sweep: Sweep, recorder: Recorder) -> None:
-        self.config, self.sweep, self.recorder = config, sweep, recorder
+    def __init__(self, recorder: Recorder, states: dict[str, TrainState]) -> None:
+        config, sweep, self.bars, self.states = recorder.config, recorder.sweep, recorder.bars, states
+        self.config, self.sweep = config, sweep
         n, n_frames = experiment.N_CLASSES, len(sweep.angles)
         self.images = sweep.views.images.reshape(n, n_frames, *sweep.views.images.shape[1:])
         super().__init__(new_figure(GIF_HEIGHT, "", figures.subtitle(config), width=GIF_WIDTH))
@@ -211,7 +214,7 @@ class TurningObjects(Scene):
         for k, picture in enumerate(self.pictures):
             picture.set_data(grey_levels(self.images[k, f]))
         for (model, k), rectangles in self.rectangles.items():
-            values = self.recorder.bars[model, epoch][k, f]
+            values = self.bars[model, epoch][k, f]
             answer = int(values.argmax())
             for j, (rectangle, value) in enumerate(zip(rectangles, values, strict=True)):
                 rectangle.set_width(value)
@@ -228,7 +231,7 @@ class TurningObjects(Scene):
         self.angle_text.set_text(f"{angle} {degrees % 360 if circular else degrees:.0f}°: {where}")
         self.angle_text.set_color(darkened(colour))
         for model, line in self.lines.items():
-            values = self.recorder.histories[model]["held_out_accuracy"][:epoch]
+            values = self.states[model].history["held_out_accuracy"][:epoch]
             line.set_data(np.arange(1, len(values) + 1), values)
         return self.draw()
 
@@ -242,7 +245,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         description="Train the models of the novel-viewpoint experiment and animate what they see on the way."
     )
-    experiment.add_experiment_arguments(parser)
+    experiment.add_config_flags(parser)
     animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=10.0)
     count = whole_number(1, MAX_FRAMES)
     animation.add_argument(
@@ -271,17 +274,17 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         require_writable(args.out)
-        with experiment.threads_for(config, args.threads):
+        epochs = snapshot_epochs(config.n_epochs, snapshots)
+        with blas_threads(args.threads):
             data = experiment.make_data(config)
             figures.require_every_class(config, data)
-            sweep = make_sweep(config, data, args.sweep_frames)
-            recorder = Recorder(config, sweep, snapshot_epochs(config.n_epochs, snapshots))
-            states = experiment.train_all(config, data, quiet=args.quiet, callback=recorder)
+            recorder = Recorder(config, data, make_sweep(config, data, args.sweep_frames), epochs)
+            states = experiment.train_all(config, data, files=Files(quiet=args.quiet), callback=recorder)
             result = experiment.make_result(config, states, data)
         print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
         print(experiment.format_table(result))
-        frames = [(epoch, f) for epoch in recorder.epochs for f in range(args.sweep_frames)]
-        write_gif(args, lambda: TurningObjects(config, sweep, recorder), frames, N_GREYS, N_COLOURS)
+        frames = [(epoch, f) for epoch in epochs for f in range(args.sweep_frames)]
+        write_gif(args, lambda: TurningObjects(recorder, states), frames, N_GREYS, N_COLOURS)
 
     return exit_status(body)
 

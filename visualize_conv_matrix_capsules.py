@@ -39,7 +39,7 @@ from matplotlib.patches import Patch, Rectangle, Wedge
 from matplotlib.ticker import MaxNLocator
 
 import conv_matrix_capsules as experiment
-from conv_matrix_capsules import Array, Config, Data, TrainState, views
+from conv_matrix_capsules import CAPS_KERNEL, CAPS_STRIDES, POSE_SIDE, Array, Config, Data, views
 from support.figures import (
     BLACK,
     BLUE,
@@ -66,21 +66,19 @@ from support.figures import (
     add_sheet,
     add_text,
     add_view,
-    agreed_config,
     darkened,
     decades_axis,
     epoch_axis,
     evenly_spaced_indices,
-    given_fields,
     grey_levels,
     lightened,
+    load_finished,
     mark_column,
     marked_answer,
     model_line,
     new_figure,
     plural,
     read_runs,
-    require_finished,
     require_runs,
     require_test_images,
     results_files,
@@ -89,7 +87,9 @@ from support.figures import (
     with_minus_sign,
     write_figures,
 )
-from support.run import Parser, exit_status, require_writable, whole_number
+from support.optimizers import TrainState
+from support.run import Files, Parser, exit_status, require_writable
+from support.workers import Workers, Workspace
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 TYPE_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, YELLOW)  # of capsules
@@ -133,11 +133,11 @@ def verdict(config: Config, answer: int, label: int) -> tuple[str, Any]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def answers_of(run: Run) -> dict[str, Array]:
+def answers_of(run: Run, workers: Workers) -> dict[str, Array]:
     """Per model, the class (N,) that it names for each test image."""
-    models = experiment.make_models(run.config)
+    config, models = run.config, experiment.make_models(run.config)
     return {
-        name: views.predict_scores(models[name], state.params, run.data.test.images).argmax(axis=1)
+        name: experiment.predict_scores(models[name], state.params, run.data.test, config, workers).argmax(axis=1)
         for name, state in run.states.items()
     }
 
@@ -188,7 +188,7 @@ N_TIGHTNESS = 200  # test images
 
 def tightness(run: Run) -> Tightness:
     params, config = run.states["capsules"].params, run.config
-    chosen = experiment.some(*run.data.test, N_TIGHTNESS)
+    chosen = experiment.subset(*run.data.test, N_TIGHTNESS)
     distance, fraction, own = [], [], []
     for start in range(0, len(chosen.labels), 25):
         labels = chosen.labels[start : start + 25]
@@ -216,11 +216,11 @@ class Flow(NamedTuple):
 def centres(config: Config) -> dict[str, Array]:
     """Middles, in pixels, of the receptive fields on each grid: of the primary capsules and of both ConvCaps layers.
     The same for rows and columns."""
-    sides = views.conv_capsnet_grids(config.image_size)
+    sides = experiment.grid_sides(config.image_size)
     centre, spacing = 0, 2  # conv1's padding puts its first field's middle on the first pixel
     found = {"primary": centre + spacing * np.arange(sides[0])}
-    for side, (layer, stride) in zip(sides[1:], views.CAPS_STRIDES.items(), strict=True):
-        centre, spacing = centre + spacing * (views.CAPS_KERNEL // 2), spacing * stride
+    for side, (layer, stride) in zip(sides[1:], CAPS_STRIDES.items(), strict=True):
+        centre, spacing = centre + spacing * (CAPS_KERNEL // 2), spacing * stride
         found[layer] = centre + spacing * np.arange(side)
     return found
 
@@ -228,9 +228,9 @@ def centres(config: Config) -> dict[str, Array]:
 def flow(cache: Any, layer: str, config: Config, iteration: int) -> Flow:
     """``cache``: what ``conv_capsnet_forward`` kept of one image."""
     routed = getattr(cache, layer)
-    stride, position_of = views.CAPS_STRIDES[layer], centres(config)[layer]
+    a_in = (cache.a_primary if layer == "convcaps1" else cache.convcaps1.a[-1])[0].astype(float)  # (H, W, I)
+    stride, position_of = CAPS_STRIDES[layer], centres(config)[layer]
     r = routed.assignments[iteration][0].astype(float)  # (Ho, Wo, K, K, I, J)
-    a_in = routed.a_in[0].astype(float)  # (H, W, I)
     h_out, w_out, k, _, _, n_out = r.shape
     types, to, parents = (
         np.zeros((*a_in.shape[:2], n_out)),
@@ -270,7 +270,7 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
     limit = far_enough(routing)
     edges = np.linspace(0, limit, N_BINS + 1)
 
-    left, top, side, gap = 2.02 if config.has_digits else 2.4, 1.22, 1.0, 0.07
+    left, top, side, gap = 2.4 if config.has_views else 2.02, 1.22, 1.0, 0.07
     width = (WIDTH - left - 0.12 - gap * (n_classes - 1)) / n_classes
     row = 0.52
     block = len(shown) * (row + gap) + 0.72
@@ -361,13 +361,14 @@ def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
     right = np.flatnonzero(answers["capsules"] == labels)
     k = int((right if len(right) else np.arange(len(labels)))[0])
     image = experiment.prepared(run.data.test.images[k : k + 1], config)
-    cache = views.conv_capsnet_forward(run.states["capsules"].params, image, config)[1]
-    n_iterations = len(cache.routing.iterations)
+    params, ws = run.states["capsules"].params, Workspace(config.dtype)
+    cache = experiment.conv_capsnet_forward(params, image, config, ws)[1]
+    n_iterations = len(cache.routing.steps)
     columns = sorted({0 if n_iterations < 3 else 1, n_iterations - 1})  # of three or more not the first: it is even
     side, gap, left, top = 2.1, 0.11, 0.12, 1.72
     row = side + 0.62
     fig = run_figure(run, top + 2 * row - 0.5, f"Where the children go: {with_article(config.classes[labels[k]])}")
-    add_text(fig, left, 0.66, "pies: to which types of parents a place's children belong, larger for more activation"
+    add_text(fig, left, 0.66, "pies: to which types of parents a position's children belong, larger for more activation"
              " (parents: which types got mass, larger for more);")  # fmt: skip
     add_text(
         fig, left, 0.86, "arrows: how far the middle of their parents lies from where even assignments would put it"
@@ -416,7 +417,7 @@ def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
 
         # one child in the middle, the fields of its parents, their middles
         ax = panel(left, y, "a child and its parents' fields")
-        stride, reach = views.CAPS_STRIDES[layer], views.CAPS_KERNEL // 2
+        stride, reach = CAPS_STRIDES[layer], CAPS_KERNEL // 2
         c = stride * (len(children) // 2 // stride)
         own = [p for p in range(len(middles[layer])) if abs(stride * p + reach - c) <= reach]
         half = (reach + 0.5) * spacing
@@ -428,7 +429,7 @@ def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
                 ax.plot(*at, marker="s", color=BLUE, markersize=5, markeredgecolor="white", markeredgewidth=0.6)
         ax.plot(children[c], children[c], marker="o", color=VERMILLION, markersize=7, markeredgecolor="white")
 
-        heading = f"{LAYER_NAMES[layer]}: children on {n_positions[0]}×{n_positions[0]} places, parents on"
+        heading = f"{LAYER_NAMES[layer]}: children on {n_positions[0]}×{n_positions[0]} positions, parents on"
         heading += f" {n_positions[1]}×{n_positions[1]}, {last.parents.shape[2]} types each"
         add_text(fig, left, y - 0.44, heading, fontweight="bold")
         handles = [Patch(color=colour, label=str(j + 1)) for j, colour in zip(coloured, colours, strict=False)]
@@ -478,9 +479,9 @@ def ink_and_slant(pictures: Array) -> Array:
 def perturb(run: Run, answers: dict[str, Array], n: int = 3) -> Perturbation:
     """Trains a decoder on the training images, the capsules being frozen."""
     config, params = run.config, run.states["capsules"].params
-    taught = experiment.some(*run.data.train, DECODER_IMAGES)
+    taught = experiment.subset(*run.data.train, DECODER_IMAGES)
     decoder, _ = experiment.train_decoder(params, taught.images, taught.labels, config, DECODER_EPOCHS)
-    tested = experiment.some(*run.data.test, N_MEASURED)
+    tested = experiment.subset(*run.data.test, N_MEASURED)
     poses, _ = experiment.class_capsules(params, tested.images, config)
     labels = tested.labels
     error = float(
@@ -516,7 +517,7 @@ def signed(value: float) -> str:
 
 def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
     config = run.config
-    p, n_steps, size = views.POSE_SIDE, len(SWEEP), config.image_size
+    p, n_steps, size = POSE_SIDE, len(SWEEP), config.image_size
     tile = size + 2  # pixels
     left, top, gap, head = 0.12, 1.9, 0.16, 0.28
     width = (WIDTH - 2 * left - (p - 1) * gap) / p
@@ -544,7 +545,7 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
     )
     for m, line in enumerate(lines):
         add_text(fig, x, 0.93 + 0.2 * m, line, color=GREY if m < 3 else darkened(PURPLE))
-    coordinates = {(0, p - 1), (1, p - 1)}  # see ``coordinates`` of the other script
+    coordinates = {(0, p - 1), (1, p - 1)}  # see ``coordinates`` of the experiment
     for d in range(p * p):
         i, j = divmod(d, p)
         x, y = left + j * (width + gap), top + i * (height + head + 0.1)
@@ -607,7 +608,7 @@ def read_attacks(paths: Sequence[Path], config: Config, dataset: str) -> Attacks
     Raises UserError where a file cannot be read.
     """
     runs = []
-    for models in read_runs(paths, config, dataset, ("accuracy",), MEASURED_ELSEWHERE):
+    for models in read_runs(paths, config, dataset, (config.headline,), MEASURED_ELSEWHERE):
         run: dict[str, dict[str, Any]] = {}
         for name, metrics in models.items():
             kinds: dict[str, Any] = {k: v for k, v in metrics.items() if k.startswith("zero_gradient")}
@@ -619,9 +620,10 @@ def read_attacks(paths: Sequence[Path], config: Config, dataset: str) -> Attacks
     return gather_attacks(runs)
 
 
-def measure_attacks(run: Run) -> Attacks:
-    config = dataclasses.replace(run.config, attack=experiment.ATTACKS)
-    found = gather_attacks([experiment.attack_all(config, run.states, run.data)])
+def measure_attacks(run: Run, threads: int) -> Attacks:
+    """With the attacks of the configuration, or with all where it has none."""
+    config = dataclasses.replace(run.config, attack=run.config.attack or experiment.ATTACKS)
+    found = gather_attacks([experiment.attack_all(config, run.states, run.data, threads)])
     assert found is not None
     return found
 
@@ -676,19 +678,19 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
     epsilons = [config.epsilons[i] for i in evenly_spaced_indices(len(config.epsilons), 4)]
     images = views.crop(run.data.test.images[chosen], None).astype(np.float64)
     exact = dataclasses.replace(config, dtype="float64", em_grad="exact")
-    models = experiment.make_models(exact)
+    models, ws = experiment.make_models(exact), Workspace("float64")
     params = {name: {k: p.astype(np.float64) for k, p in run.states[name].params.items()} for name in names}
 
     def answers_to(x: Array) -> dict[str, Array]:
         with np.errstate(all="ignore"):
-            return {name: models[name].forward(params[name], x)[0].argmax(axis=1) for name in names}
+            return {name: models[name].forward(params[name], x, ws)[0].argmax(axis=1) for name in names}
 
     def worst(name: str, epsilon: float) -> Array:
         """Each image attacked along the model's own loss or, where that fails, along another one that misleads it."""
         found, fooled = images.copy(), np.zeros(len(images), bool)
         for k, loss in enumerate(experiment.attack_losses(models[name], exact).values()):
             with np.errstate(all="ignore"):
-                moved = experiment.attack(models[name], params[name], images, labels[chosen], loss, epsilon,
+                moved = experiment.attack(models[name], params[name], images, labels[chosen], loss, epsilon, ws,
                                           config.attack_steps, config.pixel_range)  # fmt: skip
             wrong = answers_to(moved)[name] != labels[chosen]
             take = ~fooled & wrong if k else np.ones(len(images), bool)
@@ -699,7 +701,7 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
     attacked = {name: [worst(name, epsilon) for epsilon in epsilons] for name in names}
     left, top, cell = 1.82, 1.4, 0.78
     pitch = (WIDTH - left - 0.04) / max(len(epsilons), 4)
-    row = cell + (0.3 if config.has_digits else 0.46)  # longer names take two lines
+    row = cell + (0.46 if config.has_views else 0.3)  # longer names take two lines
     block = len(names) * row + 0.14
     fig = run_figure(run, top + len(chosen) * block - 0.06, "Attacked images, and what the models make of them")
     add_text(fig, 0.12, 0.66, f"iterated attack of {config.attack_steps} steps: beside each attacked image what was"
@@ -729,7 +731,7 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
                     text, colour = verdict(config, int(said[who][0]), label)
                     text, bold = f"{MODELS[who].short} {text}", "bold" if who == name else "normal"
                     style: dict[str, Any] = {"color": colour, "fontsize": 9, "fontweight": bold}
-                    if config.has_digits and w:
+                    if w and not config.has_views:
                         add_text(fig, x + 2 * cell + 0.03, y + cell + 0.05, text, ha="right", **style)
                     else:
                         add_text(fig, x, y + cell + 0.05 + 0.16 * w, text, **style)
@@ -745,22 +747,23 @@ def draw_training_curves(run: Run) -> Figure:
     config = run.config
     fig = run_figure(run, 3.75, "Training")
     add_model_legend(fig, 0.62, 0.72, [MODELS[name] for name in run.states])
+    accuracy = "familiar_accuracy" if config.has_views else "accuracy"
     errors = [
-        f"{MODELS[name].short} {100 * (1 - state.history['accuracy'][-1]):.2f} %" for name, state in run.states.items()
+        f"{MODELS[name].short} {100 * (1 - state.history[accuracy][-1]):.2f} %" for name, state in run.states.items()
     ]
     add_text(fig, WIDTH - 0.15, 0.72, "test errors at the end: " + ", ".join(errors), ha="right", fontweight="bold")
-    other = "error" if run.data.held_out is None else "held_out_accuracy"
+    other = "held_out_accuracy" if config.has_views else "error"
     titles = {
         "train_loss": "training loss, each model's own",
-        "accuracy": "test accuracy",
+        accuracy: "accuracy, familiar viewpoints" if config.has_views else "test accuracy",
         "held_out_accuracy": "accuracy, held-out viewpoints",
         "error": "test error",
     }
-    for p, metric in enumerate(("train_loss", "accuracy", other)):
+    for p, metric in enumerate(("train_loss", accuracy, other)):
         ax = add_axes(fig, 0.62 + p * 2.95, 1.3, 2.3, 1.9)
         values = {}
         for name, state in run.states.items():
-            history = state.history["accuracy" if metric == "error" else metric]
+            history = state.history[accuracy if metric == "error" else metric]
             values[name] = 1 - np.array(history) if metric == "error" else np.array(history)
         if metric.endswith("accuracy"):
             accuracy_axis(ax, None, 1 / config.n_classes)
@@ -790,11 +793,9 @@ def draw_confusion_matrix(run: Run, answers: dict[str, Array]) -> Figure:
     config, labels = run.config, run.data.test.labels
     names = [name for name in MODELS if name in answers]
     n = config.n_classes
-    side, left, top = 3.75, 0.62, 1.32
-    if not config.has_digits:
-        left = 0.85
-    pitch = (WIDTH - left + 0.5) / 2 if config.has_digits else 4.3
-    side = min(side, pitch - left + 0.1)
+    left, top = 0.85 if config.has_views else 0.62, 1.32
+    pitch = 4.3 if config.has_views else (WIDTH - left + 0.5) / 2
+    side = min(3.75, pitch - left + 0.1)
     fig = run_figure(run, top + side + 0.62, "Which classes are taken for which")
     for m, name in enumerate(names):
         x = left + m * pitch
@@ -829,16 +830,16 @@ def draw_confusion_matrix(run: Run, answers: dict[str, Array]) -> Figure:
     return fig
 
 
-def drawers(run: Run, attacks: Attacks | None) -> dict[str, Callable[[], Figure]]:
+def drawers(run: Run, attacks: Attacks | None, workers: Workers) -> dict[str, Callable[[], Figure]]:
     """Name of each figure of a run, and what draws it (within ``figure_style``). Without ``attacks`` they are made."""
-    answers = answers_of(run)
+    answers = answers_of(run, workers)
     found: dict[str, Callable[[], Figure]] = {
         "training_curves": lambda: draw_training_curves(run),
         "confusion_matrix": lambda: draw_confusion_matrix(run, answers),
         "vote_distances": lambda: draw_vote_distances(run, answers),
         "receptive_fields": lambda: draw_receptive_fields(run, answers),
         "attacked_images": lambda: draw_attacked_images(run, answers),
-        "attack_curves": lambda: draw_attack_curves(run, attacks or measure_attacks(run)),
+        "attack_curves": lambda: draw_attack_curves(run, attacks or measure_attacks(run, workers.n_threads)),
     }
     if run.config.pixel_range == (0.0, 1.0):  # the decoder's pixels are a sigmoid's
         found["pose_perturbation"] = lambda: draw_pose_perturbation(run, perturb(run, answers))
@@ -852,34 +853,17 @@ def drawers(run: Run, attacks: Attacks | None) -> dict[str, Callable[[], Figure]
 MIN_TEST = 10  # images that the figures need
 
 
-def load_finished(path: Path, given: dict[str, Any]) -> tuple[Config, dict[str, TrainState]]:
-    """A checkpoint whose trainings have ended, the capsule network's among them, and that agrees with the ``given``
-    fields, those of attacks, of the test set's size and of the files' folder aside. Raises UserError."""
-    config, states = views.load_checkpoint(path, experiment.experiment(Config()))
-    free = (config.free_to_change | {"n_test"}) - {"n_epochs"}
-    config = agreed_config(path, config, given, free, text_of=views.format_value)
-    for name in ("capsules", *states):
-        done = len(states[name].history["train_loss"]) if name in states else 0
-        require_finished(path, name, done, config.n_epochs, "epochs", experiment.EXPERIMENT)
-    return config, states
-
+# which may differ from those of a checkpoint
+TEST_FIELDS = ("data_dir", "n_test", "attack", "epsilons", "attack_steps", "n_attack")
 
 DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_seeds.json"
-
-
-def add_threads(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--threads", type=whole_number(1, 256), metavar="N", default=experiment.default_threads(),
-        help="that work on each batch; no number depends on it; default: one a processor, at most 4 (%(default)s)",
-    )  # fmt: skip
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         description="Draw the figures of the convolutional matrix capsules: from a checkpoint, or train first."
     )
-    experiment.add_experiment_arguments(parser)
-    add_threads(parser)
+    experiment.add_config_flags(parser)
     add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
@@ -892,28 +876,26 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    folder = args.outdir / experiment.EXPERIMENT
+    asked, folder = experiment.config_from_args(parser, args), args.outdir / experiment.EXPERIMENT
 
     def body() -> None:
         # All errors are found before the training.
         require_writable(folder / "vote_distances.png")
-        given = given_fields(parser, argv, Config)
-        config, states = load_finished(args.checkpoint, given) if args.checkpoint else (asked, {})
+        config, states = load_finished(
+            experiment, args.checkpoint, asked, args.given, TEST_FIELDS, required=("capsules",)
+        )
         data = experiment.make_data(config)
         require_test_images(len(data.test.labels), MIN_TEST)
         attacks = read_attacks(results_files(args.results, DEFAULT_RESULTS), config, data.name)
         require_runs(args.results, attacks)
-        with experiment.worker_threads(args.threads):
-            states = states or experiment.train_all(
-                config, data, experiment=experiment.experiment(config), quiet=args.quiet
-            )
-            result = experiment.make_result(config, data.name, states, {}, args.threads)
-            print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-            write_figures(folder, drawers(Run(config, data, states), attacks))
+        states = states or experiment.train_all(config, data, threads=args.threads, files=Files(quiet=args.quiet))
+        result = experiment.make_result(config, data.name, states, {}, args.threads)
+        print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+        with Workers(args.threads, config.dtype) as workers:
+            write_figures(folder, drawers(Run(config, data, states), attacks, workers))
         if config.pixel_range != (0.0, 1.0):
             print("skipped pose_perturbation.png: the decoder draws pixels between 0 and 1, which these are not")
 
-    asked = Config() if args.checkpoint else experiment.config_from_args(parser, args)
     return exit_status(body)
 
 

@@ -23,7 +23,6 @@ Capsules are perturbed for the first that the capsule network names rightly.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -41,7 +40,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 import mnist_affine_capsnet as experiment
 import multimnist_capsnet as base
 from mnist_affine_capsnet import SWEEP, Config, Data
-from multimnist_capsnet import Array, Crew, TrainState
+from multimnist_capsnet import Array
 from support.figures import (
     BLACK,
     BLUE,
@@ -63,24 +62,24 @@ from support.figures import (
     add_seed_points,
     add_sheet,
     add_text,
-    agreed_config,
     darkened,
     epoch_axis,
-    given_fields,
     lightened,
+    load_finished,
     mark_column,
     model_line,
     new_figure,
     plural,
     read_runs,
-    require_finished,
     require_runs,
     results_files,
     tiled,
     with_minus_sign,
     write_figures,
 )
-from support.run import Parser, UserError, exit_status, require_writable
+from support.optimizers import TrainState
+from support.run import Files, Parser, UserError, exit_status, names_of, require_writable
+from support.workers import Workers, blas_threads
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 J = base.N_CLASSES
@@ -180,12 +179,11 @@ def turned(run: Run, chosen: Array, angle: float) -> Array:
 
 def outputs(run: Run, images: Array) -> dict[str, Array]:
     """images (N, S, S) -> for each model (N, J): lengths of its capsules, or probabilities."""
-    models = experiment.make_models(run.config)
-    with contextlib.closing(Crew()) as crew:
-        return {
-            name: experiment.beliefs(name, experiment.scores_of(models[name], state, images, crew))
-            for name, state in run.states.items()
-        }
+    models, workers = experiment.make_models(run.config), Workers(1, run.config.dtype)
+    return {
+        name: experiment.beliefs(name, experiment.scores_of(models[name], state, images, workers))
+        for name, state in run.states.items()
+    }
 
 
 def answers_to(run: Run, images: Array) -> Array:
@@ -627,28 +625,15 @@ def drawers(run: Run, seeds: Seeds) -> dict[str, Callable[[], Figure]]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-TEST_FLAGS = ("data_dir", "n_test", "n_sweep", "rotation")  # which may differ from those of a checkpoint
+TEST_FIELDS = ("data_dir", "n_test", "n_sweep", "rotation")  # which may differ from those of a checkpoint
 
 
-def load_finished(path: Path, given: dict[str, Any]) -> tuple[Config, dict[str, TrainState]]:
-    """A checkpoint whose trainings have ended, the capsule network's among them, and that agrees with the ``given``
-    fields, those of the tests aside. Raises UserError."""
-    config, states = experiment.load_checkpoint(path)
-    config = agreed_config(path, config, given, TEST_FLAGS, base.flag_of)
-    for name in ("capsnet", *states):
-        if name not in states or not experiment.reached(states[name], config):
-            done = states[name].step if name in states else 0
-            require_finished(path, name, done, config.n_steps, "steps", experiment.EXPERIMENT)
-    return config, states
-
-
-def prepare(
-    args: argparse.Namespace, argv: list[str] | None, parser: argparse.ArgumentParser
-) -> tuple[Config, Data, dict[str, TrainState]]:
-    """Finds the errors of a run before its training. Without ``--checkpoint`` there are no states yet. Spoils the
-    parser's defaults."""
-    asked, given = experiment.config_from_args(args), given_fields(parser, argv, Config, base.PRESETS)
-    config, states = load_finished(args.checkpoint, given) if args.checkpoint else (asked, {})
+def prepare(args: argparse.Namespace) -> tuple[Config, Data, dict[str, TrainState]]:
+    """Configuration, data and the states of ``--checkpoint``, without which there are none yet. Raises UserError."""
+    asked, given = experiment.config_from_args(args), base.with_preset(args.given)
+    config, states = load_finished(
+        experiment, args.checkpoint, asked, given, TEST_FIELDS, required=("capsnet",), stopped=experiment.reached
+    )
     data = experiment.make_data(config)
     require_every_class(data)
     return experiment.resolved(config, data), data, states
@@ -656,11 +641,9 @@ def prepare(
 
 def finish(config: Config, data: Data, states: dict[str, TrainState], threads: int, quiet: bool) -> Run:
     """Train, unless that is done, test, and print the table."""
-    states = states or base.train_all(
-        config, data, experiment=experiment.AFFINE, names=experiment.MODEL_NAMES, quiet=quiet, threads=threads
-    )
-    with base.single_blas(), contextlib.closing(Crew(threads)) as crew:
-        tested = experiment.run_tests(config, data, states, crew)
+    states = states or experiment.train_all(config, data, threads=threads, files=Files(quiet=quiet))
+    with Workers(threads, config.dtype) as workers:
+        tested = experiment.run_tests(config, data, states, workers)
     result = experiment.make_result(config, data, states, tested, threads)
     print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
     return Run(config, data, states, tested)
@@ -673,7 +656,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         description="Draw the figures of the affine-digits experiment, from a checkpoint or after training its models."
     )
-    experiment.add_experiment_arguments(parser)
+    experiment.add_config_flags(parser)
     files = add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
@@ -681,7 +664,7 @@ def make_parser() -> argparse.ArgumentParser:
         " exists",
     )
     files.add_argument(
-        "--figures", type=base.some_of(FIGURES), metavar="A,B",
+        "--figures", type=names_of(FIGURES), metavar="A,B",
         help=f"draw only these; default: all, which are {', '.join(FIGURES)} (affnist_examples only with --canvas 40)",
     )  # fmt: skip
     return parser
@@ -695,7 +678,7 @@ def main(argv: list[str] | None = None) -> int:
     def body() -> None:
         # All errors are found before the training.
         require_writable(folder / f"{FIGURES[0]}.png")
-        config, data, states = prepare(args, argv, parser)
+        config, data, states = prepare(args)
         possible = possible_figures(config)
         wanted = args.figures or possible
         if not set(wanted) <= set(possible):
@@ -704,7 +687,7 @@ def main(argv: list[str] | None = None) -> int:
         seeds = read_seeds(results, config, data.name)
         require_runs(args.results, seeds.n)
         run = finish(config, data, states, args.threads, args.quiet)
-        with base.single_blas():
+        with blas_threads(1):
             chosen = {name: draw for name, draw in drawers(run, seeds).items() if name in wanted}
             write_figures(folder, chosen, N_COLOURS)
         if results and not seeds.n:

@@ -36,7 +36,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 import multimnist_capsnet as experiment
-from multimnist_capsnet import Array, Batch, Config, Data, TrainState
+from multimnist_capsnet import Array, Batch, Config, Data
 from support.figures import (
     BLACK,
     BLUE,
@@ -65,19 +65,17 @@ from support.figures import (
     add_seed_points,
     add_sheet,
     add_text,
-    agreed_config,
     darkened,
     epoch_axis,
     evenly_spaced_indices,
-    given_fields,
     lightened,
+    load_finished,
     mark_column,
     marked_answer,
     model_line,
     new_figure,
     plural,
     read_seeds,
-    require_finished,
     require_runs,
     require_test_images,
     results_files,
@@ -86,7 +84,9 @@ from support.figures import (
     with_minus_sign,
     write_figures,
 )
-from support.run import Parser, exit_status, require_writable
+from support.optimizers import TrainState
+from support.run import Files, Parser, exit_status, require_writable
+from support.workers import Workspace, blas_threads
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 FIRST, SECOND = ORANGE, SKY  # the digits of a composite; where both have ink their sum is white
@@ -112,7 +112,7 @@ def in_colour(digit: Array, colour: str) -> Array:
 
 
 def in_two_colours(digits: Array) -> Array:
-    """Two digits (2, H, W) as light of two colours on one wall: RGB (H, W, 3)."""
+    """Two digits (2, H, W) in two colours that add up: RGB (H, W, 3)."""
     return np.clip(sum(in_colour(digit, colour) for digit, colour in zip(digits, DIGIT_COLOURS, strict=True)), 0, 1)
 
 
@@ -153,7 +153,7 @@ def in_order_of_labels(labels: Array, answers: Array) -> Array:
 
 def predict(run: Run, part: int = 32) -> Predictions:
     config, batch = run.config, run.data.test.part(0, N_CANDIDATES)
-    params, ws = run.states["capsnet"].params, experiment.Workspace(config.dtype)
+    params, ws = run.states["capsnet"].params, Workspace(config.dtype)
     lengths, v = [], []
     for start in range(0, len(batch.labels), part):
         length, cache = experiment.capsnet_forward(params, batch.images[start : start + part], config, ws)
@@ -180,7 +180,7 @@ def varied(labels: Array, candidates: Array, n: int) -> Array:
 
 def draw_capsules(run: Run, v: Array, labels: Array) -> Array:
     """v (N, J, D), labels (N, L) -> pictures (N, L, H, W), each from the named capsule alone."""
-    ws = experiment.Workspace(run.config.dtype)
+    ws = Workspace(run.config.dtype)
     return experiment.reconstruct(run.states["capsnet"].params, v.transpose(1, 2, 0), labels, ws).copy()
 
 
@@ -202,7 +202,7 @@ class Routes(NamedTuple):
 
 def routes(run: Run, image: Array) -> Routes:
     config, params = run.config, run.states["capsnet"].params
-    _, cache = experiment.capsnet_forward(params, image[None], config, experiment.Workspace(config.dtype))
+    _, cache = experiment.capsnet_forward(params, image[None], config, Workspace(config.dtype))
     J, side = experiment.N_CLASSES, config.primary_side
     c = np.stack(cache.routing.c)[..., 0].astype(float)  # (T, J, I)
     weight = np.sqrt(np.square(cache.routing.u[..., 0].astype(float)).sum(axis=0))  # (I,)
@@ -613,23 +613,12 @@ def drawers(run: Run, seeds: dict[str, Array]) -> dict[str, Callable[[], Figure]
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def load_finished(path: Path, given: dict[str, Any]) -> tuple[Config, dict[str, TrainState]]:
-    """A checkpoint whose trainings have ended, the capsule network's among them, and that agrees with the ``given``
-    fields (``data_dir`` may have moved). Raises UserError."""
-    config, states = experiment.load_checkpoint(path)
-    config = agreed_config(path, config, given, flag_of=experiment.flag_of)
-    for name in ("capsnet", *states):
-        done = len(states[name].history.get("set_accuracy", [])) if name in states else 0
-        require_finished(path, name, done, config.n_epochs, "epochs", experiment.EXPERIMENT)
-    return config, states
-
-
 DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_seed_command.json"
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(description="Train the three models of the MultiMNIST experiment and draw its figures.")
-    experiment.add_experiment_arguments(parser)
+    experiment.add_config_flags(parser)
     add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
@@ -641,23 +630,22 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    asked = experiment.config_from_args(args)
-    folder = args.outdir / experiment.EXPERIMENT
+    asked, folder = experiment.config_from_args(args), args.outdir / experiment.EXPERIMENT
 
     def body() -> None:
         # All errors are found before the training.
         require_writable(folder / "overlay.png")
-        given = given_fields(parser, argv, Config, experiment.PRESETS)
-        config, states = load_finished(args.checkpoint, given) if args.checkpoint else (asked, {})
+        given = experiment.with_preset(args.given)
+        config, states = load_finished(experiment, args.checkpoint, asked, given, required=("capsnet",))
         data = experiment.make_data(config)
         require_test_images(len(data.test.labels), MIN_TEST)
         results = results_files(args.results, DEFAULT_RESULTS)
         seeds = read_seeds(results, config, data.name, ("set_accuracy",))
         require_runs(args.results, seeds)
-        states = states or experiment.train_all(config, data, quiet=args.quiet, threads=args.threads)
+        states = states or experiment.train_all(config, data, threads=args.threads, files=Files(quiet=args.quiet))
         result = experiment.make_result(config, data.name, states, args.threads)
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-        with experiment.single_blas():
+        with blas_threads(1):
             write_figures(folder, drawers(Run(config, data, states), seeds))
         if results and not seeds:
             print(f"no point beside the curves: {results[0]} holds no run with these flags")

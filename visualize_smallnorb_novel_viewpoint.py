@@ -34,7 +34,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 import smallnorb_novel_viewpoint as experiment
-from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split, Stream, TrainState
+from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split
 from support.figures import (
     BLACK,
     BLUE,
@@ -57,22 +57,22 @@ from support.figures import (
     add_model_legend,
     add_text,
     add_view,
-    agreed_config,
     darkened,
     decades_axis,
     epoch_axis,
     evenly_spaced_indices,
-    given_fields,
     lightened,
+    load_finished,
     model_line,
     new_figure,
     read_seeds,
-    require_finished,
     require_runs,
     results_files,
     write_figures,
 )
-from support.run import Parser, UserError, exit_status, require_writable
+from support.optimizers import TrainState
+from support.run import Files, Parser, Stream, UserError, exit_status, generator, require_writable
+from support.workers import blas_threads
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 TRAINED, HELD_OUT = GREEN, PURPLE  # ranges of viewpoints
@@ -147,7 +147,7 @@ def pick_views(config: Config, data: Data, azimuths: Array, elevations: Array) -
         np.tile(np.asarray(elevations, float), experiment.N_CLASSES),
     )
     if config.dataset == "voxels":
-        rng = experiment.generator(config.seed, Stream.EVALUATION, VIEWS_KEY)
+        rng = generator(config.seed, Stream.EVALUATION, VIEWS_KEY)
         return Split(experiment.render_voxels(labels, azimuths, elevations, rng), labels, azimuths, elevations)
     split = testing_split(data)
     turn = np.abs((split.azimuths - azimuths[:, None] + 180) % 360 - 180)  # (views, N)
@@ -184,7 +184,7 @@ def viewpoint_pair(config: Config, data: Data) -> tuple[Array, Array]:
 def capsule_outputs(run: Run, images: Array) -> tuple[Array, Any]:
     """Scores and cache of the capsule network."""
     x = experiment.crop(images, None).astype(run.config.dtype, copy=False)
-    return experiment.make_models(run.config)["capsules"].forward(run.states["capsules"].params, x)
+    return run.models["capsules"].forward(run.states["capsules"].params, x)
 
 
 def accuracy_by_angle(run: Run, angle: str) -> tuple[Array, dict[str, Array]]:
@@ -197,12 +197,12 @@ def accuracy_by_angle(run: Run, angle: str) -> tuple[Array, dict[str, Array]]:
     if config.dataset == "voxels":
         if angle == "azimuth":
             azimuths, elevations = np.arange(0.0, 360, 10), experiment.evenly_spaced(config.train_elevations, 5)
-            rng = experiment.generator(config.seed, Stream.EVALUATION, AZIMUTH_KEY)
+            rng = generator(config.seed, Stream.EVALUATION, AZIMUTH_KEY)
         else:
             bounds = (*config.train_elevations, *config.test_elevations)
             low, high = max(-90, 5 * np.floor(min(bounds) / 5) - 10), min(90, 5 * np.ceil(max(bounds) / 5) + 10)
             azimuths, elevations = experiment.evenly_spaced(config.train_azimuths, 8), np.arange(low, high + 1, 5)
-            rng = experiment.generator(config.seed, Stream.EVALUATION, ELEVATION_KEY)
+            rng = generator(config.seed, Stream.EVALUATION, ELEVATION_KEY)
         split = experiment.voxel_views(azimuths, elevations, NOISE_DRAWS, rng)
     else:
         split = testing_split(run.data)
@@ -429,30 +429,22 @@ def draw_class_poses(run: Run) -> Figure:
     return fig
 
 
-def children_of_classes(config: Config, cache: Any) -> tuple[list[Array], Array]:
-    """R of every iteration (N, I, J), and activations (N, I): of capsules, or of a grid's types, positions averaged."""
-    if config.arch == "dense":
-        return [now.r for now in cache.routing.iterations], cache.a_in
-    return [r.mean(axis=(1, 2, 3, 4)) for r in cache.routing.assignments], cache.routing.a_in.mean(axis=(1, 2))
-
-
 def draw_routing_assignments(run: Run) -> Figure:
     config = run.config
     azimuths, elevations = viewpoint_pair(config, run.data)
     views = pick_views(config, run.data, azimuths, elevations)
     scores, cache = capsule_outputs(run, views.images)
     k = 1  # L, the class that changes most as it turns; the human of smallNORB
-    iterations, a_in = children_of_classes(config, cache)
-    child = "primary capsule" if config.arch == "dense" else "type of child"
+    iterations = [step.r for step in cache.routing.iterations]  # each (N, I, J)
     shown = evenly_spaced_indices(len(iterations), 4)
-    n_in, n = a_in.shape[1], experiment.N_CLASSES
+    n_in, n = experiment.N_PRIMARY, experiment.N_CLASSES
     top, height, left, side = 1.28, 1.75, 0.18, 1.3
     maps_left, scores_left = left + side + 0.72, 7.62
     pitch = (scores_left - 0.65 - maps_left) / (len(shown) + 0.22)
     width = min(pitch - 0.14, 2.1)
     pitch = width + 0.14
     fig = new_figure(top + 2 * height + 0.34 + 1.25, f"EM routing of one {config.classes[k]}", subtitle(config))
-    heading = f"share R of each {child} (row) that goes to each class capsule (column), even at first"
+    heading = "share R of each primary capsule (row) that goes to each class capsule (column), even at first"
     add_text(fig, maps_left, 0.72, heading)
     for b, (word, colour) in enumerate((("familiar view", TRAINED), ("held-out view", HELD_OUT))):
         v, y = 2 * k + b, top + b * (height + 0.34)
@@ -475,9 +467,9 @@ def draw_routing_assignments(run: Run) -> Figure:
             else:
                 ax.set_title(f"iteration {t + 1}")
             if m == 0:
-                ax.set_ylabel(child)
+                ax.set_ylabel("primary capsule")
         bars = add_axes(fig, maps_left + len(shown) * pitch, y, 0.42, height)
-        bars.barh(range(n_in), a_in[v], color=GREY, height=0.7)
+        bars.barh(range(n_in), cache.a_in[v], color=GREY, height=0.7)
         bars.set(ylim=(n_in - 0.5, -0.5), xlim=(0, 1), yticks=[])
         bars.set_xticks([0, 1], ["0", "1"] if b == 1 else ["", ""])
         bars.grid(False)
@@ -575,24 +567,13 @@ def drawers(run: Run, seeds: dict[str, Array], pairs: dict[str, Split] | None) -
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def load_finished(path: Path, given: dict[str, Any]) -> tuple[Config, dict[str, TrainState]]:
-    """A checkpoint whose three trainings have ended and that agrees with the ``given`` fields (``data_dir`` may have
-    moved). Raises UserError."""
-    config, states = experiment.load_checkpoint(path)
-    config = agreed_config(path, config, given, text_of=experiment.format_value)
-    for name in experiment.make_models(config):
-        done = len(states[name].history["train_loss"]) if name in states else 0
-        require_finished(path, name, done, config.n_epochs, "epochs", experiment.EXPERIMENT)
-    return config, states
-
-
 DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_seeds.json"
 BOTH_ACCURACIES = ("familiar_accuracy", "held_out_accuracy")
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(description="Train the three models of the novel-viewpoint experiment and draw its figures.")
-    experiment.add_experiment_arguments(parser)
+    experiment.add_config_flags(parser)
     files = add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
@@ -608,34 +589,31 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    folder = args.outdir / experiment.EXPERIMENT
+    asked, folder = experiment.config_from_args(parser, args), args.outdir / experiment.EXPERIMENT
 
     def body() -> None:
         # All errors are found before the training.
         for name in ("example_views", "smallnorb_pairs"):
             require_writable(folder / f"{name}.png")
-        given = given_fields(parser, argv, Config)
-        config, states = load_finished(args.checkpoint, given) if args.checkpoint else (asked, {})
+        config, states = load_finished(experiment, args.checkpoint, asked, args.given, required=MODELS)
         results = results_files(args.results, DEFAULT_RESULTS)
         seeds = read_seeds(results, config, config.dataset, BOTH_ACCURACIES)
         require_runs(args.results, seeds)
         smallnorb = args.smallnorb_dir or os.environ.get("SMALLNORB_DIR")
         pairs = read_pairs(Path(smallnorb)) if smallnorb else None
-        with experiment.threads_for(config, args.threads):
+        with blas_threads(args.threads):
             data = experiment.make_data(config)
             require_every_class(config, data)
-            states = states or experiment.train_all(config, data, quiet=args.quiet)
+            states = states or experiment.train_all(config, data, files=Files(quiet=args.quiet))
             result = experiment.make_result(config, states, data)
             print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
             print(experiment.format_table(result))
-            run = Run(config, data, experiment.make_models(config), states)
-            write_figures(folder, drawers(run, seeds, pairs))
+            write_figures(folder, drawers(Run(config, data, experiment.make_models(config), states), seeds, pairs))
         if results and not seeds:
             print(f"no point over the bars: {results[0]} holds no run with these flags")
         if not pairs:
             print("skipped smallnorb_pairs.png: no --smallnorb-dir DIR, no SMALLNORB_DIR")
 
-    asked = Config() if args.checkpoint else experiment.config_from_args(parser, args)
     return exit_status(body)
 
 

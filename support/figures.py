@@ -29,7 +29,8 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 from PIL import Image
 from tqdm import tqdm
 
-from support.run import UserError, atomic_write, number
+from support.optimizers import TrainState
+from support.run import UserError, atomic_write, check_same, number
 
 Array = np.ndarray
 Colour = str | tuple[float, float, float]
@@ -483,41 +484,28 @@ def require_test_images(n: int, least: int) -> None:
         raise UserError(f"the figures need --n-test {least} or more")
 
 
-def given_fields(
-    parser: argparse.ArgumentParser, argv: list[str] | None, config_class: type, presets: Any = None
-) -> dict[str, Any]:
-    """The flags on the command line that are fields of a Config, and those that a ``--preset`` stands for. Spoils the
-    parser's defaults."""
-    fields = {field.name for field in dataclasses.fields(config_class)}
-    parser.set_defaults(**dict.fromkeys(vars(parser.parse_args([]))))
-    given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
-    preset = presets[given["preset"]] if "preset" in given else {}
-    return preset | {name: value for name, value in given.items() if name in fields}
+def load_finished(
+    experiment: Any, path: Path | None, asked: Any, given: Collection[str], free: Collection[str] = ("data_dir",),
+    required: Collection[str] = (), stopped: Callable[[TrainState, Any], bool] = lambda state, config: False,
+) -> tuple[Any, dict[str, TrainState]]:  # fmt: skip
+    """Configuration and states of a checkpoint whose trainings have ended, those of the ``required`` models among them;
+    ``stopped(state, config)``: before the last epoch. Without a ``path``: the configuration ``asked``, and no states.
 
-
-def flag_name(field: str) -> str:
-    return "--" + field.replace("_", "-")
-
-
-def agreed_config(
-    path: Path, config: Any, given: Mapping[str, Any], free: Collection[str] = ("data_dir",),
-    flag_of: Callable[[str], str] = flag_name, text_of: Callable[[Any], str] = str,
-) -> Any:  # fmt: skip
-    """A checkpoint's configuration with the ``free`` ones of the ``given`` fields. Raises UserError where another one
-    differs; ``flag_of`` and ``text_of`` write a field and its value as on a command line."""
-    for field, value in given.items():
-        if field not in free and value != (saved := getattr(config, field)):
-            raise UserError(f"{path} was made with {flag_of(field)} {text_of(saved)}, not {text_of(value)}")
-    return dataclasses.replace(config, **{field: value for field, value in given.items() if field in free})
-
-
-def require_finished(path: Path, name: str, done: int, total: int, unit: str, experiment: str) -> None:
-    """Raises UserError where a checkpoint's model has not been trained to the end."""
-    if done < total:
-        raise UserError(
-            f"{path} holds {done:,} of {total:,} {unit} of {name}; finish it with {experiment}.py --checkpoint …"
-            " --resume"
-        )
+    The ``given`` fields of ``asked`` must be those of the checkpoint, except for the ``free`` ones, which replace them.
+    Raises UserError.
+    """
+    if path is None:
+        return asked, {}
+    config, states = experiment.load_checkpoint(path)
+    check_same(path, config, asked, given, free)
+    for name in dict.fromkeys((*required, *states)):
+        done = len(states[name].history.get("train_loss", [])) if name in states else 0
+        if done < config.n_epochs and not (name in states and stopped(states[name], config)):
+            raise UserError(
+                f"{path} holds {done:,} of {config.n_epochs:,} epochs of {name}; finish it with"
+                f" {experiment.EXPERIMENT}.py --checkpoint … --resume"
+            )
+    return dataclasses.replace(config, **{name: getattr(asked, name) for name in free if name in given}), states
 
 
 # ----------------------------------------------------------------------------------------------------------------------

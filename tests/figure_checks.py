@@ -23,12 +23,14 @@ Texts = list[tuple[Text, Bbox]]  # and the box (px) that each fills
 Capture = pytest.CaptureFixture[str]
 
 
-def refuse_to_train(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -> None:
-    def train(*_: Any, **__: Any) -> None:
-        raise AssertionError("trained before the error was found")
+def refuse(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -> None:
+    """Let the named functions of a module, such as its ``train``, fail."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError(f"called one of {names}")
 
     for name in names:
-        monkeypatch.setattr(module, name, train)
+        monkeypatch.setattr(module, name, refused)
 
 
 def check_failures(cases: list[tuple[Any, list[str], str]], capsys: Capture) -> None:

@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,11 @@ import visualize_conv_matrix_capsules
 import visualize_mnist_affine_capsnet
 import visualize_multimnist_capsnet
 import visualize_smallnorb_novel_viewpoint
-from figure_checks import check_failures
+from figure_checks import check_failures, refuse
 from helpers import usage_error
 from support import figures
-from support.run import UserError
+from support.optimizers import TrainState
+from support.run import CHECKPOINT_FORMAT, UserError
 
 EXPERIMENTS: list[Any] = [smallnorb_novel_viewpoint, multimnist_capsnet, mnist_affine_capsnet, conv_matrix_capsules]
 FIGURE_SCRIPTS: list[Any] = [
@@ -224,37 +226,34 @@ def test_useless_results_are_an_error_in_words(tmp_path: Path, text: str | None)
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def finished(asked: Any, given: set[str], epochs: dict[str, int], **options: Any) -> tuple[Any, dict[str, TrainState]]:
+    """``load_finished`` from a checkpoint of seed 3 and 1,000 epochs; ``epochs``: of each of its models."""
+    states = {name: TrainState(name, {}) for name in epochs}
+    for name, state in states.items():
+        state.history = {"train_loss": [0.5] * epochs[name]} if epochs[name] else {}
+    script = SimpleNamespace(EXPERIMENT="x", load_checkpoint=lambda path: (Config(seed=3, n_epochs=1000), states))
+    return figures.load_finished(script, Path("a"), asked, given, **options)
+
+
 def test_given_flags_must_agree_with_the_checkpoint() -> None:
-    config = Config(seed=3, lr=0.5)
-    agreed = figures.agreed_config(Path("a"), config, {"seed": 3, "data_dir": "x"})
-    assert agreed == dataclasses.replace(config, data_dir="x")
-    with pytest.raises(UserError, match=r"^a was made with --lr 0\.5, not 0\.1$"):
-        figures.agreed_config(Path("a"), config, {"lr": 0.1})
-    assert figures.agreed_config(Path("a"), config, {"lr": 0.1}, free=("lr",)).lr == 0.1
-    with pytest.raises(UserError, match="with the seed 3!, not 4!"):
-        figures.agreed_config(Path("a"), config, {"seed": 4}, (), lambda _: "the seed", lambda value: f"{value}!")
+    asked, done = Config(seed=3, lr=0.1, data_dir="x"), {"cnn": 1000}
+    config, states = finished(asked, {"seed", "data_dir", "quiet"}, done)
+    assert config == Config(seed=3, n_epochs=1000, data_dir="x")
+    assert list(states) == ["cnn"]
+    with pytest.raises(UserError, match=r"^a was made with --lr 0\.002, not 0\.1$"):
+        finished(asked, {"lr"}, done)
+    assert finished(asked, {"lr"}, done, free=("lr", "seed"))[0] == Config(seed=3, n_epochs=1000, lr=0.1)
+    assert figures.load_finished(None, None, asked, {"lr"}) == (asked, {})
 
 
 def test_an_unfinished_checkpoint_is_an_error() -> None:
-    figures.require_finished(Path("a"), "cnn", 8, 8, "steps", "x")
-    with pytest.raises(UserError, match=r"^a holds 7 of 1,000 steps of cnn; finish it with x\.py "):
-        figures.require_finished(Path("a"), "cnn", 7, 1000, "steps", "x")
-
-
-def test_given_fields_are_those_of_the_command_line_and_of_its_preset() -> None:
-    @dataclasses.dataclass
-    class Few:
-        seed: int = 0
-        lr: float = 0.1
-        size: int = 5
-
-    parser = argparse.ArgumentParser()
-    for flag in ("--seed", "--size", "--other"):
-        parser.add_argument(flag, type=int, default=1)
-    parser.add_argument("--preset", default="small")
-    presets = {"small": {"size": 2, "lr": 0.2}}
-    assert figures.given_fields(parser, ["--seed=1", "--other=3"], Few, presets) == {"seed": 1}
-    assert figures.given_fields(parser, ["--preset=small", "--size=7"], Few, presets) == {"size": 7, "lr": 0.2}
+    with pytest.raises(UserError, match=r"^a holds 7 of 1,000 epochs of cnn; finish it with x\.py "):
+        finished(Config(), set(), {"capsules": 1000, "cnn": 7})
+    with pytest.raises(UserError, match=r"^a holds 0 of 1,000 epochs of cnn; "):
+        finished(Config(), set(), {"capsules": 1000}, required=("cnn",))
+    with pytest.raises(UserError, match=r"^a holds 0 of 1,000 epochs of capsules; "):
+        finished(Config(), set(), {"capsules": 0}, stopped=lambda state, _: state.name == "cnn")
+    finished(Config(), set(), {"capsules": 1000, "cnn": 0}, stopped=lambda state, _: state.name == "cnn")
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "0", "-1", "1e-9", "0.09", "51", "many"])
@@ -293,11 +292,31 @@ def test_files_that_cannot_be_read_or_written_are_found_at_once(
     of_figures = [
         (script, ["--outdir=file"], "cannot write"),
         (script, ["--outdir=/proc/none"], "cannot write"),
-        (script, ["--checkpoint=none.npz"], "there is no checkpoint none.npz"),
-        (script, ["--checkpoint=file"], "not a readable checkpoint"),
     ]
     of_gifs = [(script, ["--out=dir.gif"], "it is a folder"), (script, ["--out=file/a.gif"], "cannot write")]
     check_failures(of_gifs if script in GIF_SCRIPTS else of_figures, capsys)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "script"),
+    [*zip(EXPERIMENTS, FIGURE_SCRIPTS, strict=True), (mnist_affine_capsnet, make_mnist_affine_capsnet_gif)],
+)
+def test_useless_checkpoints_are_found_before_the_data(
+    experiment: Any, script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refuse(monkeypatch, experiment, "make_data")
+    Path("file").write_text("no checkpoint")
+    header = {"experiment": experiment.EXPERIMENT, "format": CHECKPOINT_FORMAT - 1, "config": {}, "models": {}}
+    np.savez("old.npz", header=np.array(json.dumps(header)))
+    np.savez("other.npz", header=np.array(json.dumps(header | {"experiment": "another"})))
+    cases = [
+        (script, ["--checkpoint=none.npz"], "there is no checkpoint none.npz"),
+        (script, ["--checkpoint=file"], "not a readable checkpoint"),
+        (script, ["--checkpoint=old.npz"], f"old.npz is of an older version of {experiment.EXPERIMENT}.py"),
+        (script, ["--checkpoint=other.npz"], "other.npz is a checkpoint of another"),
+    ]
+    check_failures(cases, capsys)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

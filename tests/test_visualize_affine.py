@@ -28,12 +28,12 @@ from figure_checks import (
     check_unchanged,
     drawn_texts,
     pictures,
-    refuse_to_train,
+    refuse,
     shown_texts,
 )
 from helpers import usage_error
-from support.figures import WRONG, figure_style, given_fields
-from support.run import UserError
+from support.figures import WRONG, figure_style
+from support.run import UserError, save_checkpoint
 
 SMALL = ["--seed=123", "--dataset=strokes", "--conv-channels=4", "--primary-types=2", "--threads=1"]
 TINY = [*SMALL, "--n-epochs=2", "--n-train=64", "--n-val=20", "--n-test=60", "--n-sweep=5", "--batch-size=16"]
@@ -65,7 +65,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_to_train(monkeypatch, base, "train")
+    refuse(monkeypatch, experiment, "train")
 
 
 def trained(folder: Path, flags: list[str]) -> Path:
@@ -86,8 +86,8 @@ def on_canvas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(path: Path) -> figures.Run:
-    parser, argv = figures.make_parser(), [f"--checkpoint={path}"]
-    return figures.finish(*figures.prepare(parser.parse_args(argv), argv, parser), threads=1, quiet=True)
+    args = figures.make_parser().parse_args([f"--checkpoint={path}"])
+    return figures.finish(*figures.prepare(args), threads=1, quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def canvas_run(on_canvas: Path) -> figures.Run:
     return load(on_canvas)
 
 
-def some_seeds(run: figures.Run, n: int = 3) -> figures.Seeds:
+def random_seeds(run: figures.Run, n: int = 3) -> figures.Seeds:
     rng = np.random.default_rng(0)
     return figures.Seeds(
         n,
@@ -118,7 +118,9 @@ NO_SEEDS = figures.Seeds(0, {}, {})
 
 
 def test_training_and_checkpoint_give_the_same_figures(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert figures.main([f"--checkpoint={checkpoint}"]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        refuse(patch, experiment, "train")
+        assert figures.main([*TINY, "--preset=small", f"--checkpoint={checkpoint}"]) == 0
     check_pictures(FOLDER, ALL, highest=1300, widths={"capsule_dimensions_all": 1800})
     again = ("rotation_sweep", "reconstructions", "training_curves")
     check_unchanged(figures, [*TINY, "--quiet", f"--figures={','.join(again)}"], FOLDER, capsys, redrawn=again)
@@ -144,7 +146,7 @@ def test_texts_are_large_enough_and_stay_apart(run: figures.Run, canvas_run: fig
     shown = canvas_run if case == "canvas" else run
     if case == "capsules alone":
         shown = run._replace(states={"capsnet": run.states["capsnet"]}, tested={"capsnet": run.tested["capsnet"]})
-    seeds = some_seeds(run) if case == "three seeds" else NO_SEEDS
+    seeds = random_seeds(run) if case == "three seeds" else NO_SEEDS
     for name, drawer in figures.drawers(shown, seeds).items():
         if name not in CASES[case]:
             continue
@@ -155,7 +157,7 @@ def test_texts_are_large_enough_and_stay_apart(run: figures.Run, canvas_run: fig
 
 
 def test_every_seed_has_its_curve(run: figures.Run) -> None:
-    seeds = some_seeds(run)
+    seeds = random_seeds(run)
     with figure_style():
         axes = figures.draw_rotation_sweep(run, seeds).axes
         *_, curves, points = figures.draw_training_curves(run, seeds).axes
@@ -199,15 +201,15 @@ def test_a_log_axis_holds_its_values_and_two_ticks(values: list[float]) -> None:
 
 
 def test_digits_and_answers_are_those_of_the_tests(run: figures.Run, canvas_run: figures.Run) -> None:
-    for some, angles in ((run, (0, 15, 35)), (canvas_run, (0, 35))):
-        labels = some.data.test_labels
+    for drawn, angles in ((run, (0, 15, 35)), (canvas_run, (0, 35))):
+        labels = drawn.data.test_labels
         chosen = np.arange(len(labels))
         for angle in angles:
-            image_set = experiment.upright_set(some.data, some.config, angle)
-            images = figures.turned(some, chosen, angle)
+            image_set = experiment.upright_set(drawn.data, drawn.config, angle)
+            images = figures.turned(drawn, chosen, angle)
             np.testing.assert_array_equal(images, image_set.images())
-            for name, answers in zip(some.states, figures.answers_to(some, images).T, strict=True):
-                expected = some.tested[name]["confusion"][image_set.name]
+            for name, answers in zip(drawn.states, figures.answers_to(drawn, images).T, strict=True):
+                expected = drawn.tested[name]["confusion"][image_set.name]
                 assert experiment.confusion_matrix(labels, answers) == expected
 
 
@@ -238,12 +240,12 @@ def test_the_first_digits_of_each_class_are_shown(run: figures.Run) -> None:
 
 
 def test_perturbed_capsules_are_of_the_digit_that_is_named(run: figures.Run) -> None:
-    some = figures.perturb(run)
-    assert some.pictures.shape == (10, 16, 11, 28, 28)
-    middle = some.pictures[:, :, 5]
+    found = figures.perturb(run)
+    assert found.pictures.shape == (10, 16, 11, 28, 28)
+    middle = found.pictures[:, :, 5]
     np.testing.assert_allclose(middle, np.repeat(middle[:, :1], 16, axis=1), atol=1e-6)
     params = run.states["capsnet"].params
-    v = experiment.capsules(params, some.seen, run.config)
+    v = experiment.capsules(params, found.seen, run.config)
     np.testing.assert_allclose(middle[:, 0], experiment.draw_capsules(params, v, np.arange(10)), atol=1e-6)
 
 
@@ -357,52 +359,49 @@ def test_wrong_flags(no_training: None, capsys: pytest.CaptureFixture[str], scri
     usage_error(script, flags, capsys)
 
 
-def partly_trained(folder: Path, names: tuple[str, ...], steps: int) -> Path:
+def partly_trained(folder: Path, names: tuple[str, ...], epochs: int) -> Path:
     config = experiment.Config(n_train=64, n_epochs=2, conv_channels=2, primary_types=1, decoder=(4, 4))
-    models = experiment.make_models(config)
-    states = {name: base.init_state(models[name], config) for name in names}
-    for state in states.values():
-        state.step = steps
+    states = experiment.fresh_states(config)
+    for name in names:
+        states[name].step, states[name].history = 1, {"train_loss": [0.5] * epochs}
     path = folder / f"{'-'.join(names)}.npz"
-    base.save_checkpoint(path, config, states, experiment.AFFINE)
+    save_checkpoint(path, experiment.EXPERIMENT, config, states.values())
     return path
 
 
+def test_a_checkpoint_that_cannot_be_drawn_is_found_before_the_data(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refuse(monkeypatch, experiment, "make_data")
+    unfinished = partly_trained(tmp_path, ("capsnet", "cnn"), 1)
+    without_capsules = partly_trained(tmp_path, ("cnn",), 2)
+    cases: list[tuple[Any, list[str], str]] = []
+    for script in (figures, animation):
+        cases += [
+            (script, [f"--checkpoint={unfinished}"], "1 of 2 epochs of capsnet;"),
+            (script, [f"--checkpoint={without_capsules}"], "0 of 2 epochs of capsnet;"),
+            (script, [f"--checkpoint={checkpoint}", "--seed=0"], "was made with --seed 123, not 0"),
+            (script, [f"--checkpoint={checkpoint}", "--canvas=40"], "was made with --canvas 28, not 40"),
+            (script, [f"--checkpoint={checkpoint}", "--preset=paper"], "was made with --conv-channels 4, not 256"),
+            (script, [f"--checkpoint={checkpoint}", "--lr=0.5"], "was made with --lr"),
+        ]
+    check_failures(cases, capsys)
+
+
 def test_what_cannot_work_is_found_before_the_training(
-    no_training: None, tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+    no_training: None, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("useless.json").write_text('{"models": 3}')
-    unfinished = partly_trained(tmp_path, ("capsnet", "cnn"), 3)
-    without_capsules = partly_trained(tmp_path, ("cnn",), 4)
     upright = f"--checkpoint={checkpoint}"
     cases: list[tuple[Any, list[str], str]] = [
-        (figures, [f"--checkpoint={unfinished}"], "3 of 8 steps of capsnet;"),
-        (figures, [f"--checkpoint={without_capsules}"], "0 of 8 steps of capsnet;"),
-        (figures, [upright, "--seed=0"], "was made with --seed 123, not 0"),
-        (figures, [upright, "--canvas=40"], "was made with --canvas 28, not 40"),
-        (figures, [upright, "--preset=paper"], "was made with --conv-channels 4, not 256"),
         (figures, [upright, "--figures=affnist_examples"], "affnist_examples.png needs --canvas 40"),
         (figures, [upright, "--n-test=500"], "too few for --n-test 500"),
         (figures, [*TINY, "--results", "none.json"], "there is no results file none.json"),
         (figures, [*TINY, "--results", "useless.json"], "useless.json holds no run with these flags"),
         (figures, [*TINY, "--n-test=3"], "the figures need a digit of every class: none of the 3 test digits"),
         (animation, [*TINY, "--n-test=3"], "the figures need a digit of every class"),
-        (animation, [upright, "--lr=0.5"], "was made with --lr"),
-        (animation, ["--checkpoint=none.npz"], "there is no checkpoint none.npz"),
     ]
     check_failures(cases, capsys)
-
-
-def test_flags_that_agree_with_the_checkpoint_are_welcome(checkpoint: Path) -> None:
-    flags = [*TINY, f"--checkpoint={checkpoint}", "--outdir=x", "--quiet", "--preset=small"]
-    given = given_fields(figures.make_parser(), flags, experiment.Config, base.PRESETS)
-    assert given == {
-        "seed": 123, "dataset": "strokes", "n_epochs": 2, "n_train": 64, "n_val": 20, "n_test": 60, "n_sweep": 5,
-        "batch_size": 16, "conv_channels": 4, "primary_types": 2, "decoder": (256, 512),
-    }  # fmt: skip
-    config, states = figures.load_finished(checkpoint, given)
-    assert config.seed == 123
-    assert list(states) == list(figures.MODELS)
 
 
 def test_a_training_that_stopped_at_its_accuracy_is_finished(
@@ -412,9 +411,9 @@ def test_a_training_that_stopped_at_its_accuracy_is_finished(
     states = {"capsnet": canvas_run.states["capsnet"]}
     first = {"check_step": [3.0], "check_accuracy": [0.1]}  # within the first epoch: no other history
     states["capsnet"].step, states["capsnet"].history = 3, first
-    base.save_checkpoint(tmp_path / "a.npz", config, states, experiment.AFFINE)
-    loaded = figures.load_finished(tmp_path / "a.npz", {})
-    shown = figures.Run(loaded[0], run.data, loaded[1], run.tested)
+    save_checkpoint(tmp_path / "a.npz", experiment.EXPERIMENT, config, states.values())
+    config, _, states = figures.prepare(figures.make_parser().parse_args([f"--checkpoint={tmp_path / 'a.npz'}"]))
+    shown = figures.Run(config, run.data, states, run.tested)
     with figure_style():
         fig = figures.draw_training_curves(shown, NO_SEEDS)
         fig.canvas.draw()

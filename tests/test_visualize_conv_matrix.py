@@ -23,10 +23,12 @@ from figure_checks import (
     check_texts,
     check_unchanged,
     drawn_texts,
-    refuse_to_train,
+    refuse,
 )
 from helpers import usage_error
-from support.figures import figure_style, given_fields
+from support.figures import figure_style
+from support.run import save_checkpoint
+from support.workers import SERIAL, Workspace
 
 SMALL = [
     "--seed=123",
@@ -67,7 +69,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_to_train(monkeypatch, experiment, "train", "train_all")
+    refuse(monkeypatch, experiment, "train", "train_all")
 
 
 @pytest.fixture(scope="module")
@@ -79,20 +81,20 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(checkpoint: Path) -> figures.Run:
-    config, states = figures.load_finished(checkpoint, {})
+    config, states = experiment.load_checkpoint(checkpoint)
     return figures.Run(config, experiment.make_data(config), states)
 
 
 @pytest.fixture(scope="module")
 def answers(run: figures.Run) -> dict[str, np.ndarray]:
-    return figures.answers_of(run)
+    return figures.answers_of(run, SERIAL)
 
 
 def attacked(config: experiment.Config, accuracies: list[float]) -> dict[str, Any]:
     """A result as ``--out-json`` writes it; ``accuracies``: at epsilon 0 and at 0.25."""
     kinds = [a + more for a in experiment.ATTACKS for more in ("", "_log_odds")]
     metrics = {f"{k}_{e}_accuracy": a for k in kinds for e, a in zip(("0", "0.25"), accuracies, strict=True)}
-    models = {name: {"accuracy": 0.9, "zero_gradient": 0.5, **metrics} for name in experiment.MODEL_NAMES}
+    models = {name: {config.headline: 0.9, "zero_gradient": 0.5, **metrics} for name in experiment.MODEL_NAMES}
     return {"seed": config.seed, "config": dataclasses.asdict(config), "models": models}
 
 
@@ -101,10 +103,13 @@ def attacked(config: experiment.Config, accuracies: list[float]) -> dict[str, An
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_training_and_checkpoint_give_the_same_figures(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_and_checkpoint_give_the_same_figures(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert figures.main([*TINY, "--quiet"]) == 0
     check_pictures(FOLDER, ALL, highest=900)
-    check_unchanged(figures, [f"--checkpoint={checkpoint}"], FOLDER, capsys)
+    refuse(monkeypatch, experiment, "train")
+    check_unchanged(figures, [*TINY, f"--checkpoint={checkpoint}"], FOLDER, capsys)
 
 
 def check_figure(name: str, drawer: Callable[[], Figure], title: str, subtitle: str) -> None:
@@ -120,12 +125,13 @@ def test_texts_are_large_enough_and_stay_apart(
 ) -> None:
     labels = run.data.test.labels
     said = {"every answer": labels, "none": (labels + 1) % 10}
-    monkeypatch.setattr(figures, "answers_of", lambda _: dict.fromkeys(answers, said[right]))
+    monkeypatch.setattr(figures, "answers_of", lambda *_: dict.fromkeys(answers, said[right]))
     files = []
     for seed, accuracies in enumerate(([1.0, 0.5], [0.9, 0.2])):
         files.append(Path(f"{seed}.json"))
         files[-1].write_text(json.dumps(attacked(dataclasses.replace(run.config, seed=seed), accuracies)))
-    for name, drawer in figures.drawers(run, figures.read_attacks(files, run.config, run.data.name)).items():
+    attacks = figures.read_attacks(files, run.config, run.data.name)
+    for name, drawer in figures.drawers(run, attacks, SERIAL).items():
         if right == "none" or name in ("vote_distances", "confusion_matrix", "receptive_fields"):
             check_figure(name, drawer, "not MNIST", "2 seeds" if name == "attack_curves" else "seed 123")
 
@@ -176,14 +182,13 @@ def test_the_histograms_weights_add_up_to_the_assigned_mass(run: figures.Run) ->
     routing = experiment.class_routing(run.states["capsules"].params, run.data.test.images[:2], run.config)
     n_children = 4 * 4 * run.config.sizes[3]
     assert routing.weights.shape == (3, 2, n_children, 10)
-    cache = experiment.conv_capsnet_forward(
-        run.states["capsules"].params, experiment.prepared(run.data.test.images[:2], run.config), run.config
-    )[1]
+    x = experiment.prepared(run.data.test.images[:2], run.config)
+    cache = experiment.conv_capsnet_forward(run.states["capsules"].params, x, run.config, Workspace())[1]
     for image in range(2):
         for limit in (0.5, 100):  # with nearly all votes beyond, and with none
             histogram = figures.mass_histogram(routing, image, np.linspace(0, limit, 6))
             assert histogram.shape == (3, 10, 5)
-            for t, now in enumerate(cache.routing.iterations):
+            for t, now in enumerate(cache.routing.steps):
                 np.testing.assert_allclose(histogram[t].sum(axis=1), now.mass[image], rtol=1e-4, atol=1e-6)
                 # and all capsules together have all that the children have to give
                 assert histogram[t].sum() == pytest.approx(routing.a_in[image].sum(), rel=1e-4)
@@ -205,7 +210,8 @@ def test_tightness_is_the_mean_over_images(run: figures.Run, monkeypatch: pytest
 def test_flow_follows_the_assignments(run: figures.Run, layer: str, side: int, n_parents: int) -> None:
     params, config = run.states["capsules"].params, run.config
     x = experiment.prepared(run.data.test.images[:1], config)
-    cache = experiment.conv_capsnet_forward(params, x, config)[1]
+    cache = experiment.conv_capsnet_forward(params, x, config, Workspace())[1]
+    a_in = (cache.a_primary if layer == "convcaps1" else cache.convcaps1.a[-1])[0]
     even, last = (figures.flow(cache, layer, config, t) for t in (0, 2))
     assert even.types.shape[:2] == (side, side)
     assert even.parents.shape[:2] == (n_parents, n_parents)
@@ -213,7 +219,6 @@ def test_flow_follows_the_assignments(run: figures.Run, layer: str, side: int, n
     assert seen.sum() == (13 * 13 if layer == "convcaps1" else 36)
     for now in (even, last):
         np.testing.assert_allclose(now.types[seen].sum(axis=1), 1, rtol=1e-5)
-        a_in = getattr(cache, layer).a_in[0]
         assert now.parents.sum() == pytest.approx(float(a_in[seen].sum()), rel=1e-4)  # mass is conserved
     np.testing.assert_allclose(even.types[seen], 1 / even.types.shape[2], rtol=1e-5)
     # a child in the middle lies evenly among its parents
@@ -222,9 +227,9 @@ def test_flow_follows_the_assignments(run: figures.Run, layer: str, side: int, n
     np.testing.assert_allclose(even.to[at, at], [middle[at]] * 2, rtol=1e-4)
 
 
-def test_places_are_those_of_the_coordinates_that_are_added() -> None:
+def test_positions_are_those_of_the_coordinates_that_are_added() -> None:
     config = experiment.Config()
-    offset = experiment.views.coordinates(config.image_size, "float64")
+    offset = experiment.coordinates(config.image_size, "float64")
     # there a pixel's middle is half a pixel from its edge, here pixels are counted by their middles
     expected = offset[:, 0, 0, -1] * config.image_size - 0.5
     np.testing.assert_allclose(figures.centres(config)["convcaps2"], expected)
@@ -273,8 +278,9 @@ def test_classes_that_were_not_shown_come_first() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_attacks_are_found_in_every_form_of_results() -> None:
-    config = experiment.Config(dataset="mnist", seed=5, attack=("fgsm",))
+@pytest.mark.parametrize("dataset", ["mnist", "voxels"])
+def test_attacks_are_found_in_every_form_of_results(dataset: str) -> None:
+    config = experiment.Config(dataset=dataset, seed=5, attack=("fgsm",))
     runs = [attacked(dataclasses.replace(config, seed=seed), [1.0, seed / 10]) for seed in (1, 2)]
     other = attacked(dataclasses.replace(config, em_iters=7), [0.0, 0.0])
     within = {"config": {k: v for k, v in runs[0]["config"].items() if k != "seed"}, "models": {"capsules": {}},
@@ -283,20 +289,22 @@ def test_attacks_are_found_in_every_form_of_results() -> None:
     for seed, run in enumerate([*runs, other]):
         Path(f"{seed}.json").write_text(json.dumps(run))
     for names in (["many"], ["0", "1"], ["0", "1", "2"]):
-        found = figures.read_attacks([Path(f"{name}.json") for name in names], config, "mnist")
+        found = figures.read_attacks([Path(f"{name}.json") for name in names], config, dataset)
         assert found is not None
         assert found.n_seeds == 2
         assert found.epsilons == [0, 0.25]
         assert found.accuracy["cnn"]["iterated"].tolist() == [[1.0, 0.1], [1.0, 0.2]]
         assert found.zero_gradient == {"capsules": 0.5, "cnn": 0.5}
-    assert figures.read_attacks([Path("2.json")], config, "mnist") is None
+    assert figures.read_attacks([Path("2.json")], config, dataset) is None
     assert figures.read_attacks([Path("0.json")], config, "strokes") is None
 
 
 def test_measured_attacks_are_those_of_the_script(run: figures.Run) -> None:
     config = dataclasses.replace(run.config, attack=experiment.ATTACKS)
     expected = experiment.attack_all(config, run.states, run.data)
-    found = figures.measure_attacks(run)
+    found = figures.measure_attacks(run, 1)
+    fgsm_alone = run._replace(config=dataclasses.replace(run.config, attack=("fgsm",)))
+    assert list(figures.measure_attacks(fgsm_alone, 1).accuracy["cnn"]) == ["fgsm", "fgsm_log_odds"]
     assert found.epsilons == [0, 0.1, 0.3]
     for name, kinds in expected.items():
         for kind, by_epsilon in kinds.items():
@@ -351,6 +359,8 @@ USAGE_ERRORS: list[tuple[Any, list[str]]] = [
     (animation, ["--snapshots=1"]),
     (animation, ["--snapshots=many"]),
     (animation, ["--snapshots=301", "--em-iters=2"]),
+    (animation, ["--attack=fgsm"]),
+    (animation, ["--n-attack=5"]),
 ]
 
 
@@ -362,41 +372,52 @@ def test_wrong_flags(no_training: None, capsys: pytest.CaptureFixture[str], scri
 def half_trained(tmp_path: Path) -> Path:
     """As Ctrl-C leaves it: the second model has had one epoch of two."""
     config = experiment.Config(dataset="strokes", sizes=(5, 2, 3, 2), n_epochs=2, n_train=8, n_test=20)
-    of = experiment.experiment(config)
-    models = experiment.make_models(config)
-    states = {name: experiment.views.init_state(model, config, of) for name, model in models.items()}
+    states = experiment.fresh_states(config)
     for n, state in enumerate(states.values()):
-        state.history = {key: [0.5] * (2 - n) for key in state.history}
+        state.step, state.history = 2 - n, {"train_loss": [0.5] * (2 - n)}
     path = tmp_path / "half.npz"
-    experiment.views.save_checkpoint(path, config, states, of)
+    save_checkpoint(path, experiment.EXPERIMENT, config, states.values())
     return path
 
 
-def test_what_cannot_work_is_found_before_the_training(
-    no_training: None, tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+def test_a_checkpoint_that_cannot_be_drawn_is_found_before_the_data(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("file").write_text("in the way")
-    Path("useless.json").write_text('{"models": 3}')
-    half = half_trained(tmp_path)
+    refuse(monkeypatch, experiment, "make_data")
     cases: list[tuple[Any, list[str], str]] = [
-        (figures, [f"--checkpoint={half}"], "1 of 2 epochs of cnn;"),
+        (figures, [f"--checkpoint={half_trained(tmp_path)}"], "1 of 2 epochs of cnn;"),
         (figures, [f"--checkpoint={checkpoint}", "--seed=0"], "was made with --seed 123, not 0"),
         (figures, [f"--checkpoint={checkpoint}", "--sizes=5,2,3,3"], "--sizes 5,2,3,2, not 5,2,3,3"),
+    ]
+    check_failures(cases, capsys)
+
+
+def test_what_cannot_work_is_found_before_the_training(no_training: None, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("in the way")
+    Path("useless.json").write_text('{"models": 3}')
+    cases: list[tuple[Any, list[str], str]] = [
         (figures, [*TINY, "--n-test=9"], "--n-test 10 or more"),
         (figures, [*TINY, "--results", "none.json"], "there is no results file none.json"),
         (figures, [*TINY, "--results", "file"], "not a readable results file"),
         (figures, [*TINY, "--results", "useless.json"], "useless.json holds no run with these flags"),
         (figures, ["--dataset=mnist", "--data-dir=none"], "none"),
-        (animation, [*TINY, "--n-test=9"], "--n-test 10 or more"),
+        (animation, [*SMALL, "--n-epochs=2", "--n-train=32", "--n-test=9"], "--n-test 10 or more"),
     ]
     check_failures(cases, capsys)
 
 
-def test_flags_of_attacks_go_with_any_checkpoint(checkpoint: Path) -> None:
-    flags = [*TINY, f"--checkpoint={checkpoint}", "--outdir=x"]
-    given = given_fields(figures.make_parser(), flags, experiment.Config)
-    assert "n_train" in given
-    changed = {"n_attack": 3, "attack_steps": 9, "n_test": 15}
-    config, states = figures.load_finished(checkpoint, given | changed)
-    assert {key: getattr(config, key) for key in changed} == changed
+def test_flags_of_tests_and_attacks_go_with_any_checkpoint(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[figures.Run] = []
+
+    def drawers(run: figures.Run, *_: Any) -> dict[str, Any]:
+        drawn.append(run)
+        return {}
+
+    monkeypatch.setattr(figures, "drawers", drawers)
+    flags = ["--n-attack=3", "--attack-steps=9", "--n-test=15"]
+    assert figures.main([*flags, f"--checkpoint={checkpoint}"]) == 0
+    config = drawn[0].config
+    assert (config.n_attack, config.attack_steps, config.n_test) == (3, 9, 15)
+    assert len(drawn[0].data.test.labels) == 15
+    states = drawn[0].states
     assert tuple(states) == experiment.MODEL_NAMES

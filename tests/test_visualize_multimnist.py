@@ -21,11 +21,12 @@ from figure_checks import (
     check_texts,
     check_unchanged,
     drawn_texts,
-    refuse_to_train,
+    refuse,
     shown_texts,
 )
 from helpers import ROOT, usage_error
-from support.figures import figure_style, given_fields, read_seeds
+from support.figures import figure_style, read_seeds
+from support.run import save_checkpoint
 
 SMALL = ["--seed=123", "--dataset=strokes", "--conv-channels=4", "--primary-types=2", "--threads=1"]
 TINY = [*SMALL, "--n-epochs=2", "--n-train=64", "--n-test=60", "--batch-size=16", "--lr=0.002"]
@@ -57,7 +58,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_to_train(monkeypatch, experiment, "train")
+    refuse(monkeypatch, experiment, "train")
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +84,13 @@ def seen(run: figures.Run) -> figures.Predictions:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_training_and_checkpoint_give_the_same_figures(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_and_checkpoint_give_the_same_figures(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert figures.main([*TINY, "--quiet"]) == 0
     check_pictures(FOLDER, ALL, highest=800)
-    check_unchanged(figures, [f"--checkpoint={checkpoint}"], FOLDER, capsys)
+    refuse(monkeypatch, experiment, "train")
+    check_unchanged(figures, [*TINY, "--preset=small", f"--checkpoint={checkpoint}"], FOLDER, capsys)
 
 
 def with_hits(seen: figures.Predictions, hits: int | None) -> figures.Predictions:
@@ -209,7 +213,8 @@ def test_snapshots_change_nothing_of_the_training(run: figures.Run) -> None:
     state, snapshots = animation.record(run.config, run.data, 5, 1, quiet=True)
     assert [snapshot.step for snapshot in snapshots] == [0, 5, 8]
     trained = run.states["capsnet"]
-    np.testing.assert_array_equal(state.flat, trained.flat)
+    for key, p in trained.params.items():
+        np.testing.assert_array_equal(state.params[key], p)
     assert snapshots[-1].set_accuracy == trained.history["set_accuracy"][-1]
     assert snapshots[-1].recon_mse == trained.history["recon_mse"][-1]
 
@@ -247,19 +252,18 @@ def test_wrong_flags(no_training: None, capsys: pytest.CaptureFixture[str], scri
 
 def partly_trained(tmp_path: Path, names: tuple[str, ...], epochs: int) -> Path:
     config = experiment.Config(n_epochs=2, conv_channels=2, primary_types=1, decoder=(4, 4))
-    models = experiment.make_models(config)
-    states = {name: experiment.init_state(models[name], config) for name in names}
-    for state in states.values():
-        state.history = {"set_accuracy": [0.5] * epochs}
+    states = experiment.fresh_states(config)
+    for name in names:
+        states[name].step, states[name].history = 1, {"train_loss": [0.5] * epochs}
     path = tmp_path / f"{'-'.join(names)}.npz"
-    experiment.save_checkpoint(path, config, states)
+    save_checkpoint(path, experiment.EXPERIMENT, config, states.values())
     return path
 
 
-def test_what_cannot_work_is_found_before_the_training(
-    no_training: None, tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+def test_a_checkpoint_that_cannot_be_drawn_is_found_before_the_data(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("useless.json").write_text('{"models": 3}')
+    refuse(monkeypatch, experiment, "make_data")
     unfinished = partly_trained(tmp_path, ("capsnet", "cnn"), 1)
     without_capsules = partly_trained(tmp_path, ("cnn",), 2)
     cases: list[tuple[Any, list[str], str]] = [
@@ -267,21 +271,16 @@ def test_what_cannot_work_is_found_before_the_training(
         (figures, [f"--checkpoint={without_capsules}"], "0 of 2 epochs of capsnet;"),
         (figures, [f"--checkpoint={checkpoint}", "--seed=0"], "was made with --seed 123, not 0"),
         (figures, [f"--checkpoint={checkpoint}", "--preset=paper"], "was made with --conv-channels 4, not 256"),
+    ]
+    check_failures(cases, capsys)
+
+
+def test_what_cannot_work_is_found_before_the_training(no_training: None, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("useless.json").write_text('{"models": 3}')
+    cases: list[tuple[Any, list[str], str]] = [
         (figures, [*TINY, "--results=none.json"], "there is no results file none.json"),
         (figures, [*TINY, "--results=useless.json"], "useless.json holds no run with these flags"),
         (figures, ["--n-test=15"], "the figures need --n-test 16 or more"),
         (animation, ["--n-test=15"], "the figures need --n-test 16 or more"),
     ]
     check_failures(cases, capsys)
-
-
-def test_flags_that_agree_with_the_checkpoint_are_welcome(checkpoint: Path) -> None:
-    flags = [*TINY, f"--checkpoint={checkpoint}", "--outdir=x", "--quiet", "--preset=small"]
-    given = given_fields(figures.make_parser(), flags, experiment.Config, experiment.PRESETS)
-    assert given == {
-        "seed": 123, "dataset": "strokes", "n_epochs": 2, "n_train": 64, "n_test": 60, "batch_size": 16, "lr": 0.002,
-        "conv_channels": 4, "primary_types": 2, "decoder": (256, 512),
-    }  # fmt: skip
-    config, states = figures.load_finished(checkpoint, given)
-    assert config.seed == 123
-    assert list(states) == list(figures.MODELS)

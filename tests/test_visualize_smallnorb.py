@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,11 @@ from figure_checks import (
     check_unchanged,
     drawn_texts,
     pictures,
-    refuse_to_train,
+    refuse,
 )
-from helpers import usage_error
-from support.figures import figure_style, given_fields
-
-ROOT = Path(__file__).resolve().parent.parent
-SAMPLE = Path(os.environ.get("SMALLNORB_DIR") or ROOT.parent / "shared" / "data" / "smallnorb_sample")
+from helpers import SMALLNORB, needs_smallnorb, usage_error
+from support.figures import figure_style
+from support.run import Stream, UserError, generator, save_checkpoint
 
 TINY = ["--seed=123", "--n-epochs=2", "--n-train-views=2", "--n-test-views=2", "--n-elev=1", "--n-per-combo=1"]
 ALWAYS = [
@@ -49,7 +46,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_to_train(monkeypatch, experiment, "train_all")
+    refuse(monkeypatch, experiment, "train_all")
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +67,14 @@ def run(checkpoint: Path) -> figures.Run:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_training_and_checkpoint_give_the_same_figures(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_and_checkpoint_give_the_same_figures(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert figures.main([*TINY, "--quiet"]) == 0
     assert "skipped smallnorb_pairs.png" in capsys.readouterr().out
     check_pictures(FOLDER, ALWAYS, highest=800)
-    check_unchanged(figures, [f"--checkpoint={checkpoint}"], FOLDER, capsys)
+    refuse(monkeypatch, experiment, "train_all")
+    check_unchanged(figures, [*TINY, f"--checkpoint={checkpoint}"], FOLDER, capsys)
 
 
 def test_texts_are_large_enough_and_stay_apart(run: figures.Run) -> None:
@@ -92,16 +92,15 @@ def test_held_out_elevation_has_its_own_figure() -> None:
     assert list(pictures(FOLDER)) == sorted([*ALWAYS, "elevation_accuracy"])
 
 
-def test_real_pairs_and_the_real_data_set(monkeypatch: pytest.MonkeyPatch, run: figures.Run) -> None:
-    if not SAMPLE.is_dir():
-        pytest.skip(f"no smallNORB sample in {SAMPLE} (or in the folder that SMALLNORB_DIR names)")
-    monkeypatch.setenv("SMALLNORB_DIR", str(SAMPLE))
-    flags = ["--dataset=smallnorb", f"--data-dir={SAMPLE}", "--train-azimuths=0:140", "--test-azimuths=200:330"]
+@needs_smallnorb
+def test_real_pairs_and_the_real_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMALLNORB_DIR", str(SMALLNORB))
+    flags = ["--dataset=smallnorb", f"--data-dir={SMALLNORB}", "--train-azimuths=0:140", "--test-azimuths=200:330"]
     assert figures.main([*flags, "--n-epochs=1", "--quiet"]) == 0
     drawn = pictures(FOLDER)
     assert list(drawn) == sorted([*ALWAYS, "smallnorb_pairs"])
     assert all(len(content) <= 400_000 for content in drawn.values())
-    pairs = figures.read_pairs(SAMPLE)
+    pairs = figures.read_pairs(SMALLNORB)
     assert [len(split.labels) for split in pairs.values()] == [6, 6]
     assert animation.main([*flags, "--n-epochs=1", "--sweep-frames=2", "--quiet"]) == 0
 
@@ -111,7 +110,7 @@ def test_accuracy_by_angle_is_the_accuracy_there(run: figures.Run) -> None:
     assert angles.tolist() == list(range(0, 360, 10))
     assert list(accuracy) == list(run.models)
     elevations = experiment.evenly_spaced(run.config.train_elevations, 5)
-    rng = experiment.generator(run.config.seed, experiment.Stream.EVALUATION, figures.AZIMUTH_KEY)
+    rng = generator(run.config.seed, Stream.EVALUATION, figures.AZIMUTH_KEY)
     split = experiment.voxel_views(angles, elevations, 1, rng)
     there = split.azimuths == 250
     part = experiment.Split(*(array[there] for array in split))
@@ -196,23 +195,29 @@ def test_wrong_flags(no_training: None, capsys: pytest.CaptureFixture[str], scri
 def half_trained(tmp_path: Path) -> Path:
     """As Ctrl-C leaves it: the second model is in its first epoch, the third is not there."""
     config = experiment.Config(n_epochs=1, n_train_views=2, n_elev=1)
-    states = {name: experiment.init_state(model, config) for name, model in experiment.make_models(config).items()}
-    del states["cnn_matched"]
-    states["capsules"].history = {key: [0.5] for key in states["capsules"].history}
+    states = experiment.fresh_states(config)
+    states["capsules"].step, states["capsules"].history = 2, {"train_loss": [0.5]}
+    states["cnn"].step = 1
     path = tmp_path / "half.npz"
-    experiment.save_checkpoint(path, config, states)
+    save_checkpoint(path, experiment.EXPERIMENT, config, states.values())
     return path
 
 
-def test_what_cannot_work_is_found_before_the_training(
-    no_training: None, tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+def test_a_checkpoint_that_cannot_be_drawn_is_found_before_the_data(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("useless.json").write_text('{"models": 3}')
-    half = half_trained(tmp_path)
+    refuse(monkeypatch, experiment, "make_data")
     cases: list[tuple[Any, list[str], str]] = [
-        (figures, [f"--checkpoint={half}"], "0 of 1 epochs of cnn;"),
+        (figures, [f"--checkpoint={half_trained(tmp_path)}"], "0 of 1 epochs of cnn;"),
         (figures, [f"--checkpoint={checkpoint}", "--seed=0"], "was made with --seed 123, not 0"),
         (figures, [f"--checkpoint={checkpoint}", "--test-azimuths=210:330"], "--test-azimuths 200:330, not 210:330"),
+    ]
+    check_failures(cases, capsys)
+
+
+def test_what_cannot_work_is_found_before_the_training(no_training: None, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("useless.json").write_text('{"models": 3}')
+    cases: list[tuple[Any, list[str], str]] = [
         (figures, ["--results=none.json"], "there is no results file none.json"),
         (figures, ["--results=useless.json"], "useless.json holds no run with these flags"),
         (figures, ["--smallnorb-dir=none"], "none has no training dat file of smallNORB"),
@@ -221,20 +226,9 @@ def test_what_cannot_work_is_found_before_the_training(
     check_failures(cases, capsys)
 
 
-def test_flags_that_agree_with_the_checkpoint_are_welcome(checkpoint: Path) -> None:
-    flags = [*TINY, f"--checkpoint={checkpoint}", "--outdir=x", "--quiet"]
-    given = given_fields(figures.make_parser(), flags, experiment.Config)
-    assert given == {
-        "seed": 123, "n_epochs": 2, "n_train_views": 2, "n_test_views": 2, "n_elev": 1, "n_per_combo": 1,
-    }  # fmt: skip
-    config, states = figures.load_finished(checkpoint, given)
-    assert config.seed == 123
-    assert list(states) == list(figures.MODELS)
-
-
 def test_a_class_without_a_picture_is_named() -> None:
     config = experiment.Config(n_train_views=1, n_test_views=1, n_elev=1)
     data = experiment.make_data(config)
     keep = [experiment.Split(*(array[split.labels != 3] for array in split)) for split in data]
-    with pytest.raises(experiment.UserError, match="shows a frame"):
+    with pytest.raises(UserError, match="shows a frame"):
         figures.require_every_class(config, experiment.Data(*keep))
