@@ -51,6 +51,7 @@ def print_result(text: str) -> None:
     try:
         print(encodable(text, sys.stdout), flush=True)
     except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries, and fails, again at its end
         if not isinstance(error, BrokenPipeError):
             raise UserError(f"cannot write to the standard output: {error.strerror}") from error
 
