@@ -83,7 +83,7 @@ from support.run import (
     require_writable,
     whole_number,
 )
-from support.workers import SERIAL, Workers, Workspace
+from support.workers import Workers, Workspace
 
 # Dimension letters as in multimnist_capsnet.py:
 #   B  images of a batch          N  images of a set        H, W, S  rows, columns, side of an image
@@ -465,7 +465,7 @@ def make_models(config: Config) -> dict[str, Model]:
     return {"capsnet": others["capsnet"], "cnn": others["cnn_pool"]._replace(name="cnn"), "lenet": lenet}
 
 
-def scores_of(model: Model, state: TrainState, images: Array, workers: Workers = SERIAL) -> Array:
+def scores_of(model: Model, state: TrainState, images: Array, workers: Workers) -> Array:
     """images (N, S, S) -> (N, J): lengths of the capsules, or scores before the softmax."""
     return assess(model, state.params, single(images, np.zeros(len(images), np.intp)), workers)[0]
 
@@ -798,7 +798,8 @@ def predict(
     check_same(checkpoint, config, asked or config, given)
     models = make_models(config)
     images = np.stack([read_digit(path, config) for path in paths])
-    scores = {name: scores_of(models[name], state, images) for name, state in states.items()}
+    with Workers(1, config.dtype) as workers:
+        scores = {name: scores_of(models[name], state, images, workers) for name, state in states.items()}
     tiles = images[:, None]
     if "capsnet" in states:
         params = states["capsnet"].params

@@ -856,7 +856,7 @@ MIN_TEST = 10  # images that the figures need
 # which may differ from those of a checkpoint
 TEST_FIELDS = ("data_dir", "n_test", "attack", "epsilons", "attack_steps", "n_attack")
 
-DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_seeds.json"
+DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "mnist.json"
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -649,7 +649,7 @@ def finish(config: Config, data: Data, states: dict[str, TrainState], threads: i
     return Run(config, data, states, tested)
 
 
-DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_upright.json"
+DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "upright.json"
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -613,7 +613,7 @@ def drawers(run: Run, seeds: dict[str, Array]) -> dict[str, Callable[[], Figure]
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_seed_command.json"
+DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "published_settings.json"
 
 
 def make_parser() -> argparse.ArgumentParser:

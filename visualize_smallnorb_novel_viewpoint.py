@@ -567,7 +567,7 @@ def drawers(run: Run, seeds: dict[str, Array], pairs: dict[str, Split] | None) -
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-DEFAULT_RESULTS = Path("results") / f"{experiment.EXPERIMENT}_seeds.json"
+DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "azimuths.json"
 BOTH_ACCURACIES = ("familiar_accuracy", "held_out_accuracy")
 
 

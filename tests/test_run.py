@@ -148,7 +148,7 @@ OUTSIDE = {  # of numbers
     "--weight-decay": "-1 101", "--recon-weight": "-1 1001", "--min-iou": "-1 1.5",
 }  # fmt: skip
 CHOICES = (
-    "--canvas --dataset --arch --preset --em-grad --routing-grad --lambda-schedule --lr-schedule --optimizer --loss"
+    "--canvas --dataset --conv --preset --em-grad --routing-grad --lambda-schedule --lr-schedule --optimizer --loss"
 )
 WRONG: dict[str, list[str]] = {
     **{flag: ["0", "-1", "1.5", "1,5", str(most + 1), *NO_NUMBER] for flag, most in MOST.items()},
@@ -491,8 +491,8 @@ def test_closed_and_full_streams_in_the_shell(redirection: str, status: int, err
 
 def test_a_result_is_written_before_it_is_printed(tmp_path: Path, monkeypatch: Patch) -> None:
     path, printed = tmp_path / "o.json", list[tuple[str, Any]]()
-    monkeypatch.setattr(run, "print_result", lambda text: printed.append((text, json.loads(path.read_text()))))
-    run.report_result(path, {"answer": 42}, "table")
+    monkeypatch.setattr(results, "print_result", lambda text: printed.append((text, json.loads(path.read_text()))))
+    results.report_result(path, {"answer": 42}, "table")
     assert printed == [("table", {"answer": 42})]
 
 

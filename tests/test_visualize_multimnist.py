@@ -24,8 +24,8 @@ from figure_checks import (
     refuse,
     shown_texts,
 )
-from helpers import ROOT, usage_error
-from support.figures import figure_style, read_seeds
+from helpers import usage_error
+from support.figures import figure_style
 from support.run import save_checkpoint
 
 SMALL = ["--seed=123", "--dataset=strokes", "--conv-channels=4", "--primary-types=2", "--threads=1"]
@@ -192,12 +192,6 @@ def test_two_colours_add_up() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # Results of many seeds
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_the_default_results_are_those_of_the_readmes_command() -> None:
-    config = experiment.Config(n_epochs=8, n_train=6000)
-    points = read_seeds([ROOT / figures.DEFAULT_RESULTS], config, "mnist", ("set_accuracy",))
-    assert {name: len(p) for name, p in points.items()} == dict.fromkeys(experiment.MODEL_NAMES, 3)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
