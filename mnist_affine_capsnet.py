@@ -83,7 +83,7 @@ from support.run import (
     require_writable,
     whole_number,
 )
-from support.workers import Workers, Workspace
+from support.workers import SERIAL, Workers, Workspace
 
 # Dimension letters as in multimnist_capsnet.py:
 #   B  images of a batch          N  images of a set        H, W, S  rows, columns, side of an image
@@ -465,7 +465,7 @@ def make_models(config: Config) -> dict[str, Model]:
     return {"capsnet": others["capsnet"], "cnn": others["cnn_pool"]._replace(name="cnn"), "lenet": lenet}
 
 
-def scores_of(model: Model, state: TrainState, images: Array, workers: Workers) -> Array:
+def scores_of(model: Model, state: TrainState, images: Array, workers: Workers = SERIAL) -> Array:
     """images (N, S, S) -> (N, J): lengths of the capsules, or scores before the softmax."""
     return assess(model, state.params, single(images, np.zeros(len(images), np.intp)), workers)[0]
 
