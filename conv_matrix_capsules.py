@@ -1013,7 +1013,8 @@ def log_odds_cross_entropy(activations: Array, labels: Array) -> tuple[float, Ar
     of any loss through a sigmoid that is all but 0 or 1 is all but zero. An attacker who follows these gradients goes
     nowhere, which is no robustness. This loss undoes the sigmoid and knows no margin.
     """
-    a = np.clip(activations, 1e-15, 1 - 1e-15)
+    least = max(1e-15, float(np.finfo(activations.dtype).eps))
+    a = np.clip(activations, least, 1 - least)
     loss, dodds = softmax_cross_entropy(np.log(a) - np.log1p(-a), labels)
     return loss, dodds / (a * (1 - a))
 
