@@ -2,9 +2,9 @@
 """Convolutional matrix capsules and what an attacker can do to them, in numpy, every gradient by hand.
 
 Claims reproduced: [Hinton 2018] G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018. The
-network of its figure 1, whose capsules share their transformation matrices over positions, reads handwritten digits
-(section 5 reports 0.44 % test errors on MNIST); and it is harder to fool by small changes of an image, made along the
-gradient of the loss, than a convolutional network is (section 6 and figure 3, on smallNORB).
+network of its figure 1, whose capsules have the same transformation matrices at every position, reads handwritten
+digits (section 5 reports 0.44 % test errors on MNIST); and it is harder to fool by small changes of an image, made
+along the gradient of the loss, than a convolutional network is (section 6 and figure 3, on smallNORB).
 
     image            (B, 28, 28, 1)                                    28x28 digits, 10 classes
     conv1 + ReLU     (B, 14, 14, channels)                             5x5, stride 2, padding 2
@@ -14,15 +14,16 @@ gradient of the loss, than a convolutional network is (section 6 and figure 3, o
     class capsules   (B, 10, 4, 4), (B, 10)                            1x1, EM routing, with coordinate addition
 
 Sizes: channels of conv1, capsule types of the primary layer, ConvCaps1, ConvCaps2. Here 32, 4, 4, 8; all 32 in the
-paper. The baseline is a CNN with convolutions of the same sides and strides instead of the capsules, as wide as gives
-it the same number of parameters.
+paper. The baseline is a CNN with convolutions of the same sides and strides instead of the capsules, and with as many
+channels as give it the same number of parameters.
 
-Deviations from the paper: narrower layers and two iterations of EM routing; a floor under the variances; a cost counts
-the mass in units of an even distribution. The transformation matrices start near the identity, and beta_v where
-agreement activates: from there the training starts without dead capsules.
+Deviations from the paper: narrower layers and two iterations of EM routing; a floor under the variances; a parent's
+cost counts its mass in units of what an even assignment gives it. The transformation matrices start near the identity,
+and beta_v where agreement activates: from there the training starts without dead capsules.
 
 The images are digits (MNIST, or strokes drawn by this project), or views of objects of which some are held out: voxel
-objects and smallNORB, as in smallnorb_novel_viewpoint.py.
+objects and smallNORB, as in smallnorb_novel_viewpoint.py. Views have 32x32 pixels and 5 classes; the grids then have
+sides of 16, 7 and 5.
 
 Run it (both models, seed 0, and both attacks; then novel viewpoints):
 
@@ -107,11 +108,12 @@ from support.run import (
 from support.workers import Workers, Workspace, default_threads
 
 # Dimension letters
-#   B  images of a batch              H, W    rows and columns of a map       Ho, Wo  the same of the map above it
-#   C  channels of an image           F       channels of a CNN's map         K       side of a kernel, of a field
-#   I  capsule types below            J       capsule types above             E       class capsules (= classes)
-#   P  side of a pose matrix (4)      D       pose entries, P * P             S       side of the grid of ConvCaps2
-#   L  receptive fields, B * Ho * Wo  M       children of a field, K * K * I  T       terms of the votes' gradient
+#   B  images of a batch              N       images of a set                 C       channels of an image
+#   H, W    rows and columns of a map         Ho, Wo  the same of the map above it
+#   K  side of a kernel, of a field   I       capsule types below             J       capsule types above
+#   P  side of a pose matrix (4)      D       pose entries, P * P             E       class capsules (= classes)
+#   L  receptive fields, B * Ho * Wo  M       children of a field, K * K * I  S       side of the grid of ConvCaps2
+#   R  rank-one terms of the votes' gradient                                  T       iterations of EM routing
 
 EXPERIMENT = "conv_matrix_capsules"
 MODEL_NAMES = ("capsules", "cnn")
@@ -255,7 +257,7 @@ def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
     n, side, m = len(images), images.shape[1], config.shift
     if not m:
         return images
-    padded = np.pad(images, ((0, 0), (m, m), (m, m), (0, 0)))
+    padded = np.pad(images, ((0, 0), (m, m), (m, m), (0, 0)), constant_values=-config.pixel_offset)  # the background
     row, column = rng.integers(0, 2 * m + 1, (2, n, 1)) + np.arange(side)  # each (B, H)
     return padded[np.arange(n)[:, None, None], row[:, :, None], column[:, None, :]]
 
@@ -301,7 +303,7 @@ def gather_backward(dout: Array, fields: Fields, combine: np.ufunc = np.add) -> 
     """dout (B, Ho, Wo, K, K, ...) -> sums over all fields of each child (B, H, W, ...), or maxima (np.maximum)."""
     (h_out, w_out), k, stride = fields.out, fields.k, fields.stride
     dx = np.full((len(dout), *fields.size, *dout.shape[5:]), 0 if combine is np.add else -np.inf, dout.dtype)
-    # out[:, y, x, i, j] = x[:, stride y + i, stride x + j]
+    # out[:, row, column, i, j] = x[:, stride row + i, stride column + j]
     for i, j in itertools.product(range(k), range(k)):
         seen = dx[:, i : i + stride * h_out : stride, j : j + stride * w_out : stride]
         combine(seen, dout[:, :, :, i, j], out=seen)
@@ -379,7 +381,7 @@ def votes_backward(
 ) -> tuple[Array, Array]:
     """The terms of dvotes -> dpose (L, K, K, I, D), dkron (K, K, I, D, J * D)."""
     n_fields, k, _, n_in, _ = pose.shape
-    left, linear, square = (np.stack(parts, axis=2) for parts in zip(*terms, strict=True))  # (L, J, T, M or D)
+    left, linear, square = (np.stack(parts, axis=2) for parts in zip(*terms, strict=True))  # (L, J, R, M or D)
     v, dv = votes.v.swapaxes(1, 2), votes.v_sq.swapaxes(1, 2)  # (L, M, J, D); the squares are no longer needed
     slope = ws("slope", *v.shape)
     # dv = sum over the terms of left (linear + square v)
@@ -425,7 +427,7 @@ class Layer(NamedTuple):
 
     fields: Fields
     beta_a: Array  # (J,)
-    beta_v: Array  # (J,) the cost of one pose entry at sigma = 1, shared by the D entries
+    beta_v: Array  # (J,) the cost of one pose entry at sigma = 1, the same for all D
     lambdas: Sequence[float]  # inverse temperature of each iteration
     variance_floor: float  # added to sigma_sq
     mass_unit: float  # the mass at which a cost counts once
@@ -556,7 +558,7 @@ def field_routing_forward(
     pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, lambdas: Sequence[float], variance_floor: float,
     ws: Workspace, k: int, stride: int = 1, offset: Array | None = None,
 ) -> tuple[Array, Array, RoutingCache]:  # fmt: skip
-    """EM routing where a parent's children are the capsules of its K x K field, and w is shared over positions.
+    """EM routing where a parent's children are the capsules of its K x K field, and w is the same at all positions.
 
     pose (B, H, W, I, P, P), a_in (B, H, W, I), w (K, K, I, J, P, P) or (1, 1, I, J, P, P), beta_a and beta_v (J,),
     offset (K, K, P, P) added to the votes of the children there -> poses (B, Ho, Wo, J, P, P), activations
@@ -922,7 +924,7 @@ DECAYED = {"conv1.w", "conv2.w", "conv3.w", "primary.w", "out.w"}  # not what EM
 
 
 def learning_rate(config: Config, model: str, progress: float) -> float:
-    """After a share of the training: it rises for a hundredth of it, then follows the schedule."""
+    """At ``progress`` through the training, from 0 to 1: it rises over the first hundredth, times the schedule."""
     factor = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
     lr = config.cnn_lr if model == "cnn" else config.lr
     return lr * factor[config.lr_schedule] * min(1.0, 0.1 + 90 * progress)
@@ -1000,7 +1002,8 @@ def log_odds_cross_entropy(activations: Array, labels: Array) -> tuple[float, Ar
     of any loss through a sigmoid that is all but 0 or 1 is all but zero. An attacker who follows these gradients goes
     nowhere, which is no robustness. This loss undoes the sigmoid and knows no margin.
     """
-    a = np.clip(activations, 1e-15, 1 - 1e-15)
+    least = max(1e-15, float(np.finfo(activations.dtype).eps))
+    a = np.clip(activations, least, 1 - least)
     loss, dodds = softmax_cross_entropy(np.log(a) - np.log1p(-a), labels)
     return loss, dodds / (a * (1 - a))
 
@@ -1096,7 +1099,7 @@ def attack_all(config: Config, states: dict[str, TrainState], data: Data, thread
 
 
 class ClassRouting(NamedTuple):
-    """How the M children of the class capsules, those of ConvCaps2 at all positions, come to be assigned in T steps."""
+    """How T iterations assign the M children of the class capsules, which are those of ConvCaps2 at all positions."""
 
     votes: Array  # (N, M, E, D)
     a_in: Array  # (N, M) the children's activations
@@ -1177,7 +1180,7 @@ class DecoderCache(NamedTuple):
 
 
 def decoder_forward(params: Params, masked: Array) -> tuple[Array, DecoderCache]:
-    """masked poses (B, M) -> pixels (B, H * W * C) between 0 and 1."""
+    """masked poses (B, E * D) -> pixels (B, H * W * C) between 0 and 1."""
     x, layers, outputs = masked, [], []
     n = len(params) // 2
     for k in range(1, n + 1):
@@ -1189,7 +1192,7 @@ def decoder_forward(params: Params, masked: Array) -> tuple[Array, DecoderCache]
 
 
 def decoder_backward(dpixels: Array, cache: DecoderCache, need_dx: bool = False) -> tuple[Params, Array | None]:
-    """dpixels (B, H * W * C) -> gradients under the parameters' names, and those of the masked poses (B, M)."""
+    """dpixels (B, H * W * C) -> gradients under the parameters' names, and that of the masked poses (B, E * D)."""
     grads: Params = {}
     n = len(cache.layers)
     dx = sigmoid_backward(dpixels, cache.outputs[-1])
@@ -1281,8 +1284,11 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
     return make_result(config, data.name, states, attack_all(config, states, data, threads), threads)
 
 
-VIEW_FIELDS = tuple(field.name for field in dataclasses.fields(Viewpoints) if field.name != "pixel_offset")
-TEST_FIELDS = (*VIEW_FIELDS, "n_test", "attack", "epsilons", "attack_steps", "n_attack")
+VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed"}
+TEST_FIELDS = (
+    "dataset", "data_dir", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack",
+    *sorted(VIEW_FIELDS - {"pixel_offset"}),  # which the networks were trained with
+)  # fmt: skip
 
 
 def evaluate_checkpoint(
@@ -1297,7 +1303,8 @@ def evaluate_checkpoint(
     shapes = [(c.image_size, c.in_channels, c.classes) for c in (saved, config)]
     if shapes[0] != shapes[1]:
         raise UserError(
-            f"{checkpoint} was trained on {saved.dataset}, whose images and classes are not those of {asked.dataset}"
+            f"{checkpoint} was trained on {saved.dataset}, whose images and classes are not those of --dataset"
+            f" {asked.dataset}"
         )
     data = make_data(config)
     config = digits.resolve_auto(config, data.name)
@@ -1313,8 +1320,9 @@ def evaluate_checkpoint(
 def make_result(
     config: Config, data_name: str, states: dict[str, TrainState], attacks: dict[str, Any], threads: int = 1
 ) -> dict[str, Any]:
-    """The JSON of a run; accuracies are fractions, those of the last epoch. What the attacks leave of them stands in
-    ``attack`` by epsilon, and again among a model's metrics, where seeds are compared."""
+    """The JSON of a run; accuracies are fractions, those of the last epoch; "drop" is familiar minus held out. What the
+    attacks leave of them stands in ``attack`` by epsilon, and again among a model's metrics, where seeds are compared.
+    """
     models = {}
     for name, state in states.items():
         models[name] = {
@@ -1322,6 +1330,8 @@ def make_result(
             **{k: v[-1] for k, v in state.history.items() if k.endswith("accuracy") and v},
             "train_seconds": round(state.seconds, 3),
         }
+        if config.has_views:
+            models[name]["drop"] = models[name]["familiar_accuracy"] - models[name]["held_out_accuracy"]
         for kind, found in attacks.get(name, {}).items():
             if isinstance(found, dict):
                 models[name] |= {f"{kind}_{epsilon}_accuracy": v for epsilon, v in found.items()}
@@ -1334,16 +1344,18 @@ def make_result(
 
 
 def describe(result: dict[str, Any]) -> str:
-    """One line: on what the figures were measured."""
-    config = result["config"]
+    """One line: on what the figures were measured, and of views what is held out."""
+    config = Config(**result["config"])
+    data = views.describe(config) if config.has_views else result["dataset"]
     seed = f"{result['seed']}{digits.training_seed(result)}"
-    return f"{result['dataset']}; seed {seed}, {config['n_epochs']} epochs, {config['loss']} loss"
+    return f"{data}; seed {seed}, {config.n_epochs} epochs, {config.loss} loss"
 
 
 def format_table(result: dict[str, Any]) -> str:
-    """The result table, and one of what each attack leaves of the accuracy."""
+    """The result table, and one of the accuracy under each attack and the fraction of images without a gradient."""
     models = result["models"]
-    metrics = [k for k in ("accuracy", "familiar_accuracy", "held_out_accuracy") if k in next(iter(models.values()))]
+    has_views = "drop" in next(iter(models.values()))
+    metrics = ("familiar_accuracy", "held_out_accuracy", "drop") if has_views else ("accuracy",)
     heads = " ".join(f"{metric.removesuffix('_accuracy').replace('_', ' '):>8}" for metric in metrics)
     lines = [f"{'model':<10} {heads} {'parameters':>10} {'seconds':>8}"]
     for name, m in models.items():
@@ -1351,13 +1363,14 @@ def format_table(result: dict[str, Any]) -> str:
         lines.append(f"{name:<10} {cells} {m['n_params']:10,} {m['train_seconds']:8.1f}")
     if "attack" in result:
         epsilons = ["0", *(f"{epsilon:g}" for epsilon in result["config"]["epsilons"])]
-        lines += ["", f"{'attack':<32} " + " ".join(f"{e:>6}" for e in epsilons) + "  no gradient"]
+        heads = " ".join(f"{epsilon:>6}" for epsilon in epsilons)
+        lines += ["", f"{'accuracy under attack by epsilon':<32} {heads}  zero gradient"]
         for name, found in result["attack"].items():
             for kind, by_epsilon in found.items():
                 if isinstance(by_epsilon, dict):
                     zero = found["zero_gradient" + ("_log_odds" if kind.endswith("_log_odds") else "")]
                     cells = " ".join(f"{by_epsilon[e]:6.3f}" for e in epsilons)
-                    lines.append(f"{name + ': ' + kind.replace('_', ' '):<32} {cells}  {zero:11.3f}")
+                    lines.append(f"{name + ': ' + kind.replace('_', ' '):<32} {cells}  {zero:13.3f}")
     return "\n".join(lines)
 
 
@@ -1365,14 +1378,14 @@ def format_table(result: dict[str, Any]) -> str:
 # A person's own pictures
 # ----------------------------------------------------------------------------------------------------------------------
 
-INK_SIDE = 20  # pixels: MNIST's digits fill a box of this side
+DIGIT_BOX = 20  # pixels: MNIST's digits fill a box of this side
 
 
 def read_picture(path: Path, config: Config) -> Array:
     """A picture file -> (1, H, W, C), prepared as the data set is. Raises UserError where it cannot be read."""
     if config.has_views:
         return views.read_picture(path, config) - np.float32(config.pixel_offset)
-    return digits.read_picture(path, config, INK_SIDE)[None, :, :, None] - np.float32(config.pixel_offset)
+    return digits.read_picture(path, config, DIGIT_BOX)[None, :, :, None] - np.float32(config.pixel_offset)
 
 
 def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collection[str] = ()) -> str:
@@ -1417,7 +1430,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add("n_train", count, "training images, drawn with the seed", default="all")
     add("n_test", count, "test images, evenly spaced over the set", default="all")
     add("shift", whole_number(0, 8), "training images are shifted by up to N pixels on each axis")
-    add_viewpoint_flags(parser, Config)
+    add_viewpoint_flags(parser, Config, "viewpoints, of --dataset voxels and smallnorb")
     add = add_flags(parser, "capsules", Config)
     add("sizes", list_of(whole_number(1, 1024), 4, "32,8,8,8"), "channels of conv1, types of primary capsules and of"
         " those of the two layers above; the paper has 32,32,32,32 and 64,8,16,16", "A,B,C,D")
@@ -1428,7 +1441,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         "inverse temperature of iteration t of T: X, X t / T, or X (1 - 0.95^t)")
     add("variance_floor", number(0, 1e6, above=True), "added to every variance of a routing iteration", "X")
     add("beta_v_init", number(-10, 10),
-        "beta_v before training, above -log(variance floor) / 2, where votes that agree cost nothing", "X")
+        "beta_v before training, counted from -log(variance floor) / 2, at which votes that agree cost nothing", "X")
     add = add_flags(parser, "training", Config)
     add("seed", whole_number(0, 2**32 - 1), "of data, initial weights and order")
     add("n_epochs", whole_number(1, 100_000), "passes over the training set")
@@ -1441,10 +1454,11 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         " and activation; the CNN always has cross-entropy")
     add("dtype", ("float32", "float64"), "of all arithmetic")
     add = add_flags(parser, "attacks", Config)
-    add("attack", names_of(ATTACKS), "after the training, measure the accuracy under fgsm and iterated", "A,B")
-    add("epsilons", epsilon_list, "how far a pixel may be moved", "X,Y")
+    add("attack", names_of(ATTACKS), "after the training, measure the accuracy under fgsm, iterated or both", "A,B")
+    add("epsilons", epsilon_list,
+        "how far a pixel may be moved; pixels run from 0 to 1, smallNORB's are in standard deviations", "X,Y")
     add("attack_steps", whole_number(1, 1000), "of the iterated attack, each of epsilon / N")
-    add("n_attack", count, "test images that are attacked")
+    add("n_attack", count, "test images that are attacked, of views those of the training range")
     parser.add_argument("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
         help="no number depends on it; default: one for each processor, at most 4 (here: %(default)s)")
 # fmt: on
@@ -1459,15 +1473,15 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Config)}
     if args.dataset in VIEWS:
         return Config(**fields | viewpoints_from_args(parser, args))
-    for name in VIEW_FIELDS:
-        if name not in ("dataset", "data_dir", "seed") and name in args.given:
-            parser.error(f"argument {flag_of(Config, name)}: needs --dataset voxels or smallnorb")
+    for name in sorted((VIEW_FIELDS - {"pixel_offset"}) & args.given):
+        parser.error(f"argument {flag_of(Config, name)}: needs --dataset voxels or smallnorb")
     return Config(**{name: value for name, value in fields.items() if value is not None})
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
-        description="Train convolutional matrix capsules and a CNN of equal size on digits, and attack both.",
+        description="Train convolutional matrix capsules and a CNN of equal size on digits or on views of objects, and"
+        " attack both.",
         epilog="With no flags: both models on all of MNIST, seed 0, no attack.",
     )
     add_config_flags(parser)

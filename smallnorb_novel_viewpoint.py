@@ -1126,7 +1126,7 @@ def run(config: Config, files: Files = NO_FILES, **options: Any) -> dict[str, An
     return make_result(config, train_all(config, data, files=files, **options), data)
 
 
-def describe(config: Config) -> str:
+def describe(config: Viewpoints) -> str:
     """One line: what is held out."""
     train_range = format_range(getattr(config, f"train_{config.held_out}s"))
     test_range = format_range(getattr(config, f"test_{config.held_out}s"))
@@ -1228,10 +1228,12 @@ def overlap(a: Range, b: Range, period: float | None = None) -> bool:
 
 
 # fmt: off
-def add_viewpoint_flags(parser: argparse.ArgumentParser, config: type[Viewpoints]) -> None:
+def add_viewpoint_flags(
+    parser: argparse.ArgumentParser, config: type[Viewpoints], title: str = "viewpoints"
+) -> None:
     """The flags of the viewpoints, all None where they are not given; see ``viewpoints_from_args``."""
     azimuths, elevations, count = angle_range(-360, 720), angle_range(-90, 90), whole_number(1, 1000)
-    add = add_flags(parser, "viewpoints", config)
+    add = add_flags(parser, title, config)
     add("train_azimuths", azimuths, "degrees", "A:B", "0:150, smallnorb 300:400")
     add("test_azimuths", azimuths, "degrees, held out", "A:B", "200:330, smallnorb 60:280")
     add("train_elevations", elevations, "with --test-elevations: hold out elevation", "A:B", "azimuth is held out")

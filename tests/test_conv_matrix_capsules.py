@@ -1,7 +1,10 @@
-"""conv_matrix_capsules.py: gradients, attacks, decoder, and the script as a person meets it."""
+"""conv_matrix_capsules.py: gradients, training, data, attacks, decoder, and runs on digits and on views of objects.
+
+The routing has tests of its own in test_conv_routing.py; flags, checkpoints and results in test_run.py."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -17,6 +20,7 @@ import smallnorb_novel_viewpoint as views
 from helpers import (
     MNIST,
     SMALLNORB,
+    GradientError,
     check_gradient,
     failure,
     needs_mnist,
@@ -25,6 +29,7 @@ from helpers import (
     usage_error,
 )
 from support.run import UserError
+from support.workers import Workers, Workspace
 from test_smallnorb_files import make_arrays, write_set
 
 Array = np.ndarray
@@ -33,7 +38,9 @@ SCRIPT = "conv_matrix_capsules.py"
 SIZES = (5, 2, 3, 2)
 TINY = ["--dataset", "strokes", "--n-train", "24", "--n-test", "10", "--batch-size", "8", "--sizes", "5,2,3,2"]
 SHORT = [*TINY, "--n-epochs", "2", "--threads", "1"]
+FEW_VIEWS = ["--n-train-views", "2", "--n-test-views", "2", "--n-elev", "1", "--n-per-combo", "2"]
 LOSSES = ("spread", "cross-entropy")
+WS = Workspace("float64")
 
 
 def tiny(**changes: Any) -> m.Config:
@@ -54,8 +61,13 @@ def some_digits(n: int) -> tuple[Array, Array]:
     return images[..., None] / 255.0, labels.astype(np.intp)
 
 
-def trained(config: m.Config, names: tuple[str, ...] = m.MODEL_NAMES) -> dict[str, m.TrainState]:
-    return m.train_all(config, m.make_data(config), names=names)
+def from_flags(*flags: str) -> m.Config:
+    parser = m.make_parser()
+    return m.config_from_args(parser, parser.parse_args(flags))
+
+
+def trained(config: m.Config, names: tuple[str, ...] = m.MODEL_NAMES, threads: int = 1) -> dict[str, m.TrainState]:
+    return m.train_all(config, m.make_data(config), names=names, threads=threads)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -81,18 +93,54 @@ def whole_network(name: str, **changes: Any) -> tuple[m.Model, m.Params, Array, 
 @pytest.mark.parametrize("dataset", ["strokes", "smallnorb"])
 def test_a_whole_networks_gradient_with_the_images(name: str, loss: str, dataset: str) -> None:
     model, params, x, rng = whole_network(name, loss=loss, dataset=dataset)
-    upstream = rng.standard_normal(model.forward(params, x)[0].shape)
+    upstream = rng.standard_normal(model.forward(params, x, WS)[0].shape)
 
     def f(images: Array, **params: Array) -> float:
-        return float((upstream * model.forward(params, images)[0]).sum())
+        return float((upstream * model.forward(params, images, WS)[0]).sum())
 
-    grads, dx = model.backward(upstream, model.forward(params, x)[1], need_dx=True)
+    grads, dx = model.backward(upstream, model.forward(params, x, WS)[1], WS, need_dx=True)
     assert dx is not None
     step = STEPS[name]
     check_gradient(f, {"images": x} | params, {"images": dx} | grads, rng, n_directions=1, step=step)
-    without, none = model.backward(upstream, model.forward(params, x)[1])
+    without, none = model.backward(upstream, model.forward(params, x, WS)[1], WS)
     assert none is None
     assert set(without) == set(params)
+
+
+def check_parts(name: str, loss: str) -> None:
+    """Losses and gradients of a batch's parts add up to those of the batch, to float64 rounding."""
+    model, params, _, rng = whole_network(name, loss=loss)
+    batch, progress = m.Examples(rng.random((7, 28, 28, 1)), rng.integers(0, 10, 7)), 0.4
+    term = functools.partial(m.loss_and_grads, model, progress)
+
+    def f(**params: Array) -> float:
+        return model.loss(model.forward(params, batch.images, WS)[0], batch.labels, progress)[0]
+
+    scores, cache = model.forward(params, batch.images, WS)
+    mean_loss, dscores = model.loss(scores, batch.labels, progress)
+    expected = model.backward(dscores, cache, WS)[0]
+    totals = []
+    for n_threads, part_size in ((1, 7), (1, 3), (2, 3)):
+        with Workers(n_threads, "float64") as workers:
+            losses, parts = workers.gradients(term, params, batch, part_size)
+            assert len(parts) == -(-7 // part_size)
+            totals.append({key: np.sum([part[key] for part in parts], axis=0) for key in params})
+        assert losses == {"train_loss": pytest.approx(mean_loss, rel=1e-12)}
+    for total in totals:
+        for key, grad in expected.items():
+            if not np.abs(total[key] - grad).max() < 1e-11 * np.abs(grad).max():
+                raise GradientError(f"{key} is off by {np.abs(total[key] - grad).max():.3g}")
+            np.testing.assert_array_equal(totals[2][key], totals[1][key], err_msg=key)  # threads change no bit
+
+
+@pytest.mark.parametrize("name", m.MODEL_NAMES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_parts_of_a_batch_add_up_to_its_gradient(name: str, loss: str) -> None:
+    check_parts(name, loss)
+
+
+def test_a_broken_term_of_the_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert surviving_mutants(monkeypatch, m, "loss_and_grads", lambda: check_parts("cnn", "cross-entropy")) == []
 
 
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
@@ -103,10 +151,10 @@ def test_the_gradient_that_an_attacker_follows(name: str, loss: str) -> None:
     losses = m.attack_losses(model, tiny(loss=loss))
     assert list(losses) == (["", "_log_odds"] if loss == "spread" else [""])
     for attacked in losses.values():
-        grad = m.image_gradient(model, params, x, labels, attacked)
+        grad = m.image_gradient(model, params, x, labels, attacked, WS)
         assert (np.abs(grad).max(axis=(1, 2, 3)) > 0).all()
         check_gradient(
-            lambda images, attacked=attacked: attacked(model.forward(params, images)[0], labels)[0],
+            lambda images, attacked=attacked: attacked(model.forward(params, images, WS)[0], labels)[0],
             {"images": x},
             {"images": grad},
             rng,
@@ -114,18 +162,24 @@ def test_the_gradient_that_an_attacker_follows(name: str, loss: str) -> None:
         )
 
 
-def test_the_log_odds_loss() -> None:
+def check_log_odds() -> None:
     rng = np.random.default_rng(5)
     a, labels = rng.uniform(0.01, 0.99, (7, 5)), rng.integers(0, 5, 7)
     z = np.log(a / (1 - a))
     expected, dz = m.softmax_cross_entropy(z, labels)
     loss, da = m.log_odds_cross_entropy(a, labels)
+    check_gradient(lambda a: m.log_odds_cross_entropy(a, labels)[0], {"a": a}, {"a": da}, rng)
     assert loss == pytest.approx(expected)
     np.testing.assert_allclose(da * a * (1 - a), dz, rtol=1e-9)  # through the sigmoid nothing of it is lost
-    check_gradient(lambda a: m.log_odds_cross_entropy(a, labels)[0], {"a": a}, {"a": da}, rng)
-    loss, da = m.log_odds_cross_entropy(np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([0, 0]))
-    assert np.isfinite(loss)
-    assert np.isfinite(da).all()
+    for dtype in (np.float64, np.float32):
+        loss, da = m.log_odds_cross_entropy(np.array([[0, 1], [1, 0]], dtype), np.array([0, 0]))
+        assert np.isfinite(loss)
+        assert np.isfinite(da).all()
+        assert da.dtype == dtype
+
+
+def test_the_log_odds_loss_and_that_its_test_sees_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert surviving_mutants(monkeypatch, m, "log_odds_cross_entropy", check_log_odds) == []
 
 
 def decoder_case() -> tuple[m.Params, Array, Array, np.random.Generator]:
@@ -147,11 +201,22 @@ def check_decoder() -> None:
     check_gradient(f, {"masked": masked} | params, {"masked": dmasked} | grads, rng)
 
 
-def test_the_decoders_gradient_and_that_its_test_sees_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert surviving_mutants(monkeypatch, m, "decoder_backward", check_decoder) == []
+def check_pixel_loss() -> None:
+    rng = np.random.default_rng(9)
+    pixels, target = rng.random((3, 7)), rng.random((3, 7))
+    loss, dpixels = m.pixel_loss(pixels, target)
+    check_gradient(lambda pixels: m.pixel_loss(pixels, target)[0], {"pixels": pixels}, {"pixels": dpixels}, rng)
+    assert loss == pytest.approx(np.square(pixels - target).sum(axis=1).mean())
     loss, dpixels = m.pixel_loss(np.array([[1.0, 0.5], [0.0, 0.0]]), np.array([[0.0, 0.5], [0.0, 3.0]]))
     assert loss == (1 + 9) / 2
     np.testing.assert_array_equal(dpixels, [[1, 0], [0, -3]])
+
+
+@pytest.mark.parametrize(("name", "check"), [("decoder_backward", check_decoder), ("pixel_loss", check_pixel_loss)])
+def test_the_decoders_gradient_and_that_its_tests_see_errors(
+    name: str, check: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert surviving_mutants(monkeypatch, m, name, check) == []
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -170,22 +235,36 @@ def test_both_models_have_as_many_parameters(sizes: tuple[int, int, int, int], d
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
 def test_a_batch_mate_changes_nothing(name: str) -> None:
     model, params, x, _ = whole_network(name)
-    scores, _ = model.forward(params, x)
+    scores, _ = model.forward(params, x, WS)
     for k in range(len(x)):
-        np.testing.assert_allclose(model.forward(params, x[k : k + 1])[0][0], scores[k], rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(model.forward(params, x[k : k + 1], WS)[0][0], scores[k], rtol=1e-10, atol=1e-12)
     assert np.abs(scores[0] - scores[1]).max() > 1e-9
 
 
-def test_threads_change_no_number() -> None:
-    config = tiny(n_epochs=1, batch_size=12)
+@pytest.mark.parametrize("dataset", ["strokes", "voxels"])
+def test_threads_change_no_bit(dataset: str) -> None:
+    attacks: dict[str, Any] = {"attack": ("fgsm", "iterated"), "epsilons": (0.1,), "attack_steps": 2, "n_attack": 9}
+    config = tiny(dataset=dataset, n_epochs=1, batch_size=12, **attacks)
+    data = m.make_data(config)
+    assert m.part_size(config) < config.batch_size  # or there is nothing for a second thread
     runs = []
-    for n_threads in (1, 2, 3):
-        with m.worker_threads(n_threads):
-            runs.append(trained(config, ("capsules",))["capsules"])
-    for other in runs[1:]:
-        assert other.history == runs[0].history
-        for key, p in runs[0].params.items():
-            np.testing.assert_array_equal(other.params[key], p, err_msg=key)
+    for threads in (1, 2, 3):
+        states = m.train_all(config, data, threads=threads)
+        found = m.attack_all(config, states, data, threads)
+        with Workers(threads) as workers:
+            scores = {
+                name: m.predict_scores(model, states[name].params, data.test, config, workers)
+                for name, model in m.make_models(config).items()
+            }
+        runs.append((states, found, scores))
+    first_states, first_found, first_scores = runs[0]
+    for states, found, scores in runs[1:]:
+        assert found == first_found
+        for name, state in states.items():
+            assert state.history == first_states[name].history
+            np.testing.assert_array_equal(scores[name], first_scores[name])
+            for key, p in state.params.items():
+                np.testing.assert_array_equal(p, first_states[name].params[key], err_msg=f"{name} {key}")
 
 
 @pytest.mark.parametrize("seed", [100, 101, 102, 103])
@@ -227,6 +306,23 @@ def test_the_learning_rate_rises_then_falls_and_the_cnn_has_its_own() -> None:
     assert m.learning_rate(tiny(lr_schedule="constant"), "capsules", 1) == tiny().lr
 
 
+@pytest.mark.parametrize(
+    ("name", "decayed"),
+    [("capsules", {"conv1.w", "primary.w"}), ("cnn", {"conv1.w", "conv2.w", "conv3.w", "out.w"})],
+)
+def test_weight_decay_shrinks_convolutions_and_the_last_layer_and_nothing_else(name: str, decayed: set[str]) -> None:
+    config = tiny(n_train=8, n_epochs=1, dtype="float64")  # one step
+    start = m.init_state(m.make_models(config)[name], config).params
+    plain = trained(config, (name,))[name]
+    shrunk = trained(dataclasses.replace(config, weight_decay=20.0), (name,))[name]
+    assert plain.step == shrunk.step == 1
+    lr = m.learning_rate(config, name, 0.0)
+    for key, p in plain.params.items():
+        expected = p - 20 * lr * start[key] if key in decayed else p
+        np.testing.assert_allclose(shrunk.params[key], expected, rtol=1e-12, atol=1e-15, err_msg=key)
+        assert np.array_equal(shrunk.params[key], p) == (key not in decayed), key
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Data
 # ----------------------------------------------------------------------------------------------------------------------
@@ -255,19 +351,37 @@ def test_no_shift_at_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     data = m.make_data(config)
     model = m.make_models(config)["cnn"]
     params = model.init_params(np.random.default_rng(0))
-    expected = float((model.forward(params, data.test.images)[0].argmax(axis=1) == data.test.labels).mean())
+    expected = float(
+        (model.forward(params, data.test.images, Workspace())[0].argmax(axis=1) == data.test.labels).mean()
+    )
     monkeypatch.setattr(m, "augment", lambda *_: pytest.fail("shifted at the test"))
-    assert m.assess(model, params, data) == {"accuracy": expected}
+    with Workers() as workers:
+        assert m.assess(model, params, data, config, workers) == {"accuracy": expected}
+
+
+def test_predictions_come_in_order_from_parts_of_any_number() -> None:
+    config = tiny(dtype="float64", variance_floor=0.3)
+    images, labels = some_digits(19)
+    model = m.make_models(config)["capsules"]
+    params = model.init_params(np.random.default_rng(0))
+    with Workers(2, "float64") as workers:
+        for n in (1, 8, 19):
+            scores = m.predict_scores(model, params, m.Examples(images[:n], labels[:n]), config, workers)
+            expected = np.concatenate([model.forward(params, image[None], WS)[0] for image in images[:n]])
+            np.testing.assert_allclose(scores, expected, rtol=1e-9)
+        named = m.Examples(images, expected.argmax(axis=1))
+        assert m.evaluate(model, params, named, config, workers) == 1
+        assert m.evaluate(model, params, named._replace(labels=(named.labels + 1) % 10), config, workers) == 0
 
 
 def test_training_images_depend_on_the_seed_and_test_images_do_not() -> None:
     images, labels = np.arange(50), np.arange(50)
-    a, b, c = (m.some(images, labels, 20, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    a, b, c = (m.subset(images, labels, 20, np.random.default_rng(seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(a.images, b.images)
     assert set(a.images) != set(c.images)
     np.testing.assert_array_equal(a.images, a.labels)
-    np.testing.assert_array_equal(m.some(images, labels, 3).images, [0, 24, 49])
-    assert len(m.some(images, labels, None).labels) == len(m.some(images, labels, 99).labels) == 50
+    np.testing.assert_array_equal(m.subset(images, labels, 3).images, [0, 24, 49])
+    assert len(m.subset(images, labels, None).labels) == len(m.subset(images, labels, 99).labels) == 50
 
 
 def test_pixels_are_between_0_and_1() -> None:
@@ -282,6 +396,99 @@ def test_pixels_are_between_0_and_1() -> None:
             assert set(split.labels.tolist()) <= set(range(n_classes))
         assert (len(data.train.labels), len(data.test.labels)) == (24, 10)
     assert data.held_out is not None
+    assert len(data.held_out.labels) == 10
+
+
+AZIMUTHS = ["--train-azimuths", "20:60", "--test-azimuths", "100:160"]
+ELEVATIONS = ["--train-elevations", "10:35", "--test-elevations", "40:70"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sizes"),
+    [
+        ([], (450, 180, 180)),
+        ([*AZIMUTHS, "--n-train-views", "2", "--n-test-views", "3", "--n-elev", "4", "--n-per-combo", "1"],
+         (40, 80, 120)),
+        ([*ELEVATIONS, "--n-elev", "2", "--seed", "5"], (300, 120, 120)),
+    ],
+)  # fmt: skip
+def test_voxel_views_are_those_of_the_viewpoint_script(flags: list[str], sizes: tuple[int, ...]) -> None:
+    parser = views.make_parser()
+    other = views.config_from_args(parser, parser.parse_args(flags))
+    config = from_flags("--dataset", "voxels", *flags)
+    for field in dataclasses.fields(views.Viewpoints):
+        assert getattr(config, field.name) == getattr(other, field.name), field.name
+    assert (config.held_out, config.classes, config.in_channels) == (other.held_out, other.classes, other.in_channels)
+    assert_same_views(config, other, sizes)
+
+
+def sets(data: m.Data) -> list[m.Examples]:
+    assert data.held_out is not None
+    return [data.train, data.test, data.held_out]
+
+
+def assert_same_views(config: m.Config, other: views.Config, sizes: tuple[int, ...]) -> None:
+    for examples, split, n in zip(sets(m.make_data(config)), views.make_data(other), sizes, strict=True):
+        np.testing.assert_array_equal(examples.images, split.images)
+        np.testing.assert_array_equal(examples.labels, split.labels)
+        assert examples.images.dtype == np.float32
+        assert len(examples.labels) == n
+
+
+def write_smallnorb(folder: Path) -> Path:
+    for subset, seed in (("training", 0), ("testing", 1)):
+        write_set(folder, subset, make_arrays(subset, 60, seed))
+    return folder
+
+
+@pytest.mark.parametrize("flags", [[], AZIMUTHS, ELEVATIONS])
+def test_smallnorb_views_are_those_of_the_viewpoint_script(flags: list[str], tmp_path: Path) -> None:
+    flags = ["--dataset", "smallnorb", "--data-dir", str(write_smallnorb(tmp_path)), *flags]
+    parser = views.make_parser()
+    other = views.config_from_args(parser, parser.parse_args(flags))
+    sizes = tuple(len(split.labels) for split in views.make_data(other))
+    assert_same_views(from_flags(*flags), other, sizes)
+
+
+def test_fewer_views_are_drawn_for_the_training_and_spaced_evenly_for_the_test() -> None:
+    everything = m.make_data(from_flags("--dataset", "voxels"))
+    few = m.make_data(from_flags("--dataset", "voxels", "--n-train", "40", "--n-test", "30"))
+    for a, b in list(zip(sets(few), sets(everything), strict=True))[1:]:
+        np.testing.assert_array_equal(a.images, b.images[np.linspace(0, 179, 30).astype(int)])
+        assert set(a.labels.tolist()) == set(range(5))
+    assert len(few.train.labels) == 40
+    known = {image.tobytes(): label for image, label in zip(*everything.train, strict=True)}
+    assert [known[image.tobytes()] for image in few.train.images] == few.train.labels.tolist()
+    assert len({image.tobytes() for image in few.train.images}) == 40
+
+
+def test_the_pixel_offset_is_subtracted_once(tmp_path: Path) -> None:
+    flags = ["--dataset", "voxels", *FEW_VIEWS, "--batch-size", "6"]
+    config, plain = from_flags(*flags, "--pixel-offset", "0.25"), from_flags(*flags)
+    data, expected = m.make_data(config), m.make_data(plain)
+    for examples, others in zip(sets(data), sets(expected), strict=True):
+        np.testing.assert_array_equal(examples.images, others.images - np.float32(0.25))
+        assert examples.images.dtype == np.float32
+    np.testing.assert_array_equal(m.prepared(data.test.images, config), data.test.images)
+    batch, other = m.training_batch(data, config, 1), m.training_batch(expected, plain, 1)
+    np.testing.assert_array_equal(batch.images, other.images - np.float32(0.25))
+    shifted = dataclasses.replace(config, shift=3), dataclasses.replace(plain, shift=3)
+    batch, other = m.training_batch(data, shifted[0], 1), m.training_batch(expected, shifted[1], 1)
+    np.testing.assert_array_equal(batch.images, other.images - np.float32(0.25))  # the background comes in, at -0.25
+
+    picture = tmp_path / "cross.png"
+    Image.fromarray((255 * expected.test.images[0, :, :, 0]).astype(np.uint8)).save(picture)
+    read = m.read_picture(picture, config)
+    np.testing.assert_allclose(read, m.read_picture(picture, plain) - 0.25, atol=1e-7)
+    np.testing.assert_allclose(read, data.test.images[:1], atol=1 / 255 + 1e-6)
+
+
+def test_the_range_of_a_pixel() -> None:
+    for dataset in ("auto", "mnist", "strokes", "voxels"):
+        assert m.Config(dataset=dataset).pixel_range == (0, 1)
+    assert m.Config(dataset="voxels", pixel_offset=0.25).pixel_range == (-0.25, 0.75)
+    for offset in (0.0, 0.25):
+        assert m.Config(dataset="smallnorb", pixel_offset=offset).pixel_range == (-np.inf, np.inf)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -299,16 +506,16 @@ def test_an_attacked_image_stays_in_its_ball_and_range_and_its_loss_grows(name: 
     params = model.init_params(np.random.default_rng(2))
     losses = m.attack_losses(model, config)
     for attacked in losses.values():
-        before = attacked(model.forward(params, images)[0], labels)[0]
+        before = attacked(model.forward(params, images, WS)[0], labels)[0]
         grew = []
         for epsilon in (0.01, 0.3):
-            x = m.attack(model, params, images, labels, attacked, epsilon, n_steps)
+            x = m.attack(model, params, images, labels, attacked, epsilon, WS, n_steps)
             assert x.shape == images.shape
             assert np.abs(x - images).max() <= epsilon * (1 + 1e-12)
             assert np.abs(x - images).max() > 0.99 * epsilon  # it uses what it may
             assert x.min() >= 0
             assert x.max() <= 1
-            grew.append(attacked(model.forward(params, x)[0], labels)[0] - before)
+            grew.append(attacked(model.forward(params, x, WS)[0], labels)[0] - before)
         assert grew[0] > 0
         assert max(grew) > 0
 
@@ -317,14 +524,68 @@ def test_fgsm_is_a_step_along_the_sign_of_the_gradient() -> None:
     model, params, x, _ = whole_network("cnn")
     labels = np.array([1, 2, 3])
     loss = m.attack_losses(model, tiny(loss="cross-entropy"))[""]
-    grad = m.image_gradient(model, params, x, labels, loss)
-    attacked = m.attack(model, params, x, labels, loss, 0.1)
+    grad = m.image_gradient(model, params, x, labels, loss, WS)
+    attacked = m.attack(model, params, x, labels, loss, 0.1, WS)
     np.testing.assert_array_equal(attacked, np.clip(x + 0.1 * np.sign(grad), 0, 1))
-    far = m.attack(model, params, x, labels, loss, 0.1, pixel_range=(-np.inf, np.inf))
+    far = m.attack(model, params, x, labels, loss, 0.1, WS, pixel_range=(-np.inf, np.inf))
     assert far.max() > 1
     assert far.min() < 0
-    one_by_one = [m.attack(model, params, x[k : k + 1], labels[k : k + 1], loss, 0.1) for k in range(3)]
+    one_by_one = [m.attack(model, params, x[k : k + 1], labels[k : k + 1], loss, 0.1, WS) for k in range(3)]
     np.testing.assert_array_equal(np.concatenate(one_by_one), attacked)  # batch-mates do not matter
+
+
+def check_attack() -> None:
+    """Against a loop over pixels, on a loss that is highest at a target which a large step passes by."""
+    rng = np.random.default_rng(4)
+    images, target = rng.random((3, 2, 2, 1)), rng.uniform(-0.3, 1.3, (3, 2, 2, 1))
+    model = m.Model(
+        "parabola",
+        lambda rng: {},
+        lambda params, x, ws: (x, None),
+        lambda dscores, cache, ws, need_dx=False: ({}, dscores),
+        lambda scores, labels, progress: loss(scores, labels),
+    )
+
+    def loss(scores: Array, labels: Array) -> tuple[float, Array]:
+        return -float(np.square(scores - target).sum()), -2 * (scores - target)
+
+    labels = np.zeros(3, np.intp)
+    for epsilon, n_steps, low, high in ((0.3, 1, 0.0, 1.0), (0.3, 4, 0.0, 1.0), (0.5, 3, -0.25, 0.75)):
+        expected = images - 0.25 * (low < 0)
+        start = expected.copy()
+        for index in np.ndindex(images.shape):
+            pixel = float(start[index])
+            for _ in range(n_steps):
+                pixel += epsilon / n_steps * (1 if target[index] > pixel else -1)
+                pixel = min(max(pixel, start[index] - epsilon, low), start[index] + epsilon, high)
+            expected[index] = pixel
+        found = m.attack(model, {}, start, labels, loss, epsilon, WS, n_steps, (low, high))
+        if not np.allclose(found, expected, rtol=1e-12, atol=1e-12):
+            raise GradientError(f"a pixel is off by {np.abs(found - expected).max():.3g}")
+
+
+def test_an_attack_is_the_loop_over_pixels_and_errors_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert surviving_mutants(monkeypatch, m, "attack", check_attack) == []
+
+
+@pytest.mark.parametrize(("offset", "low", "high"), [("0", 0.0, 1.0), ("0.25", -0.25, 0.75)])
+def test_attacked_views_stay_in_the_range_of_their_pixels(
+    offset: str, low: float, high: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ["--attack", "fgsm", "--epsilons", "0.4", "--n-epochs", "1", "--pixel-offset", offset]
+    config = from_flags("--dataset", "voxels", *FEW_VIEWS, "--sizes", "4,2,2,2", *more)
+    data, original = m.make_data(config), m.attack
+    found: list[Array] = []
+
+    def spy(*args: Any) -> Array:
+        found.append(original(*args))
+        return found[-1]
+
+    monkeypatch.setattr(m, "attack", spy)
+    m.attack_all(config, trained(config), data)
+    pixels = np.concatenate([x.ravel() for x in found])
+    assert len(pixels) == 2 * 2 * len(data.test.labels) * 32 * 32  # two models, each along two losses
+    assert (pixels.min(), pixels.max()) == (low, high)
 
 
 def test_more_steps_find_a_higher_loss() -> None:
@@ -334,28 +595,29 @@ def test_more_steps_find_a_higher_loss() -> None:
     params = model.init_params(np.random.default_rng(2))
     loss = m.attack_losses(model, config)[""]
     after = [
-        loss(model.forward(params, m.attack(model, params, images, labels, loss, 0.1, n))[0], labels)[0]
+        loss(model.forward(params, m.attack(model, params, images, labels, loss, 0.1, WS, n), WS)[0], labels)[0]
         for n in (1, 10)
     ]
     assert after[1] > after[0]
 
 
 def test_a_spread_loss_that_is_zero_leaves_the_attacker_nothing_and_that_is_reported() -> None:
-    def forward(params: m.Params, x: Array) -> tuple[Array, Any]:
+    def forward(params: m.Params, x: Array, ws: Workspace) -> tuple[Array, Any]:
         z = np.stack([20 - 40 * x[:, 0, 0, 0], -20 + 40 * x[:, 0, 0, 0]], axis=1)
         a, _ = views.sigmoid_forward(z)
         return a, a
 
-    def backward(dscores: Array, a: Array, need_dx: bool = False) -> tuple[m.Params, Array]:
+    def backward(dscores: Array, a: Array, ws: Workspace, need_dx: bool = False) -> tuple[m.Params, Array]:
         dz = views.sigmoid_backward(dscores, a)
         dx = np.zeros((len(a), 2, 2, 1))
         dx[:, 0, 0, 0] = 40 * (dz[:, 1] - dz[:, 0])
         return {}, dx
 
-    config = tiny(attack=("fgsm",), epsilons=(0.6,))
+    config = tiny(attack=("fgsm",), epsilons=(0.6,), dtype="float64")
     model = m.make_models(config)["capsules"]._replace(forward=forward, backward=backward)
     examples = m.Examples(np.zeros((6, 2, 2, 1)), np.zeros(6, np.intp))
-    found = m.robustness(model, {"conv1.w": np.zeros(1)}, examples, config)
+    with Workers(1, config.dtype) as workers:
+        found = m.robustness(model, {}, examples, config, workers)
     assert found["fgsm"] == {"0": 1.0, "0.6": 1.0}
     assert found["zero_gradient"] == 1.0
     assert found["fgsm_log_odds"] == {"0": 1.0, "0.6": 0.0}
@@ -366,8 +628,11 @@ def test_attacks_use_exact_gradients_in_double_precision(monkeypatch: pytest.Mon
     config = tiny(n_epochs=1, em_grad="stop", attack=("fgsm",), epsilons=(0.1,), n_attack=5)
     seen: list[Any] = []
 
-    def spy(model: m.Model, params: m.Params, examples: m.Examples, config: m.Config) -> dict[str, Any]:
-        seen.append((config.em_grad, config.dtype, {p.dtype for p in params.values()}, len(examples.labels)))
+    def spy(
+        model: m.Model, params: m.Params, examples: m.Examples, config: m.Config, workers: Workers
+    ) -> dict[str, Any]:
+        dtypes = {p.dtype for p in params.values()} | {workers.workspace.dtype}
+        seen.append((config.em_grad, config.dtype, dtypes, len(examples.labels)))
         return {}
 
     monkeypatch.setattr(m, "robustness", spy)
@@ -430,8 +695,8 @@ def test_the_class_layers_routing_is_laid_open() -> None:
     np.testing.assert_allclose(routing.mu[-1], poses)
     np.testing.assert_allclose(routing.a[-1], activations)
     for t in range(3):  # every mean is its votes' mean, weighted
-        share = routing.weights[t] / routing.weights[t].sum(axis=1, keepdims=True)
-        np.testing.assert_allclose(np.einsum("nme,nmed->ned", share, routing.votes), routing.mu[t], rtol=1e-5)
+        weight = routing.weights[t] / routing.weights[t].sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(np.einsum("nme,nmed->ned", weight, routing.votes), routing.mu[t], rtol=1e-5)
     mean = (routing.distances * routing.weights).sum(axis=(1, 2, 3)) / routing.weights.sum(axis=(1, 2, 3))
     assert mean[-1] < mean[0]  # votes gather round the means
 
@@ -474,6 +739,9 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--dataset", "smallnorb"], "--dataset", "needs --data-dir"),
         (["--dataset", "voxels", "--data-dir", "f"], "--data-dir", "no files"),
         (["--dataset", "strokes", "--data-dir", "f"], "--data-dir", "no files"),
+        (["--dataset", "voxels", "--train-elevations", "10:35"], "--train-elevations", "give both or none"),
+        (["--dataset", "voxels", "--test-azimuths", "100:200"], "--test-azimuths", "overlaps"),
+        (["--dataset", "smallnorb", "--data-dir", "f", "--n-elev", "2"], "--n-elev", "voxels alone"),
     ],
 )
 def test_flags_that_do_not_fit_together(
@@ -484,12 +752,29 @@ def test_flags_that_do_not_fit_together(
     assert says in line
 
 
-@pytest.mark.parametrize("n_threads", [1, 2])
-def test_capsules_that_diverge_are_reported_without_warnings(n_threads: int) -> None:
+VIEW_FLAGS = {
+    "--train-azimuths": "0:100", "--test-azimuths": "200:300", "--train-elevations": "0:10",
+    "--test-elevations": "20:30", "--n-train-views": "6", "--n-test-views": "6", "--n-elev": "3",
+    "--n-per-combo": "5",
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("dataset", [[], ["--dataset", "mnist"], ["--dataset", "strokes"]])
+def test_flags_of_viewpoints_need_views(dataset: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    names = {field.name for field in dataclasses.fields(views.Viewpoints)} - {"dataset", "data_dir", "seed"}
+    assert {m.flag_of(m.Config, name) for name in names} == set(VIEW_FLAGS)
+    for flag, value in VIEW_FLAGS.items():
+        line = usage_error(m, [*dataset, flag, value], capsys)
+        assert f"argument {flag}: needs --dataset voxels or smallnorb" in line
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_capsules_that_diverge_are_reported_without_warnings(threads: int) -> None:
     config = tiny(lr=1e20, n_epochs=9)
     expected = r"^capsules: .* in epoch \d+, step \d+; try a smaller --lr$"
-    with m.worker_threads(n_threads), pytest.raises(UserError, match=expected):
-        trained(config, ("capsules",))
+    with pytest.raises(UserError, match=expected):
+        trained(config, ("capsules",), threads)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -558,28 +843,122 @@ def test_what_a_continued_run_may_change(tmp_path: Path) -> None:
     assert m.main([*SHORT, *resume, "--models", "cnn", "--attack", "fgsm", "--n-attack", "2"]) == 0
 
 
-def test_voxels_and_their_held_out_viewpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out.json"
-    flags = ["--dataset", "voxels", "--n-epochs", "1", "--threads", "1", "--attack", "fgsm", "--n-attack", "4"]
-    assert m.main([*TINY, *flags, "--epsilons", "0.1", "--out-json", str(out)]) == 0
+def test_a_run_on_voxels_and_its_networks_on_other_viewpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, again, checkpoint = tmp_path / "out.json", tmp_path / "again.json", tmp_path / "c.npz"
+    attack = ["--attack", "fgsm", "--epsilons", "0.1", "--n-attack", "4"]
+    data_flags = ["--dataset", "voxels", *FEW_VIEWS, "--pixel-offset", "0.1"]
+    argv = [*data_flags, "--sizes", "5,2,3,2", "--n-epochs", "2", "--threads", "1", "--checkpoint", str(checkpoint)]
+    assert m.main([*argv, *attack, "--out-json", str(out)]) == 0
     result = json.loads(out.read_text())
-    assert result["dataset"] == "voxels"
-    for model in result["models"].values():
-        assert {"accuracy", "held_out_accuracy"} <= set(model)
-    assert "held out" in capsys.readouterr().out
+    assert (result["dataset"], result["headline"], result["chance"]) == ("voxels", "held_out_accuracy", 0.2)
+    head, *table = capsys.readouterr().out.splitlines()
+    assert head == "voxels: azimuths 200:330 held out, 0:150 trained on; seed 0, 2 epochs, spread loss"
+    assert table[0].split() == ["model", "familiar", "held", "out", "drop", "parameters", "seconds"]
+    for line, (name, model) in zip(table[1:], result["models"].items(), strict=False):
+        assert "accuracy" not in model
+        for metric in ("familiar_accuracy", "held_out_accuracy"):
+            assert model[metric] == result["history"][name][metric][-1]
+            assert len(result["history"][name][metric]) == 2
+        assert model["drop"] == model["familiar_accuracy"] - model["held_out_accuracy"]
+        shown = [f"{model[k]:.4f}" for k in ("familiar_accuracy", "held_out_accuracy", "drop")]
+        assert line.split()[:4] == [name, *shown]
+
+    # the same views again
+    test = ["--eval-only", "--checkpoint", str(checkpoint), "--threads", "2", "--out-json", str(again)]
+    assert m.main([*test, *data_flags, *attack]) == 0
+    second = json.loads(again.read_text())
+    assert second["attack"] == result["attack"]
+    for name, model in result["models"].items():
+        assert second["models"][name] == model
+
+    # other views, which the result names, with the offset of the training
+    capsys.readouterr()
+    elevations = ["--train-elevations", "10:20", "--test-elevations", "60:70", "--train-azimuths", "0:90"]
+    other_flags = ["--dataset", "voxels", *elevations, "--seed", "3", "--n-elev", "1"]
+    assert m.main([*test, *other_flags]) == 0
+    other = json.loads(again.read_text())
+    assert [other["config"][f"{which}_elevations"] for which in ("train", "test")] == [[10, 20], [60, 70]]
+    assert [other["config"][f"{which}_azimuths"] for which in ("train", "test")] == [[0, 90]] * 2
+    assert (other["config"]["pixel_offset"], other["trained_with_seed"], other["seed"]) == (0.1, 0, 3)
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "voxels: elevations 60:70 held out, 10:20 trained on; seed 3 (trained with seed 0), 2 epochs, spread loss"
+    )
+    config = from_flags(*other_flags, "--pixel-offset", "0.1", "--sizes", "5,2,3,2")
+    data, states = m.make_data(config), m.load_checkpoint(checkpoint)[1]
+    with Workers() as workers:
+        for name, model in m.make_models(config).items():
+            for metric, accuracy in m.assess(model, states[name].params, data, config, workers).items():
+                assert other["models"][name][metric] == accuracy
+    refused = ["--eval-only", "--checkpoint", str(checkpoint), *data_flags[:-1], "0.2"]
+    assert "made with --pixel-offset 0.1, not 0.2" in failure(m, refused, capsys)
+    assert "was trained on voxels" in failure(m, ["--eval-only", "--checkpoint", str(checkpoint)], capsys)
+
+    # a person's picture
+    picture = tmp_path / "view.png"
+    Image.fromarray((255 * (0.1 + data.test.images[0, :, :, 0])).astype(np.uint8)).save(picture)
+    assert m.main(["--predict", str(picture), "--checkpoint", str(checkpoint)]) == 0
+    words = capsys.readouterr().out.splitlines()[1].split()
+    assert set(words[1:3]) <= set(views.VOXEL_CLASSES)
+    assert len(words[3:]) == 5
+
+
+def test_the_tables() -> None:
+    model = {"n_params": 12345, "accuracy": 0.5, "train_seconds": 3.21}
+    attack = {"fgsm": {"0": 0.5, "0.25": 0.125}, "zero_gradient": 0.75}
+    result: dict[str, Any] = {"models": {"cnn": model}, "config": {"epsilons": (0.25,)}}
+    lines = ["model      accuracy parameters  seconds", "cnn          0.5000     12,345      3.2"]
+    assert m.format_table(result).splitlines() == lines
+    result["attack"] = {"cnn": attack}
+    lines += ["", "accuracy under attack by epsilon      0   0.25  zero gradient"]
+    lines += ["cnn: fgsm                         0.500  0.125          0.750"]
+    assert m.format_table(result).splitlines() == lines
+    model |= {"familiar_accuracy": 0.75, "held_out_accuracy": 0.5, "drop": 0.25}
+    assert m.format_table(result).splitlines()[:2] == [
+        "model      familiar held out     drop parameters  seconds",
+        "cnn          0.7500   0.5000   0.2500     12,345      3.2",
+    ]
 
 
 def test_smallnorb_files_are_learnt_and_attacked(tmp_path: Path) -> None:
-    for subset, seed in (("training", 0), ("testing", 1)):
-        write_set(tmp_path, subset, make_arrays(subset, 60, seed))
-    flags = ["--dataset", "smallnorb", "--data-dir", str(tmp_path), "--n-epochs", "1", "--sizes", "4,2,2,2"]
-    out = tmp_path / "out.json"
+    folder, out = str(write_smallnorb(tmp_path)), tmp_path / "out.json"
+    flags = ["--dataset", "smallnorb", "--data-dir", folder, "--n-epochs", "1", "--sizes", "4,2,2,2"]
     assert m.main([*flags, "--batch-size", "4", "--quiet", "--out-json", str(out), "--attack", "fgsm"]) == 0
     result = json.loads(out.read_text())
     assert result["dataset"] == "smallnorb"
     for figures in result["models"].values():
         assert 0 <= figures["fgsm_0.1_accuracy"] <= 1
-        assert figures["fgsm_0_accuracy"] == figures["accuracy"]  # fewer images than --n-attack
+        assert figures["fgsm_0_accuracy"] == figures["familiar_accuracy"]  # fewer images than --n-attack
+
+
+@needs_smallnorb
+def test_real_smallnorb_files_are_learnt_attacked_and_tested_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, checkpoint = tmp_path / "out.json", tmp_path / "c.npz"
+    data_flags = ["--dataset", "smallnorb", "--data-dir", str(SMALLNORB)]
+    ranges = ["--train-azimuths", "0:240", "--test-azimuths", "300:340"]
+    parser = views.make_parser()
+    other = views.config_from_args(parser, parser.parse_args([*data_flags, *ranges]))
+    sizes = tuple(len(split.labels) for split in views.make_data(other))
+    assert_same_views(from_flags(*data_flags, *ranges), other, sizes)
+
+    flags = ["--n-epochs", "2", "--sizes", "4,2,2,2", "--threads", "1", "--checkpoint", str(checkpoint)]
+    attack = ["--attack", "iterated", "--epsilons", "0.1", "--attack-steps", "2"]
+    assert m.main([*data_flags, *ranges, *flags, *attack, "--out-json", str(out)]) == 0
+    head, *_ = capsys.readouterr().out.splitlines()
+    assert head.startswith("smallnorb: azimuths 300:340 held out, 0:240 trained on; seed 0")
+    result = json.loads(out.read_text())
+    for name, model in result["models"].items():
+        assert np.isfinite(result["history"][name]["train_loss"]).all()
+        assert 0 <= model["held_out_accuracy"] <= 1
+        assert model["iterated_0_accuracy"] == model["familiar_accuracy"]
+    other_ranges = ["--train-azimuths", "0:150", "--test-azimuths", "310:330"]
+    argv = [*data_flags, *other_ranges, "--eval-only", "--checkpoint", str(checkpoint), "--out-json", str(out)]
+    assert m.main(argv) == 0
+    assert "azimuths 310:330 held out, 0:150 trained on" in capsys.readouterr().out
+    assert json.loads(out.read_text())["config"]["test_azimuths"] == [310, 330]
 
 
 @needs_smallnorb
