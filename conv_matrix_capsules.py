@@ -49,63 +49,22 @@ import numpy as np
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from multimnist_capsnet import CACHE_DIR
-from smallnorb_novel_viewpoint import (
-    ACTIVATION_SCORE,
-    MASS_FLOOR,
-    POSE_SCORE,
-    POSE_SIDE,
-    Array,
-    ConvCache,
-    LinearCache,
-    Params,
-    Viewpoints,
-    add_viewpoint_flags,
-    conv2d_backward,
-    conv2d_forward,
-    inverse_temperatures,
-    linear_backward,
-    linear_forward,
-    relu_backward,
-    relu_forward,
-    sigmoid_backward,
-    sigmoid_forward,
-    softmax_cross_entropy,
-    spread_loss,
-    spread_margin,
-    viewpoints_from_args,
-)
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import prediction_table
 from support.results import recorded_command, report_result, result_document
-from support.run import (
-    NO_FILES,
-    Callback,
-    Files,
-    Parser,
-    Session,
-    Stream,
-    UserError,
-    add_file_flags,
-    add_flags,
-    check_file_flags,
-    check_same,
-    checkpoint_command,
-    exit_status,
-    flag_of,
-    generator,
-    list_of,
-    names_of,
-    non_empty,
-    number,
-    of_models,
-    permutation,
-    print_result,
-    read_checkpoint,
-    require_finite,
-    require_writable,
-    whole_number,
-)
 from support.workers import Workers, Workspace, default_threads
+
+from smallnorb_novel_viewpoint import (  # isort: skip
+    ACTIVATION_SCORE, MASS_FLOOR, POSE_SCORE, POSE_SIDE, Array, ConvCache, LinearCache, Params, Viewpoints,
+    add_viewpoint_flags, conv2d_backward, conv2d_forward, inverse_temperatures, linear_backward, linear_forward,
+    relu_backward, relu_forward, sigmoid_backward, sigmoid_forward, softmax_cross_entropy, spread_loss, spread_margin,
+    viewpoints_from_args,
+)  # fmt: skip
+from support.run import (  # isort: skip
+    NO_FILES, Callback, Files, Parser, Session, Stream, UserError, add_file_flags, add_flags, check_file_flags,
+    check_same, checkpoint_command, exit_status, flag_of, generator, list_of, names_of, non_empty, number, of_models,
+    permutation, print_result, read_checkpoint, require_finite, require_writable, whole_number,
+)  # fmt: skip
 
 # Dimension letters
 #   B  images of a batch              N       images of a set                 C       channels of an image

@@ -55,35 +55,13 @@ from multimnist_capsnet import Array, Batch, Model, Params, assess, init_state, 
 from support.optimizers import TrainState, count_params
 from support.pictures import picture_sheet
 from support.results import recorded_command, report_result, result_document
-from support.run import (
-    NO_FILES,
-    Callback,
-    Files,
-    Parser,
-    Session,
-    Stream,
-    UserError,
-    add_file_flags,
-    add_flags,
-    atomic_write,
-    check_file_flags,
-    check_same,
-    checkpoint_command,
-    exit_status,
-    file_path,
-    generator,
-    list_of,
-    number,
-    of_models,
-    one_line,
-    permutation,
-    print_result,
-    read_checkpoint,
-    require_finite,
-    require_writable,
-    whole_number,
-)
 from support.workers import SERIAL, Workers, Workspace
+
+from support.run import (  # isort: skip
+    NO_FILES, Callback, Files, Parser, Session, Stream, UserError, add_file_flags, add_flags, atomic_write,
+    check_file_flags, check_same, checkpoint_command, exit_status, file_path, generator, list_of, number, of_models,
+    one_line, permutation, print_result, read_checkpoint, require_finite, require_writable, whole_number,
+)  # fmt: skip
 
 # Dimension letters as in multimnist_capsnet.py:
 #   B  images of a batch          N  images of a set        H, W, S  rows, columns, side of an image

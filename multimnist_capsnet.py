@@ -49,37 +49,15 @@ from tqdm import tqdm
 from support.optimizers import TrainState, adamw_step, count_params, muon_step
 from support.pictures import border_level, picture_sheet, read_grey
 from support.results import recorded_command, report_result, result_document
-from support.run import (
-    NO_FILES,
-    Callback,
-    Files,
-    Parser,
-    Session,
-    Stream,
-    UserError,
-    add_file_flags,
-    add_flags,
-    atomic_write,
-    check_file_flags,
-    check_same,
-    checkpoint_command,
-    exit_status,
-    generator,
-    non_empty,
-    number,
-    of_models,
-    one_line,
-    permutation,
-    print_message,
-    print_result,
-    read_checkpoint,
-    require_finite,
-    require_writable,
-    whole_number,
-)
 from support.spectral_conv import spectral_conv2d_backward, spectral_conv2d_forward
 from support.stroke_digits import stroke_digits
 from support.workers import LEAST_PART, Workers, Workspace, default_threads
+
+from support.run import (  # isort: skip
+    NO_FILES, Callback, Files, Parser, Session, Stream, UserError, add_file_flags, add_flags, atomic_write,
+    check_file_flags, check_same, checkpoint_command, exit_status, generator, non_empty, number, of_models, one_line,
+    permutation, print_message, print_result, read_checkpoint, require_finite, require_writable, whole_number,
+)  # fmt: skip
 
 # Dimension letters
 #   B  images of a batch          L  digits in an image (2)       H, W  rows and columns     C  channels

@@ -44,32 +44,13 @@ import numpy as np
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import border_level, prediction_table, read_grey
 from support.results import recorded_command, report_result, result_document
-from support.run import (
-    NO_FILES,
-    Callback,
-    Files,
-    Parser,
-    Session,
-    Stream,
-    UserError,
-    add_file_flags,
-    add_flags,
-    check_file_flags,
-    check_same,
-    exit_status,
-    flag_of,
-    format_value,
-    generator,
-    non_empty,
-    number,
-    permutation,
-    print_result,
-    read_checkpoint,
-    require_finite,
-    require_writable,
-    whole_number,
-)
 from support.workers import blas_threads
+
+from support.run import (  # isort: skip
+    NO_FILES, Callback, Files, Parser, Session, Stream, UserError, add_file_flags, add_flags, check_file_flags,
+    check_same, exit_status, flag_of, format_value, generator, non_empty, number, permutation, print_result,
+    read_checkpoint, require_finite, require_writable, whole_number,
+)  # fmt: skip
 
 # Dimension letters
 #   B  images of a batch             N  images of a set          H, W  rows and columns of a map      C  channels
