@@ -53,10 +53,10 @@ from support.run import (  # isort: skip
 )  # fmt: skip
 
 # Dimension letters
-#   B  images of a batch             N  images of a set          H, W  rows and columns of a map      C  channels
-#   K  side of a kernel              I  primary capsules         J  class capsules (= classes)
-#   P  side of a pose matrix (4)     D  pose entries, P * P      E  inputs of a dense layer           F  filters, units
-#   Q  points of a voxel object      In comments V_ij, M_i and W_ij are the paper's votes, poses and matrices.
+#   B  images of a batch             N  images of a set          H, W    rows and columns of a map     C  channels
+#   K  side of a kernel              I  primary capsules         Ho, Wo  the same of its convolution   F  filters, units
+#   P  side of a pose matrix (4)     J  class capsules           E       inputs of a dense layer
+#   D  pose entries, P * P           Q  points of a voxel object
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -132,7 +132,7 @@ class Config(Viewpoints):
 
     @property
     def free_to_change(self) -> set[str]:
-        """What a continued run may have otherwise: the margin of the spread loss depends on the training's length."""
+        """Fields in which a resumed run may differ. The margin of the spread loss depends on ``n_epochs``."""
         return {"data_dir"} | ({"n_epochs"} if self.loss == "cross-entropy" else set())
 
     @property
@@ -305,7 +305,7 @@ NORB_SIDE = 48  # [Hinton 2018, sec. 5]: 96x96 images are shrunk to 48x48
 def norb_path(data_dir: Path, subset: str, part: str) -> Path:
     """The official name of one file, gzipped or not. Raises UserError where neither is there."""
     name = f"smallnorb-{NORB_SETS[subset]}x9x18x6x2x96x96-{subset}-{part}.mat"
-    with contextlib.suppress(OSError):  # a folder that cannot be looked into, a name that is too long
+    with contextlib.suppress(OSError):  # a folder without permission, a name that is too long
         for path in (data_dir / name, data_dir / f"{name}.gz"):
             if path.is_file():
                 return path
@@ -475,41 +475,41 @@ class ConvCache(NamedTuple):
 
 def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple[Array, ConvCache]:
     """Cross-correlate x (B, H, W, C) with w (K, K, C, F), add b (F,) -> (B, Ho, Wo, F), zero padded."""
-    n, height, width, channels = x.shape
-    k, n_filters = w.shape[0], w.shape[-1]
-    h_out, w_out = (height + 2 * pad - k) // stride + 1, (width + 2 * pad - k) // stride + 1
-    x_pad = np.zeros((n, height + 2 * pad, width + 2 * pad, channels), x.dtype)
-    x_pad[:, pad : pad + height, pad : pad + width] = x
-    # One entry of the kernel at a time: long runs to write, twice as fast as patch by patch.
-    columns = np.empty((k, k, channels, n, h_out, w_out), x.dtype)
-    for i in range(k):
-        for j in range(k):
-            window = x_pad[:, i : i + stride * h_out : stride, j : j + stride * w_out : stride]
+    (B, H, W, C), K, F = x.shape, w.shape[0], w.shape[-1]
+    Ho, Wo = (H + 2 * pad - K) // stride + 1, (W + 2 * pad - K) // stride + 1
+    x_pad = np.zeros((B, H + 2 * pad, W + 2 * pad, C), x.dtype)
+    x_pad[:, pad : pad + H, pad : pad + W] = x
+    # im2col, one entry of the kernel at a time: twice as fast as patch by patch, as it copies longer runs of memory.
+    columns = np.empty((K, K, C, B, Ho, Wo), x.dtype)
+    for i in range(K):
+        for j in range(K):
+            window = x_pad[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]  # (B, Ho, Wo, C)
             columns[i, j] = window.transpose(3, 0, 1, 2)
-    columns = columns.reshape(k * k * channels, -1)
-    out = columns.T @ w.reshape(-1, n_filters)  # (B * Ho * Wo, F)
+    columns = columns.reshape(K * K * C, -1)
+    out = columns.T @ w.reshape(-1, F)  # (B * Ho * Wo, F)
     out += b
-    out = out.reshape(n, h_out, w_out, n_filters)
+    out = out.reshape(B, Ho, Wo, F)
     return out, ConvCache(columns, w, x.shape, out.shape, stride, pad)
 
 
 def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Array | None, Array, Array]:
     """dout (B, Ho, Wo, F) -> dx (None unless needed: the first layer does not), dw, db."""
-    columns, w, (n, height, width, channels), (_, h_out, w_out, n_filters), stride, pad = cache
-    k = w.shape[0]
-    rows = dout.reshape(-1, n_filters)
+    columns, w, (B, H, W, C), (_, Ho, Wo, F), stride, pad = cache
+    K = w.shape[0]
+    rows = dout.reshape(-1, F)  # (B * Ho * Wo, F)
     # out = columns.T @ w + b
     dw = (columns @ rows).reshape(w.shape)
-    db = np.ones(len(rows), rows.dtype) @ rows  # the sum over rows; numpy's own takes 15 times as long for short rows
+    db = np.ones(len(rows), rows.dtype) @ rows  # the sum over rows; np.sum takes 15 times as long for short rows
     if not need_dx:
         return None, dw, db
-    dcolumns = (w.reshape(-1, n_filters) @ rows.T).reshape(k, k, channels, n, h_out, w_out)
-    dx_pad = np.zeros((n, height + 2 * pad, width + 2 * pad, channels), dout.dtype)
-    for i in range(k):
-        for j in range(k):
-            window = dx_pad[:, i : i + stride * h_out : stride, j : j + stride * w_out : stride]
+    dcolumns = (w.reshape(-1, F) @ rows.T).reshape(K, K, C, B, Ho, Wo)
+    # columns[i, j] = the pixels of x_pad under entry i, j of the kernel
+    dx_pad = np.zeros((B, H + 2 * pad, W + 2 * pad, C), dout.dtype)
+    for i in range(K):
+        for j in range(K):
+            window = dx_pad[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]
             window += dcolumns[i, j].transpose(1, 2, 3, 0)
-    return dx_pad[:, pad : pad + height, pad : pad + width], dw, db
+    return dx_pad[:, pad : pad + H, pad : pad + W], dw, db
 
 
 class LinearCache(NamedTuple):
@@ -556,47 +556,56 @@ class VotesCache(NamedTuple):
 
 def votes_forward(pose: Array, w: Array) -> tuple[Array, VotesCache]:
     """V_ij = M_i W_ij: pose (B, I, P, P), w (I, J, P, P) -> votes (B, I, J, D)."""
-    n, n_in, p, _ = pose.shape
-    rows = pose.transpose(1, 0, 2, 3).reshape(n_in, n * p, p)  # (I, B * P, P)
-    columns = w.transpose(0, 2, 1, 3).reshape(n_in, p, -1)  # (I, P, J * P)
-    votes = (rows @ columns).reshape(n_in, n, p, -1, p)  # (I, B, P, J, P)
-    return votes.transpose(1, 0, 3, 2, 4).reshape(n, n_in, -1, p * p), VotesCache(pose, w)
+    (B, I, P, _), J = pose.shape, w.shape[1]
+    rows = pose.transpose(1, 0, 2, 3).reshape(I, B * P, P)
+    columns = w.transpose(0, 2, 1, 3).reshape(I, P, J * P)
+    votes = (rows @ columns).reshape(I, B, P, J, P)
+    return votes.transpose(1, 0, 3, 2, 4).reshape(B, I, J, P * P), VotesCache(pose, w)
 
 
 def votes_backward(dvotes: Array, cache: VotesCache) -> tuple[Array, Array]:
     """dvotes (B, I, J, D) -> dpose (B, I, P, P), dw (I, J, P, P)."""
     pose, w = cache
-    n, n_in, p, _ = pose.shape
-    n_out = w.shape[1]
-    dv = dvotes.reshape(n, n_in, n_out, p, p).transpose(1, 0, 3, 2, 4).reshape(n_in, n * p, n_out * p)
-    rows = pose.transpose(1, 0, 2, 3).reshape(n_in, n * p, p)
-    columns = w.transpose(0, 2, 1, 3).reshape(n_in, p, n_out * p)
-    # votes = rows @ columns, a product for each primary capsule
-    drows = dv @ columns.transpose(0, 2, 1)  # (I, B * P, P)
-    dcolumns = rows.transpose(0, 2, 1) @ dv  # (I, P, J * P)
-    dpose = drows.reshape(n_in, n, p, p).transpose(1, 0, 2, 3)
-    return dpose, dcolumns.reshape(n_in, p, n_out, p).transpose(0, 2, 1, 3)
+    (B, I, P, _), J = pose.shape, w.shape[1]
+    dproduct = dvotes.reshape(B, I, J, P, P).transpose(1, 0, 3, 2, 4).reshape(I, B * P, J * P)
+    rows = pose.transpose(1, 0, 2, 3).reshape(I, B * P, P)
+    columns = w.transpose(0, 2, 1, 3).reshape(I, P, J * P)
+    # product = rows @ columns, for each primary capsule
+    drows = dproduct @ columns.transpose(0, 2, 1)  # (I, B * P, P)
+    dcolumns = rows.transpose(0, 2, 1) @ dproduct  # (I, P, J * P)
+    dpose = drows.reshape(I, B, P, P).transpose(1, 0, 2, 3)
+    return dpose, dcolumns.reshape(I, P, J, P).transpose(0, 2, 1, 3)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# EM routing
+# EM routing [Hinton 2018, procedure 1]
+#
+# A child i is a primary capsule, a parent j a class capsule. The paper's lines, for each pose entry h, and our names:
+#     R_ij <- 1 / J                                                   r
+#     M-step:  R_ij <- R_ij a_i                                       ra; its sum over i is the mass
+#              mu_j <- sum_i R_ij V_ij / sum_i R_ij                   weight = ra / mass; mu
+#              sigma_j^2 <- sum_i R_ij (V_ij - mu_j)^2 / sum_i R_ij   error, sigma_sq
+#              cost_j <- (beta_v + log sigma_j) sum_i R_ij            cost, summed over h; beta_v is also called beta_u
+#              a_j <- logistic(lambda (beta_a - sum_h cost_j))        z, a
+#     E-step:  p_j <- N(V_ij; mu_j, sigma_j^2), product over h        error, scaled, distance, log_p
+#              R_ij <- a_j p_j / sum_j a_j p_j                        log_ap, ap, r
 # ----------------------------------------------------------------------------------------------------------------------
 
-MASS_FLOOR = 1e-8  # added to the assigned mass: a parent that gets nothing has a mean of zero, not NaN
+MASS_FLOOR = 1e-8  # added to the assigned mass, so that the mean of a parent without mass is zero and not NaN
 
 
 class MStepCache(NamedTuple):
     r: Array  # (B, I, J) the assignments that were given
-    a_in: Array  # (B, I)
+    a_in: Array  # (B, I) the children's activations
     votes: Array  # (B, I, J, D)
-    mass: Array  # (B, J)
+    mass: Array  # (B, J) sum_i r a_in
     weight: Array  # (B, I, J) of a vote in the mean; the sum over i is 1
     mu: Array  # (B, J, D)
     error: Array  # (B, I, J, D) votes - mu
     sigma_sq: Array  # (B, J, D)
-    cost: Array  # (B, J)
+    cost: Array  # (B, J) sum over all pose entries
     lambda_: float  # inverse temperature
-    a: Array  # (B, J)
+    a: Array  # (B, J) the parents' activations
 
 
 def m_step_forward(
@@ -611,11 +620,12 @@ def m_step_forward(
     mass = ra.sum(axis=1) + MASS_FLOOR  # (B, J)
     weight = ra / mass[:, None]  # (B, I, J)
     mu = (weight[..., None] * votes).sum(axis=1)  # (B, J, D)
-    # From differences: the mean of squares less mu^2 would cancel in float32 where votes lie far from zero.
+    # sum_i weight votes^2 - mu^2 would be as good in exact arithmetic; in float32 it cancels for votes far from zero.
     error = votes - mu[:, None]  # (B, I, J, D)
     sigma_sq = (weight[..., None] * (error * error)).sum(axis=1) + variance_floor  # (B, J, D)
-    cost = (mu.shape[2] * beta_v + 0.5 * np.log(sigma_sq).sum(axis=2)) * mass  # (B, J), over all D pose entries
-    z = lambda_ * (beta_a - cost)
+    D = mu.shape[2]
+    cost = (D * beta_v + 0.5 * np.log(sigma_sq).sum(axis=2)) * mass  # (B, J)
+    z = lambda_ * (beta_a - cost)  # (B, J)
     a, _ = sigmoid_forward(z)
     log_a = -np.logaddexp(0, -z)  # finite where a is zero
     cache = MStepCache(r, a_in, votes, mass, weight, mu, error, sigma_sq, cost, lambda_, a)
@@ -625,24 +635,26 @@ def m_step_forward(
 def m_step_backward(
     dmu: Array, dsigma_sq: Array, dlog_a: Array, cache: MStepCache, policy: str
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """dmu and dsigma_sq (B, J, D), dlog_a (B, J) -> dr (B, I, J), dvotes, da_in, dbeta_a, dbeta_v.
+    """dmu and dsigma_sq (B, J, D), dlog_a (B, J)
+    -> dr (B, I, J), dvotes (B, I, J, D), da_in (B, I), dbeta_a and dbeta_v (J,).
 
     With policy "stop" the mass, and the mean inside sigma_sq, are held constant.
     """
     r, a_in, votes, mass, weight, mu, error, sigma_sq, cost, lambda_, a = cache
+    D = mu.shape[2]
     # log_a = log sigmoid(z)
     dz = dlog_a * (1 - a)  # (B, J)
     # z = lambda (beta_a - cost)
     dbeta_a = lambda_ * dz.sum(axis=0)
-    dcost = -lambda_ * dz
+    dcost = -lambda_ * dz  # (B, J)
     # cost = (D beta_v + sum_d log sigma_sq / 2) mass
-    dbeta_v = mu.shape[2] * (dcost * mass).sum(axis=0)
+    dbeta_v = D * (dcost * mass).sum(axis=0)
     dsigma_sq = dsigma_sq + (0.5 * dcost * mass)[..., None] / sigma_sq  # (B, J, D)
     dmass = dcost * cost / mass  # (B, J)
     # sigma_sq = sum_i weight error^2 + floor
-    slope = dsigma_sq[:, None] * error  # (B, I, J, D), half of the derivative of dsigma_sq error^2
-    dweight = np.einsum("bijd,bijd->bij", slope, error)
-    derror = 2 * weight[..., None] * slope  # (B, I, J, D)
+    dsigma_sq_error = dsigma_sq[:, None] * error  # (B, I, J, D)
+    dweight = np.einsum("bijd,bijd->bij", dsigma_sq_error, error)
+    derror = 2 * weight[..., None] * dsigma_sq_error  # (B, I, J, D)
     # error = votes - mu
     if policy == "exact":
         dmu = dmu - derror.sum(axis=1)
@@ -669,6 +681,7 @@ def e_step_forward(mu: Array, sigma_sq: Array, log_a: Array, votes: Array) -> tu
     """Assign each child to the parents in proportion to a_j p_j(votes). [Hinton 2018, procedure 1, E-STEP]
 
     mu and sigma_sq (B, J, D), log_a (B, J), votes (B, I, J, D) -> r (B, I, J), whose sum over j is 1, and the cache.
+    In logarithms, since a product of D densities may leave the range of float32.
     """
     error = votes - mu[:, None]  # (B, I, J, D)
     scaled = error / sigma_sq[:, None]
@@ -686,9 +699,9 @@ def e_step_backward(dr: Array, cache: EStepCache) -> tuple[Array, Array, Array, 
     # r = ap / sum_j ap; ap = exp(log_ap)
     dlog_ap = r * (dr - (dr * r).sum(axis=2, keepdims=True))  # (B, I, J)
     # log_ap = log_a + log_p
-    dlog_a = dlog_ap.sum(axis=1)
+    dlog_a = dlog_ap.sum(axis=1)  # (B, J)
     # log_p = -(distance + sum_d log sigma_sq) / 2
-    ddistance = -0.5 * dlog_ap
+    ddistance = -0.5 * dlog_ap  # (B, I, J)
     dsigma_sq = ddistance.sum(axis=1)[..., None] / sigma_sq  # (B, J, D)
     # distance = sum_d error^2 / sigma_sq
     derror = 2 * ddistance[..., None] * scaled  # (B, I, J, D)
@@ -698,7 +711,7 @@ def e_step_backward(dr: Array, cache: EStepCache) -> tuple[Array, Array, Array, 
 
 
 class EMCache(NamedTuple):
-    iterations: list[MStepCache]
+    m_steps: list[MStepCache]  # one for each iteration
     e_steps: list[EStepCache]  # one fewer: the last iteration's assignments would not be used
 
 
@@ -710,21 +723,21 @@ def em_routing_forward(
     lambdas: list[float],
     variance_floor: float = VARIANCE_FLOOR,
 ) -> tuple[Array, Array, EMCache]:
-    """Fit one Gaussian per parent to its children's votes; one (M-step, E-step) per entry of ``lambdas``.
+    """Fit one Gaussian per parent to its children's votes. [Hinton 2018, procedure 1]
 
     votes (B, I, J, D), a_in (B, I), beta_a and beta_v (J,), lambdas: inverse temperature of each iteration
-    -> poses mu (B, J, D), activations (B, J), cache. [Hinton 2018, procedure 1]; the cost of a pose entry is
-    (beta_v + log sigma) times the assigned mass, one beta_v per parent, the same for its D entries.
+    -> poses mu (B, J, D), activations (B, J), cache. Each parent has one beta_v for all of its D pose entries.
 
-    ``variance_floor`` is added to sigma_sq. It keeps the logarithm and the division finite when all votes agree. And as
-    a product of D Gaussians is very peaked, a floor of the order of a vote's square is what lets several children share
-    a parent: with 1e-4 the trained network leaves a parent about one child, and generalises less.
+    ``variance_floor`` is added to sigma_sq. It keeps the logarithm and the division finite when all votes agree. It
+    also softens the assignments: a product of D narrow Gaussians has such sharp peaks that, with a floor of 1e-4, a
+    parent of the trained network keeps about one child, and the network generalises less. With a floor of the order of
+    a squared vote a parent has several children.
     """
     r = np.full(votes.shape[:3], 1 / votes.shape[2], votes.dtype)  # (B, I, J)
     cache = EMCache([], [])
     for t, lambda_ in enumerate(lambdas):
         mu, sigma_sq, a, log_a, m_step = m_step_forward(r, a_in, votes, beta_a, beta_v, lambda_, variance_floor)
-        cache.iterations.append(m_step)
+        cache.m_steps.append(m_step)
         if t < len(lambdas) - 1:
             r, e_step = e_step_forward(mu, sigma_sq, log_a, votes)
             cache.e_steps.append(e_step)
@@ -732,17 +745,17 @@ def em_routing_forward(
 
 
 def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> tuple[Array, Array, Array, Array]:
-    """dmu (B, J, D), da (B, J) -> dvotes, da_in, dbeta_a, dbeta_v.
+    """dmu (B, J, D), da (B, J) -> dvotes (B, I, J, D), da_in (B, I), dbeta_a and dbeta_v (J,).
 
-    policy "exact": through every iteration: assignments, means, variances, activations, and the children's activations.
-    policy "stop": the last M-step alone, with the assignments, the mass, and the mean inside sigma_sq held constant.
+    policy "exact": the gradient of what the forward pass computes, through every iteration.
+    policy "stop": that of the last M-step alone, with r, the mass, and the mean inside sigma_sq held constant.
     """
-    iterations, e_steps = cache
-    dsigma_sq, dlog_a = np.zeros_like(dmu), da * iterations[-1].a  # a = exp(log_a)
-    dr, dvotes, da_in, dbeta_a, dbeta_v = m_step_backward(dmu, dsigma_sq, dlog_a, iterations[-1], policy)
+    m_steps, e_steps = cache
+    dsigma_sq, dlog_a = np.zeros_like(dmu), da * m_steps[-1].a  # a = exp(log_a)
+    dr, dvotes, da_in, dbeta_a, dbeta_v = m_step_backward(dmu, dsigma_sq, dlog_a, m_steps[-1], policy)
     if policy == "stop":
         return dvotes, da_in, dbeta_a, dbeta_v
-    for m_step, e_step in zip(iterations[-2::-1], e_steps[::-1], strict=True):
+    for m_step, e_step in zip(m_steps[-2::-1], e_steps[::-1], strict=True):  # from the last but one to the first
         dmu, dsigma_sq, dlog_a, dvotes_e = e_step_backward(dr, e_step)
         dr, dvotes_m, da_in_m, dbeta_a_m, dbeta_v_m = m_step_backward(dmu, dsigma_sq, dlog_a, m_step, policy)
         dvotes += dvotes_e
@@ -776,11 +789,11 @@ def spread_loss(activations: Array, labels: Array, margin: float) -> tuple[float
     activations (B, J), labels (B,) -> mean loss, dactivations.
     """
     rows = np.arange(len(labels))
-    short = np.maximum(0, margin - (activations[rows, labels][:, None] - activations))  # (B, J)
-    short[rows, labels] = 0  # the target is no competitor of itself
-    da = 2 * short
+    shortfall = np.maximum(0, margin - (activations[rows, labels][:, None] - activations))  # (B, J)
+    shortfall[rows, labels] = 0  # the sum is over the wrong classes
+    da = 2 * shortfall
     da[rows, labels] = -da.sum(axis=1)
-    return float((short * short).sum(axis=1).mean()), da / len(labels)
+    return float((shortfall * shortfall).sum(axis=1).mean()), da / len(labels)
 
 
 def spread_margin(progress: float) -> float:
@@ -826,14 +839,14 @@ def capsules_init(rng: np.random.Generator, config: Config) -> Params:
 
     fan_in = CONV_KERNEL**2 * config.in_channels
     n_primary_outputs = N_PRIMARY * (POSE_SIDE**2 + 1)
-    # Each W_ij starts near the identity, so that a vote starts as the child's own pose.
-    route = np.eye(POSE_SIDE, dtype=config.dtype) + gaussian(0.1, N_PRIMARY, N_CLASSES, POSE_SIDE, POSE_SIDE)
+    # Each W_ij starts near the identity, so that at first a vote is about the child's own pose.
+    class_w = np.eye(POSE_SIDE, dtype=config.dtype) + gaussian(0.1, N_PRIMARY, N_CLASSES, POSE_SIDE, POSE_SIDE)
     return {
         "conv1.w": gaussian(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
         "conv1.b": zeros(CONV_CHANNELS),
         "primary.w": gaussian(math.sqrt(1 / config.n_features), config.n_features, n_primary_outputs),
         "primary.b": zeros(n_primary_outputs),
-        "class.w": route,
+        "class.w": class_w,
         "class.beta_a": zeros(N_CLASSES),
         "class.beta_v": np.full(N_CLASSES, config.beta_v_init, config.dtype),
     }
@@ -970,10 +983,7 @@ def make_models(config: Config) -> dict[str, Model]:
 # Optimiser, evaluation, training loop
 # ----------------------------------------------------------------------------------------------------------------------
 
-# Not the biases, and not what EM routing works with.
-DECAYED = {"conv1.w", "primary.w", "hidden.w", "out.w"}
-
-
+DECAYED = {"conv1.w", "primary.w", "hidden.w", "out.w"}  # by weight decay: no bias, and no parameter of EM routing
 EVALUATION_BATCH = 256  # images that are classified at a time
 
 
@@ -984,32 +994,37 @@ def predict_scores(model: Model, params: Params, images: Array, batch_size: int 
     return np.concatenate([model.forward(params, crop(x, None).astype(dtype, copy=False))[0] for x in batches])
 
 
-def evaluate(model: Model, params: Params, split: Split) -> float:
+def accuracy(model: Model, params: Params, split: Split) -> float:
     """Fraction of a set that is classified correctly."""
     return float((predict_scores(model, params, split.images).argmax(axis=1) == split.labels).mean())
 
 
-def true_class_share(model: Model, params: Params, split: Split) -> float:
-    """Share of the children's mass that routing gives the true class in the end, mean over a set; evenly it is 1/5."""
-    shares = []
+def true_class_mass(model: Model, params: Params, split: Split) -> float:
+    """Fraction of the assigned mass that the true class has in the last iteration, mean over a set; 1/5 by chance."""
+    fractions = []
     for start in range(0, len(split.labels), EVALUATION_BATCH):
         labels = split.labels[start : start + EVALUATION_BATCH]
         x = crop(split.images[start : start + EVALUATION_BATCH], None).astype(params["conv1.w"].dtype, copy=False)
-        mass = model.forward(params, x)[1].routing.iterations[-1].mass  # (B, J)
-        shares.append(mass[np.arange(len(x)), labels] / mass.sum(axis=1))
-    return float(np.concatenate(shares).mean())
+        mass = model.forward(params, x)[1].routing.m_steps[-1].mass  # (B, J)
+        fractions.append(mass[np.arange(len(x)), labels] / mass.sum(axis=1))
+    return float(np.concatenate(fractions).mean())
 
 
-def evaluate_views(model: Model, params: Params, data: Data) -> dict[str, float]:
+def evaluate(model: Model, params: Params, data: Data) -> dict[str, float]:
+    """Accuracy on the familiar and on the held-out viewpoints."""
     return {
-        "familiar_accuracy": evaluate(model, params, data.familiar),
-        "held_out_accuracy": evaluate(model, params, data.held_out),
+        "familiar_accuracy": accuracy(model, params, data.familiar),
+        "held_out_accuracy": accuracy(model, params, data.held_out),
     }
 
 
 def init_state(model: Model, config: Any) -> TrainState:
     """Fresh parameters; their draws depend on the seed and the model's name alone."""
     return TrainState(model.name, model.init_params(generator(config.seed, Stream.INIT, *model.name.encode())))
+
+
+def steps_per_epoch(config: Config, data: Data) -> int:
+    return math.ceil(len(data.train.labels) / config.batch_size)
 
 
 def train(
@@ -1038,15 +1053,11 @@ def train(
         state.add({"train_loss": loss}, weight=len(batch))
         epoch_ended = state.step % steps_per_epoch(config, data) == 0
         if epoch_ended:
-            state.end_epoch(n, evaluate_views(model, state.params, data))
+            state.end_epoch(n, evaluate(model, state.params, data))
         state.seconds += time.perf_counter() - started
         if callback:
             callback(state, epoch_ended)
     return state.history
-
-
-def steps_per_epoch(config: Config, data: Data) -> int:
-    return math.ceil(len(data.train.labels) / config.batch_size)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1094,7 +1105,7 @@ def make_result(config: Config, states: dict[str, TrainState], data: Data) -> di
         }
     if "capsules" in states:
         capsules = make_models(config)["capsules"]
-        models["capsules"]["true_class_share"] = true_class_share(capsules, states["capsules"].params, data.familiar)
+        models["capsules"]["true_class_mass"] = true_class_mass(capsules, states["capsules"].params, data.familiar)
     return result_document(
         EXPERIMENT, config, config.dataset, models, states, None, "held_out_accuracy", 1 / N_CLASSES,
     )  # fmt: skip
@@ -1126,16 +1137,16 @@ def format_table(result: dict[str, Any]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A person's own pictures
+# Prediction for image files (--predict)
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 def read_picture(path: Path, config: Viewpoints) -> Array:
     """A picture file -> (1, 32 or 48, same, C), prepared as the data set is.
 
-    Any size: it is padded to a square with the colour of its border and resized. For voxels a bright background is
-    taken for a picture with dark ink and inverted. For smallNORB a picture twice as wide as high is a stereo pair; of
-    another one both eyes see the same. Raises UserError where it cannot be read.
+    A picture of any size is padded to a square with the grey of its border and resized. For voxels, a picture with a
+    bright background is inverted. For smallNORB, a picture twice as wide as high is a stereo pair; any other one is
+    used for both eyes. Raises UserError where it cannot be read.
     """
     from PIL import Image
 
@@ -1202,7 +1213,7 @@ def format_range(angles: Range) -> str:
 
 
 def overlap(a: Range, b: Range, period: float | None = None) -> bool:
-    """Whether two closed ranges share an angle, modulo ``period`` where one is given."""
+    """Whether two closed ranges have an angle in common, modulo ``period`` where one is given."""
     if period is None:
         return a[0] <= b[1] and b[0] <= a[1]
     return (b[0] - a[0]) % period <= a[1] - a[0] or (a[0] - b[0]) % period <= b[1] - b[0]

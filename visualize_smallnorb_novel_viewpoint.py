@@ -435,7 +435,7 @@ def draw_routing_assignments(run: Run) -> Figure:
     views = pick_views(config, run.data, azimuths, elevations)
     scores, cache = capsule_outputs(run, views.images)
     k = 1  # L, the class that changes most as it turns; the human of smallNORB
-    iterations = [step.r for step in cache.routing.iterations]  # each (N, I, J)
+    iterations = [step.r for step in cache.routing.m_steps]  # each (N, I, J)
     shown = evenly_spaced_indices(len(iterations), 4)
     n_in, n = experiment.N_PRIMARY, experiment.N_CLASSES
     top, height, left, side = 1.28, 1.75, 0.18, 1.3

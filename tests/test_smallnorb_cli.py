@@ -137,7 +137,7 @@ def test_the_result_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert f" {model['familiar_accuracy']:.3f} " in line
         assert f" {model['held_out_accuracy']:.3f} " in line
     assert result["models"]["capsules"]["n_params"] == 558_258
-    assert 0 <= result["models"]["capsules"]["true_class_share"] <= 1
+    assert 0 <= result["models"]["capsules"]["true_class_mass"] <= 1
 
 
 def test_threads_are_limited_for_the_run_alone(tmp_path: Path) -> None:

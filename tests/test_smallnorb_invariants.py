@@ -245,7 +245,7 @@ def routing_inputs(n: int = 4, n_in: int = 6, n_out: int = 5, d: int = 16, seed:
 
 def test_assignments_sum_to_one_over_the_parents_at_every_iteration() -> None:
     _, _, cache = s.em_routing_forward(**routing_inputs(), lambdas=[1.0] * 4)
-    assignments = [iteration.r for iteration in cache.iterations]
+    assignments = [iteration.r for iteration in cache.m_steps]
     assert len(assignments) == 4
     for r in assignments:
         assert r.shape == (4, 6, 5)
@@ -564,14 +564,14 @@ def test_evaluation_is_pure() -> None:
     model, data = s.make_models(config)["capsules"], s.make_data(config)
     params = s.init_state(model, config).params
     copy = {name: p.copy() for name, p in params.items()}
-    assert s.evaluate(model, params, data.train) == s.evaluate(model, params, data.train)
+    assert s.accuracy(model, params, data.train) == s.accuracy(model, params, data.train)
     for name, p in params.items():
         np.testing.assert_array_equal(p, copy[name])
     scores = s.predict_scores(model, params, data.train.images)
     np.testing.assert_allclose(s.predict_scores(model, params, data.train.images, batch_size=3), scores, rtol=1e-4)
     labels = scores.argmax(axis=1)
-    assert s.evaluate(model, params, data.train._replace(labels=labels)) == 1
-    assert s.evaluate(model, params, data.train._replace(labels=(labels + 1) % 5)) == 0
+    assert s.accuracy(model, params, data.train._replace(labels=labels)) == 1
+    assert s.accuracy(model, params, data.train._replace(labels=(labels + 1) % 5)) == 0
 
 
 @pytest.mark.parametrize(("name", "loss", "em_grad"), [
@@ -595,13 +595,13 @@ def test_share_of_the_true_class() -> None:
     config = s.Config(em_iters=1, n_per_combo=1)
     model, data = s.make_models(config)["capsules"], s.make_data(config)
     params = s.init_state(model, config).params
-    assert s.true_class_share(model, params, data.train) == pytest.approx(1 / s.N_CLASSES, rel=1e-6)
+    assert s.true_class_mass(model, params, data.train) == pytest.approx(1 / s.N_CLASSES, rel=1e-6)
 
     model = s.make_models(dataclasses.replace(config, em_iters=3))["capsules"]
-    r = model.forward(params, data.train.images)[1].routing.iterations[-1]
+    r = model.forward(params, data.train.images)[1].routing.m_steps[-1]
     mass = r.weight * r.mass[:, None]  # each child's part, (B, I, J)
     by_hand = np.mean([mass[n, :, k].sum() / mass[n].sum() for n, k in enumerate(data.train.labels)])
-    assert s.true_class_share(model, params, data.train) == pytest.approx(by_hand, rel=1e-5)
+    assert s.true_class_mass(model, params, data.train) == pytest.approx(by_hand, rel=1e-5)
     assert by_hand != pytest.approx(1 / s.N_CLASSES, rel=1e-3)
 
 

@@ -115,7 +115,7 @@ def test_accuracy_by_angle_is_the_accuracy_there(run: figures.Run) -> None:
     there = split.azimuths == 250
     part = experiment.Split(*(array[there] for array in split))
     for name, model in run.models.items():
-        assert accuracy[name][25] == pytest.approx(experiment.evaluate(model, run.states[name].params, part))
+        assert accuracy[name][25] == pytest.approx(experiment.accuracy(model, run.states[name].params, part))
 
 
 def test_a_range_past_360_is_shaded_in_two_parts() -> None:
