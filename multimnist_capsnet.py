@@ -60,9 +60,11 @@ from support.run import (  # isort: skip
 )  # fmt: skip
 
 # Dimension letters
-#   B  images of a batch          L  digits in an image (2)       H, W  rows and columns     C  channels
-#   K  side of a kernel           N  examples of a set            T  types of primary capsules
-#   I  primary capsules           P  numbers in one (8)           J  digit capsules (= classes)   D  numbers in one (16)
+#   B  images of a batch          N  examples of a set            L  digits in an image (2)
+#   H, W    rows and columns      Ho, Wo  of a convolution's output         K  side of a kernel
+#   C  channels                   C'      of a convolution's output (n_out in the code)
+#   T  types of primary capsules  I  primary capsules             P  entries of a primary capsule (8)
+#                                 J  digit capsules (= classes)   D  entries of a digit capsule (16)
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -114,7 +116,7 @@ class Config:
 
     @property
     def free_to_change(self) -> set[str]:
-        """What a continued run may have otherwise: its length, where the learning rate does not depend on it."""
+        """Fields in which a resumed run may differ: its length, where the learning rate does not depend on it."""
         return {"data_dir"} | ({"n_epochs"} if self.lr_schedule in ("constant", "exponential") else set())
 
     @property
@@ -177,9 +179,9 @@ MNIST_SHA256 = {
     "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }  # of the .gz files
 MNIST_CRC32 = 0x1939F699  # of the four arrays' bytes, in the order of Digits
-MAX_EXAMPLES = 1_000_000  # a header that claims more than this is not believed
-MIRROR_SECONDS = 4.0  # for a mirror to answer at all, name look-up included
-STALL_SECONDS = 15.0  # for the next bytes of a running download
+MAX_EXAMPLES = 1_000_000  # a header that claims more is refused
+MIRROR_SECONDS = 4.0  # timeout of a mirror's first answer, name resolution included
+STALL_SECONDS = 15.0  # timeout of the next bytes of a download
 
 
 class MnistUnavailableError(UserError):
@@ -223,8 +225,8 @@ def read_idx(path: Path, ndim: int) -> Array:
 
 
 def _answers(downloader: pooch.HTTPDownloader, url: str) -> bool:
-    """Ask for the URL's header. A connect timeout bounds neither the name look-up nor a host with many
-    addresses, so the question is put from a thread that is left behind when it takes too long."""
+    """Whether a HEAD request for the URL succeeds in time. A connect timeout limits neither name resolution nor a host
+    with many addresses, so the request is made in a thread, which is abandoned after ``MIRROR_SECONDS``."""
     answer: list[bool] = []
 
     def ask() -> None:
@@ -281,8 +283,8 @@ def download_mnist(stem: str, folder: Path, mirrors: Sequence[str] = MIRRORS) ->
     )
 
 
-def _placed(folder: Path, stem: str) -> Path | None:
-    """The file that a person put into the folder, under any of its usual names."""
+def find_mnist_file(folder: Path, stem: str) -> Path | None:
+    """The file of that name in the folder, gzipped or not, with either usual spelling; None if there is none."""
     stems = (stem, stem.replace("-idx", ".idx"))
     return next((p for s in stems for p in (folder / f"{s}.gz", folder / s) if os.path.isfile(p)), None)
 
@@ -290,17 +292,17 @@ def _placed(folder: Path, stem: str) -> Path | None:
 def load_mnist(data_dir: Path | None = None, cache_dir: Path | None = None, mirrors: Sequence[str] = MIRRORS) -> Digits:
     """MNIST from ``data_dir``, else from the cache, else from the mirrors into the cache.
 
-    What lies in the cache folder itself was put there by a person: it is read, and when it is damaged it is
-    named and left alone. Downloads live in its subfolder ``downloaded``, which is ours: what is damaged there
-    is fetched again. Intact files that are not the canonical MNIST are taken and called "custom".
-    Raises UserError, or MnistUnavailableError when there is no file and no download.
+    A file in the cache folder itself is the user's: it is read, and never replaced. A damaged one raises UserError.
+    Downloads are kept in the subfolder ``downloaded``; a damaged one is downloaded again. Intact files that are not
+    the canonical MNIST are read, and the set is called "custom". Raises UserError, or MnistUnavailableError when there
+    is no file and no download.
     """
     if data_dir is not None and not os.path.isdir(data_dir):  # unlike Path.is_dir, never raises
         raise UserError(f"--data-dir {data_dir} is no folder: name the one with the four MNIST files")
     folder = data_dir or cache_dir or Path(os.path.expanduser(CACHE_DIR))
     paths = []
     for stem in MNIST_SHA256:
-        path = _placed(folder, stem)
+        path = find_mnist_file(folder, stem)
         if path is None and data_dir is not None:
             raise UserError(f"{data_dir} has no {stem}.gz nor {stem}: put the four MNIST files there")
         paths.append(path or download_mnist(stem, folder / "downloaded", mirrors))
@@ -357,7 +359,7 @@ def resolve_dataset(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Data, 4: two digits laid over each other
+# Data, 4: overlays of two digits
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -373,7 +375,7 @@ class Batch(NamedTuple):
 
 
 class Composites(NamedTuple):
-    """Which digits are laid over each other, and how far each is shifted; ``Overlays.render`` makes images of them."""
+    """Pairs of digits and their shifts; ``Overlays.render`` makes images of them."""
 
     which: Array  # (N, 2) digit images
     shift: Array  # (N, 2, 2) pixels, [composite, digit, axis]
@@ -417,14 +419,15 @@ class Overlays:
         self.max_shift, self.side, self.dtype = config.max_shift, config.image_size, np.dtype(config.dtype)
 
     def draw(self, rng: np.random.Generator, n: int) -> Composites:
-        """Two digits of different classes, and one of the admissible pairs of shifts; no draw is thrown away."""
-        a = rng.integers(len(self.labels), size=n)
-        start, stop = self.class_start[self.labels[a]], self.class_start[self.labels[a] + 1]
-        b = rng.integers(len(self.labels) - (stop - start))  # counts the digits of all other classes
-        b += np.where(b >= start, stop - start, 0)
-        return Composites(np.stack([a, b], axis=1), self.shifts[rng.integers(len(self.shifts), size=n)])
+        """``n`` times two digits of different classes, and one of the admissible pairs of shifts, without rejection."""
+        first = rng.integers(len(self.labels), size=n)
+        start, stop = self.class_start[self.labels[first]], self.class_start[self.labels[first] + 1]
+        second = rng.integers(len(self.labels) - (stop - start))  # counts the digits of all other classes
+        second += np.where(second >= start, stop - start, 0)
+        return Composites(np.stack([first, second], axis=1), self.shifts[rng.integers(len(self.shifts), size=n)])
 
     def render(self, composites: Composites) -> Batch:
+        """Images of the composites: the pixel-wise maximum of the two shifted digits."""
         which, shift = composites
         sources = shifted(self.images[which], shift, self.side, self.max_shift)  # (N, 2, H, W)
         sources = sources * self.dtype.type(1 / 255)
@@ -434,12 +437,12 @@ class Overlays:
 class Data(NamedTuple):
     name: str  # of the digits: "mnist", "strokes" or "custom"
     train: Overlays
-    pool: Composites | None
+    pool: Composites | None  # None: every batch is drawn anew
     test: Batch
 
 
 def make_data(config: Config) -> Data:
-    """Composites for training are drawn later, batch by batch; those of the test are drawn here, once."""
+    """Test composites are rendered here, once; those of the training are rendered batch by batch. Raises UserError."""
     rng = generator(config.seed, Stream.DATA)
     digits = resolve_dataset(config.dataset, rng, Path(config.data_dir) if config.data_dir else None)
     train = Overlays(digits.train_images, digits.train_labels, config)
@@ -474,14 +477,15 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
 # ----------------------------------------------------------------------------------------------------------------------
 # Forward and backward passes
 #
-# A map is (H, W, B, C) in here, so that each pixel is a matrix of examples and channels. From the capsules on the
-# batch is the last axis: the primary capsules are (P, I, B). All products below then have contiguous operands. A
-# backward pass writes the gradients of weights into the arrays that it is given, and returns that of its input.
+# Maps have the axes (H, W, B, C): each pixel is a matrix of examples and channels. From the capsules on, the batch is
+# the last axis: the primary capsules are (P, I, B). So all matrix products have contiguous operands. A backward pass
+# writes the gradients of weights into arrays that it is given (dw, db), and returns the gradient of its input. ``ws``
+# is a Workspace: ws(name, *shape) is an array whose memory is allocated once and then used in every step.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 def row_sum(x: Array) -> Array:
-    """x (..., C) -> (C), by a product, which is faster than np.sum."""
+    """x (..., C) -> (C,), by a product, which is faster than np.sum."""
     flat = x.reshape(-1, x.shape[-1])
     return np.ones(len(flat), x.dtype) @ flat
 
@@ -546,20 +550,21 @@ def max_pool_forward(x: Array, ws: Workspace, name: str) -> Array:
 
 
 def max_pool_backward(dout: Array, x: Array, out: Array, ws: Workspace, name: str) -> Array:
-    """The gradient goes to the first of the four that is the maximum."""
+    """dout (H // 2, W // 2, B, C) -> dx (H, W, B, C). The first of the four pixels that is the maximum gets it all."""
     H, W = x.shape[0] // 2 * 2, x.shape[1] // 2 * 2
     dx = ws(name + ".dx", *x.shape)
     dx[...] = 0
-    waiting = np.ones(out.shape, bool)
+    not_found = np.ones(out.shape, bool)
+    # out = max(x00, x01, x10, x11)
     for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        hit = waiting & (x[i:H:2, j:W:2] == out)
-        waiting ^= hit
-        np.multiply(dout, hit, out=dx[i:H:2, j:W:2])
+        is_maximum = not_found & (x[i:H:2, j:W:2] == out)
+        not_found ^= is_maximum
+        np.multiply(dout, is_maximum, out=dx[i:H:2, j:W:2])
     return dx
 
 
 def flattened(x: Array, ws: Workspace) -> Array:
-    """x (H, W, B, C) -> (H*C*W, B). The order is part of what the weights of a dense layer mean."""
+    """x (H, W, B, C) -> (H*C*W, B). Changing the order would change which weight belongs to which input."""
     H, W, B, C = x.shape
     flat = ws("flat", H, C, W, B)
     flat[...] = x.transpose(0, 3, 1, 2)
@@ -575,7 +580,7 @@ def unflattened(flat: Array, shape: tuple[int, ...], ws: Workspace) -> Array:
 
 
 def linear_forward(x: Array, w: Array, b: Array, ws: Workspace, name: str) -> Array:
-    """x (n_in, B), w (n_in, n_out), b (n_out) -> (n_out, B)."""
+    """x (n_in, B), w (n_in, n_out), b (n_out,) -> (n_out, B)."""
     out = ws(name + ".out", w.shape[1], x.shape[1])
     np.matmul(w.T, x, out=out)
     out += b[:, None]
@@ -583,26 +588,28 @@ def linear_forward(x: Array, w: Array, b: Array, ws: Workspace, name: str) -> Ar
 
 
 def linear_backward(dout: Array, x: Array, w: Array, dw: Array, db: Array) -> Array:
-    """dout (n_out, B) -> dx (n_in, B)."""
+    """dout (n_out, B) -> dx (n_in, B); writes dw (n_in, n_out) and db (n_out,)."""
+    # out = w.T x + b
     np.matmul(x, dout.T, out=dw)
     np.sum(dout, axis=1, out=db)
     return np.matmul(w, dout)
 
 
 def relu_forward(x: Array) -> Array:
-    """In place: the output is all that the backward pass needs."""
+    """max(x, 0), in place: the backward pass needs the output alone."""
     return np.maximum(x, 0, out=x)
 
 
 def relu_backward(dout: Array, out: Array) -> Array:
-    """In place."""
+    """In place: dout becomes dx."""
+    # out = max(x, 0)
     dout *= out > 0
     return dout
 
 
 def sigmoid_forward(x: Array) -> Array:
-    """In place: 1 / (1 + exp(-x)), to a few roundings. It stops at the smallest normal number (in float32 at x = -87),
-    so that exp does not overflow."""
+    """1 / (1 + exp(-x)), in place, with an error of a few roundings. x is clipped from below (in float32 at -87), so
+    that exp(-x) does not overflow."""
     np.maximum(x, math.log(np.finfo(x.dtype).tiny), out=x)
     np.negative(x, out=x)
     np.exp(x, out=x)
@@ -611,12 +618,13 @@ def sigmoid_forward(x: Array) -> Array:
 
 
 def sigmoid_backward(dout: Array, out: Array) -> Array:
-    """In place."""
+    """In place: dout becomes dx."""
+    # out = sigmoid(x)
     dout *= out * (1 - out)
     return dout
 
 
-SQUASH_EPS = 1e-9  # added to |s|^2: keeps the derivative of |s| finite for a capsule that is exactly zero
+SQUASH_EPS = 1e-9  # added to |s|^2, so that the derivative of |s| is finite for a capsule that is exactly zero
 
 
 class SquashCache(NamedTuple):
@@ -626,7 +634,8 @@ class SquashCache(NamedTuple):
 
 
 def squash_forward(s: Array, axis: int, out: Array) -> SquashCache:
-    """Writes |s|^2 / (1 + |s|^2) * s / |s| into ``out``; lengths are taken along ``axis``. [Sabour 2017, eq. 1]"""
+    """v = |s|^2 / (1 + |s|^2) * s / |s|, written into ``out``; a capsule's entries are along ``axis``.
+    [Sabour 2017, eq. 1]"""
     q = np.square(s).sum(axis, keepdims=True)
     q += SQUASH_EPS
     np.multiply(s, np.sqrt(q) / (1 + q), out=out)
@@ -634,12 +643,13 @@ def squash_forward(s: Array, axis: int, out: Array) -> SquashCache:
 
 
 def squash_backward(dv: Array, cache: SquashCache) -> Array:
-    """v = f s with f(q) = sqrt(q) / (1 + q), q = |s|^2: ds = f dv + 2 f'(q) (s . dv) s."""
+    """dv -> ds, of the same shape."""
     s, q, axis = cache
     root = np.sqrt(q)
+    # v = f(q) s with f(q) = sqrt(q) / (1 + q) and q = |s|^2, so ds = f(q) dv + 2 f'(q) (s . dv) s
     ds = s * dv
-    along = ds.sum(axis, keepdims=True) * ((1 - q) / (root * (1 + q) ** 2))
-    np.multiply(s, along, out=ds)
+    dq_twice = ds.sum(axis, keepdims=True) * ((1 - q) / (root * (1 + q) ** 2))  # 2 f'(q) (s . dv)
+    np.multiply(s, dq_twice, out=ds)
     ds += dv * (root / (1 + q))
     return ds
 
@@ -648,16 +658,16 @@ def squash_backward(dv: Array, cache: SquashCache) -> Array:
 # Dynamic routing
 #
 # Capsule i votes u_hat[j, d, i] = sum_p w[j, p, i, d] u[p, i] for parent j. The votes of a batch would be the largest
-# array of the network, and nothing needs them one by one. Routing only ever asks
-#     for a sum over capsules  s[j, d] = sum_i c[j, i] u_hat[j, d, i] = sum_pi w[j, p, i, d] (c[j, i] u[p, i]), and
-#     for an agreement         a[j, i] = sum_d v[j, d] u_hat[j, d, i] = sum_p u[p, i] (sum_d w[j, p, i, d] v[j, d]):
-# a product by w of P = 8 numbers for a capsule and each of its ten parents, not of D = 16 (while all c are equal, of u
-# itself).
+# array of the network, and they are never stored. Procedure 1 needs only two sums of them:
+#     s[j, d] = sum_i c[j, i] u_hat[j, d, i] = sum_pi w[j, p, i, d] (c[j, i] u[p, i])    the parents' inputs
+#     a[j, i] = sum_d v[j, d] u_hat[j, d, i] = sum_p u[p, i] (sum_d w[j, p, i, d] v[j, d])    the agreements
+# The arrays in parentheses, cu and wv below, have P = 8 entries for each capsule and parent, where votes have D = 16.
+# In the first iteration all c are 1 / J, and u itself takes the place of cu.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 def softmax_over_parents(b: Array, out: Array) -> Array:
-    """b (J, I, B) -> couplings c of that shape: what a capsule gives its J parents sums to 1."""
+    """b (J, I, B) -> coupling coefficients c (J, I, B), whose sum over j is 1. [Sabour 2017, eq. 3]"""
     np.subtract(b, b.max(axis=0), out=out)
     np.exp(out, out=out)
     out /= out.sum(axis=0)
@@ -665,7 +675,8 @@ def softmax_over_parents(b: Array, out: Array) -> Array:
 
 
 def softmax_backward(dc: Array, c: Array) -> Array:
-    """In place: db = c (dc - sum_j c dc)."""
+    """In place: dc (J, I, B) becomes db."""
+    # c = softmax(b), so db = c (dc - sum_j c dc)
     dc -= np.einsum("jib,jib->ib", c, dc)
     dc *= c
     return dc
@@ -684,7 +695,8 @@ def routing_forward(u: Array, w: Array, n_iters: int, ws: Workspace) -> tuple[Ar
     J, P, I, D = w.shape
     B = u.shape[-1]
     cache = RoutingCache(u, w, [], [], [])
-    b, x, sums = ws("routing.b", J, I, B), ws("routing.x", J, P, I, B), ws("routing.sums", J, P, D, B)
+    b, sums = ws("routing.b", J, I, B), ws("routing.sums", J, P, D, B)
+    product = ws("routing.product", J, P, I, B)  # memory of cu, then of wv
     b[...] = 0
     for t in range(n_iters):
         c, v = ws(f"routing.c{t}", J, I, B), ws(f"routing.v{t}", J, D, B)
@@ -692,7 +704,7 @@ def routing_forward(u: Array, w: Array, n_iters: int, ws: Workspace) -> tuple[Ar
             c[...] = 1 / J  # b is zero
         else:
             softmax_over_parents(b, c)
-        cu = u if t == 0 else np.multiply(c[:, None], u, out=x)  # (P, I, B) or (J, P, I, B)
+        cu = u if t == 0 else np.multiply(c[:, None], u, out=product)  # (P, I, B) or (J, P, I, B)
         s = np.matmul(w.transpose(0, 1, 3, 2), cu, out=sums).sum(axis=1)  # (J, D, B)
         if t == 0:  # c = 1 / J
             s /= J
@@ -700,26 +712,27 @@ def routing_forward(u: Array, w: Array, n_iters: int, ws: Workspace) -> tuple[Ar
         cache.squashes.append(squash_forward(s, 1, v))
         cache.v.append(v)
         if t < n_iters - 1:
-            np.matmul(w, v[:, None], out=x)  # (J, P, I, B)
-            b += np.einsum("pib,jpib->jib", u, x)
+            wv = np.matmul(w, v[:, None], out=product)  # (J, P, I, B)
+            b += np.einsum("pib,jpib->jib", u, wv)  # agreements
     return v, cache
 
 
-TERM_SIZE = 1 << 19  # entries of the weights' gradient that are added up at a time: few calls, and few cache misses
+TERM_SIZE = 1 << 19  # entries of dw that are added up at a time: more would leave the cache, fewer need many calls
 
 
 def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws: Workspace) -> Array:
-    """dv (J, D, B) -> du (P, I, B).
+    """dv (J, D, B) -> du (P, I, B); writes dw (J, P, I, D).
 
-    policy "stop":  the couplings are constants; only the last iteration's sum is differentiated.
     policy "exact": the gradient of what the forward pass computes, through the softmax, the agreement and the squash of
-                    every iteration. The gradient of the votes is then a sum of products of two factors,
-                    du_hat[j, d, i] = sum_t c_t[j, i] ds_t[j, d] + db_t+1[j, i] v_t[j, d], and stays in factors.
+                    every iteration. That of the votes, which is never stored either, is
+                    du_hat[j, d, i] = sum_t c_t[j, i] ds_t[j, d] + db_t+1[j, i] v_t[j, d].
+    policy "stop":  the couplings are constants: only the last iteration's s and v are differentiated.
     """
     u, w, c, squashes, v = cache
     J, P, I, D = w.shape
     B = u.shape[-1]
-    x, sums = ws("routing.x", J, P, I, B), ws("routing.sums", J, P, D, B)
+    sums = ws("routing.sums", J, P, D, B)
+    product = ws("routing.product", J, P, I, B)  # memory of dbu, wv, cu and wds, one after the other
     n = max(1, TERM_SIZE // w[0].size)
     groups = [slice(j, j + n) for j in range(0, J, n)]  # of parents
     dw_term = ws("routing.dw_term", *w[:n].shape)
@@ -728,45 +741,48 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
     last = len(v) - 1
     first = last if policy == "stop" else 0
     for t in range(last, first - 1, -1):
-        if t < last:  # b += a; a = sum_d v u_hat
-            np.multiply(db[:, None], u, out=x)
+        if t < last:
+            # b += a; a = sum_d v u_hat = sum_p u (w v)
+            dbu = np.multiply(db[:, None], u, out=product)  # (J, P, I, B)
             v_rows = np.ascontiguousarray(v[t].transpose(0, 2, 1))[:, None]  # (J, 1, B, D)
             for group in groups:
-                dw[group] += np.matmul(x[group], v_rows[group], out=dw_term[: len(w[group])])
-            dv = np.matmul(w.transpose(0, 1, 3, 2), x, out=sums).sum(axis=1)
-            np.matmul(w, v[t][:, None], out=x)
-            du += np.einsum("jib,jpib->pib", db, x)
-        ds = squash_backward(dv, squashes[t])  # v = squash(s)
+                dw[group] += np.matmul(dbu[group], v_rows[group], out=dw_term[: len(w[group])])
+            dv = np.matmul(w.transpose(0, 1, 3, 2), dbu, out=sums).sum(axis=1)  # (J, D, B)
+            wv = np.matmul(w, v[t][:, None], out=product)  # (J, P, I, B)
+            du += np.einsum("jib,jpib->pib", db, wv)
+        # v = squash(s)
+        ds = squash_backward(dv, squashes[t])  # (J, D, B)
         if t == 0:  # c = 1 / J
             ds /= J
-        # s = sum_i c u_hat
+        # s = sum_i c u_hat = sum_pi w (c u)
         ds_rows = np.ascontiguousarray(ds.transpose(0, 2, 1))[:, None]  # (J, 1, B, D)
-        cu = np.broadcast_to(u, x.shape) if t == 0 else np.multiply(c[t][:, None], u, out=x)
-        if t == last:  # the first to write there
+        cu = np.broadcast_to(u, product.shape) if t == 0 else np.multiply(c[t][:, None], u, out=product)
+        if t == last:  # the first term of dw
             np.matmul(cu, ds_rows, out=dw)
         else:
             for group in groups:
                 dw[group] += np.matmul(cu[group], ds_rows[group], out=dw_term[: len(w[group])])
-        np.matmul(w, ds[:, None], out=x)
-        du += x.sum(axis=0) if t == 0 else np.einsum("jib,jpib->pib", c[t], x)
+        wds = np.matmul(w, ds[:, None], out=product)  # (J, P, I, B)
+        du += wds.sum(axis=0) if t == 0 else np.einsum("jib,jpib->pib", c[t], wds)
+        # c = softmax(b)
         if t > first:
-            db += softmax_backward(np.einsum("pib,jpib->jib", u, x), c[t])  # c = softmax(b)
+            db += softmax_backward(np.einsum("pib,jpib->jib", u, wds), c[t])
     return du
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Losses: (loss, gradient with respect to the input), means over ``n`` examples, of which the batch may be a part
+# Losses: (loss, gradient with respect to the input); a part's terms of the mean over a batch of ``n`` examples
 # ----------------------------------------------------------------------------------------------------------------------
 
 PRESENT, ABSENT, ABSENT_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda [Sabour 2017, sec. 3]
 
 
 def margin_loss(lengths: Array, positive: Array, n: int) -> tuple[float, Array]:
-    """Summed over the classes. lengths (J, B), positive (J, B) of 0 and 1. [Sabour 2017, eq. 4]"""
-    short = np.maximum(0, PRESENT - lengths) * positive
-    long = np.maximum(0, lengths - ABSENT) * (1 - positive)
-    loss = float(np.square(short).sum() + ABSENT_WEIGHT * np.square(long).sum()) / n
-    return loss, (2 / n) * (ABSENT_WEIGHT * long - short)
+    """Summed over the classes. lengths (J, B), positive (J, B) of 0 and 1 -> loss, dlengths. [Sabour 2017, eq. 4]"""
+    shortfall = np.maximum(0, PRESENT - lengths) * positive
+    excess = np.maximum(0, lengths - ABSENT) * (1 - positive)
+    loss = float(np.square(shortfall).sum() + ABSENT_WEIGHT * np.square(excess).sum()) / n
+    return loss, (2 / n) * (ABSENT_WEIGHT * excess - shortfall)
 
 
 def squared_error(out: Array, target: Array, weight: float, n: int) -> tuple[float, Array]:
@@ -824,7 +840,7 @@ def capsnet_init(rng: np.random.Generator, config: Config) -> Params:
         "routing.w": gaussian(rng, dtype, routing_std, N_CLASSES, PRIMARY_SIZE, config.n_primary, CAPSULE_SIZE),
     }
     sizes = (N_CLASSES * CAPSULE_SIZE, *config.decoder, config.image_size**2)
-    variances = (2 / CAPSULE_SIZE, 2 / sizes[1], 1 / sizes[2])  # one capsule is all that the first layer ever sees
+    variances = (2 / CAPSULE_SIZE, 2 / sizes[1], 1 / sizes[2])  # of the first layer's inputs all but one capsule are 0
     for k in range(3):
         params[f"decoder{k + 1}.w"] = gaussian(rng, dtype, math.sqrt(variances[k]), sizes[k], sizes[k + 1])
         params[f"decoder{k + 1}.b"] = np.zeros(sizes[k + 1], dtype)
@@ -865,16 +881,17 @@ def mask_capsules(v: Array, labels: Array) -> Array:
     and below it."""
     (J, D, B), L = v.shape, labels.shape[1]
     masked = np.zeros((J, D, L, B), v.dtype)
-    each, digit = np.arange(B)[:, None], np.arange(L)
-    masked[labels, :, digit, each] = v[labels, :, each]
+    example, digit = np.arange(B)[:, None], np.arange(L)
+    masked[labels, :, digit, example] = v[labels, :, example]
     return masked.reshape(J * D, L * B)
 
 
 def unmask_gradient(dmasked: Array, dv: Array, labels: Array) -> None:
-    """masked[...] = v[labels]: adds the gradient of the masked capsules (J*D, L*B) to dv (J, D, B)."""
+    """dmasked (J*D, L*B): adds its gradient to dv (J, D, B)."""
     (J, D, B), L = dv.shape, labels.shape[1]
-    each, digit = np.arange(B)[:, None], np.arange(L)
-    dv[labels, :, each] += dmasked.reshape(J, D, L, B)[labels, :, digit, each]  # the labels of an example differ
+    example, digit = np.arange(B)[:, None], np.arange(L)
+    # masked = v[labels]; no two labels of an example are the same, so that += adds each term
+    dv[labels, :, example] += dmasked.reshape(J, D, L, B)[labels, :, digit, example]
 
 
 def decoder_forward(params: Params, masked: Array, ws: Workspace) -> tuple[Array, list[Array]]:
@@ -915,7 +932,10 @@ def reconstruct(params: Params, v: Array, labels: Array, ws: Workspace) -> Array
 def capsnet_loss_and_grads(
     params: Params, batch: Batch, n: int, config: Config, grads: Params, ws: Workspace
 ) -> dict[str, float]:
-    """Margin loss of all capsules, and squared error of each digit drawn from its own; of ``n`` examples in all."""
+    """Margin loss of all digit capsules, plus the squared error of each digit's reconstruction from its own capsule.
+
+    Writes ``grads``, and returns the losses: a part's terms of the mean over ``n`` examples.
+    """
     side, B = config.primary_side, len(batch.labels)
     lengths, cache = capsnet_forward(params, batch.images, config, ws)
     margin, dlengths = margin_loss(lengths, indicator(batch.labels, lengths.dtype), n)
@@ -1076,7 +1096,7 @@ def make_models(config: Config, cnn_loss: Loss = sigmoid_cross_entropy) -> dict[
 # Optimiser, evaluation, training loop
 # ----------------------------------------------------------------------------------------------------------------------
 
-# Inputs of the weights that Muon takes for matrices; not the last layers, not the decoder.
+# The weights that Muon updates, and which of their axes are inputs; Adam updates the last layers and the decoder.
 CONV_INPUTS = (0, 1, 2)
 MUON_INPUTS = {
     "routing.w": (1, 2), "hidden.w": (0,), "primary.w": CONV_INPUTS, "conv2.w": CONV_INPUTS, "conv1.w": CONV_INPUTS,
@@ -1102,20 +1122,20 @@ def assess(model: Model, params: Params, batch: Batch, workers: Workers, part: i
 
 
 def evaluate(model: Model, params: Params, batch: Batch, workers: Workers, part: int = 32) -> dict[str, float]:
-    """Test figures. ``set_accuracy``: both digits are the two highest scores. ``digit_accuracy``: share of digits that
-    are among them. ``soft_accuracy``: at least one is. ``recon_mse``: a pixel's mean squared error, of reconstructions
-    from the true digits' capsules."""
+    """Test metrics. ``set_accuracy``: fraction of images whose two digits have the two highest scores;
+    ``soft_accuracy``: of which one or both have; ``digit_accuracy``: fraction of digits that have. ``recon_mse``: mean
+    squared error of a pixel in reconstructions from the true digits' capsules."""
     L = batch.labels.shape[1]
     scores, error = assess(model, params, batch, workers, part)
-    hits = (top_labels(scores, L)[:, :, None] == batch.labels[:, None]).sum(axis=(1, 2))
-    figures = {
-        "set_accuracy": float((hits == L).mean()),
-        "soft_accuracy": float((hits > 0).mean()),
-        "digit_accuracy": float(hits.mean() / L),
+    n_correct = (top_labels(scores, L)[:, :, None] == batch.labels[:, None]).sum(axis=(1, 2))  # (N,)
+    metrics = {
+        "set_accuracy": float((n_correct == L).mean()),
+        "soft_accuracy": float((n_correct > 0).mean()),
+        "digit_accuracy": float(n_correct.mean() / L),
     }
     if not math.isnan(error):
-        figures["recon_mse"] = error / batch.sources.size
-    return figures
+        metrics["recon_mse"] = error / batch.sources.size
+    return metrics
 
 
 def init_state(model: Model, config: Config) -> TrainState:
@@ -1232,13 +1252,13 @@ def evaluate_checkpoint(
     with Workers(threads, config.dtype) as workers:
         for name, model in make_models(config).items():
             if name in states:
-                figures = evaluate(model, states[name].params, data.test, workers)
-                states[name].history = {key: [value] for key, value in figures.items()}
+                metrics = evaluate(model, states[name].params, data.test, workers)
+                states[name].history = {metric: [value] for metric, value in metrics.items()}
     return make_result(config, data.name, states, threads) | {"trained_with_seed": saved.seed}
 
 
 def describe(result: dict[str, Any]) -> str:
-    """One line: on what the figures were measured."""
+    """One line: the test set and the training behind a result's numbers."""
     config = result["config"]
     return (
         f"{result['dataset']}: {config['n_test']:,} composites, IoU at least {config['min_iou']:g};"
@@ -1247,7 +1267,7 @@ def describe(result: dict[str, Any]) -> str:
 
 
 def training_seed(result: dict[str, Any]) -> str:
-    """What a line that names the seed says besides, where the training had another than the test set."""
+    """A remark behind the seed, where the networks were trained with another one than the test set was drawn with."""
     seed = result.get("trained_with_seed", result["seed"])
     return f" (trained with seed {seed})" if seed != result["seed"] else ""
 
@@ -1265,18 +1285,18 @@ def format_table(result: dict[str, Any]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A person's own pictures
+# Prediction for image files (--predict)
 # ----------------------------------------------------------------------------------------------------------------------
 
 INK_SIDE = 24  # pixels: one digit of MNIST has 20, two that are a few pixels apart have more
 
 
 def read_picture(path: Path, config: Any, ink_side: int = INK_SIDE) -> Array:
-    """A picture file -> (36, 36), or whatever ``config.image_size`` is, in [0, 1], ink bright.
+    """A picture file -> (H, W) of side ``config.image_size``, in [0, 1], bright ink on black.
 
-    A bright background is taken for a picture with dark ink and inverted. A picture of 36x36 or 28x28 pixels is placed
-    as it is; of any other the ink is cut out, scaled to a box of ``ink_side`` pixels and centred. Raises UserError
-    where it cannot be read or has no ink.
+    A picture with a bright background is inverted. A picture of H x W or 28x28 pixels is not scaled; of any other the
+    ink is cut out, scaled to a box of ``ink_side`` pixels and centred. Raises UserError where it cannot be read or has
+    no ink.
     """
     from PIL import Image
 
@@ -1392,16 +1412,17 @@ def add_network_flags(parser: argparse.ArgumentParser, config: type[Config]) -> 
 
 
 def config_fields(args: argparse.Namespace, *more: str) -> dict[str, Any]:
-    """The preset, what the flags say instead of it, and the flags that every experiment has, and ``more``."""
-    preset = PRESETS[args.preset]
-    given = {k: v for k in ("conv_channels", "primary_types") if (v := getattr(args, k)) is not None}
-    same = ("dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "routing_iters", "routing_grad")
-    also = ("recon_weight", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "dtype", "conv")
-    return preset | given | {k: getattr(args, k) for k in (*same, *also, *more)}
+    """Fields of a Config: the preset's sizes unless flags set them, the flags of both digit experiments, ``more``."""
+    sizes = {k: v for k in ("conv_channels", "primary_types") if (v := getattr(args, k)) is not None}
+    names = (
+        "dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "routing_iters", "routing_grad",
+        "recon_weight", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "dtype", "conv", *more,
+    )  # fmt: skip
+    return PRESETS[args.preset] | sizes | {k: getattr(args, k) for k in names}
 
 
 def with_preset(given: Collection[str]) -> set[str]:
-    """The given flags, and the fields that a given preset sets."""
+    """The fields that the command line set, those that a given --preset sets included."""
     return {*given, *(PRESETS["small"] if "preset" in given else ())}
 
 

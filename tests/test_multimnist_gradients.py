@@ -606,7 +606,7 @@ CHECKS: dict[str, Callable[[], None]] = {
 HARMLESS = {
     "routing_backward": ["TERM_SIZE //"],  # how many terms at a time
     "capsnet_loss_and_grads": ['"train_recon_loss":', '"train_margin_loss":'],  # reported, not differentiated
-    "margin_loss": ["long = "],  # another loss, with its own right gradient: see test_margin_loss_by_hand
+    "margin_loss": ["excess = "],  # another loss, with its own right gradient: see test_margin_loss_by_hand
 }
 NO_ARITHMETIC = ("linear_backward", "max_pool_backward", "decoder_backward")  # of its own
 
