@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Rotated and affine-distorted digits: a capsule network against LeNet-5 and a CNN that never saw a distorted one.
 
-Claim tested: a capsule network that has seen upright digits alone recognises turned and distorted ones better than a
-convolutional network of the same upright accuracy. [Sabour 2017] S. Sabour, N. Frosst, G. Hinton, "Dynamic routing
-between capsules", NIPS 2017, section 5.1 (affNIST: 79 % against 66 %); and a DZone article, "Approaching the problem of
-equivariance with Hinton's capsule networks" (LeNet-5 98.68 % upright and 76.05 % turned; CapsNet 99.37 %, 84.09 % and
-92.12 %. Its text says 35 degrees, its listing 15).
+Claim tested: a capsule network that was trained on upright digits alone recognises rotated and distorted ones better
+than a convolutional network of the same upright accuracy. [Sabour 2017] S. Sabour, N. Frosst, G. Hinton, "Dynamic
+routing between capsules", NIPS 2017, section 5.1 (affNIST: 79 % against 66 %); and a DZone article, "Approaching the
+problem of equivariance with Hinton's capsule networks" (LeNet-5 98.68 % upright and 76.05 % rotated; CapsNet 99.37 %,
+84.09 % and 92.12 %. Its text says 35 degrees, its listing 15).
 
     image            (B, 28, 28)           one digit, shifted by up to 2 pixels in training; or, with --canvas 40,
                                            (B, 40, 40), one digit anywhere
@@ -17,15 +17,15 @@ equivariance with Hinton's capsule networks" (LeNet-5 98.68 % upright and 76.05 
                      (B, 8, 8, 16)         5x5 conv, ReLU, 2x2 average pooling
                      256 - 120 - 84 - 10   44,426 parameters, softmax; at 40x40 the 256 grow to 784
 
-Everything that multimnist_capsnet.py has is imported from there: the capsule network, the CNNs, the MNIST loader, the
-optimiser, the training loop, checkpoints. New here: average pooling, LeNet-5, single digits, and the test sets:
+The capsule network, the CNN and the MNIST loader are those of multimnist_capsnet.py. New here: average pooling,
+LeNet-5, single digits, and the test sets:
 
-    upright          test digits as they are; on the 40x40 canvas placed at random
-    rotated          the same, turned about their middle by a fixed angle; and a sweep from -90 to 90 degrees
-    affNIST          (40x40) each turned by up to 20 degrees, sheared by up to 0.2, scaled by 0.8 to 1.2 along each
-                     axis, and moved so that no ink is lost; or the published files (--affnist)
+    upright          test digits as they are; on the 40x40 canvas at random positions
+    rotated          the same, rotated about their middle by a fixed angle; and a sweep from -90 to 90 degrees
+    affNIST          (40x40) each rotated by up to 20 degrees, sheared by up to 0.2, scaled by 0.8 to 1.2 along each
+                     axis, and shifted at random so that no ink is lost; or the published files (--affnist)
 
-Every training and test image is grey values from 0 to 1, nothing else.
+All images are grey values from 0 to 1.
 
 Deviations: rotated images are sampled bilinearly, the article's to the nearest pixel; 5,000 training digits are held
 out for validation; a smaller capsule network, as in multimnist_capsnet.py; affNIST is made anew from its published
@@ -65,7 +65,7 @@ from support.run import (  # isort: skip
 
 # Dimension letters as in multimnist_capsnet.py:
 #   B  images of a batch          N  images of a set        H, W, S  rows, columns, side of an image
-#   C  channels                   J  classes
+#   C  channels                   J  classes                D        entries of a digit capsule
 
 EXPERIMENT = "mnist_affine_capsnet"
 AFFNIST_SIDE = 40
@@ -80,7 +80,7 @@ PERTURBATIONS = np.linspace(-0.25, 0.25, 11)  # of one number of a digit capsule
 
 @dataclasses.dataclass(frozen=True)
 class Config(base.Config):
-    """One run; the fields that are not here are those of the base, ``pool`` and ``min_iou`` mean nothing here."""
+    """One run; other fields are those of multimnist_capsnet.py, of which ``pool`` and ``min_iou`` are not used."""
 
     n_epochs: int = 12
     n_train: int = 0  # digits; 0: all that are not held out
@@ -91,7 +91,7 @@ class Config(base.Config):
     image_size: int = 28
     n_labels: int = 1
     min_iou: float = 0.0
-    batch_size: int = 16  # this and lr are what results/ was made with
+    batch_size: int = 16
     lr: float = 2e-3
     lenet_lr: float = 2e-3
     rotation: tuple[float, ...] = (15.0, 35.0)  # degrees: the article's listing, the article's text
@@ -121,17 +121,17 @@ def warp(images: Array, matrices: Array, side: int) -> Array:
     out = np.empty((N, side * side), images.dtype)
     for start in range(0, N, WARP_PART):
         part = slice(start, start + WARP_PART)
-        # A frame of zeros, on which all that lies outside is clipped.
-        framed = np.pad(images[part], ((0, 0), (1, 1), (1, 1))).reshape(-1, (H + 2) * (W + 2))
+        # Positions outside of the image are clipped onto a border of zeros.
+        padded = np.pad(images[part], ((0, 0), (1, 1), (1, 1))).reshape(-1, (H + 2) * (W + 2))
         source = matrices[part if len(matrices) > 1 else slice(None)] @ grid + 1  # (n or 1, 2, S*S)
         row, column = np.clip(source[:, 0], 0, H + 1), np.clip(source[:, 1], 0, W + 1)
         top, left = np.minimum(row.astype(np.intp), H), np.minimum(column.astype(np.intp), W)
         corner = top * (W + 2) + left
         down, right = (row - top).astype(images.dtype), (column - left).astype(images.dtype)
 
-        def pixels(offset: int, framed: Array = framed, corner: Array = corner) -> Array:
+        def pixels(offset: int, padded: Array = padded, corner: Array = corner) -> Array:
             index = corner + offset
-            return framed[:, index[0]] if len(index) == 1 else np.take_along_axis(framed, index, axis=1)
+            return padded[:, index[0]] if len(index) == 1 else np.take_along_axis(padded, index, axis=1)
 
         upper = (1 - right) * pixels(0) + right * pixels(1)
         lower = (1 - right) * pixels(W + 2) + right * pixels(W + 3)
@@ -139,37 +139,37 @@ def warp(images: Array, matrices: Array, side: int) -> Array:
     return out.reshape(N, side, side)
 
 
-def turn(degrees: Array | float) -> Array:
-    """(...) -> (..., 2, 2): takes a (row, column) seen from the middle to where a counter-clockwise turn brings it."""
+def rotation_matrices(degrees: Array | float) -> Array:
+    """(...) -> (..., 2, 2) matrices of a counter-clockwise rotation of (row, column), counted from the middle."""
     angle = np.radians(degrees)
     cos, sin = np.cos(angle), np.sin(angle)
     return np.stack([np.stack([cos, -sin], -1), np.stack([sin, cos], -1)], -2)
 
 
-def placing_matrices(forward: Array, source_middle: Array | float, target_middle: Array | float) -> Array:
-    """forward (N, 2, 2) -> matrices for ``warp``: what is at the source's middle comes to the target's, the rest is
-    mapped about it by ``forward``."""
-    back = np.linalg.inv(forward)
+def warp_matrices(forward: Array, source_middle: Array | float, target_middle: Array | float) -> Array:
+    """forward (N, 2, 2), about the middle of an image -> matrices (N, 2, 3) for ``warp``, which brings
+    ``source_middle`` to ``target_middle`` (each a number of pixels or (N, 2))."""
+    inverse = np.linalg.inv(forward)
     target, source = (np.broadcast_to(m, (len(forward), 2)) for m in (target_middle, source_middle))
-    return np.concatenate([back, (source - np.einsum("nij,nj->ni", back, target))[:, :, None]], axis=2)
+    return np.concatenate([inverse, (source - np.einsum("nij,nj->ni", inverse, target))[:, :, None]], axis=2)
 
 
 def rotate(images: Array, degrees: float) -> Array:
-    """images (N, H, W) turned counter-clockwise about their middle, each in its own frame. float32 unless float64."""
+    """images (N, S, S) rotated counter-clockwise about their middle. float32 unless float64."""
     images = np.asarray(images, np.result_type(images.dtype, np.float32))
     if degrees % 360 == 0:
         return images
     middle = (images.shape[1] - 1) / 2
-    return warp(images, placing_matrices(turn(degrees)[None], middle, middle), images.shape[1])
+    return warp(images, warp_matrices(rotation_matrices(degrees)[None], middle, middle), images.shape[1])
 
 
 class Distortion(NamedTuple):
-    """What affNIST does to a digit: scaled, then sheared, then turned, then placed."""
+    """The affine maps of affNIST: a digit is scaled, then sheared, then rotated, then shifted."""
 
     rotation: Array  # (N,) degrees
-    shear: Array  # (N,) columns to the right a row
+    shear: Array  # (N,) columns to the right per row
     scale: Array  # (N, 2) of rows, of columns
-    middle: Array  # (N, 2) where the digit's middle comes to, in pixels
+    middle: Array  # (N, 2) position of the digit's middle on the canvas, in pixels
 
     @property
     def matrices(self) -> Array:
@@ -178,31 +178,31 @@ class Distortion(NamedTuple):
         forward[:, 0, 0] = self.scale[:, 0]
         forward[:, 1, 0] = self.scale[:, 0] * self.shear
         forward[:, 1, 1] = self.scale[:, 1]
-        return turn(self.rotation) @ forward
+        return rotation_matrices(self.rotation) @ forward
 
 
 AFFNIST_ROTATION, AFFNIST_SHEAR, AFFNIST_SCALE = 20.0, 0.2, (0.8, 1.2)
 
 
 def draw_distortions(rng: np.random.Generator, digits: Array) -> Distortion:
-    """One for each of the digits (N, 28, 28), uniformly from affNIST's ranges; the middle uniformly from the places
-    where all ink is inside of 40x40 pixels (in the middle of the canvas where there is none)."""
+    """One for each of the digits (N, 28, 28), uniformly from affNIST's ranges; the middle uniformly from the positions
+    at which all ink is on the canvas of 40x40 pixels (the canvas's middle if there is none)."""
     n = len(digits)
     rotation = rng.uniform(-AFFNIST_ROTATION, AFFNIST_ROTATION, n)
     shear = rng.uniform(-AFFNIST_SHEAR, AFFNIST_SHEAR, n)
     scale = rng.uniform(*AFFNIST_SCALE, (n, 2))
     fraction = rng.random((n, 2))
     forward = Distortion(rotation, shear, scale, fraction).matrices
-    # A pixel of ink reaches, in bilinear sampling, as far as its neighbours.
+    # Bilinear sampling spreads a pixel of ink up to its neighbours.
     reach = np.abs(forward).sum(axis=2)  # (N, 2)
     low, high = np.empty((n, 2)), np.empty((n, 2))
     grid = np.indices(digits.shape[1:], float).reshape(2, -1) - (base.DIGIT_SIDE - 1) / 2
     for start in range(0, n, WARP_PART):
         part = slice(start, start + WARP_PART)
-        at = forward[part] @ grid  # (n, 2, H*W)
+        position = forward[part] @ grid  # (n, 2, H*W)
         ink = digits[part].reshape(-1, 1, grid.shape[1]) > 0
-        low[part] = np.where(ink, at, np.inf).min(axis=2, initial=0)
-        high[part] = np.where(ink, at, -np.inf).max(axis=2, initial=0)
+        low[part] = np.where(ink, position, np.inf).min(axis=2, initial=0)
+        high[part] = np.where(ink, position, -np.inf).max(axis=2, initial=0)
     first, last = reach - 1 - low, AFFNIST_SIDE - reach - high
     fits = first <= last
     middle = np.where(fits, first + fraction * (last - first), (first + last) / 2)
@@ -212,15 +212,15 @@ def draw_distortions(rng: np.random.Generator, digits: Array) -> Distortion:
 def distort(digits: Array, distortion: Distortion) -> Array:
     """digits (N, 28, 28) -> (N, 40, 40)."""
     middle = (base.DIGIT_SIDE - 1) / 2
-    return warp(digits, placing_matrices(distortion.matrices, middle, distortion.middle), AFFNIST_SIDE)
+    return warp(digits, warp_matrices(distortion.matrices, middle, distortion.middle), AFFNIST_SIDE)
 
 
 def read_affnist(path: Path) -> tuple[Array, Array]:
     """A published affNIST file, ``test_batches/15.mat`` for instance -> images (N, 40, 40) uint8, labels (N,).
 
     It is a MATLAB file (version 5) of one struct, ``affNISTdata``, whose ``image`` is (1600, N) uint8 and whose
-    ``label_int`` has the N digits. Whether the 1600 run along rows or columns is seen from the ones, which stand
-    upright. Needs scipy. Raises UserError naming the file when it is anything else.
+    ``label_int`` has the N digits. Files differ in whether the 1600 run along rows or columns: images are transposed if
+    the ones would lie down. Needs scipy. Raises UserError for any other file.
     """
     try:
         from scipy.io import loadmat
@@ -238,19 +238,19 @@ def read_affnist(path: Path) -> tuple[Array, Array]:
     if labels.dtype.kind not in "iuf" or labels.shape != (pixels.shape[1],) or not np.isin(labels, range(10)).all():
         raise UserError(f"{path} does not have a label from 0 to 9 for each of its {pixels.shape[1]} images")
     images = np.ascontiguousarray(pixels.T).reshape(-1, AFFNIST_SIDE, AFFNIST_SIDE)
-    if lies_down(images[labels == 1]):
+    if is_wide(images[labels == 1]):
         images = images.transpose(0, 2, 1)
     return images, labels.astype(np.intp)
 
 
-def lies_down(images: Array) -> bool:
-    """Whether the ink of images (N, H, W) is spread over columns more than over rows."""
-    spread = []
+def is_wide(images: Array) -> bool:
+    """Whether the ink of images (N, H, W) has a larger variance along columns than along rows, summed over images."""
+    variance = []
     for axis in (2, 1):
         ink = images.sum(axis=axis, dtype=float) + 1e-9  # (N, H or W)
-        at, total = np.arange(ink.shape[1]), ink.sum(axis=1)
-        spread.append((ink @ at**2 / total - (ink @ at / total) ** 2).sum())
-    return bool(spread[0] < spread[1])
+        position, total = np.arange(ink.shape[1]), ink.sum(axis=1)
+        variance.append((ink @ position**2 / total - (ink @ position / total) ** 2).sum())
+    return bool(variance[0] < variance[1])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -267,21 +267,20 @@ class Data(NamedTuple):
     test_labels: Array  # (M,)
 
 
-def single(images: Array, labels: Array) -> Batch:
-    """Images (B, S, S) in [0, 1] with one digit each; it is what the decoder shall draw."""
+def single_digits(images: Array, labels: Array) -> Batch:
+    """Images (B, S, S) in [0, 1] of one digit each, which are also the decoder's targets."""
     return Batch(images, labels[:, None].astype(np.intp), images[:, None])
 
 
-def place(digits: Array, shift: Array, config: Config) -> Array:
-    """digits (B, 28, 28), uint8 or in [0, 1], into the middle of the image and from there by shift (B, 2) pixels ->
-    (B, S, S) in [0, 1]. Every image of every set passes through here or through ``distort``."""
+def on_canvas(digits: Array, shift: Array, config: Config) -> Array:
+    """digits (B, 28, 28), uint8 or in [0, 1], each shift (B, 2) pixels away from the middle -> (B, S, S) in [0, 1]."""
     reach = int(np.abs(shift).max(initial=0))
     images = base.shifted(digits[:, None], shift[:, None], config.image_size, reach)[:, 0]
     return images * np.dtype(config.dtype).type(1 / 255) if images.dtype == np.uint8 else images.astype(config.dtype)
 
 
-def fixed_places(config: Config, n: int, key: int) -> Array:
-    """Shifts (n, 2) of digits that are not trained on: none at 28x28, anywhere on a larger canvas."""
+def evaluation_shifts(config: Config, n: int, key: int) -> Array:
+    """Shifts (n, 2) of validation and test digits, in pixels: 0 at 28x28, to anywhere on a larger canvas."""
     free = (config.image_size - base.DIGIT_SIDE) // 2
     return generator(config.seed, Stream.EVALUATION, key).integers(-free, free + 1, (n, 2))
 
@@ -300,15 +299,15 @@ def make_data(config: Config) -> Data:
         raise UserError(f"there are {len(digits.test_labels):,} test digits: too few for --n-test {n_test}")
     order = generator(config.seed, Stream.DATA, 1).permutation(n)
     held_out, train = order[: config.n_val], order[config.n_val : config.n_val + n_train]
-    val = place(digits.train_images[held_out], fixed_places(config, len(held_out), 1), config)
+    val = on_canvas(digits.train_images[held_out], evaluation_shifts(config, len(held_out), 1), config)
     return Data(
         digits.name, digits.train_images[train], digits.train_labels[train],
-        single(val, digits.train_labels[held_out]), digits.test_images[:n_test], digits.test_labels[:n_test],
+        single_digits(val, digits.train_labels[held_out]), digits.test_images[:n_test], digits.test_labels[:n_test],
     )  # fmt: skip
 
 
-def resolved(config: Config, data: Data) -> Config:
-    """With the digits that "auto", and the numbers of them that 0 stood for."""
+def resolve_defaults(config: Config, data: Data) -> Config:
+    """``config`` with the data set in place of "auto", and the numbers of digits in place of 0."""
     return dataclasses.replace(
         base.resolve_auto(config, data.name), n_train=len(data.labels), n_test=len(data.test_labels)
     )
@@ -318,10 +317,10 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
     """The batch of a step, which depends on the seed and the step alone: every model sees the same images."""
     epoch, position = divmod(step, config.steps_per_epoch)
     order = permutation(len(data.labels), config.seed, 0, epoch)
-    which = order[position * config.batch_size :][: config.batch_size]
+    chosen = order[position * config.batch_size :][: config.batch_size]
     m = config.max_shift
-    shift = generator(config.seed, Stream.SHUFFLE, 1, step).integers(-m, m + 1, (len(which), 2))  # one for each image
-    return single(place(data.images[which], shift, config), data.labels[which])
+    shift = generator(config.seed, Stream.SHUFFLE, 1, step).integers(-m, m + 1, (len(chosen), 2))
+    return single_digits(on_canvas(data.images[chosen], shift, config), data.labels[chosen])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -352,7 +351,8 @@ def avg_pool_backward(dout: Array, x: Array, ws: Workspace, name: str) -> Array:
 
 
 def softmax_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float, Array]:
-    """scores (J, B) before the softmax, positive (J, B) with one 1 in each column."""
+    """scores (J, B) before the softmax, positive (J, B) with one 1 in each column; a part's terms of the mean over
+    ``n`` examples."""
     shifted = scores - scores.max(axis=0)
     log_p = shifted - np.log(np.exp(shifted).sum(axis=0))
     return float(-(positive * log_p).sum()) / n, (np.exp(log_p) - positive) / n
@@ -424,7 +424,7 @@ def lenet_loss_and_grads(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The models, and what they believe
+# The models, their scores, and reconstructions
 # ----------------------------------------------------------------------------------------------------------------------
 
 MODEL_NAMES = ("capsnet", "cnn", "lenet")
@@ -432,7 +432,7 @@ MODEL_NAMES = ("capsnet", "cnn", "lenet")
 
 def make_models(config: Config) -> dict[str, Model]:
     """By name, in the order of the result table."""
-    others = base.make_models(config, softmax_cross_entropy)
+    base_models = base.make_models(config, softmax_cross_entropy)
     lenet = Model(
         "lenet",
         lambda rng: lenet_init(rng, config),
@@ -440,16 +440,17 @@ def make_models(config: Config) -> dict[str, Model]:
         lambda params, batch, ws: (lenet_forward(params, batch.images, config.conv, ws)[0].T, math.nan),
         config.lenet_lr / config.lr,
     )
-    return {"capsnet": others["capsnet"], "cnn": others["cnn_pool"]._replace(name="cnn"), "lenet": lenet}
+    return {"capsnet": base_models["capsnet"], "cnn": base_models["cnn_pool"]._replace(name="cnn"), "lenet": lenet}
 
 
 def scores_of(model: Model, state: TrainState, images: Array, workers: Workers = SERIAL) -> Array:
     """images (N, S, S) -> (N, J): lengths of the capsules, or scores before the softmax."""
-    return assess(model, state.params, single(images, np.zeros(len(images), np.intp)), workers)[0]
+    return assess(model, state.params, single_digits(images, np.zeros(len(images), np.intp)), workers)[0]
 
 
-def beliefs(name: str, scores: Array) -> Array:
-    """scores (N, J) of the model -> from 0 to 1: lengths of capsules, which need not sum to 1, or probabilities."""
+def confidences(name: str, scores: Array) -> Array:
+    """scores (N, J) of the named model -> (N, J) from 0 to 1: the CapsNet's lengths of capsules, which need not sum to
+    1, or softmax probabilities."""
     if name == "capsnet":
         return scores
     return base.softmax_over_parents(scores.T, np.empty_like(scores.T)).T
@@ -461,29 +462,30 @@ def capsules(params: Params, images: Array, config: Config) -> Array:
 
 
 def draw_capsules(params: Params, v: Array, labels: Array) -> Array:
-    """What capsule labels[b] of v (J, D, B) draws -> (B, S, S)."""
+    """v (J, D, B), labels (B,) -> reconstructions (B, S, S), each from the labelled capsule alone."""
     return base.reconstruct(params, v, labels[:, None], Workspace(v.dtype))[:, 0].copy()
 
 
 def perturb_capsule(params: Params, v: Array, label: int) -> Array:
-    """v (J, D), one image's capsules -> (D, 11, S, S): what capsule ``label`` draws when one of its numbers is changed
-    by -0.25, -0.2 ... 0.25. [Sabour 2017, fig. 4]"""
+    """v (J, D), one image's capsules -> reconstructions (D, 11, S, S) from capsule ``label`` with one of its entries
+    changed by -0.25, -0.2 ... 0.25. [Sabour 2017, fig. 4]"""
     D, n = v.shape[1], len(PERTURBATIONS)
-    many = np.repeat(v[:, :, None], D * n, axis=2)  # (J, D, D*n)
-    many[label, np.repeat(np.arange(D), n), np.arange(D * n)] += np.tile(PERTURBATIONS, D).astype(v.dtype)
-    pictures = draw_capsules(params, many, np.full(D * n, label))
+    perturbed = np.repeat(v[:, :, None], D * n, axis=2)  # (J, D, D*n)
+    perturbed[label, np.repeat(np.arange(D), n), np.arange(D * n)] += np.tile(PERTURBATIONS, D).astype(v.dtype)
+    pictures = draw_capsules(params, perturbed, np.full(D * n, label))
     return pictures.reshape(D, n, *pictures.shape[1:])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Training, with a look at the digits that are held out
+# Training loop, with checks on the validation digits
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 def validate(model: Model, params: Params, data: Data, workers: Workers) -> dict[str, float]:
+    """Accuracy on the validation digits and, where a model has a decoder, the mean squared error of a pixel."""
     scores, error = assess(model, params, data.val, workers)
-    figures = {"val_accuracy": float((scores.argmax(axis=1) == data.val.labels[:, 0]).mean())}
-    return figures if math.isnan(error) else figures | {"val_recon_mse": error / data.val.sources.size}
+    metrics = {"val_accuracy": float((scores.argmax(axis=1) == data.val.labels[:, 0]).mean())}
+    return metrics if math.isnan(error) else metrics | {"val_recon_mse": error / data.val.sources.size}
 
 
 def reached(state: TrainState, config: Config) -> bool:
@@ -515,11 +517,11 @@ def train(
         epoch_ended = state.step % config.steps_per_epoch == 0
         check = config.match_accuracy is not None and (epoch_ended or state.step % config.check_every == 0)
         if epoch_ended or check:
-            figures = validate(model, state.params, data, workers)
+            metrics = validate(model, state.params, data, workers)
             if epoch_ended:
-                state.end_epoch(config.steps_per_epoch, figures)
+                state.end_epoch(config.steps_per_epoch, metrics)
             if check:
-                state.append({"check_step": float(state.step), "check_accuracy": figures["val_accuracy"]})
+                state.append({"check_step": float(state.step), "check_accuracy": metrics["val_accuracy"]})
         if callback:
             callback(state, epoch_ended or reached(state, config))
     return state.history
@@ -531,7 +533,7 @@ def train(
 
 
 class ImageSet(NamedTuple):
-    """Images that no network was trained on; made when they are needed."""
+    """Test images, which are made when ``images`` is called."""
 
     name: str
     labels: Array  # (N,)
@@ -539,16 +541,16 @@ class ImageSet(NamedTuple):
 
 
 def upright_set(data: Data, config: Config, degrees: float = 0.0, n: int | None = None) -> ImageSet:
-    """The test digits turned by an angle (upright at 0), or n of them, evenly spread."""
-    shift = fixed_places(config, len(data.test_labels), 0)
-    which = slice(None) if n is None else np.linspace(0, len(shift) - 1, min(n, len(shift))).round().astype(np.intp)
-    digits = data.test_images[which]
+    """The test digits rotated by an angle (upright at 0), or n of them, evenly spaced."""
+    shift = evaluation_shifts(config, len(data.test_labels), 0)
+    chosen = slice(None) if n is None else np.linspace(0, len(shift) - 1, min(n, len(shift))).round().astype(np.intp)
+    digits = data.test_images[chosen]
 
     def images() -> Array:
-        turned = rotate(digits * np.dtype(config.dtype).type(1 / 255), degrees)
-        return place(turned, shift[which], config)
+        rotated = rotate(digits * np.dtype(config.dtype).type(1 / 255), degrees)
+        return on_canvas(rotated, shift[chosen], config)
 
-    return ImageSet(f"rotated_{degrees:g}" if degrees else "upright", data.test_labels[which], images)
+    return ImageSet(f"rotated_{degrees:g}" if degrees else "upright", data.test_labels[chosen], images)
 
 
 def affnist_set(data: Data, config: Config) -> ImageSet:
@@ -586,33 +588,33 @@ def run_tests(
     workers: Workers,
     affnist: tuple[Array, Array] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Figures of every model on every test set; the sweep and the confusion matrices beside them."""
-    figures: dict[str, dict[str, Any]] = {name: {} for name in states}
+    """Metrics of every model on every test set, with the sweep and the confusion matrices."""
+    metrics: dict[str, dict[str, Any]] = {name: {} for name in states}
     sweep: dict[str, dict[str, float]] = {name: {} for name in states}
     confusion: dict[str, dict[str, Any]] = {name: {} for name in states}
     models = make_models(config)
 
     def answer(image_set: ImageSet) -> Iterator[tuple[str, Array, float]]:
         """For each model its answers (N,), and the squared error of its reconstructions."""
-        batch = single(image_set.images(), image_set.labels)
+        batch = single_digits(image_set.images(), image_set.labels)
         for name, state in states.items():
             scores, error = assess(models[name], state.params, batch, workers)
             yield name, scores.argmax(axis=1), error / batch.sources.size
 
     for image_set in make_image_sets(data, config, affnist):
         for name, answers, error in answer(image_set):
-            figures[name][f"{image_set.name}_accuracy"] = float((answers == image_set.labels).mean())
+            metrics[name][f"{image_set.name}_accuracy"] = float((answers == image_set.labels).mean())
             confusion[name][image_set.name] = confusion_matrix(image_set.labels, answers)
             if image_set.name == "upright" and not math.isnan(error):
-                figures[name]["recon_mse"] = error
+                metrics[name]["recon_mse"] = error
     for degrees in SWEEP:
         image_set = upright_set(data, config, degrees, config.n_sweep)
         for name, answers, _ in answer(image_set):
             sweep[name][f"{degrees}"] = float((answers == image_set.labels).mean())
-    for name, some in figures.items():
-        some["upright_error"] = round(1 - some["upright_accuracy"], 12)
-        some |= {"sweep": sweep[name], "confusion": confusion[name]}
-    return figures
+    for name, found in metrics.items():
+        found["upright_error"] = round(1 - found["upright_accuracy"], 12)
+        found |= {"sweep": sweep[name], "confusion": confusion[name]}
+    return metrics
 
 
 def make_result(
@@ -635,7 +637,7 @@ def make_result(
         }
     headline = f"rotated_{config.rotation[-1]:g}_accuracy" if config.rotation[-1] else "upright_accuracy"
     result = result_document(EXPERIMENT, config, data.name, models, states, threads, headline, 1 / base.N_CLASSES)
-    for field in ("pool", "min_iou"):  # they mean nothing here
+    for field in ("pool", "min_iou"):  # not used here
         del result["config"][field]
     return result
 
@@ -682,7 +684,7 @@ def run(
     files.require_checkpoint(EXPERIMENT)
     real = check_affnist(affnist, config)
     data = make_data(config)
-    config = resolved(config, data)
+    config = resolve_defaults(config, data)
     states = train_all(config, data, threads=threads, files=files, **options)
     with Workers(threads, config.dtype) as workers:
         return make_result(config, data, states, run_tests(config, data, states, workers, real), threads)
@@ -712,8 +714,10 @@ def evaluate_checkpoint(
     return result | {"trained_with_seed": saved.seed}
 
 
-ARTICLE = "article: LeNet-5 98.68 upright, 76.05 turned; CapsNet 99.37, 84.09 and 92.12 (text: 35, listing: 15 degrees)"
-PAPER = "paper: CapsNet 99.23 placed at random, 79 affNIST; CNN 99.22, 66"
+ARTICLE = (
+    "article: LeNet-5 98.68 upright, 76.05 rotated; CapsNet 99.37, 84.09 and 92.12 (text: 35, listing: 15 degrees)"
+)
+PAPER = "paper: CapsNet 99.23 at random positions, 79 affNIST; CNN 99.22, 66"
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -746,15 +750,15 @@ def format_table(result: dict[str, Any]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A person's own digits
+# Prediction for image files (--predict)
 # ----------------------------------------------------------------------------------------------------------------------
 
 INK_SIDE = 20  # pixels, as in MNIST
 
 
 def read_digit(path: Path, config: Config) -> Array:
-    """A picture file -> (S, S) in [0, 1], prepared as MNIST's digits are: ink in a box of 20 pixels, its centre of mass
-    a pixel or less from the middle. A picture of 28x28 pixels is not scaled. Raises UserError where it cannot be read
+    """A picture file -> (S, S) in [0, 1], prepared as MNIST's digits are: the ink in a box of 20 pixels, its centre of
+    mass within a pixel of the middle. A picture of 28x28 pixels is not scaled. Raises UserError where it cannot be read
     or has no ink."""
     picture = base.read_picture(path, config, INK_SIDE)
     side = np.arange(config.image_size)
@@ -770,8 +774,8 @@ def read_digit(path: Path, config: Config) -> Array:
 def predict(
     checkpoint: Path, paths: list[Path], out_png: Path, asked: Config | None = None, given: Collection[str] = ()
 ) -> str:
-    """A table of what each model takes each picture for; and a PNG, a row each of the picture as the networks get it
-    and what the longest capsule draws. See ``check_same`` for ``asked`` and ``given``."""
+    """A table of each model's class for each picture; and a PNG with a row for each picture, as the networks get it and
+    as the longest capsule reconstructs it. See ``check_same`` for ``asked`` and ``given``."""
     config, states = load_checkpoint(checkpoint)
     check_same(checkpoint, config, asked or config, given)
     models = make_models(config)
@@ -789,9 +793,9 @@ def predict(
     lines = [f"{'picture':<{width}} " + " ".join(f"{name:<8}" for name in states)]
     if "capsnet" in states:
         lines[0] += "  lengths of the capsules 0 ... 9"
-    believed = {name: beliefs(name, s) for name, s in scores.items()}
+    certainty = {name: confidences(name, s) for name, s in scores.items()}
     for k, path in enumerate(paths):
-        answers = " ".join(f"{p[k].argmax()} ({p[k].max():.2f})" for p in believed.values())
+        answers = " ".join(f"{p[k].argmax()} ({p[k].max():.2f})" for p in certainty.values())
         lengths = "   " + " ".join(f"{x:.2f}" for x in scores["capsnet"][k]) if "capsnet" in states else ""
         lines.append(f"{path!s:<{width}} {answers}{lengths}")
     return "\n".join([*lines, f"pictures{' and reconstructions' if 'capsnet' in states else ''}: {out_png}"])
@@ -830,14 +834,14 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def config_from_args(args: argparse.Namespace) -> Config:
-    own = ("image_size", "n_val", "n_sweep", "rotation", "lenet_lr", "match_accuracy", "check_every")
+    names = ("image_size", "n_val", "n_sweep", "rotation", "lenet_lr", "match_accuracy", "check_every")
     shift = max_shift(args.image_size) if args.max_shift is None else args.max_shift
-    return Config(**base.config_fields(args, *own), max_shift=shift)
+    return Config(**base.config_fields(args, *names), max_shift=shift)
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
-        description="Train a capsule network, a CNN and LeNet-5 on upright digits and test them on turned and"
+        description="Train a capsule network, a CNN and LeNet-5 on upright digits and test them on rotated and"
         " distorted ones.",
         epilog="With no flags: twelve epochs of MNIST digits of 28x28 pixels, seed 0, three models.",
     )

@@ -173,15 +173,15 @@ def turned(run: Run, chosen: Array, angle: float) -> Array:
     """Images (n, S, S) of chosen test digits, turned by an angle: those of the rotated test set."""
     config, data = run.config, run.data
     digits = data.test_images[chosen] * np.dtype(config.dtype).type(1 / 255)
-    shift = experiment.fixed_places(config, len(data.test_labels), 0)[chosen]
-    return experiment.place(experiment.rotate(digits, angle), shift, config)
+    shift = experiment.evaluation_shifts(config, len(data.test_labels), 0)[chosen]
+    return experiment.on_canvas(experiment.rotate(digits, angle), shift, config)
 
 
 def outputs(run: Run, images: Array) -> dict[str, Array]:
     """images (N, S, S) -> for each model (N, J): lengths of its capsules, or probabilities."""
     models, workers = experiment.make_models(run.config), Workers(1, run.config.dtype)
     return {
-        name: experiment.beliefs(name, experiment.scores_of(models[name], state, images, workers))
+        name: experiment.confidences(name, experiment.scores_of(models[name], state, images, workers))
         for name, state in run.states.items()
     }
 
@@ -636,7 +636,7 @@ def prepare(args: argparse.Namespace) -> tuple[Config, Data, dict[str, TrainStat
     )
     data = experiment.make_data(config)
     require_every_class(data)
-    return experiment.resolved(config, data), data, states
+    return experiment.resolve_defaults(config, data), data, states
 
 
 def finish(config: Config, data: Data, states: dict[str, TrainState], threads: int, quiet: bool) -> Run:

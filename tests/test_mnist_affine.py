@@ -143,7 +143,7 @@ def check_model(name: str, image_size: int = 28, conv: str = "spectral") -> None
     config = tiny(image_size=image_size, recon_weight=0.1, conv=conv)
     model, rng = m.make_models(config)[name], rng_of(2, image_size)
     params = {k: p + 0.03 * rng.standard_normal(p.shape) for k, p in model.init_params(rng).items()}
-    batch = m.single(rng.random((3, image_size, image_size)), rng.integers(10, size=3))
+    batch = m.single_digits(rng.random((3, image_size, image_size)), rng.integers(10, size=3))
     grads = {k: np.full_like(p, np.nan) for k, p in params.items()}
     model.loss_and_grads(params, batch, 4, grads, float64())
 
@@ -287,7 +287,7 @@ def test_affnist_ranges_and_ink_inside() -> None:
     images = m.distort(digits / 255, d)
     assert images.shape == (len(digits), 40, 40)
     # The same on a larger canvas: no ink lies in what is added.
-    wide = m.warp(digits / 255, m.placing_matrices(d.matrices, 13.5, d.middle + 20), 80)
+    wide = m.warp(digits / 255, m.warp_matrices(d.matrices, 13.5, d.middle + 20), 80)
     np.testing.assert_allclose(wide[:, 20:60, 20:60], images, atol=1e-12)
     np.testing.assert_allclose(wide.sum(axis=(1, 2)), images.sum(axis=(1, 2)), rtol=1e-12)
     area = np.linalg.det(d.matrices)
@@ -392,7 +392,7 @@ def test_training_validation_and_test_share_no_digit(digits_dir: Path) -> None:
         assert not content(data.images) & val
         assert not content(data.test_images) & (val | content(data.images))
         assert val | content(data.images) <= content(strokes().train_images)
-        done = m.resolved(config, data)
+        done = m.resolve_defaults(config, data)
         assert (done.n_train, done.n_test) == (len(data.images), len(data.test_images))
     other = m.make_data(small(digits_dir, seed=1))
     assert content(other.images) != content(m.make_data(small(digits_dir)).images)
@@ -442,7 +442,7 @@ def test_augmentation_is_drawn_for_each_image_and_never_at_test(
     upright, held_out = m.upright_set(data, config), data.val.images
     moved = shifts_of(upright.images(), data.test_images)
     free = (config.image_size - 28) // 2
-    np.testing.assert_allclose(moved, m.fixed_places(config, 20, 0), atol=1e-4)
+    np.testing.assert_allclose(moved, m.evaluation_shifts(config, 20, 0), atol=1e-4)
     assert np.abs(moved).max() <= free + 1e-4
     assert (np.abs(moved).max() > 2) == (free > 0)
     assert held_out.shape == (16, config.image_size, config.image_size)
@@ -565,13 +565,13 @@ def test_figures_are_counts_of_right_answers(digits_dir: Path) -> None:
         assert ("recon_mse" in own) == (name == "capsnet")
 
 
-def test_beliefs_and_pictures_for_figures() -> None:
+def test_confidences_and_pictures_for_figures() -> None:
     config = small(**canvas())
     models = m.make_models(config)
     images = rng_of(0).random((3, 40, 40), np.float32)
     for name, model in models.items():
         state = base.init_state(model, config)
-        p = m.beliefs(name, m.scores_of(model, state, images))
+        p = m.confidences(name, m.scores_of(model, state, images))
         assert p.shape == (3, 10)
         assert p.min() >= 0
         assert p.max() <= 1
@@ -751,7 +751,7 @@ def test_predict(digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     images = np.stack([m.read_digit(path, config) for path in paths])
     models = m.make_models(config)
     for k, line in enumerate(printed[1:3]):
-        believed = [m.beliefs(n, m.scores_of(models[n], states[n], images))[k] for n in m.MODEL_NAMES]
+        believed = [m.confidences(n, m.scores_of(models[n], states[n], images))[k] for n in m.MODEL_NAMES]
         answers = " ".join(f"{p.argmax()} ({p.max():.2f})" for p in believed)
         assert line.startswith(f"{paths[k]} {answers}   {believed[0][0]:.2f} ")
     assert iio.imread(out).shape == (2 * 30 * 4, 2 * 30 * 4)
@@ -774,5 +774,5 @@ def test_sixty_steps_on_mnist() -> None:
     assert history["val_accuracy"][0] > 0.3  # chance: 0.1
     some = m.draw_distortions(rng_of(0), data.test_images[:500])
     first = data.test_images[:500] / 255
-    wide = m.warp(first, m.placing_matrices(some.matrices, 13.5, some.middle + 20), 80)
+    wide = m.warp(first, m.warp_matrices(some.matrices, 13.5, some.middle + 20), 80)
     np.testing.assert_allclose(wide[:, 20:60, 20:60].sum(axis=(1, 2)), wide.sum(axis=(1, 2)), rtol=1e-9)
