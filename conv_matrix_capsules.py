@@ -73,6 +73,7 @@ from support.run import (  # isort: skip
 #   P  side of a pose matrix (4)      D       pose entries, P * P             E       class capsules (= classes)
 #   L  receptive fields, B * Ho * Wo  M       children of a field, K * K * I  S       side of the grid of ConvCaps2
 #   R  rank-one terms of the votes' gradient                                  T       iterations of EM routing
+# A child is a capsule of the layer below, a parent one of the layer above; the children of a parent are its field's.
 
 EXPERIMENT = "conv_matrix_capsules"
 MODEL_NAMES = ("capsules", "cnn")
@@ -93,8 +94,10 @@ VIEWS = ("voxels", "smallnorb")
 
 @dataclasses.dataclass(frozen=True)
 class Config(Viewpoints):
-    """One run. The paper's values, where others are the default, are in the comments. [Hinton 2018, sec. 4 and 5] The
-    fields of Viewpoints are for --dataset voxels and smallnorb."""
+    """One run. Comments give the paper's values where the defaults differ. [Hinton 2018, sec. 4 and 5]
+
+    The fields of Viewpoints are for --dataset voxels and smallnorb. Of ``n_train`` and ``n_test`` None means all.
+    """
 
     dataset: str = "auto"  # smallNORB
     n_epochs: int = 5
@@ -107,7 +110,7 @@ class Config(Viewpoints):
     em_lambda: float = 1.0  # not given
     lambda_schedule: str = "constant"
     variance_floor: float = 0.5  # 0
-    beta_v_init: float = -0.2  # not given; below 0, votes that agree activate a parent the more, the more they are
+    beta_v_init: float = -0.2  # not given; below 0, every vote that agrees with the others raises the activation
     loss: str = "spread"
     batch_size: int = 32
     lr: float = 0.015
@@ -146,7 +149,7 @@ class Config(Viewpoints):
 
     @property
     def pixel_range(self) -> tuple[float, float]:
-        """Between which values an attacker may move a pixel; smallNORB's are normalised and have no bounds."""
+        """Least and greatest pixel value of an attacked image; smallNORB's are normalised and have no bounds."""
         if self.dataset == "smallnorb":
             return -math.inf, math.inf
         return 0.0 - self.pixel_offset, 1.0 - self.pixel_offset
@@ -157,7 +160,7 @@ class Config(Viewpoints):
 
     @property
     def free_to_change(self) -> set[str]:
-        """What a continued run may have otherwise."""
+        """Fields in which a resumed run may differ."""
         return {"data_dir", "attack", "epsilons", "attack_steps", "n_attack"}
 
 
@@ -208,21 +211,19 @@ def make_data(config: Config) -> Data:
 
 
 def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
-    """A training batch (B, H, W, C), each image shifted by up to ``config.shift`` pixels on each axis, by itself.
-
-    smallNORB has its own: random crops, contrast and brightness.
-    """
+    """A training batch (B, H, W, C), each image shifted at random by up to ``config.shift`` pixels on each axis;
+    smallNORB's are first cropped, and their contrast and brightness changed, at random."""
     images = views.crop(images, rng)
-    n, side, m = len(images), images.shape[1], config.shift
+    B, side, m = len(images), images.shape[1], config.shift
     if not m:
         return images
     padded = np.pad(images, ((0, 0), (m, m), (m, m), (0, 0)), constant_values=-config.pixel_offset)  # the background
-    row, column = rng.integers(0, 2 * m + 1, (2, n, 1)) + np.arange(side)  # each (B, H)
-    return padded[np.arange(n)[:, None, None], row[:, :, None], column[:, None, :]]
+    row, column = rng.integers(0, 2 * m + 1, (2, B, 1)) + np.arange(side)  # each (B, H)
+    return padded[np.arange(B)[:, None, None], row[:, :, None], column[:, None, :]]
 
 
 def prepared(images: Array, config: Config) -> Array:
-    """Images (N, H, W, C) of a data set as the network is given them in a test."""
+    """Images (N, H, W, C) of a data set as the networks get them in a test: cropped, of the configured dtype."""
     return views.crop(images, None).astype(config.dtype, copy=False)
 
 
@@ -232,45 +233,45 @@ def prepared(images: Array, config: Config) -> Array:
 
 
 class Fields(NamedTuple):
-    """Fields of K x K children, ``stride`` apart, on a map of H x W of them without padding."""
+    """Receptive fields of K x K positions, ``stride`` apart, on a map of H x W, without padding."""
 
     size: tuple[int, int]  # H, W
     out: tuple[int, int]  # Ho, Wo
     k: int
     stride: int
-    child: Array  # (Ho, Wo, K, K) the child's index on the flattened map
-    n_fields: Array  # (Ho, Wo, K, K) how many fields hold that child
-    n_seen: int  # positions of the map that lie in a field
+    child: Array  # (Ho, Wo, K, K) index of each field's positions on the flattened map
+    n_fields: Array  # (Ho, Wo, K, K) how many fields contain that position
+    n_covered: int  # positions of the map that lie in a field
 
 
 @functools.lru_cache(maxsize=64)
 def receptive_fields(height: int, width: int, k: int, stride: int) -> Fields:
-    h_out, w_out = (height - k) // stride + 1, (width - k) // stride + 1
-    rows = stride * np.arange(h_out)[:, None] + np.arange(k)  # (Ho, K)
-    columns = stride * np.arange(w_out)[:, None] + np.arange(k)  # (Wo, K)
+    Ho, Wo = (height - k) // stride + 1, (width - k) // stride + 1
+    rows = stride * np.arange(Ho)[:, None] + np.arange(k)  # (Ho, K)
+    columns = stride * np.arange(Wo)[:, None] + np.arange(k)  # (Wo, K)
     child = rows[:, None, :, None] * width + columns[None, :, None, :]  # (Ho, Wo, K, K)
-    n_fields = np.bincount(child.ravel())  # (H * W,) or up to the last child in a field
-    return Fields((height, width), (h_out, w_out), k, stride, child, n_fields[child], int((n_fields > 0).sum()))
+    n_fields = np.bincount(child.ravel())  # (H * W,) or up to the last position in a field
+    return Fields((height, width), (Ho, Wo), k, stride, child, n_fields[child], int((n_fields > 0).sum()))
 
 
 def gather_forward(x: Array, fields: Fields) -> Array:
-    """Children x (B, H, W, ...) -> those of every field (B, Ho, Wo, K, K, ...)."""
+    """x (B, H, W, ...) -> the entries of every field (B, Ho, Wo, K, K, ...)."""
     return np.take(x.reshape(len(x), -1, *x.shape[3:]), fields.child, axis=1)
 
 
 def gather_backward(dout: Array, fields: Fields, combine: np.ufunc = np.add) -> Array:
-    """dout (B, Ho, Wo, K, K, ...) -> sums over all fields of each child (B, H, W, ...), or maxima (np.maximum)."""
-    (h_out, w_out), k, stride = fields.out, fields.k, fields.stride
+    """dout (B, Ho, Wo, K, K, ...) -> dx (B, H, W, ...), sums over all fields of each position; np.maximum: maxima."""
+    (Ho, Wo), k, stride = fields.out, fields.k, fields.stride
     dx = np.full((len(dout), *fields.size, *dout.shape[5:]), 0 if combine is np.add else -np.inf, dout.dtype)
     # out[:, row, column, i, j] = x[:, stride row + i, stride column + j]
     for i, j in itertools.product(range(k), range(k)):
-        seen = dx[:, i : i + stride * h_out : stride, j : j + stride * w_out : stride]
-        combine(seen, dout[:, :, :, i, j], out=seen)
+        window = dx[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]  # (B, Ho, Wo, ...)
+        combine(window, dout[:, :, :, i, j], out=window)
     return dx
 
 
-def over_parents(x: Array, fields: Fields, combine: np.ufunc) -> Array:
-    """A number for each child of a field, x (L, M) -> combined over all fields that hold the child, (L, M)."""
+def over_fields(x: Array, fields: Fields, combine: np.ufunc) -> Array:
+    """x (L, M), a number for each child of each field -> (L, M), combined over all fields that contain the child."""
     k = fields.k
     if fields.out == (1, 1):  # each child lies in one field
         return x
@@ -284,7 +285,7 @@ def over_parents(x: Array, fields: Fields, combine: np.ufunc) -> Array:
 
 
 def kronecker_forward(w: Array) -> Array:
-    """w (K, K, I, J, P, P) -> (K, K, I, D, J * D), with which a pose, written as a row, gives its votes for all J."""
+    """w (K, K, I, J, P, P) -> (K, K, I, D, J * D): M W for all J is the pose M, as a row of D entries, times this."""
     k, _, n_in, n_out, p, _ = w.shape
     kron = np.zeros((k, k, n_in, p, p, n_out, p, p), w.dtype)
     for row in range(p):
@@ -300,7 +301,7 @@ def kronecker_backward(dkron: Array, p: int) -> Array:
 
 
 class Votes(NamedTuple):
-    """The votes of all children of all fields, in the workspace: good until another layer's are made."""
+    """The votes of all children of all fields, in the workspace: valid until those of another layer are computed."""
 
     v: Array  # (L, J, M, D) votes - shift
     v_sq: Array  # (L, J, M, D) their squares
@@ -310,21 +311,21 @@ class Votes(NamedTuple):
 def votes_forward(pose: Array, kron: Array, offset: Array | None, ws: Workspace) -> Votes:
     """V = M W, for a pose matrix M: pose (L, K, K, I, D), kron (K, K, I, D, J * D) of W -> votes.
 
-    kron may be (1, 1, I, D, J * D), the same at all positions of a field. offset (K, K, P, P) is added to the votes
-    there.
+    kron may be (1, 1, I, D, J * D): the same at all positions of a field. offset (K, K, P, P), None for no offset, is
+    added to the votes of each position.
     """
-    n_fields, k, _, n_in, d = pose.shape
-    n_out = kron.shape[4] // d
-    v, v_sq = ws("votes", n_fields, k * k * n_in, n_out, d), ws("squares", n_fields, k * k * n_in, n_out, d)
-    rows, out = pose.transpose(1, 2, 3, 0, 4), v.reshape(n_fields, k, k, n_in, -1).transpose(1, 2, 3, 0, 4)
+    (L, K, _, I, D), J = pose.shape, kron.shape[4] // pose.shape[4]
+    M = K * K * I
+    v, v_sq = ws("votes", L, M, J, D), ws("squares", L, M, J, D)
+    rows, out = pose.transpose(1, 2, 3, 0, 4), v.reshape(L, K, K, I, J * D).transpose(1, 2, 3, 0, 4)
     np.matmul(rows, kron, out=out)  # (K, K, I, L, J * D)
     if offset is not None:
-        v += np.repeat(offset.reshape(k * k, 1, d), n_in, axis=0)
-    columns = v.reshape(n_fields, k * k * n_in, n_out * d)
-    shift = columns[:, columns.shape[1] // 2].copy()  # (L, J * D) as near to the others as they are
+        v += np.repeat(offset.reshape(K * K, 1, D), I, axis=0)  # (M, 1, D)
+    columns = v.reshape(L, M, J * D)
+    shift = columns[:, M // 2].copy()  # (L, J * D)
     columns -= shift[:, None]
     np.multiply(v, v, out=v_sq)
-    return Votes(v.swapaxes(1, 2), v_sq.swapaxes(1, 2), shift.reshape(n_fields, n_out, d))
+    return Votes(v.swapaxes(1, 2), v_sq.swapaxes(1, 2), shift.reshape(L, J, D))
 
 
 class VotesGradient(NamedTuple):
@@ -339,7 +340,7 @@ def votes_backward(
     terms: list[VotesGradient], votes: Votes, pose: Array, kron: Array, ws: Workspace
 ) -> tuple[Array, Array]:
     """The terms of dvotes -> dpose (L, K, K, I, D), dkron (K, K, I, D, J * D)."""
-    n_fields, k, _, n_in, _ = pose.shape
+    L, K, _, I, _ = pose.shape
     left, linear, square = (np.stack(parts, axis=2) for parts in zip(*terms, strict=True))  # (L, J, R, M or D)
     v, dv = votes.v.swapaxes(1, 2), votes.v_sq.swapaxes(1, 2)  # (L, M, J, D); the squares are no longer needed
     slope = ws("slope", *v.shape)
@@ -348,65 +349,67 @@ def votes_backward(
     np.matmul(left.swapaxes(2, 3), square, out=slope.swapaxes(1, 2))
     slope *= v
     dv += slope
-    # v = rows @ kron + offset - shift; nothing depends on the shift
+    # v = rows @ kron + offset - shift; the shift cancels in every result, so that it has no gradient
     rows = pose.transpose(1, 2, 3, 0, 4)  # (K, K, I, L, D)
-    dout = dv.reshape(n_fields, k, k, n_in, -1).transpose(1, 2, 3, 0, 4)  # (K, K, I, L, J * D)
+    dout = dv.reshape(L, K, K, I, -1).transpose(1, 2, 3, 0, 4)  # (K, K, I, L, J * D)
     dpose = np.empty_like(pose)
     np.matmul(dout, kron.swapaxes(3, 4), out=dpose.transpose(1, 2, 3, 0, 4))
     dkron = rows.swapaxes(3, 4) @ dout  # (K, K, I, D, J * D)
-    return dpose, dkron if len(kron) == k else dkron.sum(axis=(0, 1), keepdims=True)
+    return dpose, dkron if len(kron) == K else dkron.sum(axis=(0, 1), keepdims=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # EM routing over receptive fields [Hinton 2018, procedure 1 and sec. 4]
 # ----------------------------------------------------------------------------------------------------------------------
 
-# All that an iteration does with votes V is a product of V or V^2 with a small array, in the BLAS; it never forms
-# V - mu. With weight = r a_in / mass: mu = sum_m weight V, sigma^2 = sum_m weight V^2 - mu^2 (but for the floor under
-# the mass), and the distance is (V - mu)^2 / sigma^2 = V^2 / sigma^2 - 2 V mu / sigma^2 + mu^2 / sigma^2. The gradient
-# of V is a sum of terms left_m (linear_d + square_d V), one from every step, which votes_backward adds up. Differences
-# of moments lose digits where votes lie far from zero, so that V, and mean = mu - shift, are counted from a shift.
+# An iteration never forms V - mu; it multiplies the votes V and their squares by small arrays, in the BLAS. With
+# weight = r a_in / mass, mu = sum_m weight V and sigma^2 = sum_m weight V^2 - mu^2 (up to MASS_FLOOR), and the distance
+# is (V - mu)^2 / sigma^2 = V^2 / sigma^2 - 2 V mu / sigma^2 + mu^2 / sigma^2. Each step adds a term
+# left_m (linear_d + square_d V) to the gradient of V; votes_backward sums these. In float32 the differences of moments
+# would cancel for votes far from zero. So v = V - shift and mean = mu - shift are relative to one of a field's votes.
+#
+# smallnorb_novel_viewpoint.py has the same steps over stored votes, next to the paper's lines.
 
 
 class MStep(NamedTuple):
-    """What an M-step computed."""
+    """Inputs and results of an M-step."""
 
-    r: Array  # (L, J, M) the assignments that it used
-    weight: Array  # (L, J, M) r times the children's activations, as fractions of the mass: 1 in sum over M
-    mass: Array  # (L, J)
+    r: Array  # (L, J, M) assignments
+    weight: Array  # (L, J, M) of a vote in the mean: r times the child's activation / mass; the sum over m is 1
+    mass: Array  # (L, J) sum_m r a_in
     mean: Array  # (L, J, D) mu - shift
     sigma_sq: Array  # (L, J, D)
-    log_det: Array  # (L, J) sum of log sigma_sq
-    z: Array  # (L, J)
-    a: Array  # (L, J) sigmoid(z)
+    log_det: Array  # (L, J) sum_d log sigma_sq
+    z: Array  # (L, J) lambda (beta_a - cost)
+    a: Array  # (L, J) activations, sigmoid(z)
 
 
 class Layer(NamedTuple):
-    """What is the same in all steps of a layer's routing."""
+    """Parameters and settings of a layer's routing, the same in all of its steps."""
 
     fields: Fields
     beta_a: Array  # (J,)
     beta_v: Array  # (J,) the cost of one pose entry at sigma = 1, the same for all D
     lambdas: Sequence[float]  # inverse temperature of each iteration
     variance_floor: float  # added to sigma_sq
-    mass_unit: float  # the mass at which a cost counts once
+    mass_unit: float  # the mass in a cost is divided by this, see field_routing_forward
 
 
 def field_m_step_forward(votes: Votes, r: Array, a_in: Array, layer: Layer, inverse_temperature: float) -> MStep:
-    """r (L, J, M), a_in (L, M) -> means, variances and activations of the parents."""
-    d = votes.v.shape[3]
+    """r (L, J, M), a_in (L, M) -> means, variances and activations of the parents. [Hinton 2018, procedure 1]"""
+    D = votes.v.shape[3]
     ra = r * a_in[:, None]  # (L, J, M)
     mass = ra.sum(axis=2) + MASS_FLOOR  # (L, J)
-    weight = ra / mass[..., None]
-    first = (weight[:, :, None] @ votes.v)[:, :, 0]  # (L, J, D)
-    second = (weight[:, :, None] @ votes.v_sq)[:, :, 0]  # (L, J, D)
-    lost = (MASS_FLOOR / mass)[..., None]  # by which sum_m weight falls short of 1
-    mean = first - lost * votes.shift
-    variance = second - mean * (2 * first - (1 - lost) * mean)
-    sigma_sq = np.maximum(variance, 0) + layer.variance_floor
+    weight = ra / mass[..., None]  # (L, J, M)
+    first = (weight[:, :, None] @ votes.v)[:, :, 0]  # (L, J, D) sum_m weight v
+    second = (weight[:, :, None] @ votes.v_sq)[:, :, 0]  # (L, J, D) sum_m weight v^2
+    deficit = (MASS_FLOOR / mass)[..., None]  # 1 - sum_m weight
+    mean = first - deficit * votes.shift  # sum_m weight V - shift
+    variance = second - mean * (2 * first - (1 - deficit) * mean)  # sum_m weight (v - mean)^2
+    sigma_sq = np.maximum(variance, 0) + layer.variance_floor  # (L, J, D)
     log_det = np.log(sigma_sq).sum(axis=2)  # (L, J)
-    cost = (d * layer.beta_v + 0.5 * log_det) * (mass / layer.mass_unit)
-    z = inverse_temperature * (layer.beta_a - cost)
+    cost = (D * layer.beta_v + 0.5 * log_det) * (mass / layer.mass_unit)  # (L, J)
+    z = inverse_temperature * (layer.beta_a - cost)  # (L, J)
     a, _ = sigmoid_forward(z)
     return MStep(r, weight, mass, mean, sigma_sq, log_det, z, a)
 
@@ -415,46 +418,48 @@ def field_m_step_backward(
     dmu: Array, dsigma_sq: Array, dz: Array, votes: Votes, step: MStep, layer: Layer, inverse_temperature: float,
     policy: str,
 ) -> tuple[Array, Array, Array, VotesGradient]:  # fmt: skip
-    """dmu, dsigma_sq (L, J, D), dz (L, J) -> dra (L, J, M), of r a_in; dbeta_a, dbeta_v; dvotes.
+    """dmu and dsigma_sq (L, J, D), dz (L, J) -> dra (L, J, M), dbeta_a and dbeta_v (J,), dvotes; ra = r a_in.
 
     policy "stop": assignments, mass, and the mean inside sigma_sq are constants.
     """
     _, weight, mass, mean, sigma_sq, log_det, _, _ = step
-    d = dmu.shape[2]
+    D = dmu.shape[2]
     # z = lambda (beta_a - cost)
     dbeta_a = inverse_temperature * dz.sum(axis=0)
-    dcost = -inverse_temperature * dz / layer.mass_unit  # (L, J), of the cost times the unit
-    # cost = (d beta_v + log_det / 2) mass; log_det = sum_d log sigma_sq
-    dbeta_v = d * (dcost * mass).sum(axis=0)
-    dsigma_sq = dsigma_sq + (0.5 * dcost * mass)[..., None] / sigma_sq
-    if policy == "exact":  # sigma_sq = sum_m weight (V - mu)^2 + floor: of sum_m weight (V - mu) = lost mu
+    dcost = -inverse_temperature * dz / layer.mass_unit  # (L, J), of cost * mass_unit
+    # cost * mass_unit = (D beta_v + log_det / 2) mass; log_det = sum_d log sigma_sq
+    dbeta_v = D * (dcost * mass).sum(axis=0)
+    dsigma_sq = dsigma_sq + (0.5 * dcost * mass)[..., None] / sigma_sq  # (L, J, D)
+    # sigma_sq = sum_m weight (V - mu)^2 + floor; its derivative by mu is -2 sum_m weight (V - mu) = -2 deficit mu
+    if policy == "exact":
         dmu = dmu - 2 * dsigma_sq * (MASS_FLOOR / mass)[..., None] * (mean + votes.shift)
-    # mu = sum_m weight V, with V - mu = v - mean
-    linear = dmu - 2 * dsigma_sq * mean
+    # mu = sum_m weight V; sigma_sq as above, with V - mu = v - mean
+    linear = dmu - 2 * dsigma_sq * mean  # (L, J, D)
     dweight = (votes.v @ linear[..., None])[..., 0]  # (L, J, M)
     dweight += (votes.v_sq @ dsigma_sq[..., None])[..., 0]
     dvotes = VotesGradient(weight, linear, 2 * dsigma_sq)
     if policy == "stop":
         dweight += (dsigma_sq * mean * mean + dmu * votes.shift).sum(axis=2)[..., None]
         return dweight / mass[..., None], dbeta_a, dbeta_v, dvotes
-    # weight = ra / mass, mass = sum_m ra: the quotient takes off sum_m weight dweight
+    # weight = ra / mass; mass = sum_m ra: the quotient rule subtracts sum_m weight dweight
     dweight += (dsigma_sq * (mean * mean - sigma_sq + layer.variance_floor) - dmu * mean).sum(axis=2)[..., None]
-    dmass = dcost * (d * layer.beta_v + 0.5 * log_det)
+    dmass = dcost * (D * layer.beta_v + 0.5 * log_det)  # (L, J)
     return dweight / mass[..., None] + dmass[..., None], dbeta_a, dbeta_v, dvotes
 
 
 def field_e_step_forward(votes: Votes, step: MStep, fields: Fields) -> Array:
-    """Assignments r (L, J, M): a child's sum to 1 over its parents, all types of all fields that hold it."""
+    """Assignments r (L, J, M), in proportion to a_j p_j(vote). A child's sum to 1 over all of its parents: all types at
+    all positions whose field contains it. [Hinton 2018, procedure 1, and sec. 4 for the fields]"""
     precision = 1 / step.sigma_sq
-    # In logarithms; the constant of the Gaussian is the same for all parents and drops out.
+    # In logarithms, without D log(2 pi) / 2, which is equal for all parents.
     log_a = -np.logaddexp(0, -step.z)  # (L, J)
-    log_p = log_a - 0.5 * step.log_det - 0.5 * (step.mean * step.mean * precision).sum(axis=2)
-    log_r = (votes.v @ (step.mean * precision)[..., None])[..., 0]  # (L, J, M)
-    log_r += (votes.v_sq @ (-0.5 * precision)[..., None])[..., 0]
-    log_r += log_p[..., None]
-    log_r -= over_parents(log_r.max(axis=1), fields, np.maximum)[:, None]
-    r = np.exp(log_r, out=log_r)
-    r /= over_parents(r.sum(axis=1), fields, np.add)[:, None]
+    constant = log_a - 0.5 * step.log_det - 0.5 * (step.mean * step.mean * precision).sum(axis=2)  # (L, J), over m
+    log_ap = (votes.v @ (step.mean * precision)[..., None])[..., 0]  # (L, J, M)
+    log_ap += (votes.v_sq @ (-0.5 * precision)[..., None])[..., 0]
+    log_ap += constant[..., None]
+    log_ap -= over_fields(log_ap.max(axis=1), fields, np.maximum)[:, None]
+    r = np.exp(log_ap, out=log_ap)
+    r /= over_fields(r.sum(axis=1), fields, np.add)[:, None]
     return r
 
 
@@ -463,22 +468,23 @@ def field_e_step_backward(
 ) -> tuple[Array, Array, Array, VotesGradient]:
     """dr (L, J, M), r of the E-step after the M-step ``step`` -> dmu, dsigma_sq, dz of that M-step; dvotes."""
     mean, precision = step.mean, 1 / step.sigma_sq
-    # r = softmax(log_r) over a child's parents
-    dlog_r = dr * r
-    dlog_r -= r * over_parents(dlog_r.sum(axis=1), fields, np.add)[:, None]
-    # log_r = log_a - log_det / 2 - sum_d (v - mean)^2 / (2 sigma_sq)
-    dlog_p = dlog_r.sum(axis=2)  # (L, J)
-    dz = dlog_p * (1 - step.a)  # log_a = log sigmoid(z)
-    first = (dlog_r[:, :, None] @ votes.v)[:, :, 0]  # (L, J, D)
-    second = (dlog_r[:, :, None] @ votes.v_sq)[:, :, 0]  # (L, J, D)
-    total = dlog_p[..., None]
+    # r = softmax(log_ap) over a child's parents
+    dlog_ap = dr * r
+    dlog_ap -= r * over_fields(dlog_ap.sum(axis=1), fields, np.add)[:, None]
+    # log_ap = log_a - log_det / 2 - sum_d (v - mean)^2 / (2 sigma_sq)
+    dconstant = dlog_ap.sum(axis=2)  # (L, J)
+    first = (dlog_ap[:, :, None] @ votes.v)[:, :, 0]  # (L, J, D) sum_m dlog_ap v
+    second = (dlog_ap[:, :, None] @ votes.v_sq)[:, :, 0]  # (L, J, D) sum_m dlog_ap v^2
+    total = dconstant[..., None]  # sum_m dlog_ap
     dmu = (first - mean * total) * precision
     dsigma_sq = 0.5 * precision * ((second - 2 * mean * first + mean * mean * total) * precision - total)
-    return dmu, dsigma_sq, dz, VotesGradient(dlog_r, mean * precision, -precision)
+    # log_a = log sigmoid(z)
+    dz = dconstant * (1 - step.a)
+    return dmu, dsigma_sq, dz, VotesGradient(dlog_ap, mean * precision, -precision)
 
 
 class RoutingCache(NamedTuple):
-    """A layer's routing without its votes, which the backward computes again."""
+    """A layer's routing without its votes, which the backward pass computes again: they would take most memory."""
 
     pose: Array  # (L, K, K, I, D) of the children of every field
     a_in: Array  # (L, M)
@@ -490,7 +496,7 @@ class RoutingCache(NamedTuple):
 
     @property
     def assignments(self) -> list[Array]:
-        """r of every M-step: (B, Ho, Wo, K, K, I, J); a child's entries sum to 1 over all its parents."""
+        """r of every M-step: (B, Ho, Wo, K, K, I, J). A child's sum to 1 over all its parents."""
         shape = (-1, *self.layer.fields.out, self.shift.shape[1], *self.pose.shape[1:4])
         return [np.moveaxis(step.r.reshape(shape), 3, -1) for step in self.steps]
 
@@ -506,7 +512,7 @@ class RoutingCache(NamedTuple):
         return [step.a.reshape(-1, *self.layer.fields.out, self.shift.shape[1]) for step in self.steps]
 
     def votes(self, ws: Workspace) -> Array:
-        """Votes (B, Ho, Wo, K, K, I, J, D), whole: mind the size."""
+        """All votes, (B, Ho, Wo, K, K, I, J, D): a large array."""
         votes = votes_forward(self.pose, self.kron, self.offset, ws)
         n_out, d = self.shift.shape[1:]
         v = (votes.v + votes.shift[:, :, None]).swapaxes(1, 2)  # (L, M, J, D)
@@ -521,49 +527,49 @@ def field_routing_forward(
 
     pose (B, H, W, I, P, P), a_in (B, H, W, I), w (K, K, I, J, P, P) or (1, 1, I, J, P, P), beta_a and beta_v (J,),
     offset (K, K, P, P) added to the votes of the children there -> poses (B, Ho, Wo, J, P, P), activations
-    (B, Ho, Wo, J), cache. One (M-step, E-step) per entry of ``lambdas``. A child in the middle lies in several fields,
-    and all parents of all of them compete for it.
+    (B, Ho, Wo, J), cache. One iteration per entry of ``lambdas``. A child may lie in several fields; it is then
+    assigned to the parents of all of them.
 
     ``variance_floor`` is added to sigma_sq. It keeps the logarithm and the division finite where all votes agree. The
-    mass in a parent's cost is counted in units of what it would get if active children were assigned evenly, so that a
-    cost means the same in a layer of 72 children a parent as in one of 128.
+    mass in a parent's cost is divided by what the parent would get from active children with uniform assignments
+    (``mass_unit``), so that a cost means the same in layers with different numbers of children and parents.
     """
-    n, height, width, n_in, p, _ = pose.shape
-    fields, n_out = receptive_fields(height, width, k, stride), w.shape[3]
-    n_fields, n_children = n * math.prod(fields.out), k * k * n_in
-    mass_unit = fields.n_seen * n_in / (math.prod(fields.out) * n_out)
+    (B, H, W, I, P, _), J = pose.shape, w.shape[3]
+    fields, D = receptive_fields(H, W, k, stride), P * P
+    L, M = B * math.prod(fields.out), k * k * I
+    mass_unit = fields.n_covered * I / (math.prod(fields.out) * J)
     layer = Layer(fields, beta_a, beta_v, lambdas, variance_floor, mass_unit)
-    poses = gather_forward(pose.reshape(n, height, width, n_in, p * p), fields).reshape(n_fields, k, k, n_in, p * p)
-    a_fields = gather_forward(a_in, fields).reshape(n_fields, n_children)
+    poses = gather_forward(pose.reshape(B, H, W, I, D), fields).reshape(L, k, k, I, D)
+    a_fields = gather_forward(a_in, fields).reshape(L, M)
     kron = kronecker_forward(w)
     votes = votes_forward(poses, kron, offset, ws)
-    even = 1 / (n_out * fields.n_fields.astype(pose.dtype))  # (Ho, Wo, K, K)
-    even = np.repeat(even, n_in).reshape(-1, 1, n_children)  # (Ho * Wo, 1, M)
-    r = np.broadcast_to(even, (n, *even.shape[:1], n_out, n_children)).reshape(n_fields, n_out, n_children)
+    uniform = 1 / (J * fields.n_fields.astype(pose.dtype))  # (Ho, Wo, K, K)
+    uniform = np.repeat(uniform, I).reshape(-1, 1, M)  # (Ho * Wo, 1, M)
+    r = np.broadcast_to(uniform, (B, len(uniform), J, M)).reshape(L, J, M)
     steps: list[MStep] = []
     for t, inverse_temperature in enumerate(lambdas):
         if t:
             r = field_e_step_forward(votes, steps[-1], fields)
         steps.append(field_m_step_forward(votes, r, a_fields, layer, inverse_temperature))
     cache = RoutingCache(poses, a_fields, kron, offset, layer, votes.shift, steps)
-    shape = (n, *fields.out, n_out)
-    return (steps[-1].mean + votes.shift).reshape(*shape, p, p), steps[-1].a.reshape(shape), cache
+    shape = (B, *fields.out, J)
+    return (steps[-1].mean + votes.shift).reshape(*shape, P, P), steps[-1].a.reshape(shape), cache
 
 
 def field_routing_backward(
     dmu: Array, da: Array, cache: RoutingCache, policy: str, ws: Workspace
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """dmu (B, Ho, Wo, J, P, P), da (B, Ho, Wo, J) -> dpose, da_in, dw, dbeta_a, dbeta_v.
+    """dmu (B, Ho, Wo, J, P, P), da (B, Ho, Wo, J) -> dpose, da_in, dw, dbeta_a, dbeta_v, of the inputs' shapes.
 
-    policy "exact": through every iteration: assignments, means, variances, activations, and the children's activations.
-    policy "stop": the last M-step alone, with the assignments, the mass, and the mean inside sigma_sq held constant.
+    policy "exact": the gradient of what the forward pass computes, through every iteration.
+    policy "stop": that of the last M-step alone, with r, the mass, and the mean inside sigma_sq held constant.
     """
     pose, a_in, kron, offset, layer, shift, steps = cache
-    fields, (n_out, d) = layer.fields, shift.shape[1:]
-    p = math.isqrt(d)
+    fields, (J, D) = layer.fields, shift.shape[1:]
+    P = math.isqrt(D)
     votes = votes_forward(pose, kron, offset, ws)
     dmu, dsigma_sq = dmu.reshape(shift.shape), np.zeros_like(shift)  # (L, J, D)
-    dz = sigmoid_backward(da.reshape(-1, n_out), steps[-1].a)
+    dz = sigmoid_backward(da.reshape(-1, J), steps[-1].a)
     da_fields, dbeta_a, dbeta_v = np.zeros_like(a_in), np.zeros_like(layer.beta_a), np.zeros_like(layer.beta_v)
     terms: list[VotesGradient] = []
     for t in reversed(range(len(steps))):
@@ -584,9 +590,9 @@ def field_routing_backward(
     dposes, dkron = votes_backward(terms, votes, pose, kron, ws)
     shape = (-1, *fields.out, *pose.shape[1:4])  # (B, Ho, Wo, K, K, I)
     # poses, a_fields = gather(pose), gather(a_in)
-    dpose = gather_backward(dposes.reshape(*shape, d), fields)
+    dpose = gather_backward(dposes.reshape(*shape, D), fields)
     da_in = gather_backward(da_fields.reshape(shape), fields)
-    return dpose.reshape(*da_in.shape, p, p), da_in, kronecker_backward(dkron, p), dbeta_a, dbeta_v
+    return dpose.reshape(*da_in.shape, P, P), da_in, kronecker_backward(dkron, P), dbeta_a, dbeta_v
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -605,9 +611,10 @@ def grid_sides(image_size: int) -> list[int]:
 def coordinates(image_size: int, dtype: str) -> Array:
     """What coordinate addition adds to the votes of each position of ConvCaps2: (S, S, P, P).
 
-    The centre of a position's receptive field, as a fraction of the image: its row goes to the first entry of the vote
-    matrix's right-hand column, its column to the second. [Hinton 2018, sec. 4.1] There a pose has its translation; the
-    first two entries of the flattened matrix, where other code adds them, belong to its rotation.
+    The row of the centre of a position's receptive field, as a fraction of the image, is added to the first entry of
+    the right-hand column of the vote matrix, its column to the second. [Hinton 2018, sec. 4.1] That column holds a
+    pose's translation. Some implementations use the first two entries of the flattened matrix, which belong to the
+    rotation.
     """
     side = grid_sides(image_size)[-1]
     centre, spacing = 0.5, 2  # of conv1's first field, in pixels: its kernel of 5 has a padding of 2
@@ -620,12 +627,12 @@ def coordinates(image_size: int, dtype: str) -> Array:
     return offset
 
 
-PART = 8  # images at most whose loss and gradients are one unit of work
-PART_BYTES = 16 << 20  # of a part's votes and their squares in one layer; more of them leave the cache
+PART = 8  # the most images of a part of a batch, on which one thread works
+PART_BYTES = 16 << 20  # the most bytes of a part's votes and their squares in one layer; more would leave the cache
 
 
 def part_size(config: Config) -> int:
-    """How many images a thread works on at a time; no less than one."""
+    """Number of images in a part of a batch, at least one."""
     _, types0, types1, types2 = config.sizes
     _, side1, side2 = grid_sides(config.image_size)
     fields = CAPS_KERNEL**2 * max(side1**2 * types0 * types1, side2**2 * types1 * types2)
@@ -657,7 +664,7 @@ def conv_capsnet_init(rng: np.random.Generator, config: Config) -> Params:
         "primary.w": gaussian(math.sqrt(2 / channels), 1, 1, channels, n_primary),
         "primary.b": np.zeros(n_primary, config.dtype),
     }
-    # Where all votes agree, sigma_sq is the floor: from here beta_v_init is the cost of an agreement's pose entry.
+    # Where all votes agree, sigma_sq is the floor, and the cost of a pose entry is then beta_v_init per unit of mass.
     agreement = config.beta_v_init - 0.5 * math.log(config.variance_floor)
     shapes = {"convcaps1": (k, k, types0, types1), "convcaps2": (k, k, types1, types2)}
     for layer, shape in {**shapes, "class": (types2, config.n_classes)}.items():
@@ -721,8 +728,8 @@ def conv_capsnet_backward(
             f"{layer}.beta_v": dbeta_v,
         }
     # pose, a_primary = primary[..., :n_pose], sigmoid(primary[..., n_pose:])
-    dgates = sigmoid_backward(da, cache.a_primary)
-    dprimary = np.concatenate([dpose.reshape(*dgates.shape[:3], -1), dgates], axis=3)
+    dlogits = sigmoid_backward(da, cache.a_primary)
+    dprimary = np.concatenate([dpose.reshape(*dlogits.shape[:3], -1), dlogits], axis=3)
     dhidden, grads["primary.w"], grads["primary.b"] = conv2d_backward(dprimary, cache.primary)
     assert dhidden is not None
     dconv = relu_backward(dhidden, cache.relu)
@@ -865,28 +872,43 @@ def predict_scores(model: Model, params: Params, examples: Examples, config: Con
     return in_parts(lambda x, _, ws: model.forward(params, x, ws)[0], examples, config, workers)
 
 
-def evaluate(model: Model, params: Params, examples: Examples, config: Config, workers: Workers) -> float:
-    """Accuracy on a set of examples."""
+def accuracy(model: Model, params: Params, examples: Examples, config: Config, workers: Workers) -> float:
+    """Fraction of a set of examples that is classified correctly."""
     scores = predict_scores(model, params, examples, config, workers)
     return float((scores.argmax(axis=1) == examples.labels).mean())
 
 
-def assess(model: Model, params: Params, data: Data, config: Config, workers: Workers) -> dict[str, float]:
+def evaluate(model: Model, params: Params, data: Data, config: Config, workers: Workers) -> dict[str, float]:
     """Accuracy on the test images and, where there are viewpoints, on those held out."""
     if data.held_out is None:
-        return {"accuracy": evaluate(model, params, data.test, config, workers)}
+        return {"accuracy": accuracy(model, params, data.test, config, workers)}
     sets = {"familiar_accuracy": data.test, "held_out_accuracy": data.held_out}
-    return {metric: evaluate(model, params, examples, config, workers) for metric, examples in sets.items()}
+    return {metric: accuracy(model, params, examples, config, workers) for metric, examples in sets.items()}
 
 
-DECAYED = {"conv1.w", "conv2.w", "conv3.w", "primary.w", "out.w"}  # not what EM routing works with
+DECAYED = {"conv1.w", "conv2.w", "conv3.w", "primary.w", "out.w"}  # by weight decay: no parameter of EM routing
 
 
 def learning_rate(config: Config, model: str, progress: float) -> float:
-    """At ``progress`` through the training, from 0 to 1: it rises over the first hundredth, times the schedule."""
+    """The scheduled rate at ``progress`` through the training, 0 to 1, with a linear warm-up over the first hundredth
+    from a tenth."""
     factor = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
     lr = config.cnn_lr if model == "cnn" else config.lr
     return lr * factor[config.lr_schedule] * min(1.0, 0.1 + 90 * progress)
+
+
+def steps_per_epoch(config: Config, data: Data) -> int:
+    return math.ceil(len(data.train.labels) / config.batch_size)
+
+
+def training_batch(data: Data, config: Config, step: int) -> Examples:
+    """The batch of a step, which depends on the seed and the step alone."""
+    epoch, position = divmod(step, steps_per_epoch(config, data))
+    chosen = permutation(len(data.train.labels), config.seed, epoch)[position * config.batch_size :]
+    chosen = chosen[: config.batch_size]
+    rng = generator(config.seed, Stream.SHUFFLE, epoch, position)
+    images = augment(config, data.train.images[chosen], rng).astype(config.dtype, copy=False)
+    return Examples(images, data.train.labels[chosen])
 
 
 def loss_and_grads(
@@ -925,25 +947,11 @@ def train(
         state.add(losses, weight=len(batch.labels))
         epoch_ended = state.step % per_epoch == 0
         if epoch_ended:
-            state.end_epoch(n, assess(model, state.params, data, config, workers))
+            state.end_epoch(n, evaluate(model, state.params, data, config, workers))
         state.seconds += time.perf_counter() - started
         if callback:
             callback(state, epoch_ended)
     return state.history
-
-
-def training_batch(data: Data, config: Config, step: int) -> Examples:
-    """The batch of a step, which depends on the seed and the step alone."""
-    epoch, position = divmod(step, steps_per_epoch(config, data))
-    chosen = permutation(len(data.train.labels), config.seed, epoch)[position * config.batch_size :]
-    chosen = chosen[: config.batch_size]
-    rng = generator(config.seed, Stream.SHUFFLE, epoch, position)
-    images = augment(config, data.train.images[chosen], rng).astype(config.dtype, copy=False)
-    return Examples(images, data.train.labels[chosen])
-
-
-def steps_per_epoch(config: Config, data: Data) -> int:
-    return math.ceil(len(data.train.labels) / config.batch_size)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -957,9 +965,9 @@ Loss = Callable[[Array, Array], tuple[float, Array]]
 def log_odds_cross_entropy(activations: Array, labels: Array) -> tuple[float, Array]:
     """Cross-entropy of a softmax over log(a / (1 - a)): activations (B, E) -> mean loss, dactivations.
 
-    The spread loss of an image that is right by more than the margin is zero, and so is its gradient; and the gradient
-    of any loss through a sigmoid that is all but 0 or 1 is all but zero. An attacker who follows these gradients goes
-    nowhere, which is no robustness. This loss undoes the sigmoid and knows no margin.
+    The spread loss and its gradient are zero for an image that is classified correctly by more than the margin, and any
+    gradient through a saturated sigmoid is almost zero. An attack along such gradients fails although the network may
+    not be robust. This loss inverts the sigmoid and has no margin.
     """
     least = max(1e-15, float(np.finfo(activations.dtype).eps))
     a = np.clip(activations, least, 1 - least)
@@ -968,9 +976,10 @@ def log_odds_cross_entropy(activations: Array, labels: Array) -> tuple[float, Ar
 
 
 def attack_losses(model: Model, config: Config) -> dict[str, Loss]:
-    """What is attacked: a model's own loss at the end of its training and, where that is bounded, the log-odds."""
+    """The losses that attacks raise, by suffix of their names: that of the training at its end and, where it is the
+    spread loss, the cross-entropy of log-odds. The CNN has no sigmoid, and its own loss under both names."""
     losses: dict[str, Loss] = {"": lambda scores, labels: model.loss(scores, labels, 1.0)}
-    if config.loss == "spread":  # the capsules'; the CNN has scores of any size, and the same attack twice
+    if config.loss == "spread":
         losses["_log_odds"] = log_odds_cross_entropy if model.name == "capsules" else losses[""]
     return losses
 
@@ -1008,8 +1017,8 @@ def attack(
 
 
 def robustness(model: Model, params: Params, examples: Examples, config: Config, workers: Workers) -> dict[str, Any]:
-    """Accuracy under each attack of ``config``, by epsilon; and the fraction of images whose gradient is zero
-    throughout, so that an attacker has nothing to follow."""
+    """Accuracy under each attack of ``config``, by epsilon; and the fraction of images on which an attack can have no
+    effect, as the gradient is zero at every pixel."""
     found: dict[str, Any] = {}
     for suffix, loss in attack_losses(model, config).items():
         for name in config.attack:
@@ -1037,8 +1046,8 @@ def robustness(model: Model, params: Params, examples: Examples, config: Config,
 
 
 def attack_all(config: Config, states: dict[str, TrainState], data: Data, threads: int = 1) -> dict[str, Any]:
-    """The attacks of ``config`` on every model, with its weights known: in float64, where gradients seldom vanish by
-    rounding, and with the exact gradient through EM, whatever the training used."""
+    """White-box attacks on every model, as ``config`` names them: in float64, in which gradients seldom round to zero,
+    and with the exact gradient through EM, whatever the training used."""
     if not config.attack:
         return {}
     config = dataclasses.replace(config, dtype="float64", em_grad="exact")
@@ -1053,16 +1062,16 @@ def attack_all(config: Config, states: dict[str, TrainState], data: Data, thread
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Inside the routing: what the figures show
+# Routing assignments, for the figures
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 class ClassRouting(NamedTuple):
-    """How T iterations assign the M children of the class capsules, which are those of ConvCaps2 at all positions."""
+    """T iterations of routing between the M capsules of ConvCaps2, at all positions, and the class capsules."""
 
     votes: Array  # (N, M, E, D)
     a_in: Array  # (N, M) the children's activations
-    r: Array  # (T, N, M, E) assignments with which an iteration's means were made; 1 in sum over E
+    r: Array  # (T, N, M, E) assignments that an iteration's M-step used; the sum over E is 1
     mu: Array  # (T, N, E, D)
     a: Array  # (T, N, E)
 
@@ -1073,7 +1082,7 @@ class ClassRouting(NamedTuple):
 
     @property
     def weights(self) -> Array:
-        """What a vote counts: assignment times activation, (T, N, M, E)."""
+        """Assignment times activation, (T, N, M, E)."""
         return self.r * self.a_in[:, :, None]
 
 
@@ -1093,13 +1102,13 @@ def class_routing(params: Params, images: Array, config: Config) -> ClassRouting
 
 def field_assignments(params: Params, images: Array, config: Config) -> dict[str, list[Array]]:
     """By layer, "convcaps1" and "convcaps2": the assignments of a few images, every iteration, each of shape
-    (N, Ho, Wo, K, K, I, J). A child, at stride * (Ho, Wo) + (K, K), has 1 in sum over all its parents."""
+    (N, Ho, Wo, K, K, I, J). Those of a child, at position stride * (Ho, Wo) + (K, K), sum to 1 over all its parents."""
     cache = conv_capsnet_forward(params, prepared(images, config), config, Workspace(config.dtype))[1]
     return {"convcaps1": cache.convcaps1.assignments, "convcaps2": cache.convcaps2.assignments}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The decoder: what a class capsule's pose says of the image. Trained after the capsules, which it leaves as they are.
+# Decoder: reconstructs the image from a class capsule's pose. Trained after the capsules, which stay as they are.
 # ----------------------------------------------------------------------------------------------------------------------
 
 DECODER_WIDTHS = (128, 256)
@@ -1171,10 +1180,11 @@ def pixel_loss(pixels: Array, target: Array) -> tuple[float, Array]:
 def train_decoder(
     params: Params, images: Array, labels: Array, config: Config, n_epochs: int = 20, lr: float = 2e-3
 ) -> tuple[Params, list[float]]:
-    """Teach a decoder to draw images (N, H, W, C) from the poses that the capsules ``params`` give their labelled
-    classes. Returns its parameters and the loss of every epoch: squared error, summed over an image.
+    """Train a decoder to reconstruct images (N, H, W, C) from the poses of their labelled classes, as the capsule
+    network ``params`` computes them. Returns its parameters and the loss of every epoch: squared error, summed over an
+    image.
 
-    The images are given as to a test: without shifts. Their values should lie between 0 and 1.
+    Images are not shifted. Their values should lie between 0 and 1, as the decoder's outputs do.
     """
     poses, _ = class_capsules(params, images, config)
     inputs, targets = mask_poses(poses, labels), prepared(images, config).reshape(len(images), -1)
@@ -1196,7 +1206,7 @@ def train_decoder(
 
 
 def decode(decoder: Params, poses: Array, labels: Array, config: Config) -> Array:
-    """poses (N, E, D), labels (N,) -> pictures (N, H, W, C) of the labelled classes' poses."""
+    """poses (N, E, D), labels (N,) -> reconstructions (N, H, W, C), each from the labelled class's pose."""
     pixels, _ = decoder_forward(decoder, mask_poses(poses, labels))
     return pixels.reshape(len(labels), config.image_size, config.image_size, config.in_channels)
 
@@ -1270,8 +1280,8 @@ def evaluate_checkpoint(
     with Workers(threads, config.dtype) as workers:
         for name, model in make_models(config).items():
             if name in states:
-                tested = assess(model, states[name].params, data, config, workers)
-                states[name].history = {metric: [value] for metric, value in tested.items()}
+                metrics = evaluate(model, states[name].params, data, config, workers)
+                states[name].history = {metric: [value] for metric, value in metrics.items()}
     result = make_result(config, data.name, states, attack_all(config, states, data, threads), threads)
     return result | {"trained_with_seed": saved.seed}
 
@@ -1279,9 +1289,8 @@ def evaluate_checkpoint(
 def make_result(
     config: Config, data_name: str, states: dict[str, TrainState], attacks: dict[str, Any], threads: int = 1
 ) -> dict[str, Any]:
-    """The JSON of a run; accuracies are fractions, those of the last epoch; "drop" is familiar minus held out. What the
-    attacks leave of them stands in ``attack`` by epsilon, and again among a model's metrics, where seeds are compared.
-    """
+    """The JSON of a run; accuracies are fractions, those of the last epoch; "drop" is familiar minus held out.
+    Accuracies under attack are in ``attack``, by epsilon, and also among a model's metrics for compare_seeds.py."""
     models = {}
     for name, state in states.items():
         models[name] = {
@@ -1303,7 +1312,7 @@ def make_result(
 
 
 def describe(result: dict[str, Any]) -> str:
-    """One line: on what the figures were measured, and of views what is held out."""
+    """One line: the data, of views what is held out, and the training."""
     config = Config(**result["config"])
     data = views.describe(config) if config.has_views else result["dataset"]
     seed = f"{result['seed']}{digits.training_seed(result)}"
@@ -1334,7 +1343,7 @@ def format_table(result: dict[str, Any]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A person's own pictures
+# Prediction for image files (--predict)
 # ----------------------------------------------------------------------------------------------------------------------
 
 DIGIT_BOX = 20  # pixels: MNIST's digits fill a box of this side
@@ -1348,8 +1357,8 @@ def read_picture(path: Path, config: Config) -> Array:
 
 
 def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collection[str] = ()) -> str:
-    """A table: for each picture the class that each model names, and the class capsules' activations. Flags that were
-    ``given`` must be those of the checkpoint."""
+    """A table: for each picture the class that each model predicts, and the class capsules' activations. Flags that
+    were ``given`` must be those of the checkpoint."""
     config, states = load_checkpoint(checkpoint)
     check_same(checkpoint, config, asked, given)
     if "capsules" not in states:

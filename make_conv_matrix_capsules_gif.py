@@ -86,7 +86,7 @@ class Recorder:
     def __call__(self, state: TrainState, epoch_ended: bool) -> None:
         if state.step in self.steps:
             routing = experiment.class_routing(state.params, self.image, self.config)
-            accuracy = experiment.evaluate(self.model, state.params, self.tested, self.config, self.workers)
+            accuracy = experiment.accuracy(self.model, state.params, self.tested, self.config, self.workers)
             self.snapshots.append(Snapshot(state.step, routing, accuracy))
 
 

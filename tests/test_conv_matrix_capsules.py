@@ -357,7 +357,7 @@ def test_no_shift_at_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(m, "augment", lambda *_: pytest.fail("shifted at the test"))
     with Workers() as workers:
-        assert m.assess(model, params, data, config, workers) == {"accuracy": expected}
+        assert m.evaluate(model, params, data, config, workers) == {"accuracy": expected}
 
 
 def test_predictions_come_in_order_from_parts_of_any_number() -> None:
@@ -371,8 +371,8 @@ def test_predictions_come_in_order_from_parts_of_any_number() -> None:
             expected = np.concatenate([model.forward(params, image[None], WS)[0] for image in images[:n]])
             np.testing.assert_allclose(scores, expected, rtol=1e-9)
         named = m.Examples(images, expected.argmax(axis=1))
-        assert m.evaluate(model, params, named, config, workers) == 1
-        assert m.evaluate(model, params, named._replace(labels=(named.labels + 1) % 10), config, workers) == 0
+        assert m.accuracy(model, params, named, config, workers) == 1
+        assert m.accuracy(model, params, named._replace(labels=(named.labels + 1) % 10), config, workers) == 0
 
 
 def test_training_images_depend_on_the_seed_and_test_images_do_not() -> None:
@@ -473,7 +473,7 @@ def test_views_are_tested_by_themselves() -> None:
             for examples in sets(data)[1:]
         ]
         changed = data._replace(test=named[0], held_out=named[1]._replace(labels=(named[1].labels + 1) % 5))
-        tested = m.assess(model, params, changed, config, workers)
+        tested = m.evaluate(model, params, changed, config, workers)
     assert tested == {"familiar_accuracy": 1.0, "held_out_accuracy": 0.0}
 
 
@@ -910,7 +910,7 @@ def test_a_run_on_voxels_and_its_networks_on_other_viewpoints(
     data, states = m.make_data(config), m.load_checkpoint(checkpoint)[1]
     with Workers() as workers:
         for name, model in m.make_models(config).items():
-            for metric, accuracy in m.assess(model, states[name].params, data, config, workers).items():
+            for metric, accuracy in m.evaluate(model, states[name].params, data, config, workers).items():
                 assert other["models"][name][metric] == accuracy
     refused = ["--eval-only", "--checkpoint", str(checkpoint), *data_flags[:-1], "0.2"]
     assert "made with --pixel-offset 0.1, not 0.2" in failure(m, refused, capsys)
