@@ -1019,29 +1019,26 @@ def attack(
 def robustness(model: Model, params: Params, examples: Examples, config: Config, workers: Workers) -> dict[str, Any]:
     """Accuracy under each attack of ``config``, by epsilon; and the fraction of images on which an attack can have no
     effect, as the gradient is zero at every pixel."""
+
+    def correct(loss: Loss, epsilon: float, n_steps: int, x: Array, labels: Array, ws: Workspace) -> Array:
+        if epsilon:
+            x = attack(model, params, x, labels, loss, epsilon, ws, n_steps, config.pixel_range)
+        return model.forward(params, x, ws)[0].argmax(axis=1) == labels
+
+    def has_no_gradient(loss: Loss, x: Array, labels: Array, ws: Workspace) -> Array:
+        return (image_gradient(model, params, x, labels, loss, ws) == 0).all(axis=(1, 2, 3))
+
+    def fraction(test: Callable[..., Array], *args: Any) -> float:
+        return float(in_parts(functools.partial(test, *args), examples, config, workers).mean())
+
     found: dict[str, Any] = {}
     for suffix, loss in attack_losses(model, config).items():
         for name in config.attack:
             n_steps = config.attack_steps if name == "iterated" else 1
-
-            def correct(
-                x: Array, labels: Array, ws: Workspace, epsilon: float, loss: Loss = loss, n_steps: int = n_steps
-            ) -> Array:
-                if epsilon:
-                    x = attack(model, params, x, labels, loss, epsilon, ws, n_steps, config.pixel_range)
-                return model.forward(params, x, ws)[0].argmax(axis=1) == labels
-
             found[name + suffix] = {
-                f"{epsilon:g}": float(
-                    in_parts(functools.partial(correct, epsilon=epsilon), examples, config, workers).mean()
-                )
-                for epsilon in (0.0, *config.epsilons)
+                f"{epsilon:g}": fraction(correct, loss, epsilon, n_steps) for epsilon in (0.0, *config.epsilons)
             }
-
-        def is_zero(x: Array, labels: Array, ws: Workspace, loss: Loss = loss) -> Array:
-            return (image_gradient(model, params, x, labels, loss, ws) == 0).all(axis=(1, 2, 3))
-
-        found["zero_gradient" + suffix] = float(in_parts(is_zero, examples, config, workers).mean())
+        found["zero_gradient" + suffix] = fraction(has_no_gradient, loss)
     return found
 
 

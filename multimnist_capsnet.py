@@ -149,7 +149,7 @@ class Config:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Data, 1: single digits
+# Data, 1: MNIST files, or generated digits
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -162,10 +162,6 @@ class Digits(NamedTuple):
     test_images: Array  # (M, 28, 28) uint8
     test_labels: Array  # (M,) uint8
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Data, 2: MNIST files
-# ----------------------------------------------------------------------------------------------------------------------
 
 CACHE_DIR = "~/.cache/hinton-mnist"
 MIRRORS = (
@@ -323,11 +319,6 @@ def load_mnist(data_dir: Path | None = None, cache_dir: Path | None = None, mirr
     return Digits("mnist" if crc == MNIST_CRC32 else "custom", *arrays)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Data, 3: MNIST, or generated digits
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def resolve_dataset(
     choice: str,
     rng: np.random.Generator,
@@ -338,9 +329,9 @@ def resolve_dataset(
 ) -> Digits:
     """The digits that ``--dataset`` asks for: "mnist", "strokes", or "auto".
 
-    "auto" is MNIST where it can be had, else strokes with a warning on stderr. A damaged file and a wrong
-    --data-dir raise UserError even then: what a person asked for is never swapped for something else.
-    ``rng`` draws the stroke digits (training and test set from separate streams) and nothing else.
+    "auto" is MNIST where it is there or can be downloaded, else strokes with a warning on stderr. A damaged file and a
+    wrong --data-dir raise UserError with "auto" too. ``rng`` draws the stroke digits, training and test set from
+    separate streams.
     """
     if choice in ("auto", "mnist"):
         try:
@@ -359,7 +350,7 @@ def resolve_dataset(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Data, 4: overlays of two digits
+# Data, 2: overlays of two digits
 # ----------------------------------------------------------------------------------------------------------------------
 
 
