@@ -5,12 +5,12 @@
     python compare_seeds.py smallnorb_novel_viewpoint --seeds 0:10 --grid em-iters=1,2,3 loss=cross-entropy,spread
     python compare_seeds.py smallnorb_novel_viewpoint --zip train-azimuths=0:60,0:150 test-azimuths=110:240,200:330
 
-A run is a process, ``python EXPERIMENT.py FLAGS --seed S --out-json FILE``. Every experiment can be compared that has
-these flags and writes ``{"models": {name: {"n_params": int, metric: float, ...}}}``, with the name of its main metric
-as "headline" and the value of that metric by guessing as "chance". Every float of a model is a metric. The capsule
-network is compared with each other model, paired by seed: the difference of the same seed's two models, its mean with
-a 95 % interval (Student's t), and the p value of a sign-flip permutation test. ``report.py`` turns the results into
-the tables of the pages.
+A run is a process, ``python EXPERIMENT.py FLAGS --seed S --threads N --quiet --out-json FILE``. Every experiment can be
+compared that has these flags and writes ``{"models": {name: {"n_params": int, metric: float, ...}}}``, with the name of
+its main metric as "headline" and the value of that metric by guessing as "chance". Every float of a model is a metric.
+The capsule network is compared with each other model, paired by seed: the difference of the same seed's two models, its
+mean with a 95 % interval (Student's t), and the p value of a sign-flip permutation test. ``report.py`` turns the
+results into the tables of the pages.
 """
 
 from __future__ import annotations

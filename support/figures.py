@@ -1,4 +1,4 @@
-"""What the figure and GIF scripts have in common: style, names of models, axes, pictures, files and flags.
+"""Style, labels of models, axes, pictures, files and flags of the figure and GIF scripts.
 
 Lengths and positions on a figure are in inches, counted from its upper left corner: x to the right, y downwards.
 """
@@ -79,7 +79,7 @@ class ModelStyle(NamedTuple):
     marker: str
 
 
-# One key can mean different networks in two experiments.
+# By experiment and model: a key such as "cnn" is not the same network in every experiment. A new experiment is added.
 MODEL_STYLES: dict[str, dict[str, ModelStyle]] = {
     "smallnorb_novel_viewpoint": {
         "capsules": ModelStyle("Matrix capsules", "capsules", BLUE, "o"),
@@ -101,7 +101,7 @@ MODEL_STYLES: dict[str, dict[str, ModelStyle]] = {
         "cnn": ModelStyle("CNN, as many parameters", "CNN", ORANGE, "s"),
     },
 }
-DATASET_NAMES = {
+DATASET_NAMES = {  # by the "dataset" of a result
     "mnist": "MNIST",
     "strokes": "generated strokes, not MNIST",
     "custom": "digits of --data-dir",
@@ -111,7 +111,7 @@ DATASET_NAMES = {
 
 
 def figure_style() -> Any:
-    """Context in which all drawing happens: matplotlib's defaults, whatever the user's own are, then ``STYLE``."""
+    """Context of all drawing: matplotlib's defaults, not the user's settings, then ``STYLE``."""
     return matplotlib.style.context(["default", STYLE])
 
 
@@ -163,7 +163,7 @@ def weighted_quantiles(values: Array, weights: Array, quantiles: Any) -> Array:
 
 
 def new_figure(height: float, title: str, subtitle: str, width: float = WIDTH) -> Figure:
-    """A canvas with a title and a grey line below it; they take the upper 0.6 inches."""
+    """An empty figure of ``width`` x ``height`` inches with a title and a grey subtitle in its upper 0.6 inches."""
     fig = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
     FigureCanvasAgg(fig)
     add_text(fig, 0.12, 0.12, title, fontsize=12.5, fontweight="bold")
@@ -185,7 +185,7 @@ def add_row_label(fig: Figure, x: float, y: float, text: str, colour: Any = BLAC
 
 
 def add_heading_bar(fig: Figure, x: float, y: float, width: float, text: str, colour: str) -> None:
-    """A light bar with a heading, above the columns that it is about."""
+    """A heading on a light bar, above a group of columns."""
     bar = add_axes(fig, x, y, width, 0.24)
     bar.set(xticks=[], yticks=[], facecolor=lightened(colour, 0.25))
     bar.spines[:].set_visible(False)
@@ -244,7 +244,7 @@ def add_reference_line(ax: Axes, height: float) -> None:
 def accuracy_axis(
     ax: Axes, label: str | None, chance: float, chance_text: str = "", side: Literal["left", "right"] = "right"
 ) -> None:
-    """From 0 to 1, with the line of a blind guess; ``side``: where that line is named."""
+    """A y axis from 0 to 1 with a line at ``chance``; ``side``: at which end the line is labelled."""
     ax.set_ylim(0, 1.04)
     ax.set_yticks(np.arange(0, 1.01, 0.2))
     add_reference_line(ax, chance)
@@ -259,7 +259,7 @@ def accuracy_axis(
 
 
 def epoch_axis(ax: Axes, last: float, margin: float | None = None, *, whole: bool = True) -> None:
-    """Epochs up to ``last``; ``whole``: there is nothing before the end of the first one."""
+    """An x axis of epochs up to ``last``; ``whole``: curves begin at the end of the first epoch, not at 0."""
     if margin is None:
         margin = max(0.4 * whole, 0.03 * last)
     ax.set_xlabel("epoch")
@@ -268,7 +268,7 @@ def epoch_axis(ax: Axes, last: float, margin: float | None = None, *, whole: boo
 
 
 def step_axis(ax: Axes, last: int) -> None:
-    """Training steps from 0."""
+    """An x axis of training steps from 0."""
     ax.set_xlim(0, last)
     ax.locator_params(axis="x", nbins=4, integer=True)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -422,7 +422,7 @@ def read_seeds(paths: Sequence[Path], config: Any, dataset: str, names: Sequence
 
 
 def write_if_changed(path: Path, content: bytes) -> str:
-    """Write a file whole, unless it holds just that already; says which."""
+    """Write a file whole, unless it has this content already. Returns a line that says which."""
     if path.is_file() and path.read_bytes() == content:
         return f"unchanged {path} ({len(content) / 1000:.0f} kB)"
     with atomic_write(path) as stream:
@@ -431,7 +431,7 @@ def write_if_changed(path: Path, content: bytes) -> str:
 
 
 def png_bytes(draw: Callable[[], Figure], n_colours: int | None = None) -> bytes:
-    """``n_colours``: of a palette, which halves a sheet of small grey pictures."""
+    """A figure as PNG; with ``n_colours`` of a palette of that size, which halves a file of small grey pictures."""
     stream = io.BytesIO()
     with figure_style():
         draw().savefig(stream, format="png", metadata={"Software": None})  # a version would change the bytes
@@ -446,16 +446,16 @@ def png_bytes(draw: Callable[[], Figure], n_colours: int | None = None) -> bytes
 def write_figures(
     folder: Path, drawers: Mapping[str, Callable[[], Figure]], n_colours: Mapping[str, int] | None = None
 ) -> None:
-    """Draw each figure into ``folder/NAME.png`` and print what became of it; for ``n_colours`` see ``png_bytes``."""
+    """Draw each figure into ``folder/NAME.png`` and print whether it changed; for ``n_colours`` see ``png_bytes``."""
     for name, draw in drawers.items():
         content = png_bytes(draw, (n_colours or {}).get(name))
         print(write_if_changed(folder / f"{name}.png", content), flush=True)
 
 
 def add_figure_arguments(
-    parser: argparse.ArgumentParser, experiment: str, results_help: str
+    parser: argparse.ArgumentParser, experiment: str, results_help: str | None = None
 ) -> argparse._ArgumentGroup:
-    """``--outdir``, ``--checkpoint``, ``--results`` and ``--quiet``."""
+    """``--outdir``, ``--checkpoint``, ``--quiet`` and, with a help text, ``--results``."""
     parser.epilog = f"The figures go to DIR/{experiment}/."
     files = parser.add_argument_group("files")
     files.add_argument(
@@ -464,17 +464,19 @@ def add_figure_arguments(
     files.add_argument(
         "--checkpoint", type=Path, metavar="FILE", help="draw a finished training from there and train nothing"
     )
-    files.add_argument("--results", type=Path, metavar="FILE", nargs="+", help=results_help)
+    if results_help:
+        files.add_argument("--results", type=Path, metavar="FILE", nargs="+", help=results_help)
     files.add_argument("--quiet", action="store_true", help="no progress bar")
     return files
 
 
 def results_files(given: list[Path] | None, default: Path) -> list[Path]:
+    """The files of ``--results``; without the flag, the default if it exists."""
     return given or ([default] if default.is_file() else [])
 
 
 def require_runs(given: list[Path] | None, found: Any) -> None:
-    """Raises UserError where the files of ``--results`` hold no run that can be drawn."""
+    """Raises UserError where the ``given`` files of ``--results`` have no run that fits, so that ``found`` is empty."""
     if given and not found:
         raise UserError(f"{', '.join(map(str, given))} holds no run with these flags")
 
@@ -488,11 +490,13 @@ def load_finished(
     experiment: Any, path: Path | None, asked: Any, given: Collection[str], free: Collection[str] = ("data_dir",),
     required: Collection[str] = (), stopped: Callable[[TrainState, Any], bool] = lambda state, config: False,
 ) -> tuple[Any, dict[str, TrainState]]:  # fmt: skip
-    """Configuration and states of a checkpoint whose trainings have ended, those of the ``required`` models among them;
-    ``stopped(state, config)``: before the last epoch. Without a ``path``: the configuration ``asked``, and no states.
+    """Configuration and states of a checkpoint of finished trainings, at least of the ``required`` models. Without a
+    ``path``: the configuration ``asked``, and no states.
 
-    The ``given`` fields of ``asked`` must be those of the checkpoint, except for the ``free`` ones, which replace them.
-    Raises UserError.
+    ``experiment`` is the script's module, of which ``load_checkpoint`` and ``EXPERIMENT`` are used. A training is
+    finished after ``n_epochs`` entries of ``train_loss`` in its history, or where ``stopped(state, config)``. The
+    ``given`` fields of ``asked`` must be those of the checkpoint; ``free`` ones may differ, and replace them. Raises
+    UserError.
     """
     if path is None:
         return asked, {}
@@ -585,13 +589,13 @@ def write_gif(
     args: argparse.Namespace, make_scene: Callable[[], Any], frames: Sequence[tuple[int, ...]],
     n_greys: int, n_colours: int, text_colours: Iterable[Colour] = (),
 ) -> None:  # fmt: skip
-    """Draw ``make_scene().frame(*at)`` for each ``at`` of ``frames`` into ``args.out`` and print what became of it;
-    for the palette see ``encode_gif``."""
+    """Draw ``make_scene().frame(*arguments)`` for the arguments of each frame, write the GIF to ``args.out`` and print
+    whether it changed; for the palette see ``encode_gif``."""
     silent = args.quiet or not sys.stderr.isatty()
     with figure_style():
         scene = make_scene()
         bar = tqdm(frames, desc="frames", unit="frame", leave=False, disable=silent)
-        drawn = [scene.frame(*at) for at in bar]
+        drawn = [scene.frame(*arguments) for arguments in bar]
     print(write_if_changed(args.out, encode_gif(drawn, args.fps, n_greys, n_colours, text_colours)))
 
 

@@ -25,7 +25,7 @@ MUON_RMS = 0.2  # root mean square of an update's entries, in learning rates; Ad
 
 
 class TrainState:
-    """A model in training: all that a checkpoint keeps of it."""
+    """A model in training: parameters, moments and history, all of which a checkpoint stores."""
 
     def __init__(self, name: str, params: Params) -> None:
         self.name = name
@@ -34,11 +34,12 @@ class TrainState:
         self.v: Params = {key: np.zeros_like(p) for key, p in params.items()}  # second moments
         self.step = 0
         self.seconds = 0.0  # of training
-        self.sums: dict[str, float] = {}  # of the losses of the unfinished epoch
-        self.history: dict[str, list[float]] = {}  # an entry an epoch
+        self.sums: dict[str, float] = {}  # weighted sums of the losses since the last epoch's end
+        self.history: dict[str, list[float]] = {}  # by metric, an entry for each epoch
 
     def add(self, losses: Mapping[str, float], weight: float = 1) -> None:
-        """Add a batch's losses to the sums of the epoch."""
+        """Add ``weight`` times a batch's mean losses to the sums of the epoch; ``weight`` is the number of images where
+        batches differ in size."""
         for key, loss in losses.items():
             self.sums[key] = self.sums.get(key, 0.0) + weight * loss
 
@@ -179,7 +180,7 @@ def _muon(
 
 
 def _total(grads: list[Array]) -> Array:
-    """The sum, in the place of the first."""
+    """The sum of the gradients, which overwrites the first."""
     for other in grads[1:]:
         grads[0] += other
     return grads[0]
@@ -198,9 +199,9 @@ def orthogonalized(a: Array) -> Array:
 
 
 def _flush_subnormals(state: TrainState) -> None:
-    """Now and then set moments to 0 that are too small to matter. Those of a unit that no example reaches any more
-    decay to subnormal numbers, with which a processor takes a hundred times as long; this needs more than
-    ``FLUSH_EVERY`` steps."""
+    """Every ``FLUSH_EVERY`` steps, set moments to 0 that are too small to matter. The moments of a unit without
+    gradients decay, over many more steps than that, to subnormal numbers, with which a processor is a hundred times
+    slower."""
     if state.step % FLUSH_EVERY == 0:
         for moments in (*state.m.values(), *state.v.values()):
             moments[np.abs(moments) < math.sqrt(np.finfo(moments.dtype).tiny)] = 0

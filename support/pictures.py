@@ -1,4 +1,4 @@
-"""A person's own pictures: read as grey levels; and sheets of pictures written as PNG."""
+"""Image files: reading them as grey levels, sheets of pictures as PNG, and the table of predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = np.ndarray
 def read_grey(path: Path) -> Array:
     """A picture file -> grey levels (H, W) in [0, 1], float32. Raises UserError where it cannot be read.
 
-    What is transparent becomes the opposite of what is drawn, so that black strokes on nothing are seen as well.
+    Transparent pixels become white if the opaque ones are mostly dark, and black otherwise.
     """
     from PIL import Image
 
@@ -50,7 +50,7 @@ def picture_sheet(tiles: Array) -> bytes:
 def prediction_table(
     paths: Sequence[Path], classes: Sequence[str], scores: Mapping[str, Array], activations: Array
 ) -> str:
-    """For each picture the class that each model names, from scores (N, J), and the class activations (N, J)."""
+    """For each picture the class that each model predicts by its scores (N, J), and the class activations (N, J)."""
     width = max(len(str(path)) for path in paths)
     heads = " ".join(f"{name:>12}" for name in scores)
     lines = [f"{'picture':<{width}} {heads}   activations: {' '.join(classes)}"]

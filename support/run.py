@@ -1,8 +1,16 @@
-"""What a run needs besides its science: flags, one-line errors, random streams, Ctrl-C, checkpoints, results.
+"""What every experiment script needs besides its science: flags, one-line errors, random streams, Ctrl-C, checkpoints.
 
-Nothing in here is about capsules. An experiment's Config is a frozen dataclass with ``seed`` and ``n_epochs``, a
-property ``free_to_change`` (names of the fields that a continued run may have otherwise) and, where a field's flag has
-another name, a class variable ``flags`` (field: flag).
+What a new experiment must have, so that the rest of the project works with it:
+    Config         a frozen dataclass with ``seed`` and ``n_epochs``; a property ``free_to_change``, the names of the
+                   fields in which a resumed run may differ; and, where a field's flag is not its name with dashes, a
+                   class variable ``flags`` (field: flag).
+    a history      ``train_loss`` and any metrics, a number an epoch (``TrainState.add`` and ``end_epoch``).
+    a result       by ``results.result_document``; the floats of a model in it are its metrics.
+    its flags      --seed, --threads, and those of ``add_file_flags``; compare_seeds.py sets --seed, --threads, --quiet
+                   and --out-json.
+    for figures    the module's EXPERIMENT, add_config_flags, config_from_args, load_checkpoint, make_data, train_all;
+                   labels and colours of its models in ``figures.MODEL_STYLES``, the data set's name in
+                   ``figures.DATASET_NAMES``.
 """
 
 from __future__ import annotations
@@ -45,7 +53,7 @@ def one_line(error: object, limit: int = 200) -> str:
 
 
 def print_result(text: str) -> None:
-    """Print to stdout. Nothing happens where nobody reads it any more; raises UserError where it cannot be written."""
+    """Print to stdout. A closed pipe is ignored; raises UserError where the text cannot be written."""
     if sys.stdout is None:
         return
     try:
@@ -85,12 +93,14 @@ class Stream(IntEnum):
 
 @functools.lru_cache(maxsize=2)
 def permutation(n: int, seed: int, *key: int) -> np.ndarray:
-    """0 to n - 1 in the order that the seed and a key, such as the epoch, give; not to be written to."""
+    """A random order of 0 to n - 1, the same for the same seed and key (such as the epoch). Cached: do not write to
+    it."""
     return generator(seed, Stream.SHUFFLE, *key).permutation(n)
 
 
 def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
-    """The generator of one stream; ``key`` (an epoch, a model) addresses it, so a resumed run needs no stored state."""
+    """The generator of a stream and a key (such as the epoch and step). It depends on nothing else, so that a resumed
+    run draws the same numbers without any stored state."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(stream), *key)))
 
 
@@ -100,7 +110,7 @@ def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage before it. ``args.given`` names what the command line set."""
+    """A parser whose errors are one line, without the usage. ``args.given``: names of the flags on the command line."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         for flag, _, value in (word.partition("=") for word in (sys.argv[1:] if args is None else args)):
@@ -125,10 +135,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_flags(parser: argparse.ArgumentParser, title: str, config: type) -> Callable[..., None]:
-    """A group of flags; ``add(field, type, help, ...)`` adds one that sets a field of ``config``, whose default it has.
+    """Start a group of flags, and return ``add(field, type, help, metavar, default)``, which adds the flag of a field
+    of ``config``.
 
-    The type is a function of the text, or a tuple of the choices. Without ``default`` the help ends in the field's own;
-    with it, the help ends in that text and the flag is None where it is not given.
+    The type is a function of the text, or a tuple of choices. Without ``default`` the flag has the field's default, and
+    the help says it. With it, the help says this text, and the value is None unless the flag is given.
     """
     group = parser.add_argument_group(title)
     fields = {field.name: field for field in dataclasses.fields(config)}
@@ -145,7 +156,7 @@ def add_flags(parser: argparse.ArgumentParser, title: str, config: type) -> Call
 
 
 def flag_of(config: Any, field: str) -> str:
-    """What a person writes to set a field of a Config."""
+    """The flag that sets a field of a Config."""
     own: dict[str, str] = getattr(config, "flags", {})
     return own.get(field, "--" + field.replace("_", "-"))
 
@@ -311,8 +322,8 @@ class Terminated(KeyboardInterrupt):
 
 
 class Interrupt:
-    """Turns Ctrl-C and SIGTERM into a flag that is looked at between steps, so that what is saved is complete. A second
-    one stops at once."""
+    """Delays Ctrl-C and SIGTERM until ``check`` is called between two steps, so that checkpoints are complete. A second
+    signal stops at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -367,7 +378,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 
 def require_writable(*paths: Path | None) -> None:
-    """Find out before a training that a file cannot be written there. Makes its folder."""
+    """Before a training: make the files' folders; raises UserError where a file could not be written."""
     for path in paths:
         if path is None:
             continue
@@ -433,8 +444,8 @@ def open_checkpoint(path: Path, experiment: str) -> Iterator[tuple[Any, dict[str
 def read_checkpoint(
     path: Path, experiment: str, config_class: type[ConfigT], fresh: Callable[[ConfigT], dict[str, TrainState]]
 ) -> tuple[ConfigT, dict[str, TrainState]]:
-    """The inverse of ``save_checkpoint``; UserError as in ``open_checkpoint``. ``fresh(config)`` makes the states, by
-    name, into which the arrays must fit."""
+    """Configuration and states of a file of ``save_checkpoint``; UserError as in ``open_checkpoint``. ``fresh(config)``
+    makes untrained states by model name, whose arrays are overwritten and must have the file's shapes."""
     with open_checkpoint(path, experiment) as (stored, header):
         fields = {key: tuple(value) if isinstance(value, list) else value for key, value in header["config"].items()}
         config = config_class(**fields)
@@ -470,13 +481,15 @@ def first_difference(saved: Any, asked: Any, names: Collection[str]) -> str | No
 
 
 def check_same(path: Path, saved: Any, asked: Any, given: Collection[str], free: Collection[str] = ()) -> None:
-    """Where nothing is trained, a field that was ``given`` must be the checkpoint's, or be ``free`` to differ."""
+    """For --eval-only and --predict: raises UserError where a field of ``asked`` that is among ``given`` (set on the
+    command line) differs from the checkpoint's ``saved``, unless it is one of ``free``."""
     if difference := first_difference(saved, asked, {*given} - {*free, "data_dir"}):
         raise UserError(f"{path} was {difference}")
 
 
 def check_resumable(path: Path, saved: Any, asked: Any) -> None:
-    """A continued run must be the run that was begun, except for what is free to change; and not become shorter."""
+    """Raises UserError where a resumed run differs from the saved one in a field that is not free to change, or is
+    shorter."""
     fixed = {field.name for field in dataclasses.fields(saved)} - saved.free_to_change
     if difference := first_difference(saved, asked, fixed):
         raise UserError(f"cannot resume {path}: it was {difference}")
@@ -485,7 +498,7 @@ def check_resumable(path: Path, saved: Any, asked: Any) -> None:
 
 
 def of_models(path: Path, states: dict[str, TrainState], names: Collection[str]) -> dict[str, TrainState]:
-    """Those of the named models; UserError where there is none."""
+    """The states of the named models; UserError where there is none."""
     if not (found := {name: state for name, state in states.items() if name in names}):
         raise UserError(f"{path} holds {', '.join(states)}, and not {', '.join(names)}")
     return found
@@ -497,7 +510,7 @@ def of_models(path: Path, states: dict[str, TrainState], names: Collection[str])
 
 
 class Files(NamedTuple):
-    """What a training saves, and what it shows."""
+    """Files that a training reads and writes, and whether it shows a progress bar."""
 
     checkpoint: Path | None = None
     checkpoint_every: int | None = None  # steps
@@ -506,7 +519,7 @@ class Files(NamedTuple):
     command: str | None = None  # the command line, which the checkpoint keeps
 
     def require_checkpoint(self, experiment: str) -> None:
-        """Find out before data are looked for that there is nothing to resume."""
+        """Before data are loaded: raises UserError where --resume has no checkpoint to read."""
         if self.resume and self.checkpoint:
             with open_checkpoint(self.checkpoint, experiment):
                 pass
@@ -523,7 +536,9 @@ Callback = Callable[[TrainState, bool], None]  # the state, and whether an epoch
 class Session:
     """The trainings of a run: saved after every epoch and on Ctrl-C, resumed, shown by a progress bar.
 
-    ``with Session(EXPERIMENT, config, states, files) as session: train(…, callback=session.after_step)``
+    ``with Session(EXPERIMENT, config, states, files, n_steps) as session: train(…, callback=session.after_step)``
+    On entry, --resume loads the checkpoint into ``states``. ``n_steps``: of each training, for the progress bar.
+    ``callback`` is called after every step too, and before the first.
     """
 
     def __init__(

@@ -33,8 +33,8 @@ def describe_sample(values: list[float]) -> Json:
 
 
 def sign_flip_p(differences: np.ndarray) -> float:
-    """Two-sided p value of paired differences (n,): the part of all choices of their signs whose mean is as far from
-    zero."""
+    """Two-sided p value of paired differences (n,): the fraction of all choices of their signs that give a mean at
+    least as far from zero."""
     if len(differences) > EXACT_UP_TO:
         from scipy import stats
 
@@ -51,14 +51,15 @@ def sign_flip_p(differences: np.ndarray) -> float:
 
 
 def verdict(difference: Json) -> str:
-    """What the 95 % interval of a mean difference says: higher, lower or undecided."""
+    """Whether the 95 % interval of a mean difference is above zero, below it, or contains it: higher, lower,
+    undecided."""
     low, high = difference["low"], difference["high"]
     return "undecided" if low is None or low <= 0 <= high else "higher" if low > 0 else "lower"
 
 
 def compare_pairs(values: list[float], others: list[float], is_accuracy: bool) -> Json:
-    """Difference of the same seed, ``values`` minus ``others``: its sample, how often it is above zero, p, verdict,
-    and for accuracies the part of the other's errors that is gone."""
+    """Differences of the same seed, ``values`` minus ``others``: their mean with its interval, how many are above zero,
+    p, verdict, and for accuracies the relative reduction of the errors."""
     differences = np.subtract(values, others)
     entry = describe_sample(differences.tolist())
     entry |= {"higher": int(np.sum(differences > 0)), "p": sign_flip_p(differences), "verdict": verdict(entry)}

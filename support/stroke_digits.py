@@ -5,7 +5,7 @@ of a smooth curve that the pen follows. The points are jittered, and the curve i
 waves, slanted, stretched and turned, all by random amounts. The curve is fitted into MNIST's box of 20 pixels and
 centred by its mass. A pen of random radius and edge width then turns distances from the curve into grey values.
 
-    n  digits     K  skeletons     P  control points of a skeleton     S  steps of the pen
+    n  digits     K  skeletons     P  control points of a skeleton     S  steps of the pen     R  points of a curve
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ CATMULL_ROM = np.array([[0, 2, 0, 0], [-1, 0, 1, 0], [2, -5, 4, -1], [-1, 3, -3,
 
 
 class Handwriting(NamedTuple):
-    """How much digits vary: standard deviations, in units of the writing box unless said otherwise."""
+    """How much digits vary: standard deviations, in units of the writing box where no other unit is given."""
 
     jitter: float = 0.06  # of each control point
     bend: float = 0.25  # of the coefficients of x², xy, y²: bows and tapers
@@ -130,7 +130,7 @@ HANDWRITING = Handwriting()
 class Skeletons(NamedTuple):
     """K skeletons as linear maps from control points (P, padded) to pen positions (S+1)."""
 
-    upto: Array  # (K,) digit + fraction of the digit's writers up to this skeleton
+    upto: Array  # (K,) digit + cumulative weight of its skeletons up to this one, from 0 to 1
     control: Array  # (K, P, 2)
     basis: Array  # (K, S+1, P) pen = basis @ control
     down: Array  # (K, S) 1 where the pen is down on this step, else 0

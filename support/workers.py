@@ -1,7 +1,7 @@
-"""Threads that work on parts of a batch, and the arrays that they use again and again.
+"""Threads that work on parts of a batch, and the memory that they reuse.
 
-numpy computes outside of Python's lock, so threads do run concurrently. The BLAS then has one thread: all of a step is
-divided, not the matrix products alone.
+numpy releases Python's lock while it computes, so threads run concurrently. The BLAS has one thread meanwhile: all of a
+step is divided among the threads, not the matrix products alone.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 Array = np.ndarray
-LEAST_PART = 8  # examples for which a thread pays
+LEAST_PART = 8  # examples; a thread for fewer would cost more than it saves
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class Workspace:
-    """Arrays that one step leaves to the next: ``ws("conv1.out", 28, 28, B, 32)``.
+    """Arrays by name whose memory is reused in every step: ``ws("conv1.out", 28, 28, B, 32)``.
 
-    A large array allocated anew pays for its page faults every time; here memory is allocated once and overwritten. An
-    array is valid until its name is asked for again.
+    Allocating a large array costs page faults every time; here memory is allocated once and overwritten. An array is
+    uninitialised, and valid until the next call with its name.
     """
 
     def __init__(self, dtype: np.dtype | type | str = np.float32) -> None:
@@ -80,7 +80,7 @@ class Workers:
         return workspace
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """[work(item), ...], concurrently."""
+        """``[work(item) for item in items]``, computed concurrently."""
         items = list(items)
         if self._pool is None or len(items) == 1:
             return [work(item) for item in items]
@@ -99,11 +99,12 @@ class Workers:
         batch: Batch,
         part_size: int | None = None,
     ) -> tuple[dict[str, float], list[dict[str, Array]]]:
-        """Mean losses of a batch, and gradients of its parts, which have yet to be added up.
+        """Mean losses of a batch, and a list of gradients, one for each part of the batch, whose sum is the gradient.
 
-        ``loss_and_grads(params, part, n, grads, ws)`` writes a part's terms of the mean gradient of ``n`` examples into
-        ``grads``, and returns those of the mean losses. Parts have ``part_size`` examples, and then no number depends
-        on the number of threads; or there is one for each thread, of ``LEAST_PART`` examples or more.
+        ``loss_and_grads(params, part, n, grads, ws)`` writes a part's terms of the mean gradient over all ``n``
+        examples into ``grads``, and returns the part's terms of the mean losses. With ``part_size`` a part has at most
+        so many examples, and results do not depend on the number of threads; without, each thread has one part, of
+        ``LEAST_PART`` examples or more.
         """
         n = len(batch.labels)
         n_parts = math.ceil(n / part_size) if part_size else min(self.n_threads, max(1, n // LEAST_PART))
