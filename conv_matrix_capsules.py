@@ -46,8 +46,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import multimnist_capsnet as digits
-import smallnorb_novel_viewpoint as views
+import multimnist_capsnet as multimnist
+import smallnorb_novel_viewpoint as viewpoint
 from multimnist_capsnet import CACHE_DIR
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import prediction_table
@@ -84,12 +84,12 @@ CAPS_STRIDES = {"convcaps1": 2, "convcaps2": 1}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Configuration: what a person chooses, and nothing else
+# Configuration: user inputs only
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-DIGITS = ("auto", "mnist", "strokes")
-VIEWS = ("voxels", "smallnorb")
+DIGIT_SETS = ("auto", "mnist", "strokes")
+VIEW_SETS = ("voxels", "smallnorb")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Config(Viewpoints):
 
     @property
     def has_views(self) -> bool:
-        return self.dataset in VIEWS
+        return self.dataset in VIEW_SETS
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ class Config(Viewpoints):
 
     @property
     def image_size(self) -> int:
-        return views.IMAGE_SIZE if self.has_views else digits.DIGIT_SIDE
+        return viewpoint.IMAGE_SIZE if self.has_views else multimnist.DIGIT_SIDE
 
     @property
     def in_channels(self) -> int:
@@ -198,10 +198,10 @@ def make_data(config: Config) -> Data:
     """Raises UserError where files are missing or damaged."""
     rng = generator(config.seed, Stream.DATA, 1)
     if config.has_views:
-        name, sets = config.dataset, [Examples(split.images, split.labels) for split in views.make_data(config)]
+        name, sets = config.dataset, [Examples(split.images, split.labels) for split in viewpoint.make_data(config)]
     else:
         folder = Path(config.data_dir) if config.data_dir else None
-        source = digits.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
+        source = multimnist.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
         pairs = (source.train_images, source.train_labels), (source.test_images, source.test_labels)
         name, sets = source.name, [Examples(x[..., None] * np.float32(1 / 255), y.astype(np.intp)) for x, y in pairs]
     if config.pixel_offset:
@@ -213,7 +213,7 @@ def make_data(config: Config) -> Data:
 def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
     """A training batch (B, H, W, C), each image shifted at random by up to ``config.shift`` pixels on each axis;
     smallNORB's are first cropped, and their contrast and brightness changed, at random."""
-    images = views.crop(images, rng)
+    images = viewpoint.crop(images, rng)
     B, side, m = len(images), images.shape[1], config.shift
     if not m:
         return images
@@ -224,7 +224,7 @@ def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
 
 def prepared(images: Array, config: Config) -> Array:
     """Images (N, H, W, C) of a data set as the networks get them in a test: cropped, of the configured dtype."""
-    return views.crop(images, None).astype(config.dtype, copy=False)
+    return viewpoint.crop(images, None).astype(config.dtype, copy=False)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1245,7 +1245,7 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
     """Data, trainings, attacks, result. The options are those of ``train_all``."""
     files.require_checkpoint(EXPERIMENT)
     data = make_data(config)
-    config = digits.resolve_auto(config, data.name)
+    config = multimnist.resolve_auto(config, data.name)
     states = train_all(config, data, threads=threads, files=files, **options)
     return make_result(config, data.name, states, attack_all(config, states, data, threads), threads)
 
@@ -1273,7 +1273,7 @@ def evaluate_checkpoint(
             f" {asked.dataset}"
         )
     data = make_data(config)
-    config = digits.resolve_auto(config, data.name)
+    config = multimnist.resolve_auto(config, data.name)
     with Workers(threads, config.dtype) as workers:
         for name, model in make_models(config).items():
             if name in states:
@@ -1311,8 +1311,8 @@ def make_result(
 def describe(result: dict[str, Any]) -> str:
     """One line: the data, of views what is held out, and the training."""
     config = Config(**result["config"])
-    data = views.describe(config) if config.has_views else result["dataset"]
-    seed = f"{result['seed']}{digits.training_seed(result)}"
+    data = viewpoint.describe(config) if config.has_views else result["dataset"]
+    seed = f"{result['seed']}{multimnist.training_seed(result)}"
     return f"{data}; seed {seed}, {config.n_epochs} epochs, {config.loss} loss"
 
 
@@ -1349,8 +1349,8 @@ DIGIT_BOX = 20  # pixels: MNIST's digits fill a box of this side
 def read_picture(path: Path, config: Config) -> Array:
     """A picture file -> (1, H, W, C), prepared as the data set is. Raises UserError where it cannot be read."""
     if config.has_views:
-        return views.read_picture(path, config) - np.float32(config.pixel_offset)
-    return digits.read_picture(path, config, DIGIT_BOX)[None, :, :, None] - np.float32(config.pixel_offset)
+        return viewpoint.read_picture(path, config) - np.float32(config.pixel_offset)
+    return multimnist.read_picture(path, config, DIGIT_BOX)[None, :, :, None] - np.float32(config.pixel_offset)
 
 
 def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collection[str] = ()) -> str:
@@ -1386,10 +1386,10 @@ def epsilon_list(text: str) -> tuple[float, ...]:
 
 # fmt: off
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that make up a Config; the scripts that draw figures have them too."""
+    """The flags of Config, which the figure scripts have too."""
     count, positive = whole_number(1, 10**7), number(0, 10, above=True)
     add = add_flags(parser, "data", Config)
-    add("dataset", (*DIGITS, *VIEWS),
+    add("dataset", (*DIGIT_SETS, *VIEW_SETS),
         "auto: MNIST if it is there or can be downloaded, else generated digits")
     add("data_dir", non_empty, "folder of the four MNIST files, or of the six of smallNORB", "DIR", CACHE_DIR)
     add("n_train", count, "training images, drawn with the seed", default="all")
@@ -1436,7 +1436,7 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     if args.dataset in ("voxels", "strokes") and args.data_dir is not None:
         parser.error(f"argument --data-dir: {args.dataset} has no files")
     fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Config)}
-    if args.dataset in VIEWS:
+    if args.dataset in VIEW_SETS:
         return Config(**fields | viewpoints_from_args(parser, args))
     for name in sorted((VIEW_FIELDS - {"pixel_offset"}) & args.given):
         parser.error(f"argument {flag_of(Config, name)}: needs --dataset voxels or smallnorb")

@@ -808,7 +808,7 @@ def predict(
 
 # fmt: off
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that make up a Config; the scripts that draw figures have them too."""
+    """The flags of Config, which the figure scripts have too."""
     add = add_flags(parser, "data", Config)
     base.add_digit_flags(add)
     parser.add_argument(

@@ -79,7 +79,7 @@ WARMUP = 100  # steps
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Configuration: what a person chooses, and nothing else
+# Configuration: user inputs only
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -1357,7 +1357,7 @@ def add_digit_flags(add: Callable[..., None]) -> None:
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that make up a Config; the scripts that draw figures have them too."""
+    """The flags of Config, which the figure scripts have too."""
     add = add_flags(parser, "data", Config)
     add_digit_flags(add)
     add("n_train", whole_number(1, 10**8), "composites an epoch, in whole batches")

@@ -75,7 +75,7 @@ SMALLNORB_CLASSES = ("animal", "human", "airplane", "truck", "car")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Configuration: what a person chooses, and nothing else
+# Configuration: user inputs only
 # ----------------------------------------------------------------------------------------------------------------------
 
 Range = tuple[float, float]
@@ -1238,7 +1238,7 @@ def add_viewpoint_flags(
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that make up a Config; the scripts that draw figures have them too."""
+    """The flags of Config, which the figure scripts have too."""
     positive = number(0, 1000, above=True)
     add = add_flags(parser, "data", Config)
     add("dataset", ("voxels", "smallnorb"), "drawn voxel objects, or the smallNORB files")

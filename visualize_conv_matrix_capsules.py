@@ -39,7 +39,7 @@ from matplotlib.patches import Patch, Rectangle, Wedge
 from matplotlib.ticker import MaxNLocator
 
 import conv_matrix_capsules as experiment
-from conv_matrix_capsules import CAPS_KERNEL, CAPS_STRIDES, POSE_SIDE, Array, Config, Data, views
+from conv_matrix_capsules import CAPS_KERNEL, CAPS_STRIDES, POSE_SIDE, Array, Config, Data, viewpoint
 from support.figures import (
     BLACK,
     BLUE,
@@ -155,7 +155,7 @@ def class_scores(config: Config, mu: Array, a: Array) -> Array:
     """Poses (..., E, D) and activations (..., E) of the class capsules after an iteration -> scores (..., E)."""
     if config.loss == "spread":
         return a
-    return views.POSE_SCORE * np.square(mu).sum(axis=-1) + views.ACTIVATION_SCORE * (a - 0.5)
+    return viewpoint.POSE_SCORE * np.square(mu).sum(axis=-1) + viewpoint.ACTIVATION_SCORE * (a - 0.5)
 
 
 def mass_histogram(routing: experiment.ClassRouting, image: int, edges: Array) -> Array:
@@ -532,7 +532,7 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
     add_text(fig, left, 1.0, "images, and drawn\nfrom their poses", va="top", linespacing=1.3)
     for m, k in enumerate(found.indices):
         x = left + 1.45 + m * 1.3
-        image = views.crop(run.data.test.images[k : k + 1], None)[0]
+        image = viewpoint.crop(run.data.test.images[k : k + 1], None)[0]
         add_view(fig, x, 0.96, 0.56, image)
         add_view(fig, x + 0.59, 0.96, 0.56, found.drawn[m, 0, n_steps // 2], ORANGE, 1.6)
     x = left + 1.6 + len(found.indices) * 1.3
@@ -676,7 +676,7 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
     right = np.flatnonzero(np.all([answers[name] == labels for name in names], axis=0))
     chosen = one_of_each_class(labels, right if len(right) else np.arange(len(labels)), 3)
     epsilons = [config.epsilons[i] for i in evenly_spaced_indices(len(config.epsilons), 4)]
-    images = views.crop(run.data.test.images[chosen], None).astype(np.float64)
+    images = viewpoint.crop(run.data.test.images[chosen], None).astype(np.float64)
     exact = dataclasses.replace(config, dtype="float64", em_grad="exact")
     models, ws = experiment.make_models(exact), Workspace("float64")
     params = {name: {k: p.astype(np.float64) for k, p in run.states[name].params.items()} for name in names}

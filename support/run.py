@@ -43,11 +43,11 @@ ConfigT = TypeVar("ConfigT")
 
 
 class UserError(Exception):
-    """Something that the person at the keyboard can put right; its message is one line."""
+    """An error that the user can correct; its message is one line."""
 
 
 def one_line(error: object, limit: int = 200) -> str:
-    """An error's message, or any other text, on one line of bounded length; what is too much is cut from its middle."""
+    """An error's message, or any other text, on one line; a long one is cut in its middle."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-(limit // 2 - 1) :]}"
 
