@@ -285,7 +285,7 @@ def over_fields(x: Array, fields: Fields, combine: np.ufunc) -> Array:
 
 
 def kronecker_forward(w: Array) -> Array:
-    """w (K, K, I, J, P, P) -> (K, K, I, D, J * D): M W for all J is the pose M, as a row of D entries, times this."""
+    """w (K, K, I, J, P, P) -> (K, K, I, D, J * D): a pose, as a row of D entries, times this is pose @ w for all J."""
     k, _, n_in, n_out, p, _ = w.shape
     kron = np.zeros((k, k, n_in, p, p, n_out, p, p), w.dtype)
     for row in range(p):
@@ -305,11 +305,11 @@ class Votes(NamedTuple):
 
     v: Array  # (L, J, M, D) votes - shift
     v_sq: Array  # (L, J, M, D) their squares
-    shift: Array  # (L, J, D) the vote of the child in the middle
+    shift: Array  # (L, J, D) the vote of the child in the middle of the M
 
 
 def votes_forward(pose: Array, kron: Array, offset: Array | None, ws: Workspace) -> Votes:
-    """V = M W, for a pose matrix M: pose (L, K, K, I, D), kron (K, K, I, D, J * D) of W -> votes.
+    """V = pose W as matrices: pose (L, K, K, I, D), kron (K, K, I, D, J * D), see ``kronecker_forward`` -> votes.
 
     kron may be (1, 1, I, D, J * D): the same at all positions of a field. offset (K, K, P, P), None for no offset, is
     added to the votes of each position.
