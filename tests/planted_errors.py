@@ -1,0 +1,2 @@
+ERRORS = []
+def stale(): return []

@@ -1,0 +1,661 @@
+"""What is measured and reported, on data where the right answer is known by construction.
+
+The models in here answer from what is written into the images: a label, the set that an image is of, its number. The
+settings in tests/data/defaults.json are those of every experiment; who changes one changes it there too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import compare_seeds
+import conv_matrix_capsules as conv
+import mnist_affine_capsnet as affine
+import multimnist_capsnet as multi
+import planted_errors
+import report
+import smallnorb_novel_viewpoint as views
+from helpers import DATA, EXPERIMENTS
+from support.optimizers import TrainState, count_params
+from support.results import checksum, save_result
+from support.run import UserError, require_finite
+from support.statistics import compare_pairs, describe_sample, summarise, t_quantile, verdict
+from support.workers import SERIAL, Workers, Workspace
+
+Array = np.ndarray
+Patch = pytest.MonkeyPatch
+WEIGHTS = {"conv1.w": np.zeros(1, np.float32)}  # of a model that learns nothing
+
+
+def one_hot(answers: Any, n_classes: int) -> Array:
+    return np.eye(n_classes)[np.asarray(answers)]
+
+
+def fresh_weights(rng: np.random.Generator) -> dict[str, Array]:
+    return {key: p.copy() for key, p in WEIGHTS.items()}
+
+
+def numbers_of(line: str) -> list[float]:
+    """The numbers in a row of a table, after the model's name."""
+    return [float(cell.replace(",", "")) for cell in line.split()[1:]]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Views: accuracy on those of the training range, on those held out, and the drop
+# ----------------------------------------------------------------------------------------------------------------------
+
+FEW_VIEWS = {"dataset": "voxels", "n_train_views": 2, "n_test_views": 3, "n_elev": 1, "n_per_combo": 1, "n_epochs": 1}
+
+
+def views_model(script: Any, name: str, answer: Callable[[Array], Any], losses: Callable[[Array], Array] = len) -> Any:  # type: ignore[assignment]
+    """A model of smallnorb_novel_viewpoint or conv_matrix_capsules with one-hot scores of ``answer(images)``, and the
+    mean of ``losses(images)`` for its loss."""
+    seen: list[Array] = []
+
+    def forward(params: Any, x: Array, *ws: Any) -> tuple[Array, None]:
+        seen[:] = [x]
+        return one_hot(answer(x), 5), None
+
+    return script.Model(
+        name,
+        fresh_weights,
+        forward,
+        lambda *args, **options: (fresh_weights(np.random.default_rng(0)), None),
+        lambda scores, labels, progress: (float(np.mean(losses(seen[0]))), np.zeros_like(scores)),
+    )
+
+
+def known_answers(data: Any, known: Callable[[str, Array], Array]) -> dict[bytes, int]:
+    """For every image of a data set its label where ``known(set, azimuths)``, and another one elsewhere."""
+    answers = {}
+    for name, split in zip(data._fields, data, strict=True):
+        is_known = np.broadcast_to(known(name, split.azimuths), len(split.labels))
+        for image, label, right in zip(split.images, split.labels, is_known, strict=True):
+            answers[image.tobytes()] = int(label if right else (label + 1) % 5)
+    return answers
+
+
+@pytest.mark.parametrize("script", [views, conv], ids=lambda script: script.__name__)
+@pytest.mark.parametrize(
+    ("known", "familiar", "held_out"),
+    [
+        (lambda name, azimuths: (azimuths >= 0) & (azimuths <= 150), 1.0, 0.0),  # the views of the training
+        (lambda name, azimuths: (azimuths >= 200) & (azimuths <= 330), 0.0, 1.0),
+        (lambda name, azimuths: name == "train", 0.0, 0.0),  # the images of the training, by heart
+        (lambda name, azimuths: name == "familiar", 1.0, 0.0),
+        (lambda name, azimuths: (name != "train") & (azimuths > 0), 0.5, 1.0),  # one of the two training views
+        (lambda name, azimuths: True, 1.0, 1.0),
+        (lambda name, azimuths: False, 0.0, 0.0),
+    ],
+    ids=["training views", "held-out views", "training images", "familiar images", "one view", "all", "none"],
+)
+def test_accuracies_and_drop_of_views(
+    script: Any, known: Any, familiar: float, held_out: float, monkeypatch: Patch
+) -> None:
+    config = script.Config(**FEW_VIEWS)
+    answers = known_answers(views.make_data(config), known)
+    model = views_model(script, "cnn", lambda x: [answers[np.float32(image).tobytes()] for image in x])
+    monkeypatch.setattr(script, "make_models", lambda config: {"cnn": model})
+    result = script.run(config, names=("cnn",))
+    found = result["models"]["cnn"]
+    assert (found["familiar_accuracy"], found["held_out_accuracy"]) == (familiar, held_out)
+    assert found["drop"] == familiar - held_out
+    assert numbers_of(script.format_table(result).splitlines()[1])[:3] == [familiar, held_out, familiar - held_out]
+
+
+@pytest.mark.parametrize("script", [views, conv], ids=lambda script: script.__name__)
+def test_every_image_counts_once_in_an_accuracy(script: Any) -> None:
+    """Right on the last image alone, and on all but the last: the sets end in a batch that is not full."""
+    n = views.EVALUATION_BATCH + 1
+    images = np.zeros((n, 32, 32, 1), np.float32)
+    images[:, 0, 0, 0] = np.arange(n)
+    labels = np.arange(n) % 5
+    for right in ({n - 1}, set(range(n - 1)), {0, 7}):
+        model = views_model(
+            script, "cnn", lambda x, right=right: [int(k) % 5 if k in right else (int(k) + 1) % 5 for k in x[:, 0, 0, 0]]
+        )
+        if script is views:
+            found = views.evaluate(model, WEIGHTS, views.Split(images, labels, labels, labels))
+        else:
+            config = conv.Config(dataset="voxels")
+            found = conv.evaluate(model, WEIGHTS, conv.Examples(images, labels), config, SERIAL)
+        assert found == len(right) / n
+
+
+@pytest.mark.parametrize("script", [views, conv], ids=lambda script: script.__name__)
+def test_the_loss_of_an_epoch_is_the_mean_over_its_images(script: Any) -> None:
+    """Seven images in batches of four: the last batch has three, and counts as three."""
+    images = np.zeros((7, 32, 32, 1), np.float32)
+    images[:, 0, 0, 0] = 1, 2, 4, 8, 16, 32, 64
+    labels, seen = np.arange(7) % 5, []
+
+    def losses(x: Array) -> Array:
+        seen.extend(x[:, 0, 0, 0].tolist())
+        return x[:, 0, 0, 0]
+
+    model = views_model(script, "cnn", lambda x: np.zeros(len(x), int), losses)
+    config = script.Config(dataset="voxels", n_epochs=2, batch_size=4)
+    state = TrainState("cnn", fresh_weights(np.random.default_rng(0)))
+    if script is views:
+        split = views.Split(images, labels, labels, labels)
+        history = views.train(model, config, views.Data(split, split, split), state)
+    else:
+        examples = conv.Examples(images, labels)
+        history = conv.train(model, config, conv.Data("voxels", examples, examples, examples), state, SERIAL)
+    np.testing.assert_allclose(history["train_loss"], [127 / 7] * 2, rtol=1e-6)
+    assert sorted(seen[:7]) == sorted(seen[7:]) == [1, 2, 4, 8, 16, 32, 64]  # every image once an epoch
+    assert seen[:7] != seen[7:]
+
+
+def test_every_network_subtracts_the_pixel_offset() -> None:
+    x = np.random.default_rng(0).random((3, 32, 32, 1))
+    plain, offset = (views.make_models(views.Config(dtype="float64", pixel_offset=o)) for o in (0.0, 0.25))
+    assert set(offset) == {"capsules", "cnn", "cnn_matched"}
+    for name, model in offset.items():
+        params = model.init_params(np.random.default_rng(1))
+        expected = plain[name].forward(params, x - 0.25)[0]
+        np.testing.assert_allclose(model.forward(params, x)[0], expected, rtol=1e-12)
+        assert np.abs(expected - plain[name].forward(params, x)[0]).max() > 1e-6
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Digits: the test set is made of test digits
+# ----------------------------------------------------------------------------------------------------------------------
+
+TRAIN, TEST = 100, 200  # brightness of the training digits, of the test digits
+
+
+def marked_digits(n_dim: int = 0) -> multi.Digits:
+    """60 training and 40 test digits of classes 2 to 9, each one bright pixel in the row of its class: who has no
+    preference names 0 and 1, and is wrong. The first ``n_dim`` test digits are neither as bright as the training's nor
+    as the test's."""
+
+    def digits(n: int, brightness: int) -> tuple[Array, Array]:
+        labels = (2 + np.arange(n) % 8).astype(np.uint8)
+        images = np.zeros((n, 28, 28), np.uint8)
+        images[np.arange(n), labels, 0] = brightness
+        return images, labels
+
+    test_images, test_labels = digits(40, TEST)
+    test_images[:n_dim] //= 4
+    return multi.Digits("custom", *digits(60, TRAIN), test_images, test_labels)
+
+
+@pytest.fixture
+def marked(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(multi, "resolve_dataset", lambda *args, **options: marked_digits())
+
+
+def class_scores(images: Array, brightness: int) -> Array:
+    """images (B, S, S) -> (B, 10): how bright the pixels of each class are, where their brightness is the known one."""
+    edge = (images.shape[1] - 28) // 2
+    pixels = images[:, edge : edge + 10, edge]
+    return np.where(np.abs(pixels - brightness / 255) < 0.01, 1.0, 0.0)
+
+
+def digits_model(name: str, scores: Callable[[Array], Array], error: float = math.nan, loss: float = 1.0) -> multi.Model:
+    """``error`` is the squared error of a pixel of each reconstruction."""
+
+    def loss_and_grads(params: Any, batch: multi.Batch, n: int, grads: Any, ws: Any) -> dict[str, float]:
+        grads["conv1.w"][...] = 0
+        return {"train_loss": loss * len(batch.labels) / n}
+
+    return multi.Model(
+        name,
+        fresh_weights,
+        loss_and_grads,
+        lambda params, batch, ws: (scores(batch.images), error * batch.sources.size),
+    )
+
+
+@pytest.mark.usefixtures("marked")
+@pytest.mark.parametrize(("brightness", "accuracy"), [(TEST, 1.0), (TRAIN, 0.0)])
+def test_matrix_capsules_are_tested_on_test_digits(brightness: int, accuracy: float, monkeypatch: Patch) -> None:
+    model = conv.Model(
+        "cnn",
+        fresh_weights,
+        lambda params, x, ws: (class_scores(x[..., 0], brightness), None),
+        lambda *args, **options: (fresh_weights(np.random.default_rng(0)), None),
+        lambda scores, labels, progress: (0.0, np.zeros_like(scores)),
+    )
+    monkeypatch.setattr(conv, "make_models", lambda config: {"cnn": model})
+    result = conv.run(conv.Config(dataset="mnist", n_epochs=1), names=("cnn",))
+    assert result["models"]["cnn"]["accuracy"] == accuracy
+    assert numbers_of(conv.format_table(result).splitlines()[1])[0] == accuracy
+    data = conv.make_data(conv.Config(dataset="mnist"))
+    assert (len(data.train.labels), len(data.test.labels), data.held_out) == (60, 40, None)
+
+
+@pytest.mark.usefixtures("marked")
+@pytest.mark.parametrize(
+    ("scores", "both", "one", "digits"),
+    [
+        (lambda images: class_scores(images, TEST), 1.0, 1.0, 1.0),
+        (lambda images: class_scores(images, TRAIN), 0.0, 0.0, 0.0),
+        (lambda images: -class_scores(images, TEST), 0.0, 0.0, 0.0),
+        (lambda images: one_hot(class_scores(images, TEST).argmax(axis=1), 10) + 0.5 * one_hot(0, 10), 0.0, 1.0, 0.5),
+    ],
+    ids=["test digits", "training digits", "the other classes", "the lower of the two"],
+)
+def test_composites_are_of_test_digits(scores: Any, both: float, one: float, digits: float, monkeypatch: Patch) -> None:
+    model = digits_model("capsnet", scores, 0.01)
+    monkeypatch.setattr(multi, "make_models", lambda config: {"capsnet": model})
+    result = multi.run(multi.Config(dataset="mnist", n_epochs=1, n_train=64, n_test=70, max_shift=0))
+    found = result["models"]["capsnet"]
+    assert (found["set_accuracy"], found["soft_accuracy"], found["digit_accuracy"]) == (both, one, digits)
+    assert found["recon_mse"] == pytest.approx(0.01)  # of a pixel of one digit
+    np.testing.assert_allclose(result["history"]["capsnet"]["train_loss"], [1.0])
+    assert numbers_of(multi.format_table(result).splitlines()[1])[:4] == [both, one, digits, 0.01]
+
+
+def test_the_loss_of_reconstruction_is_that_of_one_digit() -> None:
+    """A decoder of zeros draws grey: 0.25 of squared error for each of 36 x 36 pixels."""
+    rng = np.random.default_rng(0)
+    for n_labels in (1, 2):
+        config = multi.Config(n_labels=n_labels, conv_channels=2, primary_types=1, decoder=(4, 4), dtype="float64")
+        params = multi.capsnet_init(rng, config)
+        params |= {key: np.zeros_like(p) for key, p in params.items() if key.startswith("decoder")}
+        labels = np.stack([rng.permutation(10)[:n_labels] for _ in range(3)])
+        batch = multi.Batch(rng.random((3, 36, 36)), labels, np.zeros((3, n_labels, 36, 36)))
+        grads, ws = {key: np.empty_like(p) for key, p in params.items()}, Workspace("float64")
+        losses = multi.capsnet_loss_and_grads(params, batch, 3, config, grads, ws)
+        assert losses["train_recon_loss"] == pytest.approx(0.25 * 36 * 36)
+        total = losses["train_margin_loss"] + config.recon_weight * n_labels * 0.25 * 36 * 36
+        assert losses["train_loss"] == pytest.approx(total)
+        found = multi.evaluate(multi.capsnet_model(config), params, batch, Workers(1, "float64"), part=2)
+        assert found["recon_mse"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("brightness", "accuracy"), [(TEST, 37 / 40), (TRAIN, 0.0)])
+def test_turned_digits_are_test_digits_that_are_turned(brightness: int, accuracy: float, monkeypatch: Patch) -> None:
+    """A digit that is turned has lost its pixel at the left edge, and three of the test digits are unknown."""
+    monkeypatch.setattr(multi, "resolve_dataset", lambda *args, **options: marked_digits(3))
+    monkeypatch.setattr(affine, "SWEEP", (-90, -5, 0, 5))
+    models = digits_model("capsnet", lambda x: class_scores(x, brightness), 0.02), digits_model(
+        "cnn", lambda x: class_scores(x, brightness)
+    )
+    monkeypatch.setattr(affine, "make_models", lambda config: {model.name: model for model in models})
+    config = affine.Config(
+        dataset="mnist", n_epochs=1, n_val=16, n_sweep=40, batch_size=8, rotation=(5.0, 90.0), max_shift=0
+    )
+    result = affine.run(config)
+    for name, found in result["models"].items():
+        assert found["upright_accuracy"] == accuracy
+        assert found["upright_error"] == pytest.approx(1 - accuracy, abs=1e-9)
+        assert found["rotated_5_accuracy"] == found["rotated_90_accuracy"] == 0
+        assert found["sweep"] == {"-90": 0, "-5": 0, "0": accuracy, "5": 0}
+        assert found["val_accuracy"] == (brightness == TRAIN)  # of training digits
+        assert np.trace(found["confusion"]["upright"]) == round(40 * accuracy)
+        assert np.sum(found["confusion"]["rotated_90"]) == 40
+        if name == "capsnet":
+            assert found["recon_mse"] == pytest.approx(0.02)
+    assert result["headline"] == "rotated_90_accuracy"
+    assert numbers_of(affine.format_table(result).splitlines()[1])[1] == pytest.approx(100 * accuracy)
+
+
+@pytest.mark.usefixtures("marked")
+def test_every_digit_is_trained_on() -> None:
+    """The first, the last and all between, in every epoch; and each can be either one of a pair."""
+    config = affine.Config(dataset="mnist", n_val=16, batch_size=4)
+    data = affine.make_data(config)
+    assert (len(data.labels), len(data.val.labels), len(data.test_labels)) == (44, 16, 40)
+    config, data = affine.resolved(config, data), data._replace(labels=np.arange(44))  # their numbers
+    for epoch in range(2):
+        batches = [affine.training_batch(data, config, 11 * epoch + step).labels[:, 0] for step in range(11)]
+        assert sorted(np.concatenate(batches)) == list(range(44))
+
+    digits = marked_digits()
+    drawn = multi.Overlays(digits.train_images, digits.train_labels, multi.Config()).draw(np.random.default_rng(0), 3000)
+    for which in drawn.which.T:
+        assert np.bincount(which, minlength=60).min() > 20  # 50 on average
+    assert (np.abs(drawn.shift).max(axis=(0, 1)) == 4).all()
+
+
+def shifts_seen(images: Array) -> set[tuple[int, ...]]:
+    """How far a bright pixel of each image (B, 28, 28) has moved from the middle."""
+    return {tuple(at) for at in (np.argwhere(images)[:, 1:] - 14).tolist()}
+
+
+def test_jitter_is_drawn_for_each_image() -> None:
+    """Place, contrast and brightness, of batches of equal images."""
+    rng = np.random.default_rng(0)
+    image = rng.random((48, 48, 2)).astype(np.float32)
+    crops = views.crop(np.stack([image] * 64), rng)
+    assert len({crop.tobytes() for crop in crops}) == 64
+    low, contrast = crops.min(axis=(1, 2, 3)), np.ptp(crops, axis=(1, 2, 3))
+    assert 0.78 < contrast.min() < 0.85
+    assert 1.15 < contrast.max() < 1.22
+    assert -0.2 <= low.min() < -0.15
+    assert 0.15 < low.max() <= 0.21
+
+    points, labels = np.zeros((64, 28, 28), np.uint8), np.zeros(64, np.uint8)
+    points[:, 14, 14] = 255
+    all_shifts = {(row, column) for row in range(-2, 3) for column in range(-2, 3)}
+    for n_least, images in (
+        (20, conv.augment(conv.Config(dataset="strokes", shift=2), points[..., None], rng)[..., 0]),
+        (20, affine.training_batch(
+            affine.Data("custom", points, labels, affine.single(points, labels), points, labels),
+            affine.Config(n_train=64, batch_size=64, max_shift=2), 0,
+        ).images),
+    ):  # fmt: skip
+        found = shifts_seen(images)
+        assert found <= all_shifts
+        assert len(found) >= n_least
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Attacks: how far a pixel may be moved
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: Patch) -> None:
+    """Pixels are 0.04, 0.12 and 0.3 away from where the answer changes; two of the eight images have no gradient, and
+    the held-out images, which are not attacked, are all named wrongly."""
+
+    def forward(params: Any, x: Array, ws: Any) -> tuple[Array, Array]:
+        pixel = x[:, 0, 0, 0]
+        return np.stack([0.5 - pixel, pixel - 0.5], axis=1), x
+
+    def backward(dscores: Array, x: Array, ws: Any, need_dx: bool = False) -> tuple[dict[str, Array], Array]:
+        dx = np.zeros_like(x)
+        dx[:, 0, 0, 0] = (dscores[:, 1] - dscores[:, 0]) * (x[:, 0, 0, 1] == 0)
+        return {}, dx
+
+    model = conv.Model(
+        "cnn", fresh_weights, forward, backward, lambda scores, labels, _: views.softmax_cross_entropy(scores, labels)
+    )
+    monkeypatch.setattr(conv, "make_models", lambda config: {"cnn": model})
+    distance = np.array([0.04, -0.04, 0.12, -0.12, 0.3, -0.3, 0.04, -0.04])
+    images = np.zeros((8, 32, 32, 2), np.float32)
+    images[:, 0, 0, 0] = 0.5 + distance
+    images[6:, 0, 0, 1] = 1
+    labels = (distance > 0).astype(np.intp)
+    data = conv.Data("voxels", *(conv.Examples(images, y) for y in (labels, labels, 1 - labels)))
+    config = conv.Config(
+        dataset="voxels", loss="cross-entropy", attack=("fgsm", "iterated"), epsilons=(0.03, 0.07, 0.2, 0.4)
+    )
+    states = {"cnn": TrainState("cnn", fresh_weights(np.random.default_rng(0)))}
+    by_epsilon = {"0": 1.0, "0.03": 1.0, "0.07": 0.75, "0.2": 0.5, "0.4": 0.25}
+    expected = {"fgsm": by_epsilon, "iterated": by_epsilon, "zero_gradient": 0.25}
+    assert conv.attack_all(config, states, data) == {"cnn": expected}
+    few = conv.attack_all(dataclasses.replace(config, n_attack=2), states, data)
+    assert few["cnn"]["fgsm"] == {"0": 1.0, "0.03": 1.0, "0.07": 0.5, "0.2": 0.5, "0.4": 0.5}  # the first and the last
+
+
+def test_the_margin_that_is_attacked_is_the_last_of_the_training() -> None:
+    activations = np.array([[0.5, 0.1, 0.0], [1.0, 0.05, 0.2]])
+    config = conv.Config(dataset="voxels", loss="spread")
+    loss, gradient = conv.attack_losses(conv.make_models(config)["capsules"], config)[""](activations, np.array([0, 0]))
+    assert loss == pytest.approx((0.5**2 + 0.4**2 + 0.1**2) / 2)  # a margin of 0.9
+    np.testing.assert_allclose(gradient, [[-0.9, 0.5, 0.4], [-0.1, 0, 0.1]], atol=1e-12)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Statistics, by hand
+# ----------------------------------------------------------------------------------------------------------------------
+
+T_2, T_3 = 4.30265273, 3.18244631  # quantiles of Student's t for two and three degrees of freedom, from a table
+
+
+def runs_of(values: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """A run for each seed, with the values of each model's only metric."""
+    seeds = range(len(next(iter(values.values()))))
+    return [
+        {"seed": k, "models": {name: {"n_params": 3, "x_accuracy": v[k]} for name, v in values.items()}} for k in seeds
+    ]
+
+
+def test_three_seeds_by_hand() -> None:
+    assert (t_quantile(3), t_quantile(4)) == (pytest.approx(T_2), pytest.approx(T_3))
+    sample, sd = describe_sample([0.2, 0.3, 0.7]), math.sqrt((0.04 + 0.01 + 0.09) / 2)
+    half = T_2 * sd / math.sqrt(3)
+    expected = {"n": 3, "mean": 0.4, "sd": sd, "low": 0.4 - half, "high": 0.4 + half}
+    assert sample == pytest.approx(expected)
+    assert verdict(sample) == "undecided"
+
+
+@pytest.mark.parametrize("order", [("capsules", "cnn"), ("cnn", "capsules")])
+@pytest.mark.parametrize(("sign", "word", "higher"), [(1, "higher", 4), (-1, "lower", 0)])
+def test_a_pair_by_hand_whatever_the_order(order: tuple[str, str], sign: int, word: str, higher: int) -> None:
+    cnn = np.array([0.5, 0.6, 0.4, 0.7])
+    values = {"cnn": cnn.tolist(), "capsules": (cnn + sign * np.array([0.1, 0.2, 0.1, 0.2])).tolist()}
+    summary = summarise(runs_of({name: values[name] for name in order}), "capsules")
+    assert list(summary["paired"]) == ["cnn"]
+    pair = summary["paired"]["cnn"]["x_accuracy"]
+    half = T_3 * math.sqrt(0.01 / 3) / 2
+    ends = [pair["mean"], pair["low"], pair["high"], pair["error_reduction"]]
+    np.testing.assert_allclose(ends, [sign * 0.15, sign * 0.15 - half, sign * 0.15 + half, sign * 0.15 / 0.45])
+    assert (pair["verdict"], pair["higher"], pair["n"], pair["p"]) == (word, higher, 4, 2 / 2**4)
+    view = report.View(["cnn"], ["x_accuracy"], 3)
+    cells = [cell.strip() for cell in report.paired_table(summary, view, "capsules").splitlines()[-1].split("|")[1:-1]]
+    interval = f"{ends[1]:+.3f} to {ends[2]:+.3f}"
+    assert cells == [
+        "cnn", "x_accuracy", f"{sign * 0.15:+.3f}", interval, f"{higher} of 4", "0.12", f"{sign * 33} %", word,
+    ]  # fmt: skip
+    row = report.summary_table(summary, view, "capsules").splitlines()[-1]
+    assert f"0.550 ± {T_3 * math.sqrt(0.05 / 3) / 2:.3f}" in row
+
+
+def test_a_tie_is_not_higher_and_zero_inside_is_undecided() -> None:
+    pair = compare_pairs([0.5, 0.6, 0.7, 0.9], [0.5, 0.6, 0.7, 0.5], True)
+    assert (pair["higher"], pair["p"], pair["verdict"]) == (1, 1.0, "undecided")
+    assert compare_pairs([0.5, 0.25], [0.5, 0.25], True)["higher"] == 0
+
+
+def test_capsules_are_the_reference_wherever_they_stand(tmp_path: Path) -> None:
+    values = {"cnn": [0.5, 0.6], "capsules": [0.7, 0.9]}
+    setting = compare_seeds.Setting("default", {}, ())
+    script = tmp_path / "x.py"
+    args = argparse.Namespace(
+        command="", script=script, metric=None, seeds=[0, 1], zip={}, grid={}, code="", keep_history=False
+    )
+    jobs = [compare_seeds.Job(script, setting, seed, 1, None, "", tmp_path) for seed in args.seeds]
+    for names in (["cnn", "capsules"], ["capsules", "cnn"]):
+        outcomes = [{"result": run} for run in runs_of({name: values[name] for name in names})]
+        common = compare_seeds.Comparison(None, ())
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            common.add(job, outcome)
+        document = compare_seeds.make_document(args, [setting], jobs, outcomes, common)
+        assert document["reference"] == "capsules"
+        paired = document["settings"]["default"]["paired"]
+        assert list(paired) == ["cnn"]
+        assert paired["cnn"]["x_accuracy"]["mean"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_no_number_that_is_not_finite_is_a_result(value: float, tmp_path: Path) -> None:
+    (run,) = runs_of({"cnn": [0.5]})
+    assert compare_seeds.fault_of(run, 0) is None
+    for place in ("history", "config"):
+        assert "not finite" in str(compare_seeds.fault_of({**run, place: {"x": [0.5, value]}}, 0))
+    run["models"]["cnn"]["x_accuracy"] = value
+    assert compare_seeds.fault_of(run, 0) == f"cnn's x_accuracy is {value}"
+    with pytest.raises(UserError, match="not finite"):
+        save_result(tmp_path / "result.json", run)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        checksum(run)
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(run))
+    with pytest.raises(UserError, match="holds NaN"):
+        report.read_json(path)
+    state = TrainState("cnn", fresh_weights(np.random.default_rng(0)))
+    state.step = 3
+    require_finite(state, 1.0, 3)
+    with pytest.raises(UserError, match="the loss became"):
+        require_finite(state, value, 4)
+    state.params["conv1.w"][0] = value
+    with pytest.raises(UserError, match="a parameter became"):
+        require_finite(state, 1.0, 3)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Baselines of as many parameters
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def size(params: dict[str, Array]) -> int:
+    return sum(p.size for p in params.values())
+
+
+def assert_nearest(n_params: Callable[[int], int], n: int, wanted: int) -> None:
+    """Neither one unit less nor one more comes nearer to the wanted number of parameters."""
+    distances = [abs(n_params(k) - wanted) for k in (n - 1, n, n + 1)]
+    assert distances[1] == min(distances), (n, distances)
+
+
+@pytest.mark.parametrize("dataset", ["voxels", "smallnorb"])
+def test_the_cnns_of_views_are_the_nearest_in_size(dataset: str) -> None:
+    rng = np.random.default_rng(0)
+    config = views.Config(dataset=dataset)
+    models = {name: model.init_params(rng) for name, model in views.make_models(config).items()}
+    assert count_params(models["capsules"]) == size(models["capsules"])
+    n_hidden = {name: models[name]["hidden.b"].size for name in ("cnn", "cnn_matched")}
+    assert n_hidden["cnn"] == 64
+    n_params = lambda n: size(views.cnn_init(rng, config, n))  # noqa: E731
+    assert_nearest(n_params, n_hidden["cnn_matched"], size(models["capsules"]))
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "voxels", "smallnorb"])
+@pytest.mark.parametrize("sizes", [(32, 4, 4, 8), (32, 8, 8, 8), (5, 2, 3, 2)])
+def test_the_convolutional_cnn_is_the_nearest_in_size(dataset: str, sizes: tuple[int, int, int, int]) -> None:
+    rng = np.random.default_rng(0)
+    config = conv.Config(dataset=dataset, sizes=sizes)
+    models = {name: model.init_params(rng) for name, model in conv.make_models(config).items()}
+    n_params = lambda n: size(conv.conv_cnn_init(rng, config, n))  # noqa: E731
+    assert_nearest(n_params, models["cnn"]["conv2.b"].size, size(models["capsules"]))
+
+
+@pytest.mark.parametrize("script", [multi, affine], ids=lambda script: script.__name__)
+@pytest.mark.parametrize(("conv_channels", "primary_types"), [(4, 2), (3, 1), (6, 1)])
+def test_the_cnns_of_digits_are_the_nearest_in_size(script: Any, conv_channels: int, primary_types: int) -> None:
+    config = script.Config(conv_channels=conv_channels, primary_types=primary_types, decoder=(8, 8))
+    rng = np.random.default_rng(0)
+    models = {name: model.init_params(rng) for name, model in script.make_models(config).items()}
+    for name in set(models) - {"capsnet", "lenet"}:
+        n_flat, n_hidden = models[name]["hidden.w"].shape
+        convolutions = sum(p.size for key, p in models[name].items() if key.startswith("conv"))
+        n_params = functools.partial(lambda c, e, n: c + n * (e + 1 + 10) + 10, convolutions, n_flat)
+        assert size(models[name]) == n_params(n_hidden)
+        assert_nearest(n_params, n_hidden, size(models["capsnet"]))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Defaults, and the parameters that a training starts from
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_defaults_are_the_stored_ones(name: str) -> None:
+    """Those of every field of the configuration, and of every flag."""
+    stored = json.loads((DATA / "defaults.json").read_text())[name]
+    script = EXPERIMENTS[name].script
+    flags = vars(script.make_parser().parse_args([]))
+    own = {flag: value for flag, value in flags.items() if flag not in ("given", "threads")}  # threads: the machine's
+    found = {"config": dataclasses.asdict(script.Config()), "flags": own}
+    assert json.loads(json.dumps(found, default=str)) == stored
+
+
+Init = Callable[[np.random.Generator], dict[str, Array]]
+
+
+def assert_moments(init: Init, scales: dict[str, float]) -> None:
+    """Weights, named ".w", are Gaussian with the standard deviations in ``scales``, to a tenth, and mean zero; those of
+    matrix capsules are added to the identity. All else is constant: zero, or the value in ``scales``."""
+    draws = [init(np.random.default_rng(0))]
+    assert set(scales) <= set(draws[0])
+    for key, first in draws[0].items():
+        if not key.endswith(".w"):
+            np.testing.assert_allclose(first, scales.get(key, 0.0), rtol=1e-6, err_msg=key)
+            continue
+        n = math.ceil(5000 / first.size)  # as many draws as the moments need
+        draws += [init(np.random.default_rng(k)) for k in range(len(draws), n)]
+        values = np.stack([draw[key] for draw in draws[:n]])
+        if key in ("class.w", "convcaps1.w", "convcaps2.w"):
+            values = values - np.eye(4)
+        assert values.std() == pytest.approx(scales[key], rel=0.1), key
+        assert abs(values.mean()) < 5 * scales[key] / math.sqrt(values.size), key
+        assert abs(float(np.mean((values / values.std()) ** 4)) - 3) < 0.6, key  # a Gaussian's
+
+
+def n_biases(init: Init, key: str) -> int:
+    return init(np.random.default_rng(0))[key].size
+
+
+@pytest.mark.parametrize(("dataset", "channels"), [("voxels", 1), ("smallnorb", 2)])
+def test_initial_parameters_of_views(dataset: str, channels: int) -> None:
+    models = views.make_models(views.Config(dataset=dataset, beta_v_init=0.3))
+    first = {"conv1.w": math.sqrt(2 / (25 * channels))}
+    capsules = {"primary.w": math.sqrt(1 / 4096), "class.w": 0.1, "class.beta_v": 0.3}
+    assert_moments(models["capsules"].init_params, first | capsules)
+    for name in ("cnn", "cnn_matched"):
+        init = models[name].init_params
+        dense = {"hidden.w": math.sqrt(2 / 4096), "out.w": math.sqrt(1 / n_biases(init, "hidden.b"))}
+        assert_moments(init, first | dense)
+
+
+@pytest.mark.parametrize(("dataset", "channels", "side"), [("mnist", 1, 4), ("smallnorb", 2, 5)])
+def test_initial_parameters_of_convolutional_capsules(dataset: str, channels: int, side: int) -> None:
+    config = conv.Config(dataset=dataset, sizes=(8, 2, 3, 2), variance_floor=0.25, beta_v_init=-0.2)
+    models = conv.make_models(config)
+    first = {"conv1.w": math.sqrt(2 / (25 * channels))}
+    layers = {f"{layer}.w": 0.1 for layer in ("convcaps1", "convcaps2", "class")}
+    agreement = math.log(2) - 0.2  # log 2 is -1/2 of the floor's logarithm
+    layers |= {f"{layer}.beta_v": agreement for layer in ("convcaps1", "convcaps2", "class")}
+    assert_moments(models["capsules"].init_params, first | layers | {"primary.w": math.sqrt(2 / 8)})
+    init = models["cnn"].init_params
+    n = n_biases(init, "conv2.b")
+    upper = {"conv2.w": 2 / (9 * 8), "conv3.w": 2 / (9 * n), "out.w": 1 / (side * side * n)}
+    assert_moments(init, first | {key: math.sqrt(variance) for key, variance in upper.items()})
+    dense = {f"dense{k}.w": math.sqrt(2 / n) for k, n in ((1, config.n_classes * 16), (2, 128), (3, 256))}
+    assert_moments(lambda rng: conv.decoder_init(rng, config), dense)
+
+
+def test_initial_parameters_of_networks_for_digits() -> None:
+    config = multi.Config(conv_channels=4, primary_types=2, decoder=(30, 40))
+    models = multi.make_models(config)
+    capsules = {"conv1.w": 2 / 81, "primary.w": 1 / (81 * 4), "routing.w": 8 / 200}
+    decoder = {"decoder1.w": 2 / 16, "decoder2.w": 2 / 30, "decoder3.w": 1 / 40}
+    assert_moments(models["capsnet"].init_params, {key: math.sqrt(v) for key, v in (capsules | decoder).items()})
+    for name, conv2, n_flat in (("cnn", 81 * 4, 10 * 10 * 16), ("cnn_pool", 25 * 8, 5 * 5 * 8)):
+        init = models[name].init_params
+        variances = {"conv1.w": 2 / 81, "conv2.w": 2 / conv2, "hidden.w": 2 / n_flat}
+        variances["out.w"] = 1 / n_biases(init, "hidden.b")
+        assert_moments(init, {key: math.sqrt(v) for key, v in variances.items()})
+    lenet = {"conv1.w": 2 / 25, "conv2.w": 2 / 150, "fc1.w": 2 / 256, "fc2.w": 2 / 120, "fc3.w": 1 / 84}
+    init = functools.partial(affine.lenet_init, config=affine.Config())
+    assert_moments(init, {key: math.sqrt(v) for key, v in lenet.items()})
+    default = multi.capsnet_init(np.random.default_rng(0), multi.Config())
+    assert default["routing.w"].std() == pytest.approx(0.1, rel=0.01)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The decoder of matrix capsules, and the list of planted errors
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_decoders_loss_is_the_mean_over_the_images() -> None:
+    """At a learning rate of 0: five images in batches of four."""
+    config = conv.Config(dataset="strokes", sizes=(4, 2, 2, 2), batch_size=4)
+    rng = np.random.default_rng(0)
+    params = conv.conv_capsnet_init(rng, config)
+    images, labels = rng.random((5, 28, 28, 1)).astype(np.float32), np.arange(5)
+    images[:4] *= 0.1
+    decoder, losses = conv.train_decoder(params, images, labels, config, n_epochs=2, lr=0.0)
+    pictures = conv.decode(decoder, conv.class_capsules(params, images, config)[0], labels, config)
+    np.testing.assert_allclose(losses, [np.square(pictures - images).sum() / 5] * 2, rtol=1e-5)
+
+
+def test_every_planted_error_can_still_be_planted() -> None:
+    """Its text occurs once in its file, and the tests that must see it are there."""
+    assert planted_errors.stale() == []
+    assert len(planted_errors.ERRORS) >= 80
