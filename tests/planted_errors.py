@@ -1,2 +1,507 @@
-ERRORS = []
-def stale(): return []
+"""Errors that the tests must see: each is one text of a source file, what replaces it, and the test that must fail.
+
+    python -m tests.planted_errors             # plant each in a copy of the project and run its test there
+    python -m tests.planted_errors statistics  # only those whose file or test has this in its name
+
+Prints a line for each error, and ends with status 1 where one is not seen or can no longer be planted. It takes about
+two seconds for each error and core. The gradient tests break every operator of every backward pass besides (helpers.operator_mutants); here stands
+one of each, and what can go wrong in what is measured and reported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+SECONDS = 120  # for one test
+WRONG_VALUE = ("AssertionError", "GradientError", "Failed")  # what a test raises itself; all else is a crash
+
+
+class Planted(NamedTuple):
+    file: str
+    old: str  # occurs once in the file
+    new: str
+    test: str  # FILE::NAME in tests/, without .py
+
+
+def in_file(file: str, tests: str, *errors: tuple[str, ...]) -> list[Planted]:
+    """Errors (old, new, test) of one file; a test without a file's name is in ``tests``."""
+    return [Planted(file, old, new, test if "::" in test else f"{tests}::{test}") for old, new, test in errors]
+
+
+# fmt: off
+ERRORS: list[Planted] = [
+    # ------------------------------------------------------------------------------------------------------------------
+    # Backward passes
+    # ------------------------------------------------------------------------------------------------------------------
+    *in_file(
+        "smallnorb_novel_viewpoint.py", "test_smallnorb_gradients",
+        ("dw = (columns @ rows)", "dw = -(columns @ rows)", "test_conv2d"),
+        ("window += dcolumns[i, j]", "window -= dcolumns[i, j]", "test_conv2d"),
+        ("x.T @ dout, dout.sum(axis=0)", "x.T @ dout, dout.mean(axis=0)", "test_linear"),
+        ("dout * (out > 0)", "dout * (out >= 0)", "test_relu"),
+        ("dout * out * (1 - out)", "dout * out * (1 + out)", "test_sigmoid"),
+        ("drows = dv @", "drows = -dv @", "test_votes"),
+        ("dcost = -lambda_ * dz", "dcost = lambda_ * dz", "test_m_step"),
+        ("derror = 2 * weight[..., None] * slope", "derror = weight[..., None] * slope", "test_m_step"),
+        ("dmass -= (dra * weight)", "dmass += (dra * weight)", "test_m_step"),
+        ("ddistance = -0.5 * dlog_ap", "ddistance = 0.5 * dlog_ap", "test_e_step"),
+        ("dsigma_sq -= 0.5 * np.einsum", "dsigma_sq += 0.5 * np.einsum", "test_e_step"),
+        ("dvotes += dvotes_e", "dvotes -= dvotes_e", "test_em_routing"),
+        ("dbeta_a += dbeta_a_m", "dbeta_a -= dbeta_a_m", "test_em_routing"),
+        ("return loss, p / len(labels)", "return loss, p", "test_softmax_cross_entropy"),
+        ("da = 2 * short", "da = short", "test_spread_loss"),
+        ("da = 2 * POSE_SCORE * dscores", "da = POSE_SCORE * dscores", "test_capsules"),
+        ("linear_backward(relu_backward(dunits, cache.hidden_relu)", "linear_backward((dunits)", "test_cnn"),
+    ),
+    *in_file(
+        "multimnist_capsnet.py", "test_multimnist_gradients",
+        ("s] += dcols[", "s] -= dcols[", "test_conv2d"),
+        ("np.multiply(dout, hit,", "np.add(dout, hit,", "test_max_pool"),
+        ("np.matmul(x, dout.T, out=dw)", "np.matmul(-x, dout.T, out=dw)", "test_linear"),
+        ("np.sum(dout, axis=1, out=db)", "np.mean(dout, axis=1, out=db)", "test_linear"),
+        ("dout *= out > 0", "dout *= out >= 0", "test_relu"),
+        ("dout *= out * (1 - out)", "dout *= out * (1 + out)", "test_sigmoid"),
+        ("((1 - q) / (root", "((1 + q) / (root", "test_squash"),
+        ("dc -= np.einsum", "dc += np.einsum", "test_softmax_over_parents"),
+        ("ds /= J", "ds *= J", "test_routing"),
+        ('du += np.einsum("jib,jpib->pib", db, x)', 'du -= np.einsum("jib,jpib->pib", db, x)', "test_routing"),
+        ("(ABSENT_WEIGHT * long - short)", "(ABSENT_WEIGHT * long + short)", "test_loss"),
+        ("error *= 2 * weight / n", "error *= weight / n", "test_squared_error"),
+        ("(scores.copy()) - positive) / n", "(scores.copy()) + positive) / n", "test_loss"),
+        (":, each] += dmasked", ":, each] -= dmasked", "test_mask_capsules"),
+        ("dx = sigmoid_backward(dout, out)", "dx = dout", "test_capsnet"),
+        ("(dlengths / lengths)[:, None]", "(dlengths * lengths)[:, None]", "test_capsnet"),
+        ("relu_backward(dhidden, hidden)", "relu_backward(dhidden, hidden + 1)", "test_cnn"),
+    ),
+    *in_file(
+        "support/spectral_conv.py", "test_multimnist_gradients",
+        ("count(U) / (U * V)", "count(U) / (U + V)", "test_spectral_convolution_is_im2col"),
+        ("np.sum(dout, axis=(0, 1, 2)", "np.mean(dout, axis=(0, 1, 2)", "test_conv2d"),
+        ("transform(t.out_rows.T,", "transform(t.out_rows.T.conj(),", "test_conv2d"),
+        ("transform(out_columns.T,", "transform(-out_columns.T,", "test_conv2d"),
+        ("np.matmul(dout_f[:n],", "np.matmul(-dout_f[:n],", "test_conv2d"),
+        ("join_phases(dtaps.real", "join_phases(-dtaps.real", "test_conv2d"),
+        ("transform(t.x_rows.T, dx_rows, dphases)", "transform(t.x_rows.T.conj(), dx_rows, dphases)", "test_conv2d"),
+    ),
+    *in_file(
+        "mnist_affine_capsnet.py", "test_mnist_affine",
+        ("np.multiply(dout, 0.25,", "np.multiply(dout, 0.5,", "test_avg_pool_is_the_loop"),
+        ("(np.exp(log_p) - positive) / n", "(np.exp(log_p) + positive) / n", "test_whole_networks"),
+        ("if k > 1:\n            base.relu_backward", "if k > 2:\n            base.relu_backward",
+         "test_whole_networks"),
+    ),
+    *in_file(
+        "conv_matrix_capsules.py", "test_conv_routing",
+        ("combine(seen, dout[", "combine(seen, -dout[", "test_gradient"),
+        ('np.einsum("klirajrb->klijab"', '-np.einsum("klirajrb->klijab"', "test_gradient"),
+        ("slope *= v", "slope += v", "test_routing_gradient"),
+        ("dkron = rows.swapaxes(3, 4) @ dout", "dkron = -rows.swapaxes(3, 4) @ dout", "test_routing_gradient"),
+        ("linear = dmu - 2 * dsigma_sq * mean", "linear = dmu + 2 * dsigma_sq * mean", "test_routing_gradient"),
+        ("dbeta_v = d * (dcost * mass)", "dbeta_v = (dcost * mass)", "test_routing_gradient"),
+        ("dmu = (first - mean * total)", "dmu = (first + mean * total)", "test_routing_gradient"),
+        ("dr = dra * a_in[:, None]", "dr = dra", "test_routing_gradient"),
+        ("sigmoid_backward(da, cache.a_primary)", "da * cache.a_primary", "test_capsnet_gradient"),
+    ),
+    *in_file(
+        "conv_matrix_capsules.py", "test_conv_matrix_capsules",
+        ("dconv = relu_backward(dx.reshape(relu.shape), relu)", "dconv = dx.reshape(relu.shape)",
+         "test_a_whole_networks_gradient_with_the_images"),
+        ("dodds / (a * (1 - a))", "dodds * (a * (1 - a))", "test_the_log_odds_loss_and_that_its_test_sees_errors"),
+        ("relu_backward(dx, cache.outputs[k - 1])", "dx", "test_the_decoders_gradient_and_that_its_tests_see_errors"),
+        ("2 / len(error) * error", "1 / len(error) * error",
+         "test_the_decoders_gradient_and_that_its_tests_see_errors"),
+        ("weight = len(part.labels) / n", "weight = 1 / n", "test_parts_of_a_batch_add_up_to_its_gradient"),
+    ),
+    # ------------------------------------------------------------------------------------------------------------------
+    # Views
+    # ------------------------------------------------------------------------------------------------------------------
+    *in_file(
+        "smallnorb_novel_viewpoint.py", "test_protocol",
+        ("evaluate(model, params, data.familiar)", "evaluate(model, params, data.train)",
+         "test_accuracies_and_drop_of_views"),
+        ("evaluate(model, params, data.held_out)", "evaluate(model, params, data.familiar)",
+         "test_accuracies_and_drop_of_views"),
+        ('"drop": familiar - held_out', '"drop": held_out - familiar', "test_accuracies_and_drop_of_views"),
+        ("familiar=views(1, c.train_azimuths", "familiar=views(1, c.test_azimuths",
+         "test_accuracies_and_drop_of_views"),
+        ("held_out=views(2, c.test_azimuths", "held_out=views(2, c.train_azimuths",
+         "test_accuracies_and_drop_of_views"),
+        ("familiar=views(1,", "familiar=views(0,", "test_smallnorb_invariants::test_no_image_of_one_set_is_in_another"),
+        ('familiar=read_smallnorb(data_dir, "testing"', 'familiar=read_smallnorb(data_dir, "training"',
+         "test_smallnorb_files::test_familiar_and_held_out_views_show_other_objects"),
+        ("images).argmax(axis=1) == split.labels", "images).argmin(axis=1) == split.labels",
+         "test_every_image_counts_once_in_an_accuracy"),
+        ("for i in range(0, len(images), batch_size))", "for i in range(0, len(images) - 1, batch_size))",
+         "test_every_image_counts_once_in_an_accuracy"),
+        ("weight=len(batch)", "weight=config.batch_size", "test_the_loss_of_an_epoch_is_the_mean_over_its_images"),
+        ("math.ceil(len(data.train.labels) / config.batch_size)", "len(data.train.labels) // config.batch_size",
+         "test_the_loss_of_an_epoch_is_the_mean_over_its_images"),
+        ("cnn_forward(params, centred(x))", "cnn_forward(params, x)",
+         "test_every_network_subtracts_the_pixel_offset"),
+        ("capsules_forward(params, centred(x), config)", "capsules_forward(params, x, config)",
+         "test_every_network_subtracts_the_pixel_offset"),
+        ("return x - x.dtype.type(config.pixel_offset)", "return x + x.dtype.type(config.pixel_offset)",
+         "test_every_network_subtracts_the_pixel_offset"),
+        ('cnn("cnn_matched", round(', 'cnn("cnn_matched", 1 + round(',
+         "test_the_cnns_of_views_are_the_nearest_in_size"),
+        ('cnn("cnn", 64)', 'cnn("cnn", 65)', "test_the_cnns_of_views_are_the_nearest_in_size"),
+        ("rng.integers(0, slack + 1, (2, n, 1))", "rng.integers(0, slack + 1, (2, 1, 1))",
+         "test_smallnorb_invariants::test_training_crops_are_drawn_for_each_image_and_test_crops_not_at_all"),
+        ("slack + 1, (2", "slack, (2",
+         "test_smallnorb_invariants::test_training_crops_are_drawn_for_each_image_and_test_crops_not_at_all"),
+        ("rng.uniform(0.8, 1.2, (n, 1", "rng.uniform(0.8, 1.2, (1, 1", "test_jitter_is_drawn_for_each_image"),
+        ("rng.uniform(-0.2, 0.2, (n, 1", "rng.uniform(-0.2, 0.2, (1, 1", "test_jitter_is_drawn_for_each_image"),
+        ("gaussian(math.sqrt(1 / config.n_features)", "gaussian(1.2 * math.sqrt(1 / config.n_features)",
+         "test_initial_parameters_of_views"),
+        ("gaussian(math.sqrt(2 / config.n_features)", "gaussian(0.8 * math.sqrt(2 / config.n_features)",
+         "test_initial_parameters_of_views"),
+        ("gaussian(math.sqrt(1 / n_hidden)", "gaussian(1.2 * math.sqrt(1 / n_hidden)",
+         "test_initial_parameters_of_views"),
+        ("gaussian(0.1, N_PRIMARY", "gaussian(0.12, N_PRIMARY", "test_initial_parameters_of_views"),
+        ('CONV_CHANNELS),\n        "conv1.b": zeros(', 'CONV_CHANNELS) * 1.2,\n        "conv1.b": zeros(',
+         "test_initial_parameters_of_views"),
+        ('"conv1.b": zeros(CONV_CHANNELS)', '"conv1.b": 0.1 + zeros(CONV_CHANNELS)',
+         "test_initial_parameters_of_views"),
+        ('"class.beta_a": zeros(N_CLASSES)', '"class.beta_a": 1 + zeros(N_CLASSES)',
+         "test_initial_parameters_of_views"),
+        ("np.full(N_CLASSES, config.beta_v_init", "np.full(N_CLASSES, -config.beta_v_init",
+         "test_initial_parameters_of_views"),
+        ("lr: float = 2e-3", "lr: float = 3e-3", "test_defaults_are_the_stored_ones"),
+        ("weight_decay: float = 1.0", "weight_decay: float = 0.5", "test_defaults_are_the_stored_ones"),
+        ("VARIANCE_FLOOR = 3.0", "VARIANCE_FLOOR = 2.0", "test_defaults_are_the_stored_ones"),
+        ("n_per_combo: int = 5", "n_per_combo: int = 6", "test_defaults_are_the_stored_ones"),
+    ),
+    # ------------------------------------------------------------------------------------------------------------------
+    # Convolutional matrix capsules, and attacks
+    # ------------------------------------------------------------------------------------------------------------------
+    *in_file(
+        "conv_matrix_capsules.py", "test_protocol",
+        ('"accuracy": evaluate(model, params, data.test', '"accuracy": evaluate(model, params, data.train',
+         "test_matrix_capsules_are_tested_on_test_digits"),
+        ("(source.test_images, source.test_labels)", "(source.train_images, source.train_labels)",
+         "test_matrix_capsules_are_tested_on_test_digits"),
+        ('{"familiar_accuracy": data.test', '{"familiar_accuracy": data.train', "test_accuracies_and_drop_of_views"),
+        ('"held_out_accuracy": data.held_out', '"held_out_accuracy": data.test', "test_accuracies_and_drop_of_views"),
+        ('["familiar_accuracy"] - models[name]["held_out_accuracy"]',
+         '["held_out_accuracy"] - models[name]["familiar_accuracy"]', "test_accuracies_and_drop_of_views"),
+        ("range(0, len(images), size)))", "range(0, len(images) - 1, size)))",
+         "test_every_image_counts_once_in_an_accuracy"),
+        ("weight=len(batch.labels)", "weight=config.batch_size",
+         "test_the_loss_of_an_epoch_is_the_mean_over_its_images"),
+        ("weight=len(batch))", "weight=config.batch_size)", "test_the_decoders_loss_is_the_mean_over_the_images"),
+        ("x - np.float32(config.pixel_offset), y)", "x + np.float32(config.pixel_offset), y)",
+         "test_conv_matrix_capsules::test_the_pixel_offset_is_subtracted_once"),
+        ("if config.pixel_offset:", "if config.pixel_offset and not config.has_views:",
+         "test_conv_matrix_capsules::test_the_pixel_offset_is_subtracted_once"),
+        ("constant_values=-config.pixel_offset", "constant_values=0",
+         "test_conv_matrix_capsules::test_the_pixel_offset_is_subtracted_once"),
+        ("2 * m + 1, (2, n, 1))", "2 * m + 1, (2, 1, 1))", "test_jitter_is_drawn_for_each_image"),
+        ("rng.integers(0, 2 * m + 1,", "rng.integers(0, 2 * m,",
+         "test_conv_matrix_capsules::test_shifts_are_drawn_for_each_image_and_keep_it_whole"),
+        ("np.linspace(0, len(labels) - 1, n)", "np.linspace(0, len(labels) - 2, n)",
+         "test_accuracy_under_attack_is_that_of_the_images_out_of_reach"),
+        ("labels, loss, epsilon, ws, n_steps, config.pixel_range",
+         "labels, loss, 2 * epsilon, ws, n_steps, config.pixel_range",
+         "test_accuracy_under_attack_is_that_of_the_images_out_of_reach"),
+        ("np.maximum(images - epsilon,", "np.maximum(images - 2 * epsilon,",
+         "test_conv_matrix_capsules::test_an_attack_is_the_loop_over_pixels_and_errors_are_seen"),
+        ("np.minimum(images + epsilon,", "np.minimum(images + 2 * epsilon,",
+         "test_conv_matrix_capsules::test_an_attack_is_the_loop_over_pixels_and_errors_are_seen"),
+        ("epsilon / n_steps * np.sign(", "2 * epsilon / n_steps * np.sign(",
+         "test_conv_matrix_capsules::test_an_attack_is_the_loop_over_pixels_and_errors_are_seen"),
+        ("x = np.clip(x + step,", "x = np.clip(x - step,",
+         "test_accuracy_under_attack_is_that_of_the_images_out_of_reach"),
+        ("subset(*data.test, config.n_attack)", "subset(*(data.held_out or data.test), config.n_attack)",
+         "test_accuracy_under_attack_is_that_of_the_images_out_of_reach"),
+        ("loss, ws) == 0).all(", "loss, ws) == 0).any(",
+         "test_accuracy_under_attack_is_that_of_the_images_out_of_reach"),
+        ("model.loss(scores, labels, 1.0)", "model.loss(scores, labels, 0.0)",
+         "test_the_margin_that_is_attacked_is_the_last_of_the_training"),
+        ("return min(range(1, 1025), key=difference)", "return 1 + min(range(1, 1025), key=difference)",
+         "test_the_convolutional_cnn_is_the_nearest_in_size"),
+        ("gaussian(math.sqrt(2 / fan_in)", "gaussian(1.2 * math.sqrt(2 / fan_in)",
+         "test_initial_parameters_of_convolutional_capsules"),
+        ("gaussian(math.sqrt(2 / channels)", "gaussian(0.8 * math.sqrt(2 / channels)",
+         "test_initial_parameters_of_convolutional_capsules"),
+        ("eye + gaussian(0.1,", "eye + gaussian(0.12,", "test_initial_parameters_of_convolutional_capsules"),
+        ("- 0.5 * math.log(config.variance_floor)", "+ 0.5 * math.log(config.variance_floor)",
+         "test_initial_parameters_of_convolutional_capsules"),
+        ('gain = 1 if name == "out" else 2', 'gain = 1 if name == "out" else 1.4',
+         "test_initial_parameters_of_convolutional_capsules"),
+        ("math.sqrt(2 / n_in)", "math.sqrt(1 / n_in)", "test_initial_parameters_of_convolutional_capsules"),
+        ("lr: float = 0.015", "lr: float = 0.01", "test_defaults_are_the_stored_ones"),
+        ("n_attack: int = 200", "n_attack: int = 100", "test_defaults_are_the_stored_ones"),
+        ("beta_v_init: float = -0.2", "beta_v_init: float = 0.2", "test_defaults_are_the_stored_ones"),
+    ),
+    # ------------------------------------------------------------------------------------------------------------------
+    # Digits
+    # ------------------------------------------------------------------------------------------------------------------
+    *in_file(
+        "multimnist_capsnet.py", "test_protocol",
+        ("test = Overlays(digits.test_images, digits.test_labels",
+         "test = Overlays(digits.train_images, digits.train_labels", "test_composites_are_of_test_digits"),
+        ("(hits == L).mean()", "(hits > 0).mean()", "test_composites_are_of_test_digits"),
+        ("(hits > 0).mean()", "(hits == L).mean()", "test_composites_are_of_test_digits"),
+        ("hits.mean() / L", "hits.mean()", "test_composites_are_of_test_digits"),
+        ("np.argsort(-scores", "np.argsort(scores", "test_composites_are_of_test_digits"),
+        ('figures["recon_mse"] = error / batch.sources.size', 'figures["recon_mse"] = error / batch.images.size',
+         "test_composites_are_of_test_digits"),
+        ("state.end_epoch(config.steps_per_epoch,", "state.end_epoch(config.steps_per_epoch + 1,",
+         "test_composites_are_of_test_digits"),
+        ("range(0, len(batch.labels), part)", "range(0, len(batch.labels) - part, part)",
+         "test_composites_are_of_test_digits"),
+        ('"train_recon_loss": error / batch.labels.shape[1]', '"train_recon_loss": error',
+         "test_the_loss_of_reconstruction_is_that_of_one_digit"),
+        ("margin + config.recon_weight * error", "margin + error",
+         "test_the_loss_of_reconstruction_is_that_of_one_digit"),
+        ("a = rng.integers(len(self.labels),", "a = rng.integers(len(self.labels) - 1,",
+         "test_every_digit_is_trained_on"),
+        ("b = rng.integers(len(self.labels) -", "b = rng.integers(len(self.labels) - 1 -",
+         "test_every_digit_is_trained_on"),
+        ("self.shifts[rng.integers(len(self.shifts), size=n)]", "self.shifts[[rng.integers(len(self.shifts))] * n]",
+         "test_every_digit_is_trained_on"),
+        ("np.where(b >= start", "np.where(b > start",
+         "test_multimnist_capsnet::test_a_composite_is_the_maximum_of_two_shifted_digits_of_different_classes"),
+        ("common >= min_iou", "common > 0 * min_iou",
+         "test_multimnist_capsnet::test_admissible_shifts_are_all_those_that_overlap_enough"),
+        ("max(1, 1 + round(", "max(1, 2 + round(", "test_the_cnns_of_digits_are_the_nearest_in_size"),
+        ("math.sqrt(PRIMARY_SIZE / config.n_primary)", "math.sqrt(1.5 * PRIMARY_SIZE / config.n_primary)",
+         "test_initial_parameters_of_networks_for_digits"),
+        ("math.sqrt(2 / KERNEL**2)", "math.sqrt(3 / KERNEL**2)", "test_initial_parameters_of_networks_for_digits"),
+        ("math.sqrt(1 / (KERNEL**2 * C))", "math.sqrt(1.5 / (KERNEL**2 * C))",
+         "test_initial_parameters_of_networks_for_digits"),
+        ("2 / sizes[1], 1 / sizes[2]", "2 / sizes[1], 1.5 / sizes[2]",
+         "test_initial_parameters_of_networks_for_digits"),
+        ("variances = (2 / CAPSULE_SIZE", "variances = (1.4 / CAPSULE_SIZE",
+         "test_initial_parameters_of_networks_for_digits"),
+        ("math.sqrt(2 / (K * K * C))", "math.sqrt(3 / (K * K * C))", "test_initial_parameters_of_networks_for_digits"),
+        ("math.sqrt(2 / n_flat)", "math.sqrt(3 / n_flat)", "test_initial_parameters_of_networks_for_digits"),
+        ("math.sqrt(1 / net.n_hidden)", "math.sqrt(1.5 / net.n_hidden)",
+         "test_initial_parameters_of_networks_for_digits"),
+        ("recon_weight: float = 0.005", "recon_weight: float = 0.0005", "test_defaults_are_the_stored_ones"),
+        ("min_iou: float = 0.8", "min_iou: float = 0.7", "test_defaults_are_the_stored_ones"),
+        ('"decoder": (256, 512)', '"decoder": (256, 256)',
+         "test_multimnist_capsnet::test_presets_and_flags_make_the_config"),
+        ("state.add(losses)", "state.add(losses, 2)", "test_composites_are_of_test_digits"),
+        ("1 - step / self.n_steps", "1 - step / (2 * self.n_steps)",
+         "test_multimnist_capsnet::test_learning_rate_schedules"),
+    ),
+    *in_file(
+        "mnist_affine_capsnet.py", "test_protocol",
+        ('["upright_accuracy"], 12)', '["upright_accuracy"], 2)', "test_turned_digits_are_test_digits_that_are_turned"),
+        ("digits.test_images[:n_test], digits.test_labels[:n_test]",
+         "digits.train_images[:n_test], digits.train_labels[:n_test]",
+         "test_turned_digits_are_test_digits_that_are_turned"),
+        ("single(val, digits.train_labels[held_out])", "single(val, digits.train_labels[train][: len(val)])",
+         "test_turned_digits_are_test_digits_that_are_turned"),
+        ("scores.argmax(axis=1), error / batch", "scores.argmin(axis=1), error / batch",
+         "test_turned_digits_are_test_digits_that_are_turned"),
+        ("error / batch.sources.size", "error / len(batch.sources)",
+         "test_turned_digits_are_test_digits_that_are_turned"),
+        ("degrees, config.n_sweep)", "0.0, config.n_sweep)", "test_turned_digits_are_test_digits_that_are_turned"),
+        ("(labels, answers), 1)", "(answers, labels), 1)",
+         "test_mnist_affine::test_figures_are_counts_of_right_answers"),
+        ("np.linspace(0, len(shift) - 1,", "np.linspace(0, len(shift) // 2,",
+         "test_mnist_affine::test_the_sweep_is_spread_over_the_test_digits"),
+        ("m + 1, (len(which), 2))", "m + 1, (1, 2))", "test_jitter_is_drawn_for_each_image"),
+        ("integers(-m, m + 1,", "integers(-m, m,",
+         "test_mnist_affine::test_augmentation_is_drawn_for_each_image_and_never_at_test"),
+        ("order[config.n_val : config.n_val + n_train]", "order[config.n_val - 1 : config.n_val - 1 + n_train]",
+         "test_mnist_affine::test_training_validation_and_test_share_no_digit"),
+        ("order = permutation(len(data.labels),", "order = permutation(len(data.labels) - 1,",
+         "test_every_digit_is_trained_on"),
+        ("gain = 2 if k < 2 else 1", "gain = 1 if k < 2 else 1", "test_initial_parameters_of_networks_for_digits"),
+        ("math.sqrt(2 / (LENET_KERNEL**2 * C))", "math.sqrt(3 / (LENET_KERNEL**2 * C))",
+         "test_initial_parameters_of_networks_for_digits"),
+        ("lenet_lr: float = 2e-3", "lenet_lr: float = 1e-3", "test_defaults_are_the_stored_ones"),
+        ("n_val: int = 5000", "n_val: int = 6000", "test_defaults_are_the_stored_ones"),
+        ("n_sweep: int = 2000", "n_sweep: int = 200", "test_defaults_are_the_stored_ones"),
+        ("[cos, -sin]", "[cos, sin]", "test_mnist_affine::test_quarter_turns_are_exact_and_counter_clockwise"),
+        (">= config.match_accuracy", "> 0 * config.match_accuracy",
+         "test_mnist_affine::test_training_stops_at_the_accuracy_asked_for"),
+    ),
+    # ------------------------------------------------------------------------------------------------------------------
+    # Statistics, tables, results
+    # ------------------------------------------------------------------------------------------------------------------
+    *in_file(
+        "support/statistics.py", "test_protocol",
+        ("ppf(0.975, n - 1)", "ppf(0.975, n)", "test_three_seeds_by_hand"),
+        ("ppf(0.975,", "ppf(0.95,", "test_three_seeds_by_hand"),
+        ("ddof=1", "ddof=0", "test_three_seeds_by_hand"),
+        ("t_quantile(n) * sd / math.sqrt(n)", "2 * t_quantile(n) * sd / math.sqrt(n)", "test_three_seeds_by_hand"),
+        ("sd / math.sqrt(n)", "sd / math.sqrt(n - 1)", "test_three_seeds_by_hand"),
+        ('"high": mean + half', '"high": mean + half / 2', "test_three_seeds_by_hand"),
+        ("mean = len(values), float(np.mean(values))", "mean = len(values), float(np.median(values))",
+         "test_three_seeds_by_hand"),
+        ('"higher" if low > 0 else "lower"', '"lower" if low > 0 else "higher"',
+         "test_a_pair_by_hand_whatever_the_order"),
+        ("low <= 0 <= high", "low < 0 < high", "test_compare_seeds::test_verdict_is_the_intervals"),
+        ("low is None or low <= 0 <= high", "low is None", "test_a_tie_is_not_higher_and_zero_inside_is_undecided"),
+        ("differences > 0", "differences >= 0", "test_a_tie_is_not_higher_and_zero_inside_is_undecided"),
+        ("np.subtract(values, others)", "np.subtract(others, values)", "test_a_pair_by_hand_whatever_the_order"),
+        ("errors = 1 - float(np.mean(others))", "errors = 1 - float(np.mean(values))",
+         "test_a_pair_by_hand_whatever_the_order"),
+        (">= abs(differences.sum())", "> abs(differences.sum())", "test_a_pair_by_hand_whatever_the_order"),
+        ("[sums + difference, sums - difference]", "[sums + difference, sums + difference]",
+         "test_a_pair_by_hand_whatever_the_order"),
+        ("(values[reference, metric], column,", "(column, values[reference, metric],",
+         "test_a_pair_by_hand_whatever_the_order"),
+        ('if all(name in run["models"] for run', 'if any(name in run["models"] for run',
+         "test_compare_seeds::test_pairs_and_errors"),
+    ),
+    *in_file(
+        "compare_seeds.py", "test_protocol",
+        ('next((name for name in names if name.startswith("caps")), names[0])', "names[0]",
+         "test_capsules_are_the_reference_wherever_they_stand"),
+        ("isinstance(value, float) and not math.isfinite(value)", "isinstance(value, float) and value > math.inf",
+         "test_no_number_that_is_not_finite_is_a_result"),
+        ("json.dumps(result, allow_nan=False)", "json.dumps(result)", "test_no_number_that_is_not_finite_is_a_result"),
+        ("chance if metric == headline else None", "chance", "test_compare_seeds::test_options_that_keep_more"),
+        ('sample["high"] - sample["mean"]', 'sample["high"] - sample["low"]',
+         "test_a_figure_has_the_intervals_of_its_samples"),
+    ),
+    *in_file(
+        "report.py", "test_protocol",
+        ("json.dumps(document, allow_nan=False)", "json.dumps(document)",
+         "test_no_number_that_is_not_finite_is_a_result"),
+        ("{sample['high'] - sample['mean']:", "{sample['high'] - sample['low']:",
+         "test_a_pair_by_hand_whatever_the_order"),
+        ("{s['higher']} of {s['n']}", "{s['n'] - s['higher']} of {s['n']}", "test_a_pair_by_hand_whatever_the_order"),
+        ("TOLERANCE = 1e-9", "TOLERANCE = 1e-3", "test_report::test_every_changed_number_is_seen"),
+    ),
+    *in_file(
+        "support/results.py", "test_protocol",
+        ('(",", ":"), allow_nan=False)', '(",", ":"))', "test_no_number_that_is_not_finite_is_a_result"),
+    ),
+    *in_file(
+        "support/run.py", "test_protocol",
+        ("if not np.isfinite(loss)", "if np.isnan(loss)", "test_no_number_that_is_not_finite_is_a_result"),
+        ("and not state.is_finite", "and False", "test_no_number_that_is_not_finite_is_a_result"),
+    ),
+    # ------------------------------------------------------------------------------------------------------------------
+    # Optimizers, threads
+    # ------------------------------------------------------------------------------------------------------------------
+    *in_file(
+        "support/optimizers.py", "test_optimizers",
+        ("beta1: float = 0.9", "beta1: float = 0.8", "test_adamw_by_hand"),
+        ("beta2: float = 0.999", "beta2: float = 0.99", "test_adamw_by_hand"),
+        ("epsilon: float = 1e-8", "epsilon: float = 1e-3", "test_adamw_by_hand"),
+        ("(1 - beta2**step)", "(1 - beta2)", "test_adamw_by_hand"),
+        ("/ (1 - beta1**step)", "/ (1 - beta1)", "test_adamw_by_hand"),
+        ("p -= d", "p += d", "test_adamw_by_hand"),
+        ("keep = 1 - lr * weight_decay if", "keep = 1 - weight_decay if", "test_adamw_by_hand"),
+        ("momentum: float = 0.95", "momentum: float = 0.9", "test_muon_by_hand"),
+        ("g += momentum * m", "g += m", "test_muon_by_hand"),
+        ("MUON_RMS = 0.2", "MUON_RMS = 0.3", "test_muon_by_hand"),
+        ("(vectors / np.sqrt(", "(vectors * np.sqrt(", "test_orthogonalized_is_the_polar_factor"),
+        ("key: total / weight", "key: total", "test_a_state_adds_up_the_losses_of_an_epoch"),
+        ("+ weight * loss", "+ loss", "test_a_state_adds_up_the_losses_of_an_epoch"),
+        ("grads[0] += other", "grads[0] -= other", "test_adamw_by_hand"),
+    ),
+    *in_file(
+        "support/workers.py", "test_workers",
+        ("n * (k + 1) // n_parts)", "n * (k + 1) // n_parts - 1)",
+         "test_parts_are_the_whole_batch_and_an_error_is_seen"),
+        ("sum(part[key]", "max(part[key]", "test_parts_are_the_whole_batch_and_an_error_is_seen"),
+    ),
+]
+# fmt: on
+
+
+def stale() -> list[str]:
+    """What is wrong with the list: a text that does not occur just once, a test that is not there."""
+    faults = []
+    for file, old, new, test in ERRORS:
+        n = (ROOT / file).read_text().count(old)
+        if n != 1:
+            faults.append(f"{file}: {old!r} occurs {n} times")
+        if old == new:
+            faults.append(f"{file}: {old!r} is replaced by itself")
+        module, name = test.split("::")
+        path = ROOT / "tests" / f"{module}.py"
+        if not path.is_file() or not re.search(rf"^def {name}\(", path.read_text(), re.MULTILINE):
+            faults.append(f"there is no test {test}")
+    return faults
+
+
+def copy_project(folder: Path) -> Path:
+    """The sources, tests and small data; no git history, results or pictures."""
+    left_out = shutil.ignore_patterns(".*", "__pycache__", "viz", "results", "*.gif", "*.png")
+    return Path(shutil.copytree(ROOT, folder, ignore=left_out))
+
+
+def write_source(path: Path, text: str) -> None:
+    """Its bytecode goes: Python knows that it is old by the second and the size of the file alone."""
+    path.write_text(text)
+    Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+
+
+def run_tests(project: Path, tests: Collection[str]) -> tuple[int, str]:
+    """pytest's exit status (1: a test failed, 0: none did), and its output."""
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    names = [f"tests/{test.replace('::', '.py::')}" for test in tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *names]
+    try:
+        done = subprocess.run(
+            command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            timeout=SECONDS * len(names), check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return -1, f"not finished after {SECONDS} s"
+    return done.returncode, done.stdout
+
+
+def main(words: list[str]) -> int:
+    chosen = [error for error in ERRORS if not words or any(word in error.file + error.test for word in words)]
+    if faults := stale():
+        print("\n".join(faults))
+        return 1
+    started, not_seen = time.monotonic(), 0
+    n_workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(n_workers) as executor:
+        copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for k in range(n_workers):
+            copies.put(copy_project(Path(folder, str(k))))
+
+        def plant(error: Planted) -> str:
+            project = copies.get()
+            path = project / error.file
+            source = path.read_text()
+            write_source(path, source.replace(error.old, error.new))
+            status, output = run_tests(project, [error.test])
+            write_source(path, source)
+            copies.put(project)
+            if status not in (0, 1):
+                return f"NO ANSWER: {output.strip()[-300:]}"
+            crash = re.search(r"^E +(?:[a-z_]+\.)*([A-Z]\w+): ", output, re.MULTILINE)
+            by = "" if crash is None or crash[1] in WRONG_VALUE else f" by {crash[1]}"
+            return f"seen{by}" if status else "NOT SEEN"
+
+        project = copies.get()
+        status, output = run_tests(project, sorted({error.test for error in chosen}))
+        copies.put(project)
+        if status:
+            print(f"a test fails without an error:\n{output[-2000:]}")
+            return 1
+        for error, answer in zip(chosen, executor.map(plant, chosen), strict=True):
+            print(f"{answer:<8} {error.file}: {error.old!r} -> {error.new!r} ({error.test})", flush=True)
+            not_seen += not answer.startswith("seen")
+    print(f"{len(chosen)} errors, {not_seen} not seen, {time.monotonic() - started:.0f} s")
+    return 1 if not_seen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import compare_seeds
 import conv_matrix_capsules as conv
@@ -121,9 +122,8 @@ def test_every_image_counts_once_in_an_accuracy(script: Any) -> None:
     images[:, 0, 0, 0] = np.arange(n)
     labels = np.arange(n) % 5
     for right in ({n - 1}, set(range(n - 1)), {0, 7}):
-        model = views_model(
-            script, "cnn", lambda x, right=right: [int(k) % 5 if k in right else (int(k) + 1) % 5 for k in x[:, 0, 0, 0]]
-        )
+        named = np.where([k in right for k in range(n)], labels, (labels + 1) % 5)
+        model = views_model(script, "cnn", functools.partial(lambda named, x: named[x[:, 0, 0, 0].astype(int)], named))
         if script is views:
             found = views.evaluate(model, WEIGHTS, views.Split(images, labels, labels, labels))
         else:
@@ -203,12 +203,12 @@ def class_scores(images: Array, brightness: int) -> Array:
     return np.where(np.abs(pixels - brightness / 255) < 0.01, 1.0, 0.0)
 
 
-def digits_model(name: str, scores: Callable[[Array], Array], error: float = math.nan, loss: float = 1.0) -> multi.Model:
-    """``error`` is the squared error of a pixel of each reconstruction."""
+def digits_model(name: str, scores: Callable[[Array], Array], error: float = math.nan) -> multi.Model:
+    """``error`` is the squared error of a pixel of each reconstruction; the loss is 1."""
 
     def loss_and_grads(params: Any, batch: multi.Batch, n: int, grads: Any, ws: Any) -> dict[str, float]:
         grads["conv1.w"][...] = 0
-        return {"train_loss": loss * len(batch.labels) / n}
+        return {"train_loss": len(batch.labels) / n}
 
     return multi.Model(
         name,
@@ -281,9 +281,8 @@ def test_turned_digits_are_test_digits_that_are_turned(brightness: int, accuracy
     """A digit that is turned has lost its pixel at the left edge, and three of the test digits are unknown."""
     monkeypatch.setattr(multi, "resolve_dataset", lambda *args, **options: marked_digits(3))
     monkeypatch.setattr(affine, "SWEEP", (-90, -5, 0, 5))
-    models = digits_model("capsnet", lambda x: class_scores(x, brightness), 0.02), digits_model(
-        "cnn", lambda x: class_scores(x, brightness)
-    )
+    scores = functools.partial(class_scores, brightness=brightness)
+    models = digits_model("capsnet", scores, 0.02), digits_model("cnn", scores)
     monkeypatch.setattr(affine, "make_models", lambda config: {model.name: model for model in models})
     config = affine.Config(
         dataset="mnist", n_epochs=1, n_val=16, n_sweep=40, batch_size=8, rotation=(5.0, 90.0), max_shift=0
@@ -315,7 +314,8 @@ def test_every_digit_is_trained_on() -> None:
         assert sorted(np.concatenate(batches)) == list(range(44))
 
     digits = marked_digits()
-    drawn = multi.Overlays(digits.train_images, digits.train_labels, multi.Config()).draw(np.random.default_rng(0), 3000)
+    overlays = multi.Overlays(digits.train_images, digits.train_labels, multi.Config())
+    drawn = overlays.draw(np.random.default_rng(0), 3000)
     for which in drawn.which.T:
         assert np.bincount(which, minlength=60).min() > 20  # 50 on average
     assert (np.abs(drawn.shift).max(axis=(0, 1)) == 4).all()
@@ -470,6 +470,14 @@ def test_capsules_are_the_reference_wherever_they_stand(tmp_path: Path) -> None:
         paired = document["settings"]["default"]["paired"]
         assert list(paired) == ["cnn"]
         assert paired["cnn"]["x_accuracy"]["mean"] == pytest.approx(0.25)
+
+
+def test_a_figure_has_the_intervals_of_its_samples() -> None:
+    sample = describe_sample([0.2, 0.3, 0.7])
+    bar = compare_seeds.draw_points(Figure().subplots(), 0.0, [0.2, 0.3, 0.7], sample, 0)
+    (interval,) = bar.lines[2][0].get_segments()
+    np.testing.assert_allclose(interval[:, 1], [sample["low"], sample["high"]])
+    np.testing.assert_allclose(np.asarray(bar.lines[0].get_ydata(), float), [0.4])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
