@@ -111,6 +111,7 @@ def test_accuracies_and_drop_of_views(
     found = result["models"]["cnn"]
     assert (found["familiar_accuracy"], found["held_out_accuracy"]) == (familiar, held_out)
     assert found["drop"] == familiar - held_out
+    assert (result["headline"], result["chance"]) == ("held_out_accuracy", 1 / 5)
     assert numbers_of(script.format_table(result).splitlines()[1])[:3] == [familiar, held_out, familiar - held_out]
 
 
@@ -231,6 +232,7 @@ def test_matrix_capsules_are_tested_on_test_digits(brightness: int, accuracy: fl
     monkeypatch.setattr(conv, "make_models", lambda config: {"cnn": model})
     result = conv.run(conv.Config(dataset="mnist", n_epochs=1), names=("cnn",))
     assert result["models"]["cnn"]["accuracy"] == accuracy
+    assert (result["headline"], result["chance"]) == ("accuracy", 1 / 10)
     assert numbers_of(conv.format_table(result).splitlines()[1])[0] == accuracy
     data = conv.make_data(conv.Config(dataset="mnist"))
     assert (len(data.train.labels), len(data.test.labels), data.held_out) == (60, 40, None)
@@ -255,6 +257,7 @@ def test_composites_are_of_test_digits(scores: Any, both: float, one: float, dig
     assert (found["set_accuracy"], found["soft_accuracy"], found["digit_accuracy"]) == (both, one, digits)
     assert found["recon_mse"] == pytest.approx(0.01)  # of a pixel of one digit
     np.testing.assert_allclose(result["history"]["capsnet"]["train_loss"], [1.0])
+    assert (result["headline"], result["chance"]) == ("set_accuracy", 1 / 45)
     assert numbers_of(multi.format_table(result).splitlines()[1])[:4] == [both, one, digits, 0.01]
 
 
@@ -298,7 +301,7 @@ def test_turned_digits_are_test_digits_that_are_turned(brightness: int, accuracy
         assert np.sum(found["confusion"]["rotated_90"]) == 40
         if name == "capsnet":
             assert found["recon_mse"] == pytest.approx(0.02)
-    assert result["headline"] == "rotated_90_accuracy"
+    assert (result["headline"], result["chance"]) == ("rotated_90_accuracy", 1 / 10)
     assert numbers_of(affine.format_table(result).splitlines()[1])[1] == pytest.approx(100 * accuracy)
 
 
@@ -337,6 +340,11 @@ def test_jitter_is_drawn_for_each_image() -> None:
     assert 1.15 < contrast.max() < 1.22
     assert -0.2 <= low.min() < -0.15
     assert 0.15 < low.max() <= 0.21
+
+    points = np.zeros((512, 48, 48, 1))
+    points[:, 24, 24] = 9
+    for row_or_column in np.argwhere(views.crop(points, rng) > 5)[:, 1:3].T:
+        assert set(row_or_column) == set(range(8, 25))  # crops begin at 0 to 16
 
     points, labels = np.zeros((64, 28, 28), np.uint8), np.zeros(64, np.uint8)
     points[:, 14, 14] = 255
@@ -564,12 +572,13 @@ def test_the_cnns_of_digits_are_the_nearest_in_size(script: Any, conv_channels: 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_defaults_are_the_stored_ones(name: str) -> None:
-    """Those of every field of the configuration, and of every flag."""
+    """Those of every field of the configuration, of every flag, and of the constants that a result depends on."""
     stored = json.loads((DATA / "defaults.json").read_text())[name]
     script = EXPERIMENTS[name].script
     flags = vars(script.make_parser().parse_args([]))
     own = {flag: value for flag, value in flags.items() if flag not in ("given", "threads")}  # threads: the machine's
-    found = {"config": dataclasses.asdict(script.Config()), "flags": own}
+    constants = {constant: getattr(script, constant) for constant in stored["constants"]}
+    found = {"config": dataclasses.asdict(script.Config()), "flags": own, "constants": constants}
     assert json.loads(json.dumps(found, default=str)) == stored
 
 
