@@ -58,7 +58,9 @@ def numbers_of(line: str) -> list[float]:
 FEW_VIEWS = {"dataset": "voxels", "n_train_views": 2, "n_test_views": 3, "n_elev": 1, "n_per_combo": 1, "n_epochs": 1}
 
 
-def views_model(script: Any, name: str, answer: Callable[[Array], Any], losses: Callable[[Array], Array] = len) -> Any:  # type: ignore[assignment]
+def views_model(
+    script: Any, name: str, answer: Callable[[Array], Any], losses: Callable[[Array], Any] = np.mean
+) -> Any:
     """A model of smallnorb_novel_viewpoint or conv_matrix_capsules with one-hot scores of ``answer(images)``, and the
     mean of ``losses(images)`` for its loss."""
     seen: list[Array] = []
