@@ -402,6 +402,15 @@ def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: P
     assert few["cnn"]["fgsm"] == {"0": 1.0, "0.03": 1.0, "0.07": 0.5, "0.2": 0.5, "0.4": 0.5}  # the first and the last
 
 
+@pytest.mark.parametrize("script", [views, conv], ids=lambda script: script.__name__)
+def test_the_margin_grows_from_the_first_step_of_the_training_to_the_last(script: Any) -> None:
+    model = script.make_models(script.Config(dataset="voxels", loss="spread"))["capsules"]
+    activations = np.array([[0.5, 0.4, 0.45, 0.0, 0.0]])
+    for progress, margin in ((0.0, 0.2), (0.5, 0.55), (1.0, 0.9)):
+        terms = [max(0.0, margin - gap) ** 2 for gap in (0.1, 0.05, 0.5, 0.5)]
+        assert model.loss(activations, np.array([0]), progress)[0] == pytest.approx(sum(terms))
+
+
 def test_the_margin_that_is_attacked_is_the_last_of_the_training() -> None:
     activations = np.array([[0.5, 0.1, 0.0], [1.0, 0.05, 0.2]])
     config = conv.Config(dataset="voxels", loss="spread")
