@@ -313,7 +313,7 @@ def test_every_digit_is_trained_on() -> None:
     config = affine.Config(dataset="mnist", n_val=16, batch_size=4)
     data = affine.make_data(config)
     assert (len(data.labels), len(data.val.labels), len(data.test_labels)) == (44, 16, 40)
-    config, data = affine.resolved(config, data), data._replace(labels=np.arange(44))  # their numbers
+    config, data = dataclasses.replace(config, n_train=44), data._replace(labels=np.arange(44))  # their numbers
     for epoch in range(2):
         batches = [affine.training_batch(data, config, 11 * epoch + step).labels[:, 0] for step in range(11)]
         assert sorted(np.concatenate(batches)) == list(range(44))
@@ -354,7 +354,7 @@ def test_jitter_is_drawn_for_each_image() -> None:
     for n_least, images in (
         (20, conv.augment(conv.Config(dataset="strokes", shift=2), points[..., None], rng)[..., 0]),
         (20, affine.training_batch(
-            affine.Data("custom", points, labels, affine.single(points, labels), points, labels),
+            affine.Data("custom", points, labels, multi.Batch(points, labels[:, None], points[:, None]), points, labels),
             affine.Config(n_train=64, batch_size=64, max_shift=2), 0,
         ).images),
     ):  # fmt: skip
