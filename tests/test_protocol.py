@@ -351,10 +351,11 @@ def test_jitter_is_drawn_for_each_image() -> None:
     points, labels = np.zeros((64, 28, 28), np.uint8), np.zeros(64, np.uint8)
     points[:, 14, 14] = 255
     all_shifts = {(row, column) for row in range(-2, 3) for column in range(-2, 3)}
+    validation = multi.Batch(points, labels[:, None], points[:, None])
     for n_least, images in (
         (20, conv.augment(conv.Config(dataset="strokes", shift=2), points[..., None], rng)[..., 0]),
         (20, affine.training_batch(
-            affine.Data("custom", points, labels, multi.Batch(points, labels[:, None], points[:, None]), points, labels),
+            affine.Data("custom", points, labels, validation, points, labels),
             affine.Config(n_train=64, batch_size=64, max_shift=2), 0,
         ).images),
     ):  # fmt: skip
