@@ -128,10 +128,10 @@ def test_every_image_counts_once_in_an_accuracy(script: Any) -> None:
         named = np.where([k in right for k in range(n)], labels, (labels + 1) % 5)
         model = views_model(script, "cnn", functools.partial(lambda named, x: named[x[:, 0, 0, 0].astype(int)], named))
         if script is views:
-            found = views.evaluate(model, WEIGHTS, views.Split(images, labels, labels, labels))
+            found = views.accuracy(model, WEIGHTS, views.Split(images, labels, labels, labels))
         else:
             config = conv.Config(dataset="voxels")
-            found = conv.evaluate(model, WEIGHTS, conv.Examples(images, labels), config, SERIAL)
+            found = conv.accuracy(model, WEIGHTS, conv.Examples(images, labels), config, SERIAL)
         assert found == len(right) / n
 
 
