@@ -357,7 +357,7 @@ def test_the_tests_pass_where_ctrl_c_is_ignored() -> None:
     tests = "tests/test_compare_seeds.py tests/test_run.py"
     tests += " -k 'stopped_it_keeps and 130 or real_signal and smallnorb and SIGINT'"
     command = f"trap '' INT; exec {sys.executable} -m pytest -p no:cacheprovider {tests}"
-    process = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    process = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
     assert process.returncode == 0, process.stdout
 
 
