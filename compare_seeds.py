@@ -15,6 +15,10 @@ results into the tables of the pages.
 
 from __future__ import annotations
 
+import support.startup
+
+# isort: split
+
 import argparse
 import contextlib
 import hashlib
@@ -28,7 +32,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
@@ -37,10 +40,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import support
 from report import MAX_BYTES, make_table, read_result, show_p
-from support import run as support_run
+from support.files import UserError, atomic_write, data_files, overwriting, require_writable, temporary_folder
 from support.results import code_fingerprint, save_result
-from support.run import Parser, UserError, atomic_write, exit_status, number, require_writable, whole_number
+from support.run import Parser, exit_status, number, one_line, print_message, print_result, shows_progress, whole_number
 from support.statistics import summarise
 
 Json = dict[str, Any]
@@ -53,6 +57,7 @@ MAX_SECONDS = 1e6  # a process can be waited for no longer than 2^31 millisecond
 DASK_TIMEOUT = 10  # seconds until a scheduler must have answered
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # told apart by colour-blind eyes too
 MARKERS = "os^Dvp"
+WATCHED = str(Path(__file__).resolve().with_name("support") / "watched.py")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -126,23 +131,35 @@ def fault_of(result: Any, seed: int) -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def held_pipe() -> Iterator[int]:
+    """The end to read from of a pipe, the other end of which is closed with this process at the latest."""
+    reader, writer = os.pipe()
+    try:
+        yield reader
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
 def run_job(job: Job, children: set[subprocess.Popen[str]] | None = None) -> Json:
     """``{"result": the experiment's JSON, "warnings": lines}``, or ``{"error": one line}``. Raises nothing that a run
     can cause.
 
-    While it lives, the process is in ``children``, for the caller to kill.
+    While it lives, the process is in ``children``, for the caller to kill. It ends with this one too, however
+    that ends: a cluster's worker, whose runs another one repeats, or a caller that is killed.
     """
     try:
         if code_fingerprint(job.script) != job.code:
             return {"error": f"{job.script} is not the version that was asked for"}
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder, "out.json")
-            command = [sys.executable, str(job.script), *job.setting.args, f"--seed={job.seed}"]
+        with temporary_folder() as folder, held_pipe() as pipe:
+            out = folder / "out.json"
+            command = [sys.executable, WATCHED, str(job.script), *job.setting.args, f"--seed={job.seed}"]
             blas = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(job.threads))
             with subprocess.Popen(
                 [*command, f"--threads={job.threads}", "--quiet", f"--out-json={out}"],
                 cwd=job.cwd, env={**os.environ, **blas}, text=True, errors="replace",
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                stdin=pipe, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             ) as process:  # fmt: skip
                 if children is not None:
                     children.add(process)
@@ -168,7 +185,7 @@ def run_job(job: Job, children: set[subprocess.Popen[str]] | None = None) -> Jso
                 return {"error": fault}
             return {"result": result, "warnings": lines if stderr.strip() else []}
     except UserError as error:
-        return {"error": str(error)}
+        return {"error": one_line(error, 400)}
     except OSError as error:
         return {"error": f"no result: {error}"}
     except (ValueError, RecursionError):
@@ -248,7 +265,7 @@ def read_cache(jobs: list[Job], cache: Path) -> dict[int, Json]:
                     raise UserError(f"{path}: {fault or 'its warnings are not text'}")
                 outcomes[n] = outcome
             except (UserError, TypeError) as error:
-                print(f"warning: {error}; the run is repeated ({job})", file=sys.stderr)
+                print_message(f"warning: {one_line(error, 400)}; the run is repeated ({job})")
     return outcomes
 
 
@@ -270,7 +287,7 @@ def open_executor(n_parallel: int, address: str | None) -> Iterator[Executor]:
         from cloudpickle import register_pickle_by_value
     except ImportError:
         raise UserError("--dask needs Dask: pip install -r requirements-dask.txt") from None
-    register_pickle_by_value(support_run)  # so that no worker needs to import this project
+    register_pickle_by_value(support)  # so that no worker needs to import this project
     if __name__ != "__main__":
         register_pickle_by_value(sys.modules[__name__])
     try:
@@ -293,13 +310,13 @@ def run_all(jobs: list[Job], common: Comparison, args: argparse.Namespace) -> li
     for n, outcome in (read_cache(jobs, args.cache) if args.resume else {}).items():
         outcomes[n] = outcome
         for line in common.add(jobs[n], outcome):
-            print(line, file=sys.stderr)
+            print_message(line)
     missing = [n for n in range(len(jobs)) if n not in outcomes]
     # The first seed of every setting runs first: it shows early what cannot be compared.
     missing.sort(key=lambda n: n % len(args.seeds))
     children: set[subprocess.Popen[str]] = set()
     futures: dict[Future[Json], int] = {}
-    bar = tqdm(total=len(jobs), initial=len(outcomes), unit="run", leave=False, disable=not sys.stderr.isatty())
+    bar = tqdm(total=len(jobs), initial=len(outcomes), unit="run", leave=False, disable=not shows_progress())
     with bar, open_executor(args.jobs, args.dask if missing else None) as executor:
         try:
             for n in missing:
@@ -315,8 +332,9 @@ def run_all(jobs: list[Job], common: Comparison, args: argparse.Namespace) -> li
                     lines = common.add(job, outcomes[n])
                 else:
                     lines = [f"{job}: {outcomes[n]['error']}"]
+                bar.clear()
                 for line in lines:
-                    bar.write(line, file=sys.stderr)
+                    print_message(line)
                 bar.update()
         except BaseException as error:
             for future in futures:
@@ -327,7 +345,7 @@ def run_all(jobs: list[Job], common: Comparison, args: argparse.Namespace) -> li
                 time.sleep(0.02)
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 kept = sum("result" in outcome for outcome in outcomes.values())
-                bar.write(f"{kept} of {len(jobs)} runs are finished and kept; --resume goes on from them", sys.stderr)
+                print_message(f"{kept} of {len(jobs)} runs are finished and kept; --resume goes on from them")
             raise
     return [outcomes[n] for n in range(len(jobs))]
 
@@ -391,7 +409,7 @@ def make_document(
                 history = {"history": out["result"].get("history", {})} if args.keep_history else {}
                 runs.append({"seed": job.seed, "models": models, **history})
         if not runs:
-            print(f"setting {setting.name} has no result and is left out", file=sys.stderr)
+            print_message(f"setting {setting.name} has no result and is left out")
             continue
         first = next(out["result"] for _, out in own if "result" in out)
         document["settings"][setting.name] = {
@@ -627,8 +645,13 @@ def parse_command(argv: list[str]) -> tuple[argparse.Namespace, list[Setting]]:
     args.name = args.name or "_".join(names) or "-".join(map(str, sorted({min(args.seeds), max(args.seeds)})))
     args.out = args.out or Path("results", args.script.stem, f"{args.name}.json")
     args.figure = args.figure or Path("viz", args.script.stem, f"seeds_{args.name}.png")
-    if len({path.resolve() for path in (args.out, args.figure, args.script)}) < 3:
-        parser.error("arguments --out and --figure: the result, the figure and the script are three files")
+    named = [Path(word.rpartition("=")[2] if word.startswith("--") else word) for word in rest]
+    inputs = [
+        ("the script", args.script),
+        *(("which the experiment reads", path) for path in (*named, *data_files(*named))),
+    ]
+    if fault := overwriting({"--out": args.out, "--figure": args.figure}, inputs):
+        parser.error(fault)
     settings = make_settings(args.zip, args.grid, rest)
     if len({setting.name for setting in settings}) < len(settings):
         parser.error("arguments --grid and --zip: a setting occurs twice")
@@ -649,19 +672,19 @@ def compare(args: argparse.Namespace, settings: list[Setting]) -> None:
     document = make_document(args, settings, jobs, outcomes, common)
     save_result(args.out, document)
     draw(document, args.figure)
-    print(f"## {document['experiment']} ({document['dataset']}), {document['headline']}\n")
+    lines = [f"## {document['experiment']} ({document['dataset']}), {document['headline']}\n"]
     if len(settings) > 1:
-        print("Means ± half of the 95 % interval:\n\n" + make_table(document, "grid", {}))
+        lines.append("Means ± half of the 95 % interval:\n\n" + make_table(document, "grid", {}))
     else:
         (entry,) = document["settings"].values()
         every = ",".join(dict.fromkeys(k for m in entry["models"].values() for k in m if k != "n_params"))
-        print(make_table(document, "seeds", {}) + "\n\nMeans ± half of the 95 % interval:\n")
-        print(make_table(document, "summary", {"metrics": every}))
+        lines.append(make_table(document, "seeds", {}) + "\n\nMeans ± half of the 95 % interval:\n")
+        lines.append(make_table(document, "summary", {"metrics": every}))
         if entry["paired"]:
-            print("\nPaired by seed:\n\n" + make_table(document, "paired", {"metrics": every}))
-    print(f"\n{args.out} and {args.figure} are written")
+            lines.append("\nPaired by seed:\n\n" + make_table(document, "paired", {"metrics": every}))
+    print_result("\n".join([*lines, f"\n{args.out} and {args.figure} are written"]))
     if args.out.stat().st_size > MAX_BYTES:
-        print(f"warning: {args.out} is too large for report.py --check ({MAX_BYTES:,} bytes)", file=sys.stderr)
+        print_message(f"warning: {args.out} is too large for report.py --check ({MAX_BYTES:,} bytes)")
     if n_failed := sum("error" in outcome for outcome in outcomes):
         raise UserError(f"{n_failed} of {len(jobs)} runs failed; the others are kept")
 
@@ -671,7 +694,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         Path.cwd()
     except OSError:
-        print("error: the working folder does not exist any more", file=sys.stderr)
+        print_message("error: the working folder does not exist any more")
         return 1
     args, settings = parse_command(argv)
     args.command = recorded_command(argv)

@@ -33,6 +33,10 @@ Run it (both models, seed 0, and both attacks; then novel viewpoints):
 
 from __future__ import annotations
 
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
 import argparse
 import dataclasses
 import functools
@@ -49,6 +53,7 @@ import numpy as np
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as viewpoint
 from multimnist_capsnet import CACHE_DIR
+from support.files import UserError, require_writable
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import prediction_table
 from support.results import recorded_command, report_result, result_document
@@ -56,14 +61,14 @@ from support.workers import Workers, Workspace, default_threads
 
 from smallnorb_novel_viewpoint import (  # isort: skip
     ACTIVATION_SCORE, MASS_FLOOR, POSE_SCORE, POSE_SIDE, Array, ConvCache, LinearCache, Params, Viewpoints,
-    add_viewpoint_flags, conv2d_backward, conv2d_forward, inverse_temperatures, linear_backward, linear_forward,
-    relu_backward, relu_forward, sigmoid_backward, sigmoid_forward, softmax_cross_entropy, spread_loss, spread_margin,
-    viewpoints_from_args,
+    add_viewpoint_flags, check_variance_floor, conv2d_backward, conv2d_forward, inverse_temperatures,
+    linear_backward, linear_forward, relu_backward, relu_forward, sigmoid_backward, sigmoid_forward,
+    softmax_cross_entropy, spread_loss, spread_margin, viewpoints_from_args,
 )  # fmt: skip
 from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Parser, Session, Stream, UserError, add_file_flags, add_flags, check_file_flags,
+    NO_FILES, Callback, Files, Parser, Session, Stream, add_file_flags, add_flags, check_file_flags,
     check_same, checkpoint_command, exit_status, flag_of, generator, list_of, names_of, non_empty, number, of_models,
-    permutation, print_result, read_checkpoint, require_finite, require_writable, whole_number,
+    permutation, print_result, read_checkpoint, require_finite, whole_number,
 )  # fmt: skip
 
 # Dimension letters
@@ -1218,7 +1223,7 @@ def fresh_states(config: Config) -> dict[str, TrainState]:
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+    return read_checkpoint(path, EXPERIMENT, Config, fresh_states, make_parser())
 
 
 def train_all(
@@ -1433,6 +1438,7 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     """A usage error (status 2) where flags do not fit together."""
     if args.dataset == "smallnorb" and args.data_dir is None:
         parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
+    check_variance_floor(parser, args)
     if args.dataset in ("voxels", "strokes") and args.data_dir is not None:
         parser.error(f"argument --data-dir: {args.dataset} has no files")
     fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Config)}
@@ -1460,6 +1466,7 @@ def main(argv: list[str] | None = None) -> int:
     check_file_flags(parser, args)
     config = config_from_args(parser, args)
     command = recorded_command(EXPERIMENT, argv)
+    files = Files.from_args(args, command)
 
     def body() -> None:
         if args.predict:
@@ -1470,9 +1477,9 @@ def main(argv: list[str] | None = None) -> int:
             result = evaluate_checkpoint(args.checkpoint, config, args.given, args.models, args.threads)
             result["checkpoint_command"] = checkpoint_command(args.checkpoint, EXPERIMENT)
         else:
-            result = run(config, Files.from_args(args, command), args.threads, names=args.models)
+            result = run(config, files, args.threads, names=args.models)
         result["command"] = command
-        report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}")
+        report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}", files)
 
     return exit_status(body)
 

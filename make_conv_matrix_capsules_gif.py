@@ -11,6 +11,10 @@ capsule's mean as its class.
 
 from __future__ import annotations
 
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
 import argparse
 import math
 import sys
@@ -44,8 +48,9 @@ from support.figures import (
     weighted_quantiles,
     write_gif,
 )
+from support.files import require_writable
 from support.optimizers import TrainState
-from support.run import Files, Parser, exit_status, flag_of, require_writable, whole_number
+from support.run import Files, Parser, exit_status, flag_of, print_result, whole_number
 from support.workers import Workers
 
 N_TESTED = 500  # test images of the accuracy curve, spread over the set
@@ -290,7 +295,7 @@ def main(argv: list[str] | None = None) -> int:
         require_test_images(len(data.test.labels), figures.MIN_TEST)
         state, recorder = record(config, data, args.snapshots, args.threads, args.quiet)
         result = experiment.make_result(config, data.name, {"capsules": state}, {}, args.threads)
-        print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+        print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         frames = [(k, t) for k in range(len(recorder.snapshots)) for t in range(config.em_iters)]
         text_colours = [darkened(colour) for colour in (RIGHT, WRONG, BLUE, TRUE_COLOUR)]
         write_gif(args, lambda: GatheringVotes(config, data, recorder), frames, N_GREYS, N_COLOURS, text_colours)

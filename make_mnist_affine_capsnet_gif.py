@@ -11,6 +11,10 @@ the test digits up to that angle.
 
 from __future__ import annotations
 
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
 import argparse
 import sys
 from pathlib import Path
@@ -39,7 +43,8 @@ from support.figures import (
     new_figure,
     write_gif,
 )
-from support.run import Parser, exit_status, require_writable, whole_number
+from support.files import require_writable
+from support.run import Parser, exit_status, whole_number
 from support.workers import blas_threads
 from visualize_mnist_affine_capsnet import MODELS, J, Run, degrees
 

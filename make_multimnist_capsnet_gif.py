@@ -9,6 +9,10 @@ each of their two digits, what the network takes them for, and the accuracy and 
 
 from __future__ import annotations
 
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
 import argparse
 import math
 import sys
@@ -40,8 +44,9 @@ from support.figures import (
     step_axis,
     write_gif,
 )
+from support.files import require_writable
 from support.optimizers import TrainState
-from support.run import Files, Parser, exit_status, require_writable, whole_number
+from support.run import Files, Parser, exit_status, print_result, whole_number
 from support.workers import Workers
 from visualize_multimnist_capsnet import DIGIT_COLOURS, add_two_names, in_colour, in_two_colours
 
@@ -215,7 +220,7 @@ def main(argv: list[str] | None = None) -> int:
         require_test_images(len(data.test.labels), figures.MIN_TEST)
         state, snapshots = record(config, data, args.snapshot_every, args.threads, args.quiet)
         result = experiment.make_result(config, data.name, {"capsnet": state}, args.threads)
-        print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+        print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         shown = shown_composites(data)
         text_colours = [darkened(colour) for colour in (RIGHT, WRONG, BLUE)]
         write_gif(args, lambda: Reconstructions(config, data, shown, snapshots), [(k,) for k in range(len(snapshots))],

@@ -10,6 +10,10 @@ parameters take them for, where the viewpoint lies, and the accuracy on held-out
 
 from __future__ import annotations
 
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
 import argparse
 import sys
 from typing import Any, NamedTuple
@@ -38,8 +42,9 @@ from support.figures import (
     new_figure,
     write_gif,
 )
+from support.files import require_writable
 from support.optimizers import TrainState
-from support.run import Files, Parser, exit_status, require_writable, whole_number
+from support.run import Files, Parser, exit_status, print_result, whole_number
 from support.workers import blas_threads
 from visualize_smallnorb_novel_viewpoint import CHANCE, HELD_OUT, MODELS, TRAINED
 
@@ -281,8 +286,8 @@ def main(argv: list[str] | None = None) -> int:
             recorder = Recorder(config, data, make_sweep(config, data, args.sweep_frames), epochs)
             states = experiment.train_all(config, data, files=Files(quiet=args.quiet), callback=recorder)
             result = experiment.make_result(config, states, data)
-        print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
-        print(experiment.format_table(result))
+        print_result(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
+        print_result(experiment.format_table(result))
         frames = [(epoch, f) for epoch in epochs for f in range(args.sweep_frames)]
         write_gif(args, lambda: TurningObjects(recorder, states), frames, N_GREYS, N_COLOURS)
 

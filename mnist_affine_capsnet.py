@@ -39,11 +39,17 @@ Run it (seed 0, three models; twelve epochs of 28x28, and what the paper did wit
 
 from __future__ import annotations
 
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
 import argparse
 import dataclasses
 import math
+import os
 import sys
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,15 +58,16 @@ import numpy as np
 
 import multimnist_capsnet as base
 from multimnist_capsnet import Array, Batch, Model, Params, assess, init_state, update
+from support.files import UserError, atomic_write, require_writable
 from support.optimizers import TrainState, count_params
 from support.pictures import picture_sheet
 from support.results import recorded_command, report_result, result_document
 from support.workers import SERIAL, Workers, Workspace
 
 from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Parser, Session, Stream, UserError, add_file_flags, add_flags, atomic_write,
-    check_file_flags, check_same, checkpoint_command, exit_status, file_path, generator, list_of, number, of_models,
-    one_line, permutation, print_result, read_checkpoint, require_finite, require_writable, whole_number,
+    NO_FILES, Callback, Files, Parser, Session, Stream, add_file_flags, add_flags, check_file_flags, check_same,
+    checkpoint_command, exit_status, file_path, generator, list_of, number, of_models, one_line, permutation,
+    print_result, read_checkpoint, require_finite, whole_number,
 )  # fmt: skip
 
 # Dimension letters as in multimnist_capsnet.py:
@@ -215,6 +222,10 @@ def distort(digits: Array, distortion: Distortion) -> Array:
     return warp(digits, warp_matrices(distortion.matrices, middle, distortion.middle), AFFNIST_SIDE)
 
 
+MAT_HEADER, MAT_COMPRESSED = 128, 15  # bytes of the header, and the type of an element that is packed, in version 5
+MAT_GROWTH, MAT_LEAST = 100, 1 << 26  # digits are packed to a tenth; bytes that are never too many
+
+
 def read_affnist(path: Path) -> tuple[Array, Array]:
     """A published affNIST file, ``test_batches/15.mat`` for instance -> images (N, 40, 40) uint8, labels (N,).
 
@@ -226,6 +237,7 @@ def read_affnist(path: Path) -> tuple[Array, Array]:
         from scipy.io import loadmat
     except ImportError:
         raise UserError("--affnist needs scipy: pip install scipy") from None
+    require_bounded(path)
     try:
         struct = loadmat(path, variable_names=["affNISTdata"])["affNISTdata"][0, 0]
         pixels, labels = np.asarray(struct["image"]), np.asarray(struct["label_int"]).ravel()
@@ -241,6 +253,29 @@ def read_affnist(path: Path) -> tuple[Array, Array]:
     if is_wide(images[labels == 1]):
         images = images.transpose(0, 2, 1)
     return images, labels.astype(np.intp)
+
+
+def require_bounded(path: Path) -> None:
+    """Raises UserError where a MATLAB file unpacks to very much more than an affNIST file does."""
+    try:
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is not an affNIST file: it is no regular file")
+        with path.open("rb") as stream:
+            size, unpacked = os.fstat(stream.fileno()).st_size, 0
+            stream.seek(MAT_HEADER)
+            while len(head := stream.read(8)) == 8:  # an element: its type and number of bytes
+                kind, n_bytes = (int(word) for word in np.frombuffer(head, "<u4"))
+                if kind != MAT_COMPRESSED:
+                    stream.seek(n_bytes, os.SEEK_CUR)
+                    continue
+                inflate = zlib.decompressobj()
+                while n_bytes and (chunk := stream.read(min(n_bytes, 1 << 12))):
+                    n_bytes -= len(chunk)
+                    unpacked += len(inflate.decompress(chunk))
+                    if unpacked > max(MAT_LEAST, MAT_GROWTH * size):
+                        raise UserError(f"{path} is not an affNIST file: it unpacks to {MAT_GROWTH} times its size")
+    except (OSError, zlib.error):
+        return  # which the reader says in its words
 
 
 def is_wide(images: Array) -> bool:
@@ -655,7 +690,7 @@ def fresh_states(config: Config) -> dict[str, TrainState]:
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+    return read_checkpoint(path, EXPERIMENT, Config, fresh_states, make_parser())
 
 
 def train_all(
@@ -807,7 +842,7 @@ def predict(
 
 
 # fmt: off
-def add_config_flags(parser: argparse.ArgumentParser) -> None:
+def add_config_flags(parser: Parser) -> None:
     """The flags of Config, which the figure scripts have too."""
     add = add_flags(parser, "data", Config)
     base.add_digit_flags(add)
@@ -864,6 +899,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("argument --affnist: needs --canvas 40")
     config, given = config_from_args(args), base.with_preset(args.given)
     command = recorded_command(EXPERIMENT, argv)
+    files = Files.from_args(args, command, args.threads)
 
     def body() -> None:
         if args.predict:
@@ -875,9 +911,9 @@ def main(argv: list[str] | None = None) -> int:
             result = evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads, args.affnist)
             result["checkpoint_command"] = checkpoint_command(args.checkpoint, EXPERIMENT)
         else:
-            result = run(config, Files.from_args(args, command), args.threads, args.affnist, names=args.models)
+            result = run(config, files, args.threads, args.affnist, names=args.models)
         result["command"] = command
-        report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}")
+        report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}", files)
 
     return exit_status(body)
 

@@ -28,6 +28,10 @@ Run it (eight epochs of 6,000 fresh composites, seed 0, three models):
 
 from __future__ import annotations
 
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
 import argparse
 import dataclasses
 import gzip
@@ -46,6 +50,7 @@ import numpy as np
 import pooch
 from tqdm import tqdm
 
+from support.files import UserError, atomic_write, require_writable
 from support.optimizers import TrainState, adamw_step, count_params, muon_step
 from support.pictures import border_level, picture_sheet, read_grey
 from support.results import recorded_command, report_result, result_document
@@ -54,9 +59,9 @@ from support.stroke_digits import stroke_digits
 from support.workers import LEAST_PART, Workers, Workspace, default_threads
 
 from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Parser, Session, Stream, UserError, add_file_flags, add_flags, atomic_write,
-    check_file_flags, check_same, checkpoint_command, exit_status, generator, non_empty, number, of_models, one_line,
-    permutation, print_message, print_result, read_checkpoint, require_finite, require_writable, whole_number,
+    NO_FILES, Callback, Files, Parser, Session, Stream, add_file_flags, add_flags, check_file_flags, check_same,
+    checkpoint_command, exit_status, generator, non_empty, number, of_models, one_line, permutation, print_message,
+    print_result, read_checkpoint, require_finite, whole_number,
 )  # fmt: skip
 
 # Dimension letters
@@ -246,13 +251,13 @@ def download_mnist(stem: str, folder: Path, mirrors: Sequence[str] = MIRRORS) ->
     path, sha256 = folder / f"{stem}.gz", MNIST_SHA256[stem]
     damaged = ""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
             if pooch.file_hash(str(path)) == sha256:
                 return path
             damaged = f"{path} is damaged; "
-            print(f"{path} is damaged, fetching it again", file=sys.stderr)
-    except OSError as error:
+            print_message(f"{path} is damaged, fetching it again")
+        require_writable(path)
+    except (OSError, UserError) as error:
         raise MnistUnavailableError(
             f"no MNIST cache at {folder} ({one_line(error)}): name the files' folder with --data-dir"
         ) from error
@@ -1182,7 +1187,7 @@ def fresh_states(config: Config) -> dict[str, TrainState]:
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+    return read_checkpoint(path, EXPERIMENT, Config, fresh_states, make_parser())
 
 
 def train_all(
@@ -1356,7 +1361,7 @@ def add_digit_flags(add: Callable[..., None]) -> None:
     add("data_dir", non_empty, "folder of the four MNIST files", "DIR", CACHE_DIR)
 
 
-def add_config_flags(parser: argparse.ArgumentParser) -> None:
+def add_config_flags(parser: Parser) -> None:
     """The flags of Config, which the figure scripts have too."""
     add = add_flags(parser, "data", Config)
     add_digit_flags(add)
@@ -1368,8 +1373,9 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add_network_flags(parser, Config)
 
 
-def add_network_flags(parser: argparse.ArgumentParser, config: type[Config]) -> None:
+def add_network_flags(parser: Parser, config: type[Config]) -> None:
     """The flags of the networks and of their training, the same in every experiment that trains these."""
+    parser.checks.append(check_digit_flags)
     parser.add_argument(
         "--preset", choices=tuple(PRESETS), default="small",
         help="sizes of the network: 32 channels, 8 types, decoder 256-512; or the paper's 256, 32, 512-1024;"
@@ -1400,6 +1406,14 @@ def add_network_flags(parser: argparse.ArgumentParser, config: type[Config]) -> 
         " (here: %(default)s)",
     )
 # fmt: on
+
+
+def check_digit_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A usage error (status 2) where flags do not fit together."""
+    if args.dataset == "strokes" and args.data_dir is not None:
+        parser.error("argument --data-dir: strokes has no files")
+    if 0 < args.n_train < args.batch_size and "n_train" in args.given:
+        parser.error(f"argument --n-train: {args.n_train} is less than a batch of --batch-size {args.batch_size}")
 
 
 def config_fields(args: argparse.Namespace, *more: str) -> dict[str, Any]:
@@ -1439,6 +1453,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("argument --models: --predict asks the capsule network")
     config, given = config_from_args(args), with_preset(args.given)
     command = recorded_command(EXPERIMENT, argv)
+    files = Files.from_args(args, command, args.threads)
 
     def body() -> None:
         if args.predict:
@@ -1450,9 +1465,9 @@ def main(argv: list[str] | None = None) -> int:
             result = evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads)
             result["checkpoint_command"] = checkpoint_command(args.checkpoint, EXPERIMENT)
         else:
-            result = run(config, Files.from_args(args, command), args.threads, names=args.models)
+            result = run(config, files, args.threads, names=args.models)
         result["command"] = command
-        report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}")
+        report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}", files)
 
     return exit_status(body)
 

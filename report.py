@@ -10,6 +10,10 @@ the command named in it is parsed by its own script and would write that very fi
 
 from __future__ import annotations
 
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
 import argparse
 import contextlib
 import importlib
@@ -29,8 +33,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from support.files import UserError, atomic_write, same_file
 from support.results import checksum, code_fingerprint
-from support.run import Parser, UserError, atomic_write, exit_status
+from support.run import Parser, exit_status, print_message, print_result
 from support.statistics import summarise
 
 Json = dict[str, Any]
@@ -532,6 +537,9 @@ def is_older(path: Path) -> bool:
 def report(check: bool) -> None:
     """Rewrite the pages of the working folder, or say what is wrong with them and the results."""
     pages = [Path("README.md"), *sorted(Path("docs").glob("*.md"))]
+    for page, path in itertools.product(pages, Path("results").rglob("*.json")):
+        if same_file(page, path):
+            raise UserError(f"{page} and {path} are the same file")
     problems: list[str] = []
     n_stale, everything = 0, ""
     for page in pages:
@@ -543,18 +551,18 @@ def report(check: bool) -> None:
         if not check and new != text:
             with atomic_write(page) as stream:
                 stream.write(new.encode())
-            print(f"{page}: {len(stale)} rewritten")
+            print_result(f"{page}: {len(stale)} rewritten")
     if check:
         if why := unknown_history():
-            print(f"warning: commits are not checked: {why}", file=sys.stderr)
+            print_message(f"warning: commits are not checked: {why}")
         for path in sorted(Path("results").rglob("*.json")):
             problems += check_result(path, why is None)
             if path.as_posix() not in everything:
-                print(f"warning: {path} is used by no page", file=sys.stderr)
+                print_message(f"warning: {path} is used by no page")
             if is_older(path):
-                print(f"warning: {path} is older than the code", file=sys.stderr)
+                print_message(f"warning: {path} is older than the code")
     if problems:
-        print(*problems, sep="\n", file=sys.stderr)
+        print_message("\n".join(problems))
         hint = "; python report.py rewrites the pages" if n_stale and check else ""
         raise UserError(f"{len(problems)} problem{'s' * (len(problems) > 1)} in the pages and results{hint}")
 

@@ -27,6 +27,10 @@ Run it (ten epochs, seed 0, three models):
 
 from __future__ import annotations
 
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
 import argparse
 import contextlib
 import dataclasses
@@ -41,15 +45,16 @@ from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
+from support.files import UserError, require_writable
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import border_level, prediction_table, read_grey
-from support.results import recorded_command, report_result, result_document
+from support.results import blas_name, recorded_command, report_result, result_document
 from support.workers import blas_threads
 
 from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Parser, Session, Stream, UserError, add_file_flags, add_flags, check_file_flags,
+    NO_FILES, Callback, Files, Parser, Session, Stream, add_file_flags, add_flags, check_file_flags,
     check_same, exit_status, flag_of, format_value, generator, non_empty, number, permutation, print_result,
-    read_checkpoint, require_finite, require_writable, whole_number,
+    read_checkpoint, require_finite, whole_number,
 )  # fmt: skip
 
 # Dimension letters
@@ -299,6 +304,7 @@ NORB_DTYPES: dict[int, np.dtype[Any]] = {
 }
 NORB_SETS = {"training": "5x46789", "testing": "5x01235"}  # the digits are the object instances of each set
 NORB_CHUNK = 256  # stereo pairs decoded at a time
+NORB_ITEMS = 24_300  # of an official set; a file that claims more is not believed
 NORB_SIDE = 48  # [Hinton 2018, sec. 5]: 96x96 images are shrunk to 48x48
 
 
@@ -349,6 +355,10 @@ def stream_norb(path: Path, dtype: np.dtype, item_shape: tuple[int | None, ...])
             if found != dtype or not matches:
                 raise UserError(
                     f"{path} holds {found} items of shape {sizes[1:]}, not {dtype} {item_shape}: are files swapped?"
+                )
+            if sizes[0] > NORB_ITEMS:
+                raise UserError(
+                    f"{path} claims {sizes[0]:,} items; an official file has {NORB_ITEMS:,}: fetch it again"
                 )
             item_bytes = math.prod(sizes[1:]) * dtype.itemsize
             for start in range(0, sizes[0], NORB_CHUNK):
@@ -1070,7 +1080,7 @@ def fresh_states(config: Config) -> dict[str, TrainState]:
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+    return read_checkpoint(path, EXPERIMENT, Config, fresh_states, make_parser())
 
 
 def train_all(
@@ -1312,12 +1322,21 @@ def viewpoints_from_args(parser: argparse.ArgumentParser, args: argparse.Namespa
     }
 
 
+def check_variance_floor(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A usage error (status 2) where it is below the square of a vote's rounding error, and the loss becomes NaN."""
+    if args.variance_floor < (least := float(np.finfo(args.dtype).eps) ** 2):
+        parser.error(
+            f"argument --variance-floor: {args.variance_floor:g} is below {least:.2g}, the least of {args.dtype}"
+        )
+
+
 def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Config:
     """A usage error (status 2) where flags do not fit together."""
     if args.dataset == "voxels" and args.data_dir is not None:
         parser.error("argument --data-dir: needs --dataset smallnorb")
     if args.dataset == "smallnorb" and args.data_dir is None:
         parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
+    check_variance_floor(parser, args)
     fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Config)}
     return Config(**fields | viewpoints_from_args(parser, args))
 
@@ -1337,6 +1356,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     check_file_flags(parser, args)
     config, command = config_from_args(parser, args), recorded_command(EXPERIMENT, argv)
+    files = Files.from_args(args, command, args.threads or blas_name()[1])
 
     def body() -> None:
         if args.predict:
@@ -1344,10 +1364,10 @@ def main(argv: list[str] | None = None) -> int:
             return
         require_writable(args.out_json, args.checkpoint)
         with blas_threads(args.threads):
-            result = run(config, Files.from_args(args, command), names=args.models)
+            result = run(config, files, names=args.models)
         result["command"] = command
         head = f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs"
-        report_result(args.out_json, result, f"{head}\n{format_table(result)}")
+        report_result(args.out_json, result, f"{head}\n{format_table(result)}", files)
 
     return exit_status(body)
 

@@ -21,6 +21,10 @@ the test set are taken, each of another class.
 
 from __future__ import annotations
 
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
 import argparse
 import dataclasses
 import re
@@ -87,8 +91,9 @@ from support.figures import (
     with_minus_sign,
     write_figures,
 )
+from support.files import require_writable
 from support.optimizers import TrainState
-from support.run import Files, Parser, exit_status, require_writable
+from support.run import Files, Parser, exit_status, print_result
 from support.workers import Workers, Workspace
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -890,11 +895,11 @@ def main(argv: list[str] | None = None) -> int:
         require_runs(args.results, attacks)
         states = states or experiment.train_all(config, data, threads=args.threads, files=Files(quiet=args.quiet))
         result = experiment.make_result(config, data.name, states, {}, args.threads)
-        print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+        print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         with Workers(args.threads, config.dtype) as workers:
             write_figures(folder, drawers(Run(config, data, states), attacks, workers))
         if config.pixel_range != (0.0, 1.0):
-            print("skipped pose_perturbation.png: the decoder draws pixels between 0 and 1, which these are not")
+            print_result("skipped pose_perturbation.png: the decoder draws pixels between 0 and 1, which these are not")
 
     return exit_status(body)
 

@@ -22,6 +22,10 @@ Capsules are perturbed for the first that the capsule network names rightly.
 
 from __future__ import annotations
 
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
 import argparse
 import functools
 import sys
@@ -77,8 +81,9 @@ from support.figures import (
     with_minus_sign,
     write_figures,
 )
+from support.files import UserError, require_writable
 from support.optimizers import TrainState
-from support.run import Files, Parser, UserError, exit_status, names_of, require_writable
+from support.run import Files, Parser, exit_status, names_of, print_result
 from support.workers import Workers, blas_threads
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -645,7 +650,7 @@ def finish(config: Config, data: Data, states: dict[str, TrainState], threads: i
     with Workers(threads, config.dtype) as workers:
         tested = experiment.run_tests(config, data, states, workers)
     result = experiment.make_result(config, data, states, tested, threads)
-    print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+    print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
     return Run(config, data, states, tested)
 
 
@@ -691,7 +696,7 @@ def main(argv: list[str] | None = None) -> int:
             chosen = {name: draw for name, draw in drawers(run, seeds).items() if name in wanted}
             write_figures(folder, chosen, N_COLOURS)
         if results and not seeds.n:
-            print(f"no curves of other seeds: {results[0]} holds no run with these flags")
+            print_result(f"no curves of other seeds: {results[0]} holds no run with these flags")
 
     return exit_status(body)
 

@@ -20,6 +20,10 @@ first of the test set are taken, other digits before digits that have been shown
 
 from __future__ import annotations
 
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
 import argparse
 import itertools
 import sys
@@ -84,8 +88,9 @@ from support.figures import (
     with_minus_sign,
     write_figures,
 )
+from support.files import require_writable
 from support.optimizers import TrainState
-from support.run import Files, Parser, exit_status, require_writable
+from support.run import Files, Parser, exit_status, print_result
 from support.workers import Workspace, blas_threads
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -644,11 +649,11 @@ def main(argv: list[str] | None = None) -> int:
         require_runs(args.results, seeds)
         states = states or experiment.train_all(config, data, threads=args.threads, files=Files(quiet=args.quiet))
         result = experiment.make_result(config, data.name, states, args.threads)
-        print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+        print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         with blas_threads(1):
             write_figures(folder, drawers(Run(config, data, states), seeds))
         if results and not seeds:
-            print(f"no point beside the curves: {results[0]} holds no run with these flags")
+            print_result(f"no point beside the curves: {results[0]} holds no run with these flags")
 
     return exit_status(body)
 

@@ -19,6 +19,10 @@ has trained. The same run gives the same files byte for byte, and a file that wo
 
 from __future__ import annotations
 
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
 import argparse
 import os
 import sys
@@ -70,8 +74,9 @@ from support.figures import (
     results_files,
     write_figures,
 )
+from support.files import UserError, require_writable
 from support.optimizers import TrainState
-from support.run import Files, Parser, Stream, UserError, exit_status, generator, require_writable
+from support.run import Files, Parser, Stream, exit_status, generator, print_result
 from support.workers import blas_threads
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -606,13 +611,13 @@ def main(argv: list[str] | None = None) -> int:
             require_every_class(config, data)
             states = states or experiment.train_all(config, data, files=Files(quiet=args.quiet))
             result = experiment.make_result(config, states, data)
-            print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
-            print(experiment.format_table(result))
+            print_result(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
+            print_result(experiment.format_table(result))
             write_figures(folder, drawers(Run(config, data, experiment.make_models(config), states), seeds, pairs))
         if results and not seeds:
-            print(f"no point over the bars: {results[0]} holds no run with these flags")
+            print_result(f"no point over the bars: {results[0]} holds no run with these flags")
         if not pairs:
-            print("skipped smallnorb_pairs.png: no --smallnorb-dir DIR, no SMALLNORB_DIR")
+            print_result("skipped smallnorb_pairs.png: no --smallnorb-dir DIR, no SMALLNORB_DIR")
 
     return exit_status(body)
 

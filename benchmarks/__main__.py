@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
 import functools
 import shlex
 import subprocess
@@ -13,8 +17,9 @@ from typing import Any
 from benchmarks import conv_matrix_capsules as matrix_capsules
 from benchmarks import multimnist, smallnorb
 from benchmarks.measure import Step, interleave, peak_memory, torch_version
+from support.files import require_writable
 from support.results import code_fingerprint, environment, save_result
-from support.run import Parser, exit_status, require_writable, whole_number
+from support.run import Parser, exit_status, print_message, print_result, whole_number
 
 OURS, PRODUCTS, EAGER = "numpy", "its matrix products alone", "PyTorch eager"
 Build = Callable[..., Step]
@@ -30,7 +35,7 @@ def compare(builds: dict[str, tuple[Build, dict[str, Any]]], repetitions: int, m
             steps[name]()
         except Exception as error:  # torch.compile fails in many ways where there is no compiler
             steps.pop(name, None)
-            print(f"{name} is left out: {type(error).__name__}", file=sys.stderr)
+            print_message(f"{name} is left out: {type(error).__name__}")
     seconds = interleave(steps, repetitions)
     columns = ["training step", "time / numpy's", "ms", *(["peak MiB"] if memory else [])]
     rows = []
@@ -69,7 +74,7 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
 
     torch = torch_version()
     if not torch:
-        print("PyTorch is not installed: pip install -r requirements-bench.txt", file=sys.stderr)
+        print_message("PyTorch is not installed: pip install -r requirements-bench.txt")
 
     def with_torch(module: Any, sizes: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[Build, dict[str, Any]]]:
         builds: dict[str, tuple[Build, dict[str, Any]]] = {
@@ -177,9 +182,9 @@ def main(argv: list[str] | None = None) -> int:
         }
         save_result(args.out, result)
         for name, table in tables.items():
-            print(f"\n{name}")
+            print_result(f"\n{name}")
             for row in [table["columns"], *table["rows"]]:
-                print("  ".join(f"{cell!s:>26}" for cell in row))
+                print_result("  ".join(f"{cell!s:>26}" for cell in row))
 
     return exit_status(body)
 

@@ -5,6 +5,10 @@ The trunk is the CapsNet's two convolutions, then one dense layer; PyTorch train
 
 from __future__ import annotations
 
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
 import math
 import shlex
 import sys
@@ -13,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from multimnist_capsnet import load_mnist
+from support.files import UserError, require_writable
 from support.results import code_fingerprint, environment, save_result
-from support.run import Parser, UserError, exit_status, file_path, require_writable, whole_number
+from support.run import Parser, exit_status, file_path, print_result, whole_number
 from support.stroke_digits import stroke_digits
 
 N_DIGITS, BATCH, LR = 20_000, 64, 1e-3
@@ -68,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         except ImportError:
             raise UserError("PyTorch is not installed: pip install -r requirements-bench.txt") from None
         accuracy = accuracy_on_mnist(args.seed, args.n_epochs, args.data_dir)
-        print(f"MNIST test accuracy after {N_DIGITS:,} generated digits: {accuracy:.4f}")
+        print_result(f"MNIST test accuracy after {N_DIGITS:,} generated digits: {accuracy:.4f}")
         result = {
             "command": shlex.join(["python", "-m", "benchmarks.strokes", *argv]),
             "code": code_fingerprint(Path(__file__)),

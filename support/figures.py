@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import io
 import json
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -29,8 +28,9 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 from PIL import Image
 from tqdm import tqdm
 
+from support.files import UserError, atomic_write
 from support.optimizers import TrainState
-from support.run import UserError, atomic_write, check_same, number
+from support.run import check_same, number, print_result, shows_progress
 
 Array = np.ndarray
 Colour = str | tuple[float, float, float]
@@ -449,7 +449,7 @@ def write_figures(
     """Draw each figure into ``folder/NAME.png`` and print whether it changed; for ``n_colours`` see ``png_bytes``."""
     for name, draw in drawers.items():
         content = png_bytes(draw, (n_colours or {}).get(name))
-        print(write_if_changed(folder / f"{name}.png", content), flush=True)
+        print_result(write_if_changed(folder / f"{name}.png", content))
 
 
 def add_figure_arguments(
@@ -502,6 +502,8 @@ def load_finished(
         return asked, {}
     config, states = experiment.load_checkpoint(path)
     check_same(path, config, asked, given, free)
+    if "data_dir" in given and config.dataset in ("strokes", "voxels"):
+        raise UserError(f"{path} was trained on {config.dataset}, which have no files: leave --data-dir out")
     for name in dict.fromkeys((*required, *states)):
         done = len(states[name].history.get("train_loss", [])) if name in states else 0
         if done < config.n_epochs and not (name in states and stopped(states[name], config)):
@@ -589,14 +591,13 @@ def write_gif(
     args: argparse.Namespace, make_scene: Callable[[], Any], frames: Sequence[tuple[int, ...]],
     n_greys: int, n_colours: int, text_colours: Iterable[Colour] = (),
 ) -> None:  # fmt: skip
-    """Draw ``make_scene().frame(*arguments)`` for the arguments of each frame, write the GIF to ``args.out`` and print
-    whether it changed; for the palette see ``encode_gif``."""
-    silent = args.quiet or not sys.stderr.isatty()
+    """Draw ``make_scene().frame(*at)`` for each ``at`` of ``frames`` into ``args.out`` and print what became of it;
+    for the palette see ``encode_gif``."""
     with figure_style():
         scene = make_scene()
-        bar = tqdm(frames, desc="frames", unit="frame", leave=False, disable=silent)
-        drawn = [scene.frame(*arguments) for arguments in bar]
-    print(write_if_changed(args.out, encode_gif(drawn, args.fps, n_greys, n_colours, text_colours)))
+        bar = tqdm(frames, desc="frames", unit="frame", leave=False, disable=not shows_progress(args.quiet))
+        drawn = [scene.frame(*at) for at in bar]
+    print_result(write_if_changed(args.out, encode_gif(drawn, args.fps, n_greys, n_colours, text_colours)))
 
 
 def frame_rate(text: str) -> float:

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import stat
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from support.run import UserError, one_line
+from support.files import UserError
+from support.run import one_line
 
 Array = np.ndarray
 
 
+MAX_PIXELS = 50_000_000
+
+
 def read_grey(path: Path) -> Array:
-    """A picture file -> grey levels (H, W) in [0, 1], float32. Raises UserError where it cannot be read.
+    """A picture file -> grey levels (H, W) in [0, 1], float32, upright as its EXIF orientation says. Raises UserError
+    where it cannot be read.
 
     Transparent pixels become white if the opaque ones are mostly dark, and black otherwise.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
-        with Image.open(path) as opened:
-            wide = opened.mode.startswith("I")  # 16 bits of grey
-            narrow = Image.fromarray((np.asarray(opened).clip(0, 65535) // 257).astype(np.uint8)) if wide else opened
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise UserError(f"{path} is not a picture: it is {'a folder' if path.is_dir() else 'no regular file'}")
+        with quiet_and_unlimited(Image), Image.open(path) as opened:
+            if opened.width * opened.height > MAX_PIXELS:
+                raise UserError(
+                    f"{path} has {opened.width:,} x {opened.height:,} pixels: make it smaller than {MAX_PIXELS:,}"
+                )
+            upright = ImageOps.exif_transpose(opened)
+            wide = upright.mode.startswith("I")  # 16 bits of grey
+            narrow = Image.fromarray((np.asarray(upright).clip(0, 65535) // 257).astype(np.uint8)) if wide else upright
             rgba = narrow.convert("RGBA")
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(f"there is no picture {path}") from None
     except Exception as error:  # Pillow's decoders raise many kinds on a damaged file: SyntaxError, struct.error, ...
@@ -31,6 +49,18 @@ def read_grey(path: Path) -> Array:
     alpha, tone = (np.asarray(c, np.float32) / 255 for c in (rgba.getchannel("A"), rgba.convert("L")))
     background = float((alpha * tone).sum() < 0.5 * alpha.sum())
     return alpha * tone + (1 - alpha) * background
+
+
+@contextlib.contextmanager
+def quiet_and_unlimited(image: Any) -> Iterator[None]:
+    """Without Pillow's warnings of what it reads nevertheless, and without its own limit, which is twice a warning."""
+    limit, image.MAX_IMAGE_PIXELS = image.MAX_IMAGE_PIXELS, None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        image.MAX_IMAGE_PIXELS = limit
 
 
 def border_level(image: Array) -> float:

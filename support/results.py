@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from support.files import UserError, atomic_write
 from support.optimizers import TrainState
-from support.run import UserError, atomic_write, print_result
+from support.run import NO_FILES, Files, print_result
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -103,13 +104,15 @@ def save_result(path: Path, result: dict[str, Any]) -> None:
         stream.write((text + "\n").encode())
 
 
-def report_result(path: Path | None, result: dict[str, Any], text: str) -> None:
-    """Write the result, then print its table; the table is printed too where the file cannot be written."""
+def report_result(path: Path | None, result: dict[str, Any], text: str, files: Files = NO_FILES) -> None:
+    """Write the result, then print its table; the table is printed too where the file cannot be written. Raises
+    UserError where the training could not save its last checkpoint."""
     try:
         if path is not None:
             save_result(path, result)
     finally:
         print_result(text)
+    files.require_saved()
 
 
 def plain_code(source: str) -> str:

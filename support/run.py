@@ -20,30 +20,30 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
 import re
 import signal
-import stat
 import sys
-import zipfile
+import types
+import typing
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 import numpy as np
 
+from support import startup
+from support.files import UserError, atomic_write, data_files, overwriting
 from support.optimizers import TrainState
 
-ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINT_FORMAT = 2
-STATE_TYPES = {"step": int, "seconds": float, "sums": dict, "history": dict}  # what a checkpoint keeps beside arrays
+STATE_TYPES = {  # what a checkpoint keeps beside arrays
+    "step": int, "seconds": float, "sums": dict[str, float], "history": dict[str, list[float]],
+}  # fmt: skip
 ConfigT = TypeVar("ConfigT")
-
-
-class UserError(Exception):
-    """An error that the user can correct; its message is one line."""
 
 
 def one_line(error: object, limit: int = 200) -> str:
@@ -69,6 +69,11 @@ def print_message(text: str) -> None:
     if sys.stderr is not None:  # print would take stdout instead
         with contextlib.suppress(OSError):
             print(encodable(text, sys.stderr), file=sys.stderr, flush=True)
+
+
+def shows_progress(quiet: bool = False) -> bool:
+    """Whether a progress bar is wanted and somebody sees it."""
+    return not quiet and sys.stderr is not None and sys.stderr.isatty()
 
 
 def encodable(text: str, stream: IO[str]) -> str:
@@ -110,7 +115,16 @@ def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, without the usage. ``args.given``: names of the flags on the command line."""
+    """Says what is wrong in one line, without the usage before it. ``args.given`` names what the command line set.
+
+    ``checks`` are called with the parser and what it has parsed. No output of the flags that all scripts have may
+    replace an input.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.checks: list[Callable[[Parser, argparse.Namespace], None]] = []
+        self.data_dir: str | None = None  # the folder of data where --data-dir is not given
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         for flag, _, value in (word.partition("=") for word in (sys.argv[1:] if args is None else args)):
@@ -124,6 +138,8 @@ class Parser(argparse.ArgumentParser):
         parsed.given = frozenset(vars(super().parse_args(args)))
         for action, default in defaults.items():
             action.default = default
+        for check in (*self.checks, check_overwriting):
+            check(self, parsed)
         return parsed
 
     def error(self, message: str) -> NoReturn:
@@ -146,6 +162,8 @@ def add_flags(parser: argparse.ArgumentParser, title: str, config: type) -> Call
 
     def add(name: str, kind: Any, text: str, metavar: str | None = "N", default: str | None = None) -> None:
         options: dict[str, Any] = {"choices": kind} if isinstance(kind, tuple) else {"type": kind, "metavar": metavar}
+        if name == "data_dir" and isinstance(parser, Parser) and (default or "").startswith("~"):
+            parser.data_dir = default
         shown = default or format_value(fields[name].default, fields[name].type)
         group.add_argument(
             flag_of(config, name), dest=name, default=None if default else fields[name].default,
@@ -246,8 +264,9 @@ def add_file_flags(
     add("--out-json", type=file_path, metavar="FILE", help="write the result, history and environment there")
     add(
         "--checkpoint", type=file_path, metavar="FILE",
-        help="save after every epoch, and on Ctrl-C; without --resume an older file of that name is replaced",
+        help="save after every epoch, and on Ctrl-C; without --resume an older one of this experiment is replaced",
     )  # fmt: skip
+    add("--overwrite", action="store_true", help="replace a --checkpoint of another experiment or an older version too")
     add("--checkpoint-every", type=whole_number(1, 10**9), metavar="N", help="save every N steps as well")
     add(
         "--resume", action="store_true",
@@ -269,28 +288,47 @@ def add_file_flags(
 
 def check_file_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Ends the script with status 2 where they do not fit together."""
-    eval_only, png = getattr(args, "eval_only", False), getattr(args, "predict_png", None)
-    for flag in ("predict", "eval_only", "resume", "checkpoint_every"):
+    eval_only = getattr(args, "eval_only", False)
+    for flag in ("predict", "eval_only", "resume", "checkpoint_every", "overwrite"):
         if getattr(args, flag, None) and not args.checkpoint:
             parser.error(f"argument --{flag.replace('_', '-')}: needs --checkpoint FILE")
     if args.predict and eval_only:
         parser.error("argument --predict: not together with --eval-only")
-    for flag in ("resume", "checkpoint_every"):
+    for flag in ("resume", "checkpoint_every", "overwrite"):
         if (args.predict or eval_only) and getattr(args, flag):
             parser.error(f"argument --{flag.replace('_', '-')}: --predict and --eval-only do not train")
+    if args.resume and args.overwrite:
+        parser.error("argument --overwrite: --resume continues what is there")
     if "predict_png" in args.given and not args.predict:
         parser.error("argument --predict-png: needs --predict IMAGE")
     if args.predict and args.out_json:
         parser.error("argument --out-json: --predict has no result of this kind")
-    if args.out_json and same_file(args.out_json, args.checkpoint):
-        parser.error("argument --out-json: is the same file as --checkpoint")
-    for path in [args.checkpoint, *args.predict] if args.predict and png else []:
-        if same_file(path, png):
-            parser.error(f"argument --predict-png: would overwrite {path}")
 
 
-def same_file(a: Path, b: Path | None) -> bool:
-    return b is not None and os.path.realpath(a) == os.path.realpath(b)
+OUTPUTS = ("out_json", "checkpoint", "predict_png", "out", "figure")
+INPUTS = ("predict", "affnist", "results")
+
+
+def check_overwriting(parser: Parser, args: argparse.Namespace) -> None:
+    """Ends the script with status 2 where a file that it writes is one that it reads, or another that it writes."""
+    outputs = {flag_of(None, name): path for name in OUTPUTS if (path := getattr(args, name, None)) is not None}
+    inputs = []
+    if not getattr(args, "predict", None):
+        outputs.pop("--predict-png", None)
+    if getattr(args, "predict", None) or getattr(args, "eval_only", False) or not hasattr(args, "checkpoint_every"):
+        inputs = [("the file of --checkpoint", path) for path in [outputs.pop("--checkpoint", None)] if path]
+    if outdir := getattr(args, "outdir", None):
+        with contextlib.suppress(OSError):
+            outputs |= {f"--outdir: {path.name}": path for path in outdir.glob("*/*.png")}
+    if not outputs:
+        return
+    for name in INPUTS:
+        given = getattr(args, name, None) or []
+        inputs += [(f"a file of --{name}", path) for path in (given if isinstance(given, list) else [given])]
+    folders = (getattr(args, "data_dir", None) or parser.data_dir, getattr(args, "smallnorb_dir", None))
+    inputs += [("a file of data", path) for path in data_files(*(Path(f).expanduser() for f in folders if f))]
+    if fault := overwriting(outputs, inputs):
+        parser.error(fault)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -300,6 +338,7 @@ def same_file(a: Path, b: Path | None) -> bool:
 
 def exit_status(body: Callable[[], None]) -> int:
     """Run a script's body: 0; 1 with one line on stderr for a UserError; 130 after Ctrl-C, 143 after SIGTERM."""
+    startup.is_over()
     try:
         body()
     except UserError as error:
@@ -351,61 +390,20 @@ class Interrupt:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Files are written whole or not at all
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def temporary_path(path: Path) -> Path:
-    """A name beside ``path``, hidden and of bounded length."""
-    return path.with_name(f".{path.name[:50]}.{os.getpid()}.tmp")
-
-
-@contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside ``path`` that takes its name once all is written. Raises UserError on failure."""
-    temporary = temporary_path(path)
-    try:
-        with temporary.open("wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def require_writable(*paths: Path | None) -> None:
-    """Before a training: make the files' folders; raises UserError where a file could not be written."""
-    for path in paths:
-        if path is None:
-            continue
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                mode = path.stat().st_mode  # fails too where the name is too long
-                if not stat.S_ISREG(mode):
-                    kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-                    raise UserError(f"cannot write {path}: it is {kind}")
-            temporary = temporary_path(path)
-            temporary.touch()
-            temporary.unlink()
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # Checkpoints
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+class OtherCheckpointError(UserError):
+    """A checkpoint of another experiment, or of an older version."""
+
+
 def save_checkpoint(
-    path: Path, experiment: str, config: Any, states: Iterable[TrainState], command: str | None = None
-) -> None:
+    path: Path, experiment: str, config: Any, states: Iterable[TrainState], command: str | None = None,
+    threads: int | None = None,
+) -> None:  # fmt: skip
     """One .npz file: the arrays of every state that has been trained, and the rest as JSON; ``command`` is the one that
-    trained them."""
+    trained them, on so many ``threads`` (None: no bit depends on them)."""
     arrays: dict[str, np.ndarray] = {}
     models = {}
     for state in states:
@@ -414,55 +412,133 @@ def save_checkpoint(
                 arrays |= {f"{state.name}/{kind}/{key}": array for key, array in getattr(state, kind).items()}
             models[state.name] = {key: getattr(state, key) for key in STATE_TYPES}
     header = {"format": CHECKPOINT_FORMAT, "experiment": experiment, "config": dataclasses.asdict(config)}
-    header |= {"command": command, "models": models}
+    header |= {"command": command, "threads": threads, "models": models}
+    header["checksum"] = header_checksum(header)
     with atomic_write(path) as stream:
         np.savez(stream, header=np.array(json.dumps(header)), **arrays)  # type: ignore[arg-type]
 
 
+def header_checksum(header: dict[str, Any]) -> int:
+    """Of all but itself. The arrays have one of their own, as every member of a .npz file."""
+    rest = {key: value for key, value in header.items() if key != "checksum"}
+    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+
+
 @contextlib.contextmanager
 def open_checkpoint(path: Path, experiment: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Its arrays and its header. Raises UserError where the file is missing, damaged, of another experiment or of an
-    older version."""
+    """Its arrays and its header. Raises UserError where the file is missing or damaged, OtherCheckpointError where it
+    is of another experiment or of an older version."""
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is a folder" if path.is_dir() else "it is no regular file")
         with path.open("rb") as opened:
             stored = np.load(opened, allow_pickle=False)
             if not isinstance(stored, np.lib.npyio.NpzFile):
                 raise ValueError("it holds a single array")
-            header = json.loads(str(stored["header"]))
+            header = json.loads(str(stored["header"]), parse_constant=not_finite)
             if header["experiment"] != experiment:
-                raise UserError(f"{path} is a checkpoint of {header['experiment']}, not of {experiment}")
+                raise OtherCheckpointError(f"{path} is a checkpoint of {header['experiment']}, not of {experiment}")
             if header.get("format") != CHECKPOINT_FORMAT:
-                raise UserError(f"{path} is of an older version of {experiment}.py: train it again")
+                raise OtherCheckpointError(f"{path} is of an older version of {experiment}.py: train it again")
+            if "checksum" in header and header["checksum"] != header_checksum(header):
+                raise ValueError("its header has been changed since it was written")
+            if not fits(header.get("command"), str | None) or not fits(header.get("threads"), int | None):
+                raise ValueError("its command is no text, or its threads are no number")
             yield stored, header
     except FileNotFoundError:
         raise UserError(f"there is no checkpoint {path}") from None
-    except (OSError, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError,
-            zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
+    except UserError:
+        raise
+    except Exception as error:  # zipfile and numpy raise many kinds on a damaged file: BadZipFile, struct.error, ...
         raise UserError(f"{path} is not a readable checkpoint of {experiment}: {one_line(error)}") from error
 
 
+def not_finite(text: str) -> NoReturn:
+    raise ValueError(f"it holds {text}")
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type as a field's annotation says it; a float is finite, and may be a whole number."""
+    parts = typing.get_args(kind)
+    if isinstance(kind, types.UnionType):
+        return any(fits(value, part) for part in parts)
+    if typing.get_origin(kind) is tuple:
+        kinds = [parts[0]] * len(value) if parts[-1:] == (...,) and isinstance(value, tuple) else parts
+        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(fits, value, kinds))
+    if typing.get_origin(kind) is list:
+        return isinstance(value, list) and all(fits(part, parts[0]) for part in value)
+    if typing.get_origin(kind) is dict:
+        return isinstance(value, dict) and all(fits(part, parts[1]) for part in value.values())
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is kind
+
+
+def config_of_header(
+    header: dict[str, Any], config_class: type[ConfigT], parser: argparse.ArgumentParser | None
+) -> ConfigT:
+    """The configuration of a checkpoint. Raises ValueError where a value is not of its field's type, or is none that
+    the field's flag takes."""
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in header["config"].items()}
+    config = config_class(**fields)
+    kinds = typing.get_type_hints(config_class)
+    actions = {action.dest: action for action in parser._actions} if parser else {}
+    for field in dataclasses.fields(config_class):  # type: ignore[arg-type]
+        value, action = getattr(config, field.name), actions.get(field.name)
+        if not fits(value, kinds[field.name]):
+            raise ValueError(f"its {field.name} is {value!r}")
+        if action and action.choices and value not in action.choices:
+            raise ValueError(f"its {field.name} is {value!r}")
+        if action and callable(action.type) and isinstance(value, (int, float)):
+            try:
+                action.type(repr(value))
+            except argparse.ArgumentTypeError as error:
+                raise ValueError(f"its {field.name}: {error}") from None
+    return config
+
+
 def read_checkpoint(
-    path: Path, experiment: str, config_class: type[ConfigT], fresh: Callable[[ConfigT], dict[str, TrainState]]
-) -> tuple[ConfigT, dict[str, TrainState]]:
-    """Configuration and states of a file of ``save_checkpoint``; UserError as in ``open_checkpoint``. ``fresh(config)``
-    makes untrained states by model name, whose arrays are overwritten and must have the file's shapes."""
+    path: Path, experiment: str, config_class: type[ConfigT], fresh: Callable[[ConfigT], dict[str, TrainState]],
+    parser: argparse.ArgumentParser | None = None,
+) -> tuple[ConfigT, dict[str, TrainState]]:  # fmt: skip
+    """The inverse of ``save_checkpoint``; UserError as in ``open_checkpoint``. ``fresh(config)`` makes the states, by
+    name, into which the arrays must fit; ``parser`` knows the values that the fields of a configuration may have."""
     with open_checkpoint(path, experiment) as (stored, header):
-        fields = {key: tuple(value) if isinstance(value, list) else value for key, value in header["config"].items()}
-        config = config_class(**fields)
-        states = {name: state for name, state in fresh(config).items() if name in header["models"]}
+        config = config_of_header(header, config_class, parser)
+        states = fresh(config)
+        if unknown := [name for name in header["models"] if name not in states]:
+            raise ValueError(f"it holds a network {unknown[0]!r}")
+        states = {name: state for name, state in states.items() if name in header["models"]}
         for name, state in states.items():
             kept = header["models"][name]
-            if {key: type(value) for key, value in kept.items()} != STATE_TYPES:
+            if set(kept) != set(STATE_TYPES) or not all(fits(kept[key], kind) for key, kind in STATE_TYPES.items()):
                 raise ValueError(f"the state of {name} is not that of a training")
+            if kept["step"] < 1 or kept["seconds"] < 0:
+                raise ValueError(f"the state of {name} is that of {kept['step']} steps in {kept['seconds']} s")
             for kind in ("params", "m", "v"):
                 for key, target in getattr(state, kind).items():
                     array = stored[f"{name}/{kind}/{key}"]
                     if array.shape != target.shape or array.dtype != target.dtype:
                         raise ValueError(f"its {key} does not fit this network")
+                    if np.isnan(array).any() or (kind == "params" and np.isinf(array).any()):
+                        raise ValueError(f"{key} of {name} holds NaN or an infinite number")
                     target[...] = array
             for key, value in kept.items():
                 setattr(state, key, value)
     return config, states
+
+
+def require_replaceable(path: Path, experiment: str, overwrite: bool) -> None:
+    """Raises UserError where a training would replace what is no checkpoint of its experiment; with ``overwrite``, what
+    is no checkpoint at all."""
+    try:
+        with open_checkpoint(path, experiment):
+            pass
+    except OtherCheckpointError as error:
+        if not overwrite:
+            raise UserError(f"{error}; --overwrite replaces it") from None
+    except UserError as error:
+        raise UserError(f"{error}; --checkpoint does not replace it") from None
 
 
 def checkpoint_command(path: Path, experiment: str) -> str | None:
@@ -509,24 +585,37 @@ def of_models(path: Path, states: dict[str, TrainState], names: Collection[str])
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class Files(NamedTuple):
-    """Files that a training reads and writes, and whether it shows a progress bar."""
+@dataclasses.dataclass
+class Files:
+    """What a training saves, and what it shows."""
 
     checkpoint: Path | None = None
     checkpoint_every: int | None = None  # steps
     resume: bool = False
     quiet: bool = True
     command: str | None = None  # the command line, which the checkpoint keeps
+    overwrite: bool = False  # a checkpoint of another experiment or of an older version
+    threads: int | None = None  # where the bits depend on them
+    failure: str | None = dataclasses.field(default=None, init=False)  # why the last checkpoint is not saved
 
     def require_checkpoint(self, experiment: str) -> None:
-        """Before data are loaded: raises UserError where --resume has no checkpoint to read."""
-        if self.resume and self.checkpoint:
+        """Find out before data are looked for that there is nothing to resume, or what must not be replaced."""
+        if self.checkpoint is None:
+            return
+        if self.resume:
             with open_checkpoint(self.checkpoint, experiment):
                 pass
+        elif os.path.exists(self.checkpoint):
+            require_replaceable(self.checkpoint, experiment, self.overwrite)
+
+    def require_saved(self) -> None:
+        """Raises UserError where the last checkpoint could not be written."""
+        if self.failure is not None:
+            raise UserError(f"the last checkpoint is not saved: {self.failure}")
 
     @classmethod
-    def from_args(cls, args: argparse.Namespace, command: str) -> Files:
-        return cls(args.checkpoint, args.checkpoint_every, args.resume, args.quiet, command)
+    def from_args(cls, args: argparse.Namespace, command: str, threads: int | None = None) -> Files:
+        return cls(args.checkpoint, args.checkpoint_every, args.resume, args.quiet, command, args.overwrite, threads)
 
 
 NO_FILES = Files()
@@ -551,16 +640,29 @@ class Session:
         self.bar: Any = None
 
     def __enter__(self) -> Session:
-        path = self.files.checkpoint
-        if path and self.files.resume:
-
-            def states(saved: Any, path: Path = path) -> dict[str, TrainState]:
-                check_resumable(path, saved, self.config)
-                return self.states
-
-            read_checkpoint(path, self.experiment, type(self.config), states)
+        if self.files.checkpoint and self.files.resume:
+            self._resume(self.files.checkpoint)
         self.interrupt.__enter__()
         return self
+
+    def _resume(self, path: Path) -> None:
+        with open_checkpoint(path, self.experiment) as (_, header):
+            threads = header.get("threads")
+
+        def states(saved: Any) -> dict[str, TrainState]:
+            check_resumable(path, saved, self.config)
+            return self.states
+
+        read_checkpoint(path, self.experiment, type(self.config), states)
+        for state in self.states.values():
+            n_epochs = state.step // (self.n_steps // self.config.n_epochs)
+            if state.step > self.n_steps or len(state.history.get("train_loss", [])) != n_epochs:
+                raise UserError(f"cannot resume {path}: its history of {state.name} is not that of {state.step} steps")
+        if threads != self.files.threads and None not in (threads, self.files.threads):
+            print_message(
+                f"warning: {path} was trained with --threads {threads} and goes on with {self.files.threads}: the last"
+                " bits of its numbers may be others than without the break"
+            )
 
     def __exit__(self, *error: object) -> None:
         if self.bar is not None:
@@ -577,13 +679,18 @@ class Session:
         if self.files.checkpoint and due and state.step:
             try:
                 states = self.states.values()
-                save_checkpoint(self.files.checkpoint, self.experiment, self.config, states, self.files.command)
+                save_checkpoint(
+                    self.files.checkpoint, self.experiment, self.config, states, self.files.command, self.files.threads
+                )
+                self.files.failure = None
             except UserError as error:
-                print_message(f"warning: {one_line(error, 500)}; training goes on")
+                self.files.failure = one_line(error, 400)
+                goes_on = "" if self.interrupt.signal is not None else "; training goes on"
+                print_message(f"warning: {self.files.failure}{goes_on}")
         self.interrupt.check()
 
     def _show(self, state: TrainState, epoch_ended: bool) -> None:
-        if self.files.quiet or sys.stderr is None or not sys.stderr.isatty():
+        if not shows_progress(self.files.quiet):
             return
         from tqdm import tqdm
 

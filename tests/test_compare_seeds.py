@@ -28,6 +28,7 @@ import compare_seeds
 from compare_seeds import main
 from helpers import DATA, usage_error
 from support import statistics
+from support.files import is_running
 from support.results import code_fingerprint, save_result
 from support.statistics import describe_sample, sign_flip_p, summarise, verdict
 
@@ -422,10 +423,7 @@ def test_stopped_it_keeps_what_is_finished_and_ends_its_runs(fake: str, number: 
     """Two runs are finished and the next two hang."""
     Path("hang").touch()
     command = [sys.executable, compare_seeds.__file__, fake, "--seeds", "0:5", "--jobs", "2"]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which pytest may have been told to ignore
-    ) as process:  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         while (len(cached()) < 2 or len(runs()) < 4) and process.poll() is None:
             time.sleep(0.02)
         process.send_signal(number)
@@ -440,6 +438,55 @@ def test_stopped_it_keeps_what_is_finished_and_ends_its_runs(fake: str, number: 
     Path("hang").unlink()
     assert main([*command[2:], "--resume"]) == 0
     assert len(runs()) == 4 + 3
+
+
+def test_killed_its_runs_end_with_it(fake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs hang. The folders that they were to write into go with the next call."""
+    Path("hang").touch()
+    Path("folders").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "folders"))
+    command = [sys.executable, compare_seeds.__file__, fake, "--seeds", "2:4", "--jobs", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        while len(runs()) < 2 and process.poll() is None:
+            time.sleep(0.02)
+        process.kill()
+    processes = [int(line.split()[-1]) for line in Path("runs.log").read_text().splitlines()]
+    assert len(processes) == 2
+    deadline = time.monotonic() + 10
+    while any(map(is_running, processes)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(is_running, processes))
+    assert len(list(Path("folders").iterdir())) == 2
+    Path("hang").unlink()
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert list(Path("folders").iterdir()) == []
+
+
+def test_a_run_sees_its_own_name_and_folder(fake: str) -> None:
+    """As if it had been started by hand."""
+    Path("scripts").mkdir()
+    Path("scripts/helper.py").write_text("x = 1")
+    checks = (
+        "import sys, helper; assert sys.argv[0].endswith('real.py'); assert __name__ == '__main__'; assert __file__\n"
+    )
+    Path("scripts/real.py").write_text(checks + FAKE)
+    assert main(["scripts/real.py", "--seeds", "0"]) == 0
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_closed_streams_lose_nothing(fake: str, stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, stream, None)
+    flags = ["--seeds", "0:3", "--jobs", "1", "--timeout", "30", "--", "--death=status"]
+    assert main([fake, *flags]) == 1
+    assert len(load("results/fake/0-2.json")["settings"]["default"]["runs"]) == 2
+
+
+def test_a_full_stdout_is_one_line(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with open("/dev/full", "w") as full, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        assert main([fake, "--seeds", "0"]) == 1
+    assert capsys.readouterr().err == "error: cannot write to the standard output: No space left on device\n"
+    assert load("results/fake/0.json")["settings"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

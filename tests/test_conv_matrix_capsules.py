@@ -29,7 +29,7 @@ from helpers import (
     surviving_mutants,
     usage_error,
 )
-from support.run import UserError
+from support.files import UserError
 from support.workers import Workers, Workspace
 from test_smallnorb_files import make_arrays, write_set
 

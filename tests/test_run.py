@@ -42,7 +42,7 @@ from helpers import (
     strokes,
     usage_error,
 )
-from support import results, run
+from support import files, results, run
 from support.optimizers import TrainState
 
 Array = np.ndarray
@@ -254,7 +254,7 @@ def test_defaults_are_the_config_and_help_shows_them(experiment: Experiment, mon
     options = script.make_parser().format_help().partition("options:")[2]
     lines = {text.split()[0]: " ".join(text.split()) for text in re.split(r"\n  (?=--)", options)[1:]}
     fields = {run.flag_of(script.Config, field.name): field for field in dataclasses.fields(script.Config)}
-    assert set(lines) <= set(fields) | NO_FIELD | {"--preset", "--resume", "--eval-only", "--quiet"}
+    assert set(lines) <= set(fields) | NO_FIELD | {"--preset", "--resume", "--overwrite", "--eval-only", "--quiet"}
     for flag, line in lines.items():
         if flag in fields and fields[flag].default not in (None, ()) and (experiment.name, flag) not in IN_WORDS:
             shown = run.format_value(fields[flag].default, fields[flag].type)
@@ -305,7 +305,7 @@ def test_a_path_of_many_lines_and_letters_gives_one_short_line(
 @pytest.mark.parametrize("name", ["a.json", "new/folders/a.json", "x" * 250, "\N{SNOWMAN}" * 80])
 def test_writable_paths_are_taken(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
-    run.require_writable(path)
+    files.require_writable(path)
     assert not path.exists()
     results.save_result(path, {"answer": 42})
     assert json.loads(path.read_text())["answer"] == 42
@@ -317,7 +317,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     path.write_text("old")
 
     def write_half(error: BaseException) -> None:
-        with run.atomic_write(path) as stream:
+        with files.atomic_write(path) as stream:
             stream.write(b"half")
             raise error
 
@@ -947,6 +947,7 @@ def rewritten(change: Callable[[dict[str, Any], dict[str, Array]], object]) -> C
         with np.load(good) as stored:
             arrays = {key: stored[key] for key in stored.files}
         header = json.loads(str(arrays.pop("header")))
+        del header["checksum"]  # it would be seen, whatever was changed
         change(header, arrays)
         return npz(header=np.array(json.dumps(header)), **arrays)
 
@@ -961,6 +962,10 @@ def flipped(good: Path) -> bytes:
 
 def cnn_array(change: Callable[[Array], Array]) -> Callable[[Path], bytes]:
     return rewritten(lambda h, a: a.update({"cnn/m/conv1.b": change(a["cnn/m/conv1.b"])}))
+
+
+def cnn_weight(value: float) -> Callable[[Path], bytes]:
+    return rewritten(lambda h, a: a["cnn/params/conv1.w"].__setitem__((0, 0), value))
 
 
 def cnn_state(**values: Any) -> Callable[[Path], bytes]:
@@ -997,6 +1002,14 @@ NO_CHECKPOINTS: dict[str, Callable[[Path], bytes]] = {
     "step of another kind": cnn_state(step="3"),
     "seconds of another kind": cnn_state(seconds=None),
     "history of another kind": cnn_state(history=[1.0]),
+    "NaN in a weight": cnn_weight(np.nan),
+    "infinite weight": cnn_weight(np.inf),
+    "NaN in a moment": cnn_array(lambda a: a * np.float32(np.nan)),
+    "NaN in the history": cnn_state(history={"train_loss": [math.nan]}),
+    "header changed by hand": lambda good: rewritten(lambda h, a: h.update(checksum=1))(good),
+    "command of another kind": rewritten(lambda h, a: h.update(command=3)),
+    "no steps": cnn_state(step=0),
+    "unknown network": rewritten(lambda h, a: h["models"].update(more=h["models"]["cnn"])),
     "no JSON": lambda good: npz(header=np.array("{")),
     "JSON list": lambda good: npz(header=np.array("[]")),
 }
@@ -1004,6 +1017,7 @@ SAYS = {
     "other experiment": r"is a checkpoint of other, not of {name}",
     "experiment of another kind": r"is a checkpoint of \[3\], not of {name}",
     "older version": r"is of an older version of {name}\.py: train it again",
+    "NaN in a weight": r"is not a readable checkpoint of {name}: conv1.w of cnn holds NaN or an infinite number",
     "other version": r"is of an older version of {name}\.py: train it again",
 }
 

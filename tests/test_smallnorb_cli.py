@@ -14,7 +14,8 @@ from PIL import Image
 
 import smallnorb_novel_viewpoint as s
 from helpers import EXPERIMENTS, failure, usage_error
-from support.run import UserError, check_resumable
+from support.files import UserError
+from support.run import check_resumable
 
 Array = np.ndarray
 

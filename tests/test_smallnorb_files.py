@@ -349,7 +349,7 @@ FAULTS: dict[Callable[[Path], None], str] = {  # and what the line has to say
     negative_size: "claims the sizes [-20",
     no_dimensions: "claims 0 dimensions",
     many_dimensions: "dimensions",
-    huge_size: "truncated",
+    huge_size: "claims 2,147,483,647 items; an official file has 24,300",
     cut_gzip: "cannot be read",
     flip_gzip: "cannot be read",
     no_gzip: "cannot be read",

@@ -31,8 +31,9 @@ import visualize_smallnorb_novel_viewpoint
 from figure_checks import check_failures, refuse
 from helpers import usage_error
 from support import figures
+from support.files import UserError
 from support.optimizers import TrainState
-from support.run import CHECKPOINT_FORMAT, UserError
+from support.run import CHECKPOINT_FORMAT
 
 EXPERIMENTS: list[Any] = [smallnorb_novel_viewpoint, multimnist_capsnet, mnist_affine_capsnet, conv_matrix_capsules]
 FIGURE_SCRIPTS: list[Any] = [
@@ -226,24 +227,32 @@ def test_useless_results_are_an_error_in_words(tmp_path: Path, text: str | None)
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def finished(asked: Any, given: set[str], epochs: dict[str, int], **options: Any) -> tuple[Any, dict[str, TrainState]]:
+def finished(
+    asked: Any, given: set[str], epochs: dict[str, int], dataset: str = "smallnorb", **options: Any
+) -> tuple[Any, dict[str, TrainState]]:
     """``load_finished`` from a checkpoint of seed 3 and 1,000 epochs; ``epochs``: of each of its models."""
     states = {name: TrainState(name, {}) for name in epochs}
     for name, state in states.items():
         state.history = {"train_loss": [0.5] * epochs[name]} if epochs[name] else {}
-    script = SimpleNamespace(EXPERIMENT="x", load_checkpoint=lambda path: (Config(seed=3, n_epochs=1000), states))
+    script = SimpleNamespace(
+        EXPERIMENT="x", load_checkpoint=lambda path: (Config(dataset=dataset, seed=3, n_epochs=1000), states)
+    )
     return figures.load_finished(script, Path("a"), asked, given, **options)
 
 
 def test_given_flags_must_agree_with_the_checkpoint() -> None:
     asked, done = Config(seed=3, lr=0.1, data_dir="x"), {"cnn": 1000}
     config, states = finished(asked, {"seed", "data_dir", "quiet"}, done)
-    assert config == Config(seed=3, n_epochs=1000, data_dir="x")
+    assert config == Config(dataset="smallnorb", seed=3, n_epochs=1000, data_dir="x")
     assert list(states) == ["cnn"]
     with pytest.raises(UserError, match=r"^a was made with --lr 0\.002, not 0\.1$"):
         finished(asked, {"lr"}, done)
-    assert finished(asked, {"lr"}, done, free=("lr", "seed"))[0] == Config(seed=3, n_epochs=1000, lr=0.1)
+    assert finished(asked, {"lr"}, done, free=("lr", "seed"))[0] == Config(
+        dataset="smallnorb", seed=3, n_epochs=1000, lr=0.1
+    )
     assert figures.load_finished(None, None, asked, {"lr"}) == (asked, {})
+    with pytest.raises(UserError, match="a was trained on voxels, which have no files: leave --data-dir out"):
+        finished(asked, {"data_dir"}, done, dataset="voxels")
 
 
 def test_an_unfinished_checkpoint_is_an_error() -> None:

@@ -33,7 +33,8 @@ from figure_checks import (
 )
 from helpers import usage_error
 from support.figures import WRONG, figure_style
-from support.run import UserError, save_checkpoint
+from support.files import UserError
+from support.run import save_checkpoint
 
 SMALL = ["--seed=123", "--dataset=strokes", "--conv-channels=4", "--primary-types=2", "--threads=1"]
 TINY = [*SMALL, "--n-epochs=2", "--n-train=64", "--n-val=20", "--n-test=60", "--n-sweep=5", "--batch-size=16"]

@@ -26,7 +26,8 @@ from figure_checks import (
 )
 from helpers import SMALLNORB, needs_smallnorb, usage_error
 from support.figures import figure_style
-from support.run import Stream, UserError, generator, save_checkpoint
+from support.files import UserError
+from support.run import Stream, generator, save_checkpoint
 
 TINY = ["--seed=123", "--n-epochs=2", "--n-train-views=2", "--n-test-views=2", "--n-elev=1", "--n-per-combo=1"]
 ALWAYS = [

@@ -1,0 +1,171 @@
+"""Files are written whole or not at all, never over an input, and a run that was killed leaves none behind for long."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import platform
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parent.parent
+HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:8]  # whose process numbers are those of a temporary file
+TEMPORARY = re.compile(rf"\..+\.{HOST}-(\d+)\.tmp")
+WRITTEN = {".json", ".npz", ".png", ".gif"}  # what the scripts write is no data
+
+
+class UserError(Exception):
+    """Something that the person at the keyboard can put right; its message is one line."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Writing
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def temporary_path(path: Path) -> Path:
+    """A name beside ``path``, hidden and of bounded length, that says which process it is of."""
+    return path.with_name(f".{path.name[:50]}.{HOST}-{os.getpid()}.tmp")
+
+
+def is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # it is another user's
+        return True
+    return True
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove the temporary files of processes of this machine that were killed while they wrote into the folder."""
+    if os.name != "posix":  # elsewhere a process cannot be asked for without ending it
+        return
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            owner = TEMPORARY.fullmatch(path.name)
+            if owner and not is_running(int(owner[1])):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def folder_made(folder: Path, keep: bool) -> Iterator[None]:
+    """Make a folder and those above it. They go again, as far as they are empty, after an error or without ``keep``."""
+    missing = list(itertools.takewhile(lambda path: not os.path.lexists(path), (folder, *folder.parents)))
+    kept = False
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+        kept = keep
+    finally:
+        for path in () if kept else missing:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file that takes the place of ``path``, or of the file that this links to, once all is written.
+    Makes the folder. Raises UserError on failure."""
+    try:
+        target = Path(os.path.realpath(path))
+        temporary = temporary_path(target)
+        with folder_made(target.parent, keep=True):
+            try:
+                with temporary.open("wb") as stream:
+                    yield stream
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                temporary.replace(target)
+            finally:
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def require_writable(*paths: Path | None) -> None:
+    """Find out before a training that a file cannot be written there. Leaves no folder behind."""
+    for path in paths:
+        if path is None:
+            continue
+        try:
+            target = Path(os.path.realpath(path))
+            with folder_made(target.parent, keep=False):
+                with contextlib.suppress(FileNotFoundError):
+                    mode = path.stat().st_mode  # fails too where the name is too long
+                    if not stat.S_ISREG(mode):
+                        kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+                        raise UserError(f"cannot write {path}: it is {kind}")
+                remove_abandoned(target.parent)
+                temporary = temporary_path(target)
+                temporary.touch()
+                temporary.unlink()
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """An empty folder that goes at the end; where the process is killed, when the next one is made."""
+    parent = Path(tempfile.gettempdir())
+    remove_abandoned(parent)
+    folder = temporary_path(parent / f"run-{secrets.token_hex(6)}")
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Outputs against inputs
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def same_file(a: Path, b: Path) -> bool:
+    """Whether two names, of which none need exist, are of one file: by symbolic and by hard links too."""
+    with contextlib.suppress(OSError, ValueError):
+        found = os.path.exists(a), os.path.exists(b)
+        if all(found):
+            return os.path.samefile(a, b)
+        return not any(found) and os.path.realpath(a) == os.path.realpath(b)
+    return False
+
+
+def data_files(*folders: Path) -> list[Path]:
+    """The files in folders of data, and in the folders in these; those that the scripts write are none."""
+    found = []
+    for folder in folders:
+        with contextlib.suppress(OSError, ValueError):
+            for path in (*folder.iterdir(), *folder.glob("*/*")):
+                if path.suffix.lower() not in WRITTEN and path.is_file():
+                    found.append(path)
+    return found
+
+
+def project_files() -> list[Path]:
+    """The code and the pages of this project."""
+    return [*ROOT.glob("*.py"), *ROOT.glob("*/*.py"), *ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.t*")]
+
+
+def overwriting(outputs: Mapping[str, Path], inputs: Iterable[tuple[str, Path]]) -> str | None:
+    """In words, which output would replace another one or an input; a ``(what, path)`` each, an output by its flag."""
+    for (flag, path), (other, same) in itertools.combinations(outputs.items(), 2):
+        if same_file(path, same):
+            return f"argument {flag}: is the same file as {other}"
+    known = [*inputs, *(("a file of this project", path) for path in project_files())]
+    for flag, path in outputs.items():
+        for what, used in known:
+            if same_file(path, used):
+                return f"argument {flag}: would overwrite {used}, {what}"
+    return None
