@@ -17,7 +17,7 @@ change is left alone.
     training_curves.png       losses and errors, epoch by epoch
 
 Which digits are shown never depends on how the models do on them: it is the first of each class in the test set.
-Capsules are perturbed for the first that the capsule network names rightly.
+Capsules are perturbed for the first that the capsule network classifies correctly.
 """
 
 from __future__ import annotations
@@ -397,7 +397,7 @@ class Perturbed(NamedTuple):
 
 
 def perturb(run: Run) -> Perturbed:
-    """Of the first digit of each class that the capsule network names rightly, or else the first."""
+    """Of the first digit of each class that the capsule network classifies correctly, or else the first."""
     config, labels, params = run.config, run.data.test_labels, run.states["capsnet"].params
     rows = of_each_class(labels, 20)
     images = np.stack([turned(run, row, 0) for row in rows])  # (rows, J, S, S)

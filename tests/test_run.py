@@ -456,7 +456,7 @@ def test_closed_and_full_streams_lose_no_result(experiment: Experiment, whole: R
     with open("/dev/full", "w") as full:
         assert rerun(out, full) == 0
         assert b"seed 0" in out.buffer.getvalue()
-        with streams(out, None):  # no message in the place of the result
+        with streams(out, None):  # no message instead of the result
             argv = ["--predict", "x.png", "--checkpoint", str(tmp_path / "none.npz")]
             before = len(out.buffer.getvalue())
             assert experiment.script.main(argv) == 1
