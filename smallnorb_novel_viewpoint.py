@@ -48,7 +48,7 @@ import numpy as np
 from support.files import UserError, require_writable
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import border_level, prediction_table, read_grey
-from support.results import blas_name, recorded_command, report_result, result_document
+from support.results import recorded_command, report_result, result_document
 from support.workers import blas_threads
 
 from support.run import (  # isort: skip
@@ -1273,8 +1273,8 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add("loss", ("cross-entropy", "spread"),
         "of the capsules: on the score, or the paper's on the activations; the CNNs always have cross-entropy")
     add("dtype", ("float32", "float64"), "of all arithmetic")
-    parser.add_argument("--threads", type=whole_number(1, 1024), metavar="N",
-        help="BLAS threads; default: what numpy's BLAS chooses")
+    parser.add_argument("--threads", type=whole_number(1, 1024), metavar="N", default=1,
+        help="BLAS threads; batches are small, and on a busy machine two threads wait for each other; default: 1")
 # fmt: on
 
 
@@ -1356,7 +1356,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     check_file_flags(parser, args)
     config, command = config_from_args(parser, args), recorded_command(EXPERIMENT, argv)
-    files = Files.from_args(args, command, args.threads or blas_name()[1])
+    files = Files.from_args(args, command, args.threads)
 
     def body() -> None:
         if args.predict:

@@ -338,8 +338,8 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
 # ----------------------------------------------------------------------------------------------------------------------
 
 KEYS = (
-    "experiment", "seed", "dataset", "headline", "chance", "config", "models", "history", "environment", "code",
-    "command", "checksum",
+    "experiment", "seed", "dataset", "headline", "chance", "config", "models", "history", "environment",
+    "command", "code", "checksum",
 )  # fmt: skip
 
 
@@ -492,7 +492,7 @@ def test_closed_and_full_streams_in_the_shell(redirection: str, status: int, err
 def test_a_result_is_written_before_it_is_printed(tmp_path: Path, monkeypatch: Patch) -> None:
     path, printed = tmp_path / "o.json", list[tuple[str, Any]]()
     monkeypatch.setattr(results, "print_result", lambda text: printed.append((text, json.loads(path.read_text()))))
-    results.report_result(path, {"answer": 42}, "table")
+    results.report_result(path, {"experiment": "multimnist_capsnet", "answer": 42}, "table")
     assert [(text, saved["answer"]) for text, saved in printed] == [("table", 42)]
 
 
