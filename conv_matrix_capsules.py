@@ -1254,7 +1254,7 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
     data = make_data(config)
     config = multimnist.resolve_auto(config, data.name)
     states = train_all(config, data, threads=threads, files=files, **options)
-    return make_result(config, data.name, states, attack_all(config, states, data, threads), threads)
+    return make_result(config, data, states, attack_all(config, states, data, threads), threads)
 
 
 VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed"}
@@ -1286,12 +1286,12 @@ def evaluate_checkpoint(
             if name in states:
                 metrics = evaluate(model, states[name].params, data, config, workers)
                 states[name].history = {metric: [value] for metric, value in metrics.items()}
-    result = make_result(config, data.name, states, attack_all(config, states, data, threads), threads)
+    result = make_result(config, data, states, attack_all(config, states, data, threads), threads)
     return result | {"trained_with_seed": saved.seed}
 
 
 def make_result(
-    config: Config, data_name: str, states: dict[str, TrainState], attacks: dict[str, Any], threads: int = 1
+    config: Config, data: Data, states: dict[str, TrainState], attacks: dict[str, Any], threads: int = 1
 ) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, those of the last epoch; "drop" is familiar minus held out.
     Accuracies under attack are in ``attack``, by epsilon, and also among a model's metrics for compare_seeds.py."""
@@ -1310,8 +1310,15 @@ def make_result(
             else:
                 models[name][kind] = found
     result = result_document(
-        EXPERIMENT, config, data_name, models, states, threads, config.headline, 1 / config.n_classes
+        EXPERIMENT, config, data.name, models, states, threads, config.headline, 1 / config.n_classes
     )  # fmt: skip
+    if data.held_out is not None:
+        networks, confusions = make_models(config), {}
+        with Workers(threads, config.dtype) as workers:
+            for name, state in states.items():
+                scores = predict_scores(networks[name], state.params, data.held_out, config, workers)
+                confusions[name] = viewpoint.confusion_matrix(scores, data.held_out.labels)
+        result = viewpoint.add_confusions(result, config, confusions)
     return result | ({"attack": attacks} if attacks else {})
 
 
