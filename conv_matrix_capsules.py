@@ -154,8 +154,8 @@ class Config(Viewpoints):
 
     @property
     def pixel_range(self) -> tuple[float, float]:
-        """Least and greatest pixel value of an attacked image; smallNORB's are normalised and have no bounds."""
-        if self.dataset == "smallnorb":
+        """Least and greatest pixel value of an attacked image; standardised ones have no bounds."""
+        if self.standardize == "image":
             return -math.inf, math.inf
         return 0.0 - self.pixel_offset, 1.0 - self.pixel_offset
 
@@ -222,7 +222,9 @@ def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
     B, side, m = len(images), images.shape[1], config.shift
     if not m:
         return images
-    padded = np.pad(images, ((0, 0), (m, m), (m, m), (0, 0)), constant_values=-config.pixel_offset)  # the background
+    padded = np.pad(
+        images, ((0, 0), (m, m), (m, m), (0, 0)), constant_values=-config.pixel_offset
+    )  # the background, or the mean of a standardised image
     row, column = rng.integers(0, 2 * m + 1, (2, B, 1)) + np.arange(side)  # each (B, H)
     return padded[np.arange(B)[:, None, None], row[:, :, None], column[:, None, :]]
 
@@ -1252,13 +1254,13 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
     data = make_data(config)
     config = multimnist.resolve_auto(config, data.name)
     states = train_all(config, data, threads=threads, files=files, **options)
-    return make_result(config, data.name, states, attack_all(config, states, data, threads), threads)
+    return make_result(config, data, states, attack_all(config, states, data, threads), threads)
 
 
 VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed"}
 TEST_FIELDS = (
     "dataset", "data_dir", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack",
-    *sorted(VIEW_FIELDS - {"pixel_offset"}),  # which the networks were trained with
+    *sorted(VIEW_FIELDS - {"standardize", "pixel_offset"}),  # which the networks were trained with
 )  # fmt: skip
 
 
@@ -1284,12 +1286,12 @@ def evaluate_checkpoint(
             if name in states:
                 metrics = evaluate(model, states[name].params, data, config, workers)
                 states[name].history = {metric: [value] for metric, value in metrics.items()}
-    result = make_result(config, data.name, states, attack_all(config, states, data, threads), threads)
+    result = make_result(config, data, states, attack_all(config, states, data, threads), threads)
     return result | {"trained_with_seed": saved.seed}
 
 
 def make_result(
-    config: Config, data_name: str, states: dict[str, TrainState], attacks: dict[str, Any], threads: int = 1
+    config: Config, data: Data, states: dict[str, TrainState], attacks: dict[str, Any], threads: int = 1
 ) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, those of the last epoch; "drop" is familiar minus held out.
     Accuracies under attack are in ``attack``, by epsilon, and also among a model's metrics for compare_seeds.py."""
@@ -1308,8 +1310,15 @@ def make_result(
             else:
                 models[name][kind] = found
     result = result_document(
-        EXPERIMENT, config, data_name, models, states, threads, config.headline, 1 / config.n_classes
+        EXPERIMENT, config, data.name, models, states, threads, config.headline, 1 / config.n_classes
     )  # fmt: skip
+    if data.held_out is not None:
+        networks, confusions = make_models(config), {}
+        with Workers(threads, config.dtype) as workers:
+            for name, state in states.items():
+                scores = predict_scores(networks[name], state.params, data.held_out, config, workers)
+                confusions[name] = viewpoint.confusion_matrix(scores, data.held_out.labels)
+        result = viewpoint.add_confusions(result, config, confusions)
     return result | ({"attack": attacks} if attacks else {})
 
 
@@ -1426,7 +1435,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add = add_flags(parser, "attacks", Config)
     add("attack", names_of(ATTACKS), "after the training, measure the accuracy under fgsm, iterated or both", "A,B")
     add("epsilons", epsilon_list,
-        "how far a pixel may be moved; pixels run from 0 to 1, smallNORB's are in standard deviations", "X,Y")
+        "how far a pixel may be moved; pixels run from 0 to 1, standardised ones are in standard deviations", "X,Y")
     add("attack_steps", whole_number(1, 1000), "of the iterated attack, each of epsilon / N")
     add("n_attack", count, "test images that are attacked, of views those of the training range")
     parser.add_argument("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),

@@ -294,7 +294,7 @@ def main(argv: list[str] | None = None) -> int:
         data = experiment.make_data(config)
         require_test_images(len(data.test.labels), figures.MIN_TEST)
         state, recorder = record(config, data, args.snapshots, args.threads, args.quiet)
-        result = experiment.make_result(config, data.name, {"capsules": state}, {}, args.threads)
+        result = experiment.make_result(config, data, {"capsules": state}, {}, args.threads)
         print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         frames = [(k, t) for k in range(len(recorder.snapshots)) for t in range(config.em_iters)]
         text_colours = [darkened(colour) for colour in (RIGHT, WRONG, BLUE, TRUE_COLOUR)]

@@ -894,7 +894,7 @@ def main(argv: list[str] | None = None) -> int:
         attacks = read_attacks(results_files(args.results, DEFAULT_RESULTS), config, data.name)
         require_runs(args.results, attacks)
         states = states or experiment.train_all(config, data, threads=args.threads, files=Files(quiet=args.quiet))
-        result = experiment.make_result(config, data.name, states, {}, args.threads)
+        result = experiment.make_result(config, data, states, {}, args.threads)
         print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         with Workers(args.threads, config.dtype) as workers:
             write_figures(folder, drawers(Run(config, data, states), attacks, workers))

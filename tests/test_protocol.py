@@ -118,6 +118,43 @@ def test_accuracies_and_drop_of_views(
 
 
 @pytest.mark.parametrize("script", [views, conv], ids=lambda script: script.__name__)
+@pytest.mark.parametrize(
+    ("wrong", "hard"), [((0, 2, 3), 1.0), ((1, 4), 0.0), ((1,), 0.5), ((4,), 0.5), ((), 1.0)], ids=str
+)
+def test_hard_accuracy_is_that_of_the_classes_that_look_new_from_behind(
+    script: Any, wrong: tuple[int, ...], hard: float, monkeypatch: Patch
+) -> None:
+    """Cross, T and frame are the same after half a turn; on held-out views the classes ``wrong`` are named the next."""
+    config = script.Config(**FEW_VIEWS)
+    data = views.make_data(config)
+    answers = known_answers(data, lambda name, azimuths: np.array(name != "held_out"))
+    for image, label in zip(data.held_out.images, data.held_out.labels, strict=True):
+        answers[image.tobytes()] = int((label + 1) % 5 if label in wrong else label)
+    model = views_model(script, "cnn", lambda x: [answers[np.float32(image).tobytes()] for image in x])
+    monkeypatch.setattr(script, "make_models", lambda config: {"cnn": model})
+    result = script.run(config, names=("cnn",))
+    assert result["models"]["cnn"]["hard_accuracy"] == hard
+    counts = np.diag(np.bincount(data.held_out.labels)).astype(int)
+    for k in wrong:
+        counts[k] = np.roll(counts[k], 1)  # rows are the true classes
+    assert result["confusion"] == {"cnn": counts.tolist()}
+    assert result["models"]["cnn"]["held_out_accuracy"] == pytest.approx(np.trace(counts) / counts.sum())
+
+    elevations = {"train_elevations": (10.0, 35.0), "test_elevations": (40.0, 70.0), "test_azimuths": (0.0, 150.0)}
+    model = views_model(script, "cnn", lambda x: np.zeros(len(x), int))
+    other = script.run(dataclasses.replace(config, **elevations), names=("cnn",))
+    assert "hard_accuracy" not in other["models"]["cnn"]
+
+
+def test_three_classes_look_the_same_from_behind() -> None:
+    """So that a network which learned nothing of viewpoints has 0.6 on held-out azimuths."""
+    labels, zero = np.arange(5), np.zeros(5)
+    front, behind = (views.render_voxels(labels, zero + azimuth, zero, None) for azimuth in (30.0, 210.0))
+    same = [views.VOXEL_CLASSES[k] for k in labels if np.abs(front[k] - behind[k]).max() < 1e-6]
+    assert same == [name for name in views.VOXEL_CLASSES if name not in views.HARD_CLASSES]
+
+
+@pytest.mark.parametrize("script", [views, conv], ids=lambda script: script.__name__)
 def test_every_image_counts_once_in_an_accuracy(script: Any) -> None:
     """Right on the last image alone, and on all but the last: the sets end in a batch that is not full."""
     n = views.EVALUATION_BATCH + 1

@@ -149,6 +149,7 @@ OUTSIDE = {  # of numbers
 }  # fmt: skip
 CHOICES = (
     "--canvas --dataset --conv --preset --em-grad --routing-grad --lambda-schedule --lr-schedule --optimizer --loss"
+    " --standardize"
 )
 WRONG: dict[str, list[str]] = {
     **{flag: ["0", "-1", "1.5", "1,5", str(most + 1), *NO_NUMBER] for flag, most in MOST.items()},
@@ -167,7 +168,7 @@ WRONG: dict[str, list[str]] = {
 }
 VIEWPOINT_FLAGS = {  # not with digits
     "--train-azimuths", "--test-azimuths", "--train-elevations", "--test-elevations", "--n-train-views",
-    "--n-test-views", "--n-elev", "--n-per-combo",
+    "--n-test-views", "--n-elev", "--n-per-combo", "--standardize",
 }  # fmt: skip
 NO_FIELD = {  # of a Config
     "--threads", "--affnist", "--models", "--out-json", "--checkpoint", "--checkpoint-every", "--predict",
@@ -802,8 +803,9 @@ OTHER_VALUES = {
     "--conv-channels": "3", "--primary-types": "2", "--preset": "paper --conv-channels 2 --primary-types 1",
     "--routing-iters": "1", "--routing-grad": "stop", "--recon-weight": "0.5", "--em-iters": "7", "--em-grad": "stop",
     "--em-lambda": "2", "--lambda-schedule": "linear", "--variance-floor": "0.25", "--beta-v-init": "-2",
-    "--pixel-offset": "0.5", "--weight-decay": "5", "--optimizer": "muon", "--lr-schedule": "cosine",
-    "--loss": "cross-entropy", "--dtype": "float64", "--conv": "im2col", "--sizes": "8,2,3,2",
+    "--pixel-offset": "0.5", "--standardize": "image", "--weight-decay": "5", "--optimizer": "muon",
+    "--lr-schedule": "cosine", "--loss": "cross-entropy", "--dtype": "float64", "--conv": "im2col",
+    "--sizes": "8,2,3,2",
     "--train-azimuths": "0:140", "--test-azimuths": "200:320",
     "--test-elevations": "40:70 --train-elevations 10:35 --train-azimuths 0:360",
 }  # fmt: skip
