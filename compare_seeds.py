@@ -420,7 +420,15 @@ def make_document(
             "runs": runs,
             "failures": [{"seed": job.seed, "error": out["error"]} for job, out in own if "error" in out],
         }
+    if len(settings) > 1:
+        document["best"] = {name: best_setting(document, name) for name, metric in pairs if metric == headline}
     return document
+
+
+def best_setting(document: Json, model: str) -> str:
+    """The name of the setting with the model's highest mean of the main metric; the first of equal ones."""
+    entries = document["settings"]
+    return max(entries, key=lambda name: entries[name]["models"][model][document["headline"]]["mean"])
 
 
 def axes_of(args: argparse.Namespace) -> list[list[str]]:
@@ -675,6 +683,7 @@ def compare(args: argparse.Namespace, settings: list[Setting]) -> None:
     lines = [f"## {document['experiment']} ({document['dataset']}), {document['headline']}\n"]
     if len(settings) > 1:
         lines.append("Means ± half of the 95 % interval:\n\n" + make_table(document, "grid", {}))
+        lines += [f"\nBest for {model}: {name}" for model, name in document["best"].items()]
     else:
         (entry,) = document["settings"].values()
         every = ",".join(dict.fromkeys(k for m in entry["models"].values() for k in m if k != "n_params"))

@@ -102,6 +102,7 @@ class Viewpoints:
     n_train_views: int = 6
     n_test_views: int = 6
     n_elev: int = 3
+    n_test_elev: int | None = None  # as n_elev
     n_per_combo: int = 5
     standardize: str = "none"
     pixel_offset: float = 0.0
@@ -299,16 +300,18 @@ def voxel_views(
 def make_voxel_data(config: Viewpoints) -> Data:
     """Training, familiar and held-out sets: by default 450, 180 and 180 images."""
 
-    def views(key: int, azimuths: Range, elevations: Range, n_azimuths: int, n_per_view: int) -> Split:
+    def views(
+        key: int, azimuths: Range, elevations: Range, n_azimuths: int, n_elevations: int, n_per_view: int
+    ) -> Split:
         rng = generator(config.seed, Stream.DATA, key)
-        azimuth, elevation = evenly_spaced(azimuths, n_azimuths), evenly_spaced(elevations, config.n_elev)
+        azimuth, elevation = evenly_spaced(azimuths, n_azimuths), evenly_spaced(elevations, n_elevations)
         return voxel_views(config, azimuth, elevation, n_per_view, rng)
 
     c = config
     return Data(
-        train=views(0, c.train_azimuths, c.train_elevations, c.n_train_views, c.n_per_combo),
-        familiar=views(1, c.train_azimuths, c.train_elevations, c.n_train_views, 2),
-        held_out=views(2, c.test_azimuths, c.test_elevations, c.n_test_views, 2),
+        train=views(0, c.train_azimuths, c.train_elevations, c.n_train_views, c.n_elev, c.n_per_combo),
+        familiar=views(1, c.train_azimuths, c.train_elevations, c.n_train_views, c.n_elev, 2),
+        held_out=views(2, c.test_azimuths, c.test_elevations, c.n_test_views, c.n_test_elev or c.n_elev, 2),
     )
 
 
@@ -1297,6 +1300,7 @@ def add_viewpoint_flags(
     add("n_train_views", count, "azimuths in training", default=str(config.n_train_views))
     add("n_test_views", count, "azimuths held out", default=str(config.n_test_views))
     add("n_elev", count, "elevations in each set", default=str(config.n_elev))
+    add("n_test_elev", count, "the same of the held-out views", default="as --n-elev")
     add("n_per_combo", count, "images of each training view", default=str(config.n_per_combo))
     add("standardize", ("none", "image"), "image: each image (channel of a stereo pair) to zero mean and unit variance",
         default="none, smallnorb image")
@@ -1337,7 +1341,9 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 def viewpoints_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, Any]:
     """The fields of Viewpoints but data_dir; a usage error (status 2) where flags do not fit together."""
     voxels = args.dataset == "voxels"
-    counts = {name: getattr(args, name) for name in ("n_train_views", "n_test_views", "n_elev", "n_per_combo")}
+    counts = {
+        name: getattr(args, name) for name in ("n_train_views", "n_test_views", "n_elev", "n_test_elev", "n_per_combo")
+    }
     given = {name: count for name, count in counts.items() if count is not None}
     if not voxels and given:
         parser.error(f"argument {flag_of(Viewpoints, next(iter(given)))}: applies to --dataset voxels alone")
@@ -1364,8 +1370,9 @@ def viewpoints_from_args(parser: argparse.ArgumentParser, args: argparse.Namespa
     standardize = args.standardize or ("none" if voxels else "image")
     if standardize == "image" and args.pixel_offset:
         parser.error("argument --pixel-offset: needs --standardize none")
-    n_per_elevation = max(counts["n_train_views"] * max(counts["n_per_combo"], 2), counts["n_test_views"] * 2)
-    n_images = N_CLASSES * counts["n_elev"] * n_per_elevation
+    n_familiar = counts["n_elev"] * counts["n_train_views"] * max(counts["n_per_combo"], 2)
+    n_held_out = (counts["n_test_elev"] or counts["n_elev"]) * counts["n_test_views"] * 2
+    n_images = N_CLASSES * max(n_familiar, n_held_out)
     if n_images > MAX_IMAGES:
         flags = ", ".join(flag_of(Viewpoints, name) for name in counts)
         parser.error(f"arguments {flags}: a set of {n_images:,} images is above the limit of {MAX_IMAGES:,}")

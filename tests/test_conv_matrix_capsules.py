@@ -784,7 +784,7 @@ def test_flags_that_do_not_fit_together(
 VIEW_FLAGS = {
     "--train-azimuths": "0:100", "--test-azimuths": "200:300", "--train-elevations": "0:10",
     "--test-elevations": "20:30", "--n-train-views": "6", "--n-test-views": "6", "--n-elev": "3",
-    "--n-per-combo": "5", "--standardize": "none",
+    "--n-test-elev": "3", "--n-per-combo": "5", "--standardize": "none",
 }  # fmt: skip
 
 

@@ -137,7 +137,8 @@ NO_RANGE = [
 NO_CHOICE = ["some", "", "0", "x" * 5000, "a\nb"]
 MOST = {  # of whole numbers from 1
     "--n-epochs": 10**5, "--batch-size": 4096, "--threads": 1024, "--checkpoint-every": 10**9, "--n-train": 10**8,
-    "--n-test": 10**7, "--n-train-views": 1000, "--n-test-views": 1000, "--n-elev": 1000, "--n-per-combo": 1000,
+    "--n-test": 10**7, "--n-train-views": 1000, "--n-test-views": 1000, "--n-elev": 1000, "--n-test-elev": 1000,
+    "--n-per-combo": 1000,
     "--n-val": 10**6, "--n-sweep": 10**6, "--n-attack": 10**7, "--attack-steps": 1000, "--check-every": 10**9,
     "--conv-channels": 1024, "--primary-types": 256, "--em-iters": 20, "--routing-iters": 20,
 }  # fmt: skip
@@ -168,7 +169,7 @@ WRONG: dict[str, list[str]] = {
 }
 VIEWPOINT_FLAGS = {  # not with digits
     "--train-azimuths", "--test-azimuths", "--train-elevations", "--test-elevations", "--n-train-views",
-    "--n-test-views", "--n-elev", "--n-per-combo", "--standardize",
+    "--n-test-views", "--n-elev", "--n-test-elev", "--n-per-combo", "--standardize",
 }  # fmt: skip
 NO_FIELD = {  # of a Config
     "--threads", "--affnist", "--models", "--out-json", "--checkpoint", "--checkpoint-every", "--predict",
@@ -798,7 +799,8 @@ def test_a_checkpoint_that_cannot_be_saved_costs_no_training(
 OTHER_VALUES = {
     "--seed": "1", "--n-epochs": "1", "--batch-size": "5", "--lr": "0.1", "--cnn-lr": "0.1", "--lenet-lr": "0.1",
     "--n-train": "32", "--n-test": "9", "--n-val": "17", "--n-sweep": "5", "--n-train-views": "3",
-    "--n-test-views": "3", "--n-elev": "2", "--n-per-combo": "2", "--pool": "7", "--min-iou": "0.5", "--max-shift": "1",
+    "--n-test-views": "3", "--n-elev": "2", "--n-test-elev": "4", "--n-per-combo": "2",
+    "--pool": "7", "--min-iou": "0.5", "--max-shift": "1",
     "--shift": "1", "--canvas": "40 --max-shift 2", "--rotation": "10", "--match-accuracy": "0.9", "--check-every": "3",
     "--conv-channels": "3", "--primary-types": "2", "--preset": "paper --conv-channels 2 --primary-types 1",
     "--routing-iters": "1", "--routing-grad": "stop", "--recon-weight": "0.5", "--em-iters": "7", "--em-grad": "stop",

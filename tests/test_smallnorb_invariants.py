@@ -198,6 +198,16 @@ def test_each_channel_of_each_image_is_standardized() -> None:
     assert not s.standardized(np.full((1, 32, 32, 1), 0.5, np.float32)).any()  # an even image has no variance
 
 
+@pytest.mark.parametrize("ranges", [[], ["--train-elevations", "10:30", "--test-elevations", "40:70"]])
+def test_held_out_views_may_have_more_elevations(ranges: list[str]) -> None:
+    parser = s.make_parser()
+    config = s.config_from_args(parser, parser.parse_args([*ranges, "--n-elev", "2", "--n-test-elev", "4"]))
+    data = s.make_data(config)
+    low, high = config.test_elevations
+    assert sorted(set(data.train.elevations)) == sorted(set(data.familiar.elevations)) == [*config.train_elevations]
+    np.testing.assert_allclose(sorted(set(data.held_out.elevations)), np.linspace(low, high, 4))
+
+
 def test_standardized_voxels_are_those_of_the_raw_images() -> None:
     raw = s.make_data(s.Config())
     for split, other in zip(s.make_data(s.Config(standardize="image")), raw, strict=True):
