@@ -1303,7 +1303,7 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
     data = make_data(config)
     config = resolved(config, data)
     if config.has_own_images and not files.quiet:
-        print_message(describe_own_images(config, class_counts(config, data)))
+        print_message(describe_own_images(config, class_counts(config, data)).splitlines()[0].rstrip(":"))
     states = train_all(config, data, threads=threads, files=files, **options)
     result = make_result(config, data.name, states, attack_all(config, states, data, threads), threads)
     return result | own_images_result(config, data, states, threads)

@@ -18,7 +18,7 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 import argparse
 import math
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.patches import Ellipse
@@ -204,7 +204,7 @@ class GatheringVotes(Scene):
         ax = add_axes(self.fig, x - 0.02, y + 1.5, GIF_WIDTH - x - 0.2, 0.8)
         ax.set(xlim=(-0.6, n - 0.4), ylim=(0, 1), yticks=[0, 0.5, 1])
         width = (GIF_WIDTH - x - 0.2) / n
-        own = {"fontsize": figures.name_size(config, width)} if config.has_own_images else {}
+        own: dict[str, Any] = {"fontsize": figures.name_size(config, width)} if config.has_own_images else {}
         ax.set_xticks(range(n), config.classes, **own)
         ax.get_xticklabels()[self.label].set(fontweight="bold", color=darkened(self.colours[self.label]))
         ax.tick_params(axis="x", length=0)

@@ -224,7 +224,8 @@ def main(argv: list[str] | None = None) -> int:
         print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         shown = shown_composites(data)
         text_colours = [darkened(colour) for colour in (RIGHT, WRONG, BLUE)]
-        write_gif(args, lambda: Reconstructions(figures.drawable(config), data, shown, snapshots), [(k,) for k in range(len(snapshots))],
+        drawn = figures.drawable(config)
+        write_gif(args, lambda: Reconstructions(drawn, data, shown, snapshots), [(k,) for k in range(len(snapshots))],
                   N_GREYS, N_COLOURS, text_colours)  # fmt: skip
 
     return exit_status(body)

@@ -462,8 +462,8 @@ def draw_overlay(run: Run, predicted: Predictions) -> Figure:
                 middle = x + cell / 2
                 add_text(fig, middle, y + 0.3, pair_text(run.config, "L", batch.labels[k]), ha="center", fontsize=9)
                 is_wrong = column.letter == "P"
-                add_text(fig, middle, y + 0.5, pair_text(run.config, column.letter, column.pair), ha="center", fontsize=9,
-                         fontweight="bold" if column.letter != "R" else "normal",
+                add_text(fig, middle, y + 0.5, pair_text(run.config, column.letter, column.pair), ha="center",
+                         fontsize=9, fontweight="bold" if column.letter != "R" else "normal",
                          color=darkened(WRONG) if is_wrong else BLACK)  # fmt: skip
                 for row, image in zip(
                     rows, (batch.images[k], in_two_colours(drawn), in_two_colours(batch.sources[k])), strict=True
