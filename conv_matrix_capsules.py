@@ -96,7 +96,7 @@ CAPS_STRIDES = {"convcaps1": 2, "convcaps2": 1}
 DIGIT_SETS = ("auto", "mnist", "strokes")
 VIEW_SETS = ("voxels", "smallnorb")
 OWN_SET = "images"
-DEFAULT_SIDES = (16, 32)  # of the own set's images, in pixels; the nearest to their size is taken
+DEFAULT_SIDES = (20, 32)  # of the own set's images, in pixels; the nearest to their size is taken
 OWN_EPOCHS = 30  # by default, of the own set, which is mostly small
 
 

@@ -441,7 +441,7 @@ def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
         prows, pcols = (grid.ravel() for grid in np.meshgrid(middles[layer], middles[layer], indexing="ij"))
         per_parent = last.parents.reshape(len(prows), -1)
         total = per_parent.sum(axis=1)
-        radii = 0.5 * float(middles[layer][1] - middles[layer][0]) * np.sqrt(total / max(float(total.max()), 1e-12))
+        radii = 0.5 * spacing * CAPS_STRIDES[layer] * np.sqrt(total / max(float(total.max()), 1e-12))
         fractions = by_colour(per_parent / np.maximum(total[:, None], 1e-12), coloured)
         pies(ax, prows, pcols, fractions, radii, colours)
 

@@ -227,9 +227,7 @@ def files_by_class(folder: Path) -> dict[str, list[Path]]:
     if not found:
         direct, n = picture_files(folder)
         what = f"{len(direct):,} pictures but no sub-folder with pictures" if direct else "no sub-folder with pictures"
-        others = f" ({n + n_other:,} files are none: known endings are {' '.join(sorted(SUFFIXES))})" * bool(
-            n + n_other
-        )
+        others = f" (other files: {n + n_other:,}; known endings: {' '.join(sorted(SUFFIXES))})" if n + n_other else ""
         raise UserError(f"{folder} has {what}{others}: put those of each class into a sub-folder with the class's name")
     return found
 
