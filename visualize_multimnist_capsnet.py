@@ -99,7 +99,7 @@ MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 FIRST, SECOND = ORANGE, SKY  # the digits of a composite; where both have ink their sum is white
 DIGIT_COLOURS = (FIRST, SECOND)
 OUTCOMES = (("both right", GREEN, ""), ("one right", YELLOW, "//"), ("none", VERMILLION, "xx"))
-NAME_LIMIT = 4  # characters of a class's name
+NAME_LIMIT = 3  # characters of a class's name
 
 
 def subtitle(config: Config, data: Data, *, length: bool = True) -> str:
@@ -132,10 +132,15 @@ def two_names(config: Config, labels: Sequence[int]) -> tuple[str, str]:
     return config.classes[first], config.classes[second]
 
 
+def name_size(config: Config, size: float) -> float:
+    """In points: smaller where names of classes are longer than digits."""
+    return size if max(map(len, config.classes)) == 1 else 0.8 * size
+
+
 def add_two_names(fig: Figure, x: float, y: float, config: Config, labels: Sequence[int]) -> None:
     """A centred line that names two digits."""
-    size = 10.5 if max(map(len, config.classes)) < 3 else 8
-    add_text(fig, x, y, "{} + {}".format(*two_names(config, labels)), ha="center", fontsize=size, fontweight="bold")
+    add_text(fig, x, y, "{} + {}".format(*two_names(config, labels)), ha="center", fontsize=name_size(config, 10.5),
+             fontweight="bold")  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -349,9 +354,9 @@ def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
         add_image(fig, x, y - 0.16, side, batch.images[k])
         true, said = ("{} + {}".format(*two_names(config, sorted(two))) for two in (labels, answers))
         good = predicted.hits[k] == 2
-        add_text(fig, x + side + 0.1, y - 0.12, f"true: {true}", fontsize=9.5)
+        add_text(fig, x + side + 0.1, y - 0.12, f"true: {true}", fontsize=name_size(config, 9.5))
         text, colour = marked_answer(good, said)
-        add_text(fig, x + side + 0.1, y + 0.12, text, fontsize=11, fontweight="bold", color=colour)
+        add_text(fig, x + side + 0.1, y + 0.12, text, fontsize=name_size(config, 11), fontweight="bold", color=colour)
         ax = add_axes(fig, x, y + side - 0.02, width, height)
         colours = [BLUE if j in answers else lightened(BLUE, 0.35) for j in range(J)]
         ax.bar(range(J), predicted.lengths[k], color=colours, width=0.66, zorder=2)
@@ -364,6 +369,8 @@ def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
             ax.add_patch(Rectangle((j - 0.46, 0), 0.92, 1.0, fill=False, edgecolor=VERMILLION, linewidth=1.8, zorder=3,
                                    clip_on=False))  # fmt: skip
             ax.get_xticklabels()[j].set(color=VERMILLION, fontweight="bold")
+            if config.class_names:
+                ax.get_xticklabels()[j].set_fontsize(name_size(config, 9))
         if m % 3 == 0:
             ax.set_ylabel("length", labelpad=2)
     draw_outcomes(run, fig, left + 3 * pitch + 0.42, top - 0.16, top + 2 * row - 0.55)
@@ -437,7 +444,7 @@ def draw_overlay(run: Run, predicted: Predictions) -> Figure:
               for k, j in zip(ghosts, absent(predicted, ghosts), strict=True)]),
         ],
     ]  # fmt: skip
-    left, cell, gap, top = 0.7, 0.72, 0.1, 0.74
+    left, cell, gap, top, size = 0.7, 0.72, 0.1, 0.74, name_size(run.config, 9)
     banks = [bank for bank in banks if any(columns for _, _, columns in bank)]
     bank_height = 0.24 + 0.5 + 3 * (cell + 0.06) + 0.16
     fig = new_figure(top + len(banks) * bank_height - 0.04, "Two reconstructions laid over each other",
@@ -460,10 +467,10 @@ def draw_overlay(run: Run, predicted: Predictions) -> Figure:
             for column, drawn in zip(columns, pictures, strict=True):
                 k = column.composite
                 middle = x + cell / 2
-                add_text(fig, middle, y + 0.3, pair_text(run.config, "L", batch.labels[k]), ha="center", fontsize=9)
+                add_text(fig, middle, y + 0.3, pair_text(run.config, "L", batch.labels[k]), ha="center", fontsize=size)
                 is_wrong = column.letter == "P"
                 add_text(fig, middle, y + 0.5, pair_text(run.config, column.letter, column.pair), ha="center",
-                         fontsize=9, fontweight="bold" if column.letter != "R" else "normal",
+                         fontsize=size, fontweight="bold" if column.letter != "R" else "normal",
                          color=darkened(WRONG) if is_wrong else BLACK)  # fmt: skip
                 for row, image in zip(
                     rows, (batch.images[k], in_two_colours(drawn), in_two_colours(batch.sources[k])), strict=True
@@ -566,7 +573,8 @@ def draw_couplings(run: Run, predicted: Predictions) -> Figure:
                 add_text(fig, maps_left + m * (cell + gap) + cell / 2, top - 0.24, f"iteration {t + 1}", ha="center")
     foot = top + 3 * (cell + gap) + 0.06
     bar = add_colourbar(fig, drawn, maps_left, foot, 2.1, extend="both")
-    bar.set_xticks([even - limit, even, even + limit])
+    ticks = [even - limit, even, even + limit]
+    bar.set_xticks(ticks, [f"{tick:.3f}" for tick in ticks] if config.class_names else None)
     add_text(fig, maps_left + 2.25, foot - 0.03, f"coupling c; white: even, {even:.3g}", fontsize=9.5)
 
     x, width, height = maps_left + 3 * (cell + gap) + 0.58, 1.42, 1.42

@@ -316,13 +316,14 @@ def add_image(fig: Figure, x: float, y: float, side: float, image: Array, colour
 
 
 def shown_names(names: Sequence[str], limit: int = 12) -> tuple[str, ...]:
-    """Classes' names as they may stand in a figure: short, without the signs of mathematical text, and a number instead
-    of a name for which the font has no characters."""
+    """Classes' names as they may stand in a figure: at most ``limit`` characters, without the signs of mathematical
+    text, and a number instead of a name for which the font has no characters."""
     font = get_font(findfont("DejaVu Sans"))
     shown = []
     for k, name in enumerate(names, 1):
-        short = name if len(name) <= limit else f"{name[: limit - 1]}…"
-        shown.append(short.replace("$", r"\$") if all(map(font.get_char_index, map(ord, short))) else f"class {k}")
+        short = name if len(name) <= limit else f"{name[: limit - 1]}…" if limit > 4 else name[:limit]
+        is_known = all(map(font.get_char_index, map(ord, short)))
+        shown.append(short.replace("$", r"\$") if is_known else f"class {k}"[-limit:].strip())
     return tuple(shown)
 
 
