@@ -99,8 +99,9 @@ def locate(arg: str, cwd: Path) -> list[Any]:
     flag, _, value = arg.rpartition("=") if arg.startswith("--") else ("", "", arg)
     path = (cwd / value).resolve()
     try:
-        files = sorted(path.iterdir()) if path.is_dir() else [path] if value and path.is_file() else []
-        stamps = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        levels = itertools.chain(path.glob("*"), path.glob("*/*"), path.glob("*/*/*"))  # pictures are in sub-folders
+        files = sorted(levels) if path.is_dir() else [path] if value and path.is_file() else []
+        stamps = [[str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
         return [flag, str(path), stamps] if path.exists() and value else [arg]
     except (OSError, ValueError):
         return [arg]

@@ -428,7 +428,7 @@ def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: P
     images[:, 0, 0, 0] = 0.5 + distance
     images[6:, 0, 0, 1] = 1
     labels = (distance > 0).astype(np.intp)
-    data = conv.Data("voxels", *(conv.Examples(images, y) for y in (labels, labels, 1 - labels)))
+    data = conv.Data("voxels", same := conv.Examples(images, labels), same, conv.Examples(images, 1 - labels))
     config = conv.Config(
         dataset="voxels", loss="cross-entropy", attack=("fgsm", "iterated"), epsilons=(0.03, 0.07, 0.2, 0.4)
     )

@@ -150,7 +150,7 @@ OUTSIDE = {  # of numbers
 }  # fmt: skip
 CHOICES = (
     "--canvas --dataset --conv --preset --em-grad --routing-grad --lambda-schedule --lr-schedule --optimizer --loss"
-    " --standardize"
+    " --standardize --colour"
 )
 WRONG: dict[str, list[str]] = {
     **{flag: ["0", "-1", "1.5", "1,5", str(most + 1), *NO_NUMBER] for flag, most in MOST.items()},
@@ -160,6 +160,7 @@ WRONG: dict[str, list[str]] = {
     **{f"--{which}-elevations": ["-91:0", "80:91", *NO_RANGE] for which in ("train", "test")},
     **{flag: ["36", "cifar", "MNIST", "quadratic", "step", "sgd", "margin", *NO_CHOICE] for flag in CHOICES.split()},
     "--dtype": ["float16", "32", *NO_CHOICE],
+    "--image-size": ["12", "129", "32,32", "1.5", *NO_NUMBER],
     "--sizes": ["1,2,3", "1,2,3,4,5", "0,1,1,1", "1,1,1,2000", "8,8,8,-8", "8;8;8;8", "8,8,8,", "8,8,8,x", *NO_NUMBER],
     "--epsilons": ["0", "-0.1", "0.1,0.1", "0.2,0.1", "0.1,", "11", *NO_NUMBER],
     "--rotation": ["181", "15,nan", "15,", *NO_NUMBER],
@@ -813,6 +814,7 @@ OTHER_VALUES = {
 }  # fmt: skip
 MORE = {"smallnorb_novel_viewpoint": {"--loss": "spread"}}
 FREE = {"--dataset", "--data-dir", "--train-elevations", "--attack", "--epsilons", "--attack-steps", "--n-attack"}
+FREE |= {"--image-size", "--colour"}  # of own images alone
 
 
 def changes(experiment: Experiment) -> dict[str, str]:
