@@ -111,6 +111,7 @@ class Config(Viewpoints):
     n_epochs: int = 5
     n_train: int | None = None
     n_test: int | None = None
+    n_val: int | None = None
     shift: int = 0
     sizes: tuple[int, int, int, int] = (32, 4, 4, 8)  # 32, 32, 32, 32; or 64, 8, 16, 16
     em_iters: int = 2  # 3, the best of its table 1 by a small margin
@@ -247,6 +248,7 @@ def make_data(config: Config, classes: Sequence[str] = ()) -> Data:
         folder = Path(config.data_dir) if config.data_dir else None
         source = multimnist.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
         multimnist.require_digits(source, folder)
+        source = multimnist.hold_out(source, config.n_val)
         pairs = (source.train_images, source.train_labels), (source.test_images, source.test_labels)
         name, sets = source.name, [Examples(x[..., None] * np.float32(1 / 255), y.astype(np.intp)) for x, y in pairs]
     if config.pixel_offset:
@@ -1531,6 +1533,8 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add("colour", ("grey", "rgb"), "what the networks see of own images")
     add("n_train", count, "training images, drawn with the seed", default="all")
     add("n_test", count, "test images, evenly spaced over the set", default="all")
+    add("n_val", whole_number(1, 10**6), "to choose settings: test on so many training digits, not trained on",
+        default="test on the test digits")
     add("shift", whole_number(0, 8), "training images are shifted by up to N pixels on each axis")
     add_viewpoint_flags(parser, Config, "viewpoints, of --dataset voxels and smallnorb")
     add = add_flags(parser, "capsules", Config)
@@ -1576,6 +1580,8 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     for name in ("side", "colour"):
         if args.dataset != OWN_SET and name in args.given:
             parser.error(f"argument {flag_of(Config, name)}: needs --dataset images")
+    if args.n_val is not None and args.dataset not in DIGIT_SETS:
+        parser.error("argument --n-val: applies to sets of digits alone")
     if args.dataset in ("voxels", "strokes") and args.data_dir is not None:
         parser.error(f"argument --data-dir: {args.dataset} has no files")
     fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Config) if field.name in args}

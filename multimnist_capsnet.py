@@ -99,6 +99,7 @@ class Config:
     n_epochs: int = 8
     n_train: int = 6000  # composites an epoch; 60 million in all
     n_test: int = 2000  # 10 million
+    n_val: int | None = None
     pool: int = 0  # composites drawn once and for all; 0: every batch is fresh
     max_shift: int = 4  # pixels
     min_iou: float = 0.8  # 0
@@ -403,6 +404,16 @@ def resolve_dataset(
     return Digits("strokes", *stroke_digits(train_rng, n_train), *stroke_digits(test_rng, n_test))
 
 
+def hold_out(digits: Digits, n: int | None) -> Digits:
+    """For the choice of settings: the last n training digits instead of the test digits. Raises UserError."""
+    images, labels = digits.train_images, digits.train_labels
+    if n is None:
+        return digits
+    if n >= len(labels):
+        raise UserError(f"--n-val {n} leaves none of the {len(labels)} training digits to train on")
+    return Digits(digits.name, images[:-n], labels[:-n], images[-n:], labels[-n:])
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Data, 2: overlays of two digits
 # ----------------------------------------------------------------------------------------------------------------------
@@ -492,6 +503,7 @@ def make_data(config: Config, classes: Sequence[str] = ()) -> Data:
     a trained network. Raises UserError."""
     rng, folder = generator(config.seed, Stream.DATA), Path(config.data_dir) if config.data_dir else None
     digits, classes = named_classes(resolve_dataset(config.dataset, rng, folder), folder, classes)
+    digits = hold_out(digits, config.n_val)
     train = Overlays(digits.train_images, digits.train_labels, config)
     test = Overlays(digits.test_images, digits.test_labels, config)
     pool = train.draw(generator(config.seed, Stream.DATA, 1), config.pool) if config.pool else None
@@ -1427,6 +1439,8 @@ def add_config_flags(parser: Parser) -> None:
     add_digit_flags(add)
     add("n_train", whole_number(1, 10**8), "composites an epoch, in whole batches")
     add("n_test", whole_number(1, 100_000), "composites of test digits, the same for all models")
+    add("n_val", whole_number(1, 10**6), "to choose settings: test on so many training digits, not trained on",
+        default="test on the test digits")
     add("min_iou", number(0, 1), "least intersection over union of the two 28x28 boxes; 0 is the paper's", "X")
     add("pool", whole_number(0, 10**7),
         "train on N composites drawn once, and shuffled every time; 0: fresh ones for every batch")
@@ -1480,7 +1494,7 @@ def config_fields(args: argparse.Namespace, *more: str) -> dict[str, Any]:
     """Fields of a Config: the preset's sizes unless flags set them, the flags of both digit experiments, ``more``."""
     sizes = {k: v for k in ("conv_channels", "primary_types") if (v := getattr(args, k)) is not None}
     names = (
-        "dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "routing_iters", "routing_grad",
+        "dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "n_val", "routing_iters", "routing_grad",
         "recon_weight", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "dtype", "conv", *more,
     )  # fmt: skip
     return PRESETS[args.preset] | sizes | {k: getattr(args, k) for k in names}

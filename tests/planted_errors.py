@@ -287,6 +287,8 @@ ERRORS: list[Planted] = [
         "multimnist_capsnet.py", "test_protocol",
         ("test = Overlays(digits.test_images, digits.test_labels",
          "test = Overlays(digits.train_images, digits.train_labels", "test_composites_are_of_test_digits"),
+        ("images[-n:], labels[-n:])", "images[:n], labels[:n])",
+         "test_settings_are_chosen_on_training_digits_that_are_not_trained_on"),
         (" == L).mean()", " > 0).mean()", "test_composites_are_of_test_digits"),
         (" > 0).mean()", " == L).mean()", "test_composites_are_of_test_digits"),
         (".mean() / L)", ".mean())", "test_composites_are_of_test_digits"),

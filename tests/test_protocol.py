@@ -277,6 +277,26 @@ def test_matrix_capsules_are_tested_on_test_digits(brightness: int, accuracy: fl
     assert (len(data.train.labels), len(data.test.labels), data.held_out) == (60, 40, None)
 
 
+def test_settings_are_chosen_on_training_digits_that_are_not_trained_on() -> None:
+    all_digits = marked_digits()
+    digits = multi.hold_out(all_digits, 20)
+    assert digits.train_images.max() == digits.test_images.max() == TRAIN
+    np.testing.assert_array_equal(np.concatenate([digits.train_images, digits.test_images]), all_digits.train_images)
+    np.testing.assert_array_equal(np.concatenate([digits.train_labels, digits.test_labels]), all_digits.train_labels)
+    assert len(digits.test_labels) == len(digits.test_images) == 20
+    assert multi.hold_out(all_digits, None) is all_digits
+    with pytest.raises(UserError, match="--n-val 60 leaves none of the 60 training digits"):
+        multi.hold_out(all_digits, 60)
+
+
+@pytest.mark.usefixtures("marked")
+@pytest.mark.parametrize("experiment", [multi, conv])
+def test_both_experiments_hold_out(experiment: Any) -> None:
+    config = experiment.Config(dataset="mnist", n_val=20)
+    data = experiment.make_data(config)
+    assert data.test[0].max() <= TRAIN / 255 + 1e-6
+
+
 @pytest.mark.usefixtures("marked")
 @pytest.mark.parametrize(
     ("scores", "both", "one", "digits"),
