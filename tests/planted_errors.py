@@ -303,7 +303,7 @@ ERRORS: list[Planted] = [
         ("math.sqrt(2 / n_flat)", "math.sqrt(3 / n_flat)", "test_initial_parameters_of_networks_for_digits"),
         ("math.sqrt(1 / net.n_hidden)", "math.sqrt(1.5 / net.n_hidden)",
          "test_initial_parameters_of_networks_for_digits"),
-        ('"set_accuracy", 1 / 45', '"set_accuracy", 1 / 10', "test_composites_are_of_test_digits"),
+        ('"set_accuracy", 1 / config.n_pairs', '"set_accuracy", 1 / config.n_classes', "test_composites_are_of_test_digits"),
         ("WARMUP = 100", "WARMUP = 10", "test_defaults_are_the_stored_ones"),
         ("= 0.9, 0.1, 0.5", "= 0.9, 0.1, 1.0", "test_defaults_are_the_stored_ones"),
         ("recon_weight: float = 0.005", "recon_weight: float = 0.0005", "test_defaults_are_the_stored_ones"),
