@@ -1320,7 +1320,7 @@ TEST_FIELDS = (
 )  # fmt: skip
 
 
-def test_fields(config: Config) -> list[str]:
+def free_fields(config: Config) -> list[str]:
     """Fields that may differ between a training and a test. The seed draws which of the own images are for the test:
     with another one the test set would hold images of the training."""
     return [name for name in TEST_FIELDS if name != "seed" or not config.has_own_images]
@@ -1332,7 +1332,7 @@ def evaluate_checkpoint(
     """Test and attack the named networks of a checkpoint on the test set of ``asked``; see ``check_same`` for
     ``given``."""
     saved, states = load_checkpoint(checkpoint)
-    fields = test_fields(saved)
+    fields = free_fields(saved)
     check_same(checkpoint, saved, asked, given, fields)
     states = of_models(checkpoint, states, names)
     config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in fields})

@@ -3,8 +3,10 @@ multimnist_capsnet.py on files of MNIST's format with other classes than digits.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import shlex
 import shutil
 import struct
 from collections.abc import Mapping, Sequence
@@ -25,7 +27,7 @@ import visualize_multimnist_capsnet as overlay_figures
 from helpers import failure, usage_error
 from support import pictures
 from support.figures import shown_names
-from support.files import UserError
+from support.files import ROOT, UserError
 
 Array = np.ndarray
 Capture = pytest.CaptureFixture[str]
@@ -529,6 +531,27 @@ def test_figures_of_many_classes_and_colours(tmp_path: Path, monkeypatch: pytest
 
 def test_names_in_figures() -> None:
     assert shown_names(["cat", "a" * 20, "猫", "$a$", "Ж"]) == ("cat", "a" * 11 + "…", "class 3", r"\$a\$", "Ж")
+
+
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it draws is a set, the counts that it prints are those of the set, and all its commands are accepted."""
+    page = (ROOT / "docs" / "your_own_images.md").read_text(encoding="utf-8")
+    drawing, *blocks = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(drawing.split("\n", 1)[1].rsplit("END", 1)[0], {})
+    commands = [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
+    assert len(commands) == 5
+    data = None
+    for script, *argv in commands:
+        module = importlib.import_module(script.removesuffix(".py"))
+        if module is compare_seeds:
+            module, argv = m, argv[argv.index("--") + 1 :]
+        parser = module.make_parser()
+        config = m.config_from_args(parser, parser.parse_args(argv))
+        if data is None:
+            data = m.make_data(config)
+            config = m.resolved(config, data)
+            assert m.describe_own_images(config, m.class_counts(config, data)) in page
 
 
 def test_many_seeds(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
