@@ -45,7 +45,7 @@ from report import MAX_BYTES, make_table, read_result, show_p
 from support.files import UserError, atomic_write, data_files, overwriting, require_writable, temporary_folder
 from support.results import code_fingerprint, save_result
 from support.run import Parser, exit_status, number, one_line, print_message, print_result, shows_progress, whole_number
-from support.statistics import summarise
+from support.statistics import best_setting, summarise
 
 Json = dict[str, Any]
 
@@ -422,14 +422,9 @@ def make_document(
             "failures": [{"seed": job.seed, "error": out["error"]} for job, out in own if "error" in out],
         }
     if len(settings) > 1:
-        document["best"] = {name: best_setting(document, name) for name, metric in pairs if metric == headline}
+        best = {name: best_setting(document["settings"], name, headline) for name, k in pairs if k == headline}
+        document["best"] = best
     return document
-
-
-def best_setting(document: Json, model: str) -> str:
-    """The name of the setting with the model's highest mean of the main metric; the first of equal ones."""
-    entries = document["settings"]
-    return max(entries, key=lambda name: entries[name]["models"][model][document["headline"]]["mean"])
 
 
 def axes_of(args: argparse.Namespace) -> list[list[str]]:

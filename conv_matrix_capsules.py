@@ -1447,8 +1447,9 @@ def format_table(result: dict[str, Any]) -> str:
                     zero = found["zero_gradient" + ("_log_odds" if kind.endswith("_log_odds") else "")]
                     cells = " ".join(f"{by_epsilon[e]:6.3f}" for e in epsilons)
                     lines.append(f"{name + ': ' + kind.replace('_', ' '):<32} {cells}  {zero:13.3f}")
-    for name, matrix in result.get("confusion", {}).items():
-        lines += ["", f"{name}: answers", *confusion_lines(np.array(matrix), list(result["classes"]))]
+    if "classes" in result:
+        for name, matrix in result["confusion"].items():
+            lines += ["", f"{name}: answers", *confusion_lines(np.array(matrix), list(result["classes"]))]
     return "\n".join(lines)
 
 

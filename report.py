@@ -39,7 +39,7 @@ import claims
 from support.files import UserError, atomic_write, same_file
 from support.results import checksum, code_fingerprint, save_result
 from support.run import Parser, exit_status, print_message, print_result
-from support.statistics import summarise
+from support.statistics import best_setting, summarise
 
 Json = dict[str, Any]
 
@@ -489,6 +489,9 @@ def check_numbers(document: Json) -> Iterator[str]:
                 yield f"setting {name}: the n_params of its runs differ"
         computed = summarise(entry["runs"], reference)
         yield from (f"setting {name}: {fault}" for fault in differences(stored, computed, ""))
+    if "best" in document:
+        best = {m: best_setting(document["settings"], m, document["headline"]) for m in document["best"]}
+        yield from differences(document["best"], best, "best")
 
 
 def make_claims() -> Json:

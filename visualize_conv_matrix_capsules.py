@@ -101,6 +101,7 @@ MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 TYPE_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, YELLOW)  # of capsules
 OTHER_TYPES = "#9a9a9a"
 LAYER_NAMES = {"convcaps1": "ConvCaps1", "convcaps2": "ConvCaps2"}
+N_COLOURS = {"receptive_fields": 128}  # of the palettes of large pictures
 
 
 class Run(NamedTuple):
@@ -398,8 +399,8 @@ def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
     side, gap, left, top = 2.1, 0.11, 0.12, 1.72
     row = side + 0.62
     fig = run_figure(run, top + 2 * row - 0.5, f"Where the children go: {with_article(config.classes[labels[k]])}")
-    add_text(fig, left, 0.66, "pies: to which types of parents a position's children belong, larger for more activation"
-             " (parents: which types got mass, larger for more);")  # fmt: skip
+    add_text(fig, left, 0.66, "pies: the types of parents to which a position's children belong, larger for more"
+             " activation (parents: types with mass);")  # fmt: skip
     add_text(
         fig, left, 0.86, "arrows: how far the middle of their parents lies from where even assignments would put it"
     )
@@ -925,7 +926,7 @@ def main(argv: list[str] | None = None) -> int:
         result = experiment.make_result(config, data, states, {}, args.threads)
         print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         with Workers(args.threads, config.dtype) as workers:
-            write_figures(folder, drawers(Run(drawable(config), data, states), attacks, workers))
+            write_figures(folder, drawers(Run(drawable(config), data, states), attacks, workers), N_COLOURS)
         if config.pixel_range != (0.0, 1.0):
             print_result("skipped pose_perturbation.png: the decoder draws pixels between 0 and 1, which these are not")
 

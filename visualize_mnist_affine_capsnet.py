@@ -602,7 +602,11 @@ FIGURES = (
     "predictions", "rotation_sweep", "affnist_examples", "reconstructions", "capsule_dimensions",
     "capsule_dimensions_all", "confusion_matrices", "training_curves",
 )  # fmt: skip
-N_COLOURS = {"capsule_dimensions": 48, "capsule_dimensions_all": 48}  # of a palette, for a small file
+N_COLOURS = {
+    "capsule_dimensions": 48,
+    "capsule_dimensions_all": 48,
+    "reconstructions": 128,
+}  # of a palette, for a small file
 
 
 def possible_figures(config: Config) -> list[str]:

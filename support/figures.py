@@ -40,8 +40,8 @@ Colour = str | tuple[float, float, float]
 # Style
 # ----------------------------------------------------------------------------------------------------------------------
 
-DPI = 100
-WIDTH = 9.0  # inches: 900 pixels, about the width of a README
+DPI = 100  # of animations; pictures are written with twice as many
+WIDTH = 9.0  # inches: 900 pixels, about the width of a page
 
 # Okabe & Ito's palette, told apart with every kind of colour vision
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -51,7 +51,8 @@ RIGHT, WRONG = GREEN, VERMILLION  # answers
 
 STYLE = {
     "figure.dpi": DPI,
-    "savefig.dpi": DPI,
+    "savefig.dpi": 2 * DPI,
+    "text.hinting": "none",  # bold digits would look like another face
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
     "axes.titlesize": 10,
