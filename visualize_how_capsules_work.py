@@ -47,7 +47,7 @@ from support.figures import (  # isort: skip
 Array = np.ndarray
 NAME = "how_capsules_work"
 FIRST, SECOND = BLUE, VERMILLION  # the two digits of an image, the two classes of an object
-EPS = digits.SQUASH_EPS
+MOST_ITERS = 3
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The examples
@@ -70,6 +70,10 @@ class Composite(NamedTuple):
 
 def composite_example(config: digits.Config, params: digits.Params) -> Composite:
     """The first test image whose digits are the two longest capsules, both longer than 0.6."""
+    if config.routing_iters > MOST_ITERS:
+        raise UserError(
+            f"the pictures have room for {MOST_ITERS} iterations of routing, and not {config.routing_iters}"
+        )
     data, ws = digits.make_data(config), Workspace(config.dtype)
     for k, labels in enumerate(data.test.labels[:500]):
         lengths, cache = digits.capsnet_forward(params, data.test.images[k : k + 1], config, ws)
@@ -394,7 +398,7 @@ def make_parser() -> argparse.ArgumentParser:
 def network(script: Any, name: str, config: Any, path: Path | None, args: argparse.Namespace) -> tuple[Any, Any]:
     """Configuration and parameters of the network ``name``, from the checkpoint ``path`` or trained."""
     asked = dataclasses.replace(config, dataset=args.dataset, data_dir=args.data_dir)
-    given = {"data_dir"} & args.given
+    given = {"dataset", "data_dir"} & args.given
     config, states = load_finished(script, path, asked, given, required=(name,))
     if not states:
         data = script.make_data(config)
@@ -404,7 +408,10 @@ def network(script: Any, name: str, config: Any, path: Path | None, args: argpar
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = make_parser().parse_args(argv)
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    if args.dataset == "strokes" and args.data_dir is not None:
+        parser.error("argument --data-dir: strokes has no files")
     folder = args.outdir / NAME
 
     def body() -> None:

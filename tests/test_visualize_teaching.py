@@ -13,7 +13,8 @@ import multimnist_capsnet as digits
 import visualize_how_capsules_work as pictures
 import visualize_networks as networks
 from figure_checks import Capture
-from helpers import EXPERIMENTS, smallest
+from helpers import EXPERIMENTS, failure, smallest, usage_error
+from support.files import UserError
 from support.optimizers import count_params
 
 STAGES = {  # written by hand from the scripts' docstrings
@@ -78,5 +79,13 @@ def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.Monkey
     names = {path.stem: path.stat().st_size for path in Path(pictures.NAME).iterdir()}
     assert set(names) == {"squash", "dynamic_routing", "coordinate_addition", "em_routing", "losses"}
     assert max(names.values()) < 600_000
-    assert pictures.main([*argv[:3], "none.npz"]) == 1
-    assert capsys.readouterr().err == "error: there is no checkpoint none.npz\n"
+    line = failure(pictures, [*argv[:3], "none.npz"], capsys)
+    assert line == "error: there is no checkpoint none.npz\n"
+    assert "was made with --dataset mnist, not strokes" in failure(pictures, [*argv, "--dataset", "strokes"], capsys)
+
+
+def test_pictures_of_flags_that_do_not_fit(capsys: Capture) -> None:
+    wrong = ["--dataset", "strokes", "--data-dir", "x"]
+    assert "argument --data-dir: strokes has no files" in usage_error(pictures, wrong, capsys)
+    with pytest.raises(UserError, match="room for 3 iterations of routing, and not 5"):
+        pictures.composite_example(digits.Config(routing_iters=5), {})
