@@ -99,8 +99,9 @@ def locate(arg: str, cwd: Path) -> list[Any]:
     flag, _, value = arg.rpartition("=") if arg.startswith("--") else ("", "", arg)
     path = (cwd / value).resolve()
     try:
-        files = sorted(path.iterdir()) if path.is_dir() else [path] if value and path.is_file() else []
-        stamps = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        levels = itertools.chain(path.glob("*"), path.glob("*/*"), path.glob("*/*/*"))  # pictures are in sub-folders
+        files = sorted(levels) if path.is_dir() else [path] if value and path.is_file() else []
+        stamps = [[str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
         return [flag, str(path), stamps] if path.exists() and value else [arg]
     except (OSError, ValueError):
         return [arg]
@@ -420,7 +421,15 @@ def make_document(
             "runs": runs,
             "failures": [{"seed": job.seed, "error": out["error"]} for job, out in own if "error" in out],
         }
+    if len(settings) > 1:
+        document["best"] = {name: best_setting(document, name) for name, metric in pairs if metric == headline}
     return document
+
+
+def best_setting(document: Json, model: str) -> str:
+    """The name of the setting with the model's highest mean of the main metric; the first of equal ones."""
+    entries = document["settings"]
+    return max(entries, key=lambda name: entries[name]["models"][model][document["headline"]]["mean"])
 
 
 def axes_of(args: argparse.Namespace) -> list[list[str]]:
@@ -718,6 +727,7 @@ def compare(args: argparse.Namespace, settings: list[Setting]) -> None:
     lines = [f"## {document['experiment']} ({document['dataset']}), {document['headline']}\n"]
     if len(settings) > 1:
         lines.append("Means ± half of the 95 % interval:\n\n" + make_table(document, "grid", {}))
+        lines += [f"\nBest for {model}: {name}" for model, name in document["best"].items()]
     else:
         (entry,) = document["settings"].values()
         every = ",".join(dict.fromkeys(k for m in entry["models"].values() for k in m if k != "n_params"))

@@ -23,7 +23,7 @@ and beta_v where agreement activates: from there the training starts without dea
 
 The images are digits (MNIST, or strokes drawn by this project), or views of objects of which some are held out: voxel
 objects and smallNORB, as in smallnorb_novel_viewpoint.py. Views have 32x32 pixels and 5 classes; the grids then have
-sides of 16, 7 and 5.
+sides of 16, 7 and 5. Or they are a person's own, of any classes, from a folder (docs/your_own_images.md).
 
 Run it (both models, seed 0, and both attacks; then novel viewpoints):
 
@@ -46,7 +46,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,7 @@ import smallnorb_novel_viewpoint as viewpoint
 from multimnist_capsnet import CACHE_DIR
 from support.files import UserError, require_writable
 from support.optimizers import TrainState, adamw_step, count_params
-from support.pictures import prediction_table
+from support.pictures import Labelled, picture_sets, prediction_table, read_labelled, read_square, resized
 from support.results import recorded_command, report_result, result_document
 from support.workers import Workers, Workspace, default_threads
 
@@ -68,7 +68,7 @@ from smallnorb_novel_viewpoint import (  # isort: skip
 from support.run import (  # isort: skip
     NO_FILES, Callback, Files, Parser, Session, Stream, add_file_flags, add_flags, check_file_flags,
     check_same, checkpoint_command, exit_status, flag_of, generator, list_of, names_of, non_empty, number, of_models,
-    permutation, print_result, read_checkpoint, require_finite, whole_number,
+    permutation, print_message, print_result, read_checkpoint, require_finite, whole_number,
 )  # fmt: skip
 
 # Dimension letters
@@ -95,6 +95,9 @@ CAPS_STRIDES = {"convcaps1": 2, "convcaps2": 1}
 
 DIGIT_SETS = ("auto", "mnist", "strokes")
 VIEW_SETS = ("voxels", "smallnorb")
+OWN_SET = "images"
+DEFAULT_SIDES = (20, 32)  # of the own set's images, in pixels; the nearest to their size is taken
+OWN_EPOCHS = 30  # by default, of the own set, which is mostly small
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +111,7 @@ class Config(Viewpoints):
     n_epochs: int = 5
     n_train: int | None = None
     n_test: int | None = None
+    n_val: int | None = None
     shift: int = 0
     sizes: tuple[int, int, int, int] = (32, 4, 4, 8)  # 32, 32, 32, 32; or 64, 8, 16, 16
     em_iters: int = 2  # 3, the best of its table 1 by a small margin
@@ -127,6 +131,15 @@ class Config(Viewpoints):
     epsilons: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
     attack_steps: int = 10
     n_attack: int = 200
+    side: int | None = None  # of own images; None, until they are read: the nearest that DEFAULT_SIDES allow
+    colour: str = "grey"
+    class_names: tuple[str, ...] = ()  # of own images, from their files; no flag sets it
+
+    flags: ClassVar[dict[str, str]] = {"side": "--image-size", "class_names": "the classes"}
+
+    @property
+    def has_own_images(self) -> bool:
+        return self.dataset == OWN_SET
 
     @property
     def has_views(self) -> bool:
@@ -134,6 +147,8 @@ class Config(Viewpoints):
 
     @property
     def classes(self) -> tuple[str, ...]:
+        if self.has_own_images:
+            return self.class_names
         return super().classes if self.has_views else tuple("0123456789")
 
     @property
@@ -142,11 +157,13 @@ class Config(Viewpoints):
 
     @property
     def image_size(self) -> int:
+        if self.has_own_images and self.side:
+            return self.side
         return viewpoint.IMAGE_SIZE if self.has_views else multimnist.DIGIT_SIDE
 
     @property
     def in_channels(self) -> int:
-        return super().in_channels if self.has_views else 1
+        return super().in_channels if self.has_views else 3 if self.has_own_images and self.colour == "rgb" else 1
 
     @property
     def headline(self) -> str:
@@ -154,8 +171,8 @@ class Config(Viewpoints):
 
     @property
     def pixel_range(self) -> tuple[float, float]:
-        """Least and greatest pixel value of an attacked image; smallNORB's are normalised and have no bounds."""
-        if self.dataset == "smallnorb":
+        """Least and greatest pixel value of an attacked image; standardised ones have no bounds."""
+        if self.standardize == "image":
             return -math.inf, math.inf
         return 0.0 - self.pixel_offset, 1.0 - self.pixel_offset
 
@@ -185,10 +202,11 @@ class Examples(NamedTuple):
 
 
 class Data(NamedTuple):
-    name: str  # "mnist", "strokes", "custom", "voxels" or "smallnorb"
+    name: str  # "mnist", "strokes", "custom", "voxels", "smallnorb" or "images"
     train: Examples
     test: Examples  # for views: other images from the range of the training
     held_out: Examples | None = None  # viewpoints outside of that range, if the set has viewpoints
+    classes: tuple[str, ...] = ()  # of own images
 
 
 def subset(images: Array, labels: Array, n: int | None, rng: np.random.Generator | None = None) -> Examples:
@@ -199,20 +217,55 @@ def subset(images: Array, labels: Array, n: int | None, rng: np.random.Generator
     return Examples(images[chosen], labels[chosen])
 
 
-def make_data(config: Config) -> Data:
-    """Raises UserError where files are missing or damaged."""
+def read_own_images(config: Config, classes: Sequence[str]) -> tuple[tuple[str, ...], list[Examples]]:
+    """The classes, and training and test set; see ``make_data``."""
+    assert config.data_dir
+    path = Path(config.data_dir)
+    train: Labelled
+    test: Labelled | None
+    if multimnist.has_mnist_files(path):
+        digits, names = multimnist.named_classes(multimnist.load_mnist(path), path)
+        side = config.side or multimnist.DIGIT_SIDE
+        train, test = (
+            Labelled(resized(x[..., None], side, config.in_channels), y, names) for x, y in (digits[1:3], digits[3:5])
+        )
+    else:
+        train, test = read_labelled(path, config.side or DEFAULT_SIDES, config.in_channels)
+    found = picture_sets(train, test, generator(config.seed, Stream.DATA, 2), classes)
+    pairs = (found.train_images, found.train_labels), (found.test_images, found.test_labels)
+    return found.classes, [Examples(x * np.float32(1 / 255), y) for x, y in pairs]
+
+
+def make_data(config: Config, classes: Sequence[str] = ()) -> Data:
+    """Raises UserError where files are missing or damaged. ``classes``: those of a trained network, among which all own
+    images must be."""
     rng = generator(config.seed, Stream.DATA, 1)
-    if config.has_views:
+    if config.has_own_images:
+        name, (classes, sets) = OWN_SET, read_own_images(config, classes)
+    elif config.has_views:
         name, sets = config.dataset, [Examples(split.images, split.labels) for split in viewpoint.make_data(config)]
     else:
         folder = Path(config.data_dir) if config.data_dir else None
         source = multimnist.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
+        multimnist.require_digits(source, folder)
+        source = multimnist.hold_out(source, config.n_val)
         pairs = (source.train_images, source.train_labels), (source.test_images, source.test_labels)
         name, sets = source.name, [Examples(x[..., None] * np.float32(1 / 255), y.astype(np.intp)) for x, y in pairs]
     if config.pixel_offset:
         sets = [Examples(x - np.float32(config.pixel_offset), y) for x, y in sets]
     train, *tests = sets
-    return Data(name, subset(*train, config.n_train, rng), *(subset(*test, config.n_test) for test in tests))
+    familiar, *held_out = (subset(*test, config.n_test) for test in tests)
+    return Data(
+        name, subset(*train, config.n_train, rng), familiar, held_out[0] if held_out else None, tuple(classes)
+    )  # fmt: skip
+
+
+def resolved(config: Config, data: Data) -> Config:
+    """``config`` with what the files decide: the set that ``auto`` found; the classes of own images, and their size."""
+    config = multimnist.resolve_auto(config, data.name)
+    if not config.has_own_images:
+        return config
+    return dataclasses.replace(config, class_names=data.classes, side=data.train.images.shape[1])
 
 
 def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
@@ -222,7 +275,9 @@ def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
     B, side, m = len(images), images.shape[1], config.shift
     if not m:
         return images
-    padded = np.pad(images, ((0, 0), (m, m), (m, m), (0, 0)), constant_values=-config.pixel_offset)  # the background
+    padded = np.pad(
+        images, ((0, 0), (m, m), (m, m), (0, 0)), constant_values=-config.pixel_offset
+    )  # the background, or the mean of a standardised image
     row, column = rng.integers(0, 2 * m + 1, (2, B, 1)) + np.arange(side)  # each (B, H)
     return padded[np.arange(B)[:, None, None], row[:, :, None], column[:, None, :]]
 
@@ -1250,16 +1305,25 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
     """Data, trainings, attacks, result. The options are those of ``train_all``."""
     files.require_checkpoint(EXPERIMENT)
     data = make_data(config)
-    config = multimnist.resolve_auto(config, data.name)
+    config = resolved(config, data)
+    if config.has_own_images and not files.quiet:
+        print_message(describe_own_images(config, class_counts(config, data)).splitlines()[0].rstrip(":"))
     states = train_all(config, data, threads=threads, files=files, **options)
-    return make_result(config, data.name, states, attack_all(config, states, data, threads), threads)
+    result = make_result(config, data, states, attack_all(config, states, data, threads), threads)
+    return result | own_images_result(config, data, states, threads)
 
 
 VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed"}
 TEST_FIELDS = (
     "dataset", "data_dir", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack",
-    *sorted(VIEW_FIELDS - {"pixel_offset"}),  # which the networks were trained with
+    *sorted(VIEW_FIELDS - {"standardize", "pixel_offset"}),  # which the networks were trained with
 )  # fmt: skip
+
+
+def free_fields(config: Config) -> list[str]:
+    """Fields that may differ between a training and a test. The seed draws which of the own images are for the test:
+    with another one the test set would hold images of the training."""
+    return [name for name in TEST_FIELDS if name != "seed" or not config.has_own_images]
 
 
 def evaluate_checkpoint(
@@ -1268,28 +1332,29 @@ def evaluate_checkpoint(
     """Test and attack the named networks of a checkpoint on the test set of ``asked``; see ``check_same`` for
     ``given``."""
     saved, states = load_checkpoint(checkpoint)
-    check_same(checkpoint, saved, asked, given, TEST_FIELDS)
+    fields = free_fields(saved)
+    check_same(checkpoint, saved, asked, given, fields)
     states = of_models(checkpoint, states, names)
-    config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS})
+    config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in fields})
     shapes = [(c.image_size, c.in_channels, c.classes) for c in (saved, config)]
     if shapes[0] != shapes[1]:
         raise UserError(
             f"{checkpoint} was trained on {saved.dataset}, whose images and classes are not those of --dataset"
             f" {asked.dataset}"
         )
-    data = make_data(config)
-    config = multimnist.resolve_auto(config, data.name)
+    data = make_data(config, config.classes)
+    config = resolved(config, data)
     with Workers(threads, config.dtype) as workers:
         for name, model in make_models(config).items():
             if name in states:
                 metrics = evaluate(model, states[name].params, data, config, workers)
                 states[name].history = {metric: [value] for metric, value in metrics.items()}
-    result = make_result(config, data.name, states, attack_all(config, states, data, threads), threads)
-    return result | {"trained_with_seed": saved.seed}
+    result = make_result(config, data, states, attack_all(config, states, data, threads), threads)
+    return result | own_images_result(config, data, states, threads) | {"trained_with_seed": saved.seed}
 
 
 def make_result(
-    config: Config, data_name: str, states: dict[str, TrainState], attacks: dict[str, Any], threads: int = 1
+    config: Config, data: Data, states: dict[str, TrainState], attacks: dict[str, Any], threads: int = 1
 ) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, those of the last epoch; "drop" is familiar minus held out.
     Accuracies under attack are in ``attack``, by epsilon, and also among a model's metrics for compare_seeds.py."""
@@ -1308,15 +1373,56 @@ def make_result(
             else:
                 models[name][kind] = found
     result = result_document(
-        EXPERIMENT, config, data_name, models, states, threads, config.headline, 1 / config.n_classes
+        EXPERIMENT, config, data.name, models, states, threads, config.headline, 1 / config.n_classes
     )  # fmt: skip
+    if data.held_out is not None:
+        networks, confusions = make_models(config), {}
+        with Workers(threads, config.dtype) as workers:
+            for name, state in states.items():
+                scores = predict_scores(networks[name], state.params, data.held_out, config, workers)
+                confusions[name] = viewpoint.confusion_matrix(scores, data.held_out.labels)
+        result = viewpoint.add_confusions(result, config, confusions)
     return result | ({"attack": attacks} if attacks else {})
+
+
+def class_counts(config: Config, data: Data) -> dict[str, tuple[int, int]]:
+    """By class, how many images are for training and for the test."""
+    counts = (np.bincount(part.labels, minlength=config.n_classes).tolist() for part in (data.train, data.test))
+    return dict(zip(config.classes, zip(*counts, strict=True), strict=True))
+
+
+def own_images_result(config: Config, data: Data, states: dict[str, TrainState], threads: int) -> dict[str, Any]:
+    """What the result of own images has besides: how many of each class there are, and by model the confusion matrix,
+    whose rows are the true classes."""
+    if not config.has_own_images:
+        return {}
+    n, matrices = config.n_classes, {}
+    with Workers(threads, config.dtype) as workers:
+        for name, model in make_models(config).items():
+            if name in states:
+                answers = predict_scores(model, states[name].params, data.test, config, workers).argmax(axis=1)
+                counts = np.bincount(data.test.labels * n + answers, minlength=n * n)
+                matrices[name] = counts.reshape(n, n).tolist()
+    return {"classes": class_counts(config, data), "confusion": matrices}
+
+
+def describe_own_images(config: Config, counts: dict[str, tuple[int, int]]) -> str:
+    """How many images there are, of which size and classes."""
+    n_train, n_test = (sum(pair[k] for pair in counts.values()) for k in (0, 1))
+    lines = [
+        f"{n_train:,} training and {n_test:,} test images of {config.image_size}x{config.image_size} pixels,"
+        f" {config.colour}, {len(counts)} classes:"
+    ]
+    lines += [f"  {name}: {a:,} + {b:,}" for name, (a, b) in itertools.islice(counts.items(), MAX_NAMES)]
+    return "\n".join([*lines, "  ..."] if len(counts) > MAX_NAMES else lines)
 
 
 def describe(result: dict[str, Any]) -> str:
     """One line: the data, of views what is held out, and the training."""
     config = Config(**result["config"])
     data = viewpoint.describe(config) if config.has_views else result["dataset"]
+    if "classes" in result:
+        data = describe_own_images(config, result["classes"]) + "\n" + data
     seed = f"{result['seed']}{multimnist.training_seed(result)}"
     return f"{data}; seed {seed}, {config.n_epochs} epochs, {config.loss} loss"
 
@@ -1341,7 +1447,28 @@ def format_table(result: dict[str, Any]) -> str:
                     zero = found["zero_gradient" + ("_log_odds" if kind.endswith("_log_odds") else "")]
                     cells = " ".join(f"{by_epsilon[e]:6.3f}" for e in epsilons)
                     lines.append(f"{name + ': ' + kind.replace('_', ' '):<32} {cells}  {zero:13.3f}")
+    for name, matrix in result.get("confusion", {}).items():
+        lines += ["", f"{name}: answers", *confusion_lines(np.array(matrix), list(result["classes"]))]
     return "\n".join(lines)
+
+
+MAX_MATRIX, MAX_NAMES = 12, 30  # classes of a printed matrix, of a printed list
+
+
+def confusion_lines(counts: Array, classes: Sequence[str]) -> list[str]:
+    """A confusion matrix (true class, answer) with the names of the classes; of many classes its greatest errors."""
+    if len(classes) <= MAX_MATRIX:
+        names = [name if len(name) <= 12 else f"{name[:11]}…" for name in classes]
+        first, width = max(map(len, names)), max(4, *map(len, names))
+        rows = [
+            f"  {name:<{first}} " + " ".join(f"{n:>{width}}" for n in row)
+            for name, row in zip(names, counts, strict=True)
+        ]
+        return [f"  {'':<{first}} " + " ".join(f"{name:>{width}}" for name in names), *rows]
+    errors = np.where(np.eye(len(classes), dtype=bool), 0, counts)
+    order = np.argsort(-errors, axis=None, kind="stable")[:10].tolist()
+    pairs = [divmod(k, len(classes)) for k in order]
+    return [f"  {errors[i, j]:>5} of {classes[i]} as {classes[j]}" for i, j in pairs if errors[i, j]] or ["  no error"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1353,6 +1480,9 @@ DIGIT_BOX = 20  # pixels: MNIST's digits fill a box of this side
 
 def read_picture(path: Path, config: Config) -> Array:
     """A picture file -> (1, H, W, C), prepared as the data set is. Raises UserError where it cannot be read."""
+    if config.has_own_images:
+        square = read_square(path, config.image_size, config.in_channels)[None]
+        return square * np.float32(1 / 255) - np.float32(config.pixel_offset)
     if config.has_views:
         return viewpoint.read_picture(path, config) - np.float32(config.pixel_offset)
     return multimnist.read_picture(path, config, DIGIT_BOX)[None, :, :, None] - np.float32(config.pixel_offset)
@@ -1394,11 +1524,17 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of Config, which the figure scripts have too."""
     count, positive = whole_number(1, 10**7), number(0, 10, above=True)
     add = add_flags(parser, "data", Config)
-    add("dataset", (*DIGIT_SETS, *VIEW_SETS),
-        "Images. auto is MNIST if it is there or can be downloaded, else strokes: generated digits.")
-    add("data_dir", non_empty, "Folder of the four MNIST files, or of the six of smallNORB.", "DIR", CACHE_DIR)
+    add("dataset", (*DIGIT_SETS, *VIEW_SETS, OWN_SET), "Images. auto is MNIST if it is there or can be downloaded, else"
+        " strokes: generated digits; images are your own.")
+    add("data_dir", non_empty, "Folder of the four MNIST files, or of the six of smallNORB; of images with a sub-folder"
+        " for each class, or a .npz file of x_train, y_train, x_test, y_test.", "DIR", CACHE_DIR)
+    add("side", whole_number(13, 128), "Resize own images to N x N pixels.",
+        default="their own size, but at least {} and at most {}".format(*DEFAULT_SIDES))
+    add("colour", ("grey", "rgb"), "What the networks see of own images.")
     add("n_train", count, "Train on N images, drawn with the seed.", default="all")
     add("n_test", count, "Test on N images, evenly spaced over the set.", default="all")
+    add("n_val", whole_number(1, 10**6), "To choose settings: test on N training digits, which are not trained on.",
+        default="test on the test digits")
     add("shift", whole_number(0, 8), "Shift every training image at random by up to N pixels on each axis.")
     add_viewpoint_flags(parser, Config, "viewpoints, of --dataset voxels and smallnorb")
     add = add_flags(parser, "capsules", Config)
@@ -1415,7 +1551,8 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         "Initial beta_v, counted from -log(variance floor) / 2, at which votes that agree cost nothing.", "X")
     add = add_flags(parser, "training", Config)
     add("seed", whole_number(0, 2**32 - 1), "Seed of the data, the initial weights and the order.")
-    add("n_epochs", whole_number(1, 100_000), "Train for N passes over the training set.")
+    add("n_epochs", whole_number(1, 100_000),
+        f"Train for N passes over the training set ({OWN_EPOCHS} with --dataset images).")
     add("batch_size", whole_number(1, 4096), "A step is taken on N images.")
     add("lr", positive, "Learning rate of the capsules.", "X")
     add("cnn_lr", positive, "Learning rate of the CNN.", "X")
@@ -1427,7 +1564,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add = add_flags(parser, "attacks", Config)
     add("attack", names_of(ATTACKS), "After the training, attack by fgsm, iterated or both, and test.", "A,B")
     add("epsilons", epsilon_list,
-        "An attack moves no pixel by more than X. Pixels are 0 to 1; smallNORB's are in standard deviations.", "X,Y")
+        "An attack moves no pixel by more than X: pixels are 0 to 1, standardised ones in standard deviations.", "X,Y")
     add("attack_steps", whole_number(1, 1000), "The iterated attack takes N steps, each of epsilon / N.")
     add("n_attack", count, "Attack N test images; of views, those of the training range.")
     parser.add_argument("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
@@ -1440,9 +1577,18 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     if args.dataset == "smallnorb" and args.data_dir is None:
         parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
     check_variance_floor(parser, args)
+    if args.dataset == OWN_SET and args.data_dir is None:
+        parser.error("argument --dataset: images needs --data-dir DIR, a folder with a sub-folder for each class")
+    for name in ("side", "colour"):
+        if args.dataset != OWN_SET and name in args.given:
+            parser.error(f"argument {flag_of(Config, name)}: needs --dataset images")
+    if args.n_val is not None and args.dataset not in DIGIT_SETS:
+        parser.error("argument --n-val: applies to sets of digits alone")
     if args.dataset in ("voxels", "strokes") and args.data_dir is not None:
         parser.error(f"argument --data-dir: {args.dataset} has no files")
-    fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Config)}
+    fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Config) if field.name in args}
+    if args.dataset == OWN_SET and "n_epochs" not in args.given:
+        fields["n_epochs"] = OWN_EPOCHS
     if args.dataset in VIEW_SETS:
         return Config(**fields | viewpoints_from_args(parser, args))
     for name in sorted((VIEW_FIELDS - {"pixel_offset"}) & args.given):

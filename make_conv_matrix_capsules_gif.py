@@ -18,7 +18,7 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 import argparse
 import math
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.patches import Ellipse
@@ -146,7 +146,7 @@ class GatheringVotes(Scene):
         self.n_steps = snapshots[-1].step
         super().__init__(figures.run_figure(figures.Run(config, data, {}), GIF_HEIGHT, "", width=GIF_WIDTH))
         self.dataset = DATASET_NAMES[data.name]
-        self.colours = list(OTHER_COLOURS[: config.n_classes - 1])
+        self.colours = [OTHER_COLOURS[k % len(OTHER_COLOURS)] for k in range(config.n_classes - 1)]
         self.colours.insert(self.label, TRUE_COLOUR)
         self.add_plane(snapshots)
         self.add_answer(recorder.image[0])
@@ -203,7 +203,9 @@ class GatheringVotes(Scene):
         n = config.n_classes
         ax = add_axes(self.fig, x - 0.02, y + 1.5, GIF_WIDTH - x - 0.2, 0.8)
         ax.set(xlim=(-0.6, n - 0.4), ylim=(0, 1), yticks=[0, 0.5, 1])
-        ax.set_xticks(range(n), config.classes)
+        width = (GIF_WIDTH - x - 0.2) / n
+        own: dict[str, Any] = {"fontsize": figures.name_size(config, width)} if config.has_own_images else {}
+        ax.set_xticks(range(n), config.classes, **own)
         ax.get_xticklabels()[self.label].set(fontweight="bold", color=darkened(self.colours[self.label]))
         ax.tick_params(axis="x", length=0)
         ax.grid(False, axis="x")
@@ -286,25 +288,33 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    config = experiment.config_from_args(parser, args)
+    asked = experiment.config_from_args(parser, args)
     for field in ("attack", "epsilons", "attack_steps", "n_attack"):
         if field in args.given:
             parser.error(f"argument {flag_of(Config, field)}: nothing is attacked here")
-    if args.snapshots * config.em_iters > MAX_FRAMES:
+    if args.snapshots * asked.em_iters > MAX_FRAMES:
         parser.error(
-            f"argument --snapshots: {args.snapshots} of {config.em_iters} iterations are more than {MAX_FRAMES} frames"
+            f"argument --snapshots: {args.snapshots} of {asked.em_iters} iterations are more than {MAX_FRAMES} frames"
         )
 
     def body() -> None:
         require_writable(args.out)
-        data = experiment.make_data(config)
+        data = experiment.make_data(asked)
+        config = experiment.resolved(asked, data)
         require_test_images(len(data.test.labels), figures.MIN_TEST)
         state, recorder = record(config, data, args.snapshots, args.threads, args.quiet)
-        result = experiment.make_result(config, data.name, {"capsules": state}, {}, args.threads)
+        result = experiment.make_result(config, data, {"capsules": state}, {}, args.threads)
         print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         frames = [(k, t) for k in range(len(recorder.snapshots)) for t in range(config.em_iters)]
         text_colours = [darkened(colour) for colour in (RIGHT, WRONG, BLUE, TRUE_COLOUR)]
-        write_gif(args, lambda: GatheringVotes(config, data, recorder), frames, N_GREYS, N_COLOURS, text_colours)
+        write_gif(
+            args,
+            lambda: GatheringVotes(figures.drawable(config), data, recorder),
+            frames,
+            N_GREYS,
+            N_COLOURS,
+            text_colours,
+        )
 
     return exit_status(body)
 

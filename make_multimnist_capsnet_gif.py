@@ -136,7 +136,7 @@ class Reconstructions(Scene):
         self.verdicts: list[Any] = []
         for m, labels in enumerate(shown.labels):
             x = LEFT + m * PITCH
-            add_two_names(self.fig, x + CELL / 2, TOP - 0.24, labels)
+            add_two_names(self.fig, x + CELL / 2, TOP - 0.24, config, labels)
             add_image(self.fig, x, rows[0], CELL, shown.images[m], interpolation="nearest")
             blank = np.zeros((*shown.images[m].shape, 3))
             self.pictures.append(
@@ -160,7 +160,7 @@ class Reconstructions(Scene):
             ax.set_ylim(0, MAX_MSE)
             ax.set_yticks([0, MAX_MSE / 2, MAX_MSE])
         else:
-            accuracy_axis(ax, None, 1 / figures.N_PAIRS, f"1/{figures.N_PAIRS}")
+            accuracy_axis(ax, None, 1 / self.config.n_pairs, f"1/{self.config.n_pairs}")
             ax.set_yticks([0, 0.5, 1])
         step_axis(ax, self.config.n_steps)
         ax.set_title(title, loc="left")
@@ -176,7 +176,7 @@ class Reconstructions(Scene):
             second.set_data(in_colour(now.drawn[m, 1], DIGIT_COLOURS[1]))
             both.set_data(in_two_colours(now.drawn[m]))
             right = (now.answers[m] == self.shown.labels[m]).all()
-            text, colour = marked_answer(bool(right), "{}+{}".format(*now.answers[m]))
+            text, colour = marked_answer(bool(right), "{}+{}".format(*figures.two_names(self.config, now.answers[m])))
             self.verdicts[m].set(text=text, color=colour)
         past = self.snapshots[: k + 1]
         steps = [snapshot.step for snapshot in past]
@@ -214,22 +214,24 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    config = experiment.config_from_args(args)
-    n_frames = 1 + math.ceil(config.n_steps / args.snapshot_every)
+    asked = experiment.config_from_args(args)
+    n_frames = 1 + math.ceil(asked.n_steps / args.snapshot_every)
     if n_frames > MAX_FRAMES:
-        least = math.ceil(config.n_steps / (MAX_FRAMES - 1))
+        least = math.ceil(asked.n_steps / (MAX_FRAMES - 1))
         parser.error(f"argument --snapshot-every: {n_frames:,} frames are more than {MAX_FRAMES}; take {least} or more")
 
     def body() -> None:
         require_writable(args.out)
-        data = experiment.make_data(config)
+        data = experiment.make_data(asked)
+        config = experiment.resolved(asked, data)
         require_test_images(len(data.test.labels), figures.MIN_TEST)
         state, snapshots = record(config, data, args.snapshot_every, args.threads, args.quiet)
         result = experiment.make_result(config, data.name, {"capsnet": state}, args.threads)
         print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         shown = shown_composites(data)
         text_colours = [darkened(colour) for colour in (RIGHT, WRONG, BLUE)]
-        write_gif(args, lambda: Reconstructions(config, data, shown, snapshots), [(k,) for k in range(len(snapshots))],
+        drawn = figures.drawable(config)
+        write_gif(args, lambda: Reconstructions(drawn, data, shown, snapshots), [(k,) for k in range(len(snapshots))],
                   N_GREYS, N_COLOURS, text_colours)  # fmt: skip
 
     return exit_status(body)

@@ -322,9 +322,9 @@ def evaluation_shifts(config: Config, n: int, key: int) -> Array:
 
 def make_data(config: Config) -> Data:
     """Raises UserError where there are too few digits."""
-    digits = base.resolve_dataset(
-        config.dataset, generator(config.seed, Stream.DATA), Path(config.data_dir) if config.data_dir else None
-    )
+    folder = Path(config.data_dir) if config.data_dir else None
+    digits = base.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
+    base.require_digits(digits, folder)
     n, n_train = len(digits.train_labels), config.n_train or len(digits.train_labels) - config.n_val
     if n_train < 1 or n_train + config.n_val > n:
         wanted = f"--n-train {config.n_train} and --n-val {config.n_val}"
@@ -869,7 +869,7 @@ def add_config_flags(parser: Parser) -> None:
 
 
 def config_from_args(args: argparse.Namespace) -> Config:
-    names = ("image_size", "n_val", "n_sweep", "rotation", "lenet_lr", "match_accuracy", "check_every")
+    names = ("image_size", "n_sweep", "rotation", "lenet_lr", "match_accuracy", "check_every")
     shift = max_shift(args.image_size) if args.max_shift is None else args.max_shift
     return Config(**base.config_fields(args, *names), max_shift=shift)
 

@@ -52,7 +52,7 @@ from tqdm import tqdm
 
 from support.files import UserError, atomic_write, require_writable
 from support.optimizers import TrainState, adamw_step, count_params, muon_step
-from support.pictures import border_level, picture_sheet, read_grey
+from support.pictures import border_level, class_name, picture_sheet, read_grey
 from support.results import recorded_command, report_result, result_document
 from support.spectral_conv import spectral_conv2d_backward, spectral_conv2d_forward
 from support.stroke_digits import stroke_digits
@@ -75,6 +75,7 @@ Array = np.ndarray
 Params = dict[str, Array]
 
 EXPERIMENT = "multimnist_capsnet"
+DIGITS = tuple("0123456789")
 N_CLASSES = 10
 DIGIT_SIDE = 28
 KERNEL = 9
@@ -98,6 +99,7 @@ class Config:
     n_epochs: int = 8
     n_train: int = 6000  # composites an epoch; 60 million in all
     n_test: int = 2000  # 10 million
+    n_val: int | None = None
     pool: int = 0  # composites drawn once and for all; 0: every batch is fresh
     max_shift: int = 4  # pixels
     min_iou: float = 0.8  # 0
@@ -116,8 +118,24 @@ class Config:
     weight_decay: float = 0.0
     dtype: str = "float32"
     conv: str = "spectral"  # or "im2col": how convolutions of many channels are computed
+    class_names: tuple[str, ...] = ()  # of files that are not digits, from these; no flag sets it
 
-    flags: ClassVar[dict[str, str]] = {"image_size": "--canvas", "decoder": "--preset with the decoder"}
+    flags: ClassVar[dict[str, str]] = {
+        "image_size": "--canvas", "decoder": "--preset with the decoder", "class_names": "the classes",
+    }  # fmt: skip
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.class_names or DIGITS
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def n_pairs(self) -> int:
+        """Of different classes."""
+        return self.n_classes * (self.n_classes - 1) // 2
 
     @property
     def free_to_change(self) -> set[str]:
@@ -163,7 +181,7 @@ class Digits(NamedTuple):
 
     name: str
     train_images: Array  # (N, 28, 28) uint8, strokes are 255
-    train_labels: Array  # (N,) uint8, 0 to 9
+    train_labels: Array  # (N,) uint8, 0 to 9 of digits
     test_images: Array  # (M, 28, 28) uint8
     test_labels: Array  # (M,) uint8
 
@@ -316,12 +334,44 @@ def load_mnist(data_dir: Path | None = None, cache_dir: Path | None = None, mirr
                 f"{paths[i]} has {len(images)} images but {paths[i + 1]} has {len(labels)} labels: "
                 "take both from the same source"
             )
-        if labels.max() > 9:
-            raise UserError(f"{paths[i + 1]} has the label {labels.max()}: labels must be 0 to 9")
     crc = 0
     for array in arrays:
         crc = zlib.crc32(array.data, crc)
     return Digits("mnist" if crc == MNIST_CRC32 else "custom", *arrays)
+
+
+def require_digits(digits: Digits, folder: Path | None = None) -> None:
+    """Raises UserError where there are labels beyond those of digits."""
+    if (most := max(digits.train_labels.max(), digits.test_labels.max())) > 9:
+        raise UserError(f"{folder or CACHE_DIR} has the label {most}: the labels of digits must be 0 to 9")
+
+
+def named_classes(digits: Digits, folder: Path | None, classes: Sequence[str] = ()) -> tuple[Digits, tuple[str, ...]]:
+    """Any set of MNIST's format, with its labels counted from 0, and the names of the classes: the lines of
+    ``classes.txt`` beside the files, in the order of the labels, or the labels themselves. ``classes``: those of a
+    trained network, among which all must be. Raises UserError."""
+    found = np.unique(np.concatenate([digits.train_labels, digits.test_labels]))
+    if digits.name != "custom":
+        found, names = np.arange(N_CLASSES), DIGITS
+    elif folder and (path := folder / "classes.txt").is_file():
+        try:
+            names = tuple(class_name(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {path}: {one_line(error)}") from error
+        if len(set(names)) < len(names) or len(names) != len(found):
+            raise UserError(f"{path} has {len(set(names))} different names, but the files have {len(found)} labels")
+    else:
+        names = tuple(map(str, found.tolist()))
+    known = tuple(classes) or names
+    if unknown := [name for name in names if name not in known]:
+        raise UserError(f"there are images of the class {unknown[0]}, which is none that the network was trained on")
+    number = np.array([known.index(name) for name in names])
+    train, test = (number[np.searchsorted(found, labels)] for labels in (digits.train_labels, digits.test_labels))
+    return digits._replace(train_labels=train, test_labels=test), known
+
+
+def has_mnist_files(folder: Path) -> bool:
+    return any(find_mnist_file(folder, stem) for stem in MNIST_SHA256)
 
 
 def resolve_dataset(
@@ -352,6 +402,16 @@ def resolve_dataset(
     train_rng, test_rng = rng.spawn(2)
     n_train, n_test = stroke_counts
     return Digits("strokes", *stroke_digits(train_rng, n_train), *stroke_digits(test_rng, n_test))
+
+
+def hold_out(digits: Digits, n: int | None) -> Digits:
+    """For the choice of settings: the last n training digits instead of the test digits. Raises UserError."""
+    images, labels = digits.train_images, digits.train_labels
+    if n is None:
+        return digits
+    if n >= len(labels):
+        raise UserError(f"--n-val {n} leaves none of the {len(labels)} training digits to train on")
+    return Digits(digits.name, images[:-n], labels[:-n], images[-n:], labels[-n:])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -410,7 +470,7 @@ class Overlays:
         self.images, self.labels = images[order], labels[order].astype(np.intp)
         if self.labels[0] == self.labels[-1]:
             raise UserError("all digits are of one class: a composite needs two")
-        self.class_start = np.searchsorted(self.labels, np.arange(N_CLASSES + 1))  # in self.images
+        self.class_start = np.searchsorted(self.labels, np.arange(self.labels[-1] + 2))  # in self.images
         self.shifts = admissible_shifts(config.max_shift, config.min_iou)
         self.max_shift, self.side, self.dtype = config.max_shift, config.image_size, np.dtype(config.dtype)
 
@@ -435,17 +495,20 @@ class Data(NamedTuple):
     train: Overlays
     pool: Composites | None  # None: every batch is drawn anew
     test: Batch
+    classes: tuple[str, ...] = DIGITS
 
 
-def make_data(config: Config) -> Data:
-    """Test composites are rendered here, once; those of the training are rendered batch by batch. Raises UserError."""
-    rng = generator(config.seed, Stream.DATA)
-    digits = resolve_dataset(config.dataset, rng, Path(config.data_dir) if config.data_dir else None)
+def make_data(config: Config, classes: Sequence[str] = ()) -> Data:
+    """Test composites are rendered here, once; those of the training are rendered batch by batch. ``classes``: those of
+    a trained network. Raises UserError."""
+    rng, folder = generator(config.seed, Stream.DATA), Path(config.data_dir) if config.data_dir else None
+    digits, classes = named_classes(resolve_dataset(config.dataset, rng, folder), folder, classes)
+    digits = hold_out(digits, config.n_val)
     train = Overlays(digits.train_images, digits.train_labels, config)
     test = Overlays(digits.test_images, digits.test_labels, config)
     pool = train.draw(generator(config.seed, Stream.DATA, 1), config.pool) if config.pool else None
     composites = test.draw(generator(config.seed, Stream.EVALUATION), config.n_test)
-    return Data(digits.name, train, pool, test.render(composites))
+    return Data(digits.name, train, pool, test.render(composites), tuple(classes))
 
 
 def resolve_auto(config: Any, data_name: str) -> Any:
@@ -454,6 +517,12 @@ def resolve_auto(config: Any, data_name: str) -> Any:
     if config.dataset != "auto":
         return config
     return dataclasses.replace(config, dataset="strokes" if data_name == "strokes" else "mnist")
+
+
+def resolved(config: Config, data: Data) -> Config:
+    """``config`` with what the files decide: the set that ``auto`` found, and classes that are not the ten digits."""
+    names = () if data.classes == DIGITS else data.classes
+    return dataclasses.replace(resolve_auto(config, data.name), class_names=names)
 
 
 def training_batch(data: Data, config: Config, step: int) -> Batch:
@@ -798,9 +867,9 @@ def sigmoid_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float
 Loss = Callable[[Array, Array, int], tuple[float, Array]]  # scores and indicator (J, B), n -> loss, gradient of scores
 
 
-def indicator(labels: Array, dtype: np.dtype) -> Array:
+def indicator(labels: Array, dtype: np.dtype, n_classes: int = N_CLASSES) -> Array:
     """labels (B, L) -> (J, B), 1 for the classes in an image."""
-    positive = np.zeros((N_CLASSES, len(labels)), dtype)
+    positive = np.zeros((n_classes, len(labels)), dtype)
     positive[labels.T, np.arange(len(labels))] = 1
     return positive
 
@@ -833,9 +902,9 @@ def capsnet_init(rng: np.random.Generator, config: Config) -> Params:
         "conv1.b": np.zeros(C, dtype),
         "primary.w": gaussian(rng, dtype, math.sqrt(1 / (KERNEL**2 * C)), KERNEL, KERNEL, C, n_primary_out),
         "primary.b": np.zeros(n_primary_out, dtype),
-        "routing.w": gaussian(rng, dtype, routing_std, N_CLASSES, PRIMARY_SIZE, config.n_primary, CAPSULE_SIZE),
+        "routing.w": gaussian(rng, dtype, routing_std, config.n_classes, PRIMARY_SIZE, config.n_primary, CAPSULE_SIZE),
     }
-    sizes = (N_CLASSES * CAPSULE_SIZE, *config.decoder, config.image_size**2)
+    sizes = (config.n_classes * CAPSULE_SIZE, *config.decoder, config.image_size**2)
     variances = (2 / CAPSULE_SIZE, 2 / sizes[1], 1 / sizes[2])  # of the first layer's inputs all but one capsule are 0
     for k in range(3):
         params[f"decoder{k + 1}.w"] = gaussian(rng, dtype, math.sqrt(variances[k]), sizes[k], sizes[k + 1])
@@ -934,7 +1003,7 @@ def capsnet_loss_and_grads(
     """
     side, B = config.primary_side, len(batch.labels)
     lengths, cache = capsnet_forward(params, batch.images, config, ws)
-    margin, dlengths = margin_loss(lengths, indicator(batch.labels, lengths.dtype), n)
+    margin, dlengths = margin_loss(lengths, indicator(batch.labels, lengths.dtype, len(lengths)), n)
     dv = cache.v * (dlengths / lengths)[:, None]  # lengths = |v|
 
     pictures, inputs = decoder_forward(params, mask_capsules(cache.v, batch.labels), ws)
@@ -1002,8 +1071,8 @@ def cnn_init(rng: np.random.Generator, config: Config, net: CNN) -> Params:
     n_flat = side * side * C
     params["hidden.w"] = gaussian(rng, dtype, math.sqrt(2 / n_flat), n_flat, net.n_hidden)
     params["hidden.b"] = np.zeros(net.n_hidden, dtype)
-    params["out.w"] = gaussian(rng, dtype, math.sqrt(1 / net.n_hidden), net.n_hidden, N_CLASSES)
-    params["out.b"] = np.zeros(N_CLASSES, dtype)
+    params["out.w"] = gaussian(rng, dtype, math.sqrt(1 / net.n_hidden), net.n_hidden, config.n_classes)
+    params["out.b"] = np.zeros(config.n_classes, dtype)
     return params
 
 
@@ -1025,7 +1094,7 @@ def cnn_loss_and_grads(
     params: Params, batch: Batch, n: int, net: CNN, grads: Params, ws: Workspace
 ) -> dict[str, float]:
     scores, (convs, flat, hidden) = cnn_forward(params, batch.images, net, ws)
-    loss, dscores = net.loss(scores, indicator(batch.labels, scores.dtype), n)
+    loss, dscores = net.loss(scores, indicator(batch.labels, scores.dtype, len(scores)), n)
     dhidden = linear_backward(dscores, hidden, params["out.w"], grads["out.w"], grads["out.b"])
     relu_backward(dhidden, hidden)
     dflat = linear_backward(dhidden, flat, params["hidden.w"], grads["hidden.w"], grads["hidden.b"])
@@ -1221,14 +1290,14 @@ def make_result(config: Config, data_name: str, states: dict[str, TrainState], t
             **{metric: state.history[metric][-1] for metric in METRICS if metric in state.history},
             "train_seconds": round(state.seconds, 3),
         }
-    return result_document(EXPERIMENT, config, data_name, models, states, threads, "set_accuracy", 1 / 45)
+    return result_document(EXPERIMENT, config, data_name, models, states, threads, "set_accuracy", 1 / config.n_pairs)
 
 
 def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: Any) -> dict[str, Any]:
     """Data, trainings, result. The options are those of ``train_all``."""
     files.require_checkpoint(EXPERIMENT)
     data = make_data(config)
-    config = resolve_auto(config, data.name)
+    config = resolved(config, data)
     return make_result(config, data.name, train_all(config, data, threads=threads, files=files, **options), threads)
 
 
@@ -1243,8 +1312,8 @@ def evaluate_checkpoint(
     check_same(checkpoint, saved, asked, given, TEST_FIELDS)
     states = of_models(checkpoint, states, names)
     config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS})
-    data = make_data(config)
-    config = resolve_auto(config, data.name)
+    data = make_data(config, config.classes)
+    config = resolved(config, data)
     with Workers(threads, config.dtype) as workers:
         for name, model in make_models(config).items():
             if name in states:
@@ -1256,8 +1325,10 @@ def evaluate_checkpoint(
 def describe(result: dict[str, Any]) -> str:
     """One line: the test set and the training behind a result's numbers."""
     config = result["config"]
+    names = config["class_names"]
+    classes = f" ({len(names)} classes: {one_line(', '.join(names))})" if names else ""
     return (
-        f"{result['dataset']}: {config['n_test']:,} composites, IoU at least {config['min_iou']:g};"
+        f"{result['dataset']}{classes}: {config['n_test']:,} composites, IoU at least {config['min_iou']:g};"
         f" seed {result['seed']}{training_seed(result)}, {config['n_epochs']} epochs of {config['n_train']:,}"
     )
 
@@ -1334,9 +1405,10 @@ def predict(
     with atomic_write(out_png) as stream:
         stream.write(picture_sheet(tiles))
     width = max(len(str(path)) for path in paths)
-    lines = [f"{'picture':<{width}} longest     second   lengths of 0 ... 9"]
+    names, longest = config.classes, max(map(len, config.classes))
+    lines = [f"{'picture':<{width}} longest     second   lengths of {names[0]} ... {names[-1]}"]
     for path, two, length in zip(paths, named, lengths.T, strict=True):
-        both = "    ".join(f"{j} ({length[j]:.2f})" for j in two)
+        both = "    ".join(f"{names[j]:>{longest}} ({length[j]:.2f})" for j in two)
         lines.append(f"{path!s:<{width}} {both}   " + " ".join(f"{x:.2f}" for x in length))
     return "\n".join([*lines, f"pictures and reconstructions: {out_png}"])
 
@@ -1358,7 +1430,7 @@ def add_digit_flags(add: Callable[..., None]) -> None:
         ("auto", "mnist", "strokes"),
         "Digits. auto is MNIST if it is there or can be downloaded, else strokes: generated digits.",
     )
-    add("data_dir", non_empty, "Folder of the four MNIST files.", "DIR", CACHE_DIR)
+    add("data_dir", non_empty, "Folder of the four MNIST files, or of others of their format.", "DIR", CACHE_DIR)
 
 
 def add_config_flags(parser: Parser) -> None:
@@ -1367,6 +1439,8 @@ def add_config_flags(parser: Parser) -> None:
     add_digit_flags(add)
     add("n_train", whole_number(1, 10**8), "An epoch has N composites, in whole batches.")
     add("n_test", whole_number(1, 100_000), "Test on N composites of test digits, the same for all models.")
+    add("n_val", whole_number(1, 10**6), "To choose settings: test on N training digits, which are not trained on.",
+        default="test on the test digits")
     add("min_iou", number(0, 1), "Least intersection over union of the two 28x28 boxes. The paper's is 0.", "X")
     add("pool", whole_number(0, 10**7),
         "Train on N composites drawn once, and shuffled every epoch. With 0 every batch is fresh.")
@@ -1420,7 +1494,7 @@ def config_fields(args: argparse.Namespace, *more: str) -> dict[str, Any]:
     """Fields of a Config: the preset's sizes unless flags set them, the flags of both digit experiments, ``more``."""
     sizes = {k: v for k in ("conv_channels", "primary_types") if (v := getattr(args, k)) is not None}
     names = (
-        "dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "routing_iters", "routing_grad",
+        "dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "n_val", "routing_iters", "routing_grad",
         "recon_weight", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "dtype", "conv", *more,
     )  # fmt: skip
     return PRESETS[args.preset] | sizes | {k: getattr(args, k) for k in names}

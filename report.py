@@ -2,6 +2,7 @@
 """Tables and values of README.md and docs/*.md from the files in results/, and the proof that all of them are true.
 
     python report.py            # rewrite what stands between the markers of the pages
+    python report.py --claims   # write results/claims.json first, from the list in claims.py
     python report.py --check    # exit status 1, with a line for each fault
 
 Checked are the pages against the files, and each file by itself: every derived number is computed again from the runs,
@@ -16,6 +17,7 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 
 import argparse
 import contextlib
+import functools
 import importlib
 import importlib.util
 import io
@@ -28,19 +30,21 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import claims
 from support.files import UserError, atomic_write, same_file
-from support.results import checksum, code_fingerprint
+from support.results import checksum, code_fingerprint, save_result
 from support.run import Parser, exit_status, print_message, print_result
 from support.statistics import summarise
 
 Json = dict[str, Any]
 
 NEWLINE = "\n"
+CLAIMS = Path("results/claims.json")
 MAX_BYTES = 200_000  # of a committed result
 TOLERANCE = 1e-9  # of a number that is computed again: other versions of numpy add in another order
 
@@ -206,14 +210,29 @@ def plain_table(table: Json, columns: list[str], digits: int) -> str:
     return markdown(columns, [[show(row[k], digits) for k in where] for row in table["rows"]])
 
 
+def claims_table(document: Json) -> str:
+    columns = ["claim", "the paper's", "tested on", "ours", "against", "difference", "seeds", "verdict"]
+    rows = []
+    for claim in document["claims"]:
+        for k, c in enumerate(claim["conditions"]):
+            name = f"[{claim['claim']}]({os.path.relpath(claim['page'])})" if k == 0 else ""
+            verdict = c["verdict"] if c["verdict"] == claim["verdict"] else f"{c['verdict']} ({claim['verdict']})"
+            interval = f" ({show_interval(c, 3, '+')})" if c["low"] is not None else ""
+            rows.append([
+                name, claim["paper"] if k == 0 else "", c["condition"], show(c["first"]), show(c["second"]),
+                f"{c['difference']:+.3f}{interval}", str(c["n"]), verdict,
+            ])  # fmt: skip
+    return markdown(columns, rows)
+
+
 TABLES = {"seeds": seeds_table, "summary": summary_table, "paired": paired_table}
 
 
 def make_table(document: Json, kind: str, options: dict[str, str], name: str | None = None) -> str:
     """A Markdown table of one kind; see HELP_MARKERS. Raises UserError where kind, options and file do not fit."""
-    known = {"grid": {"metrics", "models", "digits"}, "table": {"columns", "digits"}}
-    if kind not in (*TABLES, "grid", "table"):
-        raise UserError(f"{kind!r} is not a kind of table, which are {', '.join(TABLES)}, grid and table")
+    known = {"grid": {"metrics", "models", "digits"}, "table": {"columns", "digits"}, "claims": set[str]()}
+    if kind not in (*TABLES, *known):
+        raise UserError(f"{kind!r} is not a kind of table, which are {', '.join((*TABLES, *known))}")
     if extra := set(options) - known.get(kind, {"metrics", "models", "digits", "setting"}):
         raise UserError(f"a table of kind {kind} takes no {', '.join(sorted(extra))}=")
     if not re.fullmatch(r"\d", digits := options.get("digits", "3")):
@@ -225,6 +244,8 @@ def make_table(document: Json, kind: str, options: dict[str, str], name: str | N
             raise UserError(f"the file has no {option.removesuffix('s')} {', '.join(missing)}")
         return names
 
+    if kind == "claims":
+        return claims_table(document)
     if kind == "table":
         table = document.get("tables", {}).get(name)
         if table is None:
@@ -247,6 +268,7 @@ HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands be
   <!-- table: results/EXPERIMENT/FILE.json summary metrics=familiar_accuracy,held_out_accuracy -->    a row per model
   <!-- table: results/EXPERIMENT/FILE.json paired setting="em-iters=1 loss=spread" -->     capsules minus each baseline
   <!-- table: results/EXPERIMENT/FILE.json grid models=capsules,cnn digits=2 -->     a row per setting of a sweep
+  <!-- table: results/claims.json claims -->             a row per condition of each claim
   <!-- table: results/benchmarks/FILE.json table NAME columns=step,ms -->     a table of a benchmark file
   <!-- value: results/EXPERIMENT/FILE.json capsules.held_out_accuracy.mean .3f -->0.812<!-- end -->     one number
 Options: metrics= models= digits= setting= columns=. A path ends in mean, sd, low, high, n or n_params; it may begin
@@ -469,6 +491,14 @@ def check_numbers(document: Json) -> Iterator[str]:
         yield from (f"setting {name}: {fault}" for fault in differences(stored, computed, ""))
 
 
+def make_claims() -> Json:
+    """results/claims.json from the list in claims.py. Raises UserError where runs are missing."""
+    try:
+        return claims.make_claims(claims.CLAIMS, functools.cache(lambda file: read_json(Path("results") / file)))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"claims.py does not fit the results ({type(error).__name__}: {error})") from error
+
+
 def git(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", *words], capture_output=True, text=True, check=False)
 
@@ -507,11 +537,14 @@ def check_result(path: Path, has_history: bool) -> Iterator[str]:
         read_result(path)
     except UserError as error:
         yield str(error)
-    for check in (
+    checks: list[Callable[[], Iterator[str]]] = [
         lambda: check_command(document, path),
         lambda: check_commits(document, has_history),
         lambda: check_numbers(document),
-    ):
+    ]
+    if path == CLAIMS:
+        checks = [lambda: differences({**document, "checksum": ""}, {**make_claims(), "checksum": ""}, "")]
+    for check in checks:
         try:
             yield from (f"{path}: {fault}" for fault in check())
         except UserError as error:
@@ -534,8 +567,10 @@ def is_older(path: Path) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def report(check: bool) -> None:
+def report(check: bool, with_claims: bool = False) -> None:
     """Rewrite the pages of the working folder, or say what is wrong with them and the results."""
+    if with_claims:
+        save_result(CLAIMS, make_claims())
     pages = [Path("README.md"), *sorted(Path("docs").glob("*.md"))]
     for page, path in itertools.product(pages, Path("results").rglob("*.json")):
         if same_file(page, path):
@@ -579,23 +614,26 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "--check", action="store_true", help="Rewrite nothing; exit with status 1 where a page or a result is not true."
-    )
+    add("--check", action="store_true",
+        help="Rewrite nothing; exit with status 1 where a page or a result is not true.")  # fmt: skip
+    add("--claims", action="store_true", help=f"Write {CLAIMS} before the pages.")
     add("--root", type=Path, metavar="DIR", default=Path(__file__).resolve().parent,
         help="The folder of README.md and results/. Default: that of this script.")  # fmt: skip
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = make_parser().parse_args(argv)
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    if args.check and args.claims:
+        parser.error("argument --claims: --check writes nothing")
 
     def body() -> None:
         try:
             os.chdir(args.root)
         except OSError as error:
             raise UserError(f"cannot read {args.root}: {error.strerror}") from None
-        report(args.check)
+        report(args.check, args.claims)
 
     return exit_status(body)
 

@@ -48,7 +48,7 @@ import numpy as np
 from support.files import UserError, require_writable
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import border_level, prediction_table, read_grey
-from support.results import blas_name, recorded_command, report_result, result_document
+from support.results import recorded_command, report_result, result_document
 from support.workers import blas_threads
 
 from support.run import (  # isort: skip
@@ -76,6 +76,7 @@ CONV_CHANNELS = 16
 CONV_KERNEL = 5
 VARIANCE_FLOOR = 3.0  # see em_routing_forward
 VOXEL_CLASSES = ("cross", "L", "T", "frame", "tripod")
+HARD_CLASSES = ("L", "tripod")  # see hard_accuracy
 SMALLNORB_CLASSES = ("animal", "human", "airplane", "truck", "car")
 
 
@@ -101,7 +102,9 @@ class Viewpoints:
     n_train_views: int = 6
     n_test_views: int = 6
     n_elev: int = 3
+    n_test_elev: int | None = None  # as n_elev
     n_per_combo: int = 5
+    standardize: str = "none"
     pixel_offset: float = 0.0
 
     @property
@@ -262,32 +265,53 @@ def render_voxels(
     return images[..., None].astype(np.float32)
 
 
+def standardized(images: Array) -> Array:
+    """Images (N, H, W, C) -> the same, each channel of each image with zero mean and unit variance.
+    [Hinton 2018, sec. 5]"""
+    x = np.array(images.transpose(0, 3, 1, 2), order="C")  # (N, C, H, W)
+    x -= x.mean(axis=(2, 3), keepdims=True)
+    x /= x.std(axis=(2, 3), keepdims=True) + 1e-6
+    return np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+
+
 def evenly_spaced(angles: Range, n: int) -> Array:
     """``n`` angles over a closed range; over a full circle the end is left out, being the start again."""
     low, high = angles
     return np.linspace(low, high, n, endpoint=high - low < 360)
 
 
-def voxel_views(azimuths: Array, elevations: Array, n_per_view: int, rng: np.random.Generator | None) -> Split:
+def voxel_split(
+    config: Viewpoints, labels: Array, azimuths: Array, elevations: Array, rng: np.random.Generator | None
+) -> Split:
+    """One image per entry of labels, azimuths and elevations (N,), as ``config`` prepares it."""
+    images = render_voxels(labels, azimuths, elevations, rng)
+    return Split(standardized(images) if config.standardize == "image" else images, labels, azimuths, elevations)
+
+
+def voxel_views(
+    config: Viewpoints, azimuths: Array, elevations: Array, n_per_view: int, rng: np.random.Generator | None
+) -> Split:
     """Every class at every (azimuth, elevation), ``n_per_view`` noisy images of each."""
     grid = np.meshgrid(np.arange(N_CLASSES), azimuths, elevations, np.arange(n_per_view), indexing="ij")
     label, azimuth, elevation, _ = (g.reshape(-1) for g in grid)
-    return Split(render_voxels(label, azimuth, elevation, rng), label, azimuth, elevation)
+    return voxel_split(config, label, azimuth, elevation, rng)
 
 
 def make_voxel_data(config: Viewpoints) -> Data:
     """Training, familiar and held-out sets: by default 450, 180 and 180 images."""
 
-    def views(key: int, azimuths: Range, elevations: Range, n_azimuths: int, n_per_view: int) -> Split:
+    def views(
+        key: int, azimuths: Range, elevations: Range, n_azimuths: int, n_elevations: int, n_per_view: int
+    ) -> Split:
         rng = generator(config.seed, Stream.DATA, key)
-        azimuth, elevation = evenly_spaced(azimuths, n_azimuths), evenly_spaced(elevations, config.n_elev)
-        return voxel_views(azimuth, elevation, n_per_view, rng)
+        azimuth, elevation = evenly_spaced(azimuths, n_azimuths), evenly_spaced(elevations, n_elevations)
+        return voxel_views(config, azimuth, elevation, n_per_view, rng)
 
     c = config
     return Data(
-        train=views(0, c.train_azimuths, c.train_elevations, c.n_train_views, c.n_per_combo),
-        familiar=views(1, c.train_azimuths, c.train_elevations, c.n_train_views, 2),
-        held_out=views(2, c.test_azimuths, c.test_elevations, c.n_test_views, 2),
+        train=views(0, c.train_azimuths, c.train_elevations, c.n_train_views, c.n_elev, c.n_per_combo),
+        familiar=views(1, c.train_azimuths, c.train_elevations, c.n_train_views, c.n_elev, 2),
+        held_out=views(2, c.test_azimuths, c.test_elevations, c.n_test_views, c.n_test_elev or c.n_elev, 2),
     )
 
 
@@ -373,13 +397,13 @@ def stream_norb(path: Path, dtype: np.dtype, item_shape: tuple[int | None, ...])
         raise UserError(f"{path} cannot be read ({error}); fetch it again") from error
 
 
-def shrink(pairs: Array) -> Array:
-    """Stereo pairs (N, 2, 96, 96) uint8 -> (N, 48, 48, 2) float32: 2x2 means, then zero mean and unit variance."""
+def shrink(pairs: Array, standardize: str = "image") -> Array:
+    """Stereo pairs (N, 2, 96, 96) uint8 -> (N, 48, 48, 2) float32: 2x2 means, then standardised ("image"), or as
+    fractions of white ("none")."""
     n, eyes, height, width = pairs.shape
     small = pairs.reshape(n, eyes, height // 2, 2, width // 2, 2).mean(axis=(3, 5), dtype=np.float32)
-    small -= small.mean(axis=(2, 3), keepdims=True)
-    small /= small.std(axis=(2, 3), keepdims=True) + 1e-6
-    return np.ascontiguousarray(small.transpose(0, 2, 3, 1))
+    images = np.ascontiguousarray(small.transpose(0, 2, 3, 1))
+    return standardized(images) if standardize == "image" else images / np.float32(255)
 
 
 def in_range(angles: Array, bounds: Range, *, circular: bool) -> Array:
@@ -388,10 +412,12 @@ def in_range(angles: Array, bounds: Range, *, circular: bool) -> Array:
     return (angles - low) % 360 <= high - low if circular else (angles >= low) & (angles <= high)
 
 
-def read_smallnorb(data_dir: Path, subset: str, wanted: Callable[[Array, Array], Array] | None = None) -> Split:
+def read_smallnorb(
+    data_dir: Path, subset: str, wanted: Callable[[Array, Array], Array] | None = None, standardize: str = "image"
+) -> Split:
     """One official set ("training" or "testing"); ``wanted(azimuths, elevations)`` picks the pairs that are kept.
 
-    Images come as (N, 48, 48, 2), normalised. At most the kept images and one chunk are in memory: 0.45 GB for all
+    Images come as (N, 48, 48, 2), see ``shrink``. At most the kept images and one chunk are in memory: 0.45 GB for all
     24,300 pairs of a set. Raises UserError for a file that is missing, damaged, swapped or of another length.
     """
     dat, cat, info = (norb_path(data_dir, subset, part) for part in ("dat", "cat", "info"))
@@ -416,7 +442,7 @@ def read_smallnorb(data_dir: Path, subset: str, wanted: Callable[[Array, Array],
         if len(chosen) < len(pairs):
             raise UserError(f"{dat} has more images than {cat} has labels: they are not of one set")
         n = int(chosen.sum())
-        images[filled : filled + n] = shrink(pairs[chosen])
+        images[filled : filled + n] = shrink(pairs[chosen], standardize)
         seen, filled = seen + len(pairs), filled + n
     if seen != len(labels):
         raise UserError(f"{dat} has {seen} images but {cat} has {len(labels)} labels: they are not of one set")
@@ -435,9 +461,9 @@ def load_smallnorb(config: Viewpoints) -> Data:
     familiar_range = within(config.train_azimuths, config.train_elevations)
     held_out_range = within(config.test_azimuths, config.test_elevations)
     data = Data(
-        train=read_smallnorb(data_dir, "training", familiar_range),
-        familiar=read_smallnorb(data_dir, "testing", familiar_range),
-        held_out=read_smallnorb(data_dir, "testing", held_out_range),
+        train=read_smallnorb(data_dir, "training", familiar_range, config.standardize),
+        familiar=read_smallnorb(data_dir, "testing", familiar_range, config.standardize),
+        held_out=read_smallnorb(data_dir, "testing", held_out_range, config.standardize),
     )
     for name, split in zip(Data._fields, data, strict=True):
         if not len(split.labels):
@@ -453,8 +479,9 @@ def crop(images: Array, rng: np.random.Generator | None) -> Array:
     """Images (B, H, W, C) -> (B, 32, 32, C): what the network is given.
 
     With ``rng`` (training) a crop is taken at random, and contrast (0.8 to 1.2) and brightness (-0.2 to 0.2, in
-    standard deviations) are drawn for each image; without (test) the crop is central. [Hinton 2018, sec. 5]; the
-    amounts are ours. Images that have the network's size already, or less, pass unchanged: voxels do.
+    standard deviations if the images are standardised) are drawn for each image; without (test) the crop is central.
+    [Hinton 2018, sec. 5]; the amounts are ours. Images that have the network's size already, or less, pass unchanged:
+    voxels do.
     """
     n, side = images.shape[:2]
     slack = side - IMAGE_SIZE
@@ -1009,6 +1036,29 @@ def accuracy(model: Model, params: Params, split: Split) -> float:
     return float((predict_scores(model, params, split.images).argmax(axis=1) == split.labels).mean())
 
 
+def confusion_matrix(scores: Array, labels: Array) -> Array:
+    """scores (N, J), labels (N,) -> counts (J, J): entry k, j is the number of images of class k classified as j."""
+    counts = np.zeros((N_CLASSES, N_CLASSES), int)
+    np.add.at(counts, (labels, scores.argmax(axis=1)), 1)
+    return counts
+
+
+def hard_accuracy(confusion: Array) -> float:
+    """Accuracy on L and tripod alone. Cross, T and frame look the same after half a turn: a network that knows them
+    from the training views and nothing else of held-out azimuths classifies 0.6 of all images correctly."""
+    hard = [VOXEL_CLASSES.index(name) for name in HARD_CLASSES]
+    return float(confusion[hard, hard].sum() / max(1, confusion[hard].sum()))
+
+
+def add_confusions(result: dict[str, Any], config: Viewpoints, confusions: dict[str, Array]) -> dict[str, Any]:
+    """The result of a run with the held-out confusion matrix of each model and, for held-out azimuths of voxels, the
+    metric ``hard_accuracy``."""
+    if config.dataset == "voxels" and config.held_out == "azimuth":
+        for name, confusion in confusions.items():
+            result["models"][name]["hard_accuracy"] = hard_accuracy(confusion)
+    return result | {"confusion": {name: confusion.tolist() for name, confusion in confusions.items()}}
+
+
 def true_class_mass(model: Model, params: Params, split: Split) -> float:
     """Fraction of the assigned mass that the true class has in the last iteration, mean over a set; 1/5 by chance."""
     fractions = []
@@ -1116,9 +1166,15 @@ def make_result(config: Config, states: dict[str, TrainState], data: Data) -> di
     if "capsules" in states:
         capsules = make_models(config)["capsules"]
         models["capsules"]["true_class_mass"] = true_class_mass(capsules, states["capsules"].params, data.familiar)
-    return result_document(
+    result = result_document(
         EXPERIMENT, config, config.dataset, models, states, None, "held_out_accuracy", 1 / N_CLASSES,
     )  # fmt: skip
+    networks, (images, labels, _, _) = make_models(config), data.held_out
+    confusions = {
+        name: confusion_matrix(predict_scores(networks[name], state.params, images), labels)
+        for name, state in states.items()
+    }
+    return add_confusions(result, config, confusions)
 
 
 def run(config: Config, files: Files = NO_FILES, **options: Any) -> dict[str, Any]:
@@ -1174,9 +1230,10 @@ def read_picture(path: Path, config: Viewpoints) -> Array:
 
     if config.dataset == "smallnorb":
         pair = [square(eye, 2 * NORB_SIDE) for eye in eyes]
-        return shrink(np.stack([pair[0], pair[-1]])[None])
+        return shrink(np.stack([pair[0], pair[-1]])[None], config.standardize)
     image = square(eyes[0], IMAGE_SIZE).astype(np.float32) / 255
-    return (1 - image if border_level(image) > 0.5 else image)[None, :, :, None]
+    image = (1 - image if border_level(image) > 0.5 else image)[None, :, :, None]
+    return standardized(image) if config.standardize == "image" else image
 
 
 def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collection[str] = ()) -> str:
@@ -1243,7 +1300,10 @@ def add_viewpoint_flags(
     add("n_train_views", count, "Train on N azimuths.", default=str(config.n_train_views))
     add("n_test_views", count, "Hold out N azimuths.", default=str(config.n_test_views))
     add("n_elev", count, "Every set has N elevations.", default=str(config.n_elev))
+    add("n_test_elev", count, "The held-out views have N elevations.", default="as --n-elev")
     add("n_per_combo", count, "Draw N images of each training view.", default=str(config.n_per_combo))
+    add("standardize", ("none", "image"), "With image, bring each image (channel of a stereo pair) to mean zero and"
+        " unit variance.", default="none, smallnorb image")
     add("pixel_offset", number(-10, 10), "Subtract X from every pixel before any network sees it.", "X")
 
 
@@ -1274,15 +1334,17 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add("loss", ("cross-entropy", "spread"), "Loss of the capsules: cross-entropy of the score, or the paper's spread"
         " loss of the activations. The CNNs always have cross-entropy.")
     add("dtype", ("float32", "float64"), "Number format of all arithmetic.")
-    parser.add_argument("--threads", type=whole_number(1, 1024), metavar="N",
-        help="Use N BLAS threads. Default: what numpy's BLAS chooses.")
+    parser.add_argument("--threads", type=whole_number(1, 1024), metavar="N", default=1,
+        help="Use N BLAS threads. Batches are small; on a busy machine two threads wait for each other. Default: 1.")
 # fmt: on
 
 
 def viewpoints_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, Any]:
     """The fields of Viewpoints but data_dir; a usage error (status 2) where flags do not fit together."""
     voxels = args.dataset == "voxels"
-    counts = {name: getattr(args, name) for name in ("n_train_views", "n_test_views", "n_elev", "n_per_combo")}
+    counts = {
+        name: getattr(args, name) for name in ("n_train_views", "n_test_views", "n_elev", "n_test_elev", "n_per_combo")
+    }
     given = {name: count for name, count in counts.items() if count is not None}
     if not voxels and given:
         parser.error(f"argument {flag_of(Viewpoints, next(iter(given)))}: applies to --dataset voxels alone")
@@ -1306,8 +1368,12 @@ def viewpoints_from_args(parser: argparse.ArgumentParser, args: argparse.Namespa
                 f"argument --test-azimuths: {format_range(test_azimuths)} overlaps the training range"
                 f" {format_range(train_azimuths)} (modulo 360)"
             )
-    n_per_elevation = max(counts["n_train_views"] * max(counts["n_per_combo"], 2), counts["n_test_views"] * 2)
-    n_images = N_CLASSES * counts["n_elev"] * n_per_elevation
+    standardize = args.standardize or ("none" if voxels else "image")
+    if standardize == "image" and args.pixel_offset:
+        parser.error("argument --pixel-offset: needs --standardize none")
+    n_familiar = counts["n_elev"] * counts["n_train_views"] * max(counts["n_per_combo"], 2)
+    n_held_out = (counts["n_test_elev"] or counts["n_elev"]) * counts["n_test_views"] * 2
+    n_images = N_CLASSES * max(n_familiar, n_held_out)
     if n_images > MAX_IMAGES:
         flags = ", ".join(flag_of(Viewpoints, name) for name in counts)
         parser.error(f"arguments {flags}: a set of {n_images:,} images is above the limit of {MAX_IMAGES:,}")
@@ -1318,6 +1384,7 @@ def viewpoints_from_args(parser: argparse.ArgumentParser, args: argparse.Namespa
         "test_azimuths": test_azimuths,
         "train_elevations": elevations[0],
         "test_elevations": elevations[1],
+        "standardize": standardize,
         "pixel_offset": args.pixel_offset,
         **counts,
     }
@@ -1365,7 +1432,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     check_file_flags(parser, args)
     config, command = config_from_args(parser, args), recorded_command(EXPERIMENT, argv)
-    files = Files.from_args(args, command, args.threads or blas_name()[1])
+    files = Files.from_args(args, command, args.threads)
 
     def body() -> None:
         if args.predict:

@@ -87,6 +87,7 @@ from support.figures import (
     require_runs,
     require_test_images,
     results_files,
+    shown_names,
     tiled,
     weighted_quantiles,
     with_minus_sign,
@@ -125,8 +126,17 @@ def run_figure(run: Run, height: float, text: str, width: float = WIDTH, seed: s
     return new_figure(height, title, " · ".join(parts), width)
 
 
+def drawable(config: Config) -> Config:
+    """With names of own images' classes that figures can show."""
+    return dataclasses.replace(config, class_names=shown_names(config.class_names))
+
+
+def has_long_names(config: Config) -> bool:
+    return max(map(len, config.classes)) > 2
+
+
 def with_article(name: str) -> str:
-    return f"{'an' if name in ('8', 'L') or name[0] in 'aeiou' else 'a'} {name}"
+    return f"{'an' if name in ('8', 'L') or name[:1] in [*'aeiou'] else 'a'} {name}"
 
 
 def verdict(config: Config, answer: int, label: int) -> tuple[str, Any]:
@@ -264,6 +274,20 @@ def flow(cache: Any, layer: str, config: Config, iteration: int) -> Flow:
 N_BINS = 24
 
 
+MAX_COLUMNS = 10  # classes side by side
+
+
+def name_size(config: Config, width: float, largest: float = 10) -> float:
+    """Size in points at which the longest name of a class is at most that wide, in inches."""
+    return min(largest, 72 * width / (0.62 * max(map(len, config.classes))))
+
+
+def foremost_classes(config: Config, a: Array, *named: int) -> list[int]:
+    """At most ten classes, in their order: the ``named`` ones, and of the others the most active, a (E,)."""
+    order = dict.fromkeys([*named, *np.argsort(-a, kind="stable").tolist()])
+    return sorted(list(order)[:MAX_COLUMNS])
+
+
 def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
     config, labels = run.config, run.data.test.labels
     right = answers["capsules"] == labels
@@ -272,11 +296,11 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
     chosen = np.concatenate([first[:1], wrong] if len(wrong) and len(first) else [first, wrong])[:2]
     routing = experiment.class_routing(run.states["capsules"].params, run.data.test.images[chosen], config)
     shown = evenly_spaced_indices(len(routing.mu), 3)
-    n_classes = config.n_classes
+    n_classes = min(config.n_classes, MAX_COLUMNS)
     limit = far_enough(routing)
     edges = np.linspace(0, limit, N_BINS + 1)
 
-    left, top, side, gap = 2.4 if config.has_views else 2.02, 1.22, 1.0, 0.07
+    left, top, side, gap = 2.4 if has_long_names(config) else 2.02, 1.22, 1.0, 0.07
     width = (WIDTH - left - 0.12 - gap * (n_classes - 1)) / n_classes
     row = 0.52
     block = len(shown) * (row + gap) + 0.72
@@ -288,6 +312,7 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
         y = top + b * block
         label, answer = int(labels[k]), int(answers["capsules"][k])
         histogram = mass_histogram(routing, b, edges)
+        classes = foremost_classes(config, routing.a[-1, b], label, answer)
         add_view(fig, 0.12, y, side, run.data.test.images[k])
         add_text(
             fig, 0.12, y + side + 0.06, f"true class {config.classes[label]}", fontweight="bold", color=darkened(GREEN)
@@ -297,8 +322,8 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
         height = 1.08 * float(histogram[shown].max()) or 1.0
         for m, t in enumerate(shown):
             add_text(fig, left - 0.1, y + m * (row + gap) + row / 2, f"iteration {t + 1}", ha="right", va="center")
-            for e in range(n_classes):
-                ax = add_axes(fig, left + e * (width + gap), y + m * (row + gap), width, row)
+            for column, e in enumerate(classes):
+                ax = add_axes(fig, left + column * (width + gap), y + m * (row + gap), width, row)
                 colour_of = GREEN if e == label else WRONG if e == answer else BLUE
                 ax.stairs(histogram[t, e], edges, fill=True, color=colour_of, linewidth=0)
                 ax.set(xlim=(0, limit), ylim=(0, height), xticks=[0, limit / 2], yticks=[])
@@ -307,13 +332,13 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
                 ax.tick_params(length=0, labelbottom=False)
                 if m == 0:
                     style = {"color": darkened(colour_of), "fontweight": "bold"} if e in (label, answer) else {}
-                    add_text(fig, left + e * (width + gap) + width / 2, y - 0.2, config.classes[e], ha="center",
-                             fontsize=10, **style)  # fmt: skip
+                    add_text(fig, left + column * (width + gap) + width / 2, y - 0.2, config.classes[e], ha="center",
+                             fontsize=name_size(config, width), **style)  # fmt: skip
         y += len(shown) * (row + gap) + 0.02
         add_text(fig, left - 0.1, y, "activation", ha="right")
-        for e in range(n_classes):
+        for column, e in enumerate(classes):
             bold = "bold" if e == answer else "normal"
-            add_text(fig, left + e * (width + gap) + width / 2, y, f"{routing.a[-1, b, e]:.2f}", ha="center",
+            add_text(fig, left + column * (width + gap) + width / 2, y, f"{routing.a[-1, b, e]:.2f}", ha="center",
                      fontweight=bold)  # fmt: skip
         if b == len(chosen) - 1:
             text = f"distance from 0 to {limit:.2g}; the last bar holds what is beyond"
@@ -329,7 +354,7 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
         for c, (colour_of, marker) in enumerate(((GREEN, "o"), (BLUE, "s"))):
             ax.plot(iterations, values[:, c], color=colour_of, marker=marker, clip_on=False, zorder=3)
         if p:
-            add_reference_line(ax, 1 / n_classes)
+            add_reference_line(ax, 1 / config.n_classes)
         ax.set_title(title, loc="left")
         ax.set_ylim(0, 1.15 * float(values.max()))
         ax.set_xlim(0.85, len(values) + 0.15)
@@ -417,7 +442,7 @@ def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
         prows, pcols = (grid.ravel() for grid in np.meshgrid(middles[layer], middles[layer], indexing="ij"))
         per_parent = last.parents.reshape(len(prows), -1)
         total = per_parent.sum(axis=1)
-        radii = 0.5 * float(middles[layer][1] - middles[layer][0]) * np.sqrt(total / max(float(total.max()), 1e-12))
+        radii = 0.5 * spacing * CAPS_STRIDES[layer] * np.sqrt(total / max(float(total.max()), 1e-12))
         fractions = by_colour(per_parent / np.maximum(total[:, None], 1e-12), coloured)
         pies(ax, prows, pcols, fractions, radii, colours)
 
@@ -707,7 +732,7 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
     attacked = {name: [worst(name, epsilon) for epsilon in epsilons] for name in names}
     left, top, cell = 1.82, 1.4, 0.78
     pitch = (WIDTH - left - 0.04) / max(len(epsilons), 4)
-    row = cell + (0.46 if config.has_views else 0.3)  # longer names take two lines
+    row = cell + (0.46 if has_long_names(config) else 0.3)  # longer names take two lines
     block = len(names) * row + 0.14
     fig = run_figure(run, top + len(chosen) * block - 0.06, "Attacked images, and what the models make of them")
     add_text(fig, 0.12, 0.66, f"iterated attack of {config.attack_steps} steps: beside each attacked image what was"
@@ -737,7 +762,7 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
                     text, colour = verdict(config, int(said[who][0]), label)
                     text, bold = f"{MODELS[who].short} {text}", "bold" if who == name else "normal"
                     style: dict[str, Any] = {"color": colour, "fontsize": 9, "fontweight": bold}
-                    if w and not config.has_views:
+                    if w and not has_long_names(config):
                         add_text(fig, x + 2 * cell + 0.03, y + cell + 0.05, text, ha="right", **style)
                     else:
                         add_text(fig, x, y + cell + 0.05 + 0.16 * w, text, **style)
@@ -799,10 +824,11 @@ def draw_confusion_matrix(run: Run, answers: dict[str, Array]) -> Figure:
     config, labels = run.config, run.data.test.labels
     names = [name for name in MODELS if name in answers]
     n = config.n_classes
-    left, top = 0.85 if config.has_views else 0.62, 1.32
-    pitch = 4.3 if config.has_views else (WIDTH - left + 0.5) / 2
+    left, top = (0.85 if config.has_views else 1.15) if has_long_names(config) else 0.62, 1.32
+    pitch = 4.3 if has_long_names(config) else (WIDTH - left + 0.5) / 2
     side = min(3.75, pitch - left + 0.1)
-    fig = run_figure(run, top + side + 0.62, "Which classes are taken for which")
+    foot = 1.2 if config.has_own_images and has_long_names(config) else 0.62  # of slanted names
+    fig = run_figure(run, top + side + foot, "Which classes are taken for which")
     for m, name in enumerate(names):
         x = left + m * pitch
         counts = confusion(labels, answers[name], n)
@@ -820,10 +846,11 @@ def draw_confusion_matrix(run: Run, answers: dict[str, Array]) -> Figure:
             for j in range(n):
                 if counts[i, j]:
                     dark = i != j and counts[i, j] > 0.6 * most
-                    ax.text(j, i, f"{counts[i, j]:,}", ha="center", va="center", fontsize=9,
+                    ax.text(j, i, f"{counts[i, j]:,}", ha="center", va="center", fontsize=min(9, 110 / n),
                             color="white" if dark else BLACK, fontweight="bold" if i != j else "normal")  # fmt: skip
-        ax.set_xticks(range(n), config.classes)
-        ax.set_yticks(range(n), config.classes)
+        own: dict[str, Any] = {"fontsize": min(name_size(config, 0.9, 9), 130 / n)} if config.has_own_images else {}
+        ax.set_xticks(range(n), config.classes, rotation=60 if own and has_long_names(config) else 0, **own)
+        ax.set_yticks(range(n), config.classes, **own)
         ax.set_xticks(np.arange(n + 1) - 0.5, minor=True)
         ax.set_yticks(np.arange(n + 1) - 0.5, minor=True)
         ax.grid(False, which="major")
@@ -899,15 +926,16 @@ def main(argv: list[str] | None = None) -> int:
         config, states = load_finished(
             experiment, args.checkpoint, asked, args.given, TEST_FIELDS, required=("capsules",)
         )
-        data = experiment.make_data(config)
+        data = experiment.make_data(config, config.classes if states else ())
+        config = experiment.resolved(config, data)
         require_test_images(len(data.test.labels), MIN_TEST)
         attacks = read_attacks(results_files(args.results, DEFAULT_RESULTS), config, data.name)
         require_runs(args.results, attacks)
         states = states or experiment.train_all(config, data, threads=args.threads, files=Files(quiet=args.quiet))
-        result = experiment.make_result(config, data.name, states, {}, args.threads)
+        result = experiment.make_result(config, data, states, {}, args.threads)
         print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         with Workers(args.threads, config.dtype) as workers:
-            write_figures(folder, drawers(Run(config, data, states), attacks, workers))
+            write_figures(folder, drawers(Run(drawable(config), data, states), attacks, workers))
         if config.pixel_range != (0.0, 1.0):
             print_result("skipped pose_perturbation.png: the decoder draws pixels between 0 and 1, which these are not")
 

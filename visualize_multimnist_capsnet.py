@@ -25,6 +25,7 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 # isort: split
 
 import argparse
+import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Sequence
@@ -84,6 +85,7 @@ from support.figures import (
     require_runs,
     require_test_images,
     results_files,
+    shown_names,
     tiled,
     weighted_quantiles,
     with_minus_sign,
@@ -98,8 +100,7 @@ MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 FIRST, SECOND = ORANGE, SKY  # the digits of a composite; where both have ink their sum is white
 DIGIT_COLOURS = (FIRST, SECOND)
 OUTCOMES = (("both right", GREEN, ""), ("one right", YELLOW, "//"), ("none", VERMILLION, "xx"))
-N_PAIRS = experiment.N_CLASSES * (experiment.N_CLASSES - 1) // 2
-EVEN = 1 / experiment.N_CLASSES  # coupling before the first iteration
+NAME_LIMIT = 3  # characters of a class's name
 
 
 def subtitle(config: Config, data: Data, *, length: bool = True) -> str:
@@ -122,9 +123,25 @@ def in_two_colours(digits: Array) -> Array:
     return np.clip(sum(in_colour(digit, colour) for digit, colour in zip(digits, DIGIT_COLOURS, strict=True)), 0, 1)
 
 
-def add_two_names(fig: Figure, x: float, y: float, labels: Sequence[int]) -> None:
+def drawable(config: Config) -> Config:
+    """With names of the classes that figures can show."""
+    return dataclasses.replace(config, class_names=shown_names(config.class_names, NAME_LIMIT))
+
+
+def two_names(config: Config, labels: Sequence[int]) -> tuple[str, str]:
+    first, second = labels
+    return config.classes[first], config.classes[second]
+
+
+def name_size(config: Config, size: float) -> float:
+    """In points: smaller where names of classes are longer than digits."""
+    return size if max(map(len, config.classes)) == 1 else 0.8 * size
+
+
+def add_two_names(fig: Figure, x: float, y: float, config: Config, labels: Sequence[int]) -> None:
     """A centred line that names two digits."""
-    add_text(fig, x, y, "{} + {}".format(*labels), ha="center", fontsize=10.5, fontweight="bold")
+    add_text(fig, x, y, "{} + {}".format(*two_names(config, labels)), ha="center", fontsize=name_size(config, 10.5),
+             fontweight="bold")  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -174,7 +191,7 @@ def predict(run: Run, part: int = 32) -> Predictions:
 def varied(labels: Array, candidates: Array, n: int) -> Array:
     """At most n of the candidates (indices of labels (N, 2)): again and again the first one whose digits were shown
     least."""
-    shown = np.zeros(experiment.N_CLASSES)
+    shown = np.zeros(int(labels.max(initial=0)) + 1)
     left, chosen = candidates.tolist(), list[int]()
     while left and len(chosen) < n:
         k: int = min(left, key=lambda k: (shown[labels[k]].max(), shown[labels[k]].sum(), k))
@@ -209,7 +226,7 @@ class Routes(NamedTuple):
 def routes(run: Run, image: Array) -> Routes:
     config, params = run.config, run.states["capsnet"].params
     _, cache = experiment.capsnet_forward(params, image[None], config, Workspace(config.dtype))
-    J, side = experiment.N_CLASSES, config.primary_side
+    J, side = config.n_classes, config.primary_side
     c = np.stack(cache.routing.c)[..., 0].astype(float)  # (T, J, I)
     weight = np.sqrt(np.square(cache.routing.u[..., 0].astype(float)).sum(axis=0))  # (I,)
     grid = weight.reshape(side, config.primary_types, side)
@@ -244,7 +261,7 @@ def draw_example_pairs(run: Run) -> Figure:
         add_row_label(fig, left - 0.08, top + r * (cell + gap) + cell / 2, text, colour)
     for m, k in enumerate(chosen):
         x = left + m * (cell + gap)
-        add_two_names(fig, x + cell / 2, 0.76, batch.labels[k])
+        add_two_names(fig, x + cell / 2, 0.76, run.config, batch.labels[k])
         sources = batch.sources[k]
         singles = [in_colour(sources[d], DIGIT_COLOURS[d]) for d in range(2)]
         for r, image in enumerate((batch.images[k], *singles, in_two_colours(sources))):
@@ -281,7 +298,7 @@ def draw_training_curves(run: Run, seeds: dict[str, Array]) -> Figure:
 
     width = 2.75 - (0.62 if seeds else 0)
     ax = add_axes(fig, 6.05, top, width, height)
-    accuracy_axis(ax, None, 1 / N_PAIRS, f"1/{N_PAIRS}")
+    accuracy_axis(ax, None, 1 / config.n_pairs, f"1/{config.n_pairs}")
     for name, state in run.states.items():
         ax.plot(epochs, state.history["set_accuracy"], **model_line(MODELS[name], markevery=every, clip_on=False),
                 zorder=3 + (name == "capsnet"))  # fmt: skip
@@ -310,7 +327,7 @@ def draw_reconstructions(run: Run, predicted: Predictions) -> Figure:
         add_text(fig, left - 0.1, tops[2 + 2 * d] + cell + 0.06, "MSE", ha="right", fontsize=9, color=GREY)
     for m, k in enumerate(chosen):
         x = left + m * (cell + gap)
-        add_two_names(fig, x + cell / 2, 0.76, batch.labels[k])
+        add_two_names(fig, x + cell / 2, 0.76, run.config, batch.labels[k])
         add_image(fig, x, tops[0], cell, batch.images[k])
         for d, colour in enumerate(DIGIT_COLOURS):
             truth, picture = batch.sources[k, d], pictures[m, d]
@@ -324,7 +341,7 @@ def draw_reconstructions(run: Run, predicted: Predictions) -> Figure:
 
 
 def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
-    batch, J = predicted.batch, experiment.N_CLASSES
+    batch, config, J = predicted.batch, run.config, run.config.n_classes
     right = varied(batch.labels, np.flatnonzero(predicted.hits == 2), 8)
     wrong = varied(batch.labels, np.flatnonzero(predicted.hits < 2), 8)
     n_wrong = min(len(wrong), max(3, 6 - len(right)))
@@ -336,23 +353,25 @@ def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
         x, y = left + m % 3 * pitch, top + m // 3 * row
         labels, answers = batch.labels[k], predicted.answers[k]
         add_image(fig, x, y - 0.16, side, batch.images[k])
-        true, said = (f"{min(two)} + {max(two)}" for two in (labels, answers))
+        true, said = ("{} + {}".format(*two_names(config, sorted(two))) for two in (labels, answers))
         good = predicted.hits[k] == 2
-        add_text(fig, x + side + 0.1, y - 0.12, f"true: {true}", fontsize=9.5)
+        add_text(fig, x + side + 0.1, y - 0.12, f"true: {true}", fontsize=name_size(config, 9.5))
         text, colour = marked_answer(good, said)
-        add_text(fig, x + side + 0.1, y + 0.12, text, fontsize=11, fontweight="bold", color=colour)
+        add_text(fig, x + side + 0.1, y + 0.12, text, fontsize=name_size(config, 11), fontweight="bold", color=colour)
         ax = add_axes(fig, x, y + side - 0.02, width, height)
         colours = [BLUE if j in answers else lightened(BLUE, 0.35) for j in range(J)]
         ax.bar(range(J), predicted.lengths[k], color=colours, width=0.66, zorder=2)
         ax.set(xlim=(-0.7, J - 0.3), ylim=(0, 1.0))
         ax.set_yticks([0, 0.5, 1], ["0", ".5", "1"] if m % 3 == 0 else [""] * 3)
-        ax.set_xticks(range(J))
+        ax.set_xticks(range(J), [name if J <= 10 or j in labels else "" for j, name in enumerate(config.classes)])
         ax.tick_params(axis="x", length=0)
         ax.grid(False, axis="x")
         for j in labels:
             ax.add_patch(Rectangle((j - 0.46, 0), 0.92, 1.0, fill=False, edgecolor=VERMILLION, linewidth=1.8, zorder=3,
                                    clip_on=False))  # fmt: skip
             ax.get_xticklabels()[j].set(color=VERMILLION, fontweight="bold")
+            if config.class_names:
+                ax.get_xticklabels()[j].set_fontsize(name_size(config, 9))
         if m % 3 == 0:
             ax.set_ylabel("length", labelpad=2)
     draw_outcomes(run, fig, left + 3 * pitch + 0.42, top - 0.16, top + 2 * row - 0.55)
@@ -397,8 +416,8 @@ def draw_outcomes(run: Run, fig: Figure, x: float, top: float, bottom: float) ->
     add_legend(fig, x - 0.02, top + 0.26, handles, labelspacing=0.25, handletextpad=0.6)
 
 
-def pair_text(letter: str, pair: Sequence[int]) -> str:
-    return f"{letter}:({pair[0]},{pair[1]})"
+def pair_text(config: Config, letter: str, pair: Sequence[int]) -> str:
+    return "{}:({},{})".format(letter, *two_names(config, pair))
 
 
 class Column(NamedTuple):
@@ -426,7 +445,7 @@ def draw_overlay(run: Run, predicted: Predictions) -> Figure:
               for k, j in zip(ghosts, absent(predicted, ghosts), strict=True)]),
         ],
     ]  # fmt: skip
-    left, cell, gap, top = 0.7, 0.72, 0.1, 0.74
+    left, cell, gap, top, size = 0.7, 0.72, 0.1, 0.74, name_size(run.config, 9)
     banks = [bank for bank in banks if any(columns for _, _, columns in bank)]
     bank_height = 0.24 + 0.5 + 3 * (cell + 0.06) + 0.16
     fig = new_figure(top + len(banks) * bank_height - 0.04, "Two reconstructions laid over each other",
@@ -449,10 +468,10 @@ def draw_overlay(run: Run, predicted: Predictions) -> Figure:
             for column, drawn in zip(columns, pictures, strict=True):
                 k = column.composite
                 middle = x + cell / 2
-                add_text(fig, middle, y + 0.3, pair_text("L", batch.labels[k]), ha="center", fontsize=9)
+                add_text(fig, middle, y + 0.3, pair_text(run.config, "L", batch.labels[k]), ha="center", fontsize=size)
                 is_wrong = column.letter == "P"
-                add_text(fig, middle, y + 0.5, pair_text(column.letter, column.pair), ha="center", fontsize=9,
-                         fontweight="bold" if column.letter != "R" else "normal",
+                add_text(fig, middle, y + 0.5, pair_text(run.config, column.letter, column.pair), ha="center",
+                         fontsize=size, fontweight="bold" if column.letter != "R" else "normal",
                          color=darkened(WRONG) if is_wrong else BLACK)  # fmt: skip
                 for row, image in zip(
                     rows, (batch.images[k], in_two_colours(drawn), in_two_colours(batch.sources[k])), strict=True
@@ -482,7 +501,15 @@ def draw_capsule_dimensions(run: Run, predicted: Predictions) -> Figure:
         pictures = draw_capsules(run, v, np.full((len(v), 1), j))[:, 0]
         sheet = tiled(pictures.reshape(D, len(SWEEP), side, side), n_greys=32)
         x = left + d * (width + gap)
-        add_text(fig, x + 0.02, 0.92, f"capsule of the {j}", color=darkened(colour), fontweight="bold", fontsize=10.5)
+        add_text(
+            fig,
+            x + 0.02,
+            0.92,
+            f"capsule of the {run.config.classes[j]}",
+            color=darkened(colour),
+            fontweight="bold",
+            fontsize=10.5,
+        )
         ax = add_sheet(fig, x, top, width, height, sheet)
         middle = len(SWEEP) // 2
         mark_column(ax, middle * tile, tile, D * tile, colour, 2.2)
@@ -508,9 +535,12 @@ def draw_couplings(run: Run, predicted: Predictions) -> Figure:
     shown = evenly_spaced_indices(n_iters, 3)
     a, b = (int(j) for j in batch.labels[k])
     other = int(absent(predicted, np.array([k]))[0])
-    rows = ((a, f"{a}", FIRST), (b, f"{b}", SECOND), (other, f"{other}, not there", BLACK))
+    names, even = config.classes, 1 / config.n_classes  # coupling before the first iteration
+    rows = ((a, names[a], FIRST), (b, names[b], SECOND), (other, f"{names[other]}, not there", BLACK))
     top, cell, gap, left, maps_left = 1.3, 1.28, 0.1, 0.12, 2.44
-    fig = new_figure(top + 3 * (cell + gap) + 0.62, f"Routing of one composite, {a} + {b}", subtitle(config, run.data))
+    fig = new_figure(
+        top + 3 * (cell + gap) + 0.62, f"Routing of one composite, {names[a]} + {names[b]}", subtitle(config, run.data)
+    )
     picture_side = 1.44
     add_text(fig, left, top - 0.24, "the network sees", fontsize=9.5)
     ax = add_image(fig, left, top, picture_side, batch.images[k]).axes
@@ -524,8 +554,8 @@ def draw_couplings(run: Run, predicted: Predictions) -> Figure:
     types = f"mean of {config.primary_types} types" if config.primary_types > 1 else "one type"
     heading = f"coupling of the primary capsules ({types}, weighed by length) with each digit capsule"
     add_text(fig, maps_left - 0.8, 0.7, heading, fontweight="bold")
-    deviation = np.abs(routed.c[:, [a, b, other]] - EVEN)
-    limit = max(0.01, min(EVEN, float(np.ceil(100 * np.percentile(deviation[-1], 98)) / 100)))
+    deviation = np.abs(routed.c[:, [a, b, other]] - even)
+    limit = max(0.01, min(even, float(np.ceil(100 * np.percentile(deviation[-1], 98)) / 100)))
     drawn: Any = None
     x_pixel = (np.arange(config.image_size) - middle) / 2  # in columns of capsules
     for r, (j, text, colour) in enumerate(rows):
@@ -534,7 +564,7 @@ def draw_couplings(run: Run, predicted: Predictions) -> Figure:
                  linespacing=1.2, color=darkened(colour), fontweight="bold", fontsize=14 if r < 2 else 9.5)  # fmt: skip
         for m, t in enumerate(shown):
             ax = add_axes(fig, maps_left + m * (cell + gap), y, cell, cell)
-            drawn = ax.imshow(routed.c[t, j], cmap="RdBu_r", vmin=EVEN - limit, vmax=EVEN + limit)
+            drawn = ax.imshow(routed.c[t, j], cmap="RdBu_r", vmin=even - limit, vmax=even + limit)
             for d in range(2):
                 if r in (d, 2):
                     ax.contour(x_pixel, x_pixel, batch.sources[k, d], [0.5], colors=BLACK, linewidths=1.0)
@@ -544,13 +574,14 @@ def draw_couplings(run: Run, predicted: Predictions) -> Figure:
                 add_text(fig, maps_left + m * (cell + gap) + cell / 2, top - 0.24, f"iteration {t + 1}", ha="center")
     foot = top + 3 * (cell + gap) + 0.06
     bar = add_colourbar(fig, drawn, maps_left, foot, 2.1, extend="both")
-    bar.set_xticks([EVEN - limit, EVEN, EVEN + limit])
-    add_text(fig, maps_left + 2.25, foot - 0.03, f"coupling c; white: even, {EVEN:g}", fontsize=9.5)
+    ticks = [even - limit, even, even + limit]
+    bar.set_xticks(ticks, [f"{tick:.3f}" for tick in ticks] if config.class_names else None)
+    add_text(fig, maps_left + 2.25, foot - 0.03, f"coupling c; white: even, {even:.3g}", fontsize=9.5)
 
     x, width, height = maps_left + 3 * (cell + gap) + 0.58, 1.42, 1.42
     iterations = np.arange(1, n_iters + 1)
     ax = add_axes(fig, x, top, width, height)
-    for j in range(experiment.N_CLASSES):
+    for j in range(config.n_classes):
         style: dict[str, Any] = {"color": "#b0b0b0", "linewidth": 1.2, "marker": ".", "zorder": 2}
         for d, digit in enumerate((a, b)):
             if j == digit:
@@ -561,7 +592,7 @@ def draw_couplings(run: Run, predicted: Predictions) -> Figure:
     ends = routed.lengths[-1, [a, b, other]]
     for j, colour, height_of_name in zip((a, b, other), (FIRST, SECOND, BLACK), moved_apart(ends, 0.11), strict=True):
         ax.annotate(
-            str(j), (1, height_of_name), xycoords=("axes fraction", "data"), xytext=(5, 0), va="center",
+            names[j], (1, height_of_name), xycoords=("axes fraction", "data"), xytext=(5, 0), va="center",
             textcoords="offset points", color=darkened(colour), fontweight="bold", annotation_clip=False,
         )  # fmt: skip
     ax.set_title("lengths of digit capsules", loc="left", x=-0.2)
@@ -575,7 +606,7 @@ def draw_couplings(run: Run, predicted: Predictions) -> Figure:
     ax.errorbar(iterations, mean, [mean - np.minimum(low, mean), np.maximum(high, mean) - mean],
                 color=lightened(BLUE, 0.5), linewidth=0, elinewidth=1.4, capsize=3, zorder=2.5)  # fmt: skip
     ax.plot(iterations, mean, color=BLUE, marker="o", zorder=3, clip_on=False)
-    most = np.log2(experiment.N_CLASSES)
+    most = np.log2(config.n_classes)
     add_reference_line(ax, most)
     ax.annotate("even", (1, most), xycoords=("axes fraction", "data"), xytext=(-2, 3), textcoords="offset points",
                 ha="right", fontsize=9)  # fmt: skip
@@ -651,7 +682,8 @@ def main(argv: list[str] | None = None) -> int:
         require_writable(folder / "overlay.png")
         given = experiment.with_preset(args.given)
         config, states = load_finished(experiment, args.checkpoint, asked, given, required=("capsnet",))
-        data = experiment.make_data(config)
+        data = experiment.make_data(config, config.classes if states else ())
+        config = experiment.resolved(config, data)
         require_test_images(len(data.test.labels), MIN_TEST)
         results = results_files(args.results, DEFAULT_RESULTS)
         seeds = read_seeds(results, config, data.name, ("set_accuracy",))
@@ -660,7 +692,7 @@ def main(argv: list[str] | None = None) -> int:
         result = experiment.make_result(config, data.name, states, args.threads)
         print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         with blas_threads(1):
-            write_figures(folder, drawers(Run(config, data, states), seeds))
+            write_figures(folder, drawers(Run(drawable(config), data, states), seeds))
         if results and not seeds:
             print_result(f"no point beside the curves: {results[0]} holds no run with these flags")
 

@@ -154,7 +154,7 @@ def pick_views(config: Config, data: Data, azimuths: Array, elevations: Array) -
     )
     if config.dataset == "voxels":
         rng = generator(config.seed, Stream.EVALUATION, VIEWS_KEY)
-        return Split(experiment.render_voxels(labels, azimuths, elevations, rng), labels, azimuths, elevations)
+        return experiment.voxel_split(config, labels, azimuths, elevations, rng)
     split = testing_split(data)
     turn = np.abs((split.azimuths - azimuths[:, None] + 180) % 360 - 180)  # (views, N)
     distance = turn + np.abs(split.elevations - elevations[:, None]) + np.where(split.labels == labels[:, None], 0, 1e9)
@@ -209,7 +209,7 @@ def accuracy_by_angle(run: Run, angle: str) -> tuple[Array, dict[str, Array]]:
             low, high = max(-90, 5 * np.floor(min(bounds) / 5) - 10), min(90, 5 * np.ceil(max(bounds) / 5) + 10)
             azimuths, elevations = experiment.evenly_spaced(config.train_azimuths, 8), np.arange(low, high + 1, 5)
             rng = generator(config.seed, Stream.EVALUATION, ELEVATION_KEY)
-        split = experiment.voxel_views(azimuths, elevations, NOISE_DRAWS, rng)
+        split = experiment.voxel_views(config, azimuths, elevations, NOISE_DRAWS, rng)
     else:
         split = testing_split(run.data)
     angles, where = np.unique(getattr(split, f"{angle}s"), return_inverse=True)

@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -104,9 +105,10 @@ MODEL_STYLES: dict[str, dict[str, ModelStyle]] = {
 DATASET_NAMES = {  # by the "dataset" of a result
     "mnist": "MNIST",
     "strokes": "generated strokes, not MNIST",
-    "custom": "digits of --data-dir",
+    "custom": "files of --data-dir",
     "voxels": "voxel objects",
     "smallnorb": "smallNORB",
+    "images": "own images",
 }
 
 
@@ -313,10 +315,22 @@ def add_image(fig: Figure, x: float, y: float, side: float, image: Array, colour
     return ax.imshow(np.clip(image, 0, 1), cmap="gray", vmin=0, vmax=1, interpolation=interpolation)
 
 
+def shown_names(names: Sequence[str], limit: int = 12) -> tuple[str, ...]:
+    """Classes' names as they may stand in a figure: at most ``limit`` characters, without the signs of mathematical
+    text, and a number instead of a name for which the font has no characters."""
+    font = get_font(findfont("DejaVu Sans"))
+    shown = []
+    for k, name in enumerate(names, 1):
+        short = name if len(name) <= limit else f"{name[: limit - 1]}…" if limit > 4 else name[:limit]
+        is_known = all(map(font.get_char_index, map(ord, short)))
+        shown.append(short.replace("$", r"\$") if is_known else f"class {k}"[-limit:].strip())
+    return tuple(shown)
+
+
 def grey_levels(image: Array) -> Array:
     """A network's input (H, W, C) as grey levels (H, W) in [0, 1]: the first channel, stretched where it is a
-    normalised one."""
-    channel = image[..., 0]
+    normalised one. Of three channels, which are colours, their mean."""
+    channel = image.mean(axis=-1) if image.shape[-1] == 3 else image[..., 0]
     if channel.min() >= 0 and channel.max() <= 1:
         return channel
     low, high = np.percentile(channel, [0.5, 90])  # the background is the larger part, and bright

@@ -142,13 +142,18 @@ def same_file(a: Path, b: Path) -> bool:
     return False
 
 
-def data_files(*folders: Path) -> list[Path]:
-    """The files in folders of data, and in the folders in these; those that the scripts write are none."""
+def data_files(*folders: Path, pictures: bool = False) -> list[Path]:
+    """The files in folders of data, and in the folders in these; those that the scripts write are none, unless they are
+    ``pictures`` in a folder of a class. A file instead of a folder stands for itself."""
     found = []
     for folder in folders:
         with contextlib.suppress(OSError, ValueError):
-            for path in (*folder.iterdir(), *folder.glob("*/*")):
-                if path.suffix.lower() not in WRITTEN and path.is_file():
+            if folder.is_file():
+                found.append(folder)
+                continue
+            for path in (*folder.iterdir(), *folder.glob("*/*"), *(folder.glob("*/*/*") if pictures else ())):
+                is_picture = pictures and path.parent != folder and path.suffix.lower() in (".png", ".gif")
+                if (is_picture or path.suffix.lower() not in WRITTEN) and path.is_file():
                     found.append(path)
     return found
 

@@ -44,7 +44,6 @@ def result_document(
         "models": models,
         "history": {name: state.history for name, state in states.items()},
         "environment": environment(n_threads),
-        "code": code_fingerprint(ROOT / f"{experiment}.py"),
     }
 
 
@@ -108,8 +107,8 @@ def report_result(path: Path | None, result: dict[str, Any], text: str, files: F
     """Write the result, then print its table; the table is printed too where the file cannot be written. Raises
     UserError where the training could not save its last checkpoint."""
     try:
-        if path is not None:
-            save_result(path, result)
+        if path is not None:  # the fingerprint alone takes a quarter of a second
+            save_result(path, result | {"code": code_fingerprint(ROOT / f"{result['experiment']}.py")})
     finally:
         print_result(text)
     files.require_saved()

@@ -325,7 +325,9 @@ def check_overwriting(parser: Parser, args: argparse.Namespace) -> None:
         given = getattr(args, name, None) or []
         inputs += [(f"a file of --{name}", path) for path in (given if isinstance(given, list) else [given])]
     folders = (getattr(args, "data_dir", None) or parser.data_dir, getattr(args, "smallnorb_dir", None))
-    inputs += [("a file of data", path) for path in data_files(*(Path(f).expanduser() for f in folders if f))]
+    pictures = getattr(args, "dataset", None) == "images"
+    data = data_files(*(Path(f).expanduser() for f in folders if f), pictures=pictures)
+    inputs += [("a file of data", path) for path in data]
     if fault := overwriting(outputs, inputs):
         parser.error(fault)
 

@@ -509,6 +509,12 @@ def test_grid_and_zip(drawn: str, capsys: pytest.CaptureFixture[str]) -> None:
     table = capsys.readouterr().out
     assert re.search(r"\| 0:90 +\| +0.2 \| +b \| +2 \| +0\.\d{3} ± 0\.\d{3} \|", table)
     assert Path("viz/fake/seeds_gap_shift_kind.png").exists()
+    metric, settings = document["headline"], document["settings"]
+    for model, best in document["best"].items():
+        means = {name: np.mean([run["models"][model][metric] for run in s["runs"]]) for name, s in settings.items()}
+        assert means[best] == max(means.values())
+        assert f"Best for {model}: {best}\n" in table
+    assert set(document["best"]) == set(settings[best]["models"])
 
 
 def test_setting_without_a_result_is_left_out(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -520,12 +526,19 @@ def test_setting_without_a_result_is_left_out(fake: str, capsys: pytest.CaptureF
 def test_curve_of_one_ordered_axis(drawn: str) -> None:
     assert main([drawn, "--seeds", "0:2", "--grid", "shift=0.1,0.2,0.3", "--figure", "f.png", "--out", "o.json"]) == 0
     assert Path("f.png").read_bytes().startswith(b"\x89PNG")
-    assert len(load("o.json")["settings"]) == 3
+    document = load("o.json")
+    means = {
+        name: entry["models"]["capsules"][document["headline"]]["mean"] for name, entry in document["settings"].items()
+    }
+    assert len(means) == len(set(means.values())) == 3
+    assert document["best"]["capsules"] == max(means, key=lambda name: means[name])
 
 
 def test_sweep_of_one_value(drawn: str) -> None:
     assert main([drawn, "--seeds", "0:2", "--grid", "shift=0.1"]) == 0
-    assert list(load("results/fake/shift.json")["settings"]) == ["shift=0.1"]
+    document = load("results/fake/shift.json")
+    assert list(document["settings"]) == ["shift=0.1"]
+    assert "best" not in document
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -505,8 +505,17 @@ def test_the_range_of_a_pixel() -> None:
     for dataset in ("auto", "mnist", "strokes", "voxels"):
         assert m.Config(dataset=dataset).pixel_range == (0, 1)
     assert m.Config(dataset="voxels", pixel_offset=0.25).pixel_range == (-0.25, 0.75)
-    for offset in (0.0, 0.25):
-        assert m.Config(dataset="smallnorb", pixel_offset=offset).pixel_range == (-np.inf, np.inf)
+    assert m.Config(dataset="smallnorb").pixel_range == (0, 1)
+    for dataset in ("voxels", "smallnorb"):
+        assert m.Config(dataset=dataset, standardize="image").pixel_range == (-np.inf, np.inf)
+
+
+def test_standardized_views_of_both_scripts_are_the_same() -> None:
+    config = from_flags("--dataset", "voxels", *FEW_VIEWS, "--standardize", "image")
+    expected = views.make_data(config)
+    for examples, split in zip(sets(m.make_data(config)), expected, strict=True):
+        np.testing.assert_array_equal(examples.images, split.images)
+        np.testing.assert_allclose(m.prepared(examples.images, config).std(axis=(1, 2, 3)), 1, rtol=1e-4)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -775,7 +784,7 @@ def test_flags_that_do_not_fit_together(
 VIEW_FLAGS = {
     "--train-azimuths": "0:100", "--test-azimuths": "200:300", "--train-elevations": "0:10",
     "--test-elevations": "20:30", "--n-train-views": "6", "--n-test-views": "6", "--n-elev": "3",
-    "--n-per-combo": "5",
+    "--n-test-elev": "3", "--n-per-combo": "5", "--standardize": "none",
 }  # fmt: skip
 
 

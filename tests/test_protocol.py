@@ -118,6 +118,43 @@ def test_accuracies_and_drop_of_views(
 
 
 @pytest.mark.parametrize("script", [views, conv], ids=lambda script: script.__name__)
+@pytest.mark.parametrize(
+    ("wrong", "hard"), [((0, 2, 3), 1.0), ((1, 4), 0.0), ((1,), 0.5), ((4,), 0.5), ((), 1.0)], ids=str
+)
+def test_hard_accuracy_is_that_of_the_classes_that_look_new_from_behind(
+    script: Any, wrong: tuple[int, ...], hard: float, monkeypatch: Patch
+) -> None:
+    """Cross, T and frame are the same after half a turn; on held-out views the classes ``wrong`` are named the next."""
+    config = script.Config(**FEW_VIEWS)
+    data = views.make_data(config)
+    answers = known_answers(data, lambda name, azimuths: np.array(name != "held_out"))
+    for image, label in zip(data.held_out.images, data.held_out.labels, strict=True):
+        answers[image.tobytes()] = int((label + 1) % 5 if label in wrong else label)
+    model = views_model(script, "cnn", lambda x: [answers[np.float32(image).tobytes()] for image in x])
+    monkeypatch.setattr(script, "make_models", lambda config: {"cnn": model})
+    result = script.run(config, names=("cnn",))
+    assert result["models"]["cnn"]["hard_accuracy"] == hard
+    counts = np.diag(np.bincount(data.held_out.labels)).astype(int)
+    for k in wrong:
+        counts[k] = np.roll(counts[k], 1)  # rows are the true classes
+    assert result["confusion"] == {"cnn": counts.tolist()}
+    assert result["models"]["cnn"]["held_out_accuracy"] == pytest.approx(np.trace(counts) / counts.sum())
+
+    elevations = {"train_elevations": (10.0, 35.0), "test_elevations": (40.0, 70.0), "test_azimuths": (0.0, 150.0)}
+    model = views_model(script, "cnn", lambda x: np.zeros(len(x), int))
+    other = script.run(dataclasses.replace(config, **elevations), names=("cnn",))
+    assert "hard_accuracy" not in other["models"]["cnn"]
+
+
+def test_three_classes_look_the_same_from_behind() -> None:
+    """So that a network which learned nothing of viewpoints has 0.6 on held-out azimuths."""
+    labels, zero = np.arange(5), np.zeros(5)
+    front, behind = (views.render_voxels(labels, zero + azimuth, zero, None) for azimuth in (30.0, 210.0))
+    same = [views.VOXEL_CLASSES[k] for k in labels if np.abs(front[k] - behind[k]).max() < 1e-6]
+    assert same == [name for name in views.VOXEL_CLASSES if name not in views.HARD_CLASSES]
+
+
+@pytest.mark.parametrize("script", [views, conv], ids=lambda script: script.__name__)
 def test_every_image_counts_once_in_an_accuracy(script: Any) -> None:
     """Right on the last image alone, and on all but the last: the sets end in a batch that is not full."""
     n = views.EVALUATION_BATCH + 1
@@ -238,6 +275,26 @@ def test_matrix_capsules_are_tested_on_test_digits(brightness: int, accuracy: fl
     assert numbers_of(conv.format_table(result).splitlines()[1])[0] == accuracy
     data = conv.make_data(conv.Config(dataset="mnist"))
     assert (len(data.train.labels), len(data.test.labels), data.held_out) == (60, 40, None)
+
+
+def test_settings_are_chosen_on_training_digits_that_are_not_trained_on() -> None:
+    all_digits = marked_digits()
+    digits = multi.hold_out(all_digits, 20)
+    assert digits.train_images.max() == digits.test_images.max() == TRAIN
+    np.testing.assert_array_equal(np.concatenate([digits.train_images, digits.test_images]), all_digits.train_images)
+    np.testing.assert_array_equal(np.concatenate([digits.train_labels, digits.test_labels]), all_digits.train_labels)
+    assert len(digits.test_labels) == len(digits.test_images) == 20
+    assert multi.hold_out(all_digits, None) is all_digits
+    with pytest.raises(UserError, match="--n-val 60 leaves none of the 60 training digits"):
+        multi.hold_out(all_digits, 60)
+
+
+@pytest.mark.usefixtures("marked")
+@pytest.mark.parametrize("experiment", [multi, conv])
+def test_both_experiments_hold_out(experiment: Any) -> None:
+    config = experiment.Config(dataset="mnist", n_val=20)
+    data = experiment.make_data(config)
+    assert data.test[0].max() <= TRAIN / 255 + 1e-6
 
 
 @pytest.mark.usefixtures("marked")
@@ -391,7 +448,7 @@ def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: P
     images[:, 0, 0, 0] = 0.5 + distance
     images[6:, 0, 0, 1] = 1
     labels = (distance > 0).astype(np.intp)
-    data = conv.Data("voxels", *(conv.Examples(images, y) for y in (labels, labels, 1 - labels)))
+    data = conv.Data("voxels", same := conv.Examples(images, labels), same, conv.Examples(images, 1 - labels))
     config = conv.Config(
         dataset="voxels", loss="cross-entropy", attack=("fgsm", "iterated"), epsilons=(0.03, 0.07, 0.2, 0.4)
     )

@@ -231,12 +231,22 @@ def test_pictures_of_odd_sizes(size: tuple[int, int], dataset: str, tmp_path: Pa
 
 def test_a_wide_picture_is_a_stereo_pair_of_smallnorb(tmp_path: Path) -> None:
     pairs = np.random.default_rng(0).integers(0, 256, (1, 2, 96, 96), dtype=np.uint8)
-    config = s.Config(dataset="smallnorb")
+    config = s.Config(dataset="smallnorb", standardize="image")
     image = s.read_picture(save(tmp_path, "pair.png", np.concatenate(list(pairs[0]), axis=1)), config)
     np.testing.assert_array_equal(image, s.shrink(pairs))  # the same normalisation as the data set's
     one_eye = s.read_picture(save(tmp_path, "eye.png", pairs[0, 0]), config)
     np.testing.assert_array_equal(one_eye[..., 0], one_eye[..., 1])
     np.testing.assert_array_equal(one_eye[..., 0], image[..., 0])
+    raw = s.read_picture(tmp_path / "pair.png", s.Config(dataset="smallnorb"))
+    np.testing.assert_array_equal(raw, s.shrink(pairs, "none"))
+
+
+def test_a_picture_is_standardized_as_the_images_of_the_training_are(tmp_path: Path) -> None:
+    image = s.render_voxels(np.array([1]), np.array([60.0]), np.array([30.0]), None)
+    path = save(tmp_path, "p.png", np.rint(255 * image[0, :, :, 0]).astype(np.uint8))
+    read = s.read_picture(path, s.Config(standardize="image"))
+    np.testing.assert_array_equal(read, s.standardized(s.read_picture(path, s.Config())))
+    np.testing.assert_allclose(read, s.standardized(image), atol=0.01)
 
 
 def test_predict_names_the_class_that_each_network_scores_highest(

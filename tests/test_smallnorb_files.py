@@ -3,6 +3,7 @@ sample of the real one."""
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import io
 import itertools
@@ -144,6 +145,7 @@ def test_familiar_and_held_out_views_show_other_objects(folder: Path) -> None:
         test_azimuths=(180, 350),
         train_elevations=(30, 70),
         test_elevations=(30, 70),
+        standardize="image",
     )
     data = s.load_smallnorb(config)
     training, testing = (s.read_smallnorb(folder, subset) for subset in ("training", "testing"))
@@ -151,6 +153,11 @@ def test_familiar_and_held_out_views_show_other_objects(folder: Path) -> None:
     assert rows["train"] <= {x.tobytes() for x in training.images}
     assert rows["familiar"] | rows["held_out"] == {x.tobytes() for x in testing.images}
     assert not rows["train"] & (rows["familiar"] | rows["held_out"])
+    raw = s.load_smallnorb(dataclasses.replace(config, standardize="none"))
+    for split, standard in zip(raw, data, strict=True):
+        assert split.images.min() >= 0
+        assert split.images.max() <= 1
+        np.testing.assert_allclose(s.standardized(split.images), standard.images, atol=1e-3)
 
 
 def test_an_empty_range_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

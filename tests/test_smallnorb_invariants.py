@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import smallnorb_novel_viewpoint as s
+from helpers import usage_error
 
 Array = np.ndarray
 TINY = s.Config(n_epochs=2, batch_size=4, n_train_views=2, n_test_views=2, n_elev=1, n_per_combo=1)
@@ -178,6 +179,51 @@ def test_elevations_can_be_held_out() -> None:
     assert data.train.elevations.max() == 35
     assert set(data.held_out.elevations) == {40, 55, 70}
     assert set(data.train.azimuths) == set(data.held_out.azimuths)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Standardised images
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_each_channel_of_each_image_is_standardized() -> None:
+    rng = np.random.default_rng(0)
+    images = rng.random((4, 32, 32, 2)).astype(np.float32) * rng.uniform(0.1, 1, (4, 1, 1, 2)).astype(np.float32)
+    before, out = images.copy(), s.standardized(images)
+    np.testing.assert_array_equal(images, before)
+    np.testing.assert_allclose(out.mean(axis=(1, 2)), 0, atol=1e-5)
+    np.testing.assert_allclose(out.std(axis=(1, 2)), 1, atol=1e-4)
+    np.testing.assert_array_equal(s.standardized(images[2:3]), out[2:3])  # no other image matters
+    np.testing.assert_array_equal(s.standardized(images[..., 1:]), out[..., 1:])  # and no other channel
+    assert not s.standardized(np.full((1, 32, 32, 1), 0.5, np.float32)).any()  # an even image has no variance
+
+
+@pytest.mark.parametrize("ranges", [[], ["--train-elevations", "10:30", "--test-elevations", "40:70"]])
+def test_held_out_views_may_have_more_elevations(ranges: list[str]) -> None:
+    parser = s.make_parser()
+    config = s.config_from_args(parser, parser.parse_args([*ranges, "--n-elev", "2", "--n-test-elev", "4"]))
+    data = s.make_data(config)
+    low, high = config.test_elevations
+    assert sorted(set(data.train.elevations)) == sorted(set(data.familiar.elevations)) == [*config.train_elevations]
+    np.testing.assert_allclose(sorted(set(data.held_out.elevations)), np.linspace(low, high, 4))
+
+
+def test_standardized_voxels_are_those_of_the_raw_images() -> None:
+    raw = s.make_data(s.Config())
+    for split, other in zip(s.make_data(s.Config(standardize="image")), raw, strict=True):
+        np.testing.assert_array_equal(split.images, s.standardized(other.images))
+        np.testing.assert_array_equal(split.labels, other.labels)
+
+
+@pytest.mark.parametrize("flags", [["--standardize", "image"], ["--dataset", "smallnorb", "--data-dir", "."]])
+def test_standardized_images_have_no_offset(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    line = usage_error(s, [*flags, "--pixel-offset", "0.5"], capsys)
+    assert "argument --pixel-offset: needs --standardize none" in line
+    parser = s.make_parser()
+    args = parser.parse_args([*flags, "--standardize", "none", "--pixel-offset", "0.5"])
+    assert s.config_from_args(parser, args).standardize == "none"
+    assert s.config_from_args(parser, parser.parse_args(flags)).standardize == "image"
+    assert s.config_from_args(parser, parser.parse_args([])).standardize == "none"
 
 
 # ----------------------------------------------------------------------------------------------------------------------

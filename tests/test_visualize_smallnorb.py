@@ -112,7 +112,7 @@ def test_accuracy_by_angle_is_the_accuracy_there(run: figures.Run) -> None:
     assert list(accuracy) == list(run.models)
     elevations = experiment.evenly_spaced(run.config.train_elevations, 5)
     rng = generator(run.config.seed, Stream.EVALUATION, figures.AZIMUTH_KEY)
-    split = experiment.voxel_views(angles, elevations, 1, rng)
+    split = experiment.voxel_views(run.config, angles, elevations, 1, rng)
     there = split.azimuths == 250
     part = experiment.Split(*(array[there] for array in split))
     for name, model in run.models.items():

@@ -1,0 +1,117 @@
+"""The papers' claims that are tested here, which runs test each, and their verdicts.
+
+``python report.py --claims`` writes results/claims.json from this list; ``python report.py --check`` computes it again.
+
+A claim is tested under one or more conditions, all listed here before the verdict is known. A condition compares two
+models, or two settings, over the same seeds. *holds*: the interval of the difference lies beyond 0 in the direction of
+the paper; *reversed*: beyond 0 in the other direction; *undecided*: it contains 0. A claim with different words under
+its conditions *depends*. The intervals are those of Student's t for paired differences, adjusted for the number of
+comparisons in the list [Holm 1979]: together they are all true in at least 95 % of repetitions.
+
+[Holm 1979] S. Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Statist. 6, 65-70.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Json = dict[str, Any]
+ALPHA = 0.05
+
+
+class Runs(NamedTuple):
+    """A model's runs in a file that compare_seeds.py wrote."""
+
+    file: str  # below results/
+    model: str
+    setting: str | None = None  # None where the file has one
+
+
+class Condition(NamedTuple):
+    name: str
+    first: Runs  # what the paper's claim is in favour of
+    second: Runs
+    metric: str  # a fraction; more is better
+
+
+class Claim(NamedTuple):
+    text: str
+    paper: str  # what the paper measured
+    page: str
+    conditions: tuple[Condition, ...]
+
+
+CLAIMS: tuple[Claim, ...] = ()
+
+
+def paired_values(document: Json, runs: Runs, metric: str) -> dict[int, float]:
+    """The metric by seed. Raises KeyError where the file has no such setting, model or metric."""
+    setting = runs.setting or next(iter(document["settings"]))
+    return {run["seed"]: run["models"][runs.model][metric] for run in document["settings"][setting]["runs"]}
+
+
+def holm_levels(p: Sequence[float], alpha: float = ALPHA) -> list[float]:
+    """The level at which each p value is tested: alpha / n for the least, alpha / (n - 1) for the next, and so on up to
+    the first that is above its level; all others are tested at that level, and above it too."""
+    levels, level, stopped = [0.0] * len(p), 0.0, False
+    for rank, k in enumerate(np.argsort(p, kind="stable")):
+        if not stopped:
+            level = alpha / (len(p) - rank)
+            stopped = p[k] > level
+        levels[k] = level
+    return levels
+
+
+def paired_differences(condition: Condition, read: Callable[[str], Json]) -> tuple[np.ndarray, np.ndarray]:
+    """Values of both sides by seed. Raises KeyError where a file has not what is wanted of it."""
+    first, second = (paired_values(read(runs.file), runs, condition.metric) for runs in condition[1:3])
+    if set(first) != set(second):
+        raise KeyError(f"{condition.name}: {condition.first.file} and {condition.second.file} have other seeds")
+    return np.array([first[seed] for seed in sorted(first)]), np.array([second[seed] for seed in sorted(first)])
+
+
+def p_value(differences: np.ndarray) -> float:
+    """Two-sided, of Student's t test that the mean is 0; 1 where there is no spread to judge by."""
+    from scipy import stats
+
+    n, sd = len(differences), differences.std(ddof=1)
+    return float(2 * stats.t.sf(abs(differences.mean()) * math.sqrt(n) / sd, n - 1)) if sd else 1.0
+
+
+def half_width(differences: np.ndarray, level: float) -> float:
+    """Of the interval of the mean at that level."""
+    from scipy import stats
+
+    n = len(differences)
+    return float(stats.t.isf(level / 2, n - 1) * differences.std(ddof=1) / math.sqrt(n))
+
+
+def make_claims(claims: Sequence[Claim], read: Callable[[str], Json]) -> Json:
+    """results/claims.json. ``read`` gives the document of a file below results/. Raises KeyError."""
+    pairs = {c: paired_differences(c, read) for claim in claims for c in claim.conditions}
+    p = {c: p_value(first - second) for c, (first, second) in pairs.items() if len(first) > 1}
+    levels = dict(zip(p, holm_levels(list(p.values())), strict=True))
+    entries = []
+    for claim in claims:
+        conditions: list[Json] = []
+        for c in claim.conditions:
+            first, second = pairs[c]
+            mean, low, high, verdict = float((first - second).mean()), None, None, "one seed"
+            if c in levels:
+                half = half_width(first - second, levels[c])
+                low, high = mean - half, mean + half
+                verdict = "undecided" if p[c] > levels[c] else "holds" if mean > 0 else "reversed"
+            conditions.append({
+                "condition": c.name, "metric": c.metric, "n": len(first), "first": float(first.mean()),
+                "second": float(second.mean()), "difference": mean, "low": low, "high": high, "p": p.get(c),
+                "verdict": verdict,
+            })  # fmt: skip
+        words = {c["verdict"] for c in conditions}
+        verdict = words.pop() if len(words) == 1 else "depends"
+        entries.append({"claim": claim.text, "paper": claim.paper, "page": claim.page, "verdict": verdict})
+        entries[-1]["conditions"] = conditions
+    return {"command": "python report.py --claims", "n_comparisons": len(p), "claims": entries}

@@ -1,0 +1,125 @@
+"""claims: verdicts on runs whose answer is known, and results/claims.json against its list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import claims
+import report
+from claims import Claim, Condition, Runs, holm_levels, make_claims
+from support.results import save_result
+
+Json = dict[str, Any]
+NOISE = np.array([-1.5, -0.5, 0.5, 1.5])  # sd sqrt(5 / 3)
+
+
+def document(capsules: Any, cnn: Any) -> Json:
+    """A comparison of seeds, as compare_seeds.py writes it."""
+    runs = [
+        {"seed": seed, "models": {"capsules": {"accuracy": float(a)}, "cnn": {"accuracy": float(b)}}}
+        for seed, (a, b) in enumerate(zip(capsules, cnn, strict=True))
+    ]
+    return {"settings": {"default": {"runs": runs}}}
+
+
+def condition(file: str) -> Condition:
+    return Condition(file, Runs(file, "capsules"), Runs(file, "cnn"), "accuracy")
+
+
+def claim(*files: str) -> Claim:
+    return Claim("more is better", "0.9 against 0.8", "docs/page.md", tuple(map(condition, files)))
+
+
+FILES = {
+    "higher": document(0.9 + 0.01 * NOISE, [0.5] * 4),
+    "lower": document(0.1 + 0.01 * NOISE, [0.5] * 4),
+    "near": document(0.5 + 0.01 * NOISE, [0.5] * 4),
+    "single": document([0.9], [0.5]),
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "words", "whole"),
+    [
+        (["higher"], ["holds"], "holds"),
+        (["lower"], ["reversed"], "reversed"),
+        (["near"], ["undecided"], "undecided"),
+        (["higher", "lower"], ["holds", "reversed"], "depends"),
+        (["higher", "near"], ["holds", "undecided"], "depends"),
+        (["single"], ["one seed"], "one seed"),
+    ],
+)
+def test_the_word_is_that_of_the_interval(files: list[str], words: list[str], whole: str) -> None:
+    (found,) = make_claims([claim(*files)], FILES.__getitem__)["claims"]
+    assert ([c["verdict"] for c in found["conditions"]], found["verdict"]) == (words, whole)
+    for c in found["conditions"]:
+        if c["low"] is not None:
+            assert c["low"] < c["difference"] < c["high"]
+            side = 1 if c["low"] > 0 else -1 if c["high"] < 0 else 0
+            assert c["verdict"] == {1: "holds", -1: "reversed", 0: "undecided"}[side]
+
+
+def test_one_comparison_by_hand() -> None:
+    (found,) = make_claims([claim("higher")], FILES.__getitem__)["claims"]
+    (c,) = found["conditions"]
+    half = 3.182446305 * 0.01 * np.sqrt(5 / 3) / 2  # t quantile of 3 degrees of freedom at 0.975
+    assert (c["first"], c["second"], c["n"]) == (pytest.approx(0.9), 0.5, 4)
+    assert (c["low"], c["high"]) == (pytest.approx(0.4 - half), pytest.approx(0.4 + half))
+
+
+def test_holm_by_hand() -> None:
+    assert holm_levels([0.01, 0.04, 0.03, 0.005]) == [0.05 / 3, 0.05 / 2, 0.05 / 2, 0.05 / 4]
+    assert holm_levels([0.04]) == [0.05]
+    assert holm_levels([0.9, 0.9]) == [0.025, 0.025]
+
+
+def test_more_comparisons_make_intervals_wider() -> None:
+    def width(n: int) -> float:
+        claims = [claim("higher")] + [
+            Claim(f"{k}", "", "", (condition("near")._replace(name=f"{k}"),)) for k in range(n)
+        ]
+        first = make_claims(claims, FILES.__getitem__)["claims"][0]["conditions"][0]
+        return float(first["high"] - first["low"])
+
+    assert width(0) < width(1) < width(10)
+
+
+def test_runs_of_other_seeds_are_refused() -> None:
+    both = Condition("x", Runs("higher", "capsules"), Runs("single", "cnn"), "accuracy")
+    with pytest.raises(KeyError, match="have other seeds"):
+        make_claims([Claim("a", "b", "c", (both,))], FILES.__getitem__)
+
+
+def test_the_file_is_made_from_the_list_and_changes_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(claims, "CLAIMS", (claim("one.json"),))
+    Path("README.md").write_text("# A\n\n<!-- table: results/claims.json claims --><!-- end -->\n")
+    Path("results").mkdir()
+    save_result(Path("results/one.json"), FILES["higher"])
+    assert report.main(["--claims", "--root", "."]) == 0
+    assert "|   holds |" in Path("README.md").read_text()
+    path = Path("results/claims.json")
+    assert list(report.check_result(path, False)) == []
+    stored = report.read_json(path)
+    for key, value in (("verdict", "reversed"), ("difference", 0.5), ("low", 0.1), ("n", 20)):
+        stored["claims"][0]["conditions"][0][key] = value
+        save_result(path, stored)
+        assert any(key in fault for fault in report.check_result(path, False))
+    capsys.readouterr()
+    assert report.main(["--claims", "--root", "."]) == 0
+    Path("results/one.json").unlink()
+    assert report.main(["--claims", "--root", "."]) == 1
+    assert "error: cannot read results/one.json" in capsys.readouterr().err
+
+
+def test_check_and_claims_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        report.main(["--check", "--claims"])
+    assert stopped.value.code == 2
+    assert "argument --claims: --check writes nothing" in capsys.readouterr().err

@@ -1,0 +1,650 @@
+"""A person's own images: how they are read, what is said of bad ones, and conv_matrix_capsules.py on them; and
+multimnist_capsnet.py on files of MNIST's format with other classes than digits."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shlex
+import shutil
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import compare_seeds
+import conv_matrix_capsules as m
+import make_conv_matrix_capsules_gif as animation
+import make_multimnist_capsnet_gif as overlay_animation
+import multimnist_capsnet as overlay
+import visualize_conv_matrix_capsules as figures
+import visualize_multimnist_capsnet as overlay_figures
+from helpers import failure, usage_error
+from support import pictures
+from support.figures import shown_names
+from support.files import ROOT, UserError
+
+Array = np.ndarray
+Capture = pytest.CaptureFixture[str]
+
+TINY = ["--sizes=3,1,2,2", "--batch-size=8", "--n-epochs=1", "--threads=1", "--quiet"]
+CLASSES = ("dark left", "heller", "猫")  # a blank, and another alphabet
+
+
+def picture(label: int, rng: np.random.Generator, side: int = 20) -> Array:
+    """Bright in a band that the class determines."""
+    image = rng.integers(0, 60, (side, side, 3))
+    image[:, label * side // 3 : (label + 1) * side // 3] += 150
+    return image.astype(np.uint8)
+
+
+def write_folder(
+    root: Path,
+    names: Sequence[str] = CLASSES,
+    n: int = 8,
+    sides: Sequence[int] = (20,),
+    endings: Sequence[str] = (".png",),
+) -> Path:
+    rng = np.random.default_rng(0)
+    for label, name in enumerate(names):
+        (root / name).mkdir(parents=True)
+        for k in range(n):
+            image = Image.fromarray(picture(label, rng, sides[k % len(sides)]))
+            image.save(root / name / f"bild {k}ß{endings[k % len(endings)]}")
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "own images")
+
+
+def config_of(path: Path, *flags: str) -> m.Config:
+    parser = m.make_parser()
+    return m.config_from_args(parser, parser.parse_args(["--dataset=images", f"--data-dir={path}", *flags]))
+
+
+def data_of(path: Path, *flags: str) -> m.Data:
+    return m.make_data(config_of(path, *flags))
+
+
+def fault_of(path: Path, *flags: str) -> str:
+    with pytest.raises(UserError) as caught:
+        data_of(path, *flags)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 500
+    return text
+
+
+def idx(array: Array) -> bytes:
+    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_mnist(root: Path, labels: Sequence[int], n: int = 12) -> Path:
+    """Bars at a position that the label's place determines."""
+    root.mkdir()
+    rng = np.random.default_rng(0)
+    for part, count in (("train", n), ("t10k", n // 2)):
+        y = np.resize(np.array(labels, np.uint8), count * len(labels))
+        x = rng.integers(0, 40, (len(y), 28, 28)).astype(np.uint8)
+        for image, label in zip(x, y, strict=True):
+            k = list(labels).index(int(label))
+            image[:, 5 + 3 * k : 8 + 3 * k] = 255
+        (root / f"{part}-images-idx3-ubyte").write_bytes(idx(x))
+        (root / f"{part}-labels-idx1-ubyte").write_bytes(idx(y))
+    return root
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One picture
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_is_resized_and_padded_with_the_level_of_its_border(tmp_path: Path) -> None:
+    wide = np.full((10, 40), 80, np.uint8)
+    wide[2:8, 10:30] = 240
+    Image.fromarray(wide).save(tmp_path / "wide.png")
+    square = pictures.read_square(tmp_path / "wide.png", 20, 1)[..., 0]
+    assert square.shape == (20, 20)
+    assert (square[:7] == 80).all()
+    assert (square[13:] == 80).all()
+    assert (square[9:11, 6:14] == 240).all()
+    small = pictures.read_square(tmp_path / "wide.png", 80, 1)[..., 0]  # is enlarged
+    assert small[40, 40] == 240
+    assert small[5, 5] == 80
+
+
+def test_colours_grey_and_their_weights(tmp_path: Path) -> None:
+    Image.new("RGB", (16, 16), (200, 100, 50)).save(tmp_path / "a.bmp")
+    assert (pictures.read_square(tmp_path / "a.bmp", 16, 3) == [200, 100, 50]).all()
+    grey = pictures.read_square(tmp_path / "a.bmp", 16, 1)
+    assert abs(int(grey[0, 0, 0]) - (0.299 * 200 + 0.587 * 100 + 0.114 * 50)) <= 1
+
+
+def test_16_bits_palettes_bits_and_transparency(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    Image.fromarray(ramp).save(tmp_path / "wide.png")
+    np.testing.assert_allclose(pictures.read_square(tmp_path / "wide.png", 16, 1)[..., 0], ramp / 257, atol=1)
+    Image.new("L", (16, 16), 255).convert("1").save(tmp_path / "bits.png")
+    assert (pictures.read_square(tmp_path / "bits.png", 16, 1) == 255).all()
+    clear = np.zeros((16, 16, 4), np.uint8)
+    clear[4:12, 4:12] = (20, 20, 20, 255)  # dark on transparent: on white
+    Image.fromarray(clear).save(tmp_path / "clear.png")
+    for channels in (1, 3):
+        read = pictures.read_square(tmp_path / "clear.png", 16, channels)
+        assert (read[0, 0] == 255).all()
+        assert (read[8, 8] == 20).all()
+    frames = [Image.new("L", (16, 16), level) for level in (90, 200)]
+    frames[0].save(tmp_path / "two.gif", save_all=True, append_images=frames[1:])
+    assert (pictures.read_square(tmp_path / "two.gif", 16, 1) == 90).all()
+
+
+def test_a_photograph_is_upright_and_may_be_decoded_at_a_fraction_of_its_size(tmp_path: Path) -> None:
+    image = np.zeros((800, 1200), np.uint8)
+    image[:, 900:] = 255  # bright on the right; turned clockwise by a quarter: below
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(image).save(tmp_path / "photo.jpg", exif=exif, quality=95)
+    assert pictures.open_upright(tmp_path / "photo.jpg", 32).height < 1200
+    read = pictures.read_square(tmp_path / "photo.jpg", 32, 1)[..., 0]
+    assert read[28, 16] > 240
+    assert read[4, 16] < 15
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A folder
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_sub_folders_are_classes_and_a_fifth_of_each_is_the_test_set(folder: Path) -> None:
+    data = data_of(folder)
+    assert data.classes == tuple(sorted(CLASSES))
+    assert data.train.images.shape == (18, 20, 20, 1)
+    assert data.train.images.dtype == np.float32
+    assert np.bincount(data.train.labels).tolist() == [6, 6, 6]
+    assert np.bincount(data.test.labels).tolist() == [2, 2, 2]
+    for part in (data.train, data.test):
+        bands = part.images[..., 0].reshape(len(part.labels), 20, 20)[:, :, [3, 10, 17]].mean(axis=1).argmax(axis=1)
+        np.testing.assert_array_equal(bands, part.labels)
+        assert 0 <= part.images.min() <= part.images.max() <= 1
+    together = np.concatenate([data.train.images, data.test.images]).reshape(24, -1)
+    assert len(np.unique(together, axis=0)) == 24  # no picture is in both
+
+
+def test_the_seed_draws_the_test_set(folder: Path) -> None:
+    first, again, other = (data_of(folder, f"--seed={seed}") for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first.test.images, again.test.images)
+    assert (first.test.images != other.test.images).any()
+
+
+def test_sizes_endings_and_colours_may_be_mixed(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "mixed", n=10, sides=(17, 24, 90), endings=(".png", ".JPG", ".bmp", ".gif", ".webp"))
+    Image.new("I;16", (30, 40), 40_000).save(root / CLASSES[0] / "deep.png")
+    Image.new("RGBA", (30, 40), (0, 0, 0, 0)).save(root / CLASSES[1] / "clear.png")
+    data = data_of(root)
+    assert data.train.images.shape[1:] == (24, 24, 1)  # the median of the sides
+    assert len(data.train.labels) + len(data.test.labels) == 32
+    assert data_of(root, "--image-size=14", "--colour=rgb").train.images.shape[1:] == (14, 14, 3)
+    big = write_folder(tmp_path / "big", n=2, sides=(70,))
+    assert data_of(big).train.images.shape[1] == 32
+    assert data_of(write_folder(tmp_path / "small", n=2, sides=(9,))).train.images.shape[1] == 20
+
+
+def test_folders_of_training_and_test(tmp_path: Path) -> None:
+    root = tmp_path / "both"
+    write_folder(root / "train", n=3)
+    write_folder(root / "test", CLASSES[:2], n=5)
+    data = data_of(root)
+    assert len(data.train.labels) == 9
+    assert np.bincount(data.test.labels, minlength=3).tolist() == [5, 5, 0]
+    write_folder(root / "test", ["bird"], n=1)
+    assert "the class bird, which is none" in fault_of(root)
+
+
+def test_hidden_and_other_files_are_no_pictures(folder: Path, capsys: Capture) -> None:
+    write_folder(folder, [".hidden"], n=2)
+    (folder / CLASSES[0] / "._bild 0.png").write_bytes(b"x")
+    (folder / CLASSES[0] / "notes.txt").write_text("x")
+    (folder / "empty").mkdir()
+    (folder / "loose.png").write_bytes(b"x")
+    assert data_of(folder).classes == tuple(sorted(CLASSES))
+    assert capsys.readouterr().err == ""
+
+
+def test_unreadable_pictures_are_named_counted_and_left_out(folder: Path, capsys: Capture) -> None:
+    whole = (folder / CLASSES[0] / "bild 0ß.png").read_bytes()
+    (folder / CLASSES[0] / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (folder / CLASSES[1] / "empty.jpg").write_bytes(b"")
+    (folder / CLASSES[1] / "page.jpeg").write_text("<html>")
+    (folder / CLASSES[1] / "folder.gif").mkdir()
+    data = data_of(folder)
+    assert len(data.train.labels) + len(data.test.labels) == 24
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: 3 of 27 pictures")
+    for name in ("cut.png", "empty.jpg", "page.jpeg"):
+        assert name in line
+    for path in folder.rglob("*.png"):
+        path.write_bytes(whole[:30])
+    text = fault_of(folder)
+    assert "27 of 27 pictures" in text
+    assert "none is left" in text
+    assert "and 22 more" in text
+
+
+def test_too_few_classes_or_pictures_are_one_line(tmp_path: Path) -> None:
+    assert "one class alone, cat" in fault_of(write_folder(tmp_path / "one", ["cat"]))
+    assert "one picture of the class" in fault_of(write_folder(tmp_path / "single", n=1))
+    assert len(data_of(write_folder(tmp_path / "pairs", n=2)).test.labels) == 3
+    (tmp_path / "nothing").mkdir()
+    assert "no sub-folder with pictures" in fault_of(tmp_path / "nothing")
+    flat = tmp_path / "flat"
+    shutil.copytree(tmp_path / "one" / "cat", flat)
+    text = fault_of(flat)
+    assert "8 pictures but no sub-folder" in text
+    assert "sub-folder with the class's name" in text
+    phone = tmp_path / "phone" / "cat"
+    phone.mkdir(parents=True)
+    (phone / "IMG_1.heic").write_bytes(b"x")
+    assert "(other files: 1; known endings: .bmp" in fault_of(tmp_path / "phone")
+    for path in (tmp_path / "nowhere", Path("a" * 300)):
+        assert "there is no folder" in fault_of(path)
+
+
+def test_memory_depends_on_the_number_of_pictures_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100,000 files: the limit, and one resized picture after the other."""
+    pictures.require_memory(100_000, 32, 3)
+    with pytest.raises(UserError, match="take fewer, or a smaller --image-size"):
+        pictures.require_memory(100_000, 128, 1)
+    read: list[Path] = []
+
+    def counted(path: Path, side: int, channels: int) -> Array:
+        read.append(path)
+        return np.full((side, side, channels), len(read) % 256, np.uint8)
+
+    monkeypatch.setattr(pictures, "read_square", counted)
+    files = {name: [Path(name) / f"{k}.png" for k in range(1000)] for name in "ab"}
+    found = pictures.read_files(files, 16, 1, [])
+    assert found.images.dtype == np.uint8
+    assert read == [path for paths in files.values() for path in paths]
+    assert found.labels.tolist() == [0] * 1000 + [1] * 1000
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A .npz file, and files of MNIST's format
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def arrays(n: int = 9, side: int = 20) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    y = np.arange(n) % 3
+    return {"x_train": np.stack([picture(int(k), rng, side) for k in y]), "y_train": y}
+
+
+def test_npz_of_any_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "set.npz"
+    plain = arrays()
+    grey = plain["x_train"][..., 0]
+    kinds: Mapping[str, Array] = {
+        "bytes": grey,
+        "one channel": grey[..., None],
+        "0 to 1": grey / 255.0,
+        "0 to 255": grey.astype(np.float32),
+        "16 bits": grey.astype(np.uint16) * 257,
+        "integers": grey.astype(np.int64),
+    }
+    for kind, x in kinds.items():
+        x = x.copy()
+        x.flat[0] = {"0 to 1": 1, "16 bits": 65535}.get(kind, 255)
+        np.savez(path, x_train=x, y_train=plain["y_train"], x_test=x, y_test=plain["y_train"][:, None])
+        data = data_of(path)
+        assert data.classes == ("0", "1", "2")
+        np.testing.assert_allclose(data.test.images[1:, ..., 0], grey[1:] / 255, atol=1e-6, err_msg=kind)
+    np.savez(path, **plain, x_test=plain["x_train"][:3], y_test=plain["y_train"][:3])
+    assert data_of(path, "--colour=rgb").test.images.shape == (3, 20, 20, 3)
+    assert data_of(path, "--image-size=30").test.images.shape == (3, 30, 30, 1)
+
+
+def test_npz_labels_and_their_names(tmp_path: Path) -> None:
+    path, plain = tmp_path / "set.npz", arrays()
+    x, y = plain["x_train"], plain["y_train"]
+    np.savez(path, x_train=x, y_train=np.array(["z", "b", "猫"])[y])
+    assert data_of(path).classes == ("b", "z", "猫")
+    np.savez(path, x_train=x, y_train=10.0 * y + 5, classes=np.array(["five", "fifteen", "twenty-five"]))
+    data = data_of(path)
+    assert data.classes == ("five", "fifteen", "twenty-five")
+    assert np.bincount(data.train.labels).tolist() == [2, 2, 2]
+    assert len(data.test.labels) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x_train": None}, "no x_train"),
+        ({"y_train": None}, "no y_train"),
+        ({"x_test": np.zeros((2, 20, 20), np.uint8)}, "no y_test"),
+        ({"x_train": np.zeros((9, 20), np.uint8)}, "shape (9, 20)"),
+        ({"x_train": np.zeros((9, 20, 20, 2), np.uint8)}, "shape"),
+        ({"x_train": np.zeros((0, 20, 20), np.uint8), "y_train": np.zeros(0, int)}, "shape"),
+        ({"x_train": np.full((9, 20, 20), np.nan)}, "nan"),
+        ({"x_train": np.full((9, 20, 20), -1.0)}, "-1"),
+        ({"x_train": np.full((9, 20, 20), 300.0)}, "300"),
+        ({"x_train": np.full((9, 20, 20), "a")}, "must hold numbers"),
+        ({"x_train": np.array([{}] * 9)}, "cannot be loaded"),
+        ({"y_train": np.zeros((9, 3), int)}, "one label for each picture"),
+        ({"y_train": np.arange(8)}, "one label for each picture"),
+        ({"y_train": np.linspace(0, 1, 9)}, "no whole numbers"),
+        ({"y_train": np.full(9, np.nan)}, "no whole numbers"),
+        ({"y_train": np.zeros(9, int)}, "one class alone"),
+        ({"classes": np.array(["a", "b"])}, "2 classes, but 3"),
+        ({"x_test": np.zeros((1, 20, 20), np.uint8), "y_test": np.array([7])}, "label 7"),
+    ],
+)  # fmt: skip
+def test_a_wrong_npz_is_one_line(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = tmp_path / "set.npz"
+    np.savez(path, **{key: value for key, value in (arrays() | changes).items() if value is not None})
+    text = fault_of(path)
+    assert words in text
+    assert str(path) in text or "class" in text
+
+
+def test_a_damaged_npz_and_other_files_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "set.npz"
+    np.savez(path, **arrays())
+    whole = path.read_bytes()
+    for content in (b"", b"x", whole[: len(whole) // 2], whole[:-40]):
+        path.write_bytes(content)
+        assert "nor a .npz file that can be read" in fault_of(path) or content == b""
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    assert "no x_train" in fault_of(tmp_path / "array.npy")
+
+
+def test_files_of_mnists_format_with_names(tmp_path: Path) -> None:
+    root = write_mnist(tmp_path / "letters", [1, 2, 26])
+    data = data_of(root)
+    assert data.classes == ("1", "2", "26")
+    assert data.train.images.shape == (36, 28, 28, 1)
+    (root / "classes.txt").write_text("A\nB\n\nŽ\n", encoding="utf-8")
+    data = data_of(root, "--image-size=20")
+    assert data.classes == ("A", "B", "Ž")
+    assert data.test.images.shape == (18, 20, 20, 1)
+    (root / "classes.txt").write_text("A\nB\n")
+    assert "2 different names, but the files have 3 labels" in fault_of(root)
+    (root / "classes.txt").write_bytes(b"\xff\xfe\n\xff")
+    assert "cannot read" in fault_of(root)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Runs
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any], str]:
+    """Folder, checkpoint, result and what was printed of a short training."""
+    root = tmp_path_factory.mktemp("images")
+    folder, out = write_folder(root / "own", n=20), root / "run.json"
+    argv = ["--dataset=images", f"--data-dir={folder}", *TINY, "--seed=3", "--lr=0.02"]
+    with pytest.MonkeyPatch.context() as patch:
+        printed: list[str] = []
+        patch.setattr("support.results.print_result", printed.append)
+        assert m.main([*argv, f"--checkpoint={root / 'run.npz'}", f"--out-json={out}"]) == 0
+    return folder, root / "run.npz", json.loads(out.read_text()), printed[0]
+
+
+def test_result_and_table_have_the_names_and_the_confusion_matrix(trained: tuple[Any, ...]) -> None:
+    _, _, result, printed = trained
+    assert result["dataset"] == "images"
+    assert result["config"]["class_names"] == sorted(CLASSES)
+    assert result["config"]["side"] == 20
+    assert result["chance"] == pytest.approx(1 / 3)
+    assert result["classes"] == {name: [16, 4] for name in sorted(CLASSES)}
+    for name, model in result["models"].items():
+        matrix = np.array(result["confusion"][name])
+        assert matrix.sum(axis=1).tolist() == [4, 4, 4]
+        assert np.trace(matrix) / 12 == pytest.approx(model["accuracy"])
+    assert "48 training and 12 test images of 20x20 pixels, grey, 3 classes" in printed
+    assert "cnn: answers" in printed
+    for name in CLASSES:
+        assert printed.count(name) >= 5
+
+
+def test_testing_a_checkpoint_uses_the_split_of_its_training(
+    trained: tuple[Any, ...], capsys: Capture, tmp_path: Path
+) -> None:
+    folder, checkpoint, result, _ = trained
+    out = tmp_path / "again.json"
+    test = ["--eval-only", f"--checkpoint={checkpoint}", "--dataset=images", f"--data-dir={folder}", "--threads=1"]
+    assert m.main([*test, f"--out-json={out}"]) == 0
+    again = json.loads(out.read_text())
+    assert again["confusion"] == result["confusion"]
+    assert again["seed"] == 3
+    assert "made with --seed 3, not 4" in failure(m, [*test, "--seed=4"], capsys)
+    few = shutil.copytree(folder, tmp_path / "few")
+    shutil.rmtree(few / CLASSES[1])
+    assert m.main([*test[:-2], f"--data-dir={few}", "--threads=1", f"--out-json={out}"]) == 0
+    assert json.loads(out.read_text())["classes"][CLASSES[1]] == [0, 0]
+    write_folder(few, ["bird"], n=3)
+    line = failure(m, [*test[:-2], f"--data-dir={few}"], capsys)
+    assert "the class bird, which is none that the network was trained on" in line
+    assert "whose images and classes are not those" in failure(m, [*test[:2], "--dataset=strokes"], capsys)
+
+
+def test_resuming(trained: tuple[Any, ...], tmp_path: Path, capsys: Capture) -> None:
+    folder, checkpoint, result, _ = trained
+    copy = shutil.copy(checkpoint, tmp_path / "run.npz")
+    argv = ["--dataset=images", *TINY, "--seed=3", "--lr=0.02", f"--checkpoint={copy}", "--resume"]
+    assert m.main([*argv, f"--data-dir={folder}", f"--out-json={tmp_path / 'run.json'}"]) == 0
+    assert json.loads((tmp_path / "run.json").read_text())["confusion"] == result["confusion"]
+    capsys.readouterr()
+    other = shutil.copytree(folder, tmp_path / "other")
+    (other / CLASSES[0]).rename(other / "bird")
+    line = failure(m, [*argv, f"--data-dir={other}"], capsys)
+    assert "it was made with the classes dark left,heller,猫, not bird,heller,猫" in line
+
+
+def test_prediction_answers_with_names(trained: tuple[Any, ...], tmp_path: Path, capsys: Capture) -> None:
+    folder, checkpoint, _, _ = trained
+    path = next((folder / CLASSES[2]).iterdir())
+    assert m.main([f"--checkpoint={checkpoint}", "--predict", str(path)]) == 0
+    head, line = capsys.readouterr().out.splitlines()
+    assert all(name in head for name in CLASSES)
+    assert re.search("|".join(CLASSES), line.removeprefix(str(path)))
+    config, states = m.load_checkpoint(checkpoint)
+    scores = m.conv_cnn_forward(states["cnn"].params, m.read_picture(path, config))[0]
+    assert config.classes[int(scores[0].argmax())] in line.removeprefix(str(path))
+    data = m.make_data(config, config.classes)
+    everything = np.concatenate([data.train.images, data.test.images])
+    assert (m.read_picture(path, config) == everything).all(axis=(1, 2, 3)).any()  # as in the training
+    assert "there is no picture" in failure(m, [f"--checkpoint={checkpoint}", "--predict", "nowhere.png"], capsys)
+
+
+def test_many_classes_have_short_tables() -> None:
+    names = [f"class {k}" for k in range(40)]
+    counts = 5 * np.eye(40, dtype=int)
+    assert m.confusion_lines(counts, names) == ["  no error"]
+    counts[3, 7] = 2
+    assert m.confusion_lines(counts, names) == ["      2 of class 3 as class 7"]
+    activations = np.zeros((1, 40))
+    activations[0, [7, 3]] = 0.9, 0.5
+    table = pictures.prediction_table([Path("a.png")], names, {"cnn": activations}, activations)
+    assert "class 7 0.900 class 3 0.500" in table
+    assert len(table.splitlines()[1]) < 80
+
+
+def test_flags_that_do_not_fit_together(tmp_path: Path, capsys: Capture) -> None:
+    assert "needs --data-dir" in usage_error(m, ["--dataset=images"], capsys)
+    assert "argument --image-size: needs --dataset images" in usage_error(m, ["--image-size=20"], capsys)
+    assert "argument --colour: needs --dataset images" in usage_error(m, ["--colour=grey"], capsys)
+    images = ["--dataset=images", f"--data-dir={tmp_path}"]
+    assert "needs --dataset voxels" in usage_error(m, [*images, "--n-elev=2"], capsys)
+    assert config_of(tmp_path).n_epochs == m.OWN_EPOCHS
+    assert config_of(tmp_path, "--n-epochs=2").n_epochs == 2
+
+
+def test_no_output_replaces_a_picture_or_the_set(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    images = ["--dataset=images", f"--data-dir={folder}"]
+    path = folder / CLASSES[0] / "bild 0ß.png"
+    assert "would overwrite" in usage_error(m, [*images, f"--out-json={path}"], capsys)
+    np.savez(tmp_path / "set.npz", **arrays())
+    argv = ["--dataset=images", f"--data-dir={tmp_path / 'set.npz'}", f"--checkpoint={tmp_path / 'set.npz'}"]
+    assert "would overwrite" in usage_error(m, argv, capsys)
+
+
+def test_figures_and_animation(
+    trained: tuple[Any, ...], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, checkpoint, _, _ = trained
+    monkeypatch.setattr(figures, "DECODER_EPOCHS", 1)
+    monkeypatch.setattr(figures, "N_MEASURED", 10)
+    argv = [f"--checkpoint={checkpoint}", f"--data-dir={folder}", f"--outdir={tmp_path}", "--threads=1", "--results"]
+    (tmp_path / "none.json").write_text("[]")
+    attack = ["--attack=fgsm", "--epsilons=0.1", "--n-attack=3"]
+    assert figures.main([*argv[:-1], *attack]) == 0
+    assert len(list(tmp_path.glob("*/*.png"))) == 7
+    gif = tmp_path / "a.gif"
+    images = ["--dataset=images", f"--data-dir={folder}", f"--out={gif}", "--snapshots=2"]
+    assert animation.main([*images, *TINY]) == 0
+    assert gif.stat().st_size > 1000
+
+
+def test_figures_of_many_classes_and_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"a class with a long name {k}" for k in range(13)]
+    folder = write_folder(tmp_path / "many", [*names, "$x^", "_y"], n=5, sides=(20,))
+    monkeypatch.setattr(figures, "DECODER_EPOCHS", 1)
+    argv = [
+        "--dataset=images",
+        f"--data-dir={folder}",
+        "--colour=rgb",
+        "--image-size=14",
+        "--attack=fgsm",
+        "--epsilons=0.1",
+    ]
+    assert figures.main([*argv, "--n-attack=2", f"--outdir={tmp_path}", *TINY]) == 0
+    assert len(list(tmp_path.glob("*/*.png"))) == 7
+
+
+def test_names_in_figures() -> None:
+    assert shown_names(["cat", "a" * 20, "猫", "$a$", "Ж"]) == ("cat", "a" * 11 + "…", "class 3", r"\$a\$", "Ж")
+
+
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it draws is a set, the counts that it prints are those of the set, and all its commands are accepted."""
+    page = (ROOT / "docs" / "your_own_images.md").read_text(encoding="utf-8")
+    drawing, *blocks = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(drawing.split("\n", 1)[1].rsplit("END", 1)[0], {})
+    commands = [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
+    assert len(commands) == 5
+    data = None
+    for script, *argv in commands:
+        module = importlib.import_module(script.removesuffix(".py"))
+        if module is compare_seeds:
+            module, argv = m, argv[argv.index("--") + 1 :]
+        parser = module.make_parser()
+        config = m.config_from_args(parser, parser.parse_args(argv))
+        if data is None:
+            data = m.make_data(config)
+            config = m.resolved(config, data)
+            assert m.describe_own_images(config, m.class_counts(config, data)) in page
+
+
+def test_many_seeds(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "seeds.json"
+    argv = ["conv_matrix_capsules", "--seeds=0:2", "--jobs=1", f"--out={out}", f"--figure={tmp_path / 'f.png'}"]
+    assert compare_seeds.main([*argv, f"--cache={tmp_path / 'cache'}", "--", "--dataset=images", f"--data-dir={folder}",
+                               *TINY[:3]]) == 0  # fmt: skip
+    document = json.loads(out.read_text())
+    assert document["dataset"] == "images"
+    assert document["chance"] == pytest.approx(1 / 3)
+
+
+def test_a_changed_picture_is_another_set(folder: Path) -> None:
+    before = compare_seeds.locate(f"--data-dir={folder}", Path("."))
+    path = folder / CLASSES[0] / "bild 0ß.png"
+    path.write_bytes(path.read_bytes() + b"x")
+    assert compare_seeds.locate(f"--data-dir={folder}", Path(".")) != before
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Overlays of other classes than digits
+# ----------------------------------------------------------------------------------------------------------------------
+
+OVERLAY = [
+    "--n-epochs=2", "--n-train=16", "--batch-size=8", "--n-test=16", "--conv-channels=2", "--primary-types=1",
+    "--threads=1", "--quiet",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = write_mnist(tmp_path_factory.mktemp("sets") / "letters", [1, 5, 14, 26])
+    (root / "classes.txt").write_text("Ankle boot\nE\nN\nŽ\n", encoding="utf-8")
+    return root
+
+
+def test_overlays_of_any_classes(letters: Path, tmp_path: Path, capsys: Capture) -> None:
+    out, checkpoint = tmp_path / "run.json", tmp_path / "run.npz"
+    argv = ["--dataset=mnist", f"--data-dir={letters}", *OVERLAY]
+    assert overlay.main([*argv, f"--out-json={out}", f"--checkpoint={checkpoint}"]) == 0
+    assert "4 classes: Ankle boot, E, N, Ž" in capsys.readouterr().out
+    result = json.loads(out.read_text())
+    assert result["chance"] == pytest.approx(1 / 6)
+    assert result["config"]["class_names"] == ["Ankle boot", "E", "N", "Ž"]
+    config, states = overlay.load_checkpoint(checkpoint)
+    assert states["capsnet"].params["routing.w"].shape[0] == 4
+    assert states["cnn"].params["out.w"].shape[1] == 4
+
+    test = ["--eval-only", f"--checkpoint={checkpoint}", "--dataset=mnist", "--n-test=16", "--threads=1"]
+    assert overlay.main([*test, f"--data-dir={letters}", f"--out-json={out}"]) == 0
+    again = json.loads(out.read_text())
+    assert {name: model["set_accuracy"] for name, model in again["models"].items()} == {
+        name: model["set_accuracy"] for name, model in result["models"].items()
+    }
+    other = write_mnist(tmp_path / "other", [1, 2])
+    line = failure(overlay, [*test, f"--data-dir={other}"], capsys)
+    assert "the class 1, which is none that the network was trained on" in line
+
+    Image.fromarray(overlay.make_data(config, config.classes).test.images[0]).convert("L").save(tmp_path / "p.png")
+    canvas = np.zeros((36, 36), np.uint8)
+    canvas[5:30, 10:13] = 255
+    Image.fromarray(canvas).save(tmp_path / "p.png")
+    argv = [f"--checkpoint={checkpoint}", "--predict", str(tmp_path / "p.png"), f"--predict-png={tmp_path / 'q.png'}"]
+    capsys.readouterr()
+    assert overlay.main(argv) == 0
+    printed = capsys.readouterr().out
+    assert "lengths of Ankle boot ... Ž" in printed
+    assert re.search(r"(Ankle boot|E|N|Ž) \(\d", printed)
+
+
+def test_figures_of_overlays(letters: Path, tmp_path: Path) -> None:
+    argv = ["--dataset=mnist", f"--data-dir={letters}", *OVERLAY]
+    assert overlay_figures.main([*argv, f"--outdir={tmp_path}"]) == 0
+    assert len(list(tmp_path.glob("*/*.png"))) == 7
+    assert overlay_animation.main([*argv, f"--out={tmp_path / 'a.gif'}", "--snapshot-every=2"]) == 0
+
+
+def test_digits_are_read_as_ever(tmp_path: Path) -> None:
+    """Ten labels of 0 to 9 are digits, with or without their names."""
+    root = write_mnist(tmp_path / "ten", list(range(10)), 2)
+    config = overlay.Config(dataset="mnist", data_dir=str(root), n_test=10)
+    data = overlay.make_data(config)
+    assert data.classes == tuple("0123456789")
+    assert overlay.resolved(config, data) == config
+    assert config.n_pairs == 45
+    gaps = write_mnist(tmp_path / "gaps", [2, 3, 5, 7])
+    data = overlay.make_data(overlay.Config(dataset="mnist", data_dir=str(gaps), n_test=10))
+    assert data.classes == ("2", "3", "5", "7")
+    assert set(np.unique(data.test.labels)) == {0, 1, 2, 3}
+
+
+def test_digit_experiments_refuse_other_labels(tmp_path: Path) -> None:
+    root = write_mnist(tmp_path / "letters", [1, 26])
+    with pytest.raises(UserError, match="label 26"):
+        m.make_data(m.Config(dataset="mnist", data_dir=str(root)))
