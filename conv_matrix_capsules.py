@@ -1525,49 +1525,51 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of Config, which the figure scripts have too."""
     count, positive = whole_number(1, 10**7), number(0, 10, above=True)
     add = add_flags(parser, "data", Config)
-    add("dataset", (*DIGIT_SETS, *VIEW_SETS, OWN_SET),
-        "auto: MNIST if it is there or can be downloaded, else generated digits; images: your own")
-    add("data_dir", non_empty, "folder of the four MNIST files, or of the six of smallNORB; of images with a sub-folder"
-        " for each class, or a .npz file of x_train, y_train, x_test, y_test", "DIR", CACHE_DIR)
-    add("side", whole_number(13, 128), "own images are resized to N x N pixels",
+    add("dataset", (*DIGIT_SETS, *VIEW_SETS, OWN_SET), "Images. auto is MNIST if it is there or can be downloaded, else"
+        " strokes: generated digits; images are your own.")
+    add("data_dir", non_empty, "Folder of the four MNIST files, or of the six of smallNORB; of images with a sub-folder"
+        " for each class, or a .npz file of x_train, y_train, x_test, y_test.", "DIR", CACHE_DIR)
+    add("side", whole_number(13, 128), "Resize own images to N x N pixels.",
         default="their own size, but at least {} and at most {}".format(*DEFAULT_SIDES))
-    add("colour", ("grey", "rgb"), "what the networks see of own images")
-    add("n_train", count, "training images, drawn with the seed", default="all")
-    add("n_test", count, "test images, evenly spaced over the set", default="all")
-    add("n_val", whole_number(1, 10**6), "to choose settings: test on so many training digits, not trained on",
+    add("colour", ("grey", "rgb"), "What the networks see of own images.")
+    add("n_train", count, "Train on N images, drawn with the seed.", default="all")
+    add("n_test", count, "Test on N images, evenly spaced over the set.", default="all")
+    add("n_val", whole_number(1, 10**6), "To choose settings: test on N training digits, which are not trained on.",
         default="test on the test digits")
-    add("shift", whole_number(0, 8), "training images are shifted by up to N pixels on each axis")
+    add("shift", whole_number(0, 8), "Shift every training image at random by up to N pixels on each axis.")
     add_viewpoint_flags(parser, Config, "viewpoints, of --dataset voxels and smallnorb")
     add = add_flags(parser, "capsules", Config)
-    add("sizes", list_of(whole_number(1, 1024), 4, "32,8,8,8"), "channels of conv1, types of primary capsules and of"
-        " those of the two layers above; the paper has 32,32,32,32 and 64,8,16,16", "A,B,C,D")
-    add("em_iters", whole_number(1, 20), "routing iterations")
-    add("em_grad", ("exact", "stop"), "gradient through all iterations, or the last M-step with assignments constant")
-    add("em_lambda", number(0, 1000, above=True), "inverse temperature of the last iteration", "X")
+    add("sizes", list_of(whole_number(1, 1024), 4, "32,8,8,8"), "Channels of conv1, and types of the primary capsules"
+        " and of those of the two layers above. The paper has 32,32,32,32 and 64,8,16,16.", "A,B,C,D")
+    add("em_iters", whole_number(1, 20), "Route in N iterations.")
+    add("em_grad", ("exact", "stop"),
+        "Differentiate through all iterations, or through the last M-step with constant assignments.")
+    add("em_lambda", number(0, 1000, above=True), "Inverse temperature of the last iteration.", "X")
     add("lambda_schedule", ("constant", "linear", "exponential"),
-        "inverse temperature of iteration t of T: X, X t / T, or X (1 - 0.95^t)")
-    add("variance_floor", number(0, 1e6, above=True), "added to every variance of a routing iteration", "X")
+        "The inverse temperature of iteration t of T is X, X t / T, or X (1 - 0.95^t), with X of --em-lambda.")
+    add("variance_floor", number(0, 1e6, above=True), "Add X to every variance of a routing iteration.", "X")
     add("beta_v_init", number(-10, 10),
-        "beta_v before training, counted from -log(variance floor) / 2, at which votes that agree cost nothing", "X")
+        "Initial beta_v, counted from -log(variance floor) / 2, at which votes that agree cost nothing.", "X")
     add = add_flags(parser, "training", Config)
-    add("seed", whole_number(0, 2**32 - 1), "of data, initial weights and order")
-    add("n_epochs", whole_number(1, 100_000), f"passes over the training set; {OWN_EPOCHS} with --dataset images")
-    add("batch_size", whole_number(1, 4096), "images of a step")
-    add("lr", positive, "Adam's learning rate for the capsules", "X")
-    add("cnn_lr", positive, "the same for the CNN", "X")
-    add("lr_schedule", ("constant", "linear", "cosine"), "linear and cosine fall to 0")
-    add("weight_decay", number(0, 100), "a step shrinks convolutions and the last layer by lr * X", "X")
-    add("loss", ("spread", "cross-entropy"), "of the capsules: the paper's, on the activations, or on a score of pose"
-        " and activation; the CNN always has cross-entropy")
-    add("dtype", ("float32", "float64"), "of all arithmetic")
+    add("seed", whole_number(0, 2**32 - 1), "Seed of the data, the initial weights and the order.")
+    add("n_epochs", whole_number(1, 100_000),
+        f"Train for N passes over the training set ({OWN_EPOCHS} with --dataset images).")
+    add("batch_size", whole_number(1, 4096), "A step is taken on N images.")
+    add("lr", positive, "Learning rate of the capsules.", "X")
+    add("cnn_lr", positive, "Learning rate of the CNN.", "X")
+    add("lr_schedule", ("constant", "linear", "cosine"), "Course of the learning rate. linear and cosine fall to 0.")
+    add("weight_decay", number(0, 100), "A step shrinks convolutions and the last layer by lr * X.", "X")
+    add("loss", ("spread", "cross-entropy"), "Loss of the capsules: the paper's spread loss of the activations, or"
+        " cross-entropy of a score of pose and activation. The CNN always has cross-entropy.")
+    add("dtype", ("float32", "float64"), "Number format of all arithmetic.")
     add = add_flags(parser, "attacks", Config)
-    add("attack", names_of(ATTACKS), "after the training, measure the accuracy under fgsm, iterated or both", "A,B")
+    add("attack", names_of(ATTACKS), "After the training, attack by fgsm, iterated or both, and test.", "A,B")
     add("epsilons", epsilon_list,
-        "how far a pixel may be moved; pixels run from 0 to 1, standardised ones are in standard deviations", "X,Y")
-    add("attack_steps", whole_number(1, 1000), "of the iterated attack, each of epsilon / N")
-    add("n_attack", count, "test images that are attacked, of views those of the training range")
+        "An attack moves no pixel by more than X: pixels are 0 to 1, standardised ones in standard deviations.", "X,Y")
+    add("attack_steps", whole_number(1, 1000), "The iterated attack takes N steps, each of epsilon / N.")
+    add("n_attack", count, "Attack N test images; of views, those of the training range.")
     parser.add_argument("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
-        help="no number depends on it; default: one for each processor, at most 4 (here: %(default)s)")
+        help="Use N threads. No number depends on it. Default: one a processor, at most 4 (here: %(default)s).")
 # fmt: on
 
 
@@ -1597,9 +1599,14 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
+        "--dataset --data-dir --seed --n-epochs --n-train --attack --out-json --checkpoint --resume --predict",
+        [
+            ("", "Both models, five epochs of MNIST: about 45 minutes."),
+            ("--n-train 6000 --n-epochs 2 --attack fgsm", "A short training and an attack: about 2 minutes."),
+            ("--dataset voxels", "Both models on held-out views of voxel objects: about 20 seconds."),
+        ],
         description="Train convolutional matrix capsules and a CNN of equal size on digits or on views of objects, and"
         " attack both.",
-        epilog="With no flags: both models on all of MNIST, seed 0, no attack.",
     )
     add_config_flags(parser)
     add_file_flags(parser, MODEL_NAMES)

@@ -47,6 +47,7 @@ from conv_matrix_capsules import CAPS_KERNEL, CAPS_STRIDES, POSE_SIDE, Array, Co
 from support.figures import (
     BLACK,
     BLUE,
+    COMMON_FLAGS,
     DATASET_NAMES,
     GREEN,
     GREY,
@@ -894,14 +895,23 @@ DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "mnist.json"
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
-        description="Draw the figures of the convolutional matrix capsules: from a checkpoint, or train first."
+        COMMON_FLAGS,
+        [
+            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 5 minutes."),
+            ("--n-train 6000 --n-epochs 2", "All figures, after a short training: about 7 minutes."),
+            (
+                "--checkpoint run.npz --results seeds.json",
+                "Attack curves from the results of many seeds: about 1 minute.",
+            ),
+        ],
+        description="Draw the figures of the convolutional matrix capsules: from a checkpoint, or train first.",
     )
     experiment.add_config_flags(parser)
     add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
-        "JSON of runs that were attacked, one or many seeds a file, for the attack curves; default:"
-        f" {DEFAULT_RESULTS} where it has attacks; without any the run itself is attacked, which takes minutes",
+        "Draw the attack curves of these JSON files, one or many seeds a file. Default:"
+        f" {DEFAULT_RESULTS} where it has attacks, else the run itself is attacked, which takes minutes.",
     )
     return parser
 

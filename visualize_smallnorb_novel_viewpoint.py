@@ -42,6 +42,7 @@ from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split
 from support.figures import (
     BLACK,
     BLUE,
+    COMMON_FLAGS,
     DATASET_NAMES,
     GREEN,
     GREY,
@@ -595,16 +596,28 @@ BOTH_ACCURACIES = ("familiar_accuracy", "held_out_accuracy")
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(description="Train the three models of the novel-viewpoint experiment and draw its figures.")
+    parser = Parser(
+        COMMON_FLAGS.replace("--n-train", "--test-azimuths"),
+        [
+            ("", "All figures, after training the three models for ten epochs: about 15 seconds."),
+            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 12 seconds."),
+            (
+                "--train-elevations 10:35 --test-elevations 40:70",
+                "All figures, with elevations held out: about 15 seconds.",
+            ),
+        ],
+        description="Draw the figures of the novel-viewpoint experiment, from a checkpoint or after training its"
+        " models.",
+    )
     experiment.add_config_flags(parser)
     files = add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
-        f"JSON of many seeds, for the points of the bar chart; default: {DEFAULT_RESULTS} where it exists",
+        f"Draw the seeds of these JSON files over the bars. Default: {DEFAULT_RESULTS} where it exists.",
     )
     files.add_argument(
         "--smallnorb-dir", type=Path, metavar="DIR",
-        help="official smallNORB files (a sample will do) to draw; default: the environment variable SMALLNORB_DIR",
+        help="Draw these official smallNORB files; a sample will do. Default: the environment variable SMALLNORB_DIR.",
     )  # fmt: skip
     return parser
 

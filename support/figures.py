@@ -467,21 +467,29 @@ def write_figures(
         print_result(write_if_changed(folder / f"{name}.png", content))
 
 
+COMMON_FLAGS = (  # of a figure script's --help
+    "--checkpoint --outdir --results --dataset --data-dir --seed --n-epochs --n-train --threads --quiet"
+)
+
+
 def add_figure_arguments(
     parser: argparse.ArgumentParser, experiment: str, results_help: str | None = None
 ) -> argparse._ArgumentGroup:
     """``--outdir``, ``--checkpoint``, ``--quiet`` and, with a help text, ``--results``."""
-    parser.epilog = f"The figures go to DIR/{experiment}/."
+    parser.epilog = f"The figures go to DIR/{experiment}/, where DIR is --outdir."
     files = parser.add_argument_group("files")
     files.add_argument(
-        "--outdir", type=Path, metavar="DIR", default=Path("viz"), help="folder of the figures; default: %(default)s"
+        "--outdir", type=Path, metavar="DIR", default=Path("viz"), help="Folder of the figures. Default: %(default)s."
     )
     files.add_argument(
-        "--checkpoint", type=Path, metavar="FILE", help="draw a finished training from there and train nothing"
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="Draw the finished training of this file. Default: train first, with the flags of the experiment.",
     )
     if results_help:
         files.add_argument("--results", type=Path, metavar="FILE", nargs="+", help=results_help)
-    files.add_argument("--quiet", action="store_true", help="no progress bar")
+    files.add_argument("--quiet", action="store_true", help="Show no progress bar.")
     return files
 
 
@@ -632,12 +640,21 @@ def gif_path(text: str) -> Path:
 
 def add_animation_arguments(parser: argparse.ArgumentParser, experiment: str, fps: float) -> argparse._ArgumentGroup:
     """``--fps``, ``--out`` and ``--quiet``."""
+    parser.epilog = "The animation goes to the file of --out."
     group = parser.add_argument_group("animation")
     group.add_argument(
-        "--fps", type=frame_rate, metavar="X", default=fps, help="frames a second, 0.1 to 50; default: %(default)s"
+        "--fps",
+        type=frame_rate,
+        metavar="X",
+        default=fps,
+        help="Show X frames a second, 0.1 to 50. Default: %(default)s.",
     )
     group.add_argument(
-        "--out", type=gif_path, metavar="FILE", default=Path(f"{experiment}.gif"), help="default: %(default)s"
+        "--out",
+        type=gif_path,
+        metavar="FILE",
+        default=Path(f"{experiment}.gif"),
+        help="File of the animation. Default: %(default)s.",
     )
-    group.add_argument("--quiet", action="store_true", help="no progress bar")
+    group.add_argument("--quiet", action="store_true", help="Show no progress bar.")
     return group

@@ -192,7 +192,8 @@ def wrong_inputs(attack: Attack, made: dict[str, Path], n: int) -> Iterator[Tria
     choices = []
     for name in (*EXPERIMENTS, *FIGURES):
         actions = importlib.import_module(name).make_parser()._actions
-        flags = [flag for action in actions for flag in action.option_strings if flag not in ("-h", "--help")]
+        shows = ("-h", "--help", "--help-all")
+        flags = [flag for action in actions for flag in action.option_strings if flag not in shows]
         paths = [flag for flag in ("--out-json", "--checkpoint", "--predict-png", "--out", "--outdir") if flag in flags]
         choices.append((name, flags, paths))
     inputs = [str(path) for path in made["digits"].iterdir()]
