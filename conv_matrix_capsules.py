@@ -22,8 +22,8 @@ cost counts its mass in units of what an even assignment gives it. The transform
 and beta_v where agreement activates: from there the training starts without dead capsules.
 
 The images are digits (MNIST, or strokes drawn by this project), or views of objects of which some are held out: voxel
-objects and smallNORB, as in smallnorb_novel_viewpoint.py. Views have 32x32 pixels and 5 classes; the grids then have
-sides of 16, 7 and 5.
+objects and smallNORB, as in smallnorb_novel_viewpoint.py, and toys, a drawn set in the files of smallNORB. Views have
+32x32 pixels and 5 classes; the grids then have sides of 16, 7 and 5.
 
 Run it (both models, seed 0, and both attacks; then novel viewpoints):
 
@@ -57,6 +57,7 @@ from support.files import UserError, require_writable
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import prediction_table
 from support.results import recorded_command, report_result, result_document
+from support.toy_norb import cached_toys
 from support.workers import Workers, Workspace, default_threads
 
 from smallnorb_novel_viewpoint import (  # isort: skip
@@ -94,17 +95,19 @@ CAPS_STRIDES = {"convcaps1": 2, "convcaps2": 1}
 
 
 DIGIT_SETS = ("auto", "mnist", "strokes")
-VIEW_SETS = ("voxels", "smallnorb")
+VIEW_SETS = ("voxels", "smallnorb", "toys")
+NORB_SETS = ("smallnorb", "toys")  # in the files of smallNORB
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(Viewpoints):
     """One run. Comments give the paper's values where the defaults differ. [Hinton 2018, sec. 4 and 5]
 
-    The fields of Viewpoints are for --dataset voxels and smallnorb. Of ``n_train`` and ``n_test`` None means all.
+    The fields of Viewpoints are for --dataset voxels, smallnorb and toys. Of ``n_train`` and ``n_test`` None means all.
     """
 
     dataset: str = "auto"  # smallNORB
+    hold_out: str = "viewpoints"
     n_epochs: int = 5
     n_train: int | None = None
     n_test: int | None = None
@@ -133,6 +136,11 @@ class Config(Viewpoints):
         return self.dataset in VIEW_SETS
 
     @property
+    def holds_out(self) -> bool:
+        """Whether there are viewpoints that are tested and not trained on."""
+        return self.has_views and self.hold_out == "viewpoints"
+
+    @property
     def classes(self) -> tuple[str, ...]:
         return super().classes if self.has_views else tuple("0123456789")
 
@@ -150,12 +158,12 @@ class Config(Viewpoints):
 
     @property
     def headline(self) -> str:
-        return "held_out_accuracy" if self.has_views else "accuracy"
+        return "held_out_accuracy" if self.holds_out else "accuracy"
 
     @property
     def pixel_range(self) -> tuple[float, float]:
         """Least and greatest pixel value of an attacked image; smallNORB's are normalised and have no bounds."""
-        if self.dataset == "smallnorb":
+        if self.dataset in NORB_SETS:
             return -math.inf, math.inf
         return 0.0 - self.pixel_offset, 1.0 - self.pixel_offset
 
@@ -185,7 +193,7 @@ class Examples(NamedTuple):
 
 
 class Data(NamedTuple):
-    name: str  # "mnist", "strokes", "custom", "voxels" or "smallnorb"
+    name: str  # "mnist", "strokes", "custom", "voxels", "smallnorb" or "toys"
     train: Examples
     test: Examples  # for views: other images from the range of the training
     held_out: Examples | None = None  # viewpoints outside of that range, if the set has viewpoints
@@ -199,11 +207,21 @@ def subset(images: Array, labels: Array, n: int | None, rng: np.random.Generator
     return Examples(images[chosen], labels[chosen])
 
 
+def make_views(config: Config) -> Sequence[viewpoint.Split]:
+    """Training, test and held-out sets; without --hold-out viewpoints, the two halves of smallNORB."""
+    if config.dataset == "toys":  # in the cache; from there on they are smallNORB
+        config = dataclasses.replace(config, data_dir=str(cached_toys(Path(CACHE_DIR).expanduser())))
+    if config.holds_out:
+        return viewpoint.make_data(config)
+    folder = Path(config.data_dir or ".")
+    return [viewpoint.read_smallnorb(folder, half) for half in ("training", "testing")]
+
+
 def make_data(config: Config) -> Data:
     """Raises UserError where files are missing or damaged."""
     rng = generator(config.seed, Stream.DATA, 1)
     if config.has_views:
-        name, sets = config.dataset, [Examples(split.images, split.labels) for split in viewpoint.make_data(config)]
+        name, sets = config.dataset, [Examples(split.images, split.labels) for split in make_views(config)]
     else:
         folder = Path(config.data_dir) if config.data_dir else None
         source = multimnist.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
@@ -1257,7 +1275,7 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
 
 VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed"}
 TEST_FIELDS = (
-    "dataset", "data_dir", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack",
+    "dataset", "data_dir", "hold_out", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack",
     *sorted(VIEW_FIELDS - {"pixel_offset"}),  # which the networks were trained with
 )  # fmt: skip
 
@@ -1300,7 +1318,7 @@ def make_result(
             **{k: v[-1] for k, v in state.history.items() if k.endswith("accuracy") and v},
             "train_seconds": round(state.seconds, 3),
         }
-        if config.has_views:
+        if config.holds_out:
             models[name]["drop"] = models[name]["familiar_accuracy"] - models[name]["held_out_accuracy"]
         for kind, found in attacks.get(name, {}).items():
             if isinstance(found, dict):
@@ -1316,7 +1334,9 @@ def make_result(
 def describe(result: dict[str, Any]) -> str:
     """One line: the data, of views what is held out, and the training."""
     config = Config(**result["config"])
-    data = viewpoint.describe(config) if config.has_views else result["dataset"]
+    data = result["dataset"]
+    if config.has_views:
+        data = viewpoint.describe(config) if config.holds_out else f"{data}: no viewpoints held out"
     seed = f"{result['seed']}{multimnist.training_seed(result)}"
     return f"{data}; seed {seed}, {config.n_epochs} epochs, {config.loss} loss"
 
@@ -1354,7 +1374,8 @@ DIGIT_BOX = 20  # pixels: MNIST's digits fill a box of this side
 def read_picture(path: Path, config: Config) -> Array:
     """A picture file -> (1, H, W, C), prepared as the data set is. Raises UserError where it cannot be read."""
     if config.has_views:
-        return viewpoint.read_picture(path, config) - np.float32(config.pixel_offset)
+        like_smallnorb = dataclasses.replace(config, dataset="smallnorb") if config.dataset == "toys" else config
+        return viewpoint.read_picture(path, like_smallnorb) - np.float32(config.pixel_offset)
     return multimnist.read_picture(path, config, DIGIT_BOX)[None, :, :, None] - np.float32(config.pixel_offset)
 
 
@@ -1395,12 +1416,16 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     count, positive = whole_number(1, 10**7), number(0, 10, above=True)
     add = add_flags(parser, "data", Config)
     add("dataset", (*DIGIT_SETS, *VIEW_SETS),
-        "auto: MNIST if it is there or can be downloaded, else generated digits")
+        "auto: MNIST if it is there or can be downloaded, else generated digits; toys: drawn into"
+        f" {CACHE_DIR}/toys-… in a minute or two, once")
     add("data_dir", non_empty, "folder of the four MNIST files, or of the six of smallNORB", "DIR", CACHE_DIR)
     add("n_train", count, "training images, drawn with the seed", default="all")
     add("n_test", count, "test images, evenly spaced over the set", default="all")
     add("shift", whole_number(0, 8), "training images are shifted by up to N pixels on each axis")
-    add_viewpoint_flags(parser, Config, "viewpoints, of --dataset voxels and smallnorb")
+    add_viewpoint_flags(parser, Config, "viewpoints, of --dataset voxels, smallnorb and toys")
+    add = add_flags(parser, "objects, of --dataset smallnorb and toys", Config)
+    add("hold_out", ("viewpoints", "nothing"),
+        "nothing: train on all views of five objects a class, test on all views of the five others")
     add = add_flags(parser, "capsules", Config)
     add("sizes", list_of(whole_number(1, 1024), 4, "32,8,8,8"), "channels of conv1, types of primary capsules and of"
         " those of the two layers above; the paper has 32,32,32,32 and 64,8,16,16", "A,B,C,D")
@@ -1441,11 +1466,20 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     check_variance_floor(parser, args)
     if args.dataset in ("voxels", "strokes") and args.data_dir is not None:
         parser.error(f"argument --data-dir: {args.dataset} has no files")
+    if args.dataset == "toys" and args.data_dir is not None:
+        parser.error(
+            "argument --data-dir: toys are drawn into the cache; for a folder of them take --dataset smallnorb"
+        )
+    if args.hold_out == "nothing":
+        if args.dataset not in NORB_SETS:
+            parser.error("argument --hold-out: nothing needs --dataset smallnorb or toys")
+        for name in sorted((VIEW_FIELDS - {"pixel_offset"}) & args.given):
+            parser.error(f"argument {flag_of(Config, name)}: not together with --hold-out nothing")
     fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Config)}
     if args.dataset in VIEW_SETS:
         return Config(**fields | viewpoints_from_args(parser, args))
     for name in sorted((VIEW_FIELDS - {"pixel_offset"}) & args.given):
-        parser.error(f"argument {flag_of(Config, name)}: needs --dataset voxels or smallnorb")
+        parser.error(f"argument {flag_of(Config, name)}: needs --dataset voxels, smallnorb or toys")
     return Config(**{name: value for name, value in fields.items() if value is not None})
 
 
