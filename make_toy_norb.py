@@ -10,7 +10,7 @@ that reads smallNORB reads it:
 How hard it is, beside the real set, by three baselines; and a sheet of all toys:
 
     python make_toy_norb.py --baselines --out-json results/toys/baselines.json
-    python make_toy_norb.py --contact-sheet viz/toys/contact_sheet.png
+    python make_toy_norb.py --figure viz/toys/contact_sheet.png
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 import argparse
 import dataclasses
 import io
+import itertools
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,14 +32,15 @@ import numpy as np
 
 import conv_matrix_capsules as conv
 from smallnorb_novel_viewpoint import norb_path, stream_norb
-from support.files import require_writable
+from support.figures import write_if_changed
+from support.files import UserError, require_writable
 from support.results import code_fingerprint, environment, recorded_command, report_result
 from support.run import Files, Parser, exit_status, file_path, print_result, whole_number
 from support.workers import blas_threads, default_threads
 
 from support.toy_norb import (  # isort: skip
-    AZIMUTHS, CATEGORIES, ELEVATIONS, N_LIGHTINGS, SIDE, STEREO, cached_toys, draw_ground, draw_view, make_toy,
-    shadow_maps, shadow_resampling, write_toy_norb,
+    AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, PARTS, SIDE, STEREO, cached_toys, draw_ground, draw_view,
+    file_name, make_toy, shadow_maps, shadow_resampling, write_toy_norb,
 )  # fmt: skip
 
 Array = np.ndarray
@@ -195,7 +198,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="of each view; default: %(default)s")  # fmt: skip
     add("--seed", type=whole_number(0, 2**32 - 1), metavar="N", default=0, help="of the toys; default: %(default)s")
     add = parser.add_argument_group("instead of drawing the files").add_argument
-    add("--contact-sheet", type=file_path, metavar="FILE", help="a PNG of all toys, one view each")
+    add("--figure", type=file_path, metavar="FILE", help="a PNG of all toys, one view each")
     add(
         "--baselines",
         action="store_true",
@@ -213,16 +216,24 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def refuse_existing(folder: Path) -> None:
+    """Raises UserError where a file of either set, real or drawn, is there already."""
+    for subset, part in itertools.product(INSTANCES, PARTS):
+        for name in (file_name(subset, part), file_name(subset, part) + ".gz"):
+            if os.path.lexists(folder / name):
+                raise UserError(f"{folder} has a {name} already: name another folder with --out-dir")
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
     if args.out_json and not args.baselines:
         parser.error("argument --out-json: needs --baselines")
-    if args.baselines and args.contact_sheet:
-        parser.error("argument --contact-sheet: not together with --baselines")
-    for name in {"out_dir", "instances", "lightings", "seed"} & args.given:
-        if args.baselines or (args.contact_sheet and name != "seed"):
-            other = "--baselines" if args.baselines else "--contact-sheet"
+    if args.baselines and args.figure:
+        parser.error("argument --figure: not together with --baselines")
+    for name in sorted({"out_dir", "instances", "lightings", "seed"} & args.given):
+        if args.baselines or (args.figure and name != "seed"):
+            other = "--baselines" if args.baselines else "--figure"
             parser.error(f"argument --{name.replace('_', '-')}: not together with {other}")
 
     def body() -> None:
@@ -230,13 +241,12 @@ def main(argv: list[str] | None = None) -> int:
             require_writable(args.out_json)
             result = baselines(recorded_command(EXPERIMENT, argv), args.threads, args.quiet)
             report_result(args.out_json, result, format_table(result))
-        elif args.contact_sheet:
-            from support.figures import write_if_changed
-
-            print_result(write_if_changed(args.contact_sheet, contact_sheet(args.seed)))
+        elif args.figure:
+            print_result(write_if_changed(args.figure, contact_sheet(args.seed)))
         else:
+            refuse_existing(args.out_dir)
             write_toy_norb(args.out_dir, args.instances, args.lightings, args.seed, args.threads, args.quiet)
-            print_result(f"wrote {args.out_dir}: python conv_matrix_capsules.py --dataset smallnorb --data-dir …")
+            print_result(f"wrote {args.out_dir}")
 
     return exit_status(body)
 

@@ -41,6 +41,7 @@ Point = Sequence[float] | Array
 
 CATEGORIES = ("animal", "human", "airplane", "truck", "car")
 INSTANCES = {"training": (4, 6, 7, 8, 9), "testing": (0, 1, 2, 3, 5)}
+PARTS = ("dat", "cat", "info")
 ELEVATIONS = tuple(range(30, 75, 5))  # degrees
 AZIMUTHS = tuple(range(0, 360, 20))  # degrees
 N_LIGHTINGS = 6
@@ -676,7 +677,7 @@ def write_toy_norb(
         files = {
             (subset, part): stack.enter_context(atomic_write(folder / file_name(subset, part)))
             for subset in INSTANCES
-            for part in ("dat", "cat", "info")
+            for part in PARTS
         }
         starts = {}
         for subset, rows in views.items():
@@ -726,7 +727,7 @@ def cached_toys(cache: Path) -> Path:
     this file's code, so that another version is drawn anew. Raises UserError where it cannot be written."""
     code = plain_code(Path(__file__).read_text(encoding="utf-8"))
     folder = cache / f"toys-{hashlib.sha256(code.encode()).hexdigest()[:8]}"
-    names = [folder / file_name(subset, part) for subset in INSTANCES for part in ("dat", "cat", "info")]
+    names = [folder / file_name(subset, part) for subset in INSTANCES for part in PARTS]
     if not all(os.path.isfile(name) for name in names):
         print_message(f"drawing the toys, once, into {folder}: a minute or two, 0.9 GB")
         started = time.monotonic()

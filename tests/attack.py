@@ -44,7 +44,9 @@ from support.results import checksum  # noqa: E402
 from test_smallnorb_files import make_arrays, write_set  # noqa: E402
 
 SECONDS, BYTES = 20, 1 << 30  # that a refusal may take
-FIGURES = sorted(path.stem for path in ROOT.glob("*.py") if path.stem.startswith(("visualize_", "make_")))
+FIGURES = sorted(
+    path.stem for path in ROOT.glob("*.py") if path.stem.startswith("visualize_") or path.stem.endswith("_gif")
+)
 FAULTS = ("traceback", "no message", "changed input", "left behind", "orphan", "above 20 s", "above 1 GiB", "not seen")
 Counts = collections.Counter[tuple[str, str]]
 
