@@ -47,7 +47,8 @@ AZIMUTHS = tuple(range(0, 360, 20))  # degrees
 N_LIGHTINGS = 6
 SIDE = 96  # pixels
 FINE = 2  # rays of a pixel along each axis
-EXTENT = 68.0  # pixels: the largest width or height of a toy, over its views
+EXTENT = 72.0  # pixels: the largest width or height of the largest toys, over their views
+SMALLEST = 0.65  # extent of the smallest toys, as a fraction of EXTENT
 STEREO = 2.5  # degrees: each camera's angle from the middle of both
 
 # Directions of the lamps (left, right, behind, in front), and how bright they are in each lighting.
@@ -138,12 +139,13 @@ def reach(solid: Solid, directions: Array) -> Array:
 
 
 def animal(rng: np.random.Generator) -> list[Solid]:
-    """Body, four legs, neck, head, snout, two ears or horns, tail, and often a hump, a mane or a trunk."""
+    """Body, four legs, neck, head, snout, two ears or horns, tail, and often a hump, a mane or a trunk. One in four
+    rears."""
     u = rng.uniform
-    length, girth, leg = u(0.7, 1.2), u(0.2, 0.42), u(0.25, 0.75)
-    leg_radius, stance = u(0.05, 0.12), u(0.5, 0.75)
-    neck, rise, head = u(0.1, 0.75), u(5, 70), u(0.13, 0.24)
-    stretch, stride, tone = u(1.1, 1.9), u(-0.15, 0.15), u(0.72, 0.95)
+    length, girth, leg = u(0.55, 1.3), u(0.16, 0.48), u(0.15, 0.85)
+    leg_radius, stance = u(0.04, 0.13), u(0.5, 0.9)
+    neck, rise, head = u(0.05, 0.9), u(-10, 85), u(0.11, 0.28)
+    stretch, stride, tone = u(1.0, 2.1), u(-0.25, 0.25), u(0.55, 1.0)
     back = leg + 0.8 * girth
     parts = [ball((0, 0, back), (length / 2 + 0.1, girth * u(0.7, 1.0), girth), tone, pitch=u(-6, 8))]
     for side, front in itertools.product((-1, 1), (-1, 1)):
@@ -175,17 +177,20 @@ def animal(rng: np.random.Generator) -> list[Solid]:
         parts.append(ball((u(-0.15, 0.15), 0, back + 0.8 * girth), (0.2, 0.6 * girth, 0.6 * girth), tone))
     elif kind == 2:  # a mane
         parts.append(ball(nape - vector(0.08, 0, 0.05), (0.14, 1.5 * head, 1.6 * head), 0.85 * tone, pitch=-20))
+    if rng.random() < 0.25:
+        turn = turned(pitch=u(25, 60))
+        parts = [part._replace(centre=turn @ part.centre, axes=turn @ part.axes) for part in parts]
     return parts
 
 
 def human(rng: np.random.Generator) -> list[Solid]:
     """Base, two legs with feet, hips, chest, two jointed arms, head, hat, and something held."""
     u = rng.uniform
-    leg, torso, wide, tone = u(0.65, 0.95), u(0.5, 0.72), u(0.16, 0.27), u(0.7, 0.92)
-    step, limb, deep = u(-0.3, 0.3), u(0.06, 0.1), u(0.1, 0.17)
+    leg, torso, wide, tone = u(0.35, 0.95), u(0.45, 0.75), u(0.14, 0.34), u(0.55, 1.0)
+    step, limb, deep = u(-0.55, 0.55), u(0.05, 0.12), u(0.1, 0.25)
     base = 0.05
     hip, chest = base + leg, base + leg + torso
-    parts = [rod((0, 0, 0), (0, 0, base), u(0.3, 0.42), albedo=0.9 * tone)]
+    parts = [rod((0, 0, 0), (0, 0, base), u(0.12, 0.45), albedo=0.9 * tone)]
     for side in (-1, 1):
         foot = vector(side * step, side * u(0.8, 1.3) * 0.6 * wide, base)
         parts.append(rod((0, side * 0.5 * wide, hip), foot + vector(0, 0, 0.04), 1.35 * limb, 0.8 * limb, tone))
@@ -199,7 +204,7 @@ def human(rng: np.random.Generator) -> list[Solid]:
     for side in (-1, 1):
         shoulder = vector(0, side * (wide + 0.02), chest - 0.09)
         swing, lift, bend = u(-0.6, 1.0), u(-1.1, 0.3), u(-0.5, 1.1)
-        upper = vector(swing, side * u(0.15, 0.8), lift)
+        upper = vector(swing, side * u(0.15, 1.3), lift)
         elbow = shoulder + 0.32 * upper / np.linalg.norm(upper)
         lower = vector(u(0.2, 1), side * u(-0.5, 0.3), bend - 0.4)
         hands.append(elbow + 0.3 * lower / np.linalg.norm(lower))
@@ -216,10 +221,11 @@ def human(rng: np.random.Generator) -> list[Solid]:
         parts.append(ball((0, 0, crown + 0.35 * skull), (1.25 * skull, 1.2 * skull, 0.95 * skull), 0.8 * tone))
     held, hand = rng.integers(4), hands[rng.integers(2)]
     if held == 0:  # a staff
-        parts.append(rod(hand - vector(0, 0, u(0.3, 0.9)), hand + vector(0, 0, u(0.3, 0.8)), 0.035, albedo=0.8 * tone))
+        lean = vector(u(-0.6, 0.6), u(-0.4, 0.4), 1)
+        parts.append(rod(hand - u(0.2, 0.6) * lean, hand + u(0.3, 0.9) * lean, 0.035, albedo=0.8 * tone))
     elif held == 1:  # a rifle
         parts.append(
-            rod(hand - vector(0.15, 0.1, 0.1), hand + vector(u(0.3, 0.6), 0.1, u(0, 0.4)), 0.045, 0.03, 0.7 * tone)
+            rod(hand - vector(0.15, 0.1, 0.1), hand + vector(u(0.4, 0.9), 0.1, u(-0.1, 0.5)), 0.05, 0.03, 0.7 * tone)
         )
     elif held == 2:  # a pack
         parts.append(box((-deep - 0.12, 0, chest - 0.25), (0.13, wide * 0.8, u(0.15, 0.28)), 0.85 * tone))
@@ -231,11 +237,11 @@ def human(rng: np.random.Generator) -> list[Solid]:
 def airplane(rng: np.random.Generator) -> list[Solid]:
     """Fuselage, nose, tail, two wings, two tailplanes, a fin, a canopy, and engines, a propeller or floats."""
     u = rng.uniform
-    radius, span, chord, tone = u(0.08, 0.15), u(0.5, 1.0), u(0.12, 0.28), u(0.75, 0.95)
-    sweep, place, dihedral = u(-5, 42), u(-0.1, 0.2), u(-2, 8)
+    radius, span, chord, tone = u(0.07, 0.2), u(0.35, 1.15), u(0.09, 0.34), u(0.55, 1.0)
+    sweep, place, dihedral = u(-12, 52), u(-0.25, 0.3), u(-6, 14)
     z = radius + u(0.1, 0.25)
     height = z + rng.choice([-0.6, 0.0, 0.8]) * radius
-    nose, tail = u(0.15, 0.45), u(0.25, 0.5)
+    nose, tail = u(0.1, 0.5), u(0.15, 0.55)
     parts = [
         rod((-0.45, 0, z), (0.55, 0, z), radius, albedo=tone),
         ball((0.55, 0, z), (nose, radius, radius), tone),
@@ -280,12 +286,12 @@ def airplane(rng: np.random.Generator) -> list[Solid]:
 
 
 def truck(rng: np.random.Generator) -> list[Solid]:
-    """Frame, cab with windscreen and windows, often a bonnet, six or four wheels, and one of six loads."""
+    """Frame, cab with windscreen and windows, often a bonnet, six or four wheels, and one of six loads; or a bus."""
     u = rng.uniform
-    length, half, wheel, tone = u(1.3, 2.1), u(0.26, 0.36), u(0.12, 0.18), u(0.72, 0.95)
+    length, half, wheel, tone = u(1.0, 2.1), u(0.24, 0.42), u(0.1, 0.2), u(0.55, 1.0)
     deck = wheel * u(1.3, 1.8)
-    cab, cab_height = u(0.16, 0.24), u(0.22, 0.36)
-    bonnet = u(0.1, 0.2) if rng.random() < 0.45 else 0.0
+    cab, cab_height = u(0.14, 0.28), u(0.16, 0.38)
+    bonnet = u(0.08, 0.22) if rng.random() < 0.45 else 0.0
     front = length / 2
     x = front - 2 * bonnet - cab
     parts = [
@@ -301,9 +307,12 @@ def truck(rng: np.random.Generator) -> list[Solid]:
     start, end = -front, x - cab - u(0.02, 0.1)
     middle, reach_x, shade = (start + end) / 2, (end - start) / 2, u(0.75, 1.0) * tone
     floor = deck + 0.05
-    kind = rng.integers(6)
-    if kind == 0:  # a closed van
-        high = u(0.25, 0.45)
+    kind = rng.integers(7)
+    if kind == 6:  # a bus
+        parts.append(box((-0.03, 0, deck + cab_height), (length / 2, half * 0.97, cab_height * 1.03), tone))
+        parts.append(box((-0.03, 0, deck + 1.4 * cab_height), (0.93 * front, half * 0.98, 0.25 * cab_height), 0.45))
+    elif kind == 0:  # a closed van
+        high = u(0.15, 0.45)
         parts.append(box((middle, 0, floor + high), (reach_x, half, high), shade))
     elif kind == 1:  # a tank
         radius = u(0.75, 0.95) * half
@@ -326,8 +335,8 @@ def truck(rng: np.random.Generator) -> list[Solid]:
 def car(rng: np.random.Generator) -> list[Solid]:
     """Body, bonnet, boot, cabin with windscreen and windows, four wheels, bumpers, and often a spoiler."""
     u = rng.uniform
-    length, half, wheel, tone = u(1.2, 1.7), u(0.28, 0.38), u(0.11, 0.16), u(0.75, 0.97)
-    belly, waist = wheel * u(0.6, 0.9), wheel * u(2.1, 2.9)
+    length, half, wheel, tone = u(0.95, 1.75), u(0.26, 0.42), u(0.1, 0.2), u(0.55, 1.0)
+    belly, waist = wheel * u(0.6, 1.0), wheel * u(1.9, 3.2)
     front = length / 2
     parts = wheels([front * u(0.55, 0.68), -front * u(0.55, 0.68)], half + 0.01, wheel, u(0.07, 0.12))
     middle, deep = (belly + waist) / 2, (waist - belly) / 2
@@ -336,7 +345,7 @@ def car(rng: np.random.Generator) -> list[Solid]:
     else:
         parts.append(ball((0, 0, middle - 0.02), (front * 1.12, half * 1.2, deep * 1.35), tone))
         parts.append(box((0, 0, middle), (front * 0.8, half * 0.95, deep * 0.9), tone))
-    x, long, high = u(-0.3, 0.05) * front, u(0.22, 0.36) * length, u(0.1, 0.18)
+    x, long, high = u(-0.4, 0.2) * front, u(0.16, 0.45) * length, u(0.08, 0.26)
     kind = rng.integers(4)
     if kind == 0:  # a round roof
         parts.append(ball((x, 0, waist), (long, half * 0.85, high * 1.5), tone))
@@ -375,7 +384,8 @@ class Toy(NamedTuple):
 
 def make_toy(category: int, instance: int, seed: int = 0) -> Toy:
     """It depends on nothing but the three numbers."""
-    solids = BUILDERS[category](generator(seed, Stream.DATA, *b"toy", category, instance))
+    rng = generator(seed, Stream.DATA, *b"toy", category, instance)
+    solids = BUILDERS[category](rng)
     axes, centres = np.stack([s.axes for s in solids]), np.stack([s.centre for s in solids])
     low, high = (
         np.min([sign * s.centre - reach(s, np.eye(3)) for s in solids], axis=0) * sign for sign in (1, -1)
@@ -386,6 +396,7 @@ def make_toy(category: int, instance: int, seed: int = 0) -> Toy:
     screens = np.concatenate([(camera(e, 0.0).T @ turned(yaw=a))[:2] for e, a in views])  # right and up, for the toy
     at = (centres - [0, 0, looked_at]) @ screens.T
     widest = 2 * max(np.max(np.abs(x) + reach(s, screens)) for s, x in zip(solids, at, strict=True))
+    widest /= rng.uniform(SMALLEST, 1)
     solids = [s._replace(axes=s.axes / widest, centre=c / widest) for s, c in zip(solids, centres, strict=True)]
     return Toy(solids, axes / widest, centres / widest, looked_at / widest)
 
