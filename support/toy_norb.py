@@ -48,7 +48,7 @@ N_LIGHTINGS = 6
 SIDE = 96  # pixels
 FINE = 2  # rays of a pixel along each axis
 EXTENT = 72.0  # pixels: the largest width or height of the largest toys, over their views
-SMALLEST = 0.65  # extent of the smallest toys, as a fraction of EXTENT
+SMALLEST = 0.8  # extent of the smallest toys, as a fraction of EXTENT
 STEREO = 2.5  # degrees: each camera's angle from the middle of both
 
 # Directions of the lamps (left, right, behind, in front), and how bright they are in each lighting.
