@@ -156,7 +156,7 @@ def test_views_differ_by_eye_lighting_instance_and_category() -> None:
         assert np.abs(other.astype(int) - view[0]).max() > 60
     left, right = (one_view(3, 0, eye=eye)[0] for eye in (-2.5, 2.5))
     assert 0.3 < np.abs(left.astype(int) - right).mean() < 12
-    assert np.median(left) == np.median(right) == toys.GROUND[0]
+    assert np.abs(np.median([left, right], axis=(1, 2)) - toys.GROUND[0]).max() <= 4
 
 
 def test_the_ground_is_plain_and_its_shadow_soft() -> None:
@@ -355,6 +355,7 @@ def test_the_ridge_is_chosen_on_an_instance_that_is_left_out() -> None:
 
 def test_baselines_of_a_small_set(small_cache: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr(script, "CNN", conv.Config(dataset="toys", hold_out="nothing", n_epochs=1, sizes=(4, 2, 2, 2)))
+    monkeypatch.setattr(script, "best_ridge", lambda *_: 0.01)  # it needs two instances
     monkeypatch.setattr(script, "read_pixels", lambda *args, real=script.read_pixels: _shrunk(*real(*args)))
     out = small_cache / "b.json"
     assert script.main(["--baselines", "--out-json", str(out), "--threads", "1", "--quiet"]) == 0
