@@ -779,15 +779,15 @@ def draw_training_curves(run: Run) -> Figure:
     config = run.config
     fig = run_figure(run, 3.75, "Training")
     add_model_legend(fig, 0.62, 0.72, [MODELS[name] for name in run.states])
-    accuracy = "familiar_accuracy" if config.has_views else "accuracy"
+    accuracy = "familiar_accuracy" if config.holds_out else "accuracy"
     errors = [
         f"{MODELS[name].short} {100 * (1 - state.history[accuracy][-1]):.2f} %" for name, state in run.states.items()
     ]
     add_text(fig, WIDTH - 0.15, 0.72, "test errors at the end: " + ", ".join(errors), ha="right", fontweight="bold")
-    other = "held_out_accuracy" if config.has_views else "error"
+    other = "held_out_accuracy" if config.holds_out else "error"
     titles = {
         "train_loss": "training loss, each model's own",
-        accuracy: "accuracy, familiar viewpoints" if config.has_views else "test accuracy",
+        accuracy: "accuracy, familiar viewpoints" if config.holds_out else "test accuracy",
         "held_out_accuracy": "accuracy, held-out viewpoints",
         "error": "test error",
     }

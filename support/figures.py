@@ -110,6 +110,7 @@ DATASET_NAMES = {  # by the "dataset" of a result
     "voxels": "voxel objects",
     "smallnorb": "smallNORB",
     "images": "own images",
+    "toys": "toys in place of smallNORB",
 }
 
 
@@ -525,7 +526,7 @@ def load_finished(
         return asked, {}
     config, states = experiment.load_checkpoint(path)
     check_same(path, config, asked, given, free)
-    if "data_dir" in given and config.dataset in ("strokes", "voxels"):
+    if "data_dir" in given and config.dataset in ("strokes", "voxels", "toys"):
         raise UserError(f"{path} was trained on {config.dataset}, which have no files: leave --data-dir out")
     for name in dict.fromkeys((*required, *states)):
         done = len(states[name].history.get("train_loss", [])) if name in states else 0

@@ -151,8 +151,8 @@ OUTSIDE = {  # of numbers
     "--weight-decay": "-1 101", "--recon-weight": "-1 1001", "--min-iou": "-1 1.5",
 }  # fmt: skip
 CHOICES = (
-    "--canvas --dataset --conv --preset --em-grad --routing-grad --lambda-schedule --lr-schedule --optimizer --loss"
-    " --standardize --colour"
+    "--canvas --dataset --hold-out --conv --preset --em-grad --routing-grad --lambda-schedule --lr-schedule"
+    " --optimizer --loss --standardize --colour"
 )
 WRONG: dict[str, list[str]] = {
     **{flag: ["0", "-1", "1.5", "1,5", str(most + 1), *NO_NUMBER] for flag, most in MOST.items()},
@@ -848,8 +848,10 @@ OTHER_VALUES = {
     "--test-elevations": "40:70 --train-elevations 10:35 --train-azimuths 0:360",
 }  # fmt: skip
 MORE = {"smallnorb_novel_viewpoint": {"--loss": "spread"}}
-FREE = {"--dataset", "--data-dir", "--train-elevations", "--attack", "--epsilons", "--attack-steps", "--n-attack"}
-FREE |= {"--image-size", "--colour"}  # of own images alone
+FREE = {
+    "--dataset", "--data-dir", "--hold-out", "--train-elevations", "--attack", "--epsilons", "--attack-steps",
+    "--n-attack", "--image-size", "--colour",
+}  # fmt: skip
 
 
 def changes(experiment: Experiment) -> dict[str, str]:
