@@ -657,7 +657,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         COMMON_FLAGS,
         [
-            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 20 seconds."),
+            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 9 seconds."),
             ("", "All figures, after training the three models for eight epochs: about 7 minutes."),
             ("--n-epochs 2 --outdir draft", "All figures, after a short training, into draft/: about 2 minutes."),
         ],

@@ -599,11 +599,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         COMMON_FLAGS.replace("--n-train", "--test-azimuths"),
         [
-            ("", "All figures, after training the three models for ten epochs: about 15 seconds."),
-            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 12 seconds."),
+            ("", "All figures, after training the three models for ten epochs: about 12 seconds."),
+            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 9 seconds."),
             (
                 "--train-elevations 10:35 --test-elevations 40:70",
-                "All figures, with elevations held out: about 15 seconds.",
+                "All figures, with elevations held out: about 12 seconds.",
             ),
         ],
         description="Draw the figures of the novel-viewpoint experiment, from a checkpoint or after training its"
