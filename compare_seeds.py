@@ -45,7 +45,7 @@ from report import MAX_BYTES, make_table, read_result, show_p
 from support.files import UserError, atomic_write, data_files, overwriting, require_writable, temporary_folder
 from support.results import code_fingerprint, save_result
 from support.run import Parser, exit_status, number, one_line, print_message, print_result, shows_progress, whole_number
-from support.statistics import summarise
+from support.statistics import best_setting, summarise
 
 Json = dict[str, Any]
 
@@ -422,14 +422,9 @@ def make_document(
             "failures": [{"seed": job.seed, "error": out["error"]} for job, out in own if "error" in out],
         }
     if len(settings) > 1:
-        document["best"] = {name: best_setting(document, name) for name, metric in pairs if metric == headline}
+        best = {name: best_setting(document["settings"], name, headline) for name, k in pairs if k == headline}
+        document["best"] = best
     return document
-
-
-def best_setting(document: Json, model: str) -> str:
-    """The name of the setting with the model's highest mean of the main metric; the first of equal ones."""
-    entries = document["settings"]
-    return max(entries, key=lambda name: entries[name]["models"][model][document["headline"]]["mean"])
 
 
 def axes_of(args: argparse.Namespace) -> list[list[str]]:
@@ -579,36 +574,79 @@ def axis(text: str) -> tuple[str, list[str]]:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
-        usage="%(prog)s EXPERIMENT --seeds 0:3 [options] [-- FLAGS OF THE EXPERIMENT]",
+        "--seeds --grid --metric --name --out --jobs --timeout --resume --cache --dask",
+        [
+            ("smallnorb_novel_viewpoint --seeds 0:3", "Three seeds: about 15 seconds."),
+            (
+                "smallnorb_novel_viewpoint --seeds 0:10 --grid em-iters=1,2,3",
+                "Ten seeds of each of three settings: about 2 minutes.",
+            ),
+            (
+                "multimnist_capsnet --seeds 0:3 --jobs 2 -- --n-epochs 2",
+                "Three short runs, two at a time: about 3 minutes.",
+            ),
+        ],
+        usage="%(prog)s EXPERIMENT --seeds 0:3 [flags] [-- FLAGS OF THE EXPERIMENT]",
         description="Run an experiment with many seeds and settings and compare its models.",
-        epilog="examples:\n" + (__doc__ or "\n\n").split("\n\n")[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="The result goes to results/EXPERIMENT/NAME.json, its figure to viz/EXPERIMENT/seeds_NAME.png.",
     )
     count, cache = whole_number(1, 1024), Path(".cache/compare_seeds")
     add = parser.add_argument_group("what runs").add_argument
-    add("experiment", metavar="EXPERIMENT", help="such as smallnorb_novel_viewpoint, or a script's path")
-    add("--seeds", type=seed_list, metavar="LIST", help="START:STOP without STOP, or 0,1,2; default: 0:3")
-    add("--grid", type=axis, nargs="+", metavar="FLAG=A,B", default=[], help="every combination of these flags' values")
-    add("--zip", type=axis, nargs="+", metavar="FLAG=A,B", default=[], help="their first values, then the second, ...")
-    add("--metric", metavar="NAME", help="of tables and figure; default: the experiment's headline")
+    add(
+        "experiment",
+        metavar="EXPERIMENT",
+        help="Name of the experiment, such as smallnorb_novel_viewpoint, or a script's path.",
+    )
+    add(
+        "--seeds", type=seed_list, metavar="LIST", help="Run the seeds START:STOP without STOP, or 0,1,2. Default: 0:3."
+    )
+    add(
+        "--grid",
+        type=axis,
+        nargs="+",
+        metavar="FLAG=A,B",
+        default=[],
+        help="Run every combination of these flags' values.",
+    )
+    add(
+        "--zip",
+        type=axis,
+        nargs="+",
+        metavar="FLAG=A,B",
+        default=[],
+        help="Run their first values, then their second, and so on.",
+    )
+    add("--metric", metavar="NAME", help="Show this metric in tables and figure. Default: the experiment's headline.")
     add = parser.add_argument_group("output").add_argument
-    add("--name", metavar="NAME", help="of the files; default: the seeds, or the swept flags")
-    add("--out", type=Path, metavar="FILE", help="default: results/EXPERIMENT/NAME.json")
-    add("--figure", type=Path, metavar="FILE", help="default: viz/EXPERIMENT/seeds_NAME.png")
-    add("--keep-history", action="store_true", help="store the values of every epoch too")
-    add("--keep-seconds", action="store_true", help="store training times too, which differ from call to call")
+    add("--name", metavar="NAME", help="Name of the files. Default: the seeds, or the swept flags.")
+    add("--out", type=Path, metavar="FILE", help="File of the result. Default: results/EXPERIMENT/NAME.json.")
+    add("--figure", type=Path, metavar="FILE", help="File of the figure. Default: viz/EXPERIMENT/seeds_NAME.png.")
+    add("--keep-history", action="store_true", help="Store the values of every epoch too.")
+    add("--keep-seconds", action="store_true", help="Store training times too, which differ from call to call.")
     add = parser.add_argument_group("how it runs").add_argument
-    add("--jobs", type=count, metavar="N", default=os.cpu_count() or 1, help="concurrent runs; default: the cores")
-    add("--threads", type=count, metavar="N", default=1, help="BLAS threads of a run; default: %(default)s")
+    add(
+        "--jobs",
+        type=count,
+        metavar="N",
+        default=os.cpu_count() or 1,
+        help="Do N runs at a time. Default: one for each core.",
+    )
+    add("--threads", type=count, metavar="N", default=1, help="A run has N threads. Default: %(default)s.")
     add(
         "--timeout",
         type=number(0, MAX_SECONDS, above=True),
         metavar="S",
-        help="give a run up after so many seconds; default: never",
+        help="Give a run up after S seconds. Default: never.",
     )
-    add("--resume", action="store_true", help="do not repeat what has run with the same flags, data and code")
-    add("--cache", type=Path, metavar="DIR", default=cache, help="keeps finished runs; default: %(default)s")
-    add("--dask", metavar="ADDRESS", help="run on that Dask cluster, such as tcp://HOST:8786; --jobs does not apply")
+    add("--resume", action="store_true", help="Do not repeat what has run with the same flags, data and code.")
+    add(
+        "--cache",
+        type=Path,
+        metavar="DIR",
+        default=cache,
+        help="Keep finished runs in this folder. Default: %(default)s.",
+    )
+    add("--dask", metavar="ADDRESS", help="Run on that Dask cluster, such as tcp://HOST:8786. --jobs does not apply.")
     return parser
 
 

@@ -22,8 +22,9 @@ cost counts its mass in units of what an even assignment gives it. The transform
 and beta_v where agreement activates: from there the training starts without dead capsules.
 
 The images are digits (MNIST, or strokes drawn by this project), or views of objects of which some are held out: voxel
-objects and smallNORB, as in smallnorb_novel_viewpoint.py. Views have 32x32 pixels and 5 classes; the grids then have
-sides of 16, 7 and 5. Or they are a person's own, of any classes, from a folder (docs/your_own_images.md).
+objects and smallNORB, as in smallnorb_novel_viewpoint.py, and toys, a drawn set in the files of smallNORB. Views have
+32x32 pixels and 5 classes; the grids then have sides of 16, 7 and 5. Or the images are a person's own, of any classes,
+from a folder (docs/your_own_images.md).
 
 Run it (both models, seed 0, and both attacks; then novel viewpoints):
 
@@ -57,6 +58,7 @@ from support.files import UserError, require_writable
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import Labelled, picture_sets, prediction_table, read_labelled, read_square, resized
 from support.results import recorded_command, report_result, result_document
+from support.toy_norb import cached_toys
 from support.workers import Workers, Workspace, default_threads
 
 from smallnorb_novel_viewpoint import (  # isort: skip
@@ -94,7 +96,8 @@ CAPS_STRIDES = {"convcaps1": 2, "convcaps2": 1}
 
 
 DIGIT_SETS = ("auto", "mnist", "strokes")
-VIEW_SETS = ("voxels", "smallnorb")
+VIEW_SETS = ("voxels", "smallnorb", "toys")
+NORB_SETS = ("smallnorb", "toys")  # in the files of smallNORB
 OWN_SET = "images"
 DEFAULT_SIDES = (20, 32)  # of the own set's images, in pixels; the nearest to their size is taken
 OWN_EPOCHS = 30  # by default, of the own set, which is mostly small
@@ -104,10 +107,11 @@ OWN_EPOCHS = 30  # by default, of the own set, which is mostly small
 class Config(Viewpoints):
     """One run. Comments give the paper's values where the defaults differ. [Hinton 2018, sec. 4 and 5]
 
-    The fields of Viewpoints are for --dataset voxels and smallnorb. Of ``n_train`` and ``n_test`` None means all.
+    The fields of Viewpoints are for --dataset voxels, smallnorb and toys. Of ``n_train`` and ``n_test`` None means all.
     """
 
     dataset: str = "auto"  # smallNORB
+    hold_out: str = "viewpoints"
     n_epochs: int = 5
     n_train: int | None = None
     n_test: int | None = None
@@ -146,6 +150,11 @@ class Config(Viewpoints):
         return self.dataset in VIEW_SETS
 
     @property
+    def holds_out(self) -> bool:
+        """Whether there are viewpoints that are tested and not trained on."""
+        return self.has_views and self.hold_out == "viewpoints"
+
+    @property
     def classes(self) -> tuple[str, ...]:
         if self.has_own_images:
             return self.class_names
@@ -167,7 +176,7 @@ class Config(Viewpoints):
 
     @property
     def headline(self) -> str:
-        return "held_out_accuracy" if self.has_views else "accuracy"
+        return "held_out_accuracy" if self.holds_out else "accuracy"
 
     @property
     def pixel_range(self) -> tuple[float, float]:
@@ -202,7 +211,7 @@ class Examples(NamedTuple):
 
 
 class Data(NamedTuple):
-    name: str  # "mnist", "strokes", "custom", "voxels", "smallnorb" or "images"
+    name: str  # "mnist", "strokes", "custom", "voxels", "smallnorb", "toys" or "images"
     train: Examples
     test: Examples  # for views: other images from the range of the training
     held_out: Examples | None = None  # viewpoints outside of that range, if the set has viewpoints
@@ -236,6 +245,16 @@ def read_own_images(config: Config, classes: Sequence[str]) -> tuple[tuple[str, 
     return found.classes, [Examples(x * np.float32(1 / 255), y) for x, y in pairs]
 
 
+def make_views(config: Config) -> Sequence[viewpoint.Split]:
+    """Training, test and held-out sets; without --hold-out viewpoints, the two halves of smallNORB."""
+    if config.dataset == "toys":  # in the cache; from there on they are smallNORB
+        config = dataclasses.replace(config, data_dir=str(cached_toys(Path(CACHE_DIR).expanduser())))
+    if config.holds_out:
+        return viewpoint.make_data(config)
+    folder = Path(config.data_dir or ".")
+    return [viewpoint.read_smallnorb(folder, half, standardize=config.standardize) for half in ("training", "testing")]
+
+
 def make_data(config: Config, classes: Sequence[str] = ()) -> Data:
     """Raises UserError where files are missing or damaged. ``classes``: those of a trained network, among which all own
     images must be."""
@@ -243,7 +262,7 @@ def make_data(config: Config, classes: Sequence[str] = ()) -> Data:
     if config.has_own_images:
         name, (classes, sets) = OWN_SET, read_own_images(config, classes)
     elif config.has_views:
-        name, sets = config.dataset, [Examples(split.images, split.labels) for split in viewpoint.make_data(config)]
+        name, sets = config.dataset, [Examples(split.images, split.labels) for split in make_views(config)]
     else:
         folder = Path(config.data_dir) if config.data_dir else None
         source = multimnist.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
@@ -1315,7 +1334,7 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
 
 VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed"}
 TEST_FIELDS = (
-    "dataset", "data_dir", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack",
+    "dataset", "data_dir", "hold_out", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack",
     *sorted(VIEW_FIELDS - {"standardize", "pixel_offset"}),  # which the networks were trained with
 )  # fmt: skip
 
@@ -1365,7 +1384,7 @@ def make_result(
             **{k: v[-1] for k, v in state.history.items() if k.endswith("accuracy") and v},
             "train_seconds": round(state.seconds, 3),
         }
-        if config.has_views:
+        if config.holds_out:
             models[name]["drop"] = models[name]["familiar_accuracy"] - models[name]["held_out_accuracy"]
         for kind, found in attacks.get(name, {}).items():
             if isinstance(found, dict):
@@ -1420,7 +1439,9 @@ def describe_own_images(config: Config, counts: dict[str, tuple[int, int]]) -> s
 def describe(result: dict[str, Any]) -> str:
     """One line: the data, of views what is held out, and the training."""
     config = Config(**result["config"])
-    data = viewpoint.describe(config) if config.has_views else result["dataset"]
+    data = result["dataset"]
+    if config.has_views:
+        data = viewpoint.describe(config) if config.holds_out else f"{data}: no viewpoints held out"
     if "classes" in result:
         data = describe_own_images(config, result["classes"]) + "\n" + data
     seed = f"{result['seed']}{multimnist.training_seed(result)}"
@@ -1447,8 +1468,9 @@ def format_table(result: dict[str, Any]) -> str:
                     zero = found["zero_gradient" + ("_log_odds" if kind.endswith("_log_odds") else "")]
                     cells = " ".join(f"{by_epsilon[e]:6.3f}" for e in epsilons)
                     lines.append(f"{name + ': ' + kind.replace('_', ' '):<32} {cells}  {zero:13.3f}")
-    for name, matrix in result.get("confusion", {}).items():
-        lines += ["", f"{name}: answers", *confusion_lines(np.array(matrix), list(result["classes"]))]
+    if "classes" in result:
+        for name, matrix in result["confusion"].items():
+            lines += ["", f"{name}: answers", *confusion_lines(np.array(matrix), list(result["classes"]))]
     return "\n".join(lines)
 
 
@@ -1484,7 +1506,8 @@ def read_picture(path: Path, config: Config) -> Array:
         square = read_square(path, config.image_size, config.in_channels)[None]
         return square * np.float32(1 / 255) - np.float32(config.pixel_offset)
     if config.has_views:
-        return viewpoint.read_picture(path, config) - np.float32(config.pixel_offset)
+        like_smallnorb = dataclasses.replace(config, dataset="smallnorb") if config.dataset == "toys" else config
+        return viewpoint.read_picture(path, like_smallnorb) - np.float32(config.pixel_offset)
     return multimnist.read_picture(path, config, DIGIT_BOX)[None, :, :, None] - np.float32(config.pixel_offset)
 
 
@@ -1524,49 +1547,55 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of Config, which the figure scripts have too."""
     count, positive = whole_number(1, 10**7), number(0, 10, above=True)
     add = add_flags(parser, "data", Config)
-    add("dataset", (*DIGIT_SETS, *VIEW_SETS, OWN_SET),
-        "auto: MNIST if it is there or can be downloaded, else generated digits; images: your own")
-    add("data_dir", non_empty, "folder of the four MNIST files, or of the six of smallNORB; of images with a sub-folder"
-        " for each class, or a .npz file of x_train, y_train, x_test, y_test", "DIR", CACHE_DIR)
-    add("side", whole_number(13, 128), "own images are resized to N x N pixels",
+    add("dataset", (*DIGIT_SETS, *VIEW_SETS, OWN_SET), "Images. auto is MNIST if it is there or can be downloaded, else"
+        " strokes: generated digits; images are your own. toys are drawn once, in a minute or two, into"
+        f" {CACHE_DIR}/toys-….")
+    add("data_dir", non_empty, "Folder of the four MNIST files, or of the six of smallNORB; of images with a sub-folder"
+        " for each class, or a .npz file of x_train, y_train, x_test, y_test.", "DIR", CACHE_DIR)
+    add("side", whole_number(13, 128), "Resize own images to N x N pixels.",
         default="their own size, but at least {} and at most {}".format(*DEFAULT_SIDES))
-    add("colour", ("grey", "rgb"), "what the networks see of own images")
-    add("n_train", count, "training images, drawn with the seed", default="all")
-    add("n_test", count, "test images, evenly spaced over the set", default="all")
-    add("n_val", whole_number(1, 10**6), "to choose settings: test on so many training digits, not trained on",
+    add("colour", ("grey", "rgb"), "What the networks see of own images.")
+    add("n_train", count, "Train on N images, drawn with the seed.", default="all")
+    add("n_test", count, "Test on N images, evenly spaced over the set.", default="all")
+    add("n_val", whole_number(1, 10**6), "To choose settings: test on N training digits, which are not trained on.",
         default="test on the test digits")
-    add("shift", whole_number(0, 8), "training images are shifted by up to N pixels on each axis")
-    add_viewpoint_flags(parser, Config, "viewpoints, of --dataset voxels and smallnorb")
+    add("shift", whole_number(0, 8), "Shift every training image at random by up to N pixels on each axis.")
+    add_viewpoint_flags(parser, Config, "viewpoints, of --dataset voxels, smallnorb and toys")
+    add = add_flags(parser, "objects, of --dataset smallnorb and toys", Config)
+    add("hold_out", ("viewpoints", "nothing"),
+        "nothing: train on all views of five objects a class, and test on all views of the five others.")
     add = add_flags(parser, "capsules", Config)
-    add("sizes", list_of(whole_number(1, 1024), 4, "32,8,8,8"), "channels of conv1, types of primary capsules and of"
-        " those of the two layers above; the paper has 32,32,32,32 and 64,8,16,16", "A,B,C,D")
-    add("em_iters", whole_number(1, 20), "routing iterations")
-    add("em_grad", ("exact", "stop"), "gradient through all iterations, or the last M-step with assignments constant")
-    add("em_lambda", number(0, 1000, above=True), "inverse temperature of the last iteration", "X")
+    add("sizes", list_of(whole_number(1, 1024), 4, "32,8,8,8"), "Channels of conv1, and types of the primary capsules"
+        " and of those of the two layers above. The paper has 32,32,32,32 and 64,8,16,16.", "A,B,C,D")
+    add("em_iters", whole_number(1, 20), "Route in N iterations.")
+    add("em_grad", ("exact", "stop"),
+        "Differentiate through all iterations, or through the last M-step with constant assignments.")
+    add("em_lambda", number(0, 1000, above=True), "Inverse temperature of the last iteration.", "X")
     add("lambda_schedule", ("constant", "linear", "exponential"),
-        "inverse temperature of iteration t of T: X, X t / T, or X (1 - 0.95^t)")
-    add("variance_floor", number(0, 1e6, above=True), "added to every variance of a routing iteration", "X")
+        "The inverse temperature of iteration t of T is X, X t / T, or X (1 - 0.95^t), with X of --em-lambda.")
+    add("variance_floor", number(0, 1e6, above=True), "Add X to every variance of a routing iteration.", "X")
     add("beta_v_init", number(-10, 10),
-        "beta_v before training, counted from -log(variance floor) / 2, at which votes that agree cost nothing", "X")
+        "Initial beta_v, counted from -log(variance floor) / 2, at which votes that agree cost nothing.", "X")
     add = add_flags(parser, "training", Config)
-    add("seed", whole_number(0, 2**32 - 1), "of data, initial weights and order")
-    add("n_epochs", whole_number(1, 100_000), f"passes over the training set; {OWN_EPOCHS} with --dataset images")
-    add("batch_size", whole_number(1, 4096), "images of a step")
-    add("lr", positive, "Adam's learning rate for the capsules", "X")
-    add("cnn_lr", positive, "the same for the CNN", "X")
-    add("lr_schedule", ("constant", "linear", "cosine"), "linear and cosine fall to 0")
-    add("weight_decay", number(0, 100), "a step shrinks convolutions and the last layer by lr * X", "X")
-    add("loss", ("spread", "cross-entropy"), "of the capsules: the paper's, on the activations, or on a score of pose"
-        " and activation; the CNN always has cross-entropy")
-    add("dtype", ("float32", "float64"), "of all arithmetic")
+    add("seed", whole_number(0, 2**32 - 1), "Seed of the data, the initial weights and the order.")
+    add("n_epochs", whole_number(1, 100_000),
+        f"Train for N passes over the training set ({OWN_EPOCHS} with --dataset images).")
+    add("batch_size", whole_number(1, 4096), "A step is taken on N images.")
+    add("lr", positive, "Learning rate of the capsules.", "X")
+    add("cnn_lr", positive, "Learning rate of the CNN.", "X")
+    add("lr_schedule", ("constant", "linear", "cosine"), "Course of the learning rate. linear and cosine fall to 0.")
+    add("weight_decay", number(0, 100), "A step shrinks convolutions and the last layer by lr * X.", "X")
+    add("loss", ("spread", "cross-entropy"), "Loss of the capsules: the paper's spread loss of the activations, or"
+        " cross-entropy of a score of pose and activation. The CNN always has cross-entropy.")
+    add("dtype", ("float32", "float64"), "Number format of all arithmetic.")
     add = add_flags(parser, "attacks", Config)
-    add("attack", names_of(ATTACKS), "after the training, measure the accuracy under fgsm, iterated or both", "A,B")
+    add("attack", names_of(ATTACKS), "After the training, attack by fgsm, iterated or both, and test.", "A,B")
     add("epsilons", epsilon_list,
-        "how far a pixel may be moved; pixels run from 0 to 1, standardised ones are in standard deviations", "X,Y")
-    add("attack_steps", whole_number(1, 1000), "of the iterated attack, each of epsilon / N")
-    add("n_attack", count, "test images that are attacked, of views those of the training range")
+        "An attack moves no pixel by more than X: pixels are 0 to 1, standardised ones in standard deviations.", "X,Y")
+    add("attack_steps", whole_number(1, 1000), "The iterated attack takes N steps, each of epsilon / N.")
+    add("n_attack", count, "Attack N test images; of views, those of the training range.")
     parser.add_argument("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
-        help="no number depends on it; default: one for each processor, at most 4 (here: %(default)s)")
+        help="Use N threads. No number depends on it. Default: one a processor, at most 4 (here: %(default)s).")
 # fmt: on
 
 
@@ -1584,21 +1613,35 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         parser.error("argument --n-val: applies to sets of digits alone")
     if args.dataset in ("voxels", "strokes") and args.data_dir is not None:
         parser.error(f"argument --data-dir: {args.dataset} has no files")
+    if args.dataset == "toys" and args.data_dir is not None:
+        parser.error(
+            "argument --data-dir: toys are drawn into the cache; for a folder of them take --dataset smallnorb"
+        )
+    if args.hold_out == "nothing":
+        if args.dataset not in NORB_SETS:
+            parser.error("argument --hold-out: nothing needs --dataset smallnorb or toys")
+        for name in sorted((VIEW_FIELDS - {"pixel_offset"}) & args.given):
+            parser.error(f"argument {flag_of(Config, name)}: not together with --hold-out nothing")
     fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Config) if field.name in args}
     if args.dataset == OWN_SET and "n_epochs" not in args.given:
         fields["n_epochs"] = OWN_EPOCHS
     if args.dataset in VIEW_SETS:
         return Config(**fields | viewpoints_from_args(parser, args))
     for name in sorted((VIEW_FIELDS - {"pixel_offset"}) & args.given):
-        parser.error(f"argument {flag_of(Config, name)}: needs --dataset voxels or smallnorb")
+        parser.error(f"argument {flag_of(Config, name)}: needs --dataset voxels, smallnorb or toys")
     return Config(**{name: value for name, value in fields.items() if value is not None})
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
+        "--dataset --data-dir --seed --n-epochs --n-train --attack --out-json --checkpoint --resume --predict",
+        [
+            ("", "Both models, five epochs of MNIST: about 45 minutes."),
+            ("--n-train 6000 --n-epochs 2 --attack fgsm", "A short training and an attack: about 2 minutes."),
+            ("--dataset voxels", "Both models on held-out views of voxel objects: about 20 seconds."),
+        ],
         description="Train convolutional matrix capsules and a CNN of equal size on digits or on views of objects, and"
         " attack both.",
-        epilog="With no flags: both models on all of MNIST, seed 0, no attack.",
     )
     add_config_flags(parser)
     add_file_flags(parser, MODEL_NAMES)

@@ -268,13 +268,19 @@ class GatheringVotes(Scene):
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
-        description="Train the convolutional matrix capsules and animate how their votes are routed on the way."
+        "--out --fps --snapshots --dataset --data-dir --seed --n-epochs --n-train --threads --quiet",
+        [
+            ("--n-epochs 1 --n-train 20000", "Ten snapshots of one epoch of 20,000 digits: about 4 minutes."),
+            ("--n-epochs 1 --n-train 2000 --snapshots 4 --out draft.gif", "A short draft: about 40 seconds."),
+            ("--dataset voxels", "Views of voxel objects instead of digits: about 30 seconds."),
+        ],
+        description="Train the convolutional matrix capsules and animate how their votes are routed on the way.",
     )
     experiment.add_config_flags(parser)
     animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=3.0)
     animation.add_argument(
         "--snapshots", type=whole_number(2, MAX_FRAMES), metavar="N", default=10,
-        help="how often the network is tested, before the first step and after the last too; default: %(default)s",
+        help="Test the network N times, before the first step and after the last too. Default: %(default)s.",
     )  # fmt: skip
     return parser
 

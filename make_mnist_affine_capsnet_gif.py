@@ -185,21 +185,27 @@ def digit_classes(text: str) -> tuple[int, ...]:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
+        "--checkpoint --out --fps --frames --digits --dataset --data-dir --seed --n-epochs --threads",
+        [
+            ("--checkpoint run.npz", "Three digits turning, as the networks of run.npz see them: about 1 minute."),
+            ("--checkpoint run.npz --digits 6,9 --out 69.gif", "Two other digits: about 1 minute."),
+            ("--n-train 6000 --n-epochs 4", "The same after a short training: about 3 minutes."),
+        ],
         description="Animate what the models of the affine-digits experiment take turning digits for, from a checkpoint"
-        " or after training them."
+        " or after training them.",
     )
     experiment.add_config_flags(parser)
     animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=10.0)
     animation.add_argument(
-        "--checkpoint", type=Path, metavar="FILE", help="take a finished training from there and train nothing"
+        "--checkpoint", type=Path, metavar="FILE", help="Show the finished training of this file. Default: train first."
     )
     animation.add_argument(
         "--digits", type=digit_classes, metavar="A,B,C", default=(2, 4, 7),
-        help=f"classes of which the first test digit is shown, at most {N_SHOWN}; default: 2,4,7",
+        help=f"Show the first test digit of these classes, at most {N_SHOWN}. Default: 2,4,7.",
     )  # fmt: skip
     animation.add_argument(
         "--frames", type=whole_number(2, MAX_FRAMES), metavar="N", default=73,
-        help="angles from -90 to 90 degrees; default: %(default)s, every 2.5 degrees",
+        help="Show N angles from -90 to 90 degrees. Default: %(default)s, every 2.5 degrees.",
     )  # fmt: skip
     return parser
 

@@ -194,13 +194,19 @@ class Reconstructions(Scene):
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
-        description="Train the capsule network of the MultiMNIST experiment and animate what it draws on the way."
+        "--out --fps --snapshot-every --dataset --data-dir --seed --n-epochs --n-train --threads --quiet",
+        [
+            ("", "A frame every 75 steps of eight epochs: about 3 minutes."),
+            ("--n-epochs 1 --out draft.gif", "A draft of one epoch: about 30 seconds."),
+            ("--n-epochs 20 --snapshot-every 150", "A longer training, and a frame every 150 steps: about 8 minutes."),
+        ],
+        description="Train the capsule network of the MultiMNIST experiment and animate what it draws on the way.",
     )
     experiment.add_config_flags(parser)
     animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=6.0)
     animation.add_argument(
         "--snapshot-every", type=whole_number(1, 10**9), metavar="N", default=75,
-        help="steps from one frame to the next; default: %(default)s",
+        help="Take N steps from one frame to the next. Default: %(default)s.",
     )  # fmt: skip
     return parser
 

@@ -848,23 +848,23 @@ def add_config_flags(parser: Parser) -> None:
     base.add_digit_flags(add)
     parser.add_argument(
         "--canvas", dest="image_size", type=int, choices=(base.DIGIT_SIDE, AFFNIST_SIDE), default=Config.image_size,
-        help="side of the images: digits as they are, or each anywhere on 40x40, for affNIST; default: %(default)s",
+        help="Side of the images: digits as they are, or each anywhere on 40x40 as in affNIST. Default: %(default)s.",
     )
     count = whole_number(0, 10**6)
-    add("max_shift", whole_number(0, 12), "of training digits, in pixels, drawn for each",
+    add("max_shift", whole_number(0, 12), "Shift every training digit at random by up to N pixels.",
         default="2 at 28x28, 6 (anywhere) at 40x40")
-    add("n_train", count, "training digits; 0: all that are not held out")
-    add("n_val", whole_number(1, 10**6), "training digits that are held out for validation")
-    add("n_test", count, "test digits; 0: all")
-    add("n_sweep", whole_number(1, 10**6), "test digits of each of the sweep's angles, -90 to 90 by 5 degrees")
+    add("n_train", count, "Train on N digits. With 0 these are all that are not held out.")
+    add("n_val", whole_number(1, 10**6), "Hold out N training digits for validation.")
+    add("n_test", count, "Test on N digits. With 0 these are all.")
+    add("n_sweep", whole_number(1, 10**6), "Test N digits at each angle from -90 to 90 degrees in steps of 5.")
     add("rotation", list_of(number(-180, 180)),
-        "angles of the rotated test sets in degrees, counter-clockwise (--rotation=-20 for the other way)", "A,B")
+        "Angles of the rotated test sets in degrees, counter-clockwise (--rotation=-20 is the other way).", "A,B")
     base.add_network_flags(parser, Config)
     add = add_flags(parser, "stopping", Config)
-    add("lenet_lr", number(0, 10, above=True), "Adam's learning rate for LeNet-5, with the schedule of --lr", "X")
+    add("lenet_lr", number(0, 10, above=True), "Learning rate of LeNet-5, with the schedule of --lr.", "X")
     add("match_accuracy", number(0, 1, above=True),
-        "stop each model as soon as it has this accuracy on the digits held out", "A", "train for all epochs")
-    add("check_every", whole_number(1, 10**9), "steps between two checks of it")
+        "Stop each model as soon as it has the accuracy A on the digits held out.", "A", "train for all epochs")
+    add("check_every", whole_number(1, 10**9), "Check every N steps whether a model has the --match-accuracy.")
 # fmt: on
 
 
@@ -876,14 +876,22 @@ def config_from_args(args: argparse.Namespace) -> Config:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
+        "--dataset --data-dir --canvas --seed --n-epochs --models --out-json --checkpoint --eval-only --predict",
+        [
+            ("", "Three models, twelve epochs of MNIST: about 35 minutes."),
+            ("--n-train 6000 --n-epochs 4 --checkpoint run.npz", "A short training, which is kept: about 3 minutes."),
+            (
+                "--checkpoint run.npz --eval-only --rotation=-20,20",
+                "Test its networks at other angles: about 2 minutes.",
+            ),
+        ],
         description="Train a capsule network, a CNN and LeNet-5 on upright digits and test them on rotated and"
         " distorted ones.",
-        epilog="With no flags: twelve epochs of MNIST digits of 28x28 pixels, seed 0, three models.",
     )
     add_config_flags(parser)
     parser.add_argument(
         "--affnist", type=file_path, metavar="FILE",
-        help="test on a published affNIST file (.mat) as well; needs --canvas 40",
+        help="Test on a published affNIST file (.mat) as well; needs --canvas 40.",
     )  # fmt: skip
     add_file_flags(parser, MODEL_NAMES, predict_png=True)
     return parser

@@ -1428,22 +1428,22 @@ def add_digit_flags(add: Callable[..., None]) -> None:
     add(
         "dataset",
         ("auto", "mnist", "strokes"),
-        "auto: MNIST if it is there or can be downloaded, else generated digits",
+        "Digits. auto is MNIST if it is there or can be downloaded, else strokes: generated digits.",
     )
-    add("data_dir", non_empty, "folder of the four MNIST files, or of others of their format", "DIR", CACHE_DIR)
+    add("data_dir", non_empty, "Folder of the four MNIST files, or of others of their format.", "DIR", CACHE_DIR)
 
 
 def add_config_flags(parser: Parser) -> None:
     """The flags of Config, which the figure scripts have too."""
     add = add_flags(parser, "data", Config)
     add_digit_flags(add)
-    add("n_train", whole_number(1, 10**8), "composites an epoch, in whole batches")
-    add("n_test", whole_number(1, 100_000), "composites of test digits, the same for all models")
-    add("n_val", whole_number(1, 10**6), "to choose settings: test on so many training digits, not trained on",
+    add("n_train", whole_number(1, 10**8), "An epoch has N composites, in whole batches.")
+    add("n_test", whole_number(1, 100_000), "Test on N composites of test digits, the same for all models.")
+    add("n_val", whole_number(1, 10**6), "To choose settings: test on N training digits, which are not trained on.",
         default="test on the test digits")
-    add("min_iou", number(0, 1), "least intersection over union of the two 28x28 boxes; 0 is the paper's", "X")
+    add("min_iou", number(0, 1), "Least intersection over union of the two 28x28 boxes. The paper's is 0.", "X")
     add("pool", whole_number(0, 10**7),
-        "train on N composites drawn once, and shuffled every time; 0: fresh ones for every batch")
+        "Train on N composites drawn once, and shuffled every epoch. With 0 every batch is fresh.")
     add_network_flags(parser, Config)
 
 
@@ -1452,32 +1452,32 @@ def add_network_flags(parser: Parser, config: type[Config]) -> None:
     parser.checks.append(check_digit_flags)
     parser.add_argument(
         "--preset", choices=tuple(PRESETS), default="small",
-        help="sizes of the network: 32 channels, 8 types, decoder 256-512; or the paper's 256, 32, 512-1024;"
-        " default: %(default)s",
+        help="Sizes of the network: 32 channels, 8 types and a decoder of 256-512 units, or the paper's 256, 32 and"
+        " 512-1024. Default: %(default)s.",
     )
     add = add_flags(parser, "capsules", config)
-    add("conv_channels", whole_number(1, 1024), "of conv1", default="the preset's")
-    add("primary_types", whole_number(1, 256), "of 8-D capsules", default="the preset's")
-    add("routing_iters", whole_number(1, 20), "routing iterations")
+    add("conv_channels", whole_number(1, 1024), "Give conv1 N channels.", default="the preset's")
+    add("primary_types", whole_number(1, 256), "Use N types of primary capsules.", default="the preset's")
+    add("routing_iters", whole_number(1, 20), "Route in N iterations.")
     add("routing_grad", ("exact", "stop"),
-        "gradient through all iterations, or through the last sum with couplings constant")
-    add("recon_weight", number(0, 1000), "of the squared error of reconstruction, added to the margin loss", "X")
+        "Differentiate through all iterations, or through the last sum with constant couplings.")
+    add("recon_weight", number(0, 1000), "Weight of the squared error of reconstruction in the loss.", "X")
     add = add_flags(parser, "training", config)
-    add("seed", whole_number(0, 2**32 - 1), "of data, initial weights and order")
-    add("n_epochs", whole_number(1, 100_000), "passes over --n-train examples")
-    add("batch_size", whole_number(1, 4096), "images of a step")
-    add("optimizer", ("adam", "muon"), "muon: steps of orthogonal matrices for convolutions, digit capsules and a CNN's"
-        " hidden layer, Adam for the decoder and the rest")
-    add("lr", number(0, 10, above=True), "learning rate", "X")
-    add("weight_decay", number(0, 100), "a step shrinks every weight, but no bias, by lr * X", "X")
+    add("seed", whole_number(0, 2**32 - 1), "Seed of the data, the initial weights and the order.")
+    add("n_epochs", whole_number(1, 100_000), "Train for N passes over --n-train examples.")
+    add("batch_size", whole_number(1, 4096), "A step is taken on N images.")
+    add("optimizer", ("adam", "muon"), "Optimizer. muon takes orthogonal steps of convolutions, digit capsules and a"
+        " CNN's hidden layer, and leaves the rest to Adam.")
+    add("lr", number(0, 10, above=True), "Learning rate.", "X")
+    add("weight_decay", number(0, 100), "A step shrinks every weight, but no bias, by lr * X.", "X")
     add("lr_schedule", ("constant", "linear", "cosine", "exponential"),
-        "linear and cosine fall to 0, exponential by 4 % every 2,000 steps")
-    add("conv", tuple(CONVOLUTIONS), "how convolutions of many channels are computed: a fast form, or the plain one")
-    add("dtype", ("float32", "float64"), "of all arithmetic")
+        "Course of the learning rate. linear and cosine fall to 0, exponential falls by 4 % every 2,000 steps.")
+    add("conv", tuple(CONVOLUTIONS), "Form of convolutions of many channels: the plain one, or a fast one.")
+    add("dtype", ("float32", "float64"), "Number format of all arithmetic.")
     parser.add_argument(
         "--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
-        help=f"each works on {LEAST_PART} images of a batch or more; default: one for each processor, at most 4"
-        " (here: %(default)s)",
+        help=f"Use N threads; each works on {LEAST_PART} images of a batch or more. Default: one for each processor, at"
+        " most 4 (here: %(default)s).",
     )
 # fmt: on
 
@@ -1511,8 +1511,19 @@ def config_from_args(args: argparse.Namespace) -> Config:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
+        "--dataset --data-dir --seed --n-epochs --n-train --models --out-json --checkpoint --resume --predict",
+        [
+            ("", "Three models, eight epochs of 6,000 composites: about 7 minutes."),
+            (
+                "--models capsnet --n-epochs 20 --checkpoint run.npz",
+                "Train the capsules longer and keep them: about 8 minutes.",
+            ),
+            (
+                "--checkpoint run.npz --predict digits.png",
+                "Name the two digits of a picture with run.npz: about 1 second.",
+            ),
+        ],
         description="Train a capsule network and two CNNs to recognise two digits that lie over each other.",
-        epilog="With no flags: eight epochs of 6,000 composites of MNIST digits, seed 0, three models.",
     )
     add_config_flags(parser)
     add_file_flags(parser, MODEL_NAMES, predict_png=True)

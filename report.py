@@ -39,7 +39,7 @@ import claims
 from support.files import UserError, atomic_write, same_file
 from support.results import checksum, code_fingerprint, save_result
 from support.run import Parser, exit_status, print_message, print_result
-from support.statistics import summarise
+from support.statistics import best_setting, summarise
 
 Json = dict[str, Any]
 
@@ -489,6 +489,9 @@ def check_numbers(document: Json) -> Iterator[str]:
                 yield f"setting {name}: the n_params of its runs differ"
         computed = summarise(entry["runs"], reference)
         yield from (f"setting {name}: {fault}" for fault in differences(stored, computed, ""))
+    if "best" in document:
+        best = {m: best_setting(document["settings"], m, document["headline"]) for m in document["best"]}
+        yield from differences(document["best"], best, "best")
 
 
 def make_claims() -> Json:
@@ -604,15 +607,21 @@ def report(check: bool, with_claims: bool = False) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
+        examples=[
+            ("", "Write the tables of the pages: about 2 seconds."),
+            ("--check", "Compare pages, results, commands and commits, and change nothing: about 2 seconds."),
+            ("--root ../other --check", "The same in another copy of the repository: about 2 seconds."),
+        ],
         description="Rewrite the tables and values of README.md and docs/*.md from results/.",
         epilog=HELP_MARKERS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--check", action="store_true", help="rewrite nothing; exit status 1 where a page or a result is not true")
-    add("--claims", action="store_true", help=f"write {CLAIMS} before the pages")
+    add("--check", action="store_true",
+        help="Rewrite nothing; exit with status 1 where a page or a result is not true.")  # fmt: skip
+    add("--claims", action="store_true", help=f"Write {CLAIMS} before the pages.")
     add("--root", type=Path, metavar="DIR", default=Path(__file__).resolve().parent,
-        help="the folder of README.md and results/; default: that of this script")  # fmt: skip
+        help="The folder of README.md and results/. Default: that of this script.")  # fmt: skip
     return parser
 
 

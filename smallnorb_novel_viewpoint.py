@@ -1293,48 +1293,49 @@ def add_viewpoint_flags(
     """The flags of the viewpoints, all None where they are not given; see ``viewpoints_from_args``."""
     azimuths, elevations, count = angle_range(-360, 720), angle_range(-90, 90), whole_number(1, 1000)
     add = add_flags(parser, title, config)
-    add("train_azimuths", azimuths, "degrees", "A:B", "0:150, smallnorb 300:400")
-    add("test_azimuths", azimuths, "degrees, held out", "A:B", "200:330, smallnorb 60:280")
-    add("train_elevations", elevations, "with --test-elevations: hold out elevation", "A:B", "azimuth is held out")
-    add("test_elevations", elevations, "such as 10:35 and 40:70", "A:B", "azimuth is held out")
-    add("n_train_views", count, "azimuths in training", default=str(config.n_train_views))
-    add("n_test_views", count, "azimuths held out", default=str(config.n_test_views))
-    add("n_elev", count, "elevations in each set", default=str(config.n_elev))
-    add("n_test_elev", count, "the same of the held-out views", default="as --n-elev")
-    add("n_per_combo", count, "images of each training view", default=str(config.n_per_combo))
-    add("standardize", ("none", "image"), "image: each image (channel of a stereo pair) to zero mean and unit variance",
-        default="none, smallnorb image")
-    add("pixel_offset", number(-10, 10), "subtracted from every pixel before a network sees it, in all models", "X")
+    add("train_azimuths", azimuths, "Azimuths of the training views, in degrees.", "A:B", "0:150, smallnorb 300:400")
+    add("test_azimuths", azimuths, "Azimuths that are held out, in degrees.", "A:B", "200:330, smallnorb 60:280")
+    add("train_elevations", elevations, "Elevations of training views, such as 10:35.", "A:B", "azimuth is held out")
+    add("test_elevations", elevations, "Elevations that are held out, such as 40:70.", "A:B", "azimuth is held out")
+    add("n_train_views", count, "Train on N azimuths.", default=str(config.n_train_views))
+    add("n_test_views", count, "Hold out N azimuths.", default=str(config.n_test_views))
+    add("n_elev", count, "Every set has N elevations.", default=str(config.n_elev))
+    add("n_test_elev", count, "The held-out views have N elevations.", default="as --n-elev")
+    add("n_per_combo", count, "Draw N images of each training view.", default=str(config.n_per_combo))
+    add("standardize", ("none", "image"), "With image, bring each image (channel of a stereo pair) to mean zero and"
+        " unit variance.", default="none, smallnorb image")
+    add("pixel_offset", number(-10, 10), "Subtract X from every pixel before any network sees it.", "X")
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of Config, which the figure scripts have too."""
     positive = number(0, 1000, above=True)
     add = add_flags(parser, "data", Config)
-    add("dataset", ("voxels", "smallnorb"), "drawn voxel objects, or the smallNORB files")
-    add("data_dir", non_empty, "folder of the six official smallNORB files, gzipped or not", "DIR", "none")
+    add("dataset", ("voxels", "smallnorb"), "Rendered voxel objects, or the smallNORB files.")
+    add("data_dir", non_empty, "Folder of the six official smallNORB files, gzipped or not.", "DIR", "none")
     add_viewpoint_flags(parser, Config)
     add = add_flags(parser, "capsules", Config)
-    add("em_iters", whole_number(1, 20), "routing iterations")
-    add("em_grad", ("exact", "stop"), "gradient through all iterations, or the last M-step with assignments constant")
-    add("em_lambda", positive, "inverse temperature of the last iteration", "X")
+    add("em_iters", whole_number(1, 20), "Route in N iterations.")
+    add("em_grad", ("exact", "stop"),
+        "Differentiate through all iterations, or through the last M-step with constant assignments.")
+    add("em_lambda", positive, "Inverse temperature of the last iteration.", "X")
     add("lambda_schedule", ("constant", "linear", "exponential"),
-        "inverse temperature of iteration t of T: X, X t / T, or X (1 - 0.95^t)")
-    add("variance_floor", number(0, 1e6, above=True), "added to every variance of a routing iteration", "X")
+        "The inverse temperature of iteration t of T is X, X t / T, or X (1 - 0.95^t), with X of --em-lambda.")
+    add("variance_floor", number(0, 1e6, above=True), "Add X to every variance of a routing iteration.", "X")
     add("beta_v_init", number(-10, 10),
-        "beta_v before training; below -log(variance floor) / 2, votes that agree activate", "X")
+        "Initial beta_v. Below -log(variance floor) / 2, votes that agree activate a capsule.", "X")
     add = add_flags(parser, "training", Config)
-    add("seed", whole_number(0, 2**32 - 1), "of data noise, initial weights and order")
-    add("n_epochs", whole_number(1, 100_000), "passes over the training set")
-    add("batch_size", whole_number(1, 4096), "images of a step")
-    add("lr", number(0, 10, above=True), "Adam's learning rate", "X")
+    add("seed", whole_number(0, 2**32 - 1), "Seed of the data's noise, the initial weights and the order.")
+    add("n_epochs", whole_number(1, 100_000), "Train for N passes over the training set.")
+    add("batch_size", whole_number(1, 4096), "A step is taken on N images.")
+    add("lr", number(0, 10, above=True), "Learning rate of Adam.", "X")
     add("weight_decay", number(0, 100),
-        "a step shrinks the weights of conv1 and the dense layers by lr * X, in all models", "X")
-    add("loss", ("cross-entropy", "spread"),
-        "of the capsules: on the score, or the paper's on the activations; the CNNs always have cross-entropy")
-    add("dtype", ("float32", "float64"), "of all arithmetic")
+        "A step shrinks the weights of conv1 and the dense layers by lr * X, in all models.", "X")
+    add("loss", ("cross-entropy", "spread"), "Loss of the capsules: cross-entropy of the score, or the paper's spread"
+        " loss of the activations. The CNNs always have cross-entropy.")
+    add("dtype", ("float32", "float64"), "Number format of all arithmetic.")
     parser.add_argument("--threads", type=whole_number(1, 1024), metavar="N", default=1,
-        help="BLAS threads; batches are small, and on a busy machine two threads wait for each other; default: 1")
+        help="Use N BLAS threads. Batches are small; on a busy machine two threads wait for each other. Default: 1.")
 # fmt: on
 
 
@@ -1410,8 +1411,16 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
-        description="Train matrix capsules and two CNNs on a range of viewpoints, test them on another.",
-        epilog="With no flags: ten epochs on voxel objects, seed 0, azimuths 0 to 150 against 200 to 330 degrees.",
+        "--dataset --data-dir --test-azimuths --seed --n-epochs --models --out-json --checkpoint --resume --predict",
+        [
+            ("", "Three models on voxel objects, ten epochs, azimuths 200 to 330 degrees held out: about 5 seconds."),
+            ("--train-elevations 10:35 --test-elevations 40:70", "The same with elevations held out: about 5 seconds."),
+            (
+                "--checkpoint run.npz --predict drawing.png",
+                "Classify a picture with the networks of run.npz: about 1 second.",
+            ),
+        ],
+        description="Train matrix capsules and two CNNs on a range of viewpoints, and test them on another.",
     )
     add_config_flags(parser)
     add_file_flags(parser, MODEL_NAMES, eval_only=False)

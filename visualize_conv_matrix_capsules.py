@@ -47,6 +47,7 @@ from conv_matrix_capsules import CAPS_KERNEL, CAPS_STRIDES, POSE_SIDE, Array, Co
 from support.figures import (
     BLACK,
     BLUE,
+    COMMON_FLAGS,
     DATASET_NAMES,
     GREEN,
     GREY,
@@ -101,6 +102,7 @@ MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 TYPE_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, YELLOW)  # of capsules
 OTHER_TYPES = "#9a9a9a"
 LAYER_NAMES = {"convcaps1": "ConvCaps1", "convcaps2": "ConvCaps2"}
+N_COLOURS = {"receptive_fields": 128}  # of the palettes of large pictures
 
 
 class Run(NamedTuple):
@@ -398,8 +400,8 @@ def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
     side, gap, left, top = 2.1, 0.11, 0.12, 1.72
     row = side + 0.62
     fig = run_figure(run, top + 2 * row - 0.5, f"Where the children go: {with_article(config.classes[labels[k]])}")
-    add_text(fig, left, 0.66, "pies: to which types of parents a position's children belong, larger for more activation"
-             " (parents: which types got mass, larger for more);")  # fmt: skip
+    add_text(fig, left, 0.66, "pies: the types of parents to which a position's children belong, larger for more"
+             " activation (parents: types with mass);")  # fmt: skip
     add_text(
         fig, left, 0.86, "arrows: how far the middle of their parents lies from where even assignments would put it"
     )
@@ -777,15 +779,15 @@ def draw_training_curves(run: Run) -> Figure:
     config = run.config
     fig = run_figure(run, 3.75, "Training")
     add_model_legend(fig, 0.62, 0.72, [MODELS[name] for name in run.states])
-    accuracy = "familiar_accuracy" if config.has_views else "accuracy"
+    accuracy = "familiar_accuracy" if config.holds_out else "accuracy"
     errors = [
         f"{MODELS[name].short} {100 * (1 - state.history[accuracy][-1]):.2f} %" for name, state in run.states.items()
     ]
     add_text(fig, WIDTH - 0.15, 0.72, "test errors at the end: " + ", ".join(errors), ha="right", fontweight="bold")
-    other = "held_out_accuracy" if config.has_views else "error"
+    other = "held_out_accuracy" if config.holds_out else "error"
     titles = {
         "train_loss": "training loss, each model's own",
-        accuracy: "accuracy, familiar viewpoints" if config.has_views else "test accuracy",
+        accuracy: "accuracy, familiar viewpoints" if config.holds_out else "test accuracy",
         "held_out_accuracy": "accuracy, held-out viewpoints",
         "error": "test error",
     }
@@ -893,14 +895,23 @@ DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "mnist.json"
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
-        description="Draw the figures of the convolutional matrix capsules: from a checkpoint, or train first."
+        COMMON_FLAGS,
+        [
+            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 5 minutes."),
+            ("--n-train 6000 --n-epochs 2", "All figures, after a short training: about 7 minutes."),
+            (
+                "--checkpoint run.npz --results seeds.json",
+                "Attack curves from the results of many seeds: about 1 minute.",
+            ),
+        ],
+        description="Draw the figures of the convolutional matrix capsules: from a checkpoint, or train first.",
     )
     experiment.add_config_flags(parser)
     add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
-        "JSON of runs that were attacked, one or many seeds a file, for the attack curves; default:"
-        f" {DEFAULT_RESULTS} where it has attacks; without any the run itself is attacked, which takes minutes",
+        "Draw the attack curves of these JSON files, one or many seeds a file. Default:"
+        f" {DEFAULT_RESULTS} where it has attacks, else the run itself is attacked, which takes minutes.",
     )
     return parser
 
@@ -925,7 +936,7 @@ def main(argv: list[str] | None = None) -> int:
         result = experiment.make_result(config, data, states, {}, args.threads)
         print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         with Workers(args.threads, config.dtype) as workers:
-            write_figures(folder, drawers(Run(drawable(config), data, states), attacks, workers))
+            write_figures(folder, drawers(Run(drawable(config), data, states), attacks, workers), N_COLOURS)
         if config.pixel_range != (0.0, 1.0):
             print_result("skipped pose_perturbation.png: the decoder draws pixels between 0 and 1, which these are not")
 

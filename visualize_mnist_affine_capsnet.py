@@ -48,6 +48,7 @@ from multimnist_capsnet import Array
 from support.figures import (
     BLACK,
     BLUE,
+    COMMON_FLAGS,
     DATASET_NAMES,
     DPI,
     GREY,
@@ -602,7 +603,11 @@ FIGURES = (
     "predictions", "rotation_sweep", "affnist_examples", "reconstructions", "capsule_dimensions",
     "capsule_dimensions_all", "confusion_matrices", "training_curves",
 )  # fmt: skip
-N_COLOURS = {"capsule_dimensions": 48, "capsule_dimensions_all": 48}  # of a palette, for a small file
+N_COLOURS = {
+    "capsule_dimensions": 48,
+    "capsule_dimensions_all": 48,
+    "reconstructions": 128,
+}  # of a palette, for a small file
 
 
 def possible_figures(config: Config) -> list[str]:
@@ -659,18 +664,23 @@ DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "upright.json"
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
-        description="Draw the figures of the affine-digits experiment, from a checkpoint or after training its models."
+        COMMON_FLAGS,
+        [
+            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 2 minutes."),
+            ("--n-train 6000 --n-epochs 4", "All figures, after a short training: about 4 minutes."),
+            ("--checkpoint run.npz --figures rotation_sweep,reconstructions", "Two of the figures: about 2 minutes."),
+        ],
+        description="Draw the figures of the affine-digits experiment, from a checkpoint or after training its models.",
     )
     experiment.add_config_flags(parser)
     files = add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
-        f"JSON of many seeds, or of one in each file, for the curves of all seeds; default: {DEFAULT_RESULTS} where it"
-        " exists",
+        f"Draw the curves of all seeds in these JSON files. Default: {DEFAULT_RESULTS} where it exists.",
     )
     files.add_argument(
         "--figures", type=names_of(FIGURES), metavar="A,B",
-        help=f"draw only these; default: all, which are {', '.join(FIGURES)} (affnist_examples only with --canvas 40)",
+        help=f"Draw only these. Default: all, which are {', '.join(FIGURES)} (affnist_examples only with --canvas 40).",
     )  # fmt: skip
     return parser
 

@@ -45,6 +45,7 @@ from multimnist_capsnet import Array, Batch, Config, Data
 from support.figures import (
     BLACK,
     BLUE,
+    COMMON_FLAGS,
     DATASET_NAMES,
     GREEN,
     GREY,
@@ -653,12 +654,20 @@ DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "published_settings.
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(description="Train the three models of the MultiMNIST experiment and draw its figures.")
+    parser = Parser(
+        COMMON_FLAGS,
+        [
+            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 9 seconds."),
+            ("", "All figures, after training the three models for eight epochs: about 7 minutes."),
+            ("--n-epochs 2 --outdir draft", "All figures, after a short training, into draft/: about 2 minutes."),
+        ],
+        description="Draw the figures of the MultiMNIST experiment, from a checkpoint or after training its models.",
+    )
     experiment.add_config_flags(parser)
     add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
-        f"JSON of many seeds, for the points beside the curves; default: {DEFAULT_RESULTS} where it exists",
+        f"Draw the seeds of these JSON files beside the curves. Default: {DEFAULT_RESULTS} where it exists.",
     )
     return parser
 

@@ -42,6 +42,7 @@ from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split
 from support.figures import (
     BLACK,
     BLUE,
+    COMMON_FLAGS,
     DATASET_NAMES,
     GREEN,
     GREY,
@@ -69,6 +70,7 @@ from support.figures import (
     load_finished,
     model_line,
     new_figure,
+    plural,
     read_seeds,
     require_runs,
     results_files,
@@ -82,6 +84,7 @@ from support.workers import blas_threads
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 TRAINED, HELD_OUT = GREEN, PURPLE  # ranges of viewpoints
 CHANCE = 1 / experiment.N_CLASSES
+HALF_TURN = 0.6  # accuracy on held-out azimuths by cross, T and frame alone, which look the same after half a turn
 
 
 def shade_range(ax: Axes, span: Range, colour: str, text: str, *, circular: bool) -> None:
@@ -105,11 +108,12 @@ def degrees(span: Range) -> str:
     return f"{span[0]:g}–{span[1]:g}°"
 
 
-def subtitle(config: Config) -> str:
-    """What every figure says of its run: data set, what is held out, seed."""
+def subtitle(config: Config, *, seeds: int = 0) -> str:
+    """What every figure says of its run: data set, what is held out, seed or number of seeds."""
     seen, unseen = (getattr(config, f"{part}_{config.held_out}s") for part in ("train", "test"))
     ranges = f"held-out {config.held_out}s {degrees(unseen)}, trained on {degrees(seen)}"
-    return f"{DATASET_NAMES[config.dataset]} · {ranges} · seed {config.seed}"
+    who = f"means of {plural(seeds, 'seed')}" if seeds else f"seed {config.seed}"
+    return f"{DATASET_NAMES[config.dataset]} · {ranges} · {who}"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -297,16 +301,29 @@ def draw_training_curves(run: Run) -> Figure:
     return fig
 
 
+def add_half_turn_line(ax: Axes, config: Config) -> list[Line2D]:
+    """The accuracy on held-out azimuths of a network that knows nothing of viewpoints; as a list, empty elsewhere."""
+    if config.dataset != "voxels" or config.held_out != "azimuth":
+        return []
+    style: dict[str, Any] = {"color": GREY, "linewidth": 1.1, "linestyle": (0, (5, 2))}
+    return [ax.axhline(HALF_TURN, label="cross, T and frame alone: 0.6", zorder=1, **style)]
+
+
 def draw_extrapolation_bars(run: Run, seeds: dict[str, Array]) -> Figure:
-    """``seeds``: per model, accuracies (n, 2) of other seeds' runs; empty where there are none."""
-    fig = new_figure(4.5, "What a new viewpoint costs", subtitle(run.config))
+    """``seeds``: per model, accuracies (n, 2) of other seeds' runs, whose means are the bars; empty where there are
+    none, and the bars are of this run."""
+    n_seeds = max(map(len, seeds.values()), default=0)
+    fig = new_figure(4.5, "What a new viewpoint costs", subtitle(run.config, seeds=n_seeds))
     ax = add_axes(fig, 0.62, 1.12, WIDTH - 0.75, 2.95)
     accuracy_axis(ax, "accuracy", CHANCE)
+    half_turn = add_half_turn_line(ax, run.config)
     bar, n_points = 0.3, 0
     rng = np.random.default_rng(0)  # spreads the points sideways, nothing else
     for k, (name, state) in enumerate(run.states.items()):
         colour = MODELS[name].colour
         heights = [state.history[f"{part}_accuracy"][-1] for part in ("familiar", "held_out")]
+        if len(seeds.get(name, ())):
+            heights = seeds[name].mean(axis=0).tolist()
         styles: list[dict[str, Any]] = [
             {"facecolor": colour, "edgecolor": colour},
             {"facecolor": lightened(colour, 0.3), "edgecolor": colour, "hatch": "//"},
@@ -348,9 +365,9 @@ def draw_extrapolation_bars(run: Run, seeds: dict[str, Array]) -> Figure:
     if n_points:
         handles.append(
             Line2D([], [], ls="", marker="o", markersize=4.5, color="white", markeredgecolor=BLACK,
-                   label=f"one point for each of {n_points} seeds")
+                   label=f"each of {n_points} seeds")
         )  # fmt: skip
-    add_legend(fig, 0.62, 0.72, handles, ncols=3, columnspacing=2.0)
+    add_legend(fig, 0.62, 0.72, handles + half_turn, ncols=4, columnspacing=1.4)
     return fig
 
 
@@ -362,6 +379,8 @@ def draw_angle_accuracy(run: Run, angle: str) -> Figure:
     add_model_legend(fig, 0.62, 0.72, [MODELS[name] for name in run.states])
     ax = add_axes(fig, 0.62, 1.3, WIDTH - 0.8, 2.25)
     accuracy_axis(ax, "accuracy", CHANCE)
+    for line in add_half_turn_line(ax, config) if circular else []:
+        ax.text(3, HALF_TURN - 0.02, str(line.get_label()), va="top", fontsize=9, color=GREY)
     seen, unseen = (getattr(config, f"{part}_{angle}s") for part in ("train", "test"))
     if config.held_out == angle:
         shade_range(ax, seen, TRAINED, "trained on", circular=circular)
@@ -577,16 +596,28 @@ BOTH_ACCURACIES = ("familiar_accuracy", "held_out_accuracy")
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(description="Train the three models of the novel-viewpoint experiment and draw its figures.")
+    parser = Parser(
+        COMMON_FLAGS.replace("--n-train", "--test-azimuths"),
+        [
+            ("", "All figures, after training the three models for ten epochs: about 12 seconds."),
+            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 9 seconds."),
+            (
+                "--train-elevations 10:35 --test-elevations 40:70",
+                "All figures, with elevations held out: about 12 seconds.",
+            ),
+        ],
+        description="Draw the figures of the novel-viewpoint experiment, from a checkpoint or after training its"
+        " models.",
+    )
     experiment.add_config_flags(parser)
     files = add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
-        f"JSON of many seeds, for the points of the bar chart; default: {DEFAULT_RESULTS} where it exists",
+        f"Draw the seeds of these JSON files over the bars. Default: {DEFAULT_RESULTS} where it exists.",
     )
     files.add_argument(
         "--smallnorb-dir", type=Path, metavar="DIR",
-        help="official smallNORB files (a sample will do) to draw; default: the environment variable SMALLNORB_DIR",
+        help="Draw these official smallNORB files; a sample will do. Default: the environment variable SMALLNORB_DIR.",
     )  # fmt: skip
     return parser
 

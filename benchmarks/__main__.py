@@ -153,17 +153,21 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
 
 
 def make_parser() -> Parser:
-    parser = Parser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/benchmarks/steps.json"), metavar="FILE", help="default: %(default)s"
+    parser = Parser(
+        prog="python -m benchmarks",
+        description="Time training steps, their matrix products alone, and the same networks in PyTorch.",
+        epilog="The times are printed, and go to the file of --out.",
     )
-    parser.add_argument(
-        "--repetitions", type=whole_number(1, 10_000), default=60, metavar="N", help="rounds; default: %(default)s"
-    )
-    parser.add_argument("--threads", type=whole_number(1, 1024), default=2, metavar="N", help="default: %(default)s")
-    parser.add_argument(
-        "--only", choices=("smallnorb", "matrix_capsules", "multimnist"), help="one experiment; default: all"
-    )
+    # fmt: off
+    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/steps.json"), metavar="FILE",
+        help="File of the result. Default: %(default)s.")
+    parser.add_argument("--repetitions", type=whole_number(1, 10_000), default=60, metavar="N",
+        help="Time every step in N rounds. Default: %(default)s.")
+    parser.add_argument("--threads", type=whole_number(1, 1024), default=2, metavar="N",
+        help="Use N threads. Default: %(default)s.")
+    parser.add_argument("--only", choices=("smallnorb", "matrix_capsules", "multimnist"),
+        help="Time one experiment. Default: all.")
+    # fmt: on
     return parser
 
 

@@ -40,8 +40,8 @@ Colour = str | tuple[float, float, float]
 # Style
 # ----------------------------------------------------------------------------------------------------------------------
 
-DPI = 100
-WIDTH = 9.0  # inches: 900 pixels, about the width of a README
+DPI = 100  # of animations; pictures are written with twice as many
+WIDTH = 9.0  # inches: 900 pixels, about the width of a page
 
 # Okabe & Ito's palette, told apart with every kind of colour vision
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -51,7 +51,8 @@ RIGHT, WRONG = GREEN, VERMILLION  # answers
 
 STYLE = {
     "figure.dpi": DPI,
-    "savefig.dpi": DPI,
+    "savefig.dpi": 2 * DPI,
+    "text.hinting": "none",  # bold digits would look like another face
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
     "axes.titlesize": 10,
@@ -109,6 +110,7 @@ DATASET_NAMES = {  # by the "dataset" of a result
     "voxels": "voxel objects",
     "smallnorb": "smallNORB",
     "images": "own images",
+    "toys": "toys in place of smallNORB",
 }
 
 
@@ -466,21 +468,29 @@ def write_figures(
         print_result(write_if_changed(folder / f"{name}.png", content))
 
 
+COMMON_FLAGS = (  # of a figure script's --help
+    "--checkpoint --outdir --results --dataset --data-dir --seed --n-epochs --n-train --threads --quiet"
+)
+
+
 def add_figure_arguments(
     parser: argparse.ArgumentParser, experiment: str, results_help: str | None = None
 ) -> argparse._ArgumentGroup:
     """``--outdir``, ``--checkpoint``, ``--quiet`` and, with a help text, ``--results``."""
-    parser.epilog = f"The figures go to DIR/{experiment}/."
+    parser.epilog = f"The figures go to DIR/{experiment}/, where DIR is --outdir."
     files = parser.add_argument_group("files")
     files.add_argument(
-        "--outdir", type=Path, metavar="DIR", default=Path("viz"), help="folder of the figures; default: %(default)s"
+        "--outdir", type=Path, metavar="DIR", default=Path("viz"), help="Folder of the figures. Default: %(default)s."
     )
     files.add_argument(
-        "--checkpoint", type=Path, metavar="FILE", help="draw a finished training from there and train nothing"
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="Draw the finished training of this file. Default: train first, with the flags of the experiment.",
     )
     if results_help:
         files.add_argument("--results", type=Path, metavar="FILE", nargs="+", help=results_help)
-    files.add_argument("--quiet", action="store_true", help="no progress bar")
+    files.add_argument("--quiet", action="store_true", help="Show no progress bar.")
     return files
 
 
@@ -516,7 +526,7 @@ def load_finished(
         return asked, {}
     config, states = experiment.load_checkpoint(path)
     check_same(path, config, asked, given, free)
-    if "data_dir" in given and config.dataset in ("strokes", "voxels"):
+    if "data_dir" in given and config.dataset in ("strokes", "voxels", "toys"):
         raise UserError(f"{path} was trained on {config.dataset}, which have no files: leave --data-dir out")
     for name in dict.fromkeys((*required, *states)):
         done = len(states[name].history.get("train_loss", [])) if name in states else 0
@@ -631,12 +641,21 @@ def gif_path(text: str) -> Path:
 
 def add_animation_arguments(parser: argparse.ArgumentParser, experiment: str, fps: float) -> argparse._ArgumentGroup:
     """``--fps``, ``--out`` and ``--quiet``."""
+    parser.epilog = "The animation goes to the file of --out."
     group = parser.add_argument_group("animation")
     group.add_argument(
-        "--fps", type=frame_rate, metavar="X", default=fps, help="frames a second, 0.1 to 50; default: %(default)s"
+        "--fps",
+        type=frame_rate,
+        metavar="X",
+        default=fps,
+        help="Show X frames a second, 0.1 to 50. Default: %(default)s.",
     )
     group.add_argument(
-        "--out", type=gif_path, metavar="FILE", default=Path(f"{experiment}.gif"), help="default: %(default)s"
+        "--out",
+        type=gif_path,
+        metavar="FILE",
+        default=Path(f"{experiment}.gif"),
+        help="File of the animation. Default: %(default)s.",
     )
-    group.add_argument("--quiet", action="store_true", help="no progress bar")
+    group.add_argument("--quiet", action="store_true", help="Show no progress bar.")
     return group

@@ -37,6 +37,7 @@ import numpy as np
 
 from support import startup
 from support.files import UserError, atomic_write, data_files, overwriting
+from support.help import HelpParser
 from support.optimizers import TrainState
 
 CHECKPOINT_FORMAT = 2
@@ -114,7 +115,7 @@ def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(HelpParser):
     """Says what is wrong in one line, without the usage before it. ``args.given`` names what the command line set.
 
     ``checks`` are called with the parser and what it has parsed. No output of the flags that all scripts have may
@@ -143,19 +144,20 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        print_message(f"{self.prog}: error: {one_line(message, 300)} (--help shows every flag)")
+        print_message(f"{self.prog}: error: {one_line(message, 300)} (--help-all shows every flag)")
         self.exit(2)
 
-    def print_help(self, file: Any = None) -> None:
-        self.exit(exit_status(lambda: print_result(self.format_help().rstrip("\n"))))
+    def show(self, text: str) -> NoReturn:
+        self.exit(exit_status(lambda: print_result(text.rstrip("\n"))))
 
 
 def add_flags(parser: argparse.ArgumentParser, title: str, config: type) -> Callable[..., None]:
     """Start a group of flags, and return ``add(field, type, help, metavar, default)``, which adds the flag of a field
     of ``config``.
 
-    The type is a function of the text, or a tuple of choices. Without ``default`` the flag has the field's default, and
-    the help says it. With it, the help says this text, and the value is None unless the flag is given.
+    The type is a function of the text, or a tuple of choices. The help is a sentence. Without ``default`` the flag has
+    the field's default, and the help says it. With it, the help says this text, and the value is None unless the flag
+    is given.
     """
     group = parser.add_argument_group(title)
     fields = {field.name: field for field in dataclasses.fields(config)}
@@ -167,7 +169,7 @@ def add_flags(parser: argparse.ArgumentParser, title: str, config: type) -> Call
         shown = default or format_value(fields[name].default, fields[name].type)
         group.add_argument(
             flag_of(config, name), dest=name, default=None if default else fields[name].default,
-            help=f"{text}; default: {shown}".replace("%", "%%").lstrip("; "), **options,
+            help=f"{text} Default: {shown}.".replace("%", "%%"), **options,
         )  # fmt: skip
 
     return add
@@ -256,34 +258,31 @@ def add_file_flags(
     parser: argparse.ArgumentParser, models: Sequence[str], *, eval_only: bool = True, predict_png: bool = False
 ) -> None:
     """--models, and the files that a training reads and writes."""
-    parser.add_argument(
-        "--models", type=names_of(models), metavar="A,B", default=tuple(models),
-        help=f"which to train; default: {','.join(models)}",
-    )  # fmt: skip
+    parser.epilog = "The result is printed as a table; --out-json FILE and --checkpoint FILE keep it and the networks."
+    default = ",".join(models)
     add = parser.add_argument_group("files").add_argument
-    add("--out-json", type=file_path, metavar="FILE", help="write the result, history and environment there")
-    add(
-        "--checkpoint", type=file_path, metavar="FILE",
-        help="save after every epoch, and on Ctrl-C; without --resume an older one of this experiment is replaced",
-    )  # fmt: skip
-    add("--overwrite", action="store_true", help="replace a --checkpoint of another experiment or an older version too")
-    add("--checkpoint-every", type=whole_number(1, 10**9), metavar="N", help="save every N steps as well")
-    add(
-        "--resume", action="store_true",
-        help="continue from --checkpoint, to the same numbers bit for bit where the threads are the same",
-    )  # fmt: skip
+    # fmt: off
+    add("--models", type=names_of(models), metavar="A,B", default=tuple(models),
+        help=f"Train only these. Default: {default}.")
+    add("--out-json", type=file_path, metavar="FILE", help="Write the result, history and environment there.")
+    add("--checkpoint", type=file_path, metavar="FILE",
+        help="Save the networks there after every epoch, and on Ctrl-C. An older checkpoint of the experiment is"
+        " replaced unless --resume is given.")
+    add("--overwrite", action="store_true",
+        help="Let --checkpoint replace one of another experiment or of an older version too.")
+    add("--checkpoint-every", type=whole_number(1, 10**9), metavar="N", help="Save every N steps as well.")
+    add("--resume", action="store_true",
+        help="Continue from --checkpoint. The numbers are the same, bit for bit, where the threads are.")
     if eval_only:
-        add(
-            "--eval-only", action="store_true",
-            help="no training: test the networks of --checkpoint on the test set that the data flags describe",
-        )  # fmt: skip
-    add("--predict", type=file_path, nargs="+", metavar="IMAGE", help="no training: classify pictures by --checkpoint")
+        add("--eval-only", action="store_true",
+            help="Train nothing: test the networks of --checkpoint on the test set that the data flags describe.")
+    add("--predict", type=file_path, nargs="+", metavar="IMAGE",
+        help="Train nothing: classify pictures with the networks of --checkpoint.")
     if predict_png:
-        add(
-            "--predict-png", type=file_path, metavar="FILE", default=Path("prediction.png"),
-            help="where --predict draws what the network sees in them; default: %(default)s",
-        )  # fmt: skip
-    add("--quiet", action="store_true", help="no progress bar")
+        add("--predict-png", type=file_path, metavar="FILE", default=Path("prediction.png"),
+            help="File in which --predict draws what the network sees in the pictures. Default: %(default)s.")
+    add("--quiet", action="store_true", help="Show no progress bar.")
+    # fmt: on
 
 
 def check_file_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

@@ -90,3 +90,8 @@ def summarise(runs: list[Json], reference: str) -> Json:
         if name != reference and (reference, metric) in values:
             paired[name][metric] = compare_pairs(values[reference, metric], column, metric.endswith("accuracy"))
     return {"models": models, "paired": {name: entry for name, entry in paired.items() if entry}}
+
+
+def best_setting(settings: Json, model: str, metric: str) -> str:
+    """The name of the setting with the model's highest mean; the first of equal ones."""
+    return max(settings, key=lambda name: settings[name]["models"][model][metric]["mean"])

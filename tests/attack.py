@@ -44,7 +44,7 @@ from support.results import checksum  # noqa: E402
 from test_smallnorb_files import make_arrays, write_set  # noqa: E402
 
 SECONDS, BYTES = 20, 1 << 30  # that a refusal may take
-FIGURES = sorted(path.stem for path in ROOT.glob("*.py") if path.stem.startswith(("visualize_", "make_")))
+FIGURES = [p.stem for p in sorted(ROOT.glob("*.py")) if p.stem.partition("_")[2].removesuffix("_gif") in EXPERIMENTS]
 FAULTS = ("traceback", "no message", "changed input", "left behind", "orphan", "above 20 s", "above 1 GiB", "not seen")
 Counts = collections.Counter[tuple[str, str]]
 
@@ -192,7 +192,8 @@ def wrong_inputs(attack: Attack, made: dict[str, Path], n: int) -> Iterator[Tria
     choices = []
     for name in (*EXPERIMENTS, *FIGURES):
         actions = importlib.import_module(name).make_parser()._actions
-        flags = [flag for action in actions for flag in action.option_strings if flag not in ("-h", "--help")]
+        shows = ("-h", "--help", "--help-all")
+        flags = [flag for action in actions for flag in action.option_strings if flag not in shows]
         paths = [flag for flag in ("--out-json", "--checkpoint", "--predict-png", "--out", "--outdir") if flag in flags]
         choices.append((name, flags, paths))
     inputs = [str(path) for path in made["digits"].iterdir()]

@@ -53,16 +53,16 @@ def check_pictures(
 ) -> dict[str, bytes]:
     """The folder holds PNGs of these names and nothing else, each of the right size; returns their bytes.
 
-    ``highest``: the largest height, px. ``widths``: of those that are not 900 px wide.
+    ``highest``: the largest height, px. ``widths``: of those that are not 1800 px wide.
     """
     found = pictures(folder)
     assert {path.name for path in folder.iterdir()} == {f"{name}.png" for name in names}
     for name, content in found.items():
-        assert len(content) < 400_000, name
+        assert len(content) < 600_000, name
         with Image.open(folder / f"{name}.png") as image:
             assert image.format == "PNG", name
-            assert image.width == (widths or {}).get(name, 900), name
-            assert 300 <= image.height <= highest, name
+            assert image.width == (widths or {}).get(name, 1800), name
+            assert 600 <= image.height <= highest, name
             assert "Software" not in image.info, name
             assert len(np.unique(np.asarray(image.convert("L")))) > 30, f"{name} is trivial"
     return found

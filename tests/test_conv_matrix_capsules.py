@@ -796,7 +796,7 @@ def test_flags_of_viewpoints_need_views(dataset: list[str], capsys: pytest.Captu
     assert {m.flag_of(m.Config, name) for name in names} == set(VIEW_FLAGS)
     for flag, value in VIEW_FLAGS.items():
         line = usage_error(m, [*dataset, flag, value], capsys)
-        assert f"argument {flag}: needs --dataset voxels or smallnorb" in line
+        assert f"argument {flag}: needs --dataset voxels, smallnorb or toys" in line
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -36,7 +36,7 @@ from test_run import nobody_reads, process_of, streams
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
-FIGURES = [name for name in SCRIPTS if name.startswith(("visualize_", "make_"))]
+FIGURES = [name for name in SCRIPTS if name.partition("_")[2].removesuffix("_gif") in EXPERIMENTS]
 
 
 @pytest.fixture(params=EXPERIMENTS, scope="module")

@@ -539,7 +539,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawing, *blocks = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(drawing.split("\n", 1)[1].rsplit("END", 1)[0], {})
-    commands = [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
+    commands = [shlex.split(line)[1:] for block in blocks for line in block.replace("\\\n", "").splitlines()]
     assert len(commands) == 5
     data = None
     for script, *argv in commands:

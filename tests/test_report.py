@@ -269,6 +269,9 @@ def test_every_changed_number_is_seen(page: Path, name: str) -> None:
         save_result(path, other)
         if not list(report.check_result(path, False)):
             passed.add(".".join(str(key) for key in place))
+    if "best" in document:
+        save_result(path, changed(document, ("best", "capsules"), "kind=a gap=y"))
+        assert any("best.capsules is kind=a gap=y" in fault for fault in report.check_result(path, False))
     raw = {
         "fake/r": r"chance|settings\.default\.(config\.|runs\.\d\.history\.).*",
         "fake/g": r"chance|settings\.kind=. gap=.\.config\..*",

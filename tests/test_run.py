@@ -9,6 +9,8 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
+import importlib
+import inspect
 import io
 import json
 import math
@@ -149,8 +151,8 @@ OUTSIDE = {  # of numbers
     "--weight-decay": "-1 101", "--recon-weight": "-1 1001", "--min-iou": "-1 1.5",
 }  # fmt: skip
 CHOICES = (
-    "--canvas --dataset --conv --preset --em-grad --routing-grad --lambda-schedule --lr-schedule --optimizer --loss"
-    " --standardize --colour"
+    "--canvas --dataset --hold-out --conv --preset --em-grad --routing-grad --lambda-schedule --lr-schedule"
+    " --optimizer --loss --standardize --colour"
 )
 WRONG: dict[str, list[str]] = {
     **{flag: ["0", "-1", "1.5", "1,5", str(most + 1), *NO_NUMBER] for flag, most in MOST.items()},
@@ -254,24 +256,57 @@ def test_defaults_are_the_config_and_help_shows_them(experiment: Experiment, mon
     script = experiment.script
     smallest_decoder = {"decoder": (16, 16)} if hasattr(script.Config(), "decoder") else {}
     assert experiment.config() == script.Config(**smallest_decoder)
-    options = script.make_parser().format_help().partition("options:")[2]
+    options = script.make_parser().format_help().partition("--help-all")[2]
     lines = {text.split()[0]: " ".join(text.split()) for text in re.split(r"\n  (?=--)", options)[1:]}
     fields = {run.flag_of(script.Config, field.name): field for field in dataclasses.fields(script.Config)}
     assert set(lines) <= set(fields) | NO_FIELD | {"--preset", "--resume", "--overwrite", "--eval-only", "--quiet"}
     for flag, line in lines.items():
         if flag in fields and fields[flag].default not in (None, ()) and (experiment.name, flag) not in IN_WORDS:
             shown = run.format_value(fields[flag].default, fields[flag].type)
-            assert re.search(rf"default: .*?{re.escape(shown)}(?![\d.])", line), line
+            assert re.search(rf"Default: .*?{re.escape(shown)}(?![\d.]\d)", line), line
         elif flag in fields:
-            assert "default: " in line, line
+            assert "Default: " in line, line
     for flag in ("--threads", "--models"):
-        assert "default: " in lines[flag]
+        assert "Default: " in lines[flag]
 
 
-def test_help_ends_well(experiment: Experiment, capsys: Capture) -> None:
-    with pytest.raises(SystemExit, match=r"^0$"):
-        experiment.script.main(["--help"])
-    assert capsys.readouterr().out.startswith("usage: ")
+SCRIPTS = [path.stem for path in sorted(ROOT.glob("*.py")) if "\ndef main(" in path.read_text(encoding="utf-8")]
+TIME = re.compile(r": about \d+ (seconds?|minutes?|hours?)\.$")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help(name: str, capsys: Capture, monkeypatch: Patch) -> None:
+    """--help: at most ten flags, three examples that the script takes, with their times, and where results go.
+    --help-all: every flag. What a flag does is said in sentences."""
+    monkeypatch.setenv("COLUMNS", "120")
+    script = importlib.import_module(name)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py"])
+    parser, shown = script.make_parser(), {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit, match=r"^0$"):
+            script.main([flag])
+        shown[flag] = capsys.readouterr().out
+        assert shown[flag].startswith("usage: ")
+    flags = {
+        text: set(re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", shown[text], re.MULTILINE)) for text in shown
+    }  # fmt: skip
+    assert flags["--help-all"] == {a.option_strings[-1] for a in parser._actions if a.option_strings}
+    assert parser.common <= flags["--help"] <= flags["--help-all"]
+    assert 1 <= len(flags["--help"] - {"--help", "--help-all"}) <= 10
+    for action in parser._actions:
+        text = (action.help or "") % {**vars(action), "prog": parser.prog}
+        assert re.match(r"[A-Z][^\n]*\.$", text), f"{action.dest}: {text}"
+    assert len(parser.examples) == 3
+    for example, text in parser.examples:
+        assert TIME.search(text), text
+        assert f"{parser.prog} {example}".strip() in shown["--help"]
+        argv = shlex.split(example)
+        args = parser.parse_args(argv[: argv.index("--")] if "--" in argv else argv)
+        if hasattr(script, "config_from_args"):
+            run.check_file_flags(parser, args)
+            n_parameters = len(inspect.signature(script.config_from_args).parameters)
+            script.config_from_args(*[parser, args][-n_parameters:])
+    assert (parser.epilog or "").splitlines()[0] in shown["--help"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -394,7 +429,7 @@ def test_from_the_shell_with_warnings_as_errors_and_no_bar(experiment: Experimen
 
 def test_a_command_line_error_from_the_shell() -> None:
     process = run_script("smallnorb_novel_viewpoint.py", "--lr", "nan")
-    message = "argument --lr: nan is not above 0 and at most 10 (--help shows every flag)"
+    message = "argument --lr: nan is not above 0 and at most 10 (--help-all shows every flag)"
     expected = (2, "", f"smallnorb_novel_viewpoint.py: error: {message}\n")
     assert (process.returncode, process.stdout, process.stderr) == expected
 
@@ -813,8 +848,10 @@ OTHER_VALUES = {
     "--test-elevations": "40:70 --train-elevations 10:35 --train-azimuths 0:360",
 }  # fmt: skip
 MORE = {"smallnorb_novel_viewpoint": {"--loss": "spread"}}
-FREE = {"--dataset", "--data-dir", "--train-elevations", "--attack", "--epsilons", "--attack-steps", "--n-attack"}
-FREE |= {"--image-size", "--colour"}  # of own images alone
+FREE = {
+    "--dataset", "--data-dir", "--hold-out", "--train-elevations", "--attack", "--epsilons", "--attack-steps",
+    "--n-attack", "--image-size", "--colour",
+}  # fmt: skip
 
 
 def changes(experiment: Experiment) -> dict[str, str]:

@@ -122,7 +122,7 @@ def test_training_and_checkpoint_give_the_same_figures(checkpoint: Path, capsys:
     with pytest.MonkeyPatch.context() as patch:
         refuse(patch, experiment, "train")
         assert figures.main([*TINY, "--preset=small", f"--checkpoint={checkpoint}"]) == 0
-    check_pictures(FOLDER, ALL, highest=1300, widths={"capsule_dimensions_all": 1800})
+    check_pictures(FOLDER, ALL, highest=2600, widths={"capsule_dimensions_all": 3600})
     again = ("rotation_sweep", "reconstructions", "training_curves")
     check_unchanged(figures, [*TINY, "--quiet", f"--figures={','.join(again)}"], FOLDER, capsys, redrawn=again)
 

@@ -88,7 +88,7 @@ def test_training_and_checkpoint_give_the_same_figures(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert figures.main([*TINY, "--quiet"]) == 0
-    check_pictures(FOLDER, ALL, highest=800)
+    check_pictures(FOLDER, ALL, highest=1600)
     refuse(monkeypatch, experiment, "train")
     check_unchanged(figures, [*TINY, "--preset=small", f"--checkpoint={checkpoint}"], FOLDER, capsys)
 

@@ -73,7 +73,7 @@ def test_training_and_checkpoint_give_the_same_figures(
 ) -> None:
     assert figures.main([*TINY, "--quiet"]) == 0
     assert "skipped smallnorb_pairs.png" in capsys.readouterr().out
-    check_pictures(FOLDER, ALWAYS, highest=800)
+    check_pictures(FOLDER, ALWAYS, highest=1600)
     refuse(monkeypatch, experiment, "train_all")
     check_unchanged(figures, [*TINY, f"--checkpoint={checkpoint}"], FOLDER, capsys)
 
@@ -82,7 +82,8 @@ def test_texts_are_large_enough_and_stay_apart(run: figures.Run) -> None:
     seeds = {model: np.full((3, 2), 0.5) for model in run.models}
     for name, drawer in figures.drawers(run, seeds, None).items():
         fig, texts = drawn_texts(drawer)
-        assert any("seed 123" in t.get_text() and "azimuths 200–330°" in t.get_text() for t, _ in texts), name
+        who = "means of 3 seeds" if name == "extrapolation_bars" else "seed 123"
+        assert any(who in t.get_text() and "azimuths 200–330°" in t.get_text() for t, _ in texts), name
         check_texts(fig, texts, name)
 
 
@@ -100,7 +101,7 @@ def test_real_pairs_and_the_real_data_set(monkeypatch: pytest.MonkeyPatch) -> No
     assert figures.main([*flags, "--n-epochs=1", "--quiet"]) == 0
     drawn = pictures(FOLDER)
     assert list(drawn) == sorted([*ALWAYS, "smallnorb_pairs"])
-    assert all(len(content) <= 400_000 for content in drawn.values())
+    assert all(len(content) <= 600_000 for content in drawn.values())
     pairs = figures.read_pairs(SMALLNORB)
     assert [len(split.labels) for split in pairs.values()] == [6, 6]
     assert animation.main([*flags, "--n-epochs=1", "--sweep-frames=2", "--quiet"]) == 0

@@ -1,0 +1,389 @@
+#!/usr/bin/env python3
+"""Write explorer.html: one page, without a server or a network, in which a person tries two capsule networks.
+
+    python make_explorer.py --multimnist multimnist.ckpt.npz --viewpoint viewpoint.ckpt.npz --out explorer.html
+
+The page holds the weights of a capsule network and its forward pass in JavaScript (``support/explorer/``). In it one
+draws two digits and sees which capsules find them, moves the sixteen numbers of a digit capsule, and turns a voxel
+object. Weights are rounded to 8 bits, with one scale for each output channel; the accuracy on the test sets is measured
+here with the weights as trained and with the rounded ones, and the page states both.
+
+Without --multimnist or --viewpoint the network is trained first, by the default flags of its script.
+"""
+
+from __future__ import annotations
+
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
+import argparse
+import base64
+import dataclasses
+import gzip
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import ndimage
+
+import multimnist_capsnet as digits
+import smallnorb_novel_viewpoint as viewpoint
+from support.figures import DATASET_NAMES, load_finished, write_if_changed
+from support.files import UserError, overwriting, require_writable
+from support.results import environment
+from support.run import Files, Parser, exit_status, file_path, non_empty, print_message, print_result
+from support.workers import Workers, Workspace, default_threads
+
+Array = np.ndarray
+Params = dict[str, Array]
+
+TEMPLATE = Path(__file__).resolve().parent / "support" / "explorer"
+N_EXAMPLES = 24  # test composites in the page
+SMALL = 1024  # entries: a smaller array is not rounded
+VIEW_MODELS = ("capsules", "cnn_matched")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Rounding
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def quantised(w: Array) -> tuple[Array, Array]:
+    """w (..., F) -> int8 of the same shape and scales (F,): w is about ``q * scale``, off by half a scale at most."""
+    scale = np.abs(w).reshape(-1, w.shape[-1]).max(axis=0) / 127
+    scale = np.maximum(scale, np.finfo(np.float32).tiny).astype(np.float32)
+    return np.rint(w / scale).astype(np.int8), scale
+
+
+def is_rounded(w: Array) -> bool:
+    return w.ndim > 1 and w.size >= SMALL
+
+
+def rounded(params: Mapping[str, Array]) -> Params:
+    """The parameters as the page has them."""
+    return {key: np.multiply(*quantised(w), dtype=w.dtype) if is_rounded(w) else w for key, w in params.items()}
+
+
+def packed(tensors: Mapping[str, Array], exact: bool = False) -> tuple[list[dict[str, Any]], bytes]:
+    """Named arrays -> a list of their names, shapes, types and positions, and their bytes, one array after the other.
+
+    Large float arrays are int8, followed by their scales; with ``exact`` all are float32. uint8 stays.
+    """
+    entries: list[dict[str, Any]] = []
+    parts: list[bytes] = []
+    offset = 0
+
+    def add(array: Array) -> int:
+        nonlocal offset
+        start, data = offset, array.tobytes()
+        parts.append(data + bytes(-len(data) % 4))  # a Float32Array begins at a multiple of four
+        offset += len(parts[-1])
+        return start
+
+    for name, array in tensors.items():
+        entry: dict[str, Any] = {"name": name, "shape": list(array.shape)}
+        if array.dtype == np.uint8:
+            entry |= {"type": "uint8", "at": add(array)}
+        elif is_rounded(array) and not exact:
+            q, scale = quantised(array)
+            entry |= {"type": "int8", "at": add(q), "scaleAt": add(scale)}
+        else:
+            entry |= {"type": "float32", "at": add(array.astype(np.float32))}
+        entries.append(entry)
+    return entries, b"".join(parts)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the sixteen numbers of a digit capsule do
+# ----------------------------------------------------------------------------------------------------------------------
+
+STEP = 0.25  # [Sabour 2017, sec. 5.1]
+N_CAPSULES = 48  # of each class, from test composites
+LEAST_EFFECT = 0.5  # standard deviations
+
+
+def shape_measures(pictures: Array) -> dict[str, Array]:
+    """Pictures (N, H, W) in [0, 1] -> what can be measured of a digit's shape, (N,) each, in pixels but for slant.
+
+    Positions and extents are moments of the brightness. The stroke width is twice area over outline: a line of width w
+    and length n has an area of w n and an outline of 2 n, which is the sum of its gradient's lengths. The loop is the
+    area of the dark regions that bright pixels enclose.
+    """
+    p = pictures.astype(float)
+    rows, columns = np.arange(p.shape[1])[:, None], np.arange(p.shape[2])
+    total = p.sum(axis=(1, 2)) + 1e-9
+
+    def mean(values: Array) -> Array:
+        return (p * values).sum(axis=(1, 2)) / total
+
+    y, x = mean(rows), mean(columns)
+    dy, dx = rows - y[:, None, None], columns - x[:, None, None]
+    variance_x, variance_y = mean(dx * dx), mean(dy * dy)
+    down, up = p[:, 1:, 1:] - p[:, :-1, :-1], p[:, :-1, 1:] - p[:, 1:, :-1]  # differences along both diagonals
+    outline = np.sqrt((down * down + up * up) / 2).sum(axis=(1, 2))
+    bright = p > 0.5
+    holes = [ndimage.binary_fill_holes(b).sum() - b.sum() for b in bright]
+    return {
+        "stroke width": 2 * total / (outline + 1e-9),
+        "slant": -mean(dx * dy) / (variance_y + 1e-9),  # rows count downwards: positive leans to the right
+        "width": 4 * np.sqrt(variance_x),
+        "height": 4 * np.sqrt(variance_y),
+        "loop": np.array(holes, float),
+        "left to right": x,
+        "up and down": y,
+    }
+
+
+def class_capsules(config: Any, params: Params, test: digits.Batch, label: int) -> Array:
+    """Capsules (n, D) of a class, from the first test composites that hold its digit."""
+    chosen = np.flatnonzero((test.labels == label).any(axis=1))[:N_CAPSULES]
+    if not len(chosen):
+        raise UserError(f"the test composites hold no {label}: take a checkpoint with a larger --n-test")
+    _, cache = digits.capsnet_forward(params, test.images[chosen], config, Workspace(config.dtype))
+    return cache.v[label].T.copy()
+
+
+def pictures_of(params: Params, capsules: Array, label: int) -> Array:
+    """Capsules (n, D) of a class -> what the decoder draws of them, (n, H, W)."""
+    v = np.zeros((digits.N_CLASSES, capsules.shape[1], len(capsules)), capsules.dtype)
+    v[label] = capsules.T
+    labels = np.full((len(capsules), 1), label)
+    return digits.reconstruct(params, v, labels, Workspace(str(v.dtype)))[:, 0].copy()
+
+
+def dimension_names(config: Any, params: Params, test: digits.Batch) -> list[list[dict[str, Any]]]:
+    """For each class and dimension, the measure that it changes most and by how much.
+
+    ``effect``: change of the measure from -0.25 to +0.25, mean over capsules of test digits, in standard deviations of
+    the measure over these digits. A dimension whose largest effect is below 0.5 has no name.
+    """
+    names = []
+    for label in range(digits.N_CLASSES):
+        capsules = class_capsules(config, params, test, label)
+        n, D = capsules.shape
+        spread = {key: values.std() for key, values in shape_measures(pictures_of(params, capsules, label)).items()}
+        moved = np.concatenate([capsules + sign * STEP * np.eye(D)[d] for d in range(D) for sign in (1, -1)])
+        measures = shape_measures(pictures_of(params, moved.astype(capsules.dtype), label))
+        rows = []
+        for d in range(D):
+            effects = {}
+            for key, values in measures.items():
+                plus, minus = values.reshape(D, 2, n)[d].mean(axis=1)
+                if spread[key] > 0.05:  # pixels; or a class that has no loops would be named by its noise
+                    effects[key] = (plus - minus) / spread[key]
+            name = max(effects, key=lambda key: abs(effects[key]))
+            named = abs(effects[name]) >= LEAST_EFFECT
+            rows.append({"name": name if named else "", "effect": round(float(effects[name]), 2)})
+        names.append(rows)
+    return names
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The two networks as the page has them
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """One experiment's part of the page."""
+
+    about: dict[str, Any]  # for the page's script, as JSON
+    tensors: Params
+
+
+def accuracies(
+    before: Mapping[str, float], after: Mapping[str, float], names: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    for key, title in names.items():
+        yield {"metric": key, "title": title, "before": before[key], "after": after[key]}
+
+
+def run_of(config: Any, data_name: str, state: Any) -> dict[str, Any]:
+    """What the page says of a training."""
+    return {
+        "seed": config.seed,
+        "dataset": DATASET_NAMES[data_name],
+        "epochs": config.n_epochs,
+        "config": json.loads(json.dumps(dataclasses.asdict(config) | {"data_dir": None})),
+        "steps": state.step,
+    }
+
+
+def digits_part(config: Any, state: Any, data: digits.Data, threads: int) -> Part:
+    """The capsule network of multimnist_capsnet.py, test composites and the names of the capsules' dimensions."""
+    params = rounded(state.params)
+    model = digits.make_models(config)["capsnet"]
+    with Workers(threads, config.dtype) as workers:
+        before, after = (digits.evaluate(model, p, data.test, workers) for p in (state.params, params))
+    shown = data.test.part(0, N_EXAMPLES)
+    about = {
+        "run": run_of(config, data.name, state),
+        "nTest": len(data.test.labels),
+        "accuracies": list(
+            accuracies(before, after, {"set_accuracy": "both digits right", "digit_accuracy": "digits right"})
+        ),
+        "config": {
+            "imageSize": config.image_size,
+            "kernel": digits.KERNEL,
+            "side": config.primary_side,
+            "types": config.primary_types,
+            "primarySize": digits.PRIMARY_SIZE,
+            "classes": digits.N_CLASSES,
+            "capsuleSize": digits.CAPSULE_SIZE,
+            "iterations": config.routing_iters,
+        },
+        "labels": shown.labels.tolist(),
+        "names": dimension_names(config, params, data.test),
+    }
+    examples = np.rint(255 * shown.sources).astype(np.uint8)
+    return Part(about, {**state.params, "examples": examples})
+
+
+def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
+    """The matrix capsules and the CNN with as many parameters of smallnorb_novel_viewpoint.py, and the objects."""
+    data, models = viewpoint.make_data(config), viewpoint.make_models(config)
+    names = {"familiar_accuracy": "viewpoints of the training range", "held_out_accuracy": "held-out viewpoints"}
+    rows: list[dict[str, Any]] = []
+    tensors: Params = {}
+    for name in VIEW_MODELS:
+        params = states[name].params
+        before, after = (viewpoint.evaluate(models[name], p, data) for p in (params, rounded(params)))
+        rows += [{"model": name, **row} for row in accuracies(before, after, names)]
+        tensors |= {f"{name}.{key}": w for key, w in params.items()}
+    points, mask = viewpoint.voxel_points()
+    about = {
+        "run": run_of(config, config.dataset, states["capsules"]),
+        "accuracies": rows,
+        "nTest": len(data.held_out.labels),
+        "heldOut": config.held_out,
+        "trainAzimuths": config.train_azimuths,
+        "testAzimuths": config.test_azimuths,
+        "trainElevations": config.train_elevations,
+        "testElevations": config.test_elevations,
+        "classes": config.classes,
+        "objects": [np.round(p[m > 0], 6).tolist() for p, m in zip(points, mask, strict=True)],
+        "config": {
+            "imageSize": viewpoint.IMAGE_SIZE,
+            "kernel": viewpoint.CONV_KERNEL,
+            "primaries": viewpoint.N_PRIMARY,
+            "classes": viewpoint.N_CLASSES,
+            "lambdas": config.lambdas,
+            "varianceFloor": config.variance_floor,
+            "pixelOffset": config.pixel_offset,
+            "loss": config.loss,
+        },
+    }
+    return Part(about, tensors)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The page
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def make_page(parts: Mapping[str, Part], exact: bool = False) -> bytes:
+    """The page with its style, scripts and weights inside; with ``exact`` the weights are float32, for tests."""
+    about: dict[str, Any] = {name: dict(part.about) for name, part in parts.items()}
+    blob = b""
+    for name, part in parts.items():
+        about[name]["tensors"], data = packed(part.tensors, exact)
+        about[name]["offset"] = len(blob)
+        blob += data
+    about["commit"] = environment()["git_commit"]
+    texts = {
+        name: (TEMPLATE / name).read_text(encoding="utf-8") for name in ("explorer.css", "networks.js", "explorer.js")
+    }
+    texts["about"] = json.dumps(about, separators=(",", ":")).replace("</", "<\\/")
+    texts["weights"] = base64.b64encode(gzip.compress(blob, 9, mtime=0)).decode()
+    page = (TEMPLATE / "explorer.html").read_text(encoding="utf-8")
+    for name, text in texts.items():
+        page = page.replace(f"{{{{{name}}}}}", text)
+    return page.encode()
+
+
+def load_digits(path: Path | None, data_dir: str | None, threads: int) -> Part:
+    """Load the checkpoint, or train."""
+    asked, given = digits.Config(data_dir=data_dir), ({"data_dir"} if data_dir else set())
+    config, states = load_finished(digits, path, asked, given, required=("capsnet",) if path else ())
+    data = digits.make_data(config)
+    config = digits.resolve_auto(config, data.name)
+    if not states:
+        print_message(f"{digits.EXPERIMENT}: no --multimnist, so the capsule network is trained first: 1 to 3 minutes")
+        states = digits.train_all(config, data, names=("capsnet",), threads=threads, files=Files(quiet=False))
+    return digits_part(config, states["capsnet"], data, threads)
+
+
+def load_viewpoint(path: Path | None) -> Part:
+    """Load the checkpoint, or train."""
+    config, states = load_finished(viewpoint, path, viewpoint.Config(), (), required=VIEW_MODELS if path else ())
+    if config.dataset != "voxels":
+        raise UserError(f"{path} was trained on {config.dataset}: the page draws voxel objects")
+    if not states:
+        print_message(f"{viewpoint.EXPERIMENT}: no --viewpoint, so its networks are trained first: some seconds")
+        states = viewpoint.train_all(config, viewpoint.make_data(config), names=VIEW_MODELS)
+    return viewpoint_part(config, states)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Command line
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def html_path(text: str) -> Path:
+    """A file name, for argparse."""
+    if Path(text).suffix.lower() != ".html":
+        raise argparse.ArgumentTypeError(f"{text} does not end in .html")
+    return Path(text)
+
+
+def check_inputs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A usage error (status 2) where the page would replace a checkpoint."""
+    inputs = [(f"the file of --{name}", path) for name in ("multimnist", "viewpoint") if (path := getattr(args, name))]
+    if fault := overwriting({"--out": args.out}, inputs):
+        parser.error(fault)
+
+
+# fmt: off
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        description="Write a page in which a person draws digits, moves the numbers of a capsule and turns an object.",
+        epilog="A checkpoint is what --checkpoint FILE of the experiment's script has written.",
+    )
+    add = parser.add_argument
+    add("--multimnist", type=file_path, metavar="FILE",
+        help=f"checkpoint of {digits.EXPERIMENT}.py; default: train the capsule network first, 1 to 3 minutes")
+    add("--viewpoint", type=file_path, metavar="FILE",
+        help=f"checkpoint of {viewpoint.EXPERIMENT}.py; default: train first, some seconds")
+    parser.data_dir = digits.CACHE_DIR
+    parser.checks.append(check_inputs)
+    add("--data-dir", type=non_empty, metavar="DIR",
+        help=f"folder of the four MNIST files; default: the checkpoint's, else {digits.CACHE_DIR}")
+    add("--out", type=html_path, metavar="FILE", default=Path("explorer.html"), help="default: %(default)s")
+    return parser
+# fmt: on
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = make_parser().parse_args(argv)
+
+    def body() -> None:
+        require_writable(args.out)
+        parts = {
+            "viewpoint": load_viewpoint(args.viewpoint),
+            "digits": load_digits(args.multimnist, args.data_dir, default_threads()),
+        }
+        page = make_page(parts)
+        for part in parts.values():
+            for row in part.about["accuracies"]:
+                model = row.get("model", "capsnet")
+                print_result(f"{model:<12} {row['title']:<32} {row['before']:.4f}, rounded {row['after']:.4f}")
+        print_result(write_if_changed(args.out, page))
+
+    return exit_status(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

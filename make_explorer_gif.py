@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Record explorer.gif: explorer.html in use, in a headless browser.
+
+    python make_explorer_gif.py --page explorer.html --out explorer.gif
+
+Needs Chromium, its driver and selenium (``requirements-browser.txt``). A seven and a zero are drawn with the mouse, the
+routing goes from one to five iterations, numbers of a capsule are played, and an object is turned.
+"""
+
+from __future__ import annotations
+
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
+import argparse
+import base64
+import io
+import itertools
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from support.browser import headless_browser
+from support.figures import add_animation_arguments, encode_gif, write_if_changed
+from support.files import UserError, require_writable
+from support.run import Parser, exit_status, file_path, print_result
+
+Array = np.ndarray
+Points = Sequence[tuple[float, float]]
+
+WIDTH, HEIGHT = 860, 640  # pixels
+N_GREYS, N_COLOURS = 32, 96  # of the palette
+SEVEN = [(0.3, 0.25), (0.7, 0.25), (0.45, 0.8)]
+ZERO = [(0.5 + 0.2 * math.sin(0.5 * t), 0.5 - 0.27 * math.cos(0.5 * t)) for t in range(14)]
+START_SECONDS = 60
+
+
+def open_page(driver: Any, page: Path) -> None:
+    driver.get(page.resolve().as_uri())
+    deadline = time.monotonic() + START_SECONDS
+    while driver.execute_script("return document.documentElement.dataset.ready") != "true":
+        if time.monotonic() > deadline:
+            raise UserError(f"{page} does not begin: is it a page of make_explorer.py?")
+        time.sleep(0.05)
+
+
+def draw_line(driver: Any, canvas_id: str, points: Points) -> None:
+    """Draw with the mouse; points in [0, 1]^2, from the upper left corner of the canvas."""
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    canvas = driver.find_element("id", canvas_id)
+    driver.execute_script("arguments[0].scrollIntoView({ block: 'nearest', behavior: 'instant' })", canvas)
+    side = canvas.size["width"]
+    pen = ActionChains(driver, duration=10)
+
+    def move(x: float, y: float) -> None:
+        pen.move_to_element_with_offset(canvas, round((x - 0.5) * side), round((y - 0.5) * side))
+
+    move(*points[0])
+    pen.click_and_hold()
+    for start, stop in itertools.pairwise(points):
+        for part in np.linspace(0, 1, 7)[1:]:
+            move(*(a + (b - a) * part for a, b in zip(start, stop, strict=True)))
+    pen.release().perform()
+
+
+def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
+    """Frames (HEIGHT, WIDTH, 3) of an open page; ``strokes``: of each digit at most, ``steps``: of each movement."""
+    frames: list[Array] = []
+    driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False},
+    )
+
+    def show(selector: str) -> None:
+        driver.execute_script(
+            "const box = document.querySelector(arguments[0]).getBoundingClientRect();"
+            "scrollTo({ top: box.top + scrollY - 12, behavior: 'instant' })", selector,
+        )  # fmt: skip
+
+    def shoot(n: int = 1) -> None:
+        """The page after two frames of the screen, ``n`` times."""
+        driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(() => arguments[0]()))")
+        png = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
+        with Image.open(io.BytesIO(base64.b64decode(png))) as image:
+            frames.extend([np.asarray(image.convert("RGB"))] * n)
+
+    def set_value(name: str, value: float) -> None:
+        driver.execute_script(
+            "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
+            "e.dispatchEvent(new Event('input'))", name, value,
+        )  # fmt: skip
+
+    show("#digits .columns")
+    driver.execute_script("document.getElementById('clear').click()")
+    shoot(2)
+    for layer, points in enumerate((SEVEN, ZERO)):
+        driver.execute_script("document.querySelectorAll('input[name=layer]')[arguments[0]].click()", layer)
+        for k in range(min(strokes, len(points) - 1)):
+            draw_line(driver, "draw", points[k : k + 2])
+            shoot(1 + (len(points) < 5))
+    shoot(6)
+    show("#tiles")
+    shoot(4)
+    for t in (1, 2, 3, 4, 5, 3)[: steps + 1]:
+        set_value("iterations", t)
+        shoot(2)
+    show("#dimensions .columns")
+    for d in (1, 6)[:steps]:
+        for k in range(steps + 1):
+            set_value(f"slider{d}", 0.25 * math.sin(2 * math.pi * k / steps))
+            shoot()
+    show("#viewpoint .columns")
+    for k in range(2 * steps + 1):
+        set_value("azimuth", round(60 + 220 * k / (2 * steps)))
+        shoot()
+    shoot(4)
+    return frames
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(description="Record explorer.html in use, in a headless browser, as a GIF.")
+    group = add_animation_arguments(parser, "explorer", fps=6.0)
+    group.add_argument("--page", type=file_path, metavar="FILE", default=Path("explorer.html"),
+                       help="what make_explorer.py has written; default: %(default)s")  # fmt: skip
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = make_parser().parse_args(argv)
+
+    def body() -> None:
+        require_writable(args.out)
+        if not args.page.is_file():
+            raise UserError(f"there is no page {args.page}: python make_explorer.py writes it")
+        with headless_browser(WIDTH, HEIGHT) as driver:
+            open_page(driver, args.page)
+            frames = record(driver)
+        print_result(write_if_changed(args.out, encode_gif(frames, args.fps, N_GREYS, N_COLOURS, ())))
+
+    return exit_status(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,417 @@
+"""support/toy_norb.py and make_toy_norb.py: the solids, the images, the six files and the baselines."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+
+import conv_matrix_capsules as conv
+import make_toy_norb as script
+import smallnorb_novel_viewpoint as views
+from helpers import failure, usage_error
+from support import toy_norb as toys
+
+Array = np.ndarray
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+NAMES = {toys.file_name(subset, part) for subset in toys.INSTANCES for part in toys.PARTS}
+
+
+@pytest.fixture
+def few_views(monkeypatch: Patch) -> None:
+    """Two elevations and four azimuths, of which the last is held out by default."""
+    monkeypatch.setattr(toys, "ELEVATIONS", (30, 70))
+    monkeypatch.setattr(toys, "AZIMUTHS", (0, 20, 40, 60))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def one_view(category: int, instance: int, azimuth: float = 40, elevation: float = 35, eye: float = 0) -> Array:
+    toy = toys.make_toy(category, instance)
+    ground = toys.draw_ground(
+        toys.shadow_maps(toy, azimuth).astype(np.float32), toys.shadow_resampling(elevation, eye, toy.height)
+    )
+    return toys.draw_view(toy, azimuth, elevation, eye, ground)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Solids and rays
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def is_inside(solid: toys.Solid, p: Array) -> Array:
+    """Points (..., 3) in a solid's own coordinates."""
+    if solid.kind == "box":
+        return (np.abs(p) <= 1).all(axis=-1)
+    if solid.kind == "ellipsoid":
+        return (p**2).sum(axis=-1) <= 1
+    radius = 1 + (solid.top - 1) * (p[..., 2] + 1) / 2
+    return (np.hypot(p[..., 0], p[..., 1]) <= radius) & (np.abs(p[..., 2]) <= 1)
+
+
+@pytest.mark.parametrize(("kind", "top"), [("ellipsoid", 1), ("box", 1), ("cone", 1), ("cone", 0.5), ("cone", 0.0)])
+def test_rays_enter_and_leave_where_points_on_them_are_inside(kind: str, top: float) -> None:
+    """The cones are also seen along their axes, and nearly so, from both ends."""
+    rng = np.random.default_rng(0)
+    u = v = np.linspace(-1.3, 1.3, 14)
+    t = np.linspace(-4, 4, 1601)
+    turns = [np.eye(3), np.diag([1, -1, -1]), *(np.linalg.qr(rng.normal(size=(3, 3)))[0] for _ in range(12))]
+    turns += [toys.turned(pitch=angle) for angle in (1, -2, 178)]
+    n_hits = 0
+    for turn in turns:
+        own = turn * rng.uniform(0.7, 1.5, 3)
+        solid = toys.Solid(kind, np.zeros(3), np.linalg.inv(own), top=top)
+        enter, leave = toys.crossed(solid, own, u, v)
+        rays = np.stack(np.meshgrid(u, v, t, indexing="xy"), axis=-1)  # (v, u, t, 3)
+        inside = is_inside(solid, rays @ own.T)
+        between = (enter[..., None] <= t) & (t <= leave[..., None])
+        n_hits += int(inside.any(axis=2).sum())
+        assert (inside != between).sum(axis=2).max() <= 2  # a step at each end
+    assert n_hits > 100
+
+
+def test_a_ray_beside_the_window_of_a_solid_misses_it() -> None:
+    rng = np.random.default_rng(1)
+    p = rng.uniform(-1, 1, (20_000, 3))
+    for kind, top in (("ellipsoid", 1.0), ("box", 1.0), ("cone", 0.3)):
+        solid = toys.Solid(kind, np.zeros(3), rng.normal(size=(3, 3)), top=top)
+        directions = rng.normal(size=(5, 3))
+        inside = p[is_inside(solid, p)] @ solid.axes.T
+        widest = np.abs(inside @ directions.T).max(axis=0)
+        half = toys.reach(solid, directions)
+        assert (widest <= half + 1e-9).all()
+        assert (widest > 0.7 * half).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_toy_has_8_to_14_solids_of_several_kinds(seed: int) -> None:
+    for category, instance in itertools.product(range(5), range(10)):
+        solids = toys.make_toy(category, instance, seed).solids
+        assert 8 <= len(solids) <= 14, (category, instance)
+        assert {"cone"} < {solid.kind for solid in solids}
+        assert all(np.linalg.det(solid.axes) != 0 and 0 <= solid.top <= 1 for solid in solids)
+
+
+def test_rods_join_their_ends_and_rotations_turn_the_right_way() -> None:
+    rod = toys.rod((0, 0, 1), (1, 2, 3), 0.1, 0.3)  # the thicker end becomes the first
+    assert rod.top == pytest.approx(1 / 3)
+    np.testing.assert_allclose(rod.centre - rod.axes[:, 2], [1, 2, 3])
+    np.testing.assert_allclose(rod.centre + rod.axes[:, 2], [0, 0, 1])
+    np.testing.assert_allclose(np.linalg.norm(rod.axes[:, :2], axis=0), 0.3)
+    np.testing.assert_allclose(toys.turned(yaw=90) @ [1, 0, 0], [0, 1, 0], atol=1e-12)
+    np.testing.assert_allclose(toys.turned(pitch=90) @ [1, 0, 0], [0, 0, 1], atol=1e-12)
+    np.testing.assert_allclose(toys.turned(roll=90) @ [0, 1, 0], [0, 0, 1], atol=1e-12)
+
+
+@pytest.mark.parametrize(("elevation", "eye"), [(30, 0), (45, 2.5), (70, -2.5)])
+def test_a_pixel_of_the_ground_gets_the_shadow_of_its_point(elevation: float, eye: float) -> None:
+    frame, height = toys.camera(elevation, eye), 0.2
+    np.testing.assert_allclose(frame.T @ frame, np.eye(3), atol=1e-12)
+    x = toys.grid(toys.SHADOW_SIDE, toys.SHADOW_HALF)
+    maps = np.stack(np.broadcast_arrays(0.2 * x, 0.2 * x[::-1, None])).repeat(3, axis=0).astype(np.float32)  # x and y
+    levels = 1 - toys.draw_ground(maps, toys.shadow_resampling(elevation, eye, height)) / toys.GROUND[:, None, None]
+    for row, column in ((40, 60), (70, 20), (48, 48)):
+        u, v = toys.grid(96, toys.SCREEN)[[column, 95 - row]]
+        start = frame @ [u, v, 0] + [0, 0, height]
+        point = start - start[2] / frame[2, 2] * frame[:, 2]
+        np.testing.assert_allclose(levels[[0, 3], row, column], 0.2 * point[:2], atol=1e-5)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Images
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("category", range(5))
+def test_a_toy_fills_the_frame_and_stays_within(category: int) -> None:
+    toy, widest = toys.make_toy(category, 0), 0
+    white = np.full((toys.N_LIGHTINGS, 96, 96), 255, np.float32)
+    for azimuth, elevation in itertools.product(toys.AZIMUTHS, toys.ELEVATIONS[::4]):
+        rows, columns = np.nonzero(toys.draw_view(toy, azimuth, elevation, 0, white)[0] < 255)
+        widest = max(widest, np.ptp(rows) + 1, np.ptp(columns) + 1)
+        assert min(rows.min(), columns.min()) >= 12
+        assert max(rows.max(), columns.max()) <= 83
+    assert toys.SMALLEST * toys.EXTENT - 8 <= widest <= toys.EXTENT + 2
+
+
+def test_views_differ_by_eye_lighting_instance_and_category() -> None:
+    view = one_view(3, 0)
+    assert view.dtype == np.uint8
+    for a, b in itertools.combinations(view, 2):
+        assert np.abs(a.astype(int) - b).mean() > 2
+        difference = a.astype(float) - np.median(a) - b + np.median(b)
+        assert np.abs(difference).max() > 15  # not the level alone
+    others = {
+        name: one_view(*at)[0] for name, at in {"instance": (3, 1), "category": (4, 0), "view": (3, 0, 60)}.items()
+    }
+    for other in others.values():
+        assert np.abs(other.astype(int) - view[0]).max() > 60
+    left, right = (one_view(3, 0, eye=eye)[0] for eye in (-2.5, 2.5))
+    assert 0.3 < np.abs(left.astype(int) - right).mean() < 12
+    assert np.abs(np.median([left, right], axis=(1, 2)) - toys.GROUND[0]).max() <= 4
+
+
+def test_the_ground_is_plain_and_its_shadow_soft() -> None:
+    toy = toys.make_toy(0, 0)
+    ground = toys.draw_ground(toys.shadow_maps(toy, 0).astype(np.float32), toys.shadow_resampling(40, 0, toy.height))
+    np.testing.assert_allclose(ground[:, [0, -1]].max(axis=(1, 2)), toys.GROUND, rtol=0.02)
+    for level, image in zip(toys.GROUND, ground, strict=True):
+        assert 0 <= image.min() < 0.8 * level
+        assert np.abs(np.diff(image, axis=1)).max() < 0.15 * level
+    assert (np.ptp(ground / toys.GROUND[:, None, None], axis=0).max()) > 0.15  # it moves with the light
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The six files
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("few_views")
+def test_the_loader_of_smallnorb_reads_the_files(tmp_path: Path) -> None:
+    assert script.main(["--out-dir", str(tmp_path / "new"), "--instances", "2", "--lightings", "3", "--quiet"]) == 0
+    assert set(contents(tmp_path / "new")) == NAMES
+    for subset, instances in (("training", (4, 6)), ("testing", (0, 1))):
+        split = views.read_smallnorb(tmp_path / "new", subset)
+        assert split.images.shape == (5 * 2 * 2 * 4 * 3, 48, 48, 2)
+        np.testing.assert_array_equal(split.labels[:10], [0, 1, 2, 3, 4] * 2)
+        assert set(split.elevations) == {30, 35}
+        assert set(split.azimuths) == {0, 20, 40, 60}
+        info = np.fromfile(tmp_path / "new" / toys.file_name(subset, "info"), "<i4", offset=20).reshape(-1, 4)
+        rows = np.column_stack([split.labels, info])
+        assert len({tuple(row) for row in rows.tolist()}) == len(rows)
+        assert set(info[:, 0]) == set(instances)
+        raw = np.fromfile(tmp_path / "new" / toys.file_name(subset, "dat"), "u1", offset=24).reshape(-1, 2, 96, 96)
+        for item in (0, 7, len(rows) - 1):
+            category, instance, elevation, azimuth, lighting = rows[item]
+            images = toys.draw_toy(category, instance, 3)
+            np.testing.assert_array_equal(raw[item], images[elevation, azimuth // 2, lighting])
+
+
+@pytest.mark.usefixtures("few_views")
+def test_the_bytes_depend_on_the_seed_and_not_on_the_threads(tmp_path: Path) -> None:
+    for name, more in {"a": [], "b": ["--threads", "3"], "c": ["--seed", "1"]}.items():
+        argv = ["--out-dir", str(tmp_path / name), "--instances", "1", "--lightings", "2", "--threads", "1", "--quiet"]
+        assert script.main([*argv, *more]) == 0
+    a, b, c = (contents(tmp_path / name) for name in "abc")
+    assert a == b
+    assert all(a[name] != c[name] for name in NAMES if "dat" in name or "info" in name)
+
+
+def test_the_whole_set_has_the_sizes_of_the_real_one() -> None:
+    for subset, instances in toys.INSTANCES.items():
+        rows = toys.shuffled_views(subset, 5, 6, 0)
+        assert rows.shape == (views.NORB_ITEMS, 5)
+        assert len(np.unique(rows, axis=0)) == len(rows)
+        for column, values in zip(rows.T, (range(5), instances, range(9), range(0, 36, 2), range(6)), strict=True):
+            assert sorted(set(column.tolist())) == sorted(values)
+        assert "".join(map(str, instances)) == views.NORB_SETS[subset][2:]
+    assert {views.NORB_DTYPES[magic].str for magic in toys.MAGIC.values()} == {"|u1", "<i4"}
+
+
+@pytest.mark.usefixtures("few_views")
+@pytest.mark.parametrize("place", ["reserve", "draw_toy", "fsync"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    place: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(*((toys.os, "fsync") if place == "fsync" else (toys, place)), full)
+    argv = ["--out-dir", str(tmp_path / "a/b"), "--instances", "1", "--lightings", "1", "--quiet"]
+    line = failure(script, argv, capsys)
+    assert line.startswith("error: cannot write ")
+    assert "No space left on device" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("few_views")
+def test_an_interruption_leaves_the_older_set(tmp_path: Path, monkeypatch: Patch) -> None:
+    toys.write_toy_norb(tmp_path, 1, 1)
+    before = contents(tmp_path)
+    draw = toys.draw_toy
+
+    def interrupted(category: int, *more: Any) -> Array:
+        if category == 3:
+            raise KeyboardInterrupt
+        return draw(category, *more)
+
+    monkeypatch.setattr(toys, "draw_toy", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        toys.write_toy_norb(tmp_path, 1, 1, seed=1)
+    assert contents(tmp_path) == before
+    assert script.main(["--out-dir", str(tmp_path / "new"), "--quiet"]) == 130
+    assert contents(tmp_path) == before
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The cache, and the experiment on it
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_cache(tmp_path: Path, monkeypatch: Patch, few_views: None) -> Path:
+    """One object of each half in one lighting stand for the whole set."""
+    write = toys.write_toy_norb
+    monkeypatch.setattr(toys, "write_toy_norb", lambda folder: write(folder, 1, 1, quiet=True))
+    monkeypatch.setattr(conv, "CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_toys_are_drawn_once_and_again_where_a_file_is_missing(small_cache: Path, capsys: Capture) -> None:
+    folder = toys.cached_toys(small_cache)
+    assert capsys.readouterr().err.startswith(f"drawing the toys, once, into {folder}: a minute")
+    assert set(contents(folder)) == NAMES
+    assert toys.cached_toys(small_cache) == folder
+    assert capsys.readouterr().err == ""
+    next(folder.iterdir()).unlink()
+    assert toys.cached_toys(small_cache) == folder
+    assert set(contents(folder)) == NAMES
+    assert "drawn in" in capsys.readouterr().err
+
+
+TINY = ["--dataset", "toys", "--n-epochs", "1", "--sizes", "4,2,2,2", "--models", "cnn", "--threads", "1", "--quiet"]
+
+
+def test_the_experiment_holds_out_viewpoints_or_nothing(small_cache: Path, capsys: Capture) -> None:
+    out = small_cache / "out.json"
+    assert conv.main([*TINY, "--out-json", str(out)]) == 0
+    result = json.loads(out.read_text())
+    assert (result["dataset"], result["headline"]) == ("toys", "held_out_accuracy")
+    assert {"familiar_accuracy", "held_out_accuracy", "drop"} < set(result["models"]["cnn"])
+    checkpoint = str(small_cache / "c.npz")
+    whole = [*TINY, "--hold-out", "nothing", "--out-json", str(out)]
+    assert conv.main([*whole, "--checkpoint", checkpoint]) == 0
+    assert "toys: no viewpoints held out; seed 0, 1 epochs" in capsys.readouterr().out
+    result = json.loads(out.read_text())
+    assert result["headline"] == "accuracy"
+    assert "drop" not in result["models"]["cnn"]
+    assert conv.main([*whole, "--checkpoint", checkpoint, "--eval-only"]) == 0
+    assert json.loads(out.read_text())["models"]["cnn"]["accuracy"] == result["models"]["cnn"]["accuracy"]
+
+
+def test_without_held_out_views_the_halves_are_the_official_ones(small_cache: Path) -> None:
+    data = conv.make_data(conv.Config(dataset="toys", hold_out="nothing"))
+    assert data.held_out is None
+    folder = toys.cached_toys(small_cache)
+    for examples, half in ((data.train, "training"), (data.test, "testing")):
+        split = views.read_smallnorb(folder, half)
+        np.testing.assert_array_equal(examples.images, split.images)
+        np.testing.assert_array_equal(examples.labels, split.labels)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--dataset", "toys", "--data-dir", "f"], "--data-dir: toys are drawn into the cache"),
+        (["--dataset", "voxels", "--hold-out", "nothing"], "--hold-out: nothing needs --dataset smallnorb or toys"),
+        (["--hold-out", "nothing"], "--hold-out: nothing needs --dataset smallnorb or toys"),
+        (
+            ["--dataset", "toys", "--hold-out", "nothing", "--test-azimuths", "60:90"],
+            "--test-azimuths: not together with --hold-out nothing",
+        ),
+        (["--dataset", "toys", "--n-elev", "2"], "--n-elev: applies to --dataset voxels alone"),
+    ],
+)
+def test_flags_of_the_experiment_that_do_not_fit_together(argv: list[str], says: str, capsys: Capture) -> None:
+    assert f"argument {says}" in usage_error(conv, argv, capsys)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Baselines, contact sheet, command line
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_nearest_neighbour_and_least_squares_are_those_of_the_definition() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 5, 60)
+    train = (rng.normal(size=(60, 7)) + labels[:, None]).astype(np.float32)
+    test = rng.normal(2, 2, (300, 7)).astype(np.float32)
+    distances = np.linalg.norm(test[:, None] - train, axis=2)
+    np.testing.assert_array_equal(script.nearest_neighbour(train, labels, test), labels[distances.argmin(axis=1)])
+    (answer,) = script.linear_classifier(train, labels, test, (1e-12,))
+    a = np.column_stack([train, np.ones(60)]).astype(float)
+    w = np.linalg.lstsq(a, np.eye(5)[labels], rcond=None)[0]
+    np.testing.assert_array_equal(answer, (np.column_stack([test, np.ones(300)]) @ w).argmax(axis=1))
+
+
+def test_the_ridge_is_chosen_on_an_instance_that_is_left_out() -> None:
+    rng = np.random.default_rng(0)
+    labels, instances = rng.integers(0, 5, 200), rng.choice([4, 6, 9], 200)
+    rows = rng.normal(size=(200, 90)).astype(np.float32)
+    rows[:, 0] += 3 * labels
+    left = instances == 9
+    answers = script.linear_classifier(rows[~left], labels[~left], rows[left], script.RIDGES)
+    errors = [(answer != labels[left]).mean() for answer in answers]
+    assert script.best_ridge(rows, labels, instances) == script.RIDGES[int(np.argmin(errors))]
+
+
+def test_baselines_of_a_small_set(small_cache: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setattr(script, "CNN", conv.Config(dataset="toys", hold_out="nothing", n_epochs=1, sizes=(4, 2, 2, 2)))
+    monkeypatch.setattr(script, "best_ridge", lambda *_: 0.01)  # it needs two instances
+    monkeypatch.setattr(script, "read_pixels", lambda *args, real=script.read_pixels: _shrunk(*real(*args)))
+    out = small_cache / "b.json"
+    assert script.main(["--baselines", "--out-json", str(out), "--threads", "1", "--quiet"]) == 0
+    result = json.loads(out.read_text())
+    assert list(result["models"]) == ["nearest_neighbour", "linear", "cnn"]
+    assert all(0 <= model["error"] <= 1 for model in result["models"].values())
+    raw = np.fromfile(toys.cached_toys(small_cache) / toys.file_name("testing", "dat"), "u1", offset=24)
+    images = raw.reshape(-1, 96 * 96).astype(float)
+    assert result["grey_levels"]["mean"] == pytest.approx(images.mean())
+    assert result["grey_levels"]["spread"] == pytest.approx(images.std(axis=1).mean())
+    assert "nearest_neighbour" in capsys.readouterr().out
+
+
+def _shrunk(rows: Array, *more: Array) -> tuple[Array, ...]:
+    assert rows.shape[1:] == (2 * 48 * 48,)
+    return rows[:, ::32], *more
+
+
+def test_the_contact_sheet_shows_fifty_toys(tmp_path: Path) -> None:
+    path = tmp_path / "new/sheet.png"
+    assert script.main(["--figure", str(path)]) == 0
+    assert iio.imread(path).shape == (5 * 96, 10 * 96)
+    assert path.stat().st_size < 600_000
+
+
+@pytest.mark.parametrize(
+    ("argv", "flag"),
+    [
+        *((["--instances", value], "--instances") for value in ("0", "6", "x", "")),
+        *((["--lightings", value], "--lightings") for value in ("0", "7", "1.5")),
+        *((["--seed", value], "--seed") for value in ("-1", "x")),
+        (["--threads", "0"], "--threads"),
+        (["--out-dir", ""], "--out-dir"),
+        (["--out-json", "x.json"], "--out-json"),
+        (["--baselines", "--figure", "x.png"], "--figure"),
+        (["--baselines", "--instances", "2"], "--instances"),
+        (["--figure", "x.png", "--lightings", "2"], "--lightings"),
+        (["--baselines", "--out-json", "README.md"], "--out-json"),
+    ],
+)
+def test_wrong_flags_are_one_line(argv: list[str], flag: str, monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setattr(script, "write_toy_norb", lambda *_: pytest.fail("drew"))
+    monkeypatch.chdir(script.Path(script.__file__).parent)
+    assert f"argument {flag}: " in usage_error(script, argv, capsys)
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_no_file_of_the_real_set_is_replaced(ending: str, tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / (toys.file_name("testing", "cat") + ending)
+    path.write_bytes(b"real")
+    line = failure(script, ["--out-dir", str(tmp_path)], capsys)
+    assert line == f"error: {tmp_path} has a {path.name} already: name another folder with --out-dir\n"
+    assert contents(tmp_path) == {path.name: b"real"}
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").touch()
+    line = failure(script, ["--out-dir", str(tmp_path / "file/toys"), "--quiet"], capsys)
+    assert line.startswith(f"error: cannot write {tmp_path / 'file/toys'}")

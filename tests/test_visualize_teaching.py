@@ -1,0 +1,91 @@
+"""The drawings of the networks, and the pictures of docs/how_capsules_work.md from small networks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import conv_matrix_capsules as conv
+import multimnist_capsnet as digits
+import visualize_how_capsules_work as pictures
+import visualize_networks as networks
+from figure_checks import Capture
+from helpers import EXPERIMENTS, failure, smallest, usage_error
+from support.files import UserError
+from support.optimizers import count_params
+
+STAGES = {  # written by hand from the scripts' docstrings
+    "smallnorb_novel_viewpoint": [(32, 32, 1), (16, 16, 16), (8,), (5,), (5,)],
+    "multimnist_capsnet": [(36, 36, 1), (28, 28, 32), (10, 10, 8), (10,), (256,), (512,), (36, 36, 1)],
+    "mnist_affine_capsnet": [(28, 28, 1), (20, 20, 32), (6, 6, 8), (10,), (256,), (512,), (28, 28, 1)],
+    "conv_matrix_capsules": [(28, 28, 1), (14, 14, 32), (14, 14, 4), (6, 6, 4), (4, 4, 8), (10,)],
+}
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_a_drawing_has_the_shapes_of_the_network_and_all_its_parameters(name: str) -> None:
+    script, stages_of = networks.NETWORKS[name]
+    config = script.Config()
+    params = next(iter(script.make_models(config).values())).init_params(np.random.default_rng(0))
+    stages = stages_of(config, params)
+    assert [stage.shape for stage in stages] == STAGES[name]
+    drawn = {stage.prefix for stage in stages}
+    assert sum(array.size for key, array in params.items() if key.split(".")[0] in drawn) == count_params(params)
+
+
+def test_drawings_are_small_and_the_same_every_time(tmp_path: Path, capsys: Capture) -> None:
+    name = "conv_matrix_capsules"
+    for expected in ("wrote", "unchanged"):
+        assert networks.main(["--networks", name, "--outdir", str(tmp_path)]) == 0
+        assert capsys.readouterr().out.startswith(expected)
+    content = (tmp_path / "networks" / f"{name}.svg").read_text()
+    assert len(content) < 200_000
+    assert re.search(r'<svg[^>]* width="648pt"', content)
+
+
+def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.chdir(tmp_path)
+    smallest(monkeypatch)
+    for name, flags in (("multimnist_capsnet", "--models capsnet"), ("conv_matrix_capsules", "--models capsules")):
+        experiment = EXPERIMENTS[name]
+        assert experiment.script.main([*experiment.argv(flags), "--checkpoint", f"{name}.npz"]) == 0
+    argv = ["--capsnet", "multimnist_capsnet.npz", "--conv-capsules", "conv_matrix_capsules.npz", "--outdir", "."]
+    capsys.readouterr()
+    assert pictures.main(argv) == 1  # three steps of training are not enough
+    assert capsys.readouterr().err.endswith("train it longer\n")
+
+    forward = digits.capsnet_forward
+    labels = digits.make_data(digits.load_checkpoint(Path("multimnist_capsnet.npz"))[0]).test.labels
+
+    def found(*args: object) -> tuple[np.ndarray, object]:
+        lengths, cache = forward(*args)  # type: ignore[arg-type]
+        lengths[labels[0]] = 0.9
+        return lengths, cache
+
+    monkeypatch.setattr(digits, "capsnet_forward", found)
+    routing = conv.class_routing
+
+    def recognised(params: conv.Params, images: np.ndarray, config: conv.Config) -> conv.ClassRouting:
+        result = routing(params, images, config)
+        result.a[-1, 0, :] = 0
+        result.a[-1, 0, conv.make_data(config).test.labels[0]] = 1
+        return result
+
+    monkeypatch.setattr(conv, "class_routing", recognised)
+    assert pictures.main(argv) == 0
+    names = {path.stem: path.stat().st_size for path in Path(pictures.NAME).iterdir()}
+    assert set(names) == {"squash", "dynamic_routing", "coordinate_addition", "em_routing", "losses"}
+    assert max(names.values()) < 600_000
+    line = failure(pictures, [*argv[:3], "none.npz"], capsys)
+    assert line == "error: there is no checkpoint none.npz\n"
+    assert "was made with --dataset mnist, not strokes" in failure(pictures, [*argv, "--dataset", "strokes"], capsys)
+
+
+def test_pictures_of_flags_that_do_not_fit(capsys: Capture) -> None:
+    wrong = ["--dataset", "strokes", "--data-dir", "x"]
+    assert "argument --data-dir: strokes has no files" in usage_error(pictures, wrong, capsys)
+    with pytest.raises(UserError, match="room for 3 iterations of routing, and not 5"):
+        pictures.composite_example(digits.Config(routing_iters=5), {})

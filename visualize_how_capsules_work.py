@@ -1,0 +1,438 @@
+#!/usr/bin/env python3
+"""The pictures of docs/how_capsules_work.md: what each step of a capsule network does on a real example.
+
+    squash               lengths of ten digit capsules before and after squash, and the slope of squash
+    dynamic_routing      couplings of the primary capsules and lengths of the digit capsules, by iteration
+    coordinate_addition  the votes for one class capsule before and after coordinate addition
+    em_routing           votes, Gaussians, assignments and activations, by iteration
+    losses               margin loss, spread loss and reconstruction
+
+Three networks are needed: the CapsNet of multimnist_capsnet.py, the convolutional matrix capsules of
+conv_matrix_capsules.py, and the matrix capsules of smallnorb_novel_viewpoint.py, which are trained here in seconds.
+The first two are read from checkpoints, or trained too:
+
+    python visualize_how_capsules_work.py --capsnet capsnet.npz --conv-capsules conv.npz
+"""
+
+from __future__ import annotations
+
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Ellipse
+
+import conv_matrix_capsules as conv
+import multimnist_capsnet as digits
+import smallnorb_novel_viewpoint as views
+from support.files import UserError, require_writable
+from support.run import Files, Parser, exit_status, file_path, whole_number
+from support.workers import Workspace, default_threads
+
+from support.figures import (  # isort: skip
+    BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, VERMILLION, add_axes, add_frame, add_image, add_legend,
+    add_text, darkened, lightened, load_finished, new_figure, write_figures,
+)  # fmt: skip
+
+Array = np.ndarray
+NAME = "how_capsules_work"
+FIRST, SECOND = BLUE, VERMILLION  # the two digits of an image, the two classes of an object
+MOST_ITERS = 3
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The examples
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Composite(NamedTuple):
+    """An image of two digits in the CapsNet, and its dynamic routing in T iterations."""
+
+    dataset: str
+    image: Array  # (H, W)
+    sources: Array  # (2, H, W) its two digits
+    drawn: Array  # (2, H, W) their reconstructions
+    labels: Array  # (2,)
+    u: Array  # (rows, types, columns) lengths of the primary capsules
+    c: Array  # (T, J, rows, types, columns) couplings
+    s: Array  # (T, J) lengths of the parents' inputs
+    v: Array  # (T, J) lengths of the digit capsules
+
+
+def composite_example(config: digits.Config, params: digits.Params) -> Composite:
+    """The first test image whose digits are the two longest capsules, both longer than 0.6."""
+    if config.routing_iters > MOST_ITERS:
+        raise UserError(
+            f"the pictures have room for {MOST_ITERS} iterations of routing, and not {config.routing_iters}"
+        )
+    data, ws = digits.make_data(config), Workspace(config.dtype)
+    for k, labels in enumerate(data.test.labels[:500]):
+        lengths, cache = digits.capsnet_forward(params, data.test.images[k : k + 1], config, ws)
+        if lengths[labels, 0].min() > max(0.6, np.delete(lengths[:, 0], labels).max()):
+            break
+    else:
+        raise UserError("the CapsNet finds both digits of none of the first 500 test images: train it longer")
+    drawn = digits.reconstruct(params, cache.v, labels[None], ws)[0]
+    grid = (config.primary_side, config.primary_types, config.primary_side)
+    routing = cache.routing
+    return Composite(
+        data.name, data.test.images[k], data.test.sources[k], drawn, labels,
+        np.sqrt(np.square(routing.u[..., 0]).sum(axis=0)).reshape(grid),
+        np.stack([c[..., 0].reshape(-1, *grid) for c in routing.c]),
+        np.stack([np.sqrt(q.q[:, 0, 0]) for q in routing.squashes]),
+        np.stack([np.sqrt(np.square(v[..., 0]).sum(axis=1)) for v in routing.v]),
+    )  # fmt: skip
+
+
+class View(NamedTuple):
+    """A held-out view of an object in the matrix capsules, and its EM routing in T iterations."""
+
+    image: Array  # (H, W)
+    label: int
+    votes: Array  # (I, J, D)
+    a_in: Array  # (I,)
+    r: list[Array]  # (I, J)
+    mu: list[Array]  # (J, D)
+    sigma_sq: list[Array]  # (J, D)
+    a: list[Array]  # (J,)
+
+
+def view_example(seed: int) -> View:
+    """The first held-out view that is recognised. The training starts where votes that agree activate a capsule."""
+    config = views.Config(seed=seed, beta_v_init=-1.0)
+    data = views.make_data(config)
+    model = views.make_models(config)["capsules"]
+    params = views.train_all(config, data, names=("capsules",), files=Files(quiet=True))["capsules"].params
+    scores, cache = model.forward(params, data.held_out.images)
+    k = int(np.flatnonzero(scores.argmax(axis=1) == data.held_out.labels)[0])
+    votes, a_in = cache.routing.m_steps[0].votes[k], cache.a_in[k]
+    steps = cache.routing.m_steps
+    return View(
+        data.held_out.images[k, :, :, 0], int(data.held_out.labels[k]), votes, a_in, [m.r[k] for m in steps],
+        [m.mu[k] for m in steps], [m.sigma_sq[k] for m in steps], [m.a[k] for m in steps],
+    )  # fmt: skip
+
+
+class Grid(NamedTuple):
+    """A digit in the convolutional matrix capsules, and the votes of the grid below for its class."""
+
+    dataset: str
+    image: Array  # (H, W)
+    label: int
+    offset: Array  # (S, S, 2) what is added to the votes of each position: row and column
+    votes: Array  # (S, S, I, 2) the same two entries of the votes, coordinates included
+    mass: Array  # (S, S, I) activation times assignment in the last iteration
+
+
+def grid_example(config: conv.Config, params: conv.Params) -> Grid:
+    """The first test image that is recognised."""
+    data = conv.make_data(config)
+    for k, label in enumerate(data.test.labels[:500]):
+        routing = conv.class_routing(params, data.test.images[k : k + 1], config)
+        if routing.a[-1, 0].argmax() == label:
+            break
+    else:
+        raise UserError("the matrix capsules recognise none of the first 500 test images: train them longer")
+    offset = conv.coordinates(config.image_size, config.dtype)  # (S, S, P, P)
+    S, P = len(offset), conv.POSE_SIDE
+    votes = routing.votes[0, :, label].reshape(S, S, -1, P, P)[..., :2, -1]
+    mass = routing.weights[-1, 0, :, label].reshape(S, S, -1)
+    return Grid(data.name, data.test.images[k, :, :, 0], int(label), offset[..., :2, -1], votes, mass)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Figures
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def pair(composite: Composite) -> str:
+    return " and ".join(str(label) for label in composite.labels)
+
+
+def digit_colour(composite: Composite, j: int) -> str:
+    return {int(composite.labels[0]): FIRST, int(composite.labels[1]): SECOND}.get(j, GREY)
+
+
+def draw_squash(composite: Composite) -> Figure:
+    fig = new_figure(3.9, "Squash", f"The ten digit capsules of an image of {pair(composite)};"
+                     f" {DATASET_NAMES[composite.dataset]}, {len(composite.v)} iterations of routing")  # fmt: skip
+    add_image(fig, 0.12, 1.05, 1.45, composite.image)
+    add_text(fig, 0.12, 0.78, "the image")
+    ax = add_axes(fig, 2.35, 1.05, 3.0, 2.25)
+    most = max(2.0, 1.12 * composite.s[-1].max())
+    norm = np.linspace(0, most, 400)
+    ax.plot(norm, norm**2 / (1 + norm**2), color=BLACK, linewidth=1.4)
+    for j in range(digits.N_CLASSES):
+        colour = digit_colour(composite, j)
+        x, y = composite.s[-1, j], composite.v[-1, j]
+        ax.plot(x, y, "o", color=colour, zorder=4)
+        if colour != GREY:
+            ax.plot([x, x], [0, y], color=colour, linewidth=1.0, linestyle=":")
+            ax.annotate(f"capsule {j}", (x, y), xytext=(-8, 6), textcoords="offset points", ha="right",
+                        color=darkened(colour), fontweight="bold")  # fmt: skip
+    ax.set(xlim=(0, most), ylim=(0, 1), xlabel="‖s‖ before squash", ylabel="‖v‖ after squash")
+    add_text(fig, 2.35, 0.78, "length of a capsule")
+    q = norm**2
+    ax = add_axes(fig, 6.2, 1.05, 2.6, 2.25)
+    across = norm / (1 + q)
+    ax.plot(norm, across, color=PURPLE, label="across s: f(q)")
+    ax.plot(norm, across + norm * (1 - q) / (1 + q) ** 2, color=GREEN, label="along s: f(q) + 2 f'(q) q")
+    ax.set(xlim=(0, most), ylim=(0, 0.92), xlabel="‖s‖ before squash", ylabel="change of v / change of s")
+    ax.legend(loc="upper right")
+    add_text(fig, 6.2, 0.78, "effect of a small change of s")
+    return fig
+
+
+def draw_dynamic_routing(composite: Composite) -> Figure:
+    n_iters, side, left = len(composite.v), 2.05, 2.05
+    fig = new_figure(5.3, "Dynamic routing", f"An image of {pair(composite)}; {DATASET_NAMES[composite.dataset]}")
+    add_text(fig, 0.12, 0.78, "the image")
+    add_image(fig, 0.12, 1.05, 1.45, composite.image)
+    add_text(fig, 0.12, 2.62, "its two digits")
+    both = 1 - sum(
+        source[..., None] * (1 - np.array(lightened(colour, 1.0)))
+        for source, colour in zip(composite.sources, (FIRST, SECOND), strict=True)
+    )
+    ax = add_axes(fig, 0.12, 2.85, 1.45, 1.45)
+    ax.imshow(np.clip(both, 0, 1))
+    add_frame(ax, GREY, 0.8)
+    centre = (digits.KERNEL - 1) / 2 * 2  # of the field of the first primary capsule, in pixels
+    rows, _, columns = composite.u.shape
+    y, x = np.meshgrid(centre + 2 * np.arange(rows), centre + 2 * np.arange(columns), indexing="ij")
+    length = composite.u.mean(axis=1)  # (rows, columns), over types
+    total = composite.u.sum(axis=1)
+    a, b = ((composite.c[:, j] * composite.u).sum(axis=2) / total for j in composite.labels)  # (T, rows, columns)
+    preference = (a - b) / np.maximum(a + b, 1e-12)  # from -1 to 1
+    most = float(np.quantile(np.abs(preference[-1]), 0.95))
+    for t in range(n_iters):
+        at = left + t * (side + 0.28)
+        add_text(fig, at, 0.78, f"iteration {t + 1}", fontweight="bold")
+        ax = add_axes(fig, at, 1.05, side, side)
+        ax.imshow(1 - 0.35 * composite.image, cmap="gray", vmin=0, vmax=1)
+        strength = np.clip(np.abs(preference[t]) / most, 0, 1)[..., None]
+        ends = np.where((preference[t] > 0)[..., None], lightened(FIRST, 1.0), lightened(SECOND, 1.0))
+        colours = strength * ends + (1 - strength) * 0.72
+        ax.scatter(x, y, s=130 * (length / length.max()) ** 2, c=colours.reshape(-1, 3), linewidths=0)
+        ax.set(xlim=(x.min() - 3, x.max() + 3), ylim=(y.max() + 3, y.min() - 3))
+        add_frame(ax, GREY, 0.8)
+        ax = add_axes(fig, at, 3.77, side, 0.95)
+        colours_of_bars = [digit_colour(composite, j) for j in range(digits.N_CLASSES)]
+        ax.bar(range(digits.N_CLASSES), composite.v[t], color=colours_of_bars)
+        ax.set(ylim=(0, 1), xticks=range(digits.N_CLASSES), yticks=[0, 0.5, 1], xlabel="digit capsule")
+        if t > 0:
+            ax.set_yticklabels([])
+    add_text(fig, left, 3.5, "lengths ‖v‖ of the digit capsules")
+    handles = [
+        Line2D([], [], ls="", marker="o", color=colour, label=f"coupled more to {label}")
+        for label, colour in zip(composite.labels, (FIRST, SECOND), strict=True)
+    ]
+    add_legend(fig, left, 3.2, [*handles, Line2D([], [], ls="", marker="o", color="#b8b8b8", label="to both equally")],
+               ncols=3, columnspacing=1.6, handletextpad=0.2)  # fmt: skip
+    return fig
+
+
+def draw_coordinate_addition(grid: Grid) -> Figure:
+    S = len(grid.offset)
+    fig = new_figure(4.1, "Coordinate addition", f"A {grid.label}; {DATASET_NAMES[grid.dataset]}. Votes of"
+                     f" {S} × {S} positions × {grid.mass.shape[2]} types for class {grid.label}")  # fmt: skip
+    row, column = np.meshgrid(np.linspace(0, 1, S), np.linspace(0, 1, S), indexing="ij")
+    colours = np.stack([0.15 + 0.75 * row, 0.55 - 0.35 * np.abs(row - column), 0.9 - 0.8 * column], axis=-1)
+    add_text(fig, 0.12, 0.78, "the digit and the centres of the fields")
+    ax = add_axes(fig, 0.12, 1.05, 2.45, 2.45)
+    ax.imshow(grid.image, cmap="gray_r", vmin=0, vmax=2)
+    pixels = grid.offset * len(grid.image)  # (S, S, 2)
+    ax.scatter(pixels[..., 1] - 0.5, pixels[..., 0] - 0.5, s=70, c=colours.reshape(-1, 3), edgecolors="white")
+    add_frame(ax, GREY, 0.8)
+    weight = grid.mass / grid.mass.sum(axis=2, keepdims=True)  # (S, S, I)
+    after = (weight[..., None] * grid.votes).sum(axis=2)  # (S, S, 2) the mean over types
+    before = after - grid.offset
+    centre = (np.concatenate([before, after]).reshape(-1, 2).min(axis=0) + np.max([before, after], axis=(0, 1, 2))) / 2
+    reach = np.abs(np.stack([before, after]) - centre).max() + 0.15
+    for at, text, votes in ((3.45, "votes before the addition", before), (6.35, "votes after it", after)):
+        ax = add_axes(fig, at, 1.05, 2.45, 2.45)
+        ax.scatter(votes[..., 1], votes[..., 0], s=70, c=colours.reshape(-1, 3), edgecolors="white", zorder=3)
+        ax.set(xlim=centre[1] + np.array([-reach, reach]), ylim=centre[0] + np.array([reach, -reach]))
+        ax.set_xlabel("entry (2, 4): column")
+        if at < 4:
+            ax.set_ylabel("entry (1, 4): row")
+        else:
+            ax.set_yticklabels([])
+        add_text(fig, at, 0.78, text)
+    return fig
+
+
+def add_gaussian(ax: Axes, mean: Array, sd: Array, axes: Array, colour: str) -> None:
+    """A parent's Gaussian at one standard deviation, its covariance projected on two directions ``axes`` (D, 2)."""
+    covariance = axes.T @ (sd[:, None] ** 2 * axes)  # (2, 2)
+    values, vectors = np.linalg.eigh(covariance)
+    angle = np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1]))
+    width, height = 2 * np.sqrt(values[1]), 2 * np.sqrt(values[0])
+    x, y = map(float, mean)
+    ax.add_patch(Ellipse((x, y), width, height, angle=angle, facecolor=lightened(colour, 0.12), edgecolor=colour))
+    ax.plot(x, y, marker="+", color=colour, markersize=10, markeredgewidth=2)
+
+
+def draw_em_routing(view: View) -> Figure:
+    """Votes for the true class and for the most active wrong one."""
+    n_iters, J, left, width = len(view.r), view.votes.shape[1], 2.05, 2.05
+    name = views.VOXEL_CLASSES
+    rival = int(np.argsort(view.a[-1] - 2 * np.eye(J)[view.label])[-1])
+    shown = ((view.label, FIRST), (rival, SECOND))
+    fig = new_figure(6.0, "EM routing", f"Votes of the {len(view.a_in)} primary capsules of a held-out view of a voxel"
+                     f" object ({name[view.label]}), on the two directions in which they vary most")  # fmt: skip
+    add_text(fig, 0.12, 0.78, "the image")
+    add_image(fig, 0.12, 1.05, 1.45, view.image)
+    chosen = view.votes[:, [j for j, _ in shown]].reshape(-1, view.votes.shape[2])
+    centre = chosen.mean(axis=0)
+    axes = np.linalg.svd(chosen - centre)[2][:2].T  # (D, 2)
+    plane = (view.votes - centre) @ axes  # (I, J, 2)
+    reach = 1.15 * np.abs(plane[:, [j for j, _ in shown]]).max()
+    for t in range(n_iters):
+        at = left + t * (width + 0.28)
+        add_text(fig, at, 0.78, f"iteration {t + 1}: M-step", fontweight="bold")
+        ax = add_axes(fig, at, 1.05, width, width)
+        for j, colour in shown:
+            add_gaussian(ax, (view.mu[t][j] - centre) @ axes, np.sqrt(view.sigma_sq[t][j]), axes, colour)
+            mass = view.r[t][:, j] * view.a_in
+            ax.scatter(plane[:, j, 0], plane[:, j, 1], s=4 + 130 * mass, color=colour, edgecolors="white",
+                       linewidths=0.5, zorder=4)  # fmt: skip
+        ax.set(xlim=(-reach, reach), ylim=(-reach, reach))
+        ax.set_xticks(ax.get_yticks()[1:-1])
+        if t:
+            ax.set_yticklabels([])
+        add_text(fig, at, 3.5, "assignments" if t else "assignments: even", fontsize=9.5)
+        ax = add_axes(fig, at, 3.75, width, 1.15)
+        ax.imshow(view.r[t].T, cmap="Greys", vmin=0, vmax=1, aspect="auto")
+        ax.set(xticks=range(len(view.a_in)), yticks=range(J), xlabel="primary capsule")
+        ax.set_xticklabels([str(i + 1) for i in range(len(view.a_in))])
+        ax.set_yticklabels([f"{name[j]} " for j in range(J)] if t == 0 else [])
+        ax.grid(False)
+        for label, j in zip(ax.get_yticklabels(), range(J), strict=True):
+            label.set_color({view.label: darkened(FIRST), rival: darkened(SECOND)}.get(j, BLACK))
+        text = "   ".join(f"{name[j]} {view.a[t][j]:.2f}" for j, _ in shown)
+        add_text(fig, at, 5.5, f"activations: {text}", fontsize=9.5)
+    handles = [Line2D([], [], ls="", marker="o", color=colour, label=f"votes for {name[j]}") for j, colour in shown]
+    add_legend(fig, 0.12, 2.7, handles, handletextpad=0.2)
+    return fig
+
+
+def draw_losses(composite: Composite, view: View) -> Figure:
+    fig = new_figure(3.9, "The losses", f"Left and right: the image of {pair(composite)}. Middle: the"
+                     f" {views.VOXEL_CLASSES[view.label]}")  # fmt: skip
+    ax = add_axes(fig, 0.7, 1.05, 2.35, 2.25)
+    length = np.linspace(0, 1, 200)
+
+    def term(x: Array, *, present: bool) -> Array:
+        return np.maximum(0, 0.9 - x) ** 2 if present else 0.5 * np.maximum(0, x - 0.1) ** 2
+
+    ax.plot(length, term(length, present=True), color=BLACK, label="digit in the image")
+    ax.plot(length, term(length, present=False), color=BLACK, linestyle="--", label="digit not in it")
+    for j in range(digits.N_CLASSES):
+        x, there = composite.v[-1, j], j in composite.labels
+        ax.plot(x, term(x, present=there), "o", color=digit_colour(composite, j), zorder=4, clip_on=False)
+    ax.set(xlim=(0, 1), ylim=(0, 0.85), xlabel="length ‖v‖ of a digit capsule", ylabel="term of the loss")
+    ax.legend(loc="upper right")
+    add_text(fig, 0.7, 0.78, "margin loss")
+
+    ax = add_axes(fig, 3.75, 1.05, 2.35, 2.25)
+    gap = np.linspace(-0.5, 1, 400)
+    for margin, colour in ((0.2, lightened(GREEN, 0.45)), (0.55, lightened(GREEN, 0.7)), (0.9, darkened(GREEN))):
+        ax.plot(gap, np.maximum(0, margin - gap) ** 2, color=colour, label=f"m = {margin:g}")
+    a = view.a[-1]
+    wrong = a[view.label] - np.delete(a, view.label)
+    ax.plot(wrong, np.maximum(0, 0.9 - wrong) ** 2, "o", color=ORANGE, zorder=4, label="the four wrong classes")
+    ax.set(xlim=(-0.5, 1), xticks=[-0.5, 0, 0.5, 1], ylim=(0, 2.3), xlabel="aₜ − aₖ, true minus wrong")
+    ax.legend(loc="upper right")
+    add_text(fig, 3.75, 0.78, "spread loss")
+
+    add_text(fig, 6.55, 0.78, "reconstruction: digit, drawn, error²")
+    for d in range(2):
+        error = np.square(composite.drawn[d] - composite.sources[d])
+        for k, picture in enumerate((composite.sources[d], composite.drawn[d], error)):
+            add_image(fig, 6.55 + 0.79 * k, 1.05 + 1.18 * d, 0.74, picture, (FIRST, SECOND)[d], 1.2)
+        text = f"capsule {composite.labels[d]}: sum of error² {error.sum():.1f}"
+        add_text(fig, 6.55, 1.85 + 1.18 * d, text, fontsize=9)
+    return fig
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Command line
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        examples=[
+            ("--capsnet capsnet.npz --conv-capsules conv.npz", "All pictures, from two checkpoints: about 7 seconds."),
+            ("", "All pictures, after training all networks: about 5 minutes."),
+            ("--dataset strokes --outdir draft", "The same on generated digits, into draft/: about 5 minutes."),
+        ],
+        description="Draw the pictures of docs/how_capsules_work.md.",
+        epilog=f"The pictures go to DIR/{NAME}/, where DIR is --outdir.",
+    )
+    add = parser.add_argument
+    # fmt: off
+    add("--capsnet", type=file_path, metavar="FILE",
+        help="Checkpoint of multimnist_capsnet.py. Default: train its CapsNet as the script does by default.")
+    add("--conv-capsules", type=file_path, metavar="FILE",
+        help="Checkpoint of conv_matrix_capsules.py. Default: train two epochs of 6,000 images.")
+    add("--dataset", choices=conv.DIGIT_SETS, default="auto", help="Train on these digits. Default: auto.")
+    add("--data-dir", metavar="DIR", help=f"Folder of the four MNIST files. Default: {digits.CACHE_DIR}.")
+    add("--outdir", type=Path, metavar="DIR", default=Path("viz"), help="Folder of the pictures. Default: %(default)s.")
+    add("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
+        help="Use N threads. Default: one for each processor, at most 4 (here: %(default)s).")
+    add("--quiet", action="store_true", help="Show no progress bar.")
+    # fmt: on
+    return parser
+
+
+def network(script: Any, name: str, config: Any, path: Path | None, args: argparse.Namespace) -> tuple[Any, Any]:
+    """Configuration and parameters of the network ``name``, from the checkpoint ``path`` or trained."""
+    asked = dataclasses.replace(config, dataset=args.dataset, data_dir=args.data_dir)
+    given = {"dataset", "data_dir"} & args.given
+    config, states = load_finished(script, path, asked, given, required=(name,))
+    if not states:
+        data = script.make_data(config)
+        config = digits.resolve_auto(config, data.name)
+        states = script.train_all(config, data, names=(name,), threads=args.threads, files=Files(quiet=args.quiet))
+    return config, states[name].params
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    if args.dataset == "strokes" and args.data_dir is not None:
+        parser.error("argument --data-dir: strokes has no files")
+    folder = args.outdir / NAME
+
+    def body() -> None:
+        require_writable(folder / "squash.png")
+        composite = composite_example(*network(digits, "capsnet", digits.Config(), args.capsnet, args))
+        short = conv.Config(n_train=6000, n_epochs=2)
+        grid = grid_example(*network(conv, "capsules", short, args.conv_capsules, args))
+        view = view_example(seed=0)
+        write_figures(
+            folder,
+            {
+                "squash": lambda: draw_squash(composite),
+                "dynamic_routing": lambda: draw_dynamic_routing(composite),
+                "coordinate_addition": lambda: draw_coordinate_addition(grid),
+                "em_routing": lambda: draw_em_routing(view),
+                "losses": lambda: draw_losses(composite, view),
+            },
+        )
+
+    return exit_status(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

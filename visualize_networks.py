@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""Drawings of the four capsule networks as SVG, their shapes read from initialised networks and a blank image.
+
+    python visualize_networks.py
+
+writes viz/networks/EXPERIMENT.svg for each experiment with its default settings.
+"""
+
+from __future__ import annotations
+
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
+import argparse
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
+
+import conv_matrix_capsules as conv
+import mnist_affine_capsnet as affine
+import multimnist_capsnet as digits
+import smallnorb_novel_viewpoint as views
+from support.files import require_writable
+from support.optimizers import count_params
+from support.run import Parser, exit_status, print_result
+from support.workers import Workspace
+
+from support.figures import (  # isort: skip
+    BLACK, BLUE, GREEN, GREY, MODEL_STYLES, ORANGE, add_axes, add_text, darkened, figure_style, lightened, new_figure,
+    write_if_changed,
+)  # fmt: skip
+
+Array = np.ndarray
+WIDTH, HEIGHT = 9.0, 3.35  # inches
+
+
+class Stage(NamedTuple):
+    """What stands between two layers, and the layer below it.
+
+    kind: "map", ``shape`` rows, columns, channels; "grid", rows, columns, types of capsules; "capsules", their number;
+    "units", their number.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    name: str
+    text: str = ""  # under the shape
+    layer: str = ""  # which computes it
+    prefix: str = ""  # of the names of the layer's parameters
+
+
+def capsnet_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
+    side, T = config.primary_side, config.primary_types
+    blank = np.zeros((1, config.image_size, config.image_size), config.dtype)
+    _, cache = digits.capsnet_forward(params, blank, config, Workspace(config.dtype))
+    rows, columns, _, channels = cache.h1.shape
+    K = params["conv1.w"].shape[0], params["primary.w"].shape[0]
+    J, D, _ = cache.v.shape
+    decoder = [params[f"decoder{k}.w"].shape[1] for k in (1, 2)]
+    return [
+        Stage("map", (*blank.shape[1:], 1), "image"),
+        Stage("map", (rows, columns, channels), "conv1", "", f"{K[0]}×{K[0]}\nReLU", "conv1"),
+        Stage("grid", (side, side, T), "primary capsules", f"of {cache.routing.u.shape[0]} numbers",
+              f"{K[1]}×{K[1]}, stride 2\nsquash", "primary"),
+        Stage("capsules", (J,), "digit capsules", f"of {D} numbers",
+              f"votes, dynamic\nrouting, {config.routing_iters} times", "routing"),
+        *(Stage("units", (n,), "decoder", "", "one capsule\ndense, ReLU" if k == 1 else "dense\nReLU", f"decoder{k}")
+          for k, n in enumerate(decoder, 1)),
+        Stage("map", (*blank.shape[1:], 1), "picture", "of one digit", "dense\nsigmoid", "decoder3"),
+    ]  # fmt: skip
+
+
+def view_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
+    blank = np.zeros((1, views.IMAGE_SIZE, views.IMAGE_SIZE, config.in_channels), config.dtype)
+    _, cache = views.make_models(config)["capsules"].forward(params, blank)
+    I, J, P, _ = params["class.w"].shape
+    K = params["conv1.w"].shape[0]
+    pose = f"poses {P}×{P}, activations"
+    return [
+        Stage("map", blank.shape[1:], "image"),
+        Stage("map", cache.relu.shape[1:], "conv1", "", f"{K}×{K}, stride 2\nReLU", "conv1"),
+        Stage("capsules", (I,), "primary capsules", pose, "dense", "primary"),
+        Stage("capsules", (J,), "class capsules", pose, f"votes, EM routing,\n{config.em_iters} times", "class"),
+        Stage("units", (J,), "scores", "", "‖μ‖²/16 + 4(a − ½)"),
+    ]
+
+
+def conv_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
+    blank = np.zeros((1, config.image_size, config.image_size, config.in_channels), config.dtype)
+    _, cache = conv.conv_capsnet_forward(params, blank, config, Workspace(config.dtype))
+    K, P = params["conv1.w"].shape[0], params["class.w"].shape[-1]
+    k = params["convcaps1.w"].shape[0]
+    pose, routing = f"poses {P}×{P},\nactivations", f"votes, EM routing,\n{config.em_iters} times"
+    strides = conv.CAPS_STRIDES
+    return [
+        Stage("map", blank.shape[1:], "image"),
+        Stage("map", cache.relu.shape[1:], "conv1", "", f"{K}×{K}, stride 2\nReLU", "conv1"),
+        Stage("grid", cache.a_primary.shape[1:], "primary capsules", pose, "1×1", "primary"),
+        *(Stage("grid", layer.a[-1].shape[1:], name, pose, f"{k}×{k}, stride {strides[name.lower()]}\n{routing}",
+                name.lower()) for name, layer in (("ConvCaps1", cache.convcaps1), ("ConvCaps2", cache.convcaps2))),
+        Stage("capsules", (cache.a.shape[1],), "class capsules", pose, f"coordinate addition\n{routing}", "class"),
+    ]  # fmt: skip
+
+
+Stages = Callable[[Any, dict[str, Array]], list[Stage]]
+NETWORKS: dict[str, tuple[Any, Stages]] = {
+    views.EXPERIMENT: (views, view_stages),
+    digits.EXPERIMENT: (digits, capsnet_stages),
+    affine.EXPERIMENT: (affine, capsnet_stages),
+    conv.EXPERIMENT: (conv, conv_stages),
+}
+
+
+def draw_stack(ax: Axes, x: float, y: float, side: float, n: int, colour: str, cells: int = 0) -> float:
+    """Maps behind one another, at most five, the front one centred at x, y; ``cells``: lines of a grid on it. Returns
+    half of its height."""
+    for depth in reversed(range(min(n, 5))):
+        corner = x - side / 2 + 0.05 * depth, y - side / 2 + 0.05 * depth
+        ax.add_patch(Rectangle(corner, side, side, facecolor=lightened(colour, 0.25), edgecolor=colour, linewidth=0.8))
+    for line in np.linspace(-side / 2, side / 2, cells + 1)[1:-1] if cells else ():
+        ax.plot([x + line] * 2, [y - side / 2, y + side / 2], color=colour, linewidth=0.4)
+        ax.plot([x - side / 2, x + side / 2], [y + line] * 2, color=colour, linewidth=0.4)
+    return side / 2
+
+
+def draw_stage(ax: Axes, x: float, y: float, stage: Stage, largest: int) -> float:
+    """The drawing of a stage, centred at x, y. Returns half of its width."""
+    if stage.kind in ("map", "grid"):
+        side = 0.28 + 0.62 * stage.shape[0] / largest
+        cells = stage.shape[0] if stage.kind == "grid" else 0
+        draw_stack(ax, x, y, side, stage.shape[2], BLUE if cells else GREY, cells)
+        return side / 2 + 0.05 * min(stage.shape[2] - 1, 4)
+    if stage.kind == "capsules":
+        n, gap = stage.shape[0], 0.125
+        for k in range(n):
+            at = y + (k - (n - 1) / 2) * gap
+            ax.add_patch(Rectangle((x - 0.16, at - 0.05), 0.25, 0.1, facecolor=lightened(BLUE, 0.25), edgecolor=BLUE,
+                                   linewidth=0.8))  # fmt: skip
+            if "activations" in stage.text:
+                ax.add_patch(Circle((x + 0.15, at), 0.035, facecolor=ORANGE, edgecolor="none"))
+        return 0.2
+    height = 0.5 + 0.7 * min(1.0, stage.shape[0] / 600)
+    ax.add_patch(Rectangle((x - 0.06, y - height / 2), 0.12, height, facecolor=lightened(GREEN, 0.25), edgecolor=GREEN,
+                           linewidth=0.8))  # fmt: skip
+    return 0.08
+
+
+def draw_network(name: str) -> Figure:
+    script, stages_of = NETWORKS[name]
+    config = script.Config()
+    models = script.make_models(config)
+    params = {key: model.init_params(np.random.default_rng(0)) for key, model in models.items()}
+    capsules, *others = models
+    stages, styles = stages_of(config, params[capsules]), MODEL_STYLES[name]
+    baselines = "; ".join(f"{styles[key].label}: {count_params(params[key]):,}" for key in others)
+    subtitle = f"{count_params(params[capsules]):,} parameters, of each layer in green. Compared with: {baselines}"
+    fig = new_figure(HEIGHT, f"The capsule network of {name}.py", subtitle, WIDTH)
+    ax = add_axes(fig, 0, 0, WIDTH, HEIGHT)
+    ax.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0))
+    ax.axis("off")
+    middle, x = 1.78, np.linspace(0.72, WIDTH - 0.72, len(stages))
+    largest = max(stage.shape[0] for stage in stages if stage.kind in ("map", "grid"))
+    halves = [draw_stage(ax, x[k], middle, stage, largest) for k, stage in enumerate(stages)]
+    for k, stage in enumerate(stages):
+        add_text(fig, x[k], 2.57, stage.name, ha="center", fontsize=8.5, fontweight="bold")
+        add_text(fig, x[k], 2.75, " × ".join(map(str, stage.shape)), ha="center", fontsize=8.5)
+        add_text(fig, x[k], 2.95, stage.text, ha="center", va="top", fontsize=8, color=GREY, linespacing=1.2)
+        if k:
+            ends = (x[k - 1] + halves[k - 1] + 0.03, middle), (x[k] - halves[k] - 0.03, middle)
+            ax.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=9, color=BLACK))
+            n = sum(array.size for key, array in params[capsules].items() if key.split(".")[0] == stage.prefix)
+            centre = (x[k - 1] + x[k]) / 2
+            add_text(fig, centre, 1.07, stage.layer, ha="center", va="bottom", fontsize=8, linespacing=1.2)
+            if n:
+                add_text(fig, centre, 1.1, f"{n:,}", ha="center", fontsize=8, color=darkened(GREEN))
+    return fig
+
+
+def svg_bytes(name: str) -> bytes:
+    """The same bytes every time; letters as outlines, which need no font."""
+    stream = io.BytesIO()
+    with figure_style(), matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):
+        draw_network(name).savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+    return stream.getvalue()
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        examples=[
+            ("", "All four drawings: about 3 seconds."),
+            ("--networks conv_matrix_capsules", "One of them: about 1 second."),
+            ("--outdir draft", "All four, into draft/networks/: about 3 seconds."),
+        ],
+        description="Draw the four capsule networks as SVG, with their real shapes and numbers of parameters.",
+        epilog="The drawings go to DIR/networks/, where DIR is --outdir.",
+    )
+    parser.add_argument("--networks", nargs="+", choices=tuple(NETWORKS), default=list(NETWORKS),
+                        help="Draw only these. Default: all.")  # fmt: skip
+    parser.add_argument("--outdir", type=Path, metavar="DIR", default=Path("viz"),
+                        help="Folder of the drawings. Default: %(default)s.")  # fmt: skip
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = make_parser().parse_args(argv)
+
+    def body() -> None:
+        for name in args.networks:
+            path = args.outdir / "networks" / f"{name}.svg"
+            require_writable(path)
+            print_result(write_if_changed(path, svg_bytes(name)))
+
+    return exit_status(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
