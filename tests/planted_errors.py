@@ -383,7 +383,19 @@ ERRORS: list[Planted] = [
     # Statistics, tables, results
     # ------------------------------------------------------------------------------------------------------------------
     *in_file(
+        "claims.py", "test_claims",
+        ("alpha / (len(p) - rank)", "alpha / len(p)", "test_holm_by_hand"),
+        ("stopped = p[k] > level", "stopped = p[k] < level", "test_holm_by_hand"),
+        ("stats.t.isf(level / 2,", "stats.t.isf(level,", "test_one_comparison_by_hand"),
+        ("float((first - second).mean()), None", "float((second - first).mean()), None",
+         "test_the_word_is_that_of_the_interval"),
+        ('"undecided" if p[c] > levels[c]', '"undecided" if p[c] < levels[c]', "test_the_word_is_that_of_the_interval"),
+        ("set(first) != set(second)", "len(first) < len(second)", "test_runs_of_other_seeds_are_refused"),
+    ),
+    *in_file(
         "support/statistics.py", "test_protocol",
+        ("return max(settings, key", "return min(settings, key",
+         "test_compare_seeds::test_curve_of_one_ordered_axis"),
         ("ppf(0.975, n - 1)", "ppf(0.975, n)", "test_three_seeds_by_hand"),
         ("ppf(0.975,", "ppf(0.95,", "test_three_seeds_by_hand"),
         ("ddof=1", "ddof=0", "test_three_seeds_by_hand"),
@@ -413,7 +425,6 @@ ERRORS: list[Planted] = [
         "compare_seeds.py", "test_protocol",
         ('next((name for name in names if name.startswith("caps")), names[0])', "names[0]",
          "test_capsules_are_the_reference_wherever_they_stand"),
-        ("return max(entries, key", "return min(entries, key", "test_compare_seeds::test_curve_of_one_ordered_axis"),
         ("isinstance(value, float) and not math.isfinite(value)", "isinstance(value, float) and value > math.inf",
          "test_no_number_that_is_not_finite_is_a_result"),
         ("json.dumps(result, allow_nan=False)", "json.dumps(result)", "test_no_number_that_is_not_finite_is_a_result"),
