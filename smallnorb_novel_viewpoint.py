@@ -129,6 +129,7 @@ class Config(Viewpoints):
     batch_size: int = 32
     lr: float = 2e-3
     weight_decay: float = 1.0
+    assignments: str = "routed"
     em_iters: int = 3  # [Hinton 2018, table 1]: three is the best
     em_grad: str = "exact"
     em_lambda: float = 1.0  # final inverse temperature; the paper gives no value
@@ -150,7 +151,9 @@ class Config(Viewpoints):
 
     @property
     def lambdas(self) -> list[float]:
-        return inverse_temperatures(self.lambda_schedule, self.em_lambda, self.em_iters)
+        """Inverse temperature of each iteration; one iteration, the last, where assignments are not routed."""
+        lambdas = inverse_temperatures(self.lambda_schedule, self.em_lambda, self.em_iters)
+        return lambdas if self.assignments == "routed" else lambdas[-1:]
 
 
 def inverse_temperatures(schedule: str, final: float, n_iters: int) -> list[float]:
@@ -759,18 +762,21 @@ def em_routing_forward(
     beta_v: Array,
     lambdas: list[float],
     variance_floor: float = VARIANCE_FLOOR,
+    r: Array | None = None,
 ) -> tuple[Array, Array, EMCache]:
     """Fit one Gaussian per parent to its children's votes. [Hinton 2018, procedure 1]
 
     votes (B, I, J, D), a_in (B, I), beta_a and beta_v (J,), lambdas: inverse temperature of each iteration
-    -> poses mu (B, J, D), activations (B, J), cache. Each parent has one beta_v for all of its D pose entries.
+    -> poses mu (B, J, D), activations (B, J), cache. Each parent has one beta_v for all of its D pose entries. The
+    first assignments are ``r`` (I, J), or 1 / J.
 
     ``variance_floor`` is added to sigma_sq. It keeps the logarithm and the division finite when all votes agree. It
     also softens the assignments: a product of D narrow Gaussians has such sharp peaks that, with a floor of 1e-4, a
     parent of the trained network keeps about one child, and the network generalises less. With a floor of the order of
     a squared vote a parent has several children.
     """
-    r = np.full(votes.shape[:3], 1 / votes.shape[2], votes.dtype)  # (B, I, J)
+    first = 1 / votes.shape[2] if r is None else r
+    r = np.full(votes.shape[:3], first, votes.dtype)  # (B, I, J)
     cache = EMCache([], [])
     for t, lambda_ in enumerate(lambdas):
         mu, sigma_sq, a, log_a, m_step = m_step_forward(r, a_in, votes, beta_a, beta_v, lambda_, variance_floor)
@@ -779,6 +785,12 @@ def em_routing_forward(
             r, e_step = e_step_forward(mu, sigma_sq, log_a, votes)
             cache.e_steps.append(e_step)
     return mu, a, cache
+
+
+def random_assignments(n_children: int, n_parents: int) -> Array:
+    """Assignments (I, J) drawn evenly from all whose sum over j is 1, the same for every image and every seed."""
+    weights = generator(0, Stream.INIT, *b"assignments").standard_exponential((n_children, n_parents))
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
 def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> tuple[Array, Array, Array, Array]:
@@ -899,8 +911,9 @@ def capsules_forward(params: Params, x: Array, config: Config) -> tuple[Array, C
     pose = primary[:, :n_pose].reshape(-1, N_PRIMARY, POSE_SIDE, POSE_SIDE)  # (B, I, P, P)
     a_in, _ = sigmoid_forward(primary[:, n_pose:])  # (B, I)
     votes, votes_cache = votes_forward(pose, params["class.w"])  # (B, I, J, D)
+    r = random_assignments(N_PRIMARY, N_CLASSES) if config.assignments == "random" else None
     mu, a, routing_cache = em_routing_forward(
-        votes, a_in, params["class.beta_a"], params["class.beta_v"], config.lambdas, config.variance_floor
+        votes, a_in, params["class.beta_a"], params["class.beta_v"], config.lambdas, config.variance_floor, r
     )
     scores = a if config.loss == "spread" else POSE_SCORE * (mu * mu).sum(axis=2) + ACTIVATION_SCORE * (a - 0.5)
     return scores, CapsulesCache(conv_cache, relu_cache, primary_cache, a_in, votes_cache, routing_cache, mu, a)
@@ -1070,6 +1083,35 @@ def true_class_mass(model: Model, params: Params, split: Split) -> float:
     return float(np.concatenate(fractions).mean())
 
 
+def routing_study(config: Config, params: Params, split: Split) -> dict[str, float]:
+    """The trained capsules with other assignments than they were trained with. [Paik 2019]
+
+    These are those of 1 to 5 iterations, of which one alone has uniform assignments, and random ones. For each, over a
+    set: accuracy; "changed", the fraction of images that get another class than with the assignments of the training;
+    and "entropy", that of a child's last assignments over its maximum log J, mean over children and images.
+    """
+
+    def classes_and_entropy(config: Config) -> tuple[Array, float]:
+        model, classes, entropies = make_models(config)["capsules"], [], []
+        for start in range(0, len(split.labels), EVALUATION_BATCH):
+            x = crop(split.images[start : start + EVALUATION_BATCH], None).astype(config.dtype, copy=False)
+            scores, cache = model.forward(params, x)
+            r = cache.routing.m_steps[-1].r  # (B, I, J)
+            classes.append(scores.argmax(axis=1))
+            entropies.append(-(r * np.log(np.maximum(r, np.finfo(r.dtype).tiny))).sum(axis=2) / math.log(N_CLASSES))
+        return np.concatenate(classes), float(np.concatenate(entropies).mean())
+
+    trained, _ = classes_and_entropy(config)
+    changed: dict[str, dict[str, Any]] = {f"iters_{n}": {"assignments": "routed", "em_iters": n} for n in range(1, 6)}
+    found = {}
+    for name, fields in (changed | {"random": {"assignments": "random"}}).items():
+        classes, entropy = classes_and_entropy(dataclasses.replace(config, **fields))
+        found[f"{name}_accuracy"] = float((classes == split.labels).mean())
+        found[f"{name}_changed"] = float((classes != trained).mean())
+        found[f"{name}_entropy"] = entropy
+    return found
+
+
 def evaluate(model: Model, params: Params, data: Data) -> dict[str, float]:
     """Accuracy on the familiar and on the held-out viewpoints."""
     return {
@@ -1177,11 +1219,15 @@ def make_result(config: Config, states: dict[str, TrainState], data: Data) -> di
     return add_confusions(result, config, confusions)
 
 
-def run(config: Config, files: Files = NO_FILES, **options: Any) -> dict[str, Any]:
-    """Data, three trainings, result. The options are those of ``train_all``."""
+def run(config: Config, files: Files = NO_FILES, study: bool = False, **options: Any) -> dict[str, Any]:
+    """Data, three trainings, result; with ``study`` the routing's too. The options are those of ``train_all``."""
     files.require_checkpoint(EXPERIMENT)
     data = make_data(config)
-    return make_result(config, train_all(config, data, files=files, **options), data)
+    states = train_all(config, data, files=files, **options)
+    result = make_result(config, states, data)
+    if study and "capsules" in states:
+        result["models"]["capsules"] |= routing_study(config, states["capsules"].params, data.held_out)
+    return result
 
 
 def describe(config: Viewpoints) -> str:
@@ -1315,6 +1361,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add("data_dir", non_empty, "folder of the six official smallNORB files, gzipped or not", "DIR", "none")
     add_viewpoint_flags(parser, Config)
     add = add_flags(parser, "capsules", Config)
+    add("assignments", ("routed", "uniform", "random"), "by EM routing; 1 / J; or drawn once for each pair of capsules")
     add("em_iters", whole_number(1, 20), "routing iterations")
     add("em_grad", ("exact", "stop"), "gradient through all iterations, or the last M-step with assignments constant")
     add("em_lambda", positive, "inverse temperature of the last iteration", "X")
@@ -1404,6 +1451,8 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     if args.dataset == "smallnorb" and args.data_dir is None:
         parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
     check_variance_floor(parser, args)
+    if args.assignments != "routed" and "em_iters" in args.given:
+        parser.error("argument --em-iters: needs --assignments routed")
     fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Config)}
     return Config(**fields | viewpoints_from_args(parser, args))
 
@@ -1414,6 +1463,10 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="With no flags: ten epochs on voxel objects, seed 0, azimuths 0 to 150 against 200 to 330 degrees.",
     )
     add_config_flags(parser)
+    parser.add_argument(
+        "--routing-study", action="store_true",
+        help="also test the trained capsules with 1 to 5 iterations and with random assignments, on held-out views",
+    )  # fmt: skip
     add_file_flags(parser, MODEL_NAMES, eval_only=False)
     return parser
 
@@ -1431,7 +1484,7 @@ def main(argv: list[str] | None = None) -> int:
             return
         require_writable(args.out_json, args.checkpoint)
         with blas_threads(args.threads):
-            result = run(config, files, names=args.models)
+            result = run(config, files, args.routing_study, names=args.models)
         result["command"] = command
         head = f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs"
         report_result(args.out_json, result, f"{head}\n{format_table(result)}", files)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,6 +181,55 @@ def test_elevations_can_be_held_out() -> None:
     assert data.train.elevations.max() == 35
     assert set(data.held_out.elevations) == {40, 55, 70}
     assert set(data.train.azimuths) == set(data.held_out.azimuths)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Assignments without routing
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_uniform_assignments_are_those_of_the_first_iteration() -> None:
+    uniform = tiny(assignments="uniform", em_iters=3, lambda_schedule="linear")
+    assert uniform.lambdas == [1.0]
+    config, data = tiny(em_iters=1), s.make_data(TINY)
+    assert s.train_all(uniform, data)["capsules"].history == s.train_all(config, data)["capsules"].history
+
+
+def test_the_study_of_the_routing_by_hand() -> None:
+    config = tiny(dtype="float64", em_iters=2, assignments="routed")
+    data = s.make_data(config)
+    params = s.train_all(config, data)["capsules"].params
+    found = s.routing_study(config, params, data.held_out)
+    x, labels = data.held_out.images.astype(float), data.held_out.labels
+
+    def outputs(**changes: Any) -> tuple[Array, Array]:
+        scores, cache = s.make_models(dataclasses.replace(config, **changes))["capsules"].forward(params, x)
+        return scores.argmax(axis=1), cache.routing.m_steps[-1].r
+
+    conditions = {f"iters_{n}": {"em_iters": n} for n in (1, 2, 3, 4, 5)} | {"random": {"assignments": "random"}}
+    assert list(found) == [f"{name}_{kind}" for name in conditions for kind in ("accuracy", "changed", "entropy")]
+    for name, changes in conditions.items():
+        classes, r = outputs(**changes)
+        assert found[f"{name}_accuracy"] == np.mean(classes == labels)
+        assert found[f"{name}_changed"] == np.mean(classes != outputs()[0])
+        entropy = np.mean([-sum(p * math.log(p) for p in row if p > 0) for row in r.reshape(-1, 5)])
+        assert found[f"{name}_entropy"] == pytest.approx(entropy / math.log(5))
+    assert found["iters_2_changed"] == 0
+    assert found["iters_1_entropy"] == pytest.approx(1)
+    same = s.random_assignments(8, 5)
+    np.testing.assert_allclose(outputs(assignments="random")[1], np.broadcast_to(same, (len(x), 8, 5)))
+    assert same.std() > 0.1
+
+
+def test_the_study_is_a_part_of_the_result(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    argv = ["--n-epochs=1", "--n-train-views=1", "--n-test-views=1", "--n-elev=1", "--out-json", str(tmp_path / "o")]
+    assert s.main([*argv, "--routing-study"]) == 0
+    models = json.loads((tmp_path / "o").read_text())["models"]
+    assert models["capsules"]["iters_3_accuracy"] == models["capsules"]["held_out_accuracy"]
+    assert "iters_3_accuracy" not in models["cnn"]
+    capsys.readouterr()
+    line = usage_error(s, ["--assignments", "random", "--em-iters", "2"], capsys)
+    assert "argument --em-iters: needs --assignments routed" in line
 
 
 # ----------------------------------------------------------------------------------------------------------------------
