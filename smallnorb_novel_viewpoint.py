@@ -136,6 +136,7 @@ class Config(Viewpoints):
     lambda_schedule: str = "constant"
     variance_floor: float = VARIANCE_FLOOR
     beta_v_init: float = 0.0
+    vote_bias: str = "none"
     loss: str = "cross-entropy"
     dtype: str = "float32"
 
@@ -890,6 +891,8 @@ def capsules_init(rng: np.random.Generator, config: Config) -> Params:
     n_primary_outputs = N_PRIMARY * (POSE_SIDE**2 + 1)
     # Each W_ij starts near the identity, so that at first a vote is about the child's own pose.
     class_w = np.eye(POSE_SIDE, dtype=config.dtype) + gaussian(0.1, N_PRIMARY, N_CLASSES, POSE_SIDE, POSE_SIDE)
+    # [Peer 2019]: the bias of each parent is added to its votes, and starts at 0.1.
+    bias = np.full((N_CLASSES, POSE_SIDE**2), 0.1, config.dtype)
     return {
         "conv1.w": gaussian(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
         "conv1.b": zeros(CONV_CHANNELS),
@@ -898,7 +901,7 @@ def capsules_init(rng: np.random.Generator, config: Config) -> Params:
         "class.w": class_w,
         "class.beta_a": zeros(N_CLASSES),
         "class.beta_v": np.full(N_CLASSES, config.beta_v_init, config.dtype),
-    }
+    } | ({"class.bias": bias} if config.vote_bias == "learned" else {})
 
 
 def capsules_forward(params: Params, x: Array, config: Config) -> tuple[Array, CapsulesCache]:
@@ -911,6 +914,8 @@ def capsules_forward(params: Params, x: Array, config: Config) -> tuple[Array, C
     pose = primary[:, :n_pose].reshape(-1, N_PRIMARY, POSE_SIDE, POSE_SIDE)  # (B, I, P, P)
     a_in, _ = sigmoid_forward(primary[:, n_pose:])  # (B, I)
     votes, votes_cache = votes_forward(pose, params["class.w"])  # (B, I, J, D)
+    if config.vote_bias == "learned":
+        votes = votes + params["class.bias"]
     r = random_assignments(N_PRIMARY, N_CLASSES) if config.assignments == "random" else None
     mu, a, routing_cache = em_routing_forward(
         votes, a_in, params["class.beta_a"], params["class.beta_v"], config.lambdas, config.variance_floor, r
@@ -928,6 +933,8 @@ def capsules_backward(
     else:  # scores = |mu|^2 / 16 + 4 (a - 1/2)
         dmu, da = 2 * POSE_SCORE * dscores[..., None] * cache.mu, ACTIVATION_SCORE * dscores
     dvotes, da_in, dbeta_a, dbeta_v = em_routing_backward(dmu, da, cache.routing, config.em_grad)
+    # votes = M W + bias
+    dbias = dvotes.sum(axis=(0, 1))  # (J, D)
     dpose, dclass_w = votes_backward(dvotes, cache.votes)
     dprimary = np.concatenate([dpose.reshape(len(da), -1), sigmoid_backward(da_in, cache.a_in)], axis=1)
     dflat, dprimary_w, dprimary_b = linear_backward(dprimary, cache.primary)
@@ -941,7 +948,7 @@ def capsules_backward(
         "class.w": dclass_w,
         "class.beta_a": dbeta_a,
         "class.beta_v": dbeta_v,
-    }
+    } | ({"class.bias": dbias} if config.vote_bias == "learned" else {})
     return grads, dx
 
 
@@ -1370,6 +1377,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add("variance_floor", number(0, 1e6, above=True), "added to every variance of a routing iteration", "X")
     add("beta_v_init", number(-10, 10),
         "beta_v before training; below -log(variance floor) / 2, votes that agree activate", "X")
+    add("vote_bias", ("none", "learned"), "learned: added to the votes of each class capsule, the same for all images")
     add = add_flags(parser, "training", Config)
     add("seed", whole_number(0, 2**32 - 1), "of data noise, initial weights and order")
     add("n_epochs", whole_number(1, 100_000), "passes over the training set")

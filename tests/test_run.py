@@ -150,7 +150,7 @@ OUTSIDE = {  # of numbers
 }  # fmt: skip
 CHOICES = (
     "--canvas --dataset --conv --preset --em-grad --routing-grad --lambda-schedule --lr-schedule --optimizer --loss"
-    " --standardize --assignments"
+    " --standardize --assignments --vote-bias"
 )
 WRONG: dict[str, list[str]] = {
     **{flag: ["0", "-1", "1.5", "1,5", str(most + 1), *NO_NUMBER] for flag, most in MOST.items()},
@@ -807,7 +807,7 @@ OTHER_VALUES = {
     "--em-lambda": "2", "--lambda-schedule": "linear", "--variance-floor": "0.25", "--beta-v-init": "-2",
     "--pixel-offset": "0.5", "--standardize": "image", "--weight-decay": "5", "--optimizer": "muon",
     "--lr-schedule": "cosine", "--loss": "cross-entropy", "--dtype": "float64", "--conv": "im2col",
-    "--sizes": "8,2,3,2", "--assignments": "uniform",
+    "--sizes": "8,2,3,2", "--assignments": "uniform", "--vote-bias": "learned",
     "--train-azimuths": "0:140", "--test-azimuths": "200:320",
     "--test-elevations": "40:70 --train-elevations 10:35 --train-azimuths 0:360",
 }  # fmt: skip

@@ -138,6 +138,7 @@ def plain_capsules(params: Any, x: Any, config: s.Config, detached: Any = None) 
     a_in = 1 / (1 + anp.exp(-primary[:, n_pose:]))
     votes = anp.einsum("nipq,ijqr->nijpr", pose, params["class.w"])
     votes = anp.reshape(votes, (len(x), s.N_PRIMARY, s.N_CLASSES, s.POSE_SIDE**2))
+    votes = votes + params["class.bias"] if config.vote_bias == "learned" else votes
     r = s.random_assignments(s.N_PRIMARY, s.N_CLASSES) if config.assignments == "random" else None
     mu, a, constants = plain_em_routing(
         votes, a_in, params["class.beta_a"], params["class.beta_v"], config.lambdas, detached, r
@@ -543,6 +544,11 @@ def check_model(name: str, config: s.Config, n_directions: int = 1) -> None:
 @pytest.mark.parametrize("loss", ["cross-entropy", "spread"])
 def test_capsules(loss: str, em_grad: str, dataset: str) -> None:
     check_model("capsules", s.Config(loss=loss, em_grad=em_grad, dtype="float64", dataset=dataset))
+
+
+@pytest.mark.parametrize("em_grad", ["exact", "stop"])
+def test_capsules_with_a_bias_of_the_votes(em_grad: str) -> None:
+    check_model("capsules", s.Config(vote_bias="learned", em_grad=em_grad, dtype="float64"))
 
 
 @pytest.mark.parametrize("em_grad", ["exact", "stop"])

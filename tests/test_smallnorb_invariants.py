@@ -184,6 +184,38 @@ def test_elevations_can_be_held_out() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# A bias of the votes [Peer 2019]
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_bias_routing_does_not_tell_votes_from_their_negatives() -> None:
+    """Activations, and lengths of poses, are the same. A bias changes the lengths, and no activation."""
+    inputs = routing_inputs()
+    votes, bias = inputs.pop("votes"), np.random.default_rng(5).standard_normal((*inputs["beta_a"].shape, 16))
+
+    def outputs(votes: Array) -> tuple[Array, Array]:
+        mu, a, _ = s.em_routing_forward(votes=votes, **inputs, lambdas=[1.0] * 3)
+        return (mu * mu).sum(axis=2), a
+
+    (length, a), (negative_length, negative_a) = outputs(votes), outputs(-votes)
+    np.testing.assert_allclose(length, negative_length, rtol=1e-9)
+    np.testing.assert_allclose(a, negative_a, rtol=1e-9)
+    (length, biased_a), (negative_length, negative_a) = outputs(votes + bias), outputs(bias - votes)
+    assert np.abs(length - negative_length).max() > 0.1
+    np.testing.assert_allclose(biased_a, a, rtol=1e-6)
+    np.testing.assert_allclose(negative_a, a, rtol=1e-6)
+
+
+def test_the_bias_is_one_more_parameter_of_the_capsules_alone() -> None:
+    plain, biased = (s.fresh_states(tiny(vote_bias=bias)) for bias in ("none", "learned"))
+    assert set(biased["capsules"].params) - set(plain["capsules"].params) == {"class.bias"}
+    for name in ("capsules", "cnn"):
+        for key, p in plain[name].params.items():
+            np.testing.assert_array_equal(biased[name].params[key], p)
+    np.testing.assert_allclose(biased["capsules"].params["class.bias"], 0.1)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Assignments without routing
 # ----------------------------------------------------------------------------------------------------------------------
 
