@@ -34,6 +34,7 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 import argparse
 import contextlib
 import dataclasses
+import functools
 import gzip
 import math
 import sys
@@ -1119,6 +1120,44 @@ def routing_study(config: Config, params: Params, split: Split) -> dict[str, flo
     return found
 
 
+def azimuth_error(train: Array, train_azimuths: Array, test: Array, test_azimuths: Array) -> float:
+    """Mean error in degrees, 0 to 180, of azimuths (N,) that are read linearly from features (N, E): ridge regression
+    of cosine and sine, fitted on ``train``, with a penalty of 0.01 of the features' variance. Guessing has 90."""
+    mean, angle = train.mean(axis=0), np.deg2rad(train_azimuths)
+    x, y = (train - mean).astype(float), np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    kernel = (
+        x @ x.T
+    )  # (N, N): the weights x.T @ alpha are never formed, as images have more pixels than there are views
+    alpha = np.linalg.solve(kernel + (0.01 * np.trace(kernel) / len(x) + 1e-12) * np.eye(len(x)), y - y.mean(axis=0))
+    c, s = ((test - mean) @ x.T @ alpha + y.mean(axis=0)).T
+    error = np.rad2deg(np.arctan2(s, c)) - test_azimuths
+    return float(np.abs((error + 180) % 360 - 180).mean())
+
+
+def pose_study(config: Config, states: dict[str, TrainState], data: Data) -> dict[str, dict[str, float]]:
+    """Whether a pose turns with its object: ``azimuth_error`` on held-out views of L and tripod, mean over both, from
+    the pose of the winning class capsule, or the hidden units of a CNN. The capsules have two comparisons: from the
+    pixels, and from nothing, which is the mean of the trained azimuths."""
+    sets, networks = (data.train, data.held_out), make_models(config)
+
+    def features(name: str, images: Array) -> Array:
+        scores, cache = networks[name].forward(states[name].params, crop(images, None).astype(config.dtype))
+        return cache.mu[np.arange(len(scores)), scores.argmax(axis=1)] if name == "capsules" else cache.hidden_relu
+
+    def error(of: Callable[[Array], Array]) -> float:
+        errors = []
+        for k in (VOXEL_CLASSES.index(name) for name in HARD_CLASSES):
+            parts = [(of(s.images[s.labels == k]), s.azimuths[s.labels == k]) for s in sets]
+            errors.append(azimuth_error(*parts[0], *parts[1]))
+        return float(np.mean(errors))
+
+    found = {name: {"azimuth_error": error(functools.partial(features, name))} for name in states}
+    if "capsules" in found:
+        found["capsules"]["azimuth_error_of_pixels"] = error(lambda x: x.reshape(len(x), -1))
+        found["capsules"]["azimuth_error_of_mean"] = error(lambda x: np.zeros((len(x), 1)))
+    return found
+
+
 def evaluate(model: Model, params: Params, data: Data) -> dict[str, float]:
     """Accuracy on the familiar and on the held-out viewpoints."""
     return {
@@ -1226,14 +1265,20 @@ def make_result(config: Config, states: dict[str, TrainState], data: Data) -> di
     return add_confusions(result, config, confusions)
 
 
-def run(config: Config, files: Files = NO_FILES, study: bool = False, **options: Any) -> dict[str, Any]:
-    """Data, three trainings, result; with ``study`` the routing's too. The options are those of ``train_all``."""
+def run(
+    config: Config, files: Files = NO_FILES, study: bool = False, poses: bool = False, **options: Any
+) -> dict[str, Any]:
+    """Data, three trainings, result; with ``study`` the routing's too, with ``poses`` that of the poses. The options
+    are those of ``train_all``."""
     files.require_checkpoint(EXPERIMENT)
     data = make_data(config)
     states = train_all(config, data, files=files, **options)
     result = make_result(config, states, data)
     if study and "capsules" in states:
         result["models"]["capsules"] |= routing_study(config, states["capsules"].params, data.held_out)
+    if poses:
+        for name, errors in pose_study(config, states, data).items():
+            result["models"][name] |= errors
     return result
 
 
@@ -1475,6 +1520,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--routing-study", action="store_true",
         help="also test the trained capsules with 1 to 5 iterations and with random assignments, on held-out views",
     )  # fmt: skip
+    parser.add_argument(
+        "--pose-study", action="store_true",
+        help="also read the azimuth of held-out views of L and tripod from poses, hidden units and pixels",
+    )  # fmt: skip
     add_file_flags(parser, MODEL_NAMES, eval_only=False)
     return parser
 
@@ -1483,6 +1532,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
     check_file_flags(parser, args)
+    if args.pose_study and args.dataset != "voxels":
+        parser.error("argument --pose-study: needs --dataset voxels")
     config, command = config_from_args(parser, args), recorded_command(EXPERIMENT, argv)
     files = Files.from_args(args, command, args.threads or blas_name()[1])
 
@@ -1492,7 +1543,7 @@ def main(argv: list[str] | None = None) -> int:
             return
         require_writable(args.out_json, args.checkpoint)
         with blas_threads(args.threads):
-            result = run(config, files, args.routing_study, names=args.models)
+            result = run(config, files, args.routing_study, args.pose_study, names=args.models)
         result["command"] = command
         head = f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs"
         report_result(args.out_json, result, f"{head}\n{format_table(result)}", files)

@@ -175,6 +175,7 @@ NO_FIELD = {  # of a Config
     "--threads", "--affnist", "--models", "--out-json", "--checkpoint", "--checkpoint-every", "--predict",
     "--predict-png",
 }  # fmt: skip
+SWITCHES = {"--resume", "--overwrite", "--eval-only", "--quiet", "--routing-study", "--pose-study"}
 ALL_MAY_BE_ASKED_FOR = {("mnist_affine_capsnet", "--n-train"), ("mnist_affine_capsnet", "--n-test")}  # by 0
 IN_WORDS = ALL_MAY_BE_ASKED_FOR | {  # defaults that are no value
     ("mnist_affine_capsnet", "--max-shift"),
@@ -256,7 +257,7 @@ def test_defaults_are_the_config_and_help_shows_them(experiment: Experiment, mon
     options = script.make_parser().format_help().partition("options:")[2]
     lines = {text.split()[0]: " ".join(text.split()) for text in re.split(r"\n  (?=--)", options)[1:]}
     fields = {run.flag_of(script.Config, field.name): field for field in dataclasses.fields(script.Config)}
-    assert set(lines) <= set(fields) | NO_FIELD | {"--preset", "--resume", "--overwrite", "--eval-only", "--quiet"}
+    assert set(lines) <= set(fields) | NO_FIELD | SWITCHES | {"--preset"}
     for flag, line in lines.items():
         if flag in fields and fields[flag].default not in (None, ()) and (experiment.name, flag) not in IN_WORDS:
             shown = run.format_value(fields[flag].default, fields[flag].type)

@@ -184,6 +184,39 @@ def test_elevations_can_be_held_out() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Does a pose turn with its object?
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_azimuth_is_read_from_what_turns_with_it_and_from_nothing_else() -> None:
+    rng = np.random.default_rng(0)
+    train, test = rng.uniform(0, 360, 200), rng.uniform(0, 360, 100)
+
+    def turning(azimuths: Array) -> Array:
+        angle = np.deg2rad(azimuths)
+        return np.stack([np.cos(angle), np.sin(angle)], axis=1) @ np.array([[1.0, 2.0, 0.5], [-1.0, 0.3, 2.0]]) + 7
+
+    assert s.azimuth_error(turning(train), train, turning(test), test) < 2
+    assert s.azimuth_error(turning(train), train, turning(test + 30), test) == pytest.approx(30, abs=2)
+    assert 70 < s.azimuth_error(rng.random((200, 3)), train, rng.random((100, 3)), test) < 110
+    seen, unseen = np.array([0.0, 40.0]), np.array([350.0, 200.0])  # the mean is 20 degrees: errors of 30 and 180
+    assert s.azimuth_error(np.zeros((2, 1)), seen, np.zeros((2, 1)), unseen) == pytest.approx(105)
+
+
+def test_the_study_of_the_poses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    argv = ["--n-epochs=1", "--n-train-views=3", "--n-test-views=2", "--n-elev=1", "--out-json", str(tmp_path / "o")]
+    assert s.main([*argv, "--pose-study"]) == 0
+    models = json.loads((tmp_path / "o").read_text())["models"]
+    assert all(0 < model["azimuth_error"] < 180 for model in models.values())
+    # trained on 0, 75 and 150 degrees, whose mean is 75; held out are 200 and 330
+    assert models["capsules"]["azimuth_error_of_mean"] == pytest.approx((125 + 105) / 2)
+    assert len({*(m["azimuth_error"] for m in models.values()), models["capsules"]["azimuth_error_of_pixels"]}) == 4
+    capsys.readouterr()
+    line = usage_error(s, ["--dataset", "smallnorb", "--data-dir", ".", "--pose-study"], capsys)
+    assert "argument --pose-study: needs --dataset voxels" in line
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # A bias of the votes [Peer 2019]
 # ----------------------------------------------------------------------------------------------------------------------
 
