@@ -1233,7 +1233,7 @@ def routing_study(config: Config, params: Params, batch: Batch, workers: Workers
             lengths, cache = capsnet_forward(params, images, config, workers.workspace)
             c = cache.routing.c[-1]  # (J, I, B)
             entropy = -(c * np.log(np.maximum(c, np.finfo(c.dtype).tiny))).sum(axis=0).mean(axis=0)  # (B,)
-            return np.sort(top_labels(lengths.T, batch.labels.shape[1]), axis=1), entropy / math.log(N_CLASSES)
+            return np.sort(top_labels(lengths.T, batch.labels.shape[1]), axis=1), entropy / math.log(len(c))
 
         answers, entropies = zip(*workers.map(work, range(0, len(batch.labels), part)), strict=True)
         return np.concatenate(answers), float(np.concatenate(entropies).mean())
@@ -1563,8 +1563,8 @@ def config_fields(args: argparse.Namespace, *more: str) -> dict[str, Any]:
     sizes = {k: v for k in ("conv_channels", "primary_types") if (v := getattr(args, k)) is not None}
     names = (
         "dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "n_val", "assignments", "routing_iters",
-        "routing_grad",
-        "recon_weight", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "dtype", "conv", *more,
+        "routing_grad", "recon_weight", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "dtype", "conv",
+        *more,
     )  # fmt: skip
     return PRESETS[args.preset] | sizes | {k: getattr(args, k) for k in names}
 
