@@ -1563,7 +1563,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add_viewpoint_flags(parser, Config, "viewpoints, of --dataset voxels, smallnorb and toys")
     add = add_flags(parser, "objects, of --dataset smallnorb and toys", Config)
     add("hold_out", ("viewpoints", "nothing"),
-        "nothing: train on all views of five objects a class, and test on all views of the five others.")
+        "With nothing, train on all views of five objects a class, and test on all views of the five others.")
     add = add_flags(parser, "capsules", Config)
     add("sizes", list_of(whole_number(1, 1024), 4, "32,8,8,8"), "Channels of conv1, and types of the primary capsules"
         " and of those of the two layers above. The paper has 32,32,32,32 and 64,8,16,16.", "A,B,C,D")

@@ -349,19 +349,25 @@ def check_inputs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
 # fmt: off
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
+        examples=[
+            ("", "Train both networks, then write explorer.html: about 4 minutes."),
+            ("--multimnist digits.npz --viewpoint views.npz", "The page of two checkpoints: about 20 seconds."),
+            ("--multimnist digits.npz --out draft.html", "Train the second network only: about 30 seconds."),
+        ],
         description="Write a page in which a person draws digits, moves the numbers of a capsule and turns an object.",
-        epilog="A checkpoint is what --checkpoint FILE of the experiment's script has written.",
+        epilog="The page is one file, --out. An experiment's --checkpoint FILE writes a checkpoint.",
     )
     add = parser.add_argument
     add("--multimnist", type=file_path, metavar="FILE",
-        help=f"checkpoint of {digits.EXPERIMENT}.py; default: train the capsule network first, 1 to 3 minutes")
+        help=f"Checkpoint of {digits.EXPERIMENT}.py. Default: train the capsule network first.")
     add("--viewpoint", type=file_path, metavar="FILE",
-        help=f"checkpoint of {viewpoint.EXPERIMENT}.py; default: train first, some seconds")
+        help=f"Checkpoint of {viewpoint.EXPERIMENT}.py. Default: train both models first.")
     parser.data_dir = digits.CACHE_DIR
     parser.checks.append(check_inputs)
     add("--data-dir", type=non_empty, metavar="DIR",
-        help=f"folder of the four MNIST files; default: the checkpoint's, else {digits.CACHE_DIR}")
-    add("--out", type=html_path, metavar="FILE", default=Path("explorer.html"), help="default: %(default)s")
+        help=f"Folder of the four MNIST files. Default: the checkpoint's, else {digits.CACHE_DIR}.")
+    add("--out", type=html_path, metavar="FILE", default=Path("explorer.html"),
+        help="Write the page there. Default: %(default)s.")
     return parser
 # fmt: on
 

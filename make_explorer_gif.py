@@ -126,10 +126,18 @@ def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(description="Record explorer.html in use, in a headless browser, as a GIF.")
+    parser = Parser(
+        examples=[
+            ("", "Record explorer.html as explorer.gif: about 30 seconds."),
+            ("--fps 4", "The same, slower: about 30 seconds."),
+            ("--page draft.html --out draft.gif", "Record another page: about 30 seconds."),
+        ],
+        description="Record explorer.html in use, in a headless browser, as a GIF.",
+        epilog="The animation goes to --out. It needs the packages of requirements-browser.txt, and Chromium.",
+    )
     group = add_animation_arguments(parser, "explorer", fps=6.0)
     group.add_argument("--page", type=file_path, metavar="FILE", default=Path("explorer.html"),
-                       help="what make_explorer.py has written; default: %(default)s")  # fmt: skip
+                       help="The page that make_explorer.py has written. Default: %(default)s.")  # fmt: skip
     return parser
 
 

@@ -51,7 +51,7 @@ EXPERIMENT = "make_toy_norb"
 REAL_ERRORS = {"nearest_neighbour": 0.184, "linear": 0.302, "cnn": 0.066}
 EVERY = 4  # one in so many test pairs is classified by its nearest neighbour
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # in units of the mean eigenvalue
-CNN = conv.Config(dataset="toys", hold_out="nothing", n_epochs=8)
+CNN = conv.Config(dataset="toys", hold_out="nothing", standardize="image", n_epochs=8)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -186,33 +186,34 @@ def contact_sheet(seed: int) -> bytes:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
+        examples=[
+            ("", "The whole set, 97,200 pairs of pictures, into the folder toys: about 2 minutes."),
+            ("--instances 1 --lightings 1 --out-dir few", "A set of 3,240 pairs: about 15 seconds."),
+            ("--figure sheet.png", "A sheet of all fifty toys: about 2 seconds."),
+        ],
         description="Draw toys in the files of smallNORB, measure how hard they are, or draw a sheet of them.",
-        epilog="With no flags: the whole set, seed 0, into the folder toys.",
+        epilog="The six files go to --out-dir; conv_matrix_capsules.py --dataset smallnorb --data-dir DIR reads them.",
     )
     add = parser.add_argument_group("drawing").add_argument
     add("--out-dir", type=file_path, metavar="DIR", default=Path("toys"),
-        help="where the six files are written; default: %(default)s")  # fmt: skip
+        help="Folder of the six files. Default: %(default)s.")  # fmt: skip
     add("--instances", type=whole_number(1, 5), metavar="N", default=5,
-        help="toys of each category, in the training and in the testing files; default: %(default)s")  # fmt: skip
+        help="Draw N toys of each category for the training files, and N for the testing files. Default: %(default)s.",
+        )  # fmt: skip
     add("--lightings", type=whole_number(1, N_LIGHTINGS), metavar="N", default=N_LIGHTINGS,
-        help="of each view; default: %(default)s")  # fmt: skip
-    add("--seed", type=whole_number(0, 2**32 - 1), metavar="N", default=0, help="of the toys; default: %(default)s")
+        help="Draw each view in N lightings. Default: %(default)s.")  # fmt: skip
+    add("--seed", type=whole_number(0, 2**32 - 1), metavar="N", default=0,
+        help="Seed of the toys. Default: %(default)s.")  # fmt: skip
     add = parser.add_argument_group("instead of drawing the files").add_argument
-    add("--figure", type=file_path, metavar="FILE", help="a PNG of all toys, one view each")
-    add(
-        "--baselines",
-        action="store_true",
-        help="test errors of nearest neighbour, linear classifier and CNN on the whole set of seed 0, in the cache",
-    )
-    add("--out-json", type=file_path, metavar="FILE", help="write the result of --baselines there")
-    parser.add_argument(
-        "--threads",
-        type=whole_number(1, 256),
-        metavar="N",
-        default=default_threads(),
-        help="no bit of a drawing depends on it; default: one for each processor, at most 4 (here: %(default)s)",
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add("--figure", type=file_path, metavar="FILE", help="Draw all toys, one view each, as a PNG.")
+    add("--baselines", action="store_true",
+        help="Test nearest neighbour, a linear classifier and a CNN on the whole set of seed 0, in the cache.",
+        )  # fmt: skip
+    add("--out-json", type=file_path, metavar="FILE", help="Write the result of --baselines there.")
+    parser.add_argument("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
+        help="Use N threads. No bit of a drawing depends on it. Default: one a processor (here: %(default)s).",
+        )  # fmt: skip
+    parser.add_argument("--quiet", action="store_true", help="Show no progress bar.")
     return parser
 
 

@@ -108,6 +108,7 @@ class Config:
     conv_channels: int = 32  # 256
     primary_types: int = 8  # 32
     decoder: tuple[int, int] = (256, 512)  # 512, 1024
+    assignments: str = "routed"
     routing_iters: int = 3
     routing_grad: str = "exact"
     recon_weight: float = 0.005  # 0.0005
@@ -753,25 +754,36 @@ class RoutingCache(NamedTuple):
     c: list[Array]  # per iteration: couplings (J, I, B)
     squashes: list[SquashCache]  # per iteration
     v: list[Array]  # per iteration: (J, D, B)
+    is_even: bool  # whether the couplings of the first iteration are 1 / J
 
 
-def routing_forward(u: Array, w: Array, n_iters: int, ws: Workspace) -> tuple[Array, RoutingCache]:
-    """Dynamic routing [Sabour 2017, procedure 1]. u (P, I, B), w (J, P, I, D) -> v (J, D, B)."""
+def random_couplings(n_parents: int, n_children: int) -> Array:
+    """Couplings (J, I) drawn evenly from all whose sum over j is 1, the same for every image and every seed."""
+    weights = generator(0, Stream.INIT, *b"couplings").standard_exponential((n_parents, n_children))
+    return weights / weights.sum(axis=0)
+
+
+def routing_forward(
+    u: Array, w: Array, n_iters: int, ws: Workspace, first: Array | None = None
+) -> tuple[Array, RoutingCache]:
+    """Dynamic routing [Sabour 2017, procedure 1]. u (P, I, B), w (J, P, I, D) -> v (J, D, B). The couplings of the
+    first iteration are ``first`` (J, I), or 1 / J."""
     J, P, I, D = w.shape
     B = u.shape[-1]
-    cache = RoutingCache(u, w, [], [], [])
+    cache = RoutingCache(u, w, [], [], [], first is None)
     b, sums = ws("routing.b", J, I, B), ws("routing.sums", J, P, D, B)
     product = ws("routing.product", J, P, I, B)  # memory of cu, then of wv
     b[...] = 0
     for t in range(n_iters):
         c, v = ws(f"routing.c{t}", J, I, B), ws(f"routing.v{t}", J, D, B)
         if t == 0:
-            c[...] = 1 / J  # b is zero
+            c[...] = 1 / J if first is None else first[..., None]  # 1 / J: b is zero
         else:
             softmax_over_parents(b, c)
-        cu = u if t == 0 else np.multiply(c[:, None], u, out=product)  # (P, I, B) or (J, P, I, B)
+        is_even = t == 0 and cache.is_even
+        cu = u if is_even else np.multiply(c[:, None], u, out=product)  # (P, I, B) or (J, P, I, B)
         s = np.matmul(w.transpose(0, 1, 3, 2), cu, out=sums).sum(axis=1)  # (J, D, B)
-        if t == 0:  # c = 1 / J
+        if is_even:  # c = 1 / J
             s /= J
         cache.c.append(c)
         cache.squashes.append(squash_forward(s, 1, v))
@@ -793,7 +805,7 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
                     du_hat[j, d, i] = sum_t c_t[j, i] ds_t[j, d] + db_t+1[j, i] v_t[j, d].
     policy "stop":  the couplings are constants: only the last iteration's s and v are differentiated.
     """
-    u, w, c, squashes, v = cache
+    u, w, c, squashes, v, _ = cache
     J, P, I, D = w.shape
     B = u.shape[-1]
     sums = ws("routing.sums", J, P, D, B)
@@ -817,18 +829,19 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
             du += np.einsum("jib,jpib->pib", db, wv)
         # v = squash(s)
         ds = squash_backward(dv, squashes[t])  # (J, D, B)
-        if t == 0:  # c = 1 / J
+        is_even = t == 0 and cache.is_even
+        if is_even:  # c = 1 / J
             ds /= J
         # s = sum_i c u_hat = sum_pi w (c u)
         ds_rows = np.ascontiguousarray(ds.transpose(0, 2, 1))[:, None]  # (J, 1, B, D)
-        cu = np.broadcast_to(u, product.shape) if t == 0 else np.multiply(c[t][:, None], u, out=product)
+        cu = np.broadcast_to(u, product.shape) if is_even else np.multiply(c[t][:, None], u, out=product)
         if t == last:  # the first term of dw
             np.matmul(cu, ds_rows, out=dw)
         else:
             for group in groups:
                 dw[group] += np.matmul(cu[group], ds_rows[group], out=dw_term[: len(w[group])])
         wds = np.matmul(w, ds[:, None], out=product)  # (J, P, I, B)
-        du += wds.sum(axis=0) if t == 0 else np.einsum("jib,jpib->pib", c[t], wds)
+        du += wds.sum(axis=0) if is_even else np.einsum("jib,jpib->pib", c[t], wds)
         # c = softmax(b)
         if t > first:
             db += softmax_backward(np.einsum("pib,jpib->jib", u, wds), c[t])
@@ -936,7 +949,9 @@ def capsnet_forward(params: Params, images: Array, config: Config, ws: Workspace
     s, u = (ws(name, PRIMARY_SIZE, config.n_primary, B) for name in ("primary.s", "primary.u"))
     as_map(s, side)[...] = h2.reshape(side, side, B, PRIMARY_SIZE, -1)
     squash = squash_forward(s, 0, u)
-    v, routing = routing_forward(u, params["routing.w"], config.routing_iters, ws)  # (J, D, B)
+    first = random_couplings(N_CLASSES, config.n_primary) if config.assignments == "random" else None
+    n_iters = config.routing_iters if config.assignments == "routed" else 1
+    v, routing = routing_forward(u, params["routing.w"], n_iters, ws, first)  # (J, D, B)
     lengths = np.sqrt(np.square(v).sum(axis=1) + SQUASH_EPS)
     return lengths, CapsNetCache(conv1, h1, primary, squash, routing, v)
 
@@ -1203,6 +1218,39 @@ def evaluate(model: Model, params: Params, batch: Batch, workers: Workers, part:
     return metrics
 
 
+def routing_study(config: Config, params: Params, batch: Batch, workers: Workers, part: int = 32) -> dict[str, float]:
+    """The trained capsules with other couplings than they were trained with. [Paik 2019]
+
+    These are those of 1 to 5 iterations, of which one alone has uniform couplings, and random ones. For each:
+    ``set_accuracy``; "changed", the fraction of images that get another pair of digits than with the couplings of the
+    training; and "entropy", that of a primary capsule's last couplings over its maximum log J, mean over capsules and
+    images.
+    """
+
+    def answers_and_entropy(config: Config) -> tuple[Array, float]:
+        def work(start: int) -> tuple[Array, Array]:
+            images = batch.part(start, start + part).images
+            lengths, cache = capsnet_forward(params, images, config, workers.workspace)
+            c = cache.routing.c[-1]  # (J, I, B)
+            entropy = -(c * np.log(np.maximum(c, np.finfo(c.dtype).tiny))).sum(axis=0).mean(axis=0)  # (B,)
+            return np.sort(top_labels(lengths.T, batch.labels.shape[1]), axis=1), entropy / math.log(len(c))
+
+        answers, entropies = zip(*workers.map(work, range(0, len(batch.labels), part)), strict=True)
+        return np.concatenate(answers), float(np.concatenate(entropies).mean())
+
+    trained, _ = answers_and_entropy(config)
+    changed: dict[str, dict[str, Any]] = {
+        f"iters_{n}": {"assignments": "routed", "routing_iters": n} for n in range(1, 6)
+    }
+    found = {}
+    for name, fields in (changed | {"random": {"assignments": "random"}}).items():
+        answers, entropy = answers_and_entropy(dataclasses.replace(config, **fields))
+        found[f"{name}_accuracy"] = float((answers == np.sort(batch.labels, axis=1)).all(axis=1).mean())
+        found[f"{name}_changed"] = float((answers != trained).any(axis=1).mean())
+        found[f"{name}_entropy"] = entropy
+    return found
+
+
 def init_state(model: Model, config: Config) -> TrainState:
     """Fresh parameters; their draws depend on the seed and the model's name alone."""
     return TrainState(model.name, model.init_params(generator(config.seed, Stream.INIT, *model.name.encode())))
@@ -1293,20 +1341,35 @@ def make_result(config: Config, data_name: str, states: dict[str, TrainState], t
     return result_document(EXPERIMENT, config, data_name, models, states, threads, "set_accuracy", 1 / config.n_pairs)
 
 
-def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: Any) -> dict[str, Any]:
-    """Data, trainings, result. The options are those of ``train_all``."""
+def with_routing_study(
+    result: dict[str, Any], config: Config, states: dict[str, TrainState], data: Data, threads: int
+) -> dict[str, Any]:
+    """The result, with ``routing_study`` on the test composites among the metrics of the capsules."""
+    if "capsnet" in states:
+        with Workers(threads, config.dtype) as workers:
+            result["models"]["capsnet"] |= routing_study(config, states["capsnet"].params, data.test, workers)
+    return result
+
+
+def run(
+    config: Config, files: Files = NO_FILES, threads: int = 1, study: bool = False, **options: Any
+) -> dict[str, Any]:
+    """Data, trainings, result; with ``study`` the routing's too. The options are those of ``train_all``."""
     files.require_checkpoint(EXPERIMENT)
     data = make_data(config)
     config = resolved(config, data)
-    return make_result(config, data.name, train_all(config, data, threads=threads, files=files, **options), threads)
+    states = train_all(config, data, threads=threads, files=files, **options)
+    result = make_result(config, data.name, states, threads)
+    return with_routing_study(result, config, states, data, threads) if study else result
 
 
 TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "min_iou", "max_shift")
 
 
 def evaluate_checkpoint(
-    checkpoint: Path, asked: Config, given: Collection[str] = (), names: Collection[str] = MODEL_NAMES, threads: int = 1
-) -> dict[str, Any]:
+    checkpoint: Path, asked: Config, given: Collection[str] = (), names: Collection[str] = MODEL_NAMES,
+    threads: int = 1, study: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Test the named networks of a checkpoint on the test set of ``asked``; see ``check_same`` for ``given``."""
     saved, states = load_checkpoint(checkpoint)
     check_same(checkpoint, saved, asked, given, TEST_FIELDS)
@@ -1319,7 +1382,8 @@ def evaluate_checkpoint(
             if name in states:
                 metrics = evaluate(model, states[name].params, data.test, workers)
                 states[name].history = {metric: [value] for metric, value in metrics.items()}
-    return make_result(config, data.name, states, threads) | {"trained_with_seed": saved.seed}
+    result = make_result(config, data.name, states, threads) | {"trained_with_seed": saved.seed}
+    return with_routing_study(result, config, states, data, threads) if study else result
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -1458,6 +1522,8 @@ def add_network_flags(parser: Parser, config: type[Config]) -> None:
     add = add_flags(parser, "capsules", config)
     add("conv_channels", whole_number(1, 1024), "Give conv1 N channels.", default="the preset's")
     add("primary_types", whole_number(1, 256), "Use N types of primary capsules.", default="the preset's")
+    add("assignments", ("routed", "uniform", "random"),
+        "Assign by dynamic routing; evenly, 1 / J; or at random, drawn once for each pair of capsules.")
     add("routing_iters", whole_number(1, 20), "Route in N iterations.")
     add("routing_grad", ("exact", "stop"),
         "Differentiate through all iterations, or through the last sum with constant couplings.")
@@ -1486,6 +1552,8 @@ def check_digit_flags(parser: argparse.ArgumentParser, args: argparse.Namespace)
     """A usage error (status 2) where flags do not fit together."""
     if args.dataset == "strokes" and args.data_dir is not None:
         parser.error("argument --data-dir: strokes has no files")
+    if args.assignments != "routed" and "routing_iters" in args.given:
+        parser.error("argument --routing-iters: needs --assignments routed")
     if 0 < args.n_train < args.batch_size and "n_train" in args.given:
         parser.error(f"argument --n-train: {args.n_train} is less than a batch of --batch-size {args.batch_size}")
 
@@ -1494,8 +1562,9 @@ def config_fields(args: argparse.Namespace, *more: str) -> dict[str, Any]:
     """Fields of a Config: the preset's sizes unless flags set them, the flags of both digit experiments, ``more``."""
     sizes = {k: v for k in ("conv_channels", "primary_types") if (v := getattr(args, k)) is not None}
     names = (
-        "dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "n_val", "routing_iters", "routing_grad",
-        "recon_weight", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "dtype", "conv", *more,
+        "dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "n_val", "assignments", "routing_iters",
+        "routing_grad", "recon_weight", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "dtype", "conv",
+        *more,
     )  # fmt: skip
     return PRESETS[args.preset] | sizes | {k: getattr(args, k) for k in names}
 
@@ -1526,6 +1595,10 @@ def make_parser() -> argparse.ArgumentParser:
         description="Train a capsule network and two CNNs to recognise two digits that lie over each other.",
     )
     add_config_flags(parser)
+    parser.add_argument(
+        "--routing-study", action="store_true",
+        help="Also test the trained capsules with 1 to 5 iterations and with random couplings.",
+    )  # fmt: skip
     add_file_flags(parser, MODEL_NAMES, predict_png=True)
     return parser
 
@@ -1547,10 +1620,12 @@ def main(argv: list[str] | None = None) -> int:
             return
         require_writable(args.out_json, None if args.eval_only else args.checkpoint)
         if args.eval_only:
-            result = evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads)
+            result = evaluate_checkpoint(
+                args.checkpoint, config, given, args.models, args.threads, args.routing_study
+            )  # fmt: skip
             result["checkpoint_command"] = checkpoint_command(args.checkpoint, EXPERIMENT)
         else:
-            result = run(config, files, args.threads, names=args.models)
+            result = run(config, files, args.threads, args.routing_study, names=args.models)
         result["command"] = command
         report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}", files)
 

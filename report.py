@@ -210,17 +210,18 @@ def plain_table(table: Json, columns: list[str], digits: int) -> str:
     return markdown(columns, [[show(row[k], digits) for k in where] for row in table["rows"]])
 
 
-def claims_table(document: Json) -> str:
+def claims_table(document: Json, page: str | None) -> str:
+    """All claims, or those of a page."""
     columns = ["claim", "the paper's", "tested on", "ours", "against", "difference", "seeds", "verdict"]
     rows = []
-    for claim in document["claims"]:
+    for claim in (claim for claim in document["claims"] if page in (None, claim["page"])):
         for k, c in enumerate(claim["conditions"]):
-            name = f"[{claim['claim']}]({os.path.relpath(claim['page'])})" if k == 0 else ""
-            verdict = c["verdict"] if c["verdict"] == claim["verdict"] else f"{c['verdict']} ({claim['verdict']})"
+            link = claim["claim"] if page else f"[{claim['claim']}]({claim['page']})"
+            name = "" if k else f"{link}: **{claim['verdict']}**"
             interval = f" ({show_interval(c, 3, '+')})" if c["low"] is not None else ""
             rows.append([
                 name, claim["paper"] if k == 0 else "", c["condition"], show(c["first"]), show(c["second"]),
-                f"{c['difference']:+.3f}{interval}", str(c["n"]), verdict,
+                f"{c['difference']:+.3f}{interval}", str(c["n"]), c["verdict"],
             ])  # fmt: skip
     return markdown(columns, rows)
 
@@ -230,7 +231,7 @@ TABLES = {"seeds": seeds_table, "summary": summary_table, "paired": paired_table
 
 def make_table(document: Json, kind: str, options: dict[str, str], name: str | None = None) -> str:
     """A Markdown table of one kind; see HELP_MARKERS. Raises UserError where kind, options and file do not fit."""
-    known = {"grid": {"metrics", "models", "digits"}, "table": {"columns", "digits"}, "claims": set[str]()}
+    known = {"grid": {"metrics", "models", "digits"}, "table": {"columns", "digits"}, "claims": {"page"}}
     if kind not in (*TABLES, *known):
         raise UserError(f"{kind!r} is not a kind of table, which are {', '.join((*TABLES, *known))}")
     if extra := set(options) - known.get(kind, {"metrics", "models", "digits", "setting"}):
@@ -245,7 +246,7 @@ def make_table(document: Json, kind: str, options: dict[str, str], name: str | N
         return names
 
     if kind == "claims":
-        return claims_table(document)
+        return claims_table(document, options.get("page"))
     if kind == "table":
         table = document.get("tables", {}).get(name)
         if table is None:
@@ -271,9 +272,9 @@ HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands be
   <!-- table: results/claims.json claims -->             a row per condition of each claim
   <!-- table: results/benchmarks/FILE.json table NAME columns=step,ms -->     a table of a benchmark file
   <!-- value: results/EXPERIMENT/FILE.json capsules.held_out_accuracy.mean .3f -->0.812<!-- end -->     one number
-Options: metrics= models= digits= setting= columns=. A path ends in mean, sd, low, high, n or n_params; it may begin
-with paired.BASELINE (also: p, higher, verdict, error_reduction), config, or a benchmark's TABLE.ROW.COLUMN; use / for .
-where a name has a dot (a / between blanks is part of a name). After it comes a Python format: .3f  +.3f  .0%  ,d  .2g.
+Options: metrics= models= digits= setting= columns= page=. A path ends in mean, sd, low, high, n or n_params; it may
+begin with paired.BASELINE (also: p, higher, verdict, error_reduction), config, or a benchmark's TABLE.ROW.COLUMN; use /
+for . where a name has a dot (a / between blanks is part of a name). After it comes a Python format: .3f  +.3f  .0%  ,d.
 A marker inside `backquotes` is left alone."""
 
 MARKER = re.compile(r"(?<!`)<!--\s*(?:(table|value):\s*(.*?)|end)\s*-->(?!`)", re.DOTALL)
@@ -303,7 +304,7 @@ def fill_marker(kind: str, text: str) -> str:
         words = shlex.split(text)
     except ValueError as error:
         raise UserError(f"{error}") from None
-    option = re.compile(r"(metrics|models|digits|setting|columns)=(.*)", re.DOTALL)
+    option = re.compile(r"(metrics|models|digits|setting|columns|page)=(.*)", re.DOTALL)
     options = {found[1]: found[2] for word in words if (found := option.fullmatch(word))}
     plain_words = [word for word in words if not option.fullmatch(word)]
     if not 2 <= len(plain_words) <= 3:

@@ -34,6 +34,7 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 import argparse
 import contextlib
 import dataclasses
+import functools
 import gzip
 import math
 import sys
@@ -129,12 +130,14 @@ class Config(Viewpoints):
     batch_size: int = 32
     lr: float = 2e-3
     weight_decay: float = 1.0
+    assignments: str = "routed"
     em_iters: int = 3  # [Hinton 2018, table 1]: three is the best
     em_grad: str = "exact"
     em_lambda: float = 1.0  # final inverse temperature; the paper gives no value
     lambda_schedule: str = "constant"
     variance_floor: float = VARIANCE_FLOOR
     beta_v_init: float = 0.0
+    vote_bias: str = "none"
     loss: str = "cross-entropy"
     dtype: str = "float32"
 
@@ -150,7 +153,9 @@ class Config(Viewpoints):
 
     @property
     def lambdas(self) -> list[float]:
-        return inverse_temperatures(self.lambda_schedule, self.em_lambda, self.em_iters)
+        """Inverse temperature of each iteration; one iteration, the last, where assignments are not routed."""
+        lambdas = inverse_temperatures(self.lambda_schedule, self.em_lambda, self.em_iters)
+        return lambdas if self.assignments == "routed" else lambdas[-1:]
 
 
 def inverse_temperatures(schedule: str, final: float, n_iters: int) -> list[float]:
@@ -759,18 +764,21 @@ def em_routing_forward(
     beta_v: Array,
     lambdas: list[float],
     variance_floor: float = VARIANCE_FLOOR,
+    r: Array | None = None,
 ) -> tuple[Array, Array, EMCache]:
     """Fit one Gaussian per parent to its children's votes. [Hinton 2018, procedure 1]
 
     votes (B, I, J, D), a_in (B, I), beta_a and beta_v (J,), lambdas: inverse temperature of each iteration
-    -> poses mu (B, J, D), activations (B, J), cache. Each parent has one beta_v for all of its D pose entries.
+    -> poses mu (B, J, D), activations (B, J), cache. Each parent has one beta_v for all of its D pose entries. The
+    first assignments are ``r`` (I, J), or 1 / J.
 
     ``variance_floor`` is added to sigma_sq. It keeps the logarithm and the division finite when all votes agree. It
     also softens the assignments: a product of D narrow Gaussians has such sharp peaks that, with a floor of 1e-4, a
     parent of the trained network keeps about one child, and the network generalises less. With a floor of the order of
     a squared vote a parent has several children.
     """
-    r = np.full(votes.shape[:3], 1 / votes.shape[2], votes.dtype)  # (B, I, J)
+    first = 1 / votes.shape[2] if r is None else r
+    r = np.full(votes.shape[:3], first, votes.dtype)  # (B, I, J)
     cache = EMCache([], [])
     for t, lambda_ in enumerate(lambdas):
         mu, sigma_sq, a, log_a, m_step = m_step_forward(r, a_in, votes, beta_a, beta_v, lambda_, variance_floor)
@@ -779,6 +787,12 @@ def em_routing_forward(
             r, e_step = e_step_forward(mu, sigma_sq, log_a, votes)
             cache.e_steps.append(e_step)
     return mu, a, cache
+
+
+def random_assignments(n_children: int, n_parents: int) -> Array:
+    """Assignments (I, J) drawn evenly from all whose sum over j is 1, the same for every image and every seed."""
+    weights = generator(0, Stream.INIT, *b"assignments").standard_exponential((n_children, n_parents))
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
 def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> tuple[Array, Array, Array, Array]:
@@ -878,6 +892,8 @@ def capsules_init(rng: np.random.Generator, config: Config) -> Params:
     n_primary_outputs = N_PRIMARY * (POSE_SIDE**2 + 1)
     # Each W_ij starts near the identity, so that at first a vote is about the child's own pose.
     class_w = np.eye(POSE_SIDE, dtype=config.dtype) + gaussian(0.1, N_PRIMARY, N_CLASSES, POSE_SIDE, POSE_SIDE)
+    # [Peer 2019]: the bias of each parent is added to its votes, and starts at 0.1.
+    bias = np.full((N_CLASSES, POSE_SIDE**2), 0.1, config.dtype)
     return {
         "conv1.w": gaussian(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
         "conv1.b": zeros(CONV_CHANNELS),
@@ -886,7 +902,7 @@ def capsules_init(rng: np.random.Generator, config: Config) -> Params:
         "class.w": class_w,
         "class.beta_a": zeros(N_CLASSES),
         "class.beta_v": np.full(N_CLASSES, config.beta_v_init, config.dtype),
-    }
+    } | ({"class.bias": bias} if config.vote_bias == "learned" else {})
 
 
 def capsules_forward(params: Params, x: Array, config: Config) -> tuple[Array, CapsulesCache]:
@@ -899,8 +915,11 @@ def capsules_forward(params: Params, x: Array, config: Config) -> tuple[Array, C
     pose = primary[:, :n_pose].reshape(-1, N_PRIMARY, POSE_SIDE, POSE_SIDE)  # (B, I, P, P)
     a_in, _ = sigmoid_forward(primary[:, n_pose:])  # (B, I)
     votes, votes_cache = votes_forward(pose, params["class.w"])  # (B, I, J, D)
+    if config.vote_bias == "learned":
+        votes = votes + params["class.bias"]
+    r = random_assignments(N_PRIMARY, N_CLASSES) if config.assignments == "random" else None
     mu, a, routing_cache = em_routing_forward(
-        votes, a_in, params["class.beta_a"], params["class.beta_v"], config.lambdas, config.variance_floor
+        votes, a_in, params["class.beta_a"], params["class.beta_v"], config.lambdas, config.variance_floor, r
     )
     scores = a if config.loss == "spread" else POSE_SCORE * (mu * mu).sum(axis=2) + ACTIVATION_SCORE * (a - 0.5)
     return scores, CapsulesCache(conv_cache, relu_cache, primary_cache, a_in, votes_cache, routing_cache, mu, a)
@@ -915,6 +934,8 @@ def capsules_backward(
     else:  # scores = |mu|^2 / 16 + 4 (a - 1/2)
         dmu, da = 2 * POSE_SCORE * dscores[..., None] * cache.mu, ACTIVATION_SCORE * dscores
     dvotes, da_in, dbeta_a, dbeta_v = em_routing_backward(dmu, da, cache.routing, config.em_grad)
+    # votes = M W + bias
+    dbias = dvotes.sum(axis=(0, 1))  # (J, D)
     dpose, dclass_w = votes_backward(dvotes, cache.votes)
     dprimary = np.concatenate([dpose.reshape(len(da), -1), sigmoid_backward(da_in, cache.a_in)], axis=1)
     dflat, dprimary_w, dprimary_b = linear_backward(dprimary, cache.primary)
@@ -928,7 +949,7 @@ def capsules_backward(
         "class.w": dclass_w,
         "class.beta_a": dbeta_a,
         "class.beta_v": dbeta_v,
-    }
+    } | ({"class.bias": dbias} if config.vote_bias == "learned" else {})
     return grads, dx
 
 
@@ -1070,6 +1091,73 @@ def true_class_mass(model: Model, params: Params, split: Split) -> float:
     return float(np.concatenate(fractions).mean())
 
 
+def routing_study(config: Config, params: Params, split: Split) -> dict[str, float]:
+    """The trained capsules with other assignments than they were trained with. [Paik 2019]
+
+    These are those of 1 to 5 iterations, of which one alone has uniform assignments, and random ones. For each, over a
+    set: accuracy; "changed", the fraction of images that get another class than with the assignments of the training;
+    and "entropy", that of a child's last assignments over its maximum log J, mean over children and images.
+    """
+
+    def classes_and_entropy(config: Config) -> tuple[Array, float]:
+        model, classes, entropies = make_models(config)["capsules"], [], []
+        for start in range(0, len(split.labels), EVALUATION_BATCH):
+            x = crop(split.images[start : start + EVALUATION_BATCH], None).astype(config.dtype, copy=False)
+            scores, cache = model.forward(params, x)
+            r = cache.routing.m_steps[-1].r  # (B, I, J)
+            classes.append(scores.argmax(axis=1))
+            entropies.append(-(r * np.log(np.maximum(r, np.finfo(r.dtype).tiny))).sum(axis=2) / math.log(N_CLASSES))
+        return np.concatenate(classes), float(np.concatenate(entropies).mean())
+
+    trained, _ = classes_and_entropy(config)
+    changed: dict[str, dict[str, Any]] = {f"iters_{n}": {"assignments": "routed", "em_iters": n} for n in range(1, 6)}
+    found = {}
+    for name, fields in (changed | {"random": {"assignments": "random"}}).items():
+        classes, entropy = classes_and_entropy(dataclasses.replace(config, **fields))
+        found[f"{name}_accuracy"] = float((classes == split.labels).mean())
+        found[f"{name}_changed"] = float((classes != trained).mean())
+        found[f"{name}_entropy"] = entropy
+    return found
+
+
+def azimuth_error(train: Array, train_azimuths: Array, test: Array, test_azimuths: Array) -> float:
+    """Mean error in degrees, 0 to 180, of azimuths (N,) that are read linearly from features (N, E): ridge regression
+    of cosine and sine, fitted on ``train``, with a penalty of 0.01 of the features' variance. Guessing has 90."""
+    mean, angle = train.mean(axis=0), np.deg2rad(train_azimuths)
+    x, y = (train - mean).astype(float), np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    kernel = (
+        x @ x.T
+    )  # (N, N): the weights x.T @ alpha are never formed, as images have more pixels than there are views
+    alpha = np.linalg.solve(kernel + (0.01 * np.trace(kernel) / len(x) + 1e-12) * np.eye(len(x)), y - y.mean(axis=0))
+    c, s = ((test - mean) @ x.T @ alpha + y.mean(axis=0)).T
+    error = np.rad2deg(np.arctan2(s, c)) - test_azimuths
+    return float(np.abs((error + 180) % 360 - 180).mean())
+
+
+def pose_study(config: Config, states: dict[str, TrainState], data: Data) -> dict[str, dict[str, float]]:
+    """Whether a pose turns with its object: ``azimuth_error`` on held-out views of L and tripod, mean over both, from
+    the pose of the winning class capsule, or the hidden units of a CNN. The capsules have two comparisons: from the
+    pixels, and from nothing, which is the mean of the trained azimuths."""
+    sets, networks = (data.train, data.held_out), make_models(config)
+
+    def features(name: str, images: Array) -> Array:
+        scores, cache = networks[name].forward(states[name].params, crop(images, None).astype(config.dtype))
+        return cache.mu[np.arange(len(scores)), scores.argmax(axis=1)] if name == "capsules" else cache.hidden_relu
+
+    def error(of: Callable[[Array], Array]) -> float:
+        errors = []
+        for k in (VOXEL_CLASSES.index(name) for name in HARD_CLASSES):
+            parts = [(of(s.images[s.labels == k]), s.azimuths[s.labels == k]) for s in sets]
+            errors.append(azimuth_error(*parts[0], *parts[1]))
+        return float(np.mean(errors))
+
+    found = {name: {"azimuth_error": error(functools.partial(features, name))} for name in states}
+    if "capsules" in found:
+        found["capsules"]["azimuth_error_of_pixels"] = error(lambda x: x.reshape(len(x), -1))
+        found["capsules"]["azimuth_error_of_mean"] = error(lambda x: np.zeros((len(x), 1)))
+    return found
+
+
 def evaluate(model: Model, params: Params, data: Data) -> dict[str, float]:
     """Accuracy on the familiar and on the held-out viewpoints."""
     return {
@@ -1177,11 +1265,21 @@ def make_result(config: Config, states: dict[str, TrainState], data: Data) -> di
     return add_confusions(result, config, confusions)
 
 
-def run(config: Config, files: Files = NO_FILES, **options: Any) -> dict[str, Any]:
-    """Data, three trainings, result. The options are those of ``train_all``."""
+def run(
+    config: Config, files: Files = NO_FILES, study: bool = False, poses: bool = False, **options: Any
+) -> dict[str, Any]:
+    """Data, three trainings, result; with ``study`` the routing's too, with ``poses`` that of the poses. The options
+    are those of ``train_all``."""
     files.require_checkpoint(EXPERIMENT)
     data = make_data(config)
-    return make_result(config, train_all(config, data, files=files, **options), data)
+    states = train_all(config, data, files=files, **options)
+    result = make_result(config, states, data)
+    if study and "capsules" in states:
+        result["models"]["capsules"] |= routing_study(config, states["capsules"].params, data.held_out)
+    if poses:
+        for name, errors in pose_study(config, states, data).items():
+            result["models"][name] |= errors
+    return result
 
 
 def describe(config: Viewpoints) -> str:
@@ -1315,6 +1413,8 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add("data_dir", non_empty, "Folder of the six official smallNORB files, gzipped or not.", "DIR", "none")
     add_viewpoint_flags(parser, Config)
     add = add_flags(parser, "capsules", Config)
+    add("assignments", ("routed", "uniform", "random"),
+        "Assign by EM routing; evenly, 1 / J; or at random, drawn once for each pair of capsules.")
     add("em_iters", whole_number(1, 20), "Route in N iterations.")
     add("em_grad", ("exact", "stop"),
         "Differentiate through all iterations, or through the last M-step with constant assignments.")
@@ -1324,6 +1424,8 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add("variance_floor", number(0, 1e6, above=True), "Add X to every variance of a routing iteration.", "X")
     add("beta_v_init", number(-10, 10),
         "Initial beta_v. Below -log(variance floor) / 2, votes that agree activate a capsule.", "X")
+    add("vote_bias", ("none", "learned"),
+        "With learned, add a bias to the votes of each class capsule, the same for all images.")
     add = add_flags(parser, "training", Config)
     add("seed", whole_number(0, 2**32 - 1), "Seed of the data's noise, the initial weights and the order.")
     add("n_epochs", whole_number(1, 100_000), "Train for N passes over the training set.")
@@ -1405,6 +1507,8 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     if args.dataset == "smallnorb" and args.data_dir is None:
         parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
     check_variance_floor(parser, args)
+    if args.assignments != "routed" and "em_iters" in args.given:
+        parser.error("argument --em-iters: needs --assignments routed")
     fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Config)}
     return Config(**fields | viewpoints_from_args(parser, args))
 
@@ -1423,6 +1527,14 @@ def make_parser() -> argparse.ArgumentParser:
         description="Train matrix capsules and two CNNs on a range of viewpoints, and test them on another.",
     )
     add_config_flags(parser)
+    parser.add_argument(
+        "--routing-study", action="store_true",
+        help="Also test the trained capsules with 1 to 5 iterations and with random assignments, on held-out views.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pose-study", action="store_true",
+        help="Also read the azimuth of held-out views of L and tripod from poses, hidden units and pixels.",
+    )  # fmt: skip
     add_file_flags(parser, MODEL_NAMES, eval_only=False)
     return parser
 
@@ -1431,6 +1543,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
     check_file_flags(parser, args)
+    if args.pose_study and args.dataset != "voxels":
+        parser.error("argument --pose-study: needs --dataset voxels")
     config, command = config_from_args(parser, args), recorded_command(EXPERIMENT, argv)
     files = Files.from_args(args, command, args.threads)
 
@@ -1440,7 +1554,7 @@ def main(argv: list[str] | None = None) -> int:
             return
         require_writable(args.out_json, args.checkpoint)
         with blas_threads(args.threads):
-            result = run(config, files, names=args.models)
+            result = run(config, files, args.routing_study, args.pose_study, names=args.models)
         result["command"] = command
         head = f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs"
         report_result(args.out_json, result, f"{head}\n{format_table(result)}", files)

@@ -74,6 +74,7 @@ from support.figures import (
     read_seeds,
     require_runs,
     results_files,
+    with_minus_sign,
     write_figures,
 )
 from support.files import UserError, require_writable
@@ -436,15 +437,15 @@ def draw_class_poses(run: Run) -> Figure:
                 if j == predicted:
                     add_frame(ax, RIGHT if j == k else WRONG, 3.2)
                 bold = "bold" if j == predicted else "normal"
-                add_text(fig, x + cell / 2, y - 0.02, f"{cache.a[2 * k + b, j]:.2f}", ha="center", va="bottom",
-                         fontsize=9, fontweight=bold)  # fmt: skip
+                score = with_minus_sign(f"{scores[2 * k + b, j]:.1f}")
+                add_text(fig, x + cell / 2, y - 0.02, score, ha="center", va="bottom", fontsize=9, fontweight=bold)
     for k, name in enumerate(config.classes):
         add_text(fig, left - 0.1, top + k * row + cell / 2, name, ha="right", va="center", fontsize=10)
     foot = top + n * row + 0.12
     bar = add_colourbar(fig, drawn, left, foot, 1.9, extend="both")
     bar.xaxis.set_major_locator(MaxNLocator(nbins=5, symmetric=True))
     add_text(fig, left + 2.0, foot - 0.02, "pose entry")
-    add_text(fig, left + 3.1, foot - 0.02, "number: activation")
+    add_text(fig, left + 3.1, foot - 0.02, "number: score")
     handles = [
         Patch(facecolor="white", edgecolor=RIGHT, linewidth=2.5, label="predicted, right"),
         Patch(facecolor="white", edgecolor=WRONG, linewidth=2.5, label="predicted, wrong"),

@@ -424,6 +424,54 @@ def test_threads_compute_the_gradient_of_the_whole_batch(name: str) -> None:
             np.testing.assert_allclose(g, results[0][1][key], rtol=1e-9, atol=1e-13, err_msg=key)
 
 
+def test_the_study_of_the_routing_by_hand(digits_dir: Path) -> None:
+    config = small(digits_dir, dtype="float64", routing_iters=2)
+    data = m.make_data(config)
+    params = {key: 3 * p for key, p in m.capsnet_init(np.random.default_rng(0), config).items()}
+    with Workers(2, config.dtype) as workers:
+        found = m.routing_study(config, params, data.test, workers, part=5)
+    labels = [set(pair) for pair in data.test.labels]
+
+    def outputs(**changes: Any) -> tuple[list[set[int]], Array]:
+        other = dataclasses.replace(config, **changes)
+        lengths, cache = m.capsnet_forward(params, data.test.images.astype(float), other, m.Workspace(np.float64))
+        return [set(np.argsort(-row)[:2].tolist()) for row in lengths.T], cache.routing.c[-1]
+
+    conditions = {f"iters_{n}": {"routing_iters": n} for n in range(1, 6)} | {"random": {"assignments": "random"}}
+    assert list(found) == [f"{name}_{kind}" for name in conditions for kind in ("accuracy", "changed", "entropy")]
+    trained_pairs, _ = outputs()
+    for name, changes in conditions.items():
+        pairs, c = outputs(**changes)
+        assert found[f"{name}_accuracy"] == np.mean([a == b for a, b in zip(pairs, labels, strict=True)])
+        assert found[f"{name}_changed"] == np.mean([a != b for a, b in zip(pairs, trained_pairs, strict=True)])
+        assert found[f"{name}_entropy"] == pytest.approx(-(c * np.log(c)).sum(axis=0).mean() / np.log(10))
+    assert found["iters_2_changed"] == 0 < found["random_changed"]
+    assert found["iters_1_entropy"] == pytest.approx(1)
+
+
+def test_uniform_couplings_are_those_of_one_iteration(digits_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = m.make_data(small(digits_dir)).test.images
+    params = m.capsnet_init(np.random.default_rng(0), small(digits_dir))
+    one, uniform = (
+        m.capsnet_forward(params, images, small(digits_dir, **changes), m.Workspace())[0].copy()
+        for changes in ({"routing_iters": 1}, {"assignments": "uniform"})
+    )
+    np.testing.assert_array_equal(one, uniform)
+    line = usage_error(m, ["--assignments", "uniform", "--routing-iters", "3"], capsys)
+    assert "argument --routing-iters: needs --assignments routed" in line
+
+
+def test_the_study_is_a_part_of_the_result_and_of_a_test(digits_dir: Path, tmp_path: Path) -> None:
+    out, checkpoint = tmp_path / "o.json", tmp_path / "c.npz"
+    sizes = ["--conv-channels=2", "--primary-types=1", "--n-train=32", "--n-test=9", "--n-epochs=1", "--batch-size=8"]
+    files = ["--data-dir", str(digits_dir), "--checkpoint", str(checkpoint), "--out-json", str(out), "--routing-study"]
+    assert m.main([*sizes, *files, "--models=capsnet", "--threads=1"]) == 0
+    first = json.loads(out.read_text())["models"]["capsnet"]
+    assert first["iters_3_accuracy"] == first["set_accuracy"]
+    assert m.main([*files, "--eval-only", "--n-test=9", "--threads=1"]) == 0
+    assert json.loads(out.read_text())["models"]["capsnet"] == first
+
+
 def test_evaluation_is_pure(digits_dir: Path) -> None:
     config = small(digits_dir)
     state, data = trained(config), m.make_data(config)

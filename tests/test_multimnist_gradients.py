@@ -318,9 +318,9 @@ def routing_inputs(seed: int) -> Params:
     return {"u": rng.standard_normal((P, I, B)), "w": rng.standard_normal((J, P, I, D))}
 
 
-def check_routing(policy: str, n_iters: int) -> None:
+def check_routing(policy: str, n_iters: int, first: Array | None = None) -> None:
     at, ws = routing_inputs(n_iters), float64()
-    v, cache = m.routing_forward(at["u"], at["w"], n_iters, ws)
+    v, cache = m.routing_forward(at["u"], at["w"], n_iters, ws, first)
     upstream = rng_of(1).standard_normal(v.shape)
     dw = np.full_like(at["w"], np.nan)
     grads = {"u": m.routing_backward(upstream.copy(), cache, policy, dw, ws), "w": dw}
@@ -328,7 +328,7 @@ def check_routing(policy: str, n_iters: int) -> None:
 
     def f(u: Array, w: Array) -> float:
         if policy == "exact":
-            return float(np.vdot(m.routing_forward(u, w, n_iters, float64())[0], upstream))
+            return float(np.vdot(m.routing_forward(u, w, n_iters, float64(), first)[0], upstream))
         s = np.einsum("jib,jpid,pib->jdb", c, w, u)  # the last sum, with the couplings that the forward pass found
         return float(np.vdot(squash(s, 1), upstream))
 
@@ -339,6 +339,20 @@ def check_routing(policy: str, n_iters: int) -> None:
 @pytest.mark.parametrize("policy", ["exact", "stop"])
 def test_routing(policy: str, n_iters: int) -> None:
     check_routing(policy, n_iters)
+
+
+@pytest.mark.parametrize("n_iters", [1, 3])
+@pytest.mark.parametrize("policy", ["exact", "stop"])
+def test_routing_from_random_couplings(policy: str, n_iters: int) -> None:
+    first = m.random_couplings(J, I)
+    np.testing.assert_allclose(first.sum(axis=0), 1)
+    assert first.std() > 0.1
+    check_routing(policy, n_iters, first)
+    at = routing_inputs(0)
+    v, cache = m.routing_forward(at["u"], at["w"], n_iters, float64(), first)
+    np.testing.assert_array_equal(cache.c[0], np.broadcast_to(first[..., None], (J, I, B)))
+    if n_iters == 1:
+        np.testing.assert_allclose(v, squash(np.einsum("ji,jpid,pib->jdb", first, at["w"], at["u"]), 1))
 
 
 @pytest.mark.parametrize("n_parents", [1, 2])
@@ -489,7 +503,18 @@ def check_cnn(net: m.CNN) -> None:
     check_gradient(f, params, grads, rng_of(2), n_directions=1, step=1e-6)
 
 
-@pytest.mark.parametrize("changes", [{}, {"conv": "im2col"}, {"routing_iters": 2, "n_labels": 1}, {"routing_iters": 1}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"conv": "im2col"},
+        {"routing_iters": 2, "n_labels": 1},
+        {"routing_iters": 1},
+        {"assignments": "uniform"},
+        {"assignments": "random"},
+        {"assignments": "random", "routing_grad": "stop"},
+    ],
+)
 def test_capsnet(changes: dict[str, Any]) -> None:
     check_capsnet(**changes)
 
@@ -583,6 +608,7 @@ def test_loss_and_gradients_are_those_of_autograd(policy: str) -> None:
 def check_routing_all() -> None:
     check_routing("exact", 3)
     check_routing("stop", 2)
+    check_routing("exact", 2, m.random_couplings(J, I))
 
 
 CHECKS: dict[str, Callable[[], None]] = {

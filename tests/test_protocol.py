@@ -228,7 +228,7 @@ def marked_digits(n_dim: int = 0) -> multi.Digits:
 
     test_images, test_labels = digits(40, TEST)
     test_images[:n_dim] //= 4
-    return multi.Digits("custom", *digits(60, TRAIN), test_images, test_labels)
+    return multi.Digits("mnist", *digits(60, TRAIN), test_images, test_labels)
 
 
 @pytest.fixture

@@ -152,7 +152,7 @@ OUTSIDE = {  # of numbers
 }  # fmt: skip
 CHOICES = (
     "--canvas --dataset --hold-out --conv --preset --em-grad --routing-grad --lambda-schedule --lr-schedule"
-    " --optimizer --loss --standardize --colour"
+    " --optimizer --loss --standardize --colour --assignments --vote-bias"
 )
 WRONG: dict[str, list[str]] = {
     **{flag: ["0", "-1", "1.5", "1,5", str(most + 1), *NO_NUMBER] for flag, most in MOST.items()},
@@ -178,6 +178,7 @@ NO_FIELD = {  # of a Config
     "--threads", "--affnist", "--models", "--out-json", "--checkpoint", "--checkpoint-every", "--predict",
     "--predict-png",
 }  # fmt: skip
+SWITCHES = {"--resume", "--overwrite", "--eval-only", "--quiet", "--routing-study", "--pose-study"}
 ALL_MAY_BE_ASKED_FOR = {("mnist_affine_capsnet", "--n-train"), ("mnist_affine_capsnet", "--n-test")}  # by 0
 IN_WORDS = ALL_MAY_BE_ASKED_FOR | {  # defaults that are no value
     ("mnist_affine_capsnet", "--max-shift"),
@@ -259,7 +260,7 @@ def test_defaults_are_the_config_and_help_shows_them(experiment: Experiment, mon
     options = script.make_parser().format_help().partition("--help-all")[2]
     lines = {text.split()[0]: " ".join(text.split()) for text in re.split(r"\n  (?=--)", options)[1:]}
     fields = {run.flag_of(script.Config, field.name): field for field in dataclasses.fields(script.Config)}
-    assert set(lines) <= set(fields) | NO_FIELD | {"--preset", "--resume", "--overwrite", "--eval-only", "--quiet"}
+    assert set(lines) <= set(fields) | NO_FIELD | SWITCHES | {"--preset"}
     for flag, line in lines.items():
         if flag in fields and fields[flag].default not in (None, ()) and (experiment.name, flag) not in IN_WORDS:
             shown = run.format_value(fields[flag].default, fields[flag].type)
@@ -843,7 +844,7 @@ OTHER_VALUES = {
     "--em-lambda": "2", "--lambda-schedule": "linear", "--variance-floor": "0.25", "--beta-v-init": "-2",
     "--pixel-offset": "0.5", "--standardize": "image", "--weight-decay": "5", "--optimizer": "muon",
     "--lr-schedule": "cosine", "--loss": "cross-entropy", "--dtype": "float64", "--conv": "im2col",
-    "--sizes": "8,2,3,2",
+    "--sizes": "8,2,3,2", "--assignments": "uniform", "--vote-bias": "learned",
     "--train-azimuths": "0:140", "--test-azimuths": "200:320",
     "--test-elevations": "40:70 --train-elevations 10:35 --train-azimuths 0:360",
 }  # fmt: skip

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""The verdicts on the papers' claims as a picture, from results/claims.json.
+
+    python visualize_claims.py            # viz/claims/verdicts.png
+
+Writes one picture: for each claim and each condition under which it was tested, the difference of two accuracies with
+its interval, and the verdict.
+"""
+
+from __future__ import annotations
+
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
+import argparse
+import math
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from report import CLAIMS, read_json
+
+from support.figures import (  # isort: skip
+    BLUE, GREY, VERMILLION, add_axes, add_text, darkened, new_figure, plural, with_minus_sign, write_figures,
+)  # fmt: skip
+from support.files import UserError, require_writable
+from support.run import Parser, exit_status
+
+COLOURS = {"holds": BLUE, "reversed": VERMILLION, "undecided": GREY, "one seed": GREY, "depends": GREY}
+ROW, GAP, TOP = 0.245, 0.2, 0.98  # inches
+CLAIM_WIDTH = 46  # letters of a line
+
+
+def draw_verdicts(document: dict[str, Any]) -> Figure:
+    """A row for each condition, under its claim."""
+    heads = [textwrap.wrap(claim["claim"], CLAIM_WIDTH) for claim in document["claims"]]
+    heights = [
+        max(len(head), len(claim["conditions"])) * ROW + GAP
+        for head, claim in zip(heads, document["claims"], strict=True)
+    ]
+    total = sum(heights)
+    n = plural(document["n_comparisons"], "comparison")
+    subtitle = f"differences of accuracies over the same seeds, with intervals that hold for all {n} together"
+    fig = new_figure(TOP + total + 0.55, "What the papers claim, and what is found here", subtitle)
+    ax = add_axes(fig, 4.95, TOP, 2.55, total)
+    limit = 0.05 * math.ceil(
+        20 * max(abs(c[key] or c["difference"]) for claim in document["claims"] for c in claim["conditions"]
+                 for key in ("low", "high"))
+    )  # fmt: skip
+    ax.set_xlim(-limit, limit)
+    ax.set_ylim(total, 0)
+    ax.axvline(0, color=GREY, linewidth=1.1)
+    ax.set_yticks([])
+    ax.spines["left"].set_visible(False)
+    ax.grid(False, axis="y")
+    ax.set_xlabel("← against the claim      in its favour →")
+    ax.xaxis.set_major_formatter(lambda value, _: with_minus_sign(f"{value:+.1f}") if value else "0")
+    y = 0.0
+    for head, claim, height in zip(heads, document["claims"], heights, strict=True):
+        for k, line in enumerate(head):
+            add_text(fig, 0.12, TOP + y + GAP / 2 + k * ROW + 0.04, line, fontweight="bold")
+        for k, c in enumerate(claim["conditions"]):
+            middle, colour = y + GAP / 2 + (k + 0.5) * ROW, COLOURS[c["verdict"]]
+            add_text(fig, 3.42, TOP + middle - 0.08, c["condition"], color=GREY, fontsize=9)
+            if c["low"] is not None:
+                ax.plot([c["low"], c["high"]], [middle] * 2, color=colour, linewidth=2.2, solid_capstyle="butt")
+            ax.plot([c["difference"]], [middle], "o", color=colour, markersize=6, clip_on=False)
+            text = with_minus_sign(f"{c['difference']:+.3f}")
+            add_text(fig, 7.62, TOP + middle - 0.08, text, fontsize=9)
+            add_text(fig, 8.2, TOP + middle - 0.08, c["verdict"], color=darkened(colour), fontweight="bold", fontsize=9)
+        y += height
+        ax.axhline(y, color="#e4e4e4", linewidth=0.8)
+    return fig
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        examples=[
+            ("", "The picture of results/claims.json: about 2 seconds."),
+            ("--outdir draft", "The same, into draft/claims/: about 2 seconds."),
+            ("--claims other.json", "Of another file that report.py --claims has written: about 2 seconds."),
+        ],
+        description="Draw the verdicts on the papers' claims.",
+        epilog="The picture goes to DIR/claims/, where DIR is --outdir.",
+    )
+    parser.add_argument("--claims", type=Path, metavar="FILE", default=CLAIMS, help="Draw this. Default: %(default)s.")
+    parser.add_argument("--outdir", type=Path, metavar="DIR", default=Path("viz"),
+                        help="Folder of the picture. Default: %(default)s.")  # fmt: skip
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = make_parser().parse_args(argv)
+
+    def body() -> None:
+        folder = args.outdir / "claims"
+        document = read_json(args.claims)
+        if not document.get("claims"):
+            raise UserError(f"{args.claims} holds no claims: python report.py --claims writes it")
+        require_writable(folder / "verdicts.png")
+        write_figures(folder, {"verdicts": lambda: draw_verdicts(document)})
+
+    return exit_status(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
