@@ -62,14 +62,14 @@ CONV_CAPSULES = {
 CONV_CNN = {"raw": "standardize=none", "standardised": "standardize=image"}
 
 
-def views(axis: str, metric: str, where: str = "") -> tuple[Condition, ...]:
+def views(axis: str, where: str = "") -> tuple[Condition, ...]:
     """Both pairs of networks of equal size, on pixels as they are and on standardised images."""
     return tuple(
         Condition(
             f"{network}, {pixels}",
             Runs(f"{script}/{axis}_capsules.json", "capsules", capsules[pixels] + where),
             Runs(f"{script}/{axis}_{baseline}.json", baseline, cnn[pixels] + where),
-            metric,
+            "held_out_accuracy",
         )
         for network, script, baseline, capsules, cnn in (
             ("dense", DENSE, "cnn_matched", DENSE_CAPSULES, DENSE_CNN),
@@ -84,19 +84,13 @@ CLAIMS: tuple[Claim, ...] = (
         "Matrix capsules generalise better than a CNN to new azimuths",
         "smallNORB: error 13.5 % against 20.0 %",
         PAGE,
-        views("azimuths", "held_out_accuracy", " test-azimuths=200:330"),
-    ),
-    Claim(
-        "... also on the classes that look new from behind",
-        "",
-        PAGE,
-        views("azimuths", "hard_accuracy", " test-azimuths=200:330"),
+        views("azimuths", " test-azimuths=200:330"),
     ),
     Claim(
         "Matrix capsules generalise better than a CNN to new elevations",
         "smallNORB: error 12.3 % against 17.8 %",
         PAGE,
-        views("elevations", "held_out_accuracy"),
+        views("elevations"),
     ),
 )
 

@@ -31,8 +31,8 @@ from support.files import UserError, require_writable
 from support.run import Parser, exit_status
 
 COLOURS = {"holds": BLUE, "reversed": VERMILLION, "undecided": GREY, "one seed": GREY, "depends": GREY}
-ROW, GAP, TOP = 0.245, 0.2, 0.98  # inches
-CLAIM_WIDTH = 46  # letters of a line
+ROW, GAP, TOP = 0.245, 0.2, 0.78  # inches
+CLAIM_WIDTH = 38  # letters of a line
 
 
 def draw_verdicts(document: dict[str, Any]) -> Figure:
@@ -46,7 +46,7 @@ def draw_verdicts(document: dict[str, Any]) -> Figure:
     n = plural(document["n_comparisons"], "comparison")
     subtitle = f"differences of accuracies over the same seeds, with intervals that hold for all {n} together"
     fig = new_figure(TOP + total + 0.55, "What the papers claim, and what is found here", subtitle)
-    ax = add_axes(fig, 4.95, TOP, 2.55, total)
+    ax = add_axes(fig, 5.05, TOP, 2.35, total)
     limit = 0.05 * math.ceil(
         20 * max(abs(c[key] or c["difference"]) for claim in document["claims"] for c in claim["conditions"]
                  for key in ("low", "high"))
@@ -65,13 +65,15 @@ def draw_verdicts(document: dict[str, Any]) -> Figure:
             add_text(fig, 0.12, TOP + y + GAP / 2 + k * ROW + 0.04, line, fontweight="bold")
         for k, c in enumerate(claim["conditions"]):
             middle, colour = y + GAP / 2 + (k + 0.5) * ROW, COLOURS[c["verdict"]]
-            add_text(fig, 3.42, TOP + middle - 0.08, c["condition"], color=GREY, fontsize=9)
+            add_text(fig, 3.3, TOP + middle - 0.08, c["condition"], color=GREY, fontsize=9)
             if c["low"] is not None:
                 ax.plot([c["low"], c["high"]], [middle] * 2, color=colour, linewidth=2.2, solid_capstyle="butt")
             ax.plot([c["difference"]], [middle], "o", color=colour, markersize=6, clip_on=False)
             text = with_minus_sign(f"{c['difference']:+.3f}")
-            add_text(fig, 7.62, TOP + middle - 0.08, text, fontsize=9)
-            add_text(fig, 8.2, TOP + middle - 0.08, c["verdict"], color=darkened(colour), fontweight="bold", fontsize=9)
+            add_text(fig, 7.5, TOP + middle - 0.08, text, fontsize=9)
+            add_text(
+                fig, 8.08, TOP + middle - 0.08, c["verdict"], color=darkened(colour), fontweight="bold", fontsize=9
+            )
         y += height
         ax.axhline(y, color="#e4e4e4", linewidth=0.8)
     return fig

@@ -10,7 +10,9 @@ import pytest
 
 import claims
 import report
+import visualize_claims
 from claims import Claim, Condition, Runs, holm_levels, make_claims
+from figure_checks import check_pictures, check_texts, drawn_texts
 from support.results import save_result
 
 Json = dict[str, Any]
@@ -123,3 +125,19 @@ def test_check_and_claims_do_not_go_together(capsys: pytest.CaptureFixture[str])
         report.main(["--check", "--claims"])
     assert stopped.value.code == 2
     assert "argument --claims: --check writes nothing" in capsys.readouterr().err
+
+
+def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    document = make_claims([claim("higher", "lower"), claim("near", "single"), claim("near")], FILES.__getitem__)
+    fig, texts = drawn_texts(lambda: visualize_claims.draw_verdicts(document))
+    words = [text.get_text() for text, _ in texts]
+    assert [words.count(word) for word in ("holds", "reversed", "undecided", "one seed")] == [1, 1, 2, 1]
+    assert "+0.400" in words
+    check_texts(fig, texts, "verdicts")
+    assert visualize_claims.main([]) == 1
+    assert capsys.readouterr().err.startswith("error: cannot read results/claims.json")
+    Path("results").mkdir()
+    save_result(Path("results/claims.json"), document)
+    assert visualize_claims.main([]) == 0
+    assert list(check_pictures(Path("viz/claims"), ["verdicts"], highest=1200)) == ["verdicts"]
