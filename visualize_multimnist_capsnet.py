@@ -99,6 +99,7 @@ from support.workers import Workspace, blas_threads
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 FIRST, SECOND = ORANGE, SKY  # the digits of a composite; where both have ink their sum is white
 DIGIT_COLOURS = (FIRST, SECOND)
+N_COLOURS = {"reconstructions": 128, "overlay": 200}  # of the palettes of large pictures
 OUTCOMES = (("both right", GREEN, ""), ("one right", YELLOW, "//"), ("none", VERMILLION, "xx"))
 NAME_LIMIT = 3  # characters of a class's name
 
@@ -692,7 +693,7 @@ def main(argv: list[str] | None = None) -> int:
         result = experiment.make_result(config, data.name, states, args.threads)
         print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         with blas_threads(1):
-            write_figures(folder, drawers(Run(drawable(config), data, states), seeds))
+            write_figures(folder, drawers(Run(drawable(config), data, states), seeds), N_COLOURS)
         if results and not seeds:
             print_result(f"no point beside the curves: {results[0]} holds no run with these flags")
 

@@ -610,6 +610,7 @@ def check_m_step_all() -> None:
 def check_capsules_all() -> None:
     for loss in ("cross-entropy", "spread"):
         check_model("capsules", s.Config(loss=loss, dtype="float64"))
+    check_model("capsules", s.Config(vote_bias="learned", dtype="float64"))
 
 
 CHECKS: dict[str, Callable[[], None]] = {
