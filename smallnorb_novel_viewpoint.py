@@ -1125,9 +1125,8 @@ def azimuth_error(train: Array, train_azimuths: Array, test: Array, test_azimuth
     of cosine and sine, fitted on ``train``, with a penalty of 0.01 of the features' variance. Guessing has 90."""
     mean, angle = train.mean(axis=0), np.deg2rad(train_azimuths)
     x, y = (train - mean).astype(float), np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    kernel = (
-        x @ x.T
-    )  # (N, N): the weights x.T @ alpha are never formed, as images have more pixels than there are views
+    # The weights x.T @ alpha are never formed, as images have more pixels than there are views.
+    kernel = x @ x.T  # (N, N)
     alpha = np.linalg.solve(kernel + (0.01 * np.trace(kernel) / len(x) + 1e-12) * np.eye(len(x)), y - y.mean(axis=0))
     c, s = ((test - mean) @ x.T @ alpha + y.mean(axis=0)).T
     error = np.rad2deg(np.arctan2(s, c)) - test_azimuths
