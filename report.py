@@ -212,7 +212,7 @@ def plain_table(table: Json, columns: list[str], digits: int) -> str:
 
 def claims_table(document: Json, page: str | None) -> str:
     """All claims, or those of a page."""
-    columns = ["claim", "the paper's", "tested on", "ours", "against", "difference", "seeds", "verdict"]
+    columns = ["claim", "the paper's", "tested on", "accuracy", "against", "difference", "seeds", "verdict"]
     rows = []
     for claim in (claim for claim in document["claims"] if page in (None, claim["page"])):
         for k, c in enumerate(claim["conditions"]):
