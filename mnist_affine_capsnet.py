@@ -385,14 +385,6 @@ def avg_pool_backward(dout: Array, x: Array, ws: Workspace, name: str) -> Array:
     return dx
 
 
-def softmax_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float, Array]:
-    """scores (J, B) before the softmax, positive (J, B) with one 1 in each column; a part's terms of the mean over
-    ``n`` examples."""
-    shifted = scores - scores.max(axis=0)
-    log_p = shifted - np.log(np.exp(shifted).sum(axis=0))
-    return float(-(positive * log_p).sum()) / n, (np.exp(log_p) - positive) / n
-
-
 LENET_CHANNELS = (6, 16)
 LENET_KERNEL = 5
 LENET_HIDDEN = (120, 84)
@@ -441,7 +433,7 @@ def lenet_loss_and_grads(
     params: Params, batch: Batch, n: int, conv: str, grads: Params, ws: Workspace
 ) -> dict[str, float]:
     scores, (convs, inputs) = lenet_forward(params, batch.images, conv, ws)
-    loss, dscores = softmax_cross_entropy(scores, base.indicator(batch.labels, scores.dtype), n)
+    loss, dscores = base.softmax_cross_entropy(scores, base.indicator(batch.labels, scores.dtype), n)
     dx = dscores
     for k in (3, 2, 1):
         x = inputs[k - 1]
@@ -467,7 +459,7 @@ MODEL_NAMES = ("capsnet", "cnn", "lenet")
 
 def make_models(config: Config) -> dict[str, Model]:
     """By name, in the order of the result table."""
-    base_models = base.make_models(config, softmax_cross_entropy)
+    base_models = base.make_models(config, base.softmax_cross_entropy)
     lenet = Model(
         "lenet",
         lambda rng: lenet_init(rng, config),
@@ -485,7 +477,7 @@ def scores_of(model: Model, state: TrainState, images: Array, workers: Workers =
 
 def confidences(name: str, scores: Array) -> Array:
     """scores (N, J) of the named model -> (N, J) from 0 to 1: the CapsNet's lengths of capsules, which need not sum to
-    1, or softmax probabilities."""
+    1 (without squash they may exceed it), or softmax probabilities."""
     if name == "capsnet":
         return scores
     return base.softmax_over_parents(scores.T, np.empty_like(scores.T)).T

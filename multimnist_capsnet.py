@@ -17,6 +17,17 @@ kind, with max pooling. All three go through the same loop, data and optimiser; 
 Convolutions are shown by im2col; those of many channels are computed as products of spectra, which is faster
 (``support/spectral_conv.py``; ``--conv im2col`` uses the plain form for all).
 
+What sets a capsule network apart from a CNN can be switched off part by part. [Gu 2021] J. Gu, V. Tresp, H. Hu,
+"Capsule network is not more robust than convolutional network", CVPR 2021 (arXiv 2103.15459) names five parts:
+
+    transformation   u_hat_ij = u_i W_ij. All networks here but the CNNs have it; ``--transform shared`` has one W_j for
+                     all primary capsules, as in [Gu 2020] J. Gu, V. Tresp, "Improving the robustness of capsule
+                     networks to image affine transformations", CVPR 2020 (arXiv 1911.07968), which does not route
+    routing          ``--assignments uniform``: all couplings are 1 / J
+    squash           ``--activation relu``: primary capsules have a ReLU, as in a CNN, and digit capsules are s_j
+    margin loss      ``--capsnet-loss cross-entropy``: the softmax cross-entropy of the lengths
+    reconstruction   of each class from its own capsule; ``--recon-weight 0``
+
 Deviations from the paper: conv1 has 32 channels and there are 8 types of primary capsules, not 256 and 32
 (``--preset paper`` has them); the intersection over union of the two digits' boxes is at least 0.8 in every image, and
 not 0.68 on average (``--min-iou 0``); 1,496 steps; the reconstruction weighs ten times as much.
@@ -111,6 +122,9 @@ class Config:
     assignments: str = "routed"
     routing_iters: int = 3
     routing_grad: str = "exact"
+    transform: str = "own"
+    activation: str = "squash"
+    capsnet_loss: str = "margin"
     recon_weight: float = 0.005  # 0.0005
     batch_size: int = 32  # 128 in the published code
     lr: float = 5e-3  # 1e-3
@@ -151,6 +165,11 @@ class Config:
     @property
     def n_primary(self) -> int:
         return self.primary_side**2 * self.primary_types
+
+    @property
+    def class_loss(self) -> str:
+        """Name of the digit capsules' loss in a history."""
+        return f"train_{self.capsnet_loss.replace('-', '_')}_loss"
 
     @property
     def steps_per_epoch(self) -> int:
@@ -752,9 +771,23 @@ class RoutingCache(NamedTuple):
     u: Array  # (P, I, B)
     w: Array  # (J, P, I, D)
     c: list[Array]  # per iteration: couplings (J, I, B)
-    squashes: list[SquashCache]  # per iteration
+    squashes: list[SquashCache]  # per iteration; empty without squash
     v: list[Array]  # per iteration: (J, D, B)
     is_even: bool  # whether the couplings of the first iteration are 1 / J
+
+
+def shared_transform_forward(w: Array, n_children: int, ws: Workspace) -> Array:
+    """One transformation for all primary capsules, w (J, P, 1, D) -> (J, P, I, D). [Gu 2020]"""
+    J, P, _, D = w.shape
+    copies = ws("routing.w", J, P, n_children, D)
+    copies[...] = w
+    return copies
+
+
+def shared_transform_backward(dcopies: Array, dw: Array) -> None:
+    """dcopies (J, P, I, D); writes dw (J, P, 1, D)."""
+    # copies_i = w
+    np.sum(dcopies, axis=2, keepdims=True, out=dw)
 
 
 def random_couplings(n_parents: int, n_children: int) -> Array:
@@ -764,10 +797,10 @@ def random_couplings(n_parents: int, n_children: int) -> Array:
 
 
 def routing_forward(
-    u: Array, w: Array, n_iters: int, ws: Workspace, first: Array | None = None
+    u: Array, w: Array, n_iters: int, ws: Workspace, first: Array | None = None, has_squash: bool = True
 ) -> tuple[Array, RoutingCache]:
     """Dynamic routing [Sabour 2017, procedure 1]. u (P, I, B), w (J, P, I, D) -> v (J, D, B). The couplings of the
-    first iteration are ``first`` (J, I), or 1 / J."""
+    first iteration are ``first`` (J, I), or 1 / J. Without squash v = s."""
     J, P, I, D = w.shape
     B = u.shape[-1]
     cache = RoutingCache(u, w, [], [], [], first is None)
@@ -786,7 +819,10 @@ def routing_forward(
         if is_even:  # c = 1 / J
             s /= J
         cache.c.append(c)
-        cache.squashes.append(squash_forward(s, 1, v))
+        if has_squash:
+            cache.squashes.append(squash_forward(s, 1, v))
+        else:
+            v[...] = s
         cache.v.append(v)
         if t < n_iters - 1:
             wv = np.matmul(w, v[:, None], out=product)  # (J, P, I, B)
@@ -798,7 +834,7 @@ TERM_SIZE = 1 << 19  # entries of dw that are added up at a time: more would lea
 
 
 def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws: Workspace) -> Array:
-    """dv (J, D, B) -> du (P, I, B); writes dw (J, P, I, D).
+    """dv (J, D, B), which may be overwritten -> du (P, I, B); writes dw (J, P, I, D).
 
     policy "exact": the gradient of what the forward pass computes, through the softmax, the agreement and the squash of
                     every iteration. That of the votes, which is never stored either, is
@@ -827,8 +863,8 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
             dv = np.matmul(w.transpose(0, 1, 3, 2), dbu, out=sums).sum(axis=1)  # (J, D, B)
             wv = np.matmul(w, v[t][:, None], out=product)  # (J, P, I, B)
             du += np.einsum("jib,jpib->pib", db, wv)
-        # v = squash(s)
-        ds = squash_backward(dv, squashes[t])  # (J, D, B)
+        # v = squash(s), or s
+        ds = squash_backward(dv, squashes[t]) if squashes else dv  # (J, D, B)
         is_even = t == 0 and cache.is_even
         if is_even:  # c = 1 / J
             ds /= J
@@ -877,7 +913,16 @@ def sigmoid_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float
     return loss, (sigmoid_forward(scores.copy()) - positive) / n
 
 
+def softmax_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float, Array]:
+    """Summed over the classes that are there. scores (J, B) before the softmax, positive (J, B) of 0 and 1."""
+    shifted = scores - scores.max(axis=0)
+    log_p = shifted - np.log(np.exp(shifted).sum(axis=0))
+    return float(-(positive * log_p).sum()) / n, (positive.sum(axis=0) * np.exp(log_p) - positive) / n
+
+
 Loss = Callable[[Array, Array, int], tuple[float, Array]]  # scores and indicator (J, B), n -> loss, gradient of scores
+# Of digit capsules by their lengths; no sigmoid: a length is never negative, so that its sigmoid is never below 1/2.
+CAPSNET_LOSSES: dict[str, Loss] = {"margin": margin_loss, "cross-entropy": softmax_cross_entropy}
 
 
 def indicator(labels: Array, dtype: np.dtype, n_classes: int = N_CLASSES) -> Array:
@@ -896,7 +941,7 @@ class CapsNetCache(NamedTuple):
     conv1: ConvCache
     h1: Array  # (28, 28, B, 32) at the default sizes
     primary: Any  # of the convolution that the configuration names
-    squash: SquashCache
+    squash: SquashCache | None  # None: primary capsules with a ReLU
     routing: RoutingCache
     v: Array  # (J, D, B)
 
@@ -910,12 +955,13 @@ def capsnet_init(rng: np.random.Generator, config: Config) -> Params:
     C, n_primary_out, dtype = config.conv_channels, PRIMARY_SIZE * config.primary_types, config.dtype
     # A vote is a sum of P terms, a digit capsule one of I votes; this is 0.1 at the default sizes.
     routing_std = math.sqrt(PRIMARY_SIZE / config.n_primary)
+    n_transforms = 1 if config.transform == "shared" else config.n_primary
     params = {
         "conv1.w": gaussian(rng, dtype, math.sqrt(2 / KERNEL**2), KERNEL, KERNEL, 1, C),
         "conv1.b": np.zeros(C, dtype),
         "primary.w": gaussian(rng, dtype, math.sqrt(1 / (KERNEL**2 * C)), KERNEL, KERNEL, C, n_primary_out),
         "primary.b": np.zeros(n_primary_out, dtype),
-        "routing.w": gaussian(rng, dtype, routing_std, config.n_classes, PRIMARY_SIZE, config.n_primary, CAPSULE_SIZE),
+        "routing.w": gaussian(rng, dtype, routing_std, config.n_classes, PRIMARY_SIZE, n_transforms, CAPSULE_SIZE),
     }
     sizes = (config.n_classes * CAPSULE_SIZE, *config.decoder, config.image_size**2)
     variances = (2 / CAPSULE_SIZE, 2 / sizes[1], 1 / sizes[2])  # of the first layer's inputs all but one capsule are 0
@@ -948,10 +994,16 @@ def capsnet_forward(params: Params, images: Array, config: Config, ws: Workspace
     h2, primary = forward(h1, params["primary.w"], params["primary.b"], 2, ws, "primary")  # (side, side, B, P*T)
     s, u = (ws(name, PRIMARY_SIZE, config.n_primary, B) for name in ("primary.s", "primary.u"))
     as_map(s, side)[...] = h2.reshape(side, side, B, PRIMARY_SIZE, -1)
-    squash = squash_forward(s, 0, u)
+    if config.activation == "squash":
+        squash = squash_forward(s, 0, u)
+    else:
+        squash, u = None, relu_forward(s)
+    w = params["routing.w"]
+    if config.transform == "shared":
+        w = shared_transform_forward(w, config.n_primary, ws)
     first = random_couplings(N_CLASSES, config.n_primary) if config.assignments == "random" else None
     n_iters = config.routing_iters if config.assignments == "routed" else 1
-    v, routing = routing_forward(u, params["routing.w"], n_iters, ws, first)  # (J, D, B)
+    v, routing = routing_forward(u, w, n_iters, ws, first, config.activation == "squash")  # (J, D, B)
     lengths = np.sqrt(np.square(v).sum(axis=1) + SQUASH_EPS)
     return lengths, CapsNetCache(conv1, h1, primary, squash, routing, v)
 
@@ -1012,21 +1064,28 @@ def reconstruct(params: Params, v: Array, labels: Array, ws: Workspace) -> Array
 def capsnet_loss_and_grads(
     params: Params, batch: Batch, n: int, config: Config, grads: Params, ws: Workspace
 ) -> dict[str, float]:
-    """Margin loss of all digit capsules, plus the squared error of each digit's reconstruction from its own capsule.
+    """Loss of the lengths of all digit capsules, plus the squared error of each digit's reconstruction from its own
+    capsule: ``recon_weight`` weighs it, and with 0 the decoder does not learn.
 
     Writes ``grads``, and returns the losses: a part's terms of the mean over ``n`` examples.
     """
     side, B = config.primary_side, len(batch.labels)
     lengths, cache = capsnet_forward(params, batch.images, config, ws)
-    margin, dlengths = margin_loss(lengths, indicator(batch.labels, lengths.dtype, len(lengths)), n)
+    loss_of_lengths = CAPSNET_LOSSES[config.capsnet_loss]
+    loss, dlengths = loss_of_lengths(lengths, indicator(batch.labels, lengths.dtype, len(lengths)), n)
     dv = cache.v * (dlengths / lengths)[:, None]  # lengths = |v|
 
     pictures, inputs = decoder_forward(params, mask_capsules(cache.v, batch.labels), ws)
     error, dpictures = squared_error(pictures, pixels_last(batch.sources), config.recon_weight, n)
     unmask_gradient(decoder_backward(dpictures, pictures, inputs, params, grads), dv, batch.labels)
 
-    du = routing_backward(dv, cache.routing, config.routing_grad, grads["routing.w"], ws)
-    ds = squash_backward(du, cache.squash)
+    dw = grads["routing.w"]
+    if config.transform == "shared":
+        dw = ws("routing.dw", *cache.routing.w.shape)  # of the copies
+    du = routing_backward(dv, cache.routing, config.routing_grad, dw, ws)
+    if config.transform == "shared":
+        shared_transform_backward(dw, grads["routing.w"])
+    ds = squash_backward(du, cache.squash) if cache.squash else relu_backward(du, cache.routing.u)
     dh2 = ws("primary.dout", side, side, B, PRIMARY_SIZE, config.primary_types)
     dh2[...] = as_map(ds, side)
     _, backward = CONVOLUTIONS[config.conv]
@@ -1034,8 +1093,8 @@ def capsnet_loss_and_grads(
     relu_backward(dh1, cache.h1)
     conv2d_backward(dh1, cache.conv1, grads["conv1.w"], grads["conv1.b"], ws, need_dx=False)
     return {
-        "train_loss": margin + config.recon_weight * error,
-        "train_margin_loss": margin,
+        "train_loss": loss + config.recon_weight * error,
+        config.class_loss: loss,
         "train_recon_loss": error / batch.labels.shape[1],  # of one digit
     }
 
@@ -1527,6 +1586,10 @@ def add_network_flags(parser: Parser, config: type[Config]) -> None:
     add("routing_iters", whole_number(1, 20), "Route in N iterations.")
     add("routing_grad", ("exact", "stop"),
         "Differentiate through all iterations, or through the last sum with constant couplings.")
+    add("transform", ("own", "shared"), "Transform each primary capsule by its own matrices, or all by the same.")
+    add("activation", ("squash", "relu"),
+        "Squash all capsules; or give primary capsules a ReLU, as in a CNN, and digit capsules nothing.")
+    add("capsnet_loss", tuple(CAPSNET_LOSSES), "Loss of the lengths of the digit capsules.")
     add("recon_weight", number(0, 1000), "Weight of the squared error of reconstruction in the loss.", "X")
     add = add_flags(parser, "training", config)
     add("seed", whole_number(0, 2**32 - 1), "Seed of the data, the initial weights and the order.")
@@ -1563,8 +1626,8 @@ def config_fields(args: argparse.Namespace, *more: str) -> dict[str, Any]:
     sizes = {k: v for k in ("conv_channels", "primary_types") if (v := getattr(args, k)) is not None}
     names = (
         "dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "n_val", "assignments", "routing_iters",
-        "routing_grad", "recon_weight", "batch_size", "lr", "lr_schedule", "optimizer", "weight_decay", "dtype", "conv",
-        *more,
+        "routing_grad", "transform", "activation", "capsnet_loss", "recon_weight", "batch_size", "lr", "lr_schedule",
+        "optimizer", "weight_decay", "dtype", "conv", *more,
     )  # fmt: skip
     return PRESETS[args.preset] | sizes | {k: getattr(args, k) for k in names}
 

@@ -553,7 +553,7 @@ def draw_training_curves(run: Run, seeds: Seeds) -> Figure:
 
     ax = add_axes(fig, 0.62, top, 2.1, height)
     losses = {
-        name: np.maximum(state.history.get("train_margin_loss" if name == "capsnet" else "train_loss", []), LEAST_LOSS)
+        name: np.maximum(state.history.get(config.class_loss if name == "capsnet" else "train_loss", []), LEAST_LOSS)
         for name, state in run.states.items()
     }
     if not is_empty(ax, every := np.concatenate(list(losses.values()))):
@@ -562,7 +562,8 @@ def draw_training_curves(run: Run, seeds: Seeds) -> Figure:
         log_axis(ax, every, lambda tick: f"{tick:g}")
     ax.set_title("loss, training", loc="left")
     epoch_axis(ax, last, whole=whole)
-    add_text(fig, 0.62, top + height + 0.5, "CapsNet: margin; others: cross-entropy", fontsize=9, color=GREY)
+    legend = f"CapsNet: {config.capsnet_loss}; others: cross-entropy"
+    add_text(fig, 0.62, top + height + 0.5, legend, fontsize=9, color=GREY)
 
     ax = add_axes(fig, 3.4, top, 1.95, height)
     history, pixels = run.states["capsnet"].history, config.image_size**2

@@ -280,9 +280,9 @@ def draw_training_curves(run: Run, seeds: dict[str, Array]) -> Figure:
     style = model_line(MODELS["capsnet"], markevery=every, clip_on=False, zorder=3)
 
     ax = add_axes(fig, 0.55, top, 2.15, height)
-    ax.plot(epochs, history["train_margin_loss"], **style)
-    ax.set_title("margin loss, training", loc="left")
-    ax.set_ylim(0, 1.08 * max(history["train_margin_loss"]))
+    ax.plot(epochs, history[config.class_loss], **style)
+    ax.set_title(f"{config.capsnet_loss} loss, training", loc="left")
+    ax.set_ylim(0, 1.08 * max(history[config.class_loss]))
     epoch_axis(ax, n)
 
     ax = add_axes(fig, 3.3, top, 2.15, height)

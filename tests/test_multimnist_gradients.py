@@ -252,6 +252,16 @@ def check_softmax() -> None:
     )
 
 
+def check_shared_transform() -> None:
+    rng = rng_of(0)
+    w, upstream = rng.standard_normal((4, 3, 1, 5)), rng.standard_normal((4, 3, 7, 5))
+    dw = np.full_like(w, np.nan)
+    m.shared_transform_backward(upstream, dw)
+    check_gradient(
+        lambda w: float(np.vdot(m.shared_transform_forward(w, 7, float64()), upstream)), {"w": w}, {"w": dw}, rng
+    )
+
+
 def check_unmask() -> None:
     rng = rng_of(0)
     v, labels = rng.standard_normal((4, 3, 5)), np.stack([rng.permutation(4)[:2] for _ in range(5)])
@@ -302,6 +312,10 @@ def test_softmax_over_parents() -> None:
     check_softmax()
 
 
+def test_shared_transform() -> None:
+    check_shared_transform()
+
+
 def test_mask_capsules() -> None:
     check_unmask()
 
@@ -318,9 +332,11 @@ def routing_inputs(seed: int) -> Params:
     return {"u": rng.standard_normal((P, I, B)), "w": rng.standard_normal((J, P, I, D))}
 
 
-def check_routing(policy: str, n_iters: int, first: Array | None = None) -> None:
+def check_routing(policy: str, n_iters: int, first: Array | None = None, has_squash: bool = True) -> None:
     at, ws = routing_inputs(n_iters), float64()
-    v, cache = m.routing_forward(at["u"], at["w"], n_iters, ws, first)
+    if not has_squash:
+        at["w"] /= 3  # else the couplings would be 0 and 1
+    v, cache = m.routing_forward(at["u"], at["w"], n_iters, ws, first, has_squash)
     upstream = rng_of(1).standard_normal(v.shape)
     dw = np.full_like(at["w"], np.nan)
     grads = {"u": m.routing_backward(upstream.copy(), cache, policy, dw, ws), "w": dw}
@@ -328,9 +344,9 @@ def check_routing(policy: str, n_iters: int, first: Array | None = None) -> None
 
     def f(u: Array, w: Array) -> float:
         if policy == "exact":
-            return float(np.vdot(m.routing_forward(u, w, n_iters, float64(), first)[0], upstream))
+            return float(np.vdot(m.routing_forward(u, w, n_iters, float64(), first, has_squash)[0], upstream))
         s = np.einsum("jib,jpid,pib->jdb", c, w, u)  # the last sum, with the couplings that the forward pass found
-        return float(np.vdot(squash(s, 1), upstream))
+        return float(np.vdot(squash(s, 1) if has_squash else s, upstream))
 
     check_gradient(f, at, grads, rng_of(2))
 
@@ -339,6 +355,15 @@ def check_routing(policy: str, n_iters: int, first: Array | None = None) -> None
 @pytest.mark.parametrize("policy", ["exact", "stop"])
 def test_routing(policy: str, n_iters: int) -> None:
     check_routing(policy, n_iters)
+
+
+@pytest.mark.parametrize("n_iters", [1, 3])
+@pytest.mark.parametrize("policy", ["exact", "stop"])
+def test_routing_without_squash(policy: str, n_iters: int) -> None:
+    check_routing(policy, n_iters, has_squash=False)
+    at = routing_inputs(0)
+    v, _ = m.routing_forward(at["u"], at["w"], 1, float64(), has_squash=False)
+    np.testing.assert_allclose(v, np.einsum("jpid,pib->jdb", at["w"], at["u"]) / J)
 
 
 @pytest.mark.parametrize("n_iters", [1, 3])
@@ -421,7 +446,7 @@ def check_squared_error() -> None:
     check_gradient(lambda x: 0.3 * m.squared_error(x, target, 0.3, 5)[0], {"x": x}, {"x": gradient}, rng)
 
 
-@pytest.mark.parametrize("name", ["margin_loss", "sigmoid_cross_entropy"])
+@pytest.mark.parametrize("name", ["margin_loss", "sigmoid_cross_entropy", "softmax_cross_entropy"])
 def test_loss(name: str) -> None:
     check_loss(name)
 
@@ -446,6 +471,25 @@ def test_cross_entropy_by_hand_and_far_out() -> None:
     loss, gradient = m.sigmoid_cross_entropy(np.array([[1e4, -1e4]]), np.array([[0.0, 1.0]]), 2)
     assert loss == 1e4
     np.testing.assert_array_equal(gradient, [[0.5, -0.5]])
+
+
+@pytest.mark.parametrize("n_labels", [1, 2])
+def test_softmax_cross_entropy_by_hand(n_labels: int) -> None:
+    scores = 3 * rng_of(1).standard_normal((10, 7))
+    positive = m.indicator(some_labels(7, n_labels=n_labels), scores.dtype)
+    p = np.exp(scores) / np.exp(scores).sum(axis=0)
+    loss, _ = m.softmax_cross_entropy(scores, positive, 9)
+    assert loss == pytest.approx(-np.log(p[positive == 1]).sum() / 9, rel=1e-12)
+
+
+def test_softmax_cross_entropy_far_out() -> None:
+    scores = np.zeros((10, 2), np.float32)
+    scores[3] = 1e4
+    positive = m.indicator(np.array([[3], [4]]), scores.dtype)
+    loss, gradient = m.softmax_cross_entropy(scores, positive, 2)
+    assert loss == 5000
+    np.testing.assert_array_equal(gradient[:, 0], 0)
+    np.testing.assert_allclose(gradient[[3, 4], 1], [0.5, -0.5])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -513,6 +557,12 @@ def check_cnn(net: m.CNN) -> None:
         {"assignments": "uniform"},
         {"assignments": "random"},
         {"assignments": "random", "routing_grad": "stop"},
+        {"transform": "shared", "assignments": "uniform"},
+        {"transform": "shared", "routing_iters": 2},
+        {"activation": "relu"},
+        {"capsnet_loss": "cross-entropy"},
+        {"recon_weight": 0.0},
+        {"assignments": "uniform", "activation": "relu", "capsnet_loss": "cross-entropy", "recon_weight": 0.0},
     ],
 )
 def test_capsnet(changes: dict[str, Any]) -> None:
@@ -609,6 +659,7 @@ def check_routing_all() -> None:
     check_routing("exact", 3)
     check_routing("stop", 2)
     check_routing("exact", 2, m.random_couplings(J, I))
+    check_routing("exact", 2, has_squash=False)
 
 
 CHECKS: dict[str, Callable[[], None]] = {
@@ -620,6 +671,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "max_pool_backward": check_max_pool,
     "squash_backward": check_squash,
     "softmax_backward": check_softmax,
+    "shared_transform_backward": check_shared_transform,
     "unmask_gradient": check_unmask,
     "routing_backward": check_routing_all,
     "decoder_backward": check_capsnet,
@@ -628,10 +680,12 @@ CHECKS: dict[str, Callable[[], None]] = {
     "margin_loss": lambda: check_loss("margin_loss"),
     "squared_error": check_squared_error,
     "sigmoid_cross_entropy": lambda: check_loss("sigmoid_cross_entropy"),
+    "softmax_cross_entropy": lambda: check_loss("softmax_cross_entropy"),
 }
 HARMLESS = {
     "routing_backward": ["TERM_SIZE //"],  # how many terms at a time
     "capsnet_loss_and_grads": ['"train_recon_loss":', '"train_margin_loss":'],  # reported, not differentiated
+    "softmax_cross_entropy": ["shifted = scores"],  # any shift gives the same softmax
     "margin_loss": ["excess = "],  # another loss, with its own right gradient: see test_margin_loss_by_hand
 }
 NO_ARITHMETIC = ("linear_backward", "max_pool_backward", "decoder_backward")  # of its own
@@ -639,10 +693,11 @@ NO_ARITHMETIC = ("linear_backward", "max_pool_backward", "decoder_backward")  # 
 
 def test_every_backward_has_a_check() -> None:
     names = {name for name in vars(m) if name.endswith(("_backward", "_loss_and_grads", "_gradient"))}
-    assert names | {"margin_loss", "squared_error", "sigmoid_cross_entropy"} == set(CHECKS)
+    losses = {"margin_loss", "squared_error", "sigmoid_cross_entropy", "softmax_cross_entropy"}
+    assert names | losses == set(CHECKS)
 
 
-@pytest.mark.parametrize("name", [name for name in CHECKS if name not in NO_ARITHMETIC])
+@pytest.mark.parametrize("name", [name for name in CHECKS if name not in (*NO_ARITHMETIC, "shared_transform_backward")])
 def test_a_broken_backward_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     survivors = surviving_mutants(monkeypatch, m, name, CHECKS[name])
     assert [s for s in survivors if not any(h in s for h in HARMLESS.get(name, []))] == []
@@ -657,7 +712,7 @@ def test_broken_transforms_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "argument"),
     [
         *[("conv2d_backward", 2), ("conv2d_backward", 3), ("linear_backward", 3), ("linear_backward", 4)],
-        *[("spectral_conv2d_backward", 2), ("spectral_conv2d_backward", 3)],
+        *[("spectral_conv2d_backward", 2), ("spectral_conv2d_backward", 3), ("shared_transform_backward", 1)],
     ],
 )
 def test_a_wrong_gradient_of_weights_is_seen(name: str, argument: int, monkeypatch: pytest.MonkeyPatch) -> None:

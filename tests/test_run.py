@@ -152,7 +152,7 @@ OUTSIDE = {  # of numbers
 }  # fmt: skip
 CHOICES = (
     "--canvas --dataset --hold-out --conv --preset --em-grad --routing-grad --lambda-schedule --lr-schedule"
-    " --optimizer --loss --standardize --colour --assignments --vote-bias"
+    " --optimizer --loss --standardize --colour --assignments --vote-bias --transform --activation"
 )
 WRONG: dict[str, list[str]] = {
     **{flag: ["0", "-1", "1.5", "1,5", str(most + 1), *NO_NUMBER] for flag, most in MOST.items()},
@@ -162,6 +162,7 @@ WRONG: dict[str, list[str]] = {
     **{f"--{which}-elevations": ["-91:0", "80:91", *NO_RANGE] for which in ("train", "test")},
     **{flag: ["36", "cifar", "MNIST", "quadratic", "step", "sgd", "margin", *NO_CHOICE] for flag in CHOICES.split()},
     "--dtype": ["float16", "32", *NO_CHOICE],
+    "--capsnet-loss": ["spread", "cross_entropy", *NO_CHOICE],
     "--image-size": ["12", "129", "32,32", "1.5", *NO_NUMBER],
     "--sizes": ["1,2,3", "1,2,3,4,5", "0,1,1,1", "1,1,1,2000", "8,8,8,-8", "8;8;8;8", "8,8,8,", "8,8,8,x", *NO_NUMBER],
     "--epsilons": ["0", "-0.1", "0.1,0.1", "0.2,0.1", "0.1,", "11", *NO_NUMBER],
@@ -845,6 +846,7 @@ OTHER_VALUES = {
     "--pixel-offset": "0.5", "--standardize": "image", "--weight-decay": "5", "--optimizer": "muon",
     "--lr-schedule": "cosine", "--loss": "cross-entropy", "--dtype": "float64", "--conv": "im2col",
     "--sizes": "8,2,3,2", "--assignments": "uniform", "--vote-bias": "learned",
+    "--transform": "shared", "--activation": "relu", "--capsnet-loss": "cross-entropy",
     "--train-azimuths": "0:140", "--test-azimuths": "200:320",
     "--test-elevations": "40:70 --train-elevations 10:35 --train-azimuths 0:360",
 }  # fmt: skip
