@@ -77,6 +77,8 @@ ERRORS: list[Planted] = [
         ("((1 - q) / (root", "((1 + q) / (root", "test_squash"),
         ("dc -= np.einsum", "dc += np.einsum", "test_softmax_over_parents"),
         ("ds /= J", "ds *= J", "test_routing"),
+        ('ws, first, config.activation == "squash")', "ws, first)", "test_loss_and_gradients_are_those_of_autograd"),
+        ("squash, u = None, relu_forward(s)", "squash, u = None, s", "test_loss_and_gradients_are_those_of_autograd"),
         ("np.sum(dcopies, axis=2,", "np.mean(dcopies, axis=2,", "test_shared_transform"),
         ("* np.exp(log_p) - positive) / n", "* np.exp(log_p) + positive) / n", "test_loss"),
         ('du += np.einsum("jib,jpib->pib", db,', 'du -= np.einsum("jib,jpib->pib", db,', "test_routing"),
