@@ -559,7 +559,7 @@ def check_cnn(net: m.CNN) -> None:
         {"assignments": "random", "routing_grad": "stop"},
         {"transform": "shared", "assignments": "uniform"},
         {"transform": "shared", "routing_iters": 2},
-        {"activation": "relu"},
+        {"activation": "relu", "routing_iters": 1},
         {"capsnet_loss": "cross-entropy"},
         {"assignments": "uniform", "activation": "relu", "capsnet_loss": "cross-entropy"},
     ],
