@@ -599,7 +599,7 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
 # ----------------------------------------------------------------------------------------------------------------------
 
 ATTACKED = re.compile(r"(fgsm|iterated|worst_case)(_log_odds)?_([0-9.e+-]+)_accuracy")
-ATTACK_NAMES = {"fgsm": "one step: FGSM", "worst_case": "worst case of all attacks and smaller ε"}
+ATTACK_NAMES = {"fgsm": "one step: FGSM", "worst_case": "worst case of all attacks with this ε or a smaller one"}
 # read off figure 3 of [Hinton 2018], by epsilon
 PAPER_FGSM = {"capsules": {0.2: 0.83, 0.5: 0.69}, "cnn": {0.2: 0.16, 0.5: 0.03}}
 MEASURED_ELSEWHERE = {"seed", "data_dir", "n_test", "attack", "epsilons", "n_attack"}
@@ -680,7 +680,7 @@ def measure_attacks(run: Run, threads: int) -> Attacks:
 def draw_attack_curves(run: Run, attacks: Attacks) -> Figure:
     config = run.config
     own = f"seed {config.seed}" if attacks.n_seeds == 1 else f"{attacks.n_seeds} seeds"
-    fig = run_figure(run, 4.65, "Accuracy under attack", seed=own)
+    fig = run_figure(run, 4.8, "Accuracy under attack", seed=own)
     seeds = f"mean of {attacks.n_seeds} seeds, each a thin line" if attacks.n_seeds > 1 else "one seed"
     add_text(
         fig, 0.12, 0.66, f"{seeds} · no pixel moved by more than ε, along the gradient of the loss, all weights known"
@@ -689,7 +689,7 @@ def draw_attack_curves(run: Run, attacks: Attacks) -> Figure:
     kinds = [kind for kind in ATTACK_NAMES if any(kind in attacks.accuracy[name] for name in names)]
     handles = [Line2D([], [], **model_line(MODELS[name])) for name in names]
     for p, kind in enumerate(kinds):
-        ax = add_axes(fig, 0.62 + p * 4.3, 1.62, 3.85, 2.15)
+        ax = add_axes(fig, 0.62 + p * 4.3, 1.77, 3.85, 2.15)
         accuracy_axis(ax, "accuracy" if p == 0 else None, 1 / config.n_classes, side="left")
         ax.set_title(ATTACK_NAMES[kind], loc="left")
         for name in names:
@@ -703,14 +703,14 @@ def draw_attack_curves(run: Run, attacks: Attacks) -> Figure:
                 of_paper = {"color": GREY, "marker": style["marker"], "linestyle": ":", "linewidth": 1.1}
                 epsilons = [epsilon for epsilon in PAPER_FGSM[name] if epsilon <= attacks.epsilons[-1]]
                 ax.plot(epsilons, [PAPER_FGSM[name][e] for e in epsilons], **of_paper, clip_on=False, zorder=2.5)
-                label = f"the paper's {MODELS[name].short}, on smallNORB"
+                label = f"the paper's {MODELS[name].short}, on smallNORB, read off"
                 handles.append(Line2D([], [], **of_paper, label=label))
         ax.set_xlabel("ε (pixels run from 0 to 1)" if config.pixel_range[1] == 1 else "ε (in standard deviations)")
         ax.set_xlim(0, attacks.epsilons[-1])
-    add_legend(fig, 0.62, 1.0, handles, ncols=4, columnspacing=1.6)
+    add_legend(fig, 0.62, 0.93, handles, ncols=2, columnspacing=1.6)
     zero = [f"{MODELS[name].short} {100 * attacks.zero_gradient[name]:.0f} %" for name in names]
     text = "images that give an attacker no gradient at all of the model's own loss: " + ", ".join(zero)
-    add_text(fig, 0.62, 4.38, text, fontsize=9, color=GREY)
+    add_text(fig, 0.62, 4.53, text, fontsize=9, color=GREY)
     return fig
 
 

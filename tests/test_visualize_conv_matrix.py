@@ -317,7 +317,7 @@ def test_a_picture_that_is_misread_stays_misread_at_every_larger_epsilon() -> No
     model, (images, labels), config = attacked_by_hand()
     found = figures.worst_cases(model, {}, images, labels, config)
     wrong = [model.forward({}, x, Workspace())[0].argmax(axis=1) != labels for x in found]
-    # all but the image without a gradient of the first loss, …, as with the accuracies of the script
+    # as many as by the accuracies of the script
     assert [np.flatnonzero(row).tolist() for row in wrong] == [[0, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
     for epsilon, x in zip(config.epsilons, found, strict=True):
         assert (np.abs(x - images).max(axis=(1, 2, 3)) <= epsilon + 1e-12).all()
