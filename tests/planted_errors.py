@@ -267,7 +267,7 @@ ERRORS: list[Planted] = [
          "test_accuracy_under_attack_is_that_of_the_images_out_of_reach"),
         ("np.logical_and.accumulate(np.all(", "np.asarray(np.all(",
          "test_an_image_that_was_misread_once_counts_as_misread_at_every_larger_epsilon"),
-        ("np.all(list(right.values()), axis=0)", "np.all(list(right.values())[-2:], axis=0)",
+        ("np.all(list(right.values()), axis=0)", "np.all(list(right.values())[:2], axis=0)",
          "test_an_image_that_was_misread_once_counts_as_misread_at_every_larger_epsilon"),
         ('{"fgsm": 1, "iterated": config.attack_steps}', '{"fgsm": 1, "iterated": 1}',
          "test_an_image_that_was_misread_once_counts_as_misread_at_every_larger_epsilon"),
