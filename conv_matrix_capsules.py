@@ -1063,6 +1063,14 @@ def attack_losses(model: Model, config: Config) -> dict[str, Loss]:
     return losses
 
 
+def attack_kinds(model: Model, config: Config) -> dict[str, tuple[Loss, int]]:
+    """Loss and number of steps of each attack. ``fgsm`` is that of [Hinton 2018, sec. 6 and fig. 3], in one step along
+    the gradient of the training's loss; here pixels stay in their range. Its accuracy may rise with epsilon."""
+    steps = {"fgsm": 1, "iterated": config.attack_steps}
+    losses = attack_losses(model, config)
+    return {name + suffix: (loss, steps[name]) for suffix, loss in losses.items() for name in config.attack}
+
+
 def image_gradient(model: Model, params: Params, images: Array, labels: Array, loss: Loss, ws: Workspace) -> Array:
     """Gradient of the loss with respect to the images (B, H, W, C)."""
     scores, cache = model.forward(params, images, ws)
@@ -1096,8 +1104,9 @@ def attack(
 
 
 def robustness(model: Model, params: Params, examples: Examples, config: Config, workers: Workers) -> dict[str, Any]:
-    """Accuracy under each attack of ``config``, by epsilon; and the fraction of images on which an attack can have no
-    effect, as the gradient is zero at every pixel."""
+    """Accuracy under each attack of ``config``, by epsilon; ``worst_case``, in which an image is wrong at an epsilon if
+    any of the attacks misleads the model with that epsilon or a smaller one; and the fraction of images on which an
+    attack can have no effect, as the gradient is zero at every pixel."""
 
     def correct(loss: Loss, epsilon: float, n_steps: int, x: Array, labels: Array, ws: Workspace) -> Array:
         if epsilon:
@@ -1107,17 +1116,21 @@ def robustness(model: Model, params: Params, examples: Examples, config: Config,
     def has_no_gradient(loss: Loss, x: Array, labels: Array, ws: Workspace) -> Array:
         return (image_gradient(model, params, x, labels, loss, ws) == 0).all(axis=(1, 2, 3))
 
-    def fraction(test: Callable[..., Array], *args: Any) -> float:
-        return float(in_parts(functools.partial(test, *args), examples, config, workers).mean())
+    def each(test: Callable[..., Array], *args: Any) -> Array:
+        return in_parts(functools.partial(test, *args), examples, config, workers)
 
-    found: dict[str, Any] = {}
+    epsilons = (0.0, *config.epsilons)
+    right = {  # (epsilons, N) each
+        kind: np.array([each(correct, loss, epsilon, n_steps) for epsilon in epsilons])
+        for kind, (loss, n_steps) in attack_kinds(model, config).items()
+    }
+    right["worst_case"] = np.logical_and.accumulate(np.all(list(right.values()), axis=0))
+    found: dict[str, Any] = {
+        kind: {f"{epsilon:g}": float(now.mean()) for epsilon, now in zip(epsilons, by_epsilon, strict=True)}
+        for kind, by_epsilon in right.items()
+    }
     for suffix, loss in attack_losses(model, config).items():
-        for name in config.attack:
-            n_steps = config.attack_steps if name == "iterated" else 1
-            found[name + suffix] = {
-                f"{epsilon:g}": fraction(correct, loss, epsilon, n_steps) for epsilon in (0.0, *config.epsilons)
-            }
-        found["zero_gradient" + suffix] = fraction(has_no_gradient, loss)
+        found["zero_gradient" + suffix] = float(each(has_no_gradient, loss).mean())
     return found
 
 
@@ -1465,9 +1478,11 @@ def format_table(result: dict[str, Any]) -> str:
         for name, found in result["attack"].items():
             for kind, by_epsilon in found.items():
                 if isinstance(by_epsilon, dict):
-                    zero = found["zero_gradient" + ("_log_odds" if kind.endswith("_log_odds") else "")]
                     cells = " ".join(f"{by_epsilon[e]:6.3f}" for e in epsilons)
-                    lines.append(f"{name + ': ' + kind.replace('_', ' '):<32} {cells}  {zero:13.3f}")
+                    lines.append(f"{name + ': ' + kind.replace('_', ' '):<32} {cells}")
+                    if kind != "worst_case":
+                        zero = found["zero_gradient" + ("_log_odds" if kind.endswith("_log_odds") else "")]
+                        lines[-1] += f"  {zero:13.3f}"
     if "classes" in result:
         for name, matrix in result["confusion"].items():
             lines += ["", f"{name}: answers", *confusion_lines(np.array(matrix), list(result["classes"]))]

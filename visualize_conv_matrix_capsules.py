@@ -10,8 +10,9 @@ alone.
     vote_distances.png      distances of the votes to each class capsule's mean, iteration by iteration
     receptive_fields.png    which parents, by position and type, the children of each ConvCaps layer are assigned to
     pose_perturbation.png   what each entry of a class capsule's pose matrix changes in the picture
-    attack_curves.png       accuracy against the size of an attack, of every seed of the results files
-    attacked_images.png     attacked images, what was added to them, and both models' answers
+    attack_curves.png       accuracy against the size of an attack, of every seed of the results files: FGSM, with the
+                            paper's on smallNORB in grey, and the worst case of all attacks
+    attacked_images.png     images in the worst case, what was added to them, and the answers
     training_curves.png     loss and accuracy, epoch by epoch
     confusion_matrix.png    which classes are taken for which
 
@@ -597,8 +598,10 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
 # Figures: attacks
 # ----------------------------------------------------------------------------------------------------------------------
 
-ATTACKED = re.compile(r"(fgsm|iterated)(_log_odds)?_([0-9.e+-]+)_accuracy")
-ATTACK_NAMES = {"fgsm": "one step: FGSM", "iterated": "{} steps"}
+ATTACKED = re.compile(r"(fgsm|iterated|worst_case)(_log_odds)?_([0-9.e+-]+)_accuracy")
+ATTACK_NAMES = {"fgsm": "one step: FGSM", "worst_case": "worst case of all attacks with this ε or a smaller one"}
+# read off figure 3 of [Hinton 2018], by epsilon
+PAPER_FGSM = {"capsules": {0.2: 0.83, 0.5: 0.69}, "cnn": {0.2: 0.16, 0.5: 0.03}}
 MEASURED_ELSEWHERE = {"seed", "data_dir", "n_test", "attack", "epsilons", "n_attack"}
 
 
@@ -611,14 +614,28 @@ class Attacks(NamedTuple):
     n_seeds: int
 
 
+def made_attacks(run: dict[str, dict[str, Any]]) -> set[tuple[str, str, str]]:
+    """Model, kind and epsilon of each attack of a run."""
+    return {
+        (name, kind, epsilon)
+        for name, kinds in run.items()
+        for kind, found in kinds.items()
+        if isinstance(found, dict)
+        for epsilon in found
+    }
+
+
 def gather_attacks(runs: Sequence[dict[str, dict[str, Any]]]) -> Attacks | None:
     """``runs``: per seed, per model, ``{"fgsm": {"0": accuracy, "0.05": …}, …, "zero_gradient": fraction}``. None where
-    none was attacked. Epsilons that not every run has are left out."""
+    none was attacked. Epsilons that not every run has are left out, and the worst case unless all runs have the same
+    attacks and epsilons."""
     runs = [run for run in runs if any(isinstance(kind, dict) for model in run.values() for kind in model.values())]
     kinds = [
         (name, kind) for run in runs[:1] for name in run for kind in run[name] if isinstance(run[name][kind], dict)
     ]
     kinds = [(name, kind) for name, kind in kinds if all(kind in run.get(name, {}) for run in runs)]
+    if any(made_attacks(run) != made_attacks(runs[0]) for run in runs):
+        kinds = [(name, kind) for name, kind in kinds if kind != "worst_case"]
     if not kinds:
         return None
     common = set.intersection(*(set(run[name][kind]) for run in runs for name, kind in kinds))
@@ -663,43 +680,62 @@ def measure_attacks(run: Run, threads: int) -> Attacks:
 def draw_attack_curves(run: Run, attacks: Attacks) -> Figure:
     config = run.config
     own = f"seed {config.seed}" if attacks.n_seeds == 1 else f"{attacks.n_seeds} seeds"
-    fig = run_figure(run, 4.65, "Accuracy under attack", seed=own)
+    fig = run_figure(run, 4.8, "Accuracy under attack", seed=own)
     seeds = f"mean of {attacks.n_seeds} seeds, each a thin line" if attacks.n_seeds > 1 else "one seed"
     add_text(
         fig, 0.12, 0.66, f"{seeds} · no pixel moved by more than ε, along the gradient of the loss, all weights known"
     )
     names = [name for name in MODELS if name in attacks.accuracy]
     kinds = [kind for kind in ATTACK_NAMES if any(kind in attacks.accuracy[name] for name in names)]
+    handles = [Line2D([], [], **model_line(MODELS[name])) for name in names]
     for p, kind in enumerate(kinds):
-        ax = add_axes(fig, 0.62 + p * 4.3, 1.62, 3.85, 2.15)
+        ax = add_axes(fig, 0.62 + p * 4.3, 1.77, 3.85, 2.15)
         accuracy_axis(ax, "accuracy" if p == 0 else None, 1 / config.n_classes, side="left")
-        ax.set_title(ATTACK_NAMES[kind].format(config.attack_steps), loc="left")
+        ax.set_title(ATTACK_NAMES[kind], loc="left")
         for name in names:
-            style = model_line(MODELS[name])
-            own = f"{kind}_log_odds"
-            lines: list[tuple[str, dict[str, Any]]] = [(kind, {})]
-            if name == "capsules" and own in attacks.accuracy[name]:
-                lines.append((own, {"linestyle": "--", "markerfacecolor": "white", "markeredgecolor": style["color"]}))
-            for which, more in lines:
-                if which not in attacks.accuracy[name]:
-                    continue
-                values = attacks.accuracy[name][which]
-                if len(values) > 1:
-                    ax.plot(attacks.epsilons, values.T, color=lightened(style["color"], 0.5), linewidth=0.8, zorder=2,
-                            linestyle=more.get("linestyle", "-"))  # fmt: skip
-                ax.plot(attacks.epsilons, values.mean(axis=0), **{**style, **more}, clip_on=False, zorder=3)
+            if kind not in attacks.accuracy[name]:
+                continue
+            style, values = model_line(MODELS[name]), attacks.accuracy[name][kind]
+            if len(values) > 1:
+                ax.plot(attacks.epsilons, values.T, color=lightened(style["color"], 0.5), linewidth=0.8, zorder=2)
+            ax.plot(attacks.epsilons, values.mean(axis=0), **style, clip_on=False, zorder=3)
+            if kind == "fgsm":
+                of_paper = {"color": GREY, "marker": style["marker"], "linestyle": ":", "linewidth": 1.1}
+                epsilons = [epsilon for epsilon in PAPER_FGSM[name] if epsilon <= attacks.epsilons[-1]]
+                ax.plot(epsilons, [PAPER_FGSM[name][e] for e in epsilons], **of_paper, clip_on=False, zorder=2.5)
+                label = f"the paper's {MODELS[name].short}, on smallNORB, read off"
+                handles.append(Line2D([], [], **of_paper, label=label))
         ax.set_xlabel("ε (pixels run from 0 to 1)" if config.pixel_range[1] == 1 else "ε (in standard deviations)")
         ax.set_xlim(0, attacks.epsilons[-1])
-    handles = [Line2D([], [], **model_line(MODELS[name])) for name in names]
-    if any(kind.endswith("log_odds") for kind in attacks.accuracy.get("capsules", {})):
-        text = "Matrix capsules, by a loss that sees through the sigmoid"
-        colour, marker = MODELS["capsules"].colour, MODELS["capsules"].marker
-        handles.append(Line2D([], [], color=colour, marker=marker, linestyle="--", markerfacecolor="white", label=text))
-    add_legend(fig, 0.62, 1.0, handles, ncols=3, columnspacing=1.6)
+    add_legend(fig, 0.62, 0.93, handles, ncols=2, columnspacing=1.6)
     zero = [f"{MODELS[name].short} {100 * attacks.zero_gradient[name]:.0f} %" for name in names]
     text = "images that give an attacker no gradient at all of the model's own loss: " + ", ".join(zero)
-    add_text(fig, 0.62, 4.38, text, fontsize=9, color=GREY)
+    add_text(fig, 0.62, 4.53, text, fontsize=9, color=GREY)
     return fig
+
+
+def worst_cases(model: experiment.Model, params: dict[str, Array], images: Array, labels: Array, config: Config
+                ) -> list[Array]:  # fmt: skip
+    """For each epsilon of ``config``, the images (N, H, W, C) as they mislead the model: under the first attack that
+    does so with this epsilon, else as with a smaller one. Images that nothing misleads are under the last attack."""
+    ws, found = Workspace(config.dtype), [images]
+
+    def are_misread(x: Array) -> Array:
+        return model.forward(params, x, ws)[0].argmax(axis=1) != labels
+
+    misread = are_misread(images)
+    for epsilon in config.epsilons:
+        x = found[-1].copy()
+        fresh = np.zeros(len(images), bool)  # misread with this epsilon
+        for loss, n_steps in experiment.attack_kinds(model, config).values():
+            moved = experiment.attack(model, params, images, labels, loss, epsilon, ws, n_steps, config.pixel_range)
+            wrong = are_misread(moved)
+            take = ~fresh & (wrong | ~misread)
+            x[take] = moved[take]
+            fresh |= wrong
+            misread = misread | wrong
+        found.append(x)
+    return found[1:]
 
 
 def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
@@ -707,37 +743,25 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
     names = [name for name in MODELS if name in run.states]
     right = np.flatnonzero(np.all([answers[name] == labels for name in names], axis=0))
     chosen = one_of_each_class(labels, right if len(right) else np.arange(len(labels)), 3)
-    epsilons = [config.epsilons[i] for i in evenly_spaced_indices(len(config.epsilons), 4)]
+    shown = evenly_spaced_indices(len(config.epsilons), 4)
+    epsilons = [config.epsilons[i] for i in shown]
     images = viewpoint.crop(run.data.test.images[chosen], None).astype(np.float64)
-    exact = dataclasses.replace(config, dtype="float64", em_grad="exact")
+    exact = dataclasses.replace(config, dtype="float64", em_grad="exact", attack=config.attack or experiment.ATTACKS)
     models, ws = experiment.make_models(exact), Workspace("float64")
-    params = {name: {k: p.astype(np.float64) for k, p in run.states[name].params.items()} for name in names}
-
-    def answers_to(x: Array) -> dict[str, Array]:
-        with np.errstate(all="ignore"):
-            return {name: models[name].forward(params[name], x, ws)[0].argmax(axis=1) for name in names}
-
-    def worst(name: str, epsilon: float) -> Array:
-        """Each image attacked along the model's own loss or, where that fails, along another one that misleads it."""
-        found, fooled = images.copy(), np.zeros(len(images), bool)
-        for k, loss in enumerate(experiment.attack_losses(models[name], exact).values()):
-            with np.errstate(all="ignore"):
-                moved = experiment.attack(models[name], params[name], images, labels[chosen], loss, epsilon, ws,
-                                          config.attack_steps, config.pixel_range)  # fmt: skip
-            wrong = answers_to(moved)[name] != labels[chosen]
-            take = ~fooled & wrong if k else np.ones(len(images), bool)
-            found[take] = moved[take]
-            fooled |= wrong
-        return found
-
-    attacked = {name: [worst(name, epsilon) for epsilon in epsilons] for name in names}
+    attacked, said = {}, {}  # by model: by epsilon
+    with np.errstate(all="ignore"):
+        for name in names:
+            params = {k: p.astype(np.float64) for k, p in run.states[name].params.items()}
+            found = worst_cases(models[name], params, images, labels[chosen], exact)
+            attacked[name] = [found[i] for i in shown]
+            said[name] = [models[name].forward(params, x, ws)[0].argmax(axis=1) for x in attacked[name]]
     left, top, cell = 1.82, 1.4, 0.78
     pitch = (WIDTH - left - 0.04) / max(len(epsilons), 4)
-    row = cell + (0.46 if has_long_names(config) else 0.3)  # longer names take two lines
+    row = cell + 0.3
     block = len(names) * row + 0.14
     fig = run_figure(run, top + len(chosen) * block - 0.06, "Attacked images, and what the models make of them")
-    add_text(fig, 0.12, 0.66, f"iterated attack of {config.attack_steps} steps: beside each attacked image what was"
-             " added to it, red for brighter, blue for darker, full at ±ε")  # fmt: skip
+    add_text(fig, 0.12, 0.66, "once misread, misread at every larger ε · beside each image what was added:"
+             " red for brighter, blue for darker, full at ±ε")  # fmt: skip
     for m, epsilon in enumerate(epsilons):
         add_text(fig, left + m * pitch + cell, 1.1, f"ε = {epsilon:g}", ha="center", fontweight="bold", fontsize=10.5)
     add_text(fig, 0.12, 1.1, "image", fontweight="bold", fontsize=10.5)
@@ -752,21 +776,14 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
                      color=darkened(MODELS[name].colour))  # fmt: skip
             for m, epsilon in enumerate(epsilons):
                 x = left + m * pitch
-                moved = attacked[name][m][b]
-                said = answers_to(moved[None])
-                add_view(fig, x, y, cell, moved, RIGHT if said[name][0] == label else WRONG, 1.8)
+                moved, answer = attacked[name][m][b], int(said[name][m][b])
+                add_view(fig, x, y, cell, moved, RIGHT if answer == label else WRONG, 1.8)
                 ax = add_axes(fig, x + cell + 0.03, y, cell, cell)
                 add_frame(ax, GREY, 0.8)
                 added = np.round((moved - images[b])[..., 0] / epsilon * 15) / 15  # few colours, for a small file
                 ax.imshow(added, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
-                for w, who in enumerate(names):
-                    text, colour = verdict(config, int(said[who][0]), label)
-                    text, bold = f"{MODELS[who].short} {text}", "bold" if who == name else "normal"
-                    style: dict[str, Any] = {"color": colour, "fontsize": 9, "fontweight": bold}
-                    if w and not has_long_names(config):
-                        add_text(fig, x + 2 * cell + 0.03, y + cell + 0.05, text, ha="right", **style)
-                    else:
-                        add_text(fig, x, y + cell + 0.05 + 0.16 * w, text, **style)
+                text, colour = verdict(config, answer, label)
+                add_text(fig, x, y + cell + 0.05, f"answer {text}", color=colour, fontsize=9, fontweight="bold")
     return fig
 
 

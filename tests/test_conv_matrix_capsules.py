@@ -830,7 +830,7 @@ def test_a_run_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert {len(v) for v in result["history"][name].values()} == {2}
         assert model["accuracy"] == result["history"][name]["accuracy"][-1]
         assert f"{model['accuracy']:.4f}" in printed
-        kinds = ["fgsm", "iterated", "fgsm_log_odds", "iterated_log_odds"]
+        kinds = ["fgsm", "iterated", "fgsm_log_odds", "iterated_log_odds", "worst_case"]
         for kind in kinds:
             accuracies = result["attack"][name][kind]
             assert list(accuracies) == ["0", "0.1", "0.5"]
@@ -936,13 +936,14 @@ def test_a_run_on_voxels_and_its_networks_on_other_viewpoints(
 
 def test_the_tables() -> None:
     model = {"n_params": 12345, "accuracy": 0.5, "train_seconds": 3.21}
-    attack = {"fgsm": {"0": 0.5, "0.25": 0.125}, "zero_gradient": 0.75}
+    attack = {"fgsm": {"0": 0.5, "0.25": 0.125}, "worst_case": {"0": 0.5, "0.25": 0.0}, "zero_gradient": 0.75}
     result: dict[str, Any] = {"models": {"cnn": model}, "config": {"epsilons": (0.25,)}}
     lines = ["model      accuracy parameters  seconds", "cnn          0.5000     12,345      3.2"]
     assert m.format_table(result).splitlines() == lines
     result["attack"] = {"cnn": attack}
     lines += ["", "accuracy under attack by epsilon      0   0.25  zero gradient"]
     lines += ["cnn: fgsm                         0.500  0.125          0.750"]
+    lines += ["cnn: worst case                   0.500  0.000"]
     assert m.format_table(result).splitlines() == lines
     model |= {"familiar_accuracy": 0.75, "held_out_accuracy": 0.5, "drop": 0.25}
     assert m.format_table(result).splitlines()[:2] == [

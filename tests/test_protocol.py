@@ -26,7 +26,7 @@ import multimnist_capsnet as multi
 import planted_errors
 import report
 import smallnorb_novel_viewpoint as views
-from helpers import DATA, EXPERIMENTS
+from helpers import DATA, EXPERIMENTS, attacked_by_hand
 from support.optimizers import TrainState, count_params
 from support.results import checksum, save_result
 from support.run import UserError, require_finite
@@ -454,10 +454,30 @@ def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: P
     )
     states = {"cnn": TrainState("cnn", fresh_weights(np.random.default_rng(0)))}
     by_epsilon = {"0": 1.0, "0.03": 1.0, "0.07": 0.75, "0.2": 0.5, "0.4": 0.25}
-    expected = {"fgsm": by_epsilon, "iterated": by_epsilon, "zero_gradient": 0.25}
+    expected = {"fgsm": by_epsilon, "iterated": by_epsilon, "worst_case": by_epsilon, "zero_gradient": 0.25}
     assert conv.attack_all(config, states, data) == {"cnn": expected}
     few = conv.attack_all(dataclasses.replace(config, n_attack=2), states, data)
     assert few["cnn"]["fgsm"] == {"0": 1.0, "0.03": 1.0, "0.07": 0.5, "0.2": 0.5, "0.4": 0.5}  # the first and the last
+
+
+def test_an_image_that_was_misread_once_counts_as_misread_at_every_larger_epsilon(monkeypatch: Patch) -> None:
+    model, examples, config = attacked_by_hand()
+    monkeypatch.setattr(conv, "make_models", lambda config: {"capsules": model})
+    data = conv.Data("strokes", examples, examples)
+    states = {"capsules": TrainState("capsules", {})}
+    found = conv.attack_all(config, states, data)["capsules"]
+    wrong = {kind: [round(6 * (1 - a)) for a in v.values()] for kind, v in found.items() if isinstance(v, dict)}
+    assert wrong == {
+        "fgsm": [1, 2, 1, 1],  # which rises
+        "iterated": [1, 2, 1, 1],
+        "fgsm_log_odds": [1, 2, 2, 1],
+        "iterated_log_odds": [1, 2, 2, 1],
+        "worst_case": [1, 2, 5, 5],
+    }
+    alone = conv.attack_all(dataclasses.replace(config, attack=("fgsm",)), states, data)["capsules"]
+    assert [round(6 * (1 - a)) for a in alone["worst_case"].values()] == [1, 2, 4, 4]
+    result = conv.make_result(config, data, states, {"capsules": found})
+    assert result["models"]["capsules"]["worst_case_0.3_accuracy"] == pytest.approx(1 / 6)
 
 
 @pytest.mark.parametrize("script", [views, conv], ids=lambda script: script.__name__)

@@ -25,7 +25,7 @@ from figure_checks import (
     drawn_texts,
     refuse,
 )
-from helpers import usage_error
+from helpers import attacked_by_hand, usage_error
 from support.figures import figure_style
 from support.run import save_checkpoint
 from support.workers import SERIAL, Workspace
@@ -92,7 +92,7 @@ def answers(run: figures.Run) -> dict[str, np.ndarray]:
 
 def attacked(config: experiment.Config, accuracies: list[float]) -> dict[str, Any]:
     """A result as ``--out-json`` writes it; ``accuracies``: at epsilon 0 and at 0.25."""
-    kinds = [a + more for a in experiment.ATTACKS for more in ("", "_log_odds")]
+    kinds = [*(a + more for a in experiment.ATTACKS for more in ("", "_log_odds")), "worst_case"]
     metrics = {f"{k}_{e}_accuracy": a for k in kinds for e, a in zip(("0", "0.25"), accuracies, strict=True)}
     models = {name: {config.headline: 0.9, "zero_gradient": 0.5, **metrics} for name in experiment.MODEL_NAMES}
     return {"seed": config.seed, "config": dataclasses.asdict(config), "models": models}
@@ -299,12 +299,38 @@ def test_attacks_are_found_in_every_form_of_results(dataset: str) -> None:
     assert figures.read_attacks([Path("0.json")], config, "strokes") is None
 
 
+def test_worst_cases_of_different_attacks_are_not_averaged() -> None:
+    both = {"fgsm": {"0": 1.0, "0.1": 0.5}, "iterated": {"0": 1.0, "0.1": 0.25}, "worst_case": {"0": 1.0, "0.1": 0.25}}
+    fgsm = {"fgsm": {"0": 1.0, "0.1": 0.5}, "worst_case": {"0": 1.0, "0.1": 0.5}}
+    coarse = {kind: {"0": accuracies["0"]} for kind, accuracies in both.items()}
+    for runs, kinds in (
+        ([both, both], ["fgsm", "iterated", "worst_case"]),
+        ([both, fgsm], ["fgsm"]),
+        ([coarse, both], ["fgsm", "iterated"]),
+    ):
+        found = figures.gather_attacks([{"cnn": run} for run in runs])
+        assert found
+        assert list(found.accuracy["cnn"]) == kinds
+
+
+def test_a_picture_that_is_misread_stays_misread_at_every_larger_epsilon() -> None:
+    model, (images, labels), config = attacked_by_hand()
+    found = figures.worst_cases(model, {}, images, labels, config)
+    wrong = [model.forward({}, x, Workspace())[0].argmax(axis=1) != labels for x in found]
+    # as many as by the accuracies of the script
+    assert [np.flatnonzero(row).tolist() for row in wrong] == [[0, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    for epsilon, x in zip(config.epsilons, found, strict=True):
+        assert (np.abs(x - images).max(axis=(1, 2, 3)) <= epsilon + 1e-12).all()
+    assert found[2][1, 0, 0, 0] > found[1][1, 0, 0, 0]  # misread anew
+    np.testing.assert_array_equal(found[2][0], found[0][0])  # misread with the smallest epsilon alone
+
+
 def test_measured_attacks_are_those_of_the_script(run: figures.Run) -> None:
     config = dataclasses.replace(run.config, attack=experiment.ATTACKS)
     expected = experiment.attack_all(config, run.states, run.data)
     found = figures.measure_attacks(run, 1)
     fgsm_alone = run._replace(config=dataclasses.replace(run.config, attack=("fgsm",)))
-    assert list(figures.measure_attacks(fgsm_alone, 1).accuracy["cnn"]) == ["fgsm", "fgsm_log_odds"]
+    assert list(figures.measure_attacks(fgsm_alone, 1).accuracy["cnn"]) == ["fgsm", "fgsm_log_odds", "worst_case"]
     assert found.epsilons == [0, 0.1, 0.3]
     for name, kinds in expected.items():
         for kind, by_epsilon in kinds.items():
