@@ -77,7 +77,7 @@ def draw_scaling(tables: dict[str, Any]) -> Figure:
     )
     handles = [Line2D([], [], color=colour, marker="o", label=label) for label, colour in NETWORKS.values()]
     threads = [column.split(",")[0] for column in tables["multimnist_batch"]["columns"][1:]]
-    styles = zip(dict.fromkeys(threads), ("--", "-"), strict=False)
+    styles: Any = zip(dict.fromkeys(threads), ("--", "-"), strict=False)
     handles += [Line2D([], [], color=BLACK, linestyle=style, label=label) for label, style in styles]
     add_legend(fig, 0.12, 0.68, handles, ncols=5, columnspacing=1.3)
     for left, (unit, title) in zip(LEFT, UNITS.items(), strict=True):

@@ -6,6 +6,7 @@ XLA has a thread for each core that the process may use; there is no other setti
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -167,22 +168,20 @@ def matrix_capsules_loss(params: Params, x: Array, labels: Array, config: conv.C
 def smallnorb_step(batch_size: int = 32) -> Step:
     config = views.Config(batch_size=batch_size)
     params = views.init_state(views.make_models(config)["capsules"], config).params
-    return training_step(
-        lambda p, *data: smallnorb_loss(p, *data, config=config), params, *smallnorb._batch(batch_size)
-    )
+    return training_step(functools.partial(smallnorb_loss, config=config), params, *smallnorb._batch(batch_size))
 
 
 def multimnist_step(batch_size: int = 32, conv_channels: int = 32) -> Step:
     config = multimnist.config_of(batch_size, conv_channels)
     params = digits.init_state(digits.capsnet_model(config), config).params
-    return training_step(lambda p, *data: multimnist_loss(p, *data, config=config), params, *multimnist._batch(config))
+    return training_step(functools.partial(multimnist_loss, config=config), params, *multimnist._batch(config))
 
 
 def matrix_capsules_step(batch_size: int = 32) -> Step:
     config = conv_matrix_capsules.config_of(conv_matrix_capsules.SIZES)
     params = conv.init_state(conv.make_models(config)["capsules"], config).params
     batch = conv_matrix_capsules._batch(batch_size)
-    return training_step(lambda p, *data: matrix_capsules_loss(p, *data, config=config), params, *batch)
+    return training_step(functools.partial(matrix_capsules_loss, config=config), params, *batch)
 
 
 STEPS = {  # by the module of the benchmark
