@@ -144,7 +144,9 @@ def torch_step(
     images, classes = _batch(batch_size)
     x, labels = torch.tensor(images.transpose(0, 3, 1, 2).copy()), torch.tensor(classes)
     if channels_last:
-        network, x = network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+        for convolution in (network.conv1, network.primary):
+            convolution.to(memory_format=torch.channels_last)
+        x = x.to(memory_format=torch.channels_last)
     forward = torch.compile(network) if compiled else network
 
     def step() -> None:
