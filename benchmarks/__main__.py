@@ -15,14 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import conv_matrix_capsules as matrix_capsules
-from benchmarks import multimnist, smallnorb
-from benchmarks.measure import Step, interleave, peak_memory, torch_version
+from benchmarks import multimnist, scaling, smallnorb
+from benchmarks.measure import Step, in_fresh_process, interleave, jax_version, peak_memory, torch_version
+from benchmarks.roofline import count_work, gemm_rate, stream_bandwidth
 from support.files import require_writable
 from support.results import code_fingerprint, environment, save_result
 from support.run import Parser, exit_status, print_message, print_result, whole_number
 
 OURS, PRODUCTS, EAGER = "numpy", "its matrix products alone", "PyTorch eager"
 Build = Callable[..., Step]
+TORCH = {
+    EAGER: {},
+    "PyTorch eager, fused Adam": {"fused": True},
+    "torch.compile": {"compiled": True},
+    "torch.compile, fused Adam": {"compiled": True, "fused": True},
+    "torch.compile, fused Adam, bfloat16 autocast": {"compiled": True, "fused": True, "bfloat16": True},
+    "torch.compile, fused Adam, channels-last": {"compiled": True, "fused": True, "channels_last": True},
+}
 BATCHES = [8, 16, 32, 64, 128]
 
 
@@ -59,6 +68,29 @@ def growth(builds: dict[str, Build], label: str, flag: str, values: list[int], r
     return {"columns": [label, *(f"numpy / {name}" for name in others), "numpy, ms"], "rows": rows}
 
 
+def roofline(modules: dict[str, Any], tables: dict[str, Any], threads: int) -> dict[str, Any]:
+    """What the machine can do, and a row per experiment: the operations and bytes of its step, and its least time."""
+    flop_rate = in_fresh_process(gemm_rate, threads=threads)
+    bandwidth = in_fresh_process(stream_bandwidth, threads=threads)
+    machine = [
+        ["product of two matrices of 1,024 × 1,024, GFLOP/s", round(flop_rate / 1e9, 1)],
+        ["sum of two arrays of 64 MiB, GB/s", round(bandwidth / 1e9, 1)],
+    ]
+    rows = []
+    for name, module in modules.items():
+        work = in_fresh_process(count_work, build=module.numpy_step, threads=1)
+        least = 1e3 * work.least_seconds(flop_rate, bandwidth)
+        ms = next(row[2] for row in tables[name]["rows"] if row[0] == OURS)
+        counts = (work.product_flops / 1e9, work.other_flops / 1e9, work.state_bytes / 1e6, work.call_bytes / 1e6)
+        rows.append([name, *(round(count, 3) for count in counts), *(round(x, 2) for x in (least, ms, ms / least))])
+    counted = ["GFLOP in products", "other GFLOP", "MB of parameters and moments", "MB of all numpy calls"]
+    columns = ["training step", *counted, "least ms", "ms", "ms / least"]
+    return {
+        "machine": {"columns": [f"measured, float32, threads: {threads}", "rate"], "rows": machine},
+        "roofline": {"columns": columns, "rows": rows},
+    }
+
+
 def default_command(repetitions: int, threads: int) -> dict[str, Any]:
     """Median seconds of the whole smallNORB command: process start, three models trained, result table."""
     script = Path(smallnorb.experiment.__file__)
@@ -72,26 +104,22 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
     """All tables, or those of one experiment."""
     import threadpoolctl
 
-    torch = torch_version()
-    if not torch:
-        print_message("PyTorch is not installed: pip install -r requirements-bench.txt")
+    torch, jax = torch_version(), jax_version()
+    for package, version in (("PyTorch", torch), ("JAX", jax)):
+        if not version:
+            print_message(f"{package} is not installed, its rows are left out: pip install -r requirements-bench.txt")
 
-    def with_torch(module: Any, sizes: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[Build, dict[str, Any]]]:
-        builds: dict[str, tuple[Build, dict[str, Any]]] = {
-            OURS: (module.numpy_step, {**sizes, **ours}),
-            PRODUCTS: (module.products_step, {**sizes, **ours}),
-        }
+    def with_others(module: Any, **ours: Any) -> dict[str, tuple[Build, dict[str, Any]]]:
+        builds: dict[str, tuple[Build, dict[str, Any]]] = {OURS: (module.numpy_step, ours)}
+        if hasattr(module, "products_step"):
+            builds[PRODUCTS] = (module.products_step, ours)
         if torch:
-            builds[EAGER] = (module.torch_step, {**sizes, **ours, "compiled": False})
-            builds["PyTorch eager, fused Adam"] = (
-                module.torch_step,
-                {**sizes, **ours, "compiled": False, "fused": True},
-            )
-            builds["torch.compile"] = (module.torch_step, {**sizes, **ours, "compiled": True})
-            builds["torch.compile, fused Adam"] = (
-                module.torch_step,
-                {**sizes, **ours, "compiled": True, "fused": True},
-            )
+            theirs = ours if module is multimnist else {}
+            builds |= {name: (module.torch_step, {**theirs, **options}) for name, options in TORCH.items()}
+        if jax:
+            from benchmarks import jax_networks
+
+            builds["JAX, jit"] = (jax_networks.STEPS[module.__name__], {})
         return builds
 
     crew = {"threads": threads}
@@ -104,18 +132,13 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
 
     def measure_smallnorb() -> dict[str, Any]:
         return {
-            "smallnorb": compare(with_torch(smallnorb, {"batch_size": 32}, {}), repetitions, memory=True),
+            "smallnorb": compare(with_others(smallnorb), repetitions, memory=True),
             "smallnorb_batch": growth(plain(smallnorb, {}), "batch size", "batch_size", BATCHES, repetitions),
         }
 
     def measure_matrix_capsules() -> dict[str, Any]:
-        builds: dict[str, tuple[Build, dict[str, Any]]] = {
-            OURS: (matrix_capsules.numpy_step, crew),
-            "numpy, one thread": (matrix_capsules.numpy_step, {"threads": 1}),
-        }
-        if torch:
-            builds[EAGER] = (matrix_capsules.torch_step, {})
-            builds["torch.compile"] = (matrix_capsules.torch_step, {"compiled": True})
+        builds = with_others(matrix_capsules, **crew)
+        builds["numpy, one thread"] = (matrix_capsules.numpy_step, {"threads": 1})
         paper = {"sizes": (32, 32, 32, 32), "threads": threads}
         rows = [["A = B = C = D = 32, batch 32", round(peak_memory(matrix_capsules.numpy_step, **paper))]]
         return {
@@ -124,9 +147,9 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
         }
 
     def measure_multimnist() -> dict[str, Any]:
-        builds = with_torch(multimnist, {"batch_size": 32}, crew)
-        builds["matrix products of the usual form"] = (multimnist.usual_products_step, {"batch_size": 32, **crew})
-        builds["drawing its composites"] = (multimnist.overlay_step, {"batch_size": 32})
+        builds = with_others(multimnist, **crew)
+        builds["matrix products of the usual form"] = (multimnist.usual_products_step, crew)
+        builds["drawing its composites"] = (multimnist.overlay_step, {})
         paper = {"batch_size": 128, "conv_channels": 256, "threads": threads}
         rows = [["paper preset, batch 128", round(peak_memory(multimnist.numpy_step, **paper))]]
         widths = [16, 32, 64, 128]
@@ -149,13 +172,14 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
         for name, part in parts.items():
             if only in (None, name):
                 tables |= part()
-    return tables
+    modules = {"smallnorb": smallnorb, "matrix_capsules": matrix_capsules, "multimnist": multimnist}
+    return tables | roofline({name: modules[name] for name in parts if only in (None, name)}, tables, threads)
 
 
 def make_parser() -> Parser:
     parser = Parser(
         prog="python -m benchmarks",
-        description="Time training steps, their matrix products alone, and the same networks in PyTorch.",
+        description="Time training steps, their matrix products alone, and the same networks in PyTorch and JAX.",
         epilog="The times are printed, and go to the file of --out.",
     )
     # fmt: off
@@ -165,8 +189,11 @@ def make_parser() -> Parser:
         help="Time every step in N rounds. Default: %(default)s.")
     parser.add_argument("--threads", type=whole_number(1, 1024), default=2, metavar="N",
         help="Use N threads. Default: %(default)s.")
-    parser.add_argument("--only", choices=("smallnorb", "matrix_capsules", "multimnist"),
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", choices=("smallnorb", "matrix_capsules", "multimnist"),
         help="Time one experiment. Default: all.")
+    which.add_argument("--scaling", action="store_true",
+        help="Time our steps alone, with 1 and N threads, against batch size and width and at the papers' sizes.")
     # fmt: on
     return parser
 
@@ -177,11 +204,14 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         require_writable(args.out)
-        tables = measure(args.repetitions, args.threads, args.only)
+        if args.scaling:
+            tables = scaling.measure(args.repetitions, args.threads)
+        else:
+            tables = measure(args.repetitions, args.threads, args.only)
         result = {
             "command": shlex.join(["python", "-m", "benchmarks", *argv]),
             "code": code_fingerprint(Path(__file__)),
-            "environment": environment() | {"pytorch": torch_version()},
+            "environment": environment() | {"pytorch": torch_version(), "jax": jax_version()},
             "tables": tables,
         }
         save_result(args.out, result)

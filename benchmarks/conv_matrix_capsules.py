@@ -99,10 +99,10 @@ def torch_network(sizes: tuple[int, int, int, int] = SIZES) -> Any:
                     # a child's parents are all types at all positions that see it
                     with torch.no_grad():
                         index = self.child[None, :, None].expand(n, -1, n_in)
-                        highest = torch.full((n, self.n_children, n_in), -torch.inf)
+                        highest = log_r.new_full((n, self.n_children, n_in), -torch.inf)
                         highest.scatter_reduce_(1, index, log_r.amax(3), "amax")
                     e = torch.exp(log_r - highest[:, self.child, :, None])
-                    total = torch.zeros(n, self.n_children, n_in).index_add(1, self.child, e.sum(3))
+                    total = e.new_zeros(n, self.n_children, n_in).index_add(1, self.child, e.sum(3))
                     r = (e / total[:, self.child, :, None]).reshape(n, places, k2 * n_in, n_out)
             return mu.reshape(n, places, n_out, 4, 4), torch.sigmoid(z)
 
@@ -131,9 +131,11 @@ def torch_network(sizes: tuple[int, int, int, int] = SIZES) -> Any:
 
 
 def torch_step(
-    batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, compiled: bool = False, fused: bool = False
-) -> Step:
-    """The same network, three EM iterations, autograd through all of them, PyTorch's Adam."""
+    batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, compiled: bool = False, fused: bool = False,
+    bfloat16: bool = False, channels_last: bool = False,
+) -> Step:  # fmt: skip
+    """The same network, three EM iterations, autograd through all of them, PyTorch's Adam. ``bfloat16``: under
+    autocast; ``channels_last``: maps in the order B, H, W, C."""
     import torch
     from torch.nn import functional
 
@@ -141,11 +143,17 @@ def torch_step(
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-6, fused=fused)
     images, classes = _batch(batch_size)
     x, labels = torch.tensor(images.transpose(0, 3, 1, 2).copy()), torch.tensor(classes)
+    if channels_last:
+        for convolution in (network.conv1, network.primary):
+            convolution.to(memory_format=torch.channels_last)
+        x = x.to(memory_format=torch.channels_last)
     forward = torch.compile(network) if compiled else network
 
     def step() -> None:
         optimiser.zero_grad()
-        functional.cross_entropy(forward(x), labels).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            loss = functional.cross_entropy(forward(x), labels)
+        loss.backward()
         optimiser.step()
 
     return step

@@ -26,27 +26,40 @@ def interleave(steps: dict[str, Step], repetitions: int, warm_up: int = 5) -> di
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def _peak(connection: Any, build: Callable[..., Step], arguments: dict[str, Any]) -> None:
-    step = build(**arguments)
-    for _ in range(3):
-        step()
-    # Not ru_maxrss, which a child takes over from its parent.
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    connection.send(int(status["VmHWM"].split()[0]) / 1024)
+def _reply(connection: Any, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    connection.send(function(**arguments))
     connection.close()
 
 
-def peak_memory(build: Callable[..., Step], **arguments: Any) -> float:
-    """Peak resident memory in MiB of a fresh process that builds a step and runs it three times. Linux alone."""
+def in_fresh_process(function: Callable[..., Any], **arguments: Any) -> Any:
+    """What a function returns that is called in a process of its own. Raises EOFError where it fails there."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_peak, args=(sender, build, arguments))
+    process = context.Process(target=_reply, args=(sender, function, arguments))
     process.start()
     sender.close()
     try:
         return receiver.recv()
     finally:
         process.join()
+
+
+def _time_and_peak(build: Callable[..., Step], repetitions: int, arguments: dict[str, Any]) -> tuple[float, float]:
+    seconds = interleave({"step": build(**arguments)}, repetitions, warm_up=1)["step"]
+    # Not ru_maxrss, which a child takes over from its parent.
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return seconds, int(status["VmHWM"].split()[0]) / 1024
+
+
+def time_and_peak(build: Callable[..., Step], repetitions: int, **arguments: Any) -> tuple[float, float]:
+    """Median seconds of a step, and peak resident memory in MiB of the fresh process that builds and runs it. Linux
+    alone."""
+    return in_fresh_process(_time_and_peak, build=build, repetitions=repetitions, arguments=arguments)
+
+
+def peak_memory(build: Callable[..., Step], **arguments: Any) -> float:
+    """Peak resident memory in MiB of a fresh process that builds a step and runs it four times. Linux alone."""
+    return time_and_peak(build, 1, **arguments)[1]
 
 
 def torch_version() -> str | None:
@@ -56,3 +69,12 @@ def torch_version() -> str | None:
     except ImportError:
         return None
     return str(torch.__version__)
+
+
+def jax_version() -> str | None:
+    """JAX's; None where it is not installed."""
+    try:
+        import jax
+    except ImportError:
+        return None
+    return str(jax.__version__)

@@ -146,9 +146,11 @@ def usual_products_step(batch_size: int = 32, conv_channels: int = 32, threads: 
 
 
 def torch_step(
-    batch_size: int = 32, conv_channels: int = 32, threads: int = 2, compiled: bool = False, fused: bool = False
-) -> Step:
-    """The same network, three routing iterations, autograd through all of them, PyTorch's Adam."""
+    batch_size: int = 32, conv_channels: int = 32, threads: int = 2, compiled: bool = False, fused: bool = False,
+    bfloat16: bool = False, channels_last: bool = False,
+) -> Step:  # fmt: skip
+    """The same network, three routing iterations, autograd through all of them, PyTorch's Adam. ``bfloat16``: under
+    autocast; ``channels_last``: maps in the order B, H, W, C."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -176,7 +178,7 @@ def torch_step(
         ) -> torch.Tensor:
             B = x.shape[0]
             h = self.primary(functional.relu(self.conv1(x)))
-            u = squash(h.view(B, n_types, 8, -1).permute(0, 1, 3, 2).reshape(B, n_primary, 8))
+            u = squash(h.reshape(B, n_types, 8, -1).permute(0, 1, 3, 2).reshape(B, n_primary, 8))
             votes = torch.bmm(u.transpose(0, 1), self.w).view(n_primary, B, 10, 16)
             logits = torch.zeros(n_primary, B, 10, 1)
             for t in range(3):
@@ -197,11 +199,15 @@ def torch_step(
     x, target = torch.tensor(batch.images[:, None]), torch.tensor(batch.sources.reshape(2 * batch_size, n_pixels))
     positive = torch.tensor(experiment.indicator(batch.labels, np.dtype(np.float32)).T.copy())
     mask = functional.one_hot(torch.tensor(batch.labels), 10).float()[..., None]  # (B, 2, 10, 1)
+    if channels_last:
+        network, x = network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     forward = torch.compile(network) if compiled else network
 
     def step() -> None:
         optimiser.zero_grad()
-        forward(x, positive, mask, target).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            loss = forward(x, positive, mask, target)
+        loss.backward()
         optimiser.step()
 
     return step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import threadpoolctl
 
 import smallnorb_novel_viewpoint as experiment
 from benchmarks.measure import Step
@@ -16,8 +17,11 @@ def _batch(batch_size: int) -> tuple[experiment.Array, experiment.Array]:
     return experiment.render_voxels(labels, azimuths, elevations, rng), labels
 
 
-def numpy_step(batch_size: int = 32, em_grad: str = "exact", em_iters: int = 3) -> Step:
-    """One training step: forward, loss, backward, Adam."""
+def numpy_step(
+    batch_size: int = 32, em_grad: str = "exact", em_iters: int = 3, threads: int | None = None
+) -> Step:  # fmt: skip
+    """One training step: forward, loss, backward, Adam. The BLAS has ``threads`` threads, or as many as before."""
+    threadpoolctl.threadpool_limits(threads)  # as long as the process
     config = experiment.Config(batch_size=batch_size, em_grad=em_grad, em_iters=em_iters)
     model = experiment.make_models(config)["capsules"]
     state = experiment.init_state(model, config)
@@ -63,8 +67,12 @@ def products_step(batch_size: int = 32) -> Step:
     return step
 
 
-def torch_step(batch_size: int = 32, compiled: bool = False, fused: bool = False) -> Step:
-    """The same network, three EM iterations, autograd through all of them, PyTorch's Adam."""
+def torch_step(
+    batch_size: int = 32, compiled: bool = False, fused: bool = False, bfloat16: bool = False,
+    channels_last: bool = False,
+) -> Step:  # fmt: skip
+    """The same network, three EM iterations, autograd through all of them, PyTorch's Adam. ``bfloat16``: under
+    autocast; ``channels_last``: maps in the order B, H, W, C."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -102,11 +110,15 @@ def torch_step(batch_size: int = 32, compiled: bool = False, fused: bool = False
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-6, fused=fused)
     images, classes = _batch(batch_size)
     x, labels = torch.tensor(images.transpose(0, 3, 1, 2).copy()), torch.tensor(classes)
+    if channels_last:
+        network, x = network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     forward = torch.compile(network) if compiled else network
 
     def step() -> None:
         optimiser.zero_grad()
-        functional.cross_entropy(forward(x), labels).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            loss = functional.cross_entropy(forward(x), labels)
+        loss.backward()
         optimiser.step()
 
     return step

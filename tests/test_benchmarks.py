@@ -1,11 +1,22 @@
-"""What the benchmarks of MultiMNIST count as a step's matrix products. Nothing is timed here."""
+"""What the benchmarks count as a step's matrix products, operations and bytes; JAX's networks against ours. No time is
+checked here."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import pytest
 
 import multimnist_capsnet as m
+from benchmarks import conv_matrix_capsules, figure, roofline, scaling, smallnorb
 from benchmarks import multimnist as benchmark
+from benchmarks.measure import in_fresh_process
+from support.optimizers import count_params
+from support.results import save_result
 
 B = 4
 
@@ -59,3 +70,115 @@ def test_repeating_the_products_gives_finite_numbers_that_stay() -> None:
     for one, other in zip(first, second, strict=True):
         assert np.isfinite(one).all()
         np.testing.assert_array_equal(one, other)
+
+
+def test_work_of_single_calls_is_counted() -> None:
+    """By hand, of float32 and complex64."""
+    roofline._work = work = roofline.Work()
+    a, b = np.ones((2, 3), np.float32).view(roofline.Counted), np.ones((3, 5), np.float32)
+    product = a @ b
+    assert (work.product_flops, work.other_flops, work.call_bytes) == (2 * 30, 0, 4 * (6 + 15 + 10))
+    product += 1
+    assert (work.other_flops, work.call_bytes) == (10, 4 * 31 + 4 * 20)
+    product.sum(axis=0)
+    np.einsum("ij,ij->i", a, a)
+    assert work.other_flops == 10 + 10 + 2 * 6
+    before = work.call_bytes
+    product[:, 0] = a[:, 0]
+    assert work.call_bytes == before + 4 * 4
+    np.concatenate([a, a]).astype(np.complex64) @ b
+    assert work.product_flops == 2 * 30 + 8 * 60
+
+
+def test_products_of_a_whole_step_are_counted() -> None:
+    """By hand, of 4 images of 32 x 32 pixels: conv1 forward, backward and its bias; the dense layer; the votes."""
+    work = in_fresh_process(roofline.count_work, build=smallnorb.numpy_step, batch_size=B)
+    conv1 = B * 16**2 * 16 * (2 * 25 + 1)
+    dense = 3 * B * 4096 * 136
+    votes = 3 * 8 * B * 4 * 4 * 5 * 4
+    assert work.product_flops == 2 * (conv1 + dense + votes)
+    config = smallnorb.experiment.Config()
+    model = smallnorb.experiment.make_models(config)["capsules"]
+    params = smallnorb.experiment.init_state(model, config).params
+    assert work.state_bytes == 6 * 4 * count_params(params)
+    assert work.call_bytes > work.state_bytes
+
+
+def test_the_spectral_convolutions_products_are_counted() -> None:
+    work = in_fresh_process(roofline.count_work, build=benchmark.numpy_step, batch_size=B, threads=1)
+    bias = B * 28**2 * 32  # conv1's gradient sums rows by a product that is not noted
+    assert work.product_flops == 2 * (multiplications(noted_step()[1]) + bias)
+
+
+def test_least_time_is_the_longer_of_both() -> None:
+    work = roofline.Work(product_flops=6, state_bytes=20)
+    assert work.least_seconds(2, 10) == 3
+    assert work.least_seconds(6, 4) == 5
+
+
+def test_rates_are_positive() -> None:
+    assert roofline.gemm_rate(1, repetitions=1, side=16) > 0
+    assert roofline.stream_bandwidth(2, repetitions=1, mebibytes=1) > 0
+
+
+def test_scaling_has_a_row_for_each_size() -> None:
+    table = scaling.scale(smallnorb.numpy_step, "batch size", {"2": {"batch_size": 2}}, [1, 2], 1)
+    assert table["columns"] == ["batch size", "1 thread, ms", "2 threads, ms", "1 thread, MiB", "2 threads, MiB"]
+    assert len(table["rows"]) == 1
+    assert table["rows"][0][0] == "2"
+    assert min(table["rows"][0][1:]) > 0
+
+
+@pytest.mark.parametrize("network", ["smallnorb", "multimnist", "matrix_capsules"])
+def test_jax_computes_our_losses_and_gradients(network: str) -> None:
+    """In float64, of parameters and images at random."""
+    jax = pytest.importorskip("jax")
+    from benchmarks import jax_networks
+
+    rng, ws = np.random.default_rng(0), m.Workspace(np.float64)
+    if network == "smallnorb":
+        config: Any = smallnorb.experiment.Config(dtype="float64")
+        model: Any = smallnorb.experiment.make_models(config)["capsules"]
+        params = smallnorb.experiment.init_state(model, config).params
+        data: Any = (rng.random((3, 32, 32, 1)), rng.integers(0, 5, 3))
+        scores, cache = model.forward(params, data[0])
+        loss, dscores = model.loss(scores, data[1], 0.0)
+        grads, _ = model.backward(dscores, cache)
+        jax_loss: Any = jax_networks.smallnorb_loss
+    elif network == "multimnist":
+        config = benchmark.config_of(3, 8, dtype="float64")
+        model = m.capsnet_model(config)
+        params = m.init_state(model, config).params
+        data = (rng.random((3, 36, 36)), np.array([[1, 4], [7, 0], [4, 3]]), rng.random((3, 2, 36, 36)))
+        grads = {key: np.empty_like(p) for key, p in params.items()}
+        loss = model.loss_and_grads(params, m.Batch(*data), 3, grads, ws)["train_loss"]
+        jax_loss = jax_networks.multimnist_loss
+    else:
+        config = dataclasses.replace(conv_matrix_capsules.config_of((4, 2, 3, 2)), dtype="float64")
+        model = conv_matrix_capsules.experiment.make_models(config)["capsules"]
+        params = conv_matrix_capsules.experiment.init_state(model, config).params
+        data = (rng.random((3, 28, 28, 1)), rng.integers(0, 10, 3))
+        examples, grads = conv_matrix_capsules.experiment.Examples(*data), {}
+        losses = conv_matrix_capsules.experiment.loss_and_grads(model, 0.0, params, examples, 3, grads, ws)
+        loss = losses["train_loss"]
+        jax_loss = jax_networks.matrix_capsules_loss
+    was = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    try:
+        jitted = jax.jit(jax.value_and_grad(functools.partial(jax_loss, config=config)))
+        theirs, their_grads = jitted(params, *data)
+    finally:
+        jax.config.update("jax_enable_x64", was)
+    assert theirs == pytest.approx(loss, rel=1e-9)
+    for key, grad in grads.items():
+        np.testing.assert_allclose(their_grads[key], grad, rtol=1e-6, atol=1e-9 * np.abs(grad).max(), err_msg=key)
+
+
+def test_the_figure_is_drawn_of_a_scaling_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "time_and_peak", lambda build, repetitions, **sizes: (0.01, 90.0))
+    save_result(tmp_path / "scaling.json", {"tables": scaling.measure(1, 2)})
+    argv = ["--results", str(tmp_path / "scaling.json"), "--outdir", str(tmp_path)]
+    assert figure.main(argv) == 0
+    assert (tmp_path / "speed" / "scaling.png").stat().st_size < 600_000
+    save_result(tmp_path / "scaling.json", {"tables": {}})
+    assert figure.main(argv) == 1
