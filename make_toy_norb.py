@@ -187,8 +187,8 @@ def contact_sheet(seed: int) -> bytes:
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         examples=[
-            ("", "The whole set, 97,200 pairs of pictures, into the folder toys: about 2 minutes."),
-            ("--instances 1 --lightings 1 --out-dir few", "A set of 3,240 pairs: about 15 seconds."),
+            ("", "The whole set, 48,600 pairs of pictures, into the folder toys: about 2 minutes."),
+            ("--instances 1 --lightings 1 --out-dir few", "A set of 1,620 pairs: about 15 seconds."),
             ("--figure sheet.png", "A sheet of all fifty toys: about 2 seconds."),
         ],
         description="Draw toys in the files of smallNORB, measure how hard they are, or draw a sheet of them.",
