@@ -934,8 +934,6 @@ def capsules_backward(
     else:  # scores = |mu|^2 / 16 + 4 (a - 1/2)
         dmu, da = 2 * POSE_SCORE * dscores[..., None] * cache.mu, ACTIVATION_SCORE * dscores
     dvotes, da_in, dbeta_a, dbeta_v = em_routing_backward(dmu, da, cache.routing, config.em_grad)
-    # votes = M W + bias
-    dbias = dvotes.sum(axis=(0, 1))  # (J, D)
     dpose, dclass_w = votes_backward(dvotes, cache.votes)
     dprimary = np.concatenate([dpose.reshape(len(da), -1), sigmoid_backward(da_in, cache.a_in)], axis=1)
     dflat, dprimary_w, dprimary_b = linear_backward(dprimary, cache.primary)
@@ -949,7 +947,9 @@ def capsules_backward(
         "class.w": dclass_w,
         "class.beta_a": dbeta_a,
         "class.beta_v": dbeta_v,
-    } | ({"class.bias": dbias} if config.vote_bias == "learned" else {})
+    }
+    if config.vote_bias == "learned":  # votes = M W + bias
+        grads["class.bias"] = dvotes.sum(axis=(0, 1))  # (J, D)
     return grads, dx
 
 

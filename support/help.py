@@ -14,7 +14,8 @@ class ShowHelp(argparse.Action):
 
 class HelpParser(argparse.ArgumentParser):
     """``--help`` shows the flags ``common`` (none: all), the ``examples`` and the epilog, which says where results go.
-    An example is a pair: flags, and what they do in which time on one thread. ``--help-all`` shows every flag."""
+    An example is a pair: flags, and what they do in which time on one thread. ``--help-all`` shows every flag. A
+    subclass has ``show(text)``, which prints the text and ends the program."""
 
     def __init__(self, common: str = "", examples: Sequence[tuple[str, str]] = (), **options: Any) -> None:
         super().__init__(add_help=False, **{"usage": "%(prog)s [flags]", **options})
@@ -38,6 +39,3 @@ class HelpParser(argparse.ArgumentParser):
         examples = (f"  {script} {flags}".rstrip() + f"\n      {text}" for flags, text in self.examples)
         head = ["examples, with their times on one thread:", *examples, ""] if self.examples else []
         return "\n".join([formatter.format_help(), *head, self.epilog or ""])
-
-    def show(self, text: str) -> None:
-        raise NotImplementedError

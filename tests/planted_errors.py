@@ -169,7 +169,7 @@ ERRORS: list[Planted] = [
         ("networks, (images, labels, _, _) = make_models(config), data.held_out",
          "networks, (images, labels, _, _) = make_models(config), data.familiar",
          "test_hard_accuracy_is_that_of_the_classes_that_look_new_from_behind"),
-        ("dbias = dvotes.sum(axis=(0, 1))", "dbias = dvotes.mean(axis=(0, 1))",
+        ("= dvotes.sum(axis=(0, 1))", "= dvotes.mean(axis=(0, 1))",
          "test_smallnorb_gradients::test_capsules_with_a_bias_of_the_votes"),
         ("sets, networks = (data.train, data.held_out)", "sets, networks = (data.train, data.familiar)",
          "test_smallnorb_invariants::test_the_study_of_the_poses"),
