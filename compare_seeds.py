@@ -42,9 +42,10 @@ import numpy as np
 
 import support
 from report import MAX_BYTES, make_table, read_result, show_p
+from support.console import exit_status, one_line, print_message, print_result, shows_progress
 from support.files import UserError, atomic_write, data_files, overwriting, require_writable, temporary_folder
+from support.flags import Parser, number, whole_number
 from support.results import code_fingerprint, save_result
-from support.run import Parser, exit_status, number, one_line, print_message, print_result, shows_progress, whole_number
 from support.statistics import best_setting, summarise
 
 Json = dict[str, Any]

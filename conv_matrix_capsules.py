@@ -54,6 +54,7 @@ import numpy as np
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as viewpoint
 from multimnist_capsnet import CACHE_DIR
+from support.console import exit_status, print_message, print_result
 from support.files import UserError, require_writable
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import Labelled, picture_sets, prediction_table, read_labelled, read_square, resized
@@ -67,10 +68,13 @@ from smallnorb_novel_viewpoint import (  # isort: skip
     linear_backward, linear_forward, relu_backward, relu_forward, sigmoid_backward, sigmoid_forward,
     softmax_cross_entropy, spread_loss, spread_margin, viewpoints_from_args,
 )  # fmt: skip
+from support.flags import (  # isort: skip
+    Parser, add_file_flags, add_flags, check_file_flags, flag_of, list_of, names_of, non_empty, number,
+    whole_number,
+)  # fmt: skip
 from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Parser, Session, Stream, add_file_flags, add_flags, check_file_flags,
-    check_same, checkpoint_command, exit_status, flag_of, generator, list_of, names_of, non_empty, number, of_models,
-    permutation, print_message, print_result, read_checkpoint, require_finite, whole_number,
+    NO_FILES, Callback, Files, Session, Stream, check_same, checkpoint_command, generator, of_models, permutation,
+    read_checkpoint, require_finite,
 )  # fmt: skip
 
 # Dimension letters

@@ -32,10 +32,12 @@ from scipy import ndimage
 
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as viewpoint
+from support.console import exit_status, print_message, print_result
 from support.figures import DATASET_NAMES, load_finished, write_if_changed
 from support.files import UserError, overwriting, require_writable
+from support.flags import Parser, file_path, non_empty
 from support.results import environment
-from support.run import Files, Parser, exit_status, file_path, non_empty, print_message, print_result
+from support.run import Files
 from support.workers import Workers, Workspace, default_threads
 
 Array = np.ndarray

@@ -28,9 +28,10 @@ import numpy as np
 from PIL import Image
 
 from support.browser import headless_browser
+from support.console import exit_status, print_result
 from support.figures import add_animation_arguments, encode_gif, write_if_changed
 from support.files import UserError, require_writable
-from support.run import Parser, exit_status, file_path, print_result
+from support.flags import Parser, file_path
 
 Array = np.ndarray
 Points = Sequence[tuple[float, float]]

@@ -26,6 +26,7 @@ import mnist_affine_capsnet as experiment
 import visualize_mnist_affine_capsnet as figures
 from mnist_affine_capsnet import SWEEP
 from multimnist_capsnet import Array
+from support.console import exit_status
 from support.figures import (
     GREY,
     MAX_FRAMES,
@@ -44,7 +45,7 @@ from support.figures import (
     write_gif,
 )
 from support.files import require_writable
-from support.run import Parser, exit_status, whole_number
+from support.flags import Parser, whole_number
 from support.workers import blas_threads
 from visualize_mnist_affine_capsnet import MODELS, J, Run, degrees
 

@@ -23,6 +23,7 @@ import numpy as np
 import multimnist_capsnet as experiment
 import visualize_multimnist_capsnet as figures
 from multimnist_capsnet import Array, Batch, Config, Data
+from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
     BLUE,
@@ -45,8 +46,9 @@ from support.figures import (
     write_gif,
 )
 from support.files import require_writable
+from support.flags import Parser, whole_number
 from support.optimizers import TrainState
-from support.run import Files, Parser, exit_status, print_result, whole_number
+from support.run import Files
 from support.workers import Workers
 from visualize_multimnist_capsnet import DIGIT_COLOURS, add_two_names, in_colour, in_two_colours
 

@@ -24,6 +24,7 @@ from matplotlib.ticker import MaxNLocator
 import smallnorb_novel_viewpoint as experiment
 import visualize_smallnorb_novel_viewpoint as figures
 from smallnorb_novel_viewpoint import Array, Config, Data, Split
+from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
     GREY,
@@ -43,8 +44,9 @@ from support.figures import (
     write_gif,
 )
 from support.files import require_writable
+from support.flags import Parser, whole_number
 from support.optimizers import TrainState
-from support.run import Files, Parser, exit_status, print_result, whole_number
+from support.run import Files
 from support.workers import blas_threads
 from visualize_smallnorb_novel_viewpoint import CHANCE, HELD_OUT, MODELS, TRAINED
 

@@ -58,16 +58,17 @@ import numpy as np
 
 import multimnist_capsnet as base
 from multimnist_capsnet import Array, Batch, Model, Params, assess, init_state, update
+from support.console import exit_status, one_line, print_result
 from support.files import UserError, atomic_write, require_writable
+from support.flags import Parser, add_file_flags, add_flags, check_file_flags, file_path, list_of, number, whole_number
 from support.optimizers import TrainState, count_params
 from support.pictures import picture_sheet
 from support.results import recorded_command, report_result, result_document
 from support.workers import SERIAL, Workers, Workspace
 
 from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Parser, Session, Stream, add_file_flags, add_flags, check_file_flags, check_same,
-    checkpoint_command, exit_status, file_path, generator, list_of, number, of_models, one_line, permutation,
-    print_result, read_checkpoint, require_finite, whole_number,
+    NO_FILES, Callback, Files, Session, Stream, check_same, checkpoint_command, generator, of_models, permutation,
+    read_checkpoint, require_finite,
 )  # fmt: skip
 
 # Dimension letters as in multimnist_capsnet.py:

@@ -61,7 +61,9 @@ import numpy as np
 import pooch
 from tqdm import tqdm
 
+from support.console import exit_status, one_line, print_message, print_result
 from support.files import UserError, atomic_write, require_writable
+from support.flags import Parser, add_file_flags, add_flags, check_file_flags, non_empty, number, whole_number
 from support.optimizers import TrainState, adamw_step, count_params, muon_step
 from support.pictures import border_level, class_name, picture_sheet, read_grey
 from support.results import recorded_command, report_result, result_document
@@ -70,9 +72,8 @@ from support.stroke_digits import stroke_digits
 from support.workers import LEAST_PART, Workers, Workspace, default_threads
 
 from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Parser, Session, Stream, add_file_flags, add_flags, check_file_flags, check_same,
-    checkpoint_command, exit_status, generator, non_empty, number, of_models, one_line, permutation, print_message,
-    print_result, read_checkpoint, require_finite, whole_number,
+    NO_FILES, Callback, Files, Session, Stream, check_same, checkpoint_command, generator, of_models, permutation,
+    read_checkpoint, require_finite,
 )  # fmt: skip
 
 # Dimension letters

@@ -36,9 +36,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import claims
+from support.console import exit_status, print_message, print_result
 from support.files import UserError, atomic_write, same_file
+from support.flags import Parser
 from support.results import checksum, code_fingerprint, save_result
-from support.run import Parser, exit_status, print_message, print_result
 from support.statistics import best_setting, summarise
 
 Json = dict[str, Any]

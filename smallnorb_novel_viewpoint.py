@@ -46,16 +46,18 @@ from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
+from support.console import exit_status, print_result
 from support.files import UserError, require_writable
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import border_level, prediction_table, read_grey
 from support.results import recorded_command, report_result, result_document
 from support.workers import blas_threads
 
+from support.flags import (  # isort: skip
+    Parser, add_file_flags, add_flags, check_file_flags, flag_of, format_value, non_empty, number, whole_number,
+)  # fmt: skip
 from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Parser, Session, Stream, add_file_flags, add_flags, check_file_flags,
-    check_same, exit_status, flag_of, format_value, generator, non_empty, number, permutation, print_result,
-    read_checkpoint, require_finite, whole_number,
+    NO_FILES, Callback, Files, Session, Stream, check_same, generator, permutation, read_checkpoint, require_finite,
 )  # fmt: skip
 
 # Dimension letters

@@ -27,8 +27,9 @@ from report import CLAIMS, read_json
 from support.figures import (  # isort: skip
     BLUE, GREY, VERMILLION, add_axes, add_text, darkened, new_figure, plural, with_minus_sign, write_figures,
 )  # fmt: skip
+from support.console import exit_status
 from support.files import UserError, require_writable
-from support.run import Parser, exit_status
+from support.flags import Parser
 
 COLOURS = {"holds": BLUE, "reversed": VERMILLION, "undecided": GREY, "one seed": GREY, "depends": GREY}
 ROW, GAP, TOP = 0.245, 0.2, 0.78  # inches

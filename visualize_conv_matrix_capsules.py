@@ -45,6 +45,7 @@ from matplotlib.ticker import MaxNLocator
 
 import conv_matrix_capsules as experiment
 from conv_matrix_capsules import CAPS_KERNEL, CAPS_STRIDES, POSE_SIDE, Array, Config, Data, viewpoint
+from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
     BLUE,
@@ -95,8 +96,9 @@ from support.figures import (
     write_figures,
 )
 from support.files import require_writable
+from support.flags import Parser
 from support.optimizers import TrainState
-from support.run import Files, Parser, exit_status, print_result
+from support.run import Files
 from support.workers import Workers, Workspace
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]

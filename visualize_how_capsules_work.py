@@ -35,8 +35,10 @@ from matplotlib.patches import Ellipse
 import conv_matrix_capsules as conv
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
+from support.console import exit_status
 from support.files import UserError, require_writable
-from support.run import Files, Parser, exit_status, file_path, whole_number
+from support.flags import Parser, file_path, whole_number
+from support.run import Files
 from support.workers import Workspace, default_threads
 
 from support.figures import (  # isort: skip

@@ -45,6 +45,7 @@ import mnist_affine_capsnet as experiment
 import multimnist_capsnet as base
 from mnist_affine_capsnet import SWEEP, Config, Data
 from multimnist_capsnet import Array
+from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
     BLUE,
@@ -83,8 +84,9 @@ from support.figures import (
     write_figures,
 )
 from support.files import UserError, require_writable
+from support.flags import Parser, names_of
 from support.optimizers import TrainState
-from support.run import Files, Parser, exit_status, names_of, print_result
+from support.run import Files
 from support.workers import Workers, blas_threads
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]

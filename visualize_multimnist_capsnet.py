@@ -42,6 +42,7 @@ from matplotlib.ticker import MaxNLocator
 
 import multimnist_capsnet as experiment
 from multimnist_capsnet import Array, Batch, Config, Data
+from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
     BLUE,
@@ -92,8 +93,9 @@ from support.figures import (
     write_figures,
 )
 from support.files import require_writable
+from support.flags import Parser
 from support.optimizers import TrainState
-from support.run import Files, Parser, exit_status, print_result
+from support.run import Files
 from support.workers import Workspace, blas_threads
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]

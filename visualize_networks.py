@@ -29,9 +29,10 @@ import conv_matrix_capsules as conv
 import mnist_affine_capsnet as affine
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
+from support.console import exit_status, print_result
 from support.files import require_writable
+from support.flags import Parser
 from support.optimizers import count_params
-from support.run import Parser, exit_status, print_result
 from support.workers import Workspace
 
 from support.figures import (  # isort: skip

@@ -39,6 +39,7 @@ from matplotlib.ticker import MaxNLocator
 
 import smallnorb_novel_viewpoint as experiment
 from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split
+from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
     BLUE,
@@ -78,8 +79,9 @@ from support.figures import (
     write_figures,
 )
 from support.files import UserError, require_writable
+from support.flags import Parser
 from support.optimizers import TrainState
-from support.run import Files, Parser, Stream, exit_status, generator, print_result
+from support.run import Files, Stream, generator
 from support.workers import blas_threads
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]

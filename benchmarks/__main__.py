@@ -18,9 +18,10 @@ from benchmarks import conv_matrix_capsules as matrix_capsules
 from benchmarks import multimnist, scaling, smallnorb
 from benchmarks.measure import Step, in_fresh_process, interleave, jax_version, peak_memory, torch_version
 from benchmarks.roofline import count_work, gemm_rate, stream_bandwidth
+from support.console import exit_status, print_message, print_result
 from support.files import require_writable
+from support.flags import Parser, whole_number
 from support.results import code_fingerprint, environment, save_result
-from support.run import Parser, exit_status, print_message, print_result, whole_number
 
 OURS, PRODUCTS, EAGER = "numpy", "its matrix products alone", "PyTorch eager"
 Build = Callable[..., Step]

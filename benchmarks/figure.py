@@ -21,8 +21,9 @@ from report import read_json
 from support.figures import (  # isort: skip
     BLACK, BLUE, GREEN, GREY, VERMILLION, add_axes, add_legend, lightened, new_figure, write_figures,
 )  # fmt: skip
+from support.console import exit_status
 from support.files import UserError, require_writable
-from support.run import Parser, exit_status
+from support.flags import Parser
 
 NETWORKS = {
     "multimnist": ("MultiMNIST CapsNet", BLUE),

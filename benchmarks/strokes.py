@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from multimnist_capsnet import load_mnist
+from support.console import exit_status, print_result
 from support.files import UserError, require_writable
+from support.flags import Parser, file_path, whole_number
 from support.results import code_fingerprint, environment, save_result
-from support.run import Parser, exit_status, file_path, print_result, whole_number
 from support.stroke_digits import stroke_digits
 
 N_DIGITS, BATCH, LR = 20_000, 64, 1e-3

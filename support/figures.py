@@ -29,9 +29,11 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 from PIL import Image
 from tqdm import tqdm
 
+from support.console import print_result, shows_progress
 from support.files import UserError, atomic_write
+from support.flags import number
 from support.optimizers import TrainState
-from support.run import check_same, number, print_result, shows_progress
+from support.run import check_same
 
 Array = np.ndarray
 Colour = str | tuple[float, float, float]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from support.console import one_line, print_message, shows_progress
 from support.files import UserError
-from support.run import one_line, print_message, shows_progress
 
 Array = np.ndarray
 

@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from support.console import print_result
 from support.files import UserError, atomic_write
 from support.optimizers import TrainState
-from support.run import NO_FILES, Files, print_result
+from support.run import NO_FILES, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -1,4 +1,4 @@
-"""What every experiment script needs besides its science: flags, one-line errors, random streams, Ctrl-C, checkpoints.
+"""What a training needs besides its science: random streams, checkpoints, Ctrl-C, progress.
 
 What a new experiment must have, so that the rest of the project works with it:
     Config         a frozen dataclass with ``seed`` and ``n_epochs``; a property ``free_to_change``, the names of the
@@ -6,8 +6,8 @@ What a new experiment must have, so that the rest of the project works with it:
                    class variable ``flags`` (field: flag).
     a history      ``train_loss`` and any metrics, a number an epoch (``TrainState.add`` and ``end_epoch``).
     a result       by ``results.result_document``; the floats of a model in it are its metrics.
-    its flags      --seed, --threads, and those of ``add_file_flags``; compare_seeds.py sets --seed, --threads, --quiet
-                   and --out-json.
+    its flags      --seed, --threads, and those of ``flags.add_file_flags``; compare_seeds.py sets --seed, --threads,
+                   --quiet and --out-json.
     for figures    the module's EXPERIMENT, add_config_flags, config_from_args, load_checkpoint, make_data, train_all;
                    labels and colours of its models in ``figures.MODEL_STYLES``, the data set's name in
                    ``figures.DATASET_NAMES``.
@@ -22,22 +22,20 @@ import functools
 import json
 import math
 import os
-import re
 import signal
-import sys
 import types
 import typing
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import IO, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from support import startup
-from support.files import UserError, atomic_write, data_files, overwriting
-from support.help import HelpParser
+from support.console import Terminated, one_line, print_message, shows_progress
+from support.files import UserError, atomic_write
+from support.flags import flag_of, format_value
 from support.optimizers import TrainState
 
 CHECKPOINT_FORMAT = 2
@@ -45,42 +43,6 @@ STATE_TYPES = {  # what a checkpoint keeps beside arrays
     "step": int, "seconds": float, "sums": dict[str, float], "history": dict[str, list[float]],
 }  # fmt: skip
 ConfigT = TypeVar("ConfigT")
-
-
-def one_line(error: object, limit: int = 200) -> str:
-    """An error's message, or any other text, on one line; a long one is cut in its middle."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-(limit // 2 - 1) :]}"
-
-
-def print_result(text: str) -> None:
-    """Print to stdout. A closed pipe is ignored; raises UserError where the text cannot be written."""
-    if sys.stdout is None:
-        return
-    try:
-        print(encodable(text, sys.stdout), flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries, and fails, again at its end
-        if not isinstance(error, BrokenPipeError):
-            raise UserError(f"cannot write to the standard output: {error.strerror}") from error
-
-
-def print_message(text: str) -> None:
-    """Print to stderr, if there is one that can be written to."""
-    if sys.stderr is not None:  # print would take stdout instead
-        with contextlib.suppress(OSError):
-            print(encodable(text, sys.stderr), file=sys.stderr, flush=True)
-
-
-def shows_progress(quiet: bool = False) -> bool:
-    """Whether a progress bar is wanted and somebody sees it."""
-    return not quiet and sys.stderr is not None and sys.stderr.isatty()
-
-
-def encodable(text: str, stream: IO[str]) -> str:
-    """The text with escapes for what the stream cannot take, such as odd bytes in a file's name."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -108,286 +70,6 @@ def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
     """The generator of a stream and a key (such as the epoch and step). It depends on nothing else, so that a resumed
     run draws the same numbers without any stored state."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(stream), *key)))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Flags
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-class Parser(HelpParser):
-    """Says what is wrong in one line, without the usage before it. ``args.given`` names what the command line set.
-
-    ``checks`` are called with the parser and what it has parsed. No output of the flags that all scripts have may
-    replace an input.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.checks: list[Callable[[Parser, argparse.Namespace], None]] = []
-        self.data_dir: str | None = None  # the folder of data where --data-dir is not given
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        for flag, _, value in (word.partition("=") for word in (sys.argv[1:] if args is None else args)):
-            if flag.startswith("-") and value == "--":  # Python 3.11 takes it for no value at all
-                self.error(f"argument {flag}: expected a value, not --")
-        self._negative_number_matcher = re.compile(r"-[\d.]")  # or -30:30 would be taken for a flag
-        parsed = super().parse_args(args, namespace)
-        defaults = {action: action.default for action in self._actions}
-        for action in self._actions:
-            action.default = argparse.SUPPRESS
-        parsed.given = frozenset(vars(super().parse_args(args)))
-        for action, default in defaults.items():
-            action.default = default
-        for check in (*self.checks, check_overwriting):
-            check(self, parsed)
-        return parsed
-
-    def error(self, message: str) -> NoReturn:
-        print_message(f"{self.prog}: error: {one_line(message, 300)} (--help-all shows every flag)")
-        self.exit(2)
-
-    def show(self, text: str) -> NoReturn:
-        self.exit(exit_status(lambda: print_result(text.rstrip("\n"))))
-
-
-def add_flags(parser: argparse.ArgumentParser, title: str, config: type) -> Callable[..., None]:
-    """Start a group of flags, and return ``add(field, type, help, metavar, default)``, which adds the flag of a field
-    of ``config``.
-
-    The type is a function of the text, or a tuple of choices. The help is a sentence. Without ``default`` the flag has
-    the field's default, and the help says it. With it, the help says this text, and the value is None unless the flag
-    is given.
-    """
-    group = parser.add_argument_group(title)
-    fields = {field.name: field for field in dataclasses.fields(config)}
-
-    def add(name: str, kind: Any, text: str, metavar: str | None = "N", default: str | None = None) -> None:
-        options: dict[str, Any] = {"choices": kind} if isinstance(kind, tuple) else {"type": kind, "metavar": metavar}
-        if name == "data_dir" and isinstance(parser, Parser) and (default or "").startswith("~"):
-            parser.data_dir = default
-        shown = default or format_value(fields[name].default, fields[name].type)
-        group.add_argument(
-            flag_of(config, name), dest=name, default=None if default else fields[name].default,
-            help=f"{text} Default: {shown}.".replace("%", "%%"), **options,
-        )  # fmt: skip
-
-    return add
-
-
-def flag_of(config: Any, field: str) -> str:
-    """The flag that sets a field of a Config."""
-    own: dict[str, str] = getattr(config, "flags", {})
-    return own.get(field, "--" + field.replace("_", "-"))
-
-
-def format_value(value: Any, type_name: Any = "") -> str:
-    """As a flag takes it: a Range 0:150, other tuples 16,4,8,8."""
-    if isinstance(value, tuple):
-        return (":" if type_name == "Range" else ",").join(format_value(v) for v in value) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def whole_number(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not between {low} and {high}")
-        return value
-
-    return parse
-
-
-def number(low: float, high: float, *, above: bool = False) -> Callable[[str], float]:
-    """A number from ``low`` (with ``above``: greater than it) to ``high``."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not low <= value <= high or (above and value == low):  # a NaN fails this too
-            bounds = f"above {low:g} and at most {high:g}" if above else f"between {low:g} and {high:g}"
-            raise argparse.ArgumentTypeError(f"{text} is not {bounds}")
-        return value
-
-    return parse
-
-
-def list_of(kind: Callable[[str], Any], length: int | None = None, example: str = "") -> Callable[[str], tuple]:
-    """Values with commas between them."""
-
-    def parse(text: str) -> tuple[Any, ...]:
-        values = tuple(kind(part) for part in text.split(","))
-        if length not in (None, len(values)):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {length}, such as {example}")
-        return values
-
-    return parse
-
-
-def names_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Some of the known names, each once, with commas between them."""
-
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
-        if len(set(names)) < len(names):
-            raise argparse.ArgumentTypeError(f"{text} names one twice")
-        return names
-
-    return parse
-
-
-def non_empty(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("the name is empty")
-    return text
-
-
-def file_path(text: str) -> Path:
-    return Path(non_empty(text))
-
-
-def add_file_flags(
-    parser: argparse.ArgumentParser, models: Sequence[str], *, eval_only: bool = True, predict_png: bool = False
-) -> None:
-    """--models, and the files that a training reads and writes."""
-    parser.epilog = "The result is printed as a table; --out-json FILE and --checkpoint FILE keep it and the networks."
-    default = ",".join(models)
-    add = parser.add_argument_group("files").add_argument
-    # fmt: off
-    add("--models", type=names_of(models), metavar="A,B", default=tuple(models),
-        help=f"Train only these. Default: {default}.")
-    add("--out-json", type=file_path, metavar="FILE", help="Write the result, history and environment there.")
-    add("--checkpoint", type=file_path, metavar="FILE",
-        help="Save the networks there after every epoch, and on Ctrl-C. An older checkpoint of the experiment is"
-        " replaced unless --resume is given.")
-    add("--overwrite", action="store_true",
-        help="Let --checkpoint replace one of another experiment or of an older version too.")
-    add("--checkpoint-every", type=whole_number(1, 10**9), metavar="N", help="Save every N steps as well.")
-    add("--resume", action="store_true",
-        help="Continue from --checkpoint. The numbers are the same, bit for bit, where the threads are.")
-    if eval_only:
-        add("--eval-only", action="store_true",
-            help="Train nothing: test the networks of --checkpoint on the test set that the data flags describe.")
-    add("--predict", type=file_path, nargs="+", metavar="IMAGE",
-        help="Train nothing: classify pictures with the networks of --checkpoint.")
-    if predict_png:
-        add("--predict-png", type=file_path, metavar="FILE", default=Path("prediction.png"),
-            help="File in which --predict draws what the network sees in the pictures. Default: %(default)s.")
-    add("--quiet", action="store_true", help="Show no progress bar.")
-    # fmt: on
-
-
-def check_file_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Ends the script with status 2 where they do not fit together."""
-    eval_only = getattr(args, "eval_only", False)
-    for flag in ("predict", "eval_only", "resume", "checkpoint_every", "overwrite"):
-        if getattr(args, flag, None) and not args.checkpoint:
-            parser.error(f"argument --{flag.replace('_', '-')}: needs --checkpoint FILE")
-    if args.predict and eval_only:
-        parser.error("argument --predict: not together with --eval-only")
-    for flag in ("resume", "checkpoint_every", "overwrite"):
-        if (args.predict or eval_only) and getattr(args, flag):
-            parser.error(f"argument --{flag.replace('_', '-')}: --predict and --eval-only do not train")
-    if args.resume and args.overwrite:
-        parser.error("argument --overwrite: --resume continues what is there")
-    if "predict_png" in args.given and not args.predict:
-        parser.error("argument --predict-png: needs --predict IMAGE")
-    if args.predict and args.out_json:
-        parser.error("argument --out-json: --predict has no result of this kind")
-
-
-OUTPUTS = ("out_json", "checkpoint", "predict_png", "out", "figure")
-INPUTS = ("predict", "affnist", "results")
-
-
-def check_overwriting(parser: Parser, args: argparse.Namespace) -> None:
-    """Ends the script with status 2 where a file that it writes is one that it reads, or another that it writes."""
-    outputs = {flag_of(None, name): path for name in OUTPUTS if (path := getattr(args, name, None)) is not None}
-    inputs = []
-    if not getattr(args, "predict", None):
-        outputs.pop("--predict-png", None)
-    if getattr(args, "predict", None) or getattr(args, "eval_only", False) or not hasattr(args, "checkpoint_every"):
-        inputs = [("the file of --checkpoint", path) for path in [outputs.pop("--checkpoint", None)] if path]
-    if outdir := getattr(args, "outdir", None):
-        with contextlib.suppress(OSError):
-            outputs |= {f"--outdir: {path.name}": path for path in outdir.glob("*/*.png")}
-    if not outputs:
-        return
-    for name in INPUTS:
-        given = getattr(args, name, None) or []
-        inputs += [(f"a file of --{name}", path) for path in (given if isinstance(given, list) else [given])]
-    folders = (getattr(args, "data_dir", None) or parser.data_dir, getattr(args, "smallnorb_dir", None))
-    pictures = getattr(args, "dataset", None) == "images"
-    data = data_files(*(Path(f).expanduser() for f in folders if f), pictures=pictures)
-    inputs += [("a file of data", path) for path in data]
-    if fault := overwriting(outputs, inputs):
-        parser.error(fault)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The end of a script
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def exit_status(body: Callable[[], None]) -> int:
-    """Run a script's body: 0; 1 with one line on stderr for a UserError; 130 after Ctrl-C, 143 after SIGTERM."""
-    startup.is_over()
-    try:
-        body()
-    except UserError as error:
-        print_message(f"error: {one_line(error, 500)}")
-        return 1
-    except MemoryError:
-        print_message("error: out of memory; try a smaller --batch-size or fewer examples")
-        return 1
-    except Terminated:
-        print_message("terminated")
-        return 143
-    except KeyboardInterrupt:
-        print_message("interrupted")
-        return 130
-    return 0
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
-
-
-class Interrupt:
-    """Delays Ctrl-C and SIGTERM until ``check`` is called between two steps, so that checkpoints are complete. A second
-    signal stops at once."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Interrupt:
-        with contextlib.suppress(ValueError):  # not in the main thread: signals are not ours
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                self._previous[signum] = signal.signal(signum, self._request)
-        return self
-
-    def _request(self, signum: int, frame: Any) -> None:
-        self.signal = signum
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def __exit__(self, *_: object) -> None:
-        for signum, handler in self._previous.items():
-            signal.signal(signum, handler)
-
-    def check(self) -> None:
-        """Raises Terminated or KeyboardInterrupt where a signal came."""
-        if self.signal is not None:
-            raise Terminated if self.signal == signal.SIGTERM else KeyboardInterrupt
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -621,6 +303,35 @@ class Files:
 
 NO_FILES = Files()
 Callback = Callable[[TrainState, bool], None]  # the state, and whether an epoch has ended
+
+
+class Interrupt:
+    """Delays Ctrl-C and SIGTERM until ``check`` is called between two steps, so that checkpoints are complete. A second
+    signal stops at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        with contextlib.suppress(ValueError):  # not in the main thread: signals are not ours
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                self._previous[signum] = signal.signal(signum, self._request)
+        return self
+
+    def _request(self, signum: int, frame: Any) -> None:
+        self.signal = signum
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+    def check(self) -> None:
+        """Raises Terminated or KeyboardInterrupt where a signal came."""
+        if self.signal is not None:
+            raise Terminated if self.signal == signal.SIGTERM else KeyboardInterrupt
 
 
 class Session:

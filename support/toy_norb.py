@@ -31,9 +31,10 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
+from support.console import print_message, shows_progress
 from support.files import atomic_write
 from support.results import plain_code
-from support.run import Stream, generator, print_message, shows_progress
+from support.run import Stream, generator
 from support.workers import Workers, default_threads
 
 Array = np.ndarray

@@ -27,9 +27,10 @@ import planted_errors
 import report
 import smallnorb_novel_viewpoint as views
 from helpers import DATA, EXPERIMENTS, attacked_by_hand
+from support.files import UserError
 from support.optimizers import TrainState, count_params
 from support.results import checksum, save_result
-from support.run import UserError, require_finite
+from support.run import require_finite
 from support.statistics import compare_pairs, describe_sample, summarise, t_quantile, verdict
 from support.workers import SERIAL, Workers, Workspace
 

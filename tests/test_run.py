@@ -1,4 +1,4 @@
-"""support/run.py, and every experiment as a person meets it: flags, files, interruptions, damaged files, closed pipes.
+"""Every experiment as a person meets it: flags, files, interruptions, damaged files, closed pipes.
 
 A test with the argument ``experiment`` runs for each script of helpers.EXPERIMENTS.
 """
@@ -45,6 +45,7 @@ from helpers import (
     usage_error,
 )
 from support import files, results, run
+from support.flags import check_file_flags, flag_of, format_value
 from support.optimizers import TrainState
 
 Array = np.ndarray
@@ -260,11 +261,11 @@ def test_defaults_are_the_config_and_help_shows_them(experiment: Experiment, mon
     assert experiment.config() == script.Config(**smallest_decoder)
     options = script.make_parser().format_help().partition("--help-all")[2]
     lines = {text.split()[0]: " ".join(text.split()) for text in re.split(r"\n  (?=--)", options)[1:]}
-    fields = {run.flag_of(script.Config, field.name): field for field in dataclasses.fields(script.Config)}
+    fields = {flag_of(script.Config, field.name): field for field in dataclasses.fields(script.Config)}
     assert set(lines) <= set(fields) | NO_FIELD | SWITCHES | {"--preset"}
     for flag, line in lines.items():
         if flag in fields and fields[flag].default not in (None, ()) and (experiment.name, flag) not in IN_WORDS:
-            shown = run.format_value(fields[flag].default, fields[flag].type)
+            shown = format_value(fields[flag].default, fields[flag].type)
             assert re.search(rf"Default: .*?{re.escape(shown)}(?![\d.]\d)", line), line
         elif flag in fields:
             assert "Default: " in line, line
@@ -305,7 +306,7 @@ def test_help(name: str, capsys: Capture, monkeypatch: Patch) -> None:
         argv = shlex.split(example)
         args = parser.parse_args(argv[: argv.index("--")] if "--" in argv else argv)
         if hasattr(script, "config_from_args"):
-            run.check_file_flags(parser, args)
+            check_file_flags(parser, args)
             n_parameters = len(inspect.signature(script.config_from_args).parameters)
             script.config_from_args(*[parser, args][-n_parameters:])
     assert (parser.epilog or "").splitlines()[0] in shown["--help"]

@@ -1,0 +1,72 @@
+"""What a script says and how it ends: results, messages, the exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import IO
+
+from support import startup
+from support.files import UserError
+
+
+def one_line(error: object, limit: int = 200) -> str:
+    """An error's message, or any other text, on one line; a long one is cut in its middle."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-(limit // 2 - 1) :]}"
+
+
+def print_result(text: str) -> None:
+    """Print to stdout. A closed pipe is ignored; raises UserError where the text cannot be written."""
+    if sys.stdout is None:
+        return
+    try:
+        print(encodable(text, sys.stdout), flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries, and fails, again at its end
+        if not isinstance(error, BrokenPipeError):
+            raise UserError(f"cannot write to the standard output: {error.strerror}") from error
+
+
+def print_message(text: str) -> None:
+    """Print to stderr, if there is one that can be written to."""
+    if sys.stderr is not None:  # print would take stdout instead
+        with contextlib.suppress(OSError):
+            print(encodable(text, sys.stderr), file=sys.stderr, flush=True)
+
+
+def shows_progress(quiet: bool = False) -> bool:
+    """Whether a progress bar is wanted and somebody sees it."""
+    return not quiet and sys.stderr is not None and sys.stderr.isatty()
+
+
+def encodable(text: str, stream: IO[str]) -> str:
+    """The text with escapes for what the stream cannot take, such as odd bytes in a file's name."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+def exit_status(body: Callable[[], None]) -> int:
+    """Run a script's body: 0; 1 with one line on stderr for a UserError; 130 after Ctrl-C, 143 after SIGTERM."""
+    startup.is_over()
+    try:
+        body()
+    except UserError as error:
+        print_message(f"error: {one_line(error, 500)}")
+        return 1
+    except MemoryError:
+        print_message("error: out of memory; try a smaller --batch-size or fewer examples")
+        return 1
+    except Terminated:
+        print_message("terminated")
+        return 143
+    except KeyboardInterrupt:
+        print_message("interrupted")
+        return 130
+    return 0
