@@ -54,11 +54,11 @@ import numpy as np
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as viewpoint
 from multimnist_capsnet import CACHE_DIR
-from support.console import exit_status, print_message, print_result
-from support.files import UserError, require_writable
+from support.console import print_message
+from support.files import UserError
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import Labelled, picture_sets, prediction_table, read_labelled, read_square, resized
-from support.results import recorded_command, report_result, result_document
+from support.results import result_document, run_script
 from support.toy_norb import cached_toys
 from support.workers import Workers, Workspace, default_threads
 
@@ -73,7 +73,7 @@ from support.flags import (  # isort: skip
     whole_number,
 )  # fmt: skip
 from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Session, Stream, check_same, checkpoint_command, generator, of_models, permutation,
+    NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, of_models, permutation,
     read_checkpoint, require_finite,
 )  # fmt: skip
 
@@ -927,11 +927,6 @@ def make_models(config: Config) -> dict[str, Model]:
     return {"capsules": capsules, "cnn": cnn}
 
 
-def init_state(model: Model, config: Config) -> TrainState:
-    """Fresh parameters; their draws depend on the seed and the model's name alone."""
-    return TrainState(model.name, model.init_params(generator(config.seed, Stream.INIT, *model.name.encode())))
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Evaluation and training loop. A batch is divided into parts of a fixed size, on which threads work: no number depends
 # on how many threads there are.
@@ -1318,14 +1313,9 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
 
 
 def train_all(
-    config: Config,
-    data: Data,
-    *,
-    names: Collection[str] = MODEL_NAMES,
-    threads: int = 1,
-    files: Files = NO_FILES,
+    config: Config, data: Data, *, names: Collection[str] = MODEL_NAMES, threads: int = 1, files: Files = NO_FILES,
     callback: Callback | None = None,
-) -> dict[str, TrainState]:
+) -> dict[str, TrainState]:  # fmt: skip
     """Train the named models one after the other, and return their states."""
     states = fresh_states(config)
     n_steps = steps_per_epoch(config, data) * config.n_epochs
@@ -1672,23 +1662,13 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     check_file_flags(parser, args)
     config = config_from_args(parser, args)
-    command = recorded_command(EXPERIMENT, argv)
-    files = Files.from_args(args, command)
-
-    def body() -> None:
-        if args.predict:
-            print_result(predict(args.checkpoint, args.predict, config, args.given))
-            return
-        require_writable(args.out_json, None if args.eval_only else args.checkpoint)
-        if args.eval_only:
-            result = evaluate_checkpoint(args.checkpoint, config, args.given, args.models, args.threads)
-            result["checkpoint_command"] = checkpoint_command(args.checkpoint, EXPERIMENT)
-        else:
-            result = run(config, files, args.threads, names=args.models)
-        result["command"] = command
-        report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}", files)
-
-    return exit_status(body)
+    return run_script(
+        EXPERIMENT, argv, args,
+        predict=lambda: predict(args.checkpoint, args.predict, config, args.given),
+        train=lambda files: run(config, files, args.threads, names=args.models),
+        evaluate=lambda: evaluate_checkpoint(args.checkpoint, config, args.given, args.models, args.threads),
+        text=lambda result: f"{describe(result)}\n{format_table(result)}",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

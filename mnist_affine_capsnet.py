@@ -57,17 +57,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import multimnist_capsnet as base
-from multimnist_capsnet import Array, Batch, Model, Params, assess, init_state, update
-from support.console import exit_status, one_line, print_result
-from support.files import UserError, atomic_write, require_writable
+from multimnist_capsnet import Array, Batch, Model, Params, assess, update
+from support.console import one_line
+from support.files import UserError, atomic_write
 from support.flags import Parser, add_file_flags, add_flags, check_file_flags, file_path, list_of, number, whole_number
 from support.optimizers import TrainState, count_params
 from support.pictures import picture_sheet
-from support.results import recorded_command, report_result, result_document
+from support.results import result_document, run_script
 from support.workers import SERIAL, Workers, Workspace
 
 from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Session, Stream, check_same, checkpoint_command, generator, of_models, permutation,
+    NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, of_models, permutation,
     read_checkpoint, require_finite,
 )  # fmt: skip
 
@@ -687,14 +687,9 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
 
 
 def train_all(
-    config: Config,
-    data: Data,
-    *,
-    names: Collection[str] = MODEL_NAMES,
-    threads: int = 1,
-    files: Files = NO_FILES,
+    config: Config, data: Data, *, names: Collection[str] = MODEL_NAMES, threads: int = 1, files: Files = NO_FILES,
     callback: Callback | None = None,
-) -> dict[str, TrainState]:
+) -> dict[str, TrainState]:  # fmt: skip
     """Train the named models one after the other, and return their states."""
     states = fresh_states(config)
     with Session(EXPERIMENT, config, states, files, config.n_steps, callback) as session:
@@ -899,24 +894,13 @@ def main(argv: list[str] | None = None) -> int:
     if args.affnist and not args.eval_only and args.image_size != AFFNIST_SIDE:
         parser.error("argument --affnist: needs --canvas 40")
     config, given = config_from_args(args), base.with_preset(args.given)
-    command = recorded_command(EXPERIMENT, argv)
-    files = Files.from_args(args, command, args.threads)
-
-    def body() -> None:
-        if args.predict:
-            require_writable(args.predict_png)
-            print_result(predict(args.checkpoint, args.predict, args.predict_png, config, given))
-            return
-        require_writable(args.out_json, None if args.eval_only else args.checkpoint)
-        if args.eval_only:
-            result = evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads, args.affnist)
-            result["checkpoint_command"] = checkpoint_command(args.checkpoint, EXPERIMENT)
-        else:
-            result = run(config, files, args.threads, args.affnist, names=args.models)
-        result["command"] = command
-        report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}", files)
-
-    return exit_status(body)
+    return run_script(
+        EXPERIMENT, argv, args,
+        predict=lambda: predict(args.checkpoint, args.predict, args.predict_png, config, given),
+        train=lambda files: run(config, files, args.threads, args.affnist, names=args.models),
+        evaluate=lambda: evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads, args.affnist),
+        text=lambda result: f"{describe(result)}\n{format_table(result)}", threads=args.threads,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -61,18 +61,18 @@ import numpy as np
 import pooch
 from tqdm import tqdm
 
-from support.console import exit_status, one_line, print_message, print_result
+from support.console import one_line, print_message
 from support.files import UserError, atomic_write, require_writable
 from support.flags import Parser, add_file_flags, add_flags, check_file_flags, non_empty, number, whole_number
 from support.optimizers import TrainState, adamw_step, count_params, muon_step
 from support.pictures import border_level, class_name, picture_sheet, read_grey
-from support.results import recorded_command, report_result, result_document
+from support.results import result_document, run_script
 from support.spectral_conv import spectral_conv2d_backward, spectral_conv2d_forward
 from support.stroke_digits import stroke_digits
 from support.workers import LEAST_PART, Workers, Workspace, default_threads
 
 from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Session, Stream, check_same, checkpoint_command, generator, of_models, permutation,
+    NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, of_models, permutation,
     read_checkpoint, require_finite,
 )  # fmt: skip
 
@@ -1311,11 +1311,6 @@ def routing_study(config: Config, params: Params, batch: Batch, workers: Workers
     return found
 
 
-def init_state(model: Model, config: Config) -> TrainState:
-    """Fresh parameters; their draws depend on the seed and the model's name alone."""
-    return TrainState(model.name, model.init_params(generator(config.seed, Stream.INIT, *model.name.encode())))
-
-
 def update(state: TrainState, grads: list[Params], lr: float, config: Config, workers: Workers) -> None:
     """One step of the optimiser; weights decay, biases do not."""
     decayed = [key for key in state.params if key.endswith(".w")]
@@ -1368,14 +1363,9 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
 
 
 def train_all(
-    config: Config,
-    data: Data,
-    *,
-    names: Collection[str] = MODEL_NAMES,
-    threads: int = 1,
-    files: Files = NO_FILES,
+    config: Config, data: Data, *, names: Collection[str] = MODEL_NAMES, threads: int = 1, files: Files = NO_FILES,
     callback: Callback | None = None,
-) -> dict[str, TrainState]:
+) -> dict[str, TrainState]:  # fmt: skip
     """Train the named models one after the other, and return their states."""
     states = fresh_states(config)
     with Session(EXPERIMENT, config, states, files, config.n_steps, callback) as session:
@@ -1674,26 +1664,15 @@ def main(argv: list[str] | None = None) -> int:
     if args.predict and "capsnet" not in args.models:
         parser.error("argument --models: --predict asks the capsule network")
     config, given = config_from_args(args), with_preset(args.given)
-    command = recorded_command(EXPERIMENT, argv)
-    files = Files.from_args(args, command, args.threads)
-
-    def body() -> None:
-        if args.predict:
-            require_writable(args.predict_png)
-            print_result(predict(args.checkpoint, args.predict, args.predict_png, config, given))
-            return
-        require_writable(args.out_json, None if args.eval_only else args.checkpoint)
-        if args.eval_only:
-            result = evaluate_checkpoint(
-                args.checkpoint, config, given, args.models, args.threads, args.routing_study
-            )  # fmt: skip
-            result["checkpoint_command"] = checkpoint_command(args.checkpoint, EXPERIMENT)
-        else:
-            result = run(config, files, args.threads, args.routing_study, names=args.models)
-        result["command"] = command
-        report_result(args.out_json, result, f"{describe(result)}\n{format_table(result)}", files)
-
-    return exit_status(body)
+    return run_script(
+        EXPERIMENT, argv, args,
+        predict=lambda: predict(args.checkpoint, args.predict, args.predict_png, config, given),
+        train=lambda files: run(config, files, args.threads, args.routing_study, names=args.models),
+        evaluate=lambda: evaluate_checkpoint(
+            args.checkpoint, config, given, args.models, args.threads, args.routing_study
+        ),
+        text=lambda result: f"{describe(result)}\n{format_table(result)}", threads=args.threads,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -46,18 +46,18 @@ from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
-from support.console import exit_status, print_result
-from support.files import UserError, require_writable
+from support.files import UserError
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import border_level, prediction_table, read_grey
-from support.results import recorded_command, report_result, result_document
+from support.results import result_document, run_script
 from support.workers import blas_threads
 
 from support.flags import (  # isort: skip
     Parser, add_file_flags, add_flags, check_file_flags, flag_of, format_value, non_empty, number, whole_number,
 )  # fmt: skip
 from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Session, Stream, check_same, generator, permutation, read_checkpoint, require_finite,
+    NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, permutation,
+    read_checkpoint, require_finite,
 )  # fmt: skip
 
 # Dimension letters
@@ -1167,11 +1167,6 @@ def evaluate(model: Model, params: Params, data: Data) -> dict[str, float]:
     }
 
 
-def init_state(model: Model, config: Any) -> TrainState:
-    """Fresh parameters; their draws depend on the seed and the model's name alone."""
-    return TrainState(model.name, model.init_params(generator(config.seed, Stream.INIT, *model.name.encode())))
-
-
 def steps_per_epoch(config: Config, data: Data) -> int:
     return math.ceil(len(data.train.labels) / config.batch_size)
 
@@ -1223,13 +1218,9 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
 
 
 def train_all(
-    config: Config,
-    data: Data,
-    *,
-    names: Collection[str] = MODEL_NAMES,
-    files: Files = NO_FILES,
+    config: Config, data: Data, *, names: Collection[str] = MODEL_NAMES, files: Files = NO_FILES,
     callback: Callback | None = None,
-) -> dict[str, TrainState]:
+) -> dict[str, TrainState]:  # fmt: skip
     """Train the named models one after the other, and return their states."""
     states = fresh_states(config)
     n_steps = steps_per_epoch(config, data) * config.n_epochs
@@ -1546,21 +1537,19 @@ def main(argv: list[str] | None = None) -> int:
     check_file_flags(parser, args)
     if args.pose_study and args.dataset != "voxels":
         parser.error("argument --pose-study: needs --dataset voxels")
-    config, command = config_from_args(parser, args), recorded_command(EXPERIMENT, argv)
-    files = Files.from_args(args, command, args.threads)
+    config = config_from_args(parser, args)
 
-    def body() -> None:
-        if args.predict:
-            print_result(predict(args.checkpoint, args.predict, config, args.given))
-            return
-        require_writable(args.out_json, args.checkpoint)
+    def train_and_test(files: Files) -> dict[str, Any]:
         with blas_threads(args.threads):
-            result = run(config, files, args.routing_study, args.pose_study, names=args.models)
-        result["command"] = command
-        head = f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs"
-        report_result(args.out_json, result, f"{head}\n{format_table(result)}", files)
+            return run(config, files, args.routing_study, args.pose_study, names=args.models)
 
-    return exit_status(body)
+    head = f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs"
+    return run_script(
+        EXPERIMENT, argv, args,
+        predict=lambda: predict(args.checkpoint, args.predict, config, args.given),
+        train=train_and_test,
+        text=lambda result: f"{head}\n{format_table(result)}", threads=args.threads,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

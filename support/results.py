@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import functools
@@ -16,16 +17,16 @@ import shutil
 import subprocess
 import sys
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from support.console import print_result
-from support.files import UserError, atomic_write
+from support.console import exit_status, print_result
+from support.files import UserError, atomic_write, require_writable
 from support.optimizers import TrainState
-from support.run import NO_FILES, Files
+from support.run import NO_FILES, Files, checkpoint_command
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -113,6 +114,33 @@ def report_result(path: Path | None, result: dict[str, Any], text: str, files: F
     finally:
         print_result(text)
     files.require_saved()
+
+
+def run_script(
+    experiment: str, argv: Sequence[str] | None, args: argparse.Namespace, *, predict: Callable[[], str],
+    train: Callable[[Files], dict[str, Any]], evaluate: Callable[[], dict[str, Any]] | None = None,
+    text: Callable[[dict[str, Any]], str], threads: int | None = None,
+) -> int:  # fmt: skip
+    """The end of an experiment's ``main``: does what the flags of ``add_file_flags`` ask for, and returns the exit
+    status. ``predict`` returns a table, ``train`` and ``evaluate`` (of --eval-only) a result; ``text`` is what is
+    printed of a result. ``threads``: see ``Files``."""
+    command = recorded_command(experiment, argv)
+    files = Files.from_args(args, command, threads)
+    test = evaluate if getattr(args, "eval_only", False) else None
+
+    def body() -> None:
+        if args.predict:
+            require_writable(getattr(args, "predict_png", None))
+            print_result(predict())
+            return
+        require_writable(args.out_json, None if test else args.checkpoint)
+        if test:
+            result = test() | {"checkpoint_command": checkpoint_command(args.checkpoint, experiment)}
+        else:
+            result = train(files)
+        report_result(args.out_json, result | {"command": command}, text(result), files)
+
+    return exit_status(body)
 
 
 def plain_code(source: str) -> str:

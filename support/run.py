@@ -72,6 +72,11 @@ def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(stream), *key)))
 
 
+def init_state(model: Any, config: Any) -> TrainState:
+    """Fresh parameters of a model; their draws depend on the seed and the model's name alone."""
+    return TrainState(model.name, model.init_params(generator(config.seed, Stream.INIT, *model.name.encode())))
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Checkpoints
 # ----------------------------------------------------------------------------------------------------------------------
