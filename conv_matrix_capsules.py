@@ -57,8 +57,9 @@ from multimnist_capsnet import CACHE_DIR
 from support.console import print_message
 from support.files import UserError
 from support.optimizers import TrainState, adamw_step, count_params
-from support.pictures import Labelled, picture_sets, prediction_table, read_labelled, read_square, resized
+from support.pictures import Labelled, picture_sets, read_labelled, read_square, resized
 from support.results import result_document, run_script
+from support.tables import confusion_lines, confusion_matrix, describe_classes, prediction_table
 from support.toy_norb import cached_toys
 from support.workers import Workers, Workspace, default_threads
 
@@ -1333,7 +1334,8 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
     data = make_data(config)
     config = resolved(config, data)
     if config.has_own_images and not files.quiet:
-        print_message(describe_own_images(config, class_counts(config, data)).splitlines()[0].rstrip(":"))
+        text = describe_classes(class_counts(config, data), config.image_size, config.colour)
+        print_message(text.splitlines()[0].rstrip(":"))
     states = train_all(config, data, threads=threads, files=files, **options)
     result = make_result(config, data, states, attack_all(config, states, data, threads), threads)
     return result | own_images_result(config, data, states, threads)
@@ -1402,13 +1404,20 @@ def make_result(
         EXPERIMENT, config, data.name, models, states, threads, config.headline, 1 / config.n_classes
     )  # fmt: skip
     if data.held_out is not None:
-        networks, confusions = make_models(config), {}
-        with Workers(threads, config.dtype) as workers:
-            for name, state in states.items():
-                scores = predict_scores(networks[name], state.params, data.held_out, config, workers)
-                confusions[name] = viewpoint.confusion_matrix(scores, data.held_out.labels)
-        result = viewpoint.add_confusions(result, config, confusions)
+        result = viewpoint.add_confusions(result, config, confusion_matrices(config, data.held_out, states, threads))
     return result | ({"attack": attacks} if attacks else {})
+
+
+def confusion_matrices(
+    config: Config, examples: Examples, states: dict[str, TrainState], threads: int
+) -> dict[str, Array]:
+    """Of each model: see ``confusion_matrix``."""
+    networks, matrices = make_models(config), {}
+    with Workers(threads, config.dtype) as workers:
+        for name, state in states.items():
+            answers = predict_scores(networks[name], state.params, examples, config, workers).argmax(axis=1)
+            matrices[name] = confusion_matrix(examples.labels, answers, config.n_classes)
+    return matrices
 
 
 def class_counts(config: Config, data: Data) -> dict[str, tuple[int, int]]:
@@ -1418,29 +1427,11 @@ def class_counts(config: Config, data: Data) -> dict[str, tuple[int, int]]:
 
 
 def own_images_result(config: Config, data: Data, states: dict[str, TrainState], threads: int) -> dict[str, Any]:
-    """What the result of own images has besides: how many of each class there are, and by model the confusion matrix,
-    whose rows are the true classes."""
+    """What the result of own images has besides."""
     if not config.has_own_images:
         return {}
-    n, matrices = config.n_classes, {}
-    with Workers(threads, config.dtype) as workers:
-        for name, model in make_models(config).items():
-            if name in states:
-                answers = predict_scores(model, states[name].params, data.test, config, workers).argmax(axis=1)
-                counts = np.bincount(data.test.labels * n + answers, minlength=n * n)
-                matrices[name] = counts.reshape(n, n).tolist()
-    return {"classes": class_counts(config, data), "confusion": matrices}
-
-
-def describe_own_images(config: Config, counts: dict[str, tuple[int, int]]) -> str:
-    """How many images there are, of which size and classes."""
-    n_train, n_test = (sum(pair[k] for pair in counts.values()) for k in (0, 1))
-    lines = [
-        f"{n_train:,} training and {n_test:,} test images of {config.image_size}x{config.image_size} pixels,"
-        f" {config.colour}, {len(counts)} classes:"
-    ]
-    lines += [f"  {name}: {a:,} + {b:,}" for name, (a, b) in itertools.islice(counts.items(), MAX_NAMES)]
-    return "\n".join([*lines, "  ..."] if len(counts) > MAX_NAMES else lines)
+    matrices = confusion_matrices(config, data.test, states, threads)
+    return {"classes": class_counts(config, data), "confusion": {k: m.tolist() for k, m in matrices.items()}}
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -1450,7 +1441,7 @@ def describe(result: dict[str, Any]) -> str:
     if config.has_views:
         data = viewpoint.describe(config) if config.holds_out else f"{data}: no viewpoints held out"
     if "classes" in result:
-        data = describe_own_images(config, result["classes"]) + "\n" + data
+        data = describe_classes(result["classes"], config.image_size, config.colour) + "\n" + data
     seed = f"{result['seed']}{multimnist.training_seed(result)}"
     return f"{data}; seed {seed}, {config.n_epochs} epochs, {config.loss} loss"
 
@@ -1481,25 +1472,6 @@ def format_table(result: dict[str, Any]) -> str:
         for name, matrix in result["confusion"].items():
             lines += ["", f"{name}: answers", *confusion_lines(np.array(matrix), list(result["classes"]))]
     return "\n".join(lines)
-
-
-MAX_MATRIX, MAX_NAMES = 12, 30  # classes of a printed matrix, of a printed list
-
-
-def confusion_lines(counts: Array, classes: Sequence[str]) -> list[str]:
-    """A confusion matrix (true class, answer) with the names of the classes; of many classes its greatest errors."""
-    if len(classes) <= MAX_MATRIX:
-        names = [name if len(name) <= 12 else f"{name[:11]}…" for name in classes]
-        first, width = max(map(len, names)), max(4, *map(len, names))
-        rows = [
-            f"  {name:<{first}} " + " ".join(f"{n:>{width}}" for n in row)
-            for name, row in zip(names, counts, strict=True)
-        ]
-        return [f"  {'':<{first}} " + " ".join(f"{name:>{width}}" for name in names), *rows]
-    errors = np.where(np.eye(len(classes), dtype=bool), 0, counts)
-    order = np.argsort(-errors, axis=None, kind="stable")[:10].tolist()
-    pairs = [divmod(k, len(classes)) for k in order]
-    return [f"  {errors[i, j]:>5} of {classes[i]} as {classes[j]}" for i, j in pairs if errors[i, j]] or ["  no error"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

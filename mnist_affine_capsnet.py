@@ -64,6 +64,7 @@ from support.flags import Parser, add_file_flags, add_flags, check_file_flags, f
 from support.optimizers import TrainState, count_params
 from support.pictures import picture_sheet
 from support.results import result_document, run_script
+from support.tables import confusion_matrix
 from support.workers import SERIAL, Workers, Workspace
 
 from support.run import (  # isort: skip
@@ -602,13 +603,6 @@ def make_image_sets(data: Data, config: Config, affnist: tuple[Array, Array] | N
     return sets
 
 
-def confusion_matrix(labels: Array, answers: Array) -> list[list[int]]:
-    """10 rows of true classes, 10 columns of answers."""
-    counts = np.zeros((base.N_CLASSES, base.N_CLASSES), int)
-    np.add.at(counts, (labels, answers), 1)
-    return counts.tolist()
-
-
 def run_tests(
     config: Config,
     data: Data,
@@ -632,7 +626,8 @@ def run_tests(
     for image_set in make_image_sets(data, config, affnist):
         for name, answers, error in answer(image_set):
             metrics[name][f"{image_set.name}_accuracy"] = float((answers == image_set.labels).mean())
-            confusion[name][image_set.name] = confusion_matrix(image_set.labels, answers)
+            matrix = confusion_matrix(image_set.labels, answers, base.N_CLASSES)
+            confusion[name][image_set.name] = matrix.tolist()
             if image_set.name == "upright" and not math.isnan(error):
                 metrics[name]["recon_mse"] = error
     for degrees in SWEEP:

@@ -48,8 +48,9 @@ import numpy as np
 
 from support.files import UserError
 from support.optimizers import TrainState, adamw_step, count_params
-from support.pictures import border_level, prediction_table, read_grey
+from support.pictures import border_level, read_grey
 from support.results import result_document, run_script
+from support.tables import confusion_matrix, prediction_table
 from support.workers import blas_threads
 
 from support.flags import (  # isort: skip
@@ -1059,13 +1060,6 @@ def accuracy(model: Model, params: Params, split: Split) -> float:
     return float((predict_scores(model, params, split.images).argmax(axis=1) == split.labels).mean())
 
 
-def confusion_matrix(scores: Array, labels: Array) -> Array:
-    """scores (N, J), labels (N,) -> counts (J, J): entry k, j is the number of images of class k classified as j."""
-    counts = np.zeros((N_CLASSES, N_CLASSES), int)
-    np.add.at(counts, (labels, scores.argmax(axis=1)), 1)
-    return counts
-
-
 def hard_accuracy(confusion: Array) -> float:
     """Accuracy on L and tripod alone. Cross, T and frame look the same after half a turn: a network that knows them
     from the training views and nothing else of held-out azimuths classifies 0.6 of all images correctly."""
@@ -1251,7 +1245,7 @@ def make_result(config: Config, states: dict[str, TrainState], data: Data) -> di
     )  # fmt: skip
     networks, (images, labels, _, _) = make_models(config), data.held_out
     confusions = {
-        name: confusion_matrix(predict_scores(networks[name], state.params, images), labels)
+        name: confusion_matrix(labels, predict_scores(networks[name], state.params, images).argmax(axis=1), N_CLASSES)
         for name, state in states.items()
     }
     return add_confusions(result, config, confusions)

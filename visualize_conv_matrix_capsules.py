@@ -99,6 +99,7 @@ from support.files import require_writable
 from support.flags import Parser
 from support.optimizers import TrainState
 from support.run import Files
+from support.tables import confusion_matrix
 from support.workers import Workers, Workspace
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -835,11 +836,6 @@ def draw_training_curves(run: Run) -> Figure:
     return fig
 
 
-def confusion(labels: Array, answers: Array, n_classes: int) -> Array:
-    """Counts (true class, answer)."""
-    return np.bincount(labels * n_classes + answers, minlength=n_classes**2).reshape(n_classes, n_classes)
-
-
 def draw_confusion_matrix(run: Run, answers: dict[str, Array]) -> Figure:
     config, labels = run.config, run.data.test.labels
     names = [name for name in MODELS if name in answers]
@@ -851,7 +847,7 @@ def draw_confusion_matrix(run: Run, answers: dict[str, Array]) -> Figure:
     fig = run_figure(run, top + side + foot, "Which classes are taken for which")
     for m, name in enumerate(names):
         x = left + m * pitch
-        counts = confusion(labels, answers[name], n)
+        counts = confusion_matrix(labels, answers[name], n)
         wrong = counts.sum() - np.trace(counts)
         add_text(fig, x, 0.68, MODELS[name].label, fontweight="bold", color=darkened(MODELS[name].colour),
                  fontsize=10.5)  # fmt: skip

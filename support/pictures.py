@@ -1,4 +1,4 @@
-"""Image files: reading them, alone and as labelled sets; sheets of pictures as PNG; and the table of predictions."""
+"""Image files: reading them, alone and as labelled sets; and sheets of pictures as PNG."""
 
 from __future__ import annotations
 
@@ -112,33 +112,12 @@ def picture_sheet(tiles: Array) -> bytes:
     return iio.imwrite("<bytes>", (255 * np.clip(sheet, 0, 1)).astype(np.uint8), extension=".png")
 
 
-def prediction_table(
-    paths: Sequence[Path], classes: Sequence[str], scores: Mapping[str, Array], activations: Array
-) -> str:
-    """For each picture the class that each model predicts by its scores (N, J), and the class activations (N, J), of
-    more than ten classes the three greatest."""
-    width, column = max(len(str(path)) for path in paths), max(12, *map(len, classes))
-    heads = " ".join(f"{name:>{column}}" for name in scores)
-    all_fit = len(classes) <= MAX_COLUMNS
-    names = " ".join(f"{name:>5}" if max(map(len, classes)) > 1 else name for name in classes)
-    lines = [f"{'picture':<{width}} {heads}   " + (f"activations: {names}" if all_fit else "greatest activations")]
-    for n, path in enumerate(paths):
-        named = " ".join(f"{classes[s[n].argmax()]:>{column}}" for s in scores.values())
-        order = range(len(classes)) if all_fit else np.argsort(-activations[n], kind="stable")[:3].tolist()
-        shown = " ".join(
-            f"{activations[n][j]:.3f}" if all_fit else f"{classes[j]} {activations[n][j]:.3f}" for j in order
-        )
-        lines.append(f"{path!s:<{width}} {named}   {shown}")
-    return "\n".join(lines)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Labelled pictures: a folder with a sub-folder for each class, or a .npz file
 # ----------------------------------------------------------------------------------------------------------------------
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
 TEST_FRACTION = 0.2  # of each class, where there is no test set
-MAX_COLUMNS = 10  # classes of a table
 N_MEASURED = 200  # pictures whose size is looked at
 MAX_BYTES = 1 << 29  # of all pictures, resized; in float32 they take four times as many
 

@@ -25,7 +25,7 @@ import multimnist_capsnet as overlay
 import visualize_conv_matrix_capsules as figures
 import visualize_multimnist_capsnet as overlay_figures
 from helpers import failure, usage_error
-from support import pictures
+from support import pictures, tables
 from support.figures import shown_names
 from support.files import ROOT, UserError
 
@@ -467,12 +467,12 @@ def test_prediction_answers_with_names(trained: tuple[Any, ...], tmp_path: Path,
 def test_many_classes_have_short_tables() -> None:
     names = [f"class {k}" for k in range(40)]
     counts = 5 * np.eye(40, dtype=int)
-    assert m.confusion_lines(counts, names) == ["  no error"]
+    assert tables.confusion_lines(counts, names) == ["  no error"]
     counts[3, 7] = 2
-    assert m.confusion_lines(counts, names) == ["      2 of class 3 as class 7"]
+    assert tables.confusion_lines(counts, names) == ["      2 of class 3 as class 7"]
     activations = np.zeros((1, 40))
     activations[0, [7, 3]] = 0.9, 0.5
-    table = pictures.prediction_table([Path("a.png")], names, {"cnn": activations}, activations)
+    table = tables.prediction_table([Path("a.png")], names, {"cnn": activations}, activations)
     assert "class 7 0.900 class 3 0.500" in table
     assert len(table.splitlines()[1]) < 80
 
@@ -551,7 +551,8 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if data is None:
             data = m.make_data(config)
             config = m.resolved(config, data)
-            assert m.describe_own_images(config, m.class_counts(config, data)) in page
+            counts = m.class_counts(config, data)
+            assert tables.describe_classes(counts, config.image_size, config.colour) in page
 
 
 def test_many_seeds(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

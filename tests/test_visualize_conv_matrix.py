@@ -28,6 +28,7 @@ from figure_checks import (
 from helpers import attacked_by_hand, usage_error
 from support.figures import figure_style
 from support.run import save_checkpoint
+from support.tables import confusion_matrix
 from support.workers import SERIAL, Workspace
 
 SMALL = [
@@ -172,7 +173,7 @@ def test_answers_agree_with_the_evaluation(run: figures.Run, answers: dict[str, 
     labels = run.data.test.labels
     for name, state in run.states.items():
         assert (answers[name] == labels).mean() == pytest.approx(state.history["accuracy"][-1])
-        counts = figures.confusion(labels, answers[name], 10)
+        counts = confusion_matrix(labels, answers[name], 10)
         assert counts.sum() == len(labels)
         assert np.trace(counts) == (answers[name] == labels).sum()
         assert (counts.sum(axis=1) == np.bincount(labels, minlength=10)).all()

@@ -1,0 +1,67 @@
+"""Classes on the command line: confusion matrices, how many images there are of each class, predictions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+Array = np.ndarray
+
+MAX_MATRIX, MAX_NAMES, MAX_COLUMNS = 12, 30, 10  # classes of a printed matrix, of a list, of a table
+
+
+def confusion_matrix(labels: Array, answers: Array, n_classes: int) -> Array:
+    """labels and answers (N,) -> counts (J, J): entry k, j is the number of images of class k that are classified as
+    j."""
+    counts = np.zeros((n_classes, n_classes), int)
+    np.add.at(counts, (labels, answers), 1)
+    return counts
+
+
+def confusion_lines(counts: Array, classes: Sequence[str]) -> list[str]:
+    """A confusion matrix (true class, answer) with the names of the classes; of many classes its greatest errors."""
+    if len(classes) <= MAX_MATRIX:
+        names = [name if len(name) <= 12 else f"{name[:11]}…" for name in classes]
+        first, width = max(map(len, names)), max(4, *map(len, names))
+        rows = [
+            f"  {name:<{first}} " + " ".join(f"{n:>{width}}" for n in row)
+            for name, row in zip(names, counts, strict=True)
+        ]
+        return [f"  {'':<{first}} " + " ".join(f"{name:>{width}}" for name in names), *rows]
+    errors = np.where(np.eye(len(classes), dtype=bool), 0, counts)
+    order = np.argsort(-errors, axis=None, kind="stable")[:10].tolist()
+    pairs = [divmod(k, len(classes)) for k in order]
+    return [f"  {errors[i, j]:>5} of {classes[i]} as {classes[j]}" for i, j in pairs if errors[i, j]] or ["  no error"]
+
+
+def describe_classes(counts: Mapping[str, tuple[int, int]], side: int, colour: str) -> str:
+    """How many images there are for training and for the test, of each class, and of which size."""
+    n_train, n_test = (sum(pair[k] for pair in counts.values()) for k in (0, 1))
+    lines = [
+        f"{n_train:,} training and {n_test:,} test images of {side}x{side} pixels, {colour}, {len(counts)} classes:"
+    ]
+    lines += [f"  {name}: {a:,} + {b:,}" for name, (a, b) in itertools.islice(counts.items(), MAX_NAMES)]
+    return "\n".join([*lines, "  ..."] if len(counts) > MAX_NAMES else lines)
+
+
+def prediction_table(
+    paths: Sequence[Path], classes: Sequence[str], scores: Mapping[str, Array], activations: Array
+) -> str:
+    """For each picture the class that each model predicts by its scores (N, J), and the class activations (N, J), of
+    more than ten classes the three greatest."""
+    width, column = max(len(str(path)) for path in paths), max(12, *map(len, classes))
+    heads = " ".join(f"{name:>{column}}" for name in scores)
+    all_fit = len(classes) <= MAX_COLUMNS
+    names = " ".join(f"{name:>5}" if max(map(len, classes)) > 1 else name for name in classes)
+    lines = [f"{'picture':<{width}} {heads}   " + (f"activations: {names}" if all_fit else "greatest activations")]
+    for n, path in enumerate(paths):
+        named = " ".join(f"{classes[s[n].argmax()]:>{column}}" for s in scores.values())
+        order = range(len(classes)) if all_fit else np.argsort(-activations[n], kind="stable")[:3].tolist()
+        shown = " ".join(
+            f"{activations[n][j]:.3f}" if all_fit else f"{classes[j]} {activations[n][j]:.3f}" for j in order
+        )
+        lines.append(f"{path!s:<{width}} {named}   {shown}")
+    return "\n".join(lines)
