@@ -57,7 +57,7 @@ from multimnist_capsnet import CACHE_DIR
 from support.console import print_message
 from support.files import UserError
 from support.optimizers import TrainState, adamw_step, count_params
-from support.pictures import Labelled, picture_sets, read_labelled, read_square, resized
+from support.pictures import Labelled, picture_sets, read_labelled, read_square, read_strokes, resized
 from support.results import result_document, run_script
 from support.tables import confusion_lines, confusion_matrix, describe_classes, prediction_table
 from support.toy_norb import cached_toys
@@ -1489,7 +1489,8 @@ def read_picture(path: Path, config: Config) -> Array:
     if config.has_views:
         like_smallnorb = dataclasses.replace(config, dataset="smallnorb") if config.dataset == "toys" else config
         return viewpoint.read_picture(path, like_smallnorb) - np.float32(config.pixel_offset)
-    return multimnist.read_picture(path, config, DIGIT_BOX)[None, :, :, None] - np.float32(config.pixel_offset)
+    digit = read_strokes(path, config.image_size, DIGIT_BOX).astype(config.dtype)
+    return digit[None, :, :, None] - np.float32(config.pixel_offset)
 
 
 def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collection[str] = ()) -> str:

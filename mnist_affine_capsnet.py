@@ -62,7 +62,7 @@ from support.console import one_line
 from support.files import UserError, atomic_write
 from support.flags import Parser, add_file_flags, add_flags, check_file_flags, file_path, list_of, number, whole_number
 from support.optimizers import TrainState, count_params
-from support.pictures import picture_sheet
+from support.pictures import picture_sheet, read_strokes
 from support.results import result_document, run_script
 from support.tables import confusion_matrix
 from support.workers import SERIAL, Workers, Workspace
@@ -771,14 +771,14 @@ def format_table(result: dict[str, Any]) -> str:
 # Prediction for image files (--predict)
 # ----------------------------------------------------------------------------------------------------------------------
 
-INK_SIDE = 20  # pixels, as in MNIST
+BOX = 20  # pixels, as in MNIST
 
 
 def read_digit(path: Path, config: Config) -> Array:
     """A picture file -> (S, S) in [0, 1], prepared as MNIST's digits are: the ink in a box of 20 pixels, its centre of
     mass within a pixel of the middle. A picture of 28x28 pixels is not scaled. Raises UserError where it cannot be read
     or has no ink."""
-    picture = base.read_picture(path, config, INK_SIDE)
+    picture = read_strokes(path, config.image_size, BOX).astype(config.dtype)
     side = np.arange(config.image_size)
     rows, columns = np.flatnonzero(picture.any(axis=1)), np.flatnonzero(picture.any(axis=0))
     for axis, inked in ((0, rows), (1, columns)):

@@ -65,7 +65,7 @@ from support.console import one_line, print_message
 from support.files import UserError, atomic_write, require_writable
 from support.flags import Parser, add_file_flags, add_flags, check_file_flags, non_empty, number, whole_number
 from support.optimizers import TrainState, adamw_step, count_params, muon_step
-from support.pictures import border_level, class_name, picture_sheet, read_grey
+from support.pictures import picture_sheet, read_class_names, read_strokes
 from support.results import result_document, run_script
 from support.spectral_conv import spectral_conv2d_backward, spectral_conv2d_forward
 from support.stroke_digits import stroke_digits
@@ -368,21 +368,12 @@ def require_digits(digits: Digits, folder: Path | None = None) -> None:
 
 
 def named_classes(digits: Digits, folder: Path | None, classes: Sequence[str] = ()) -> tuple[Digits, tuple[str, ...]]:
-    """Any set of MNIST's format, with its labels counted from 0, and the names of the classes: the lines of
-    ``classes.txt`` beside the files, in the order of the labels, or the labels themselves. ``classes``: those of a
-    trained network, among which all must be. Raises UserError."""
-    found = np.unique(np.concatenate([digits.train_labels, digits.test_labels]))
-    if digits.name != "custom":
-        found, names = np.arange(N_CLASSES), DIGITS
-    elif folder and (path := folder / "classes.txt").is_file():
-        try:
-            names = tuple(class_name(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot read {path}: {one_line(error)}") from error
-        if len(set(names)) < len(names) or len(names) != len(found):
-            raise UserError(f"{path} has {len(set(names))} different names, but the files have {len(found)} labels")
-    else:
-        names = tuple(map(str, found.tolist()))
+    """Any set of MNIST's format, with its labels counted from 0, and the names of the classes, see
+    ``read_class_names``. ``classes``: those of a trained network, among which all must be. Raises UserError."""
+    found, names = np.arange(N_CLASSES), DIGITS
+    if digits.name == "custom":
+        found = np.unique(np.concatenate([digits.train_labels, digits.test_labels]))
+        names = read_class_names(folder, found)
     known = tuple(classes) or names
     if unknown := [name for name in names if name not in known]:
         raise UserError(f"there are images of the class {unknown[0]}, which is none that the network was trained on")
@@ -1469,36 +1460,7 @@ def format_table(result: dict[str, Any]) -> str:
 # Prediction for image files (--predict)
 # ----------------------------------------------------------------------------------------------------------------------
 
-INK_SIDE = 24  # pixels: one digit of MNIST has 20, two that are a few pixels apart have more
-
-
-def read_picture(path: Path, config: Any, ink_side: int = INK_SIDE) -> Array:
-    """A picture file -> (H, W) of side ``config.image_size``, in [0, 1], bright ink on black.
-
-    A picture with a bright background is inverted. A picture of H x W or 28x28 pixels is not scaled; of any other the
-    ink is cut out, scaled to a box of ``ink_side`` pixels and centred. Raises UserError where it cannot be read or has
-    no ink.
-    """
-    from PIL import Image
-
-    grey = read_grey(path)
-    ink = 1 - grey if border_level(grey) > 0.5 else grey
-    ink = np.maximum(0, ink - border_level(ink))
-    if ink.max() < 0.1:
-        raise UserError(f"{path} has no ink that stands out from its background")
-    side = config.image_size
-    if ink.shape not in ((side, side), (DIGIT_SIDE, DIGIT_SIDE)):
-        rows, columns = (np.flatnonzero((ink > 0.25 * ink.max()).any(axis=axis)) for axis in (1, 0))
-        ink = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-        scale = ink_side / max(ink.shape)
-        resampling = Image.Resampling.BOX if scale < 1 else Image.Resampling.BILINEAR
-        size = (max(1, round(ink.shape[1] * scale)), max(1, round(ink.shape[0] * scale)))
-        ink = np.asarray(Image.fromarray(ink).resize(size, resampling))
-    ink = np.clip(ink / ink.max(), 0, 1)
-    top, left = ((side - n) // 2 for n in ink.shape)
-    picture = np.zeros((side, side), config.dtype)
-    picture[top : top + ink.shape[0], left : left + ink.shape[1]] = ink
-    return picture
+BOX = 24  # pixels: one digit of MNIST has 20, two that are a few pixels apart have more
 
 
 def predict(
@@ -1511,7 +1473,7 @@ def predict(
     if "capsnet" not in states:
         raise UserError(f"{checkpoint} has no capsule network")
     params, ws = states["capsnet"].params, Workspace(config.dtype)
-    images = np.stack([read_picture(path, config) for path in paths])
+    images = np.stack([read_strokes(path, config.image_size, BOX) for path in paths]).astype(config.dtype)
     lengths, cache = capsnet_forward(params, images, config, ws)
     named = top_labels(lengths.T, 2)
     drawn = reconstruct(params, cache.v, named, ws)  # (B, 2, H, W)

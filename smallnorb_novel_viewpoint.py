@@ -48,7 +48,7 @@ import numpy as np
 
 from support.files import UserError
 from support.optimizers import TrainState, adamw_step, count_params
-from support.pictures import border_level, read_grey
+from support.pictures import border_level, grey_square, read_grey
 from support.results import result_document, run_script
 from support.tables import confusion_matrix, prediction_table
 from support.workers import blas_threads
@@ -1298,24 +1298,12 @@ def read_picture(path: Path, config: Viewpoints) -> Array:
     bright background is inverted. For smallNORB, a picture twice as wide as high is a stereo pair; any other one is
     used for both eyes. Raises UserError where it cannot be read.
     """
-    from PIL import Image
-
-    grey = Image.fromarray(np.rint(255 * read_grey(path)).astype(np.uint8))
-    width, height = grey.size
-    stereo = config.dataset == "smallnorb" and width == 2 * height
-    eyes = [grey.crop((0, 0, height, height)), grey.crop((height, 0, width, height))] if stereo else [grey]
-
-    def square(eye: Image.Image, side: int) -> Array:
-        pixels = np.asarray(eye)
-        width, height = (max(1, round(n * side / max(eye.size))) for n in eye.size)
-        canvas = Image.new("L", (side, side), int(border_level(pixels)))
-        canvas.paste(eye.resize((width, height), Image.Resampling.BOX), ((side - width) // 2, (side - height) // 2))
-        return np.asarray(canvas)
-
+    grey = np.rint(255 * read_grey(path)).astype(np.uint8)  # (H, W)
     if config.dataset == "smallnorb":
-        pair = [square(eye, 2 * NORB_SIDE) for eye in eyes]
-        return shrink(np.stack([pair[0], pair[-1]])[None], config.standardize)
-    image = square(eyes[0], IMAGE_SIZE).astype(np.float32) / 255
+        height, width = grey.shape
+        pair = (grey[:, :height], grey[:, height:]) if width == 2 * height else (grey, grey)
+        return shrink(np.stack([grey_square(eye, 2 * NORB_SIDE) for eye in pair])[None], config.standardize)
+    image = grey_square(grey, IMAGE_SIZE).astype(np.float32) / 255
     image = (1 - image if border_level(image) > 0.5 else image)[None, :, :, None]
     return standardized(image) if config.standardize == "image" else image
 

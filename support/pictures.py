@@ -86,6 +86,49 @@ def squared(rgba: Any, side: int, channels: int) -> Array:
     return square
 
 
+def grey_square(grey: Array, side: int) -> Array:
+    """(H, W) uint8 -> (S, S): resized until its longer side is S, in the middle of a square of the median of its
+    border."""
+    from PIL import Image
+
+    height, width = (max(1, round(n * side / max(grey.shape))) for n in grey.shape)
+    square = Image.new("L", (side, side), int(border_level(grey)))
+    small = Image.fromarray(grey).resize((width, height), Image.Resampling.BOX)
+    square.paste(small, ((side - width) // 2, (side - height) // 2))
+    return np.asarray(square)
+
+
+MNIST_SIDE = 28
+
+
+def read_strokes(path: Path, side: int, box: int) -> Array:
+    """A picture file of strokes -> (S, S) in [0, 1], float32, bright strokes on black.
+
+    A picture with a bright background is inverted. A picture of S x S or 28x28 pixels is not scaled; of any other the
+    strokes are cut out, scaled to a box of ``box`` pixels and centred. Raises UserError where it cannot be read or has
+    no strokes.
+    """
+    from PIL import Image
+
+    grey = read_grey(path)
+    strokes = 1 - grey if border_level(grey) > 0.5 else grey
+    strokes = np.maximum(0, strokes - border_level(strokes))
+    if strokes.max() < 0.1:
+        raise UserError(f"{path} has no ink that stands out from its background")
+    if strokes.shape not in ((side, side), (MNIST_SIDE, MNIST_SIDE)):
+        rows, columns = (np.flatnonzero((strokes > 0.25 * strokes.max()).any(axis=axis)) for axis in (1, 0))
+        strokes = strokes[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+        scale = box / max(strokes.shape)
+        resampling = Image.Resampling.BOX if scale < 1 else Image.Resampling.BILINEAR
+        size = (max(1, round(strokes.shape[1] * scale)), max(1, round(strokes.shape[0] * scale)))
+        strokes = np.asarray(Image.fromarray(strokes).resize(size, resampling))
+    strokes = np.clip(strokes / strokes.max(), 0, 1)
+    top, left = ((side - n) // 2 for n in strokes.shape)
+    picture = np.zeros((side, side), np.float32)
+    picture[top : top + strokes.shape[0], left : left + strokes.shape[1]] = strokes
+    return picture
+
+
 @contextlib.contextmanager
 def quiet_and_unlimited(image: Any) -> Iterator[None]:
     """Without Pillow's warnings of what it reads nevertheless, and without its own limit, which is twice a warning."""
@@ -214,6 +257,20 @@ def files_by_class(folder: Path) -> dict[str, list[Path]]:
 def class_name(text: object) -> str:
     """A folder's name, or a label, as it is shown: on one line, and the same from every file system."""
     return one_line(unicodedata.normalize("NFC", str(text)), 60)
+
+
+def read_class_names(folder: Path | None, labels: Array) -> tuple[str, ...]:
+    """Names of the classes of sorted labels (J,): the lines of ``classes.txt`` in the folder, in the order of the
+    labels, or without this file the labels themselves. Raises UserError where there are not as many."""
+    if folder is None or not (path := folder / "classes.txt").is_file():
+        return tuple(map(str, labels.tolist()))
+    try:
+        names = tuple(class_name(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {one_line(error)}") from error
+    if len(set(names)) < len(names) or len(names) != len(labels):
+        raise UserError(f"{path} has {len(set(names))} different names, but the files have {len(labels)} labels")
+    return names
 
 
 def file_sizes(files: Sequence[Path]) -> list[int]:

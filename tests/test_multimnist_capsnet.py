@@ -28,6 +28,7 @@ from helpers import (
     usage_error,
 )
 from support.optimizers import TrainState
+from support.pictures import read_strokes
 from support.workers import SERIAL, Workers
 
 Array = np.ndarray
@@ -574,16 +575,15 @@ def picture(folder: Path, array: Array) -> Path:
 
 
 def test_a_picture_is_read_as_it_is(tmp_path: Path) -> None:
-    config = small()
     source = overlays()
     image = (255 * source.render(source.draw(np.random.default_rng(0), 1)).images[0]).astype(np.uint8)
     expected = image / np.float32(image.max())
     for drawing in (image, 255 - image, np.stack([image] * 3, axis=2), np.dstack([0 * image] * 3 + [image])):
-        np.testing.assert_allclose(m.read_picture(picture(tmp_path, drawing), config), expected, atol=0.01)
+        np.testing.assert_allclose(read_strokes(picture(tmp_path, drawing), 36, m.BOX), expected, atol=0.01)
     deep = picture(tmp_path, image.astype(np.uint16) * 257)
-    np.testing.assert_allclose(m.read_picture(deep, config), expected, atol=0.01)
+    np.testing.assert_allclose(read_strokes(deep, 36, m.BOX), expected, atol=0.01)
     digit = strokes().test_images[0]
-    read = m.read_picture(picture(tmp_path, digit), config)
+    read = read_strokes(picture(tmp_path, digit), 36, m.BOX)
     np.testing.assert_allclose(read[4:32, 4:32], digit / digit.max(), atol=0.01)
 
 
@@ -591,11 +591,11 @@ def test_a_picture_is_read_as_it_is(tmp_path: Path) -> None:
 def test_pictures_of_odd_sizes_are_scaled_to_the_ink(size: tuple[int, int], tmp_path: Path) -> None:
     array = np.full(size, 240, np.uint8)
     array[size[0] // 3 : size[0] // 3 * 2 + 1, 1 : max(2, size[1] // 2)] = 20
-    read = m.read_picture(picture(tmp_path, array), small())
+    read = read_strokes(picture(tmp_path, array), 36, m.BOX)
     assert read.shape == (36, 36)
     assert read.max() == 1
     rows, columns = (np.flatnonzero((read > 0.3).any(axis=axis)) for axis in (1, 0))
-    assert abs(max(np.ptp(rows), np.ptp(columns)) + 1 - m.INK_SIDE) <= 1
+    assert abs(max(np.ptp(rows), np.ptp(columns)) + 1 - m.BOX) <= 1
     assert abs(rows.mean() - 17.5) <= 1
     assert abs(columns.mean() - 17.5) <= 1
 
@@ -611,7 +611,7 @@ def test_predict_names_two_digits_and_draws_them(
     out = tmp_path / "drawn.png"
     assert m.main(["--checkpoint", str(checkpoint), "--predict", *map(str, paths), "--predict-png", str(out)]) == 0
     printed = capsys.readouterr().out.splitlines()
-    read = np.stack([m.read_picture(path, config) for path in paths])
+    read = np.stack([read_strokes(path, config.image_size, m.BOX) for path in paths])
     lengths, _ = m.capsnet_forward(states["capsnet"].params, read, config, m.Workspace())
     for line, path, length in zip(printed[1:], paths, lengths.T, strict=False):
         first, second = m.top_labels(length[None], 2)[0]
