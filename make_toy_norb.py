@@ -31,11 +31,11 @@ from typing import Any
 import numpy as np
 
 import conv_matrix_capsules as conv
-from smallnorb_novel_viewpoint import norb_path, stream_norb
 from support.console import exit_status, print_result
 from support.figures import write_if_changed
 from support.files import UserError, require_writable
 from support.flags import Parser, file_path, whole_number
+from support.norb_files import norb_path, stream_norb
 from support.results import code_fingerprint, environment, recorded_command, report_result
 from support.run import Files
 from support.workers import blas_threads, default_threads

@@ -32,21 +32,19 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 # isort: split
 
 import argparse
-import contextlib
 import dataclasses
 import functools
-import gzip
 import math
 import sys
 import time
-import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from support.files import UserError
+from support.norb_files import NORB_SETS, norb_path, stream_norb
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import border_level, grey_square, read_grey
 from support.results import result_document, run_script
@@ -324,85 +322,10 @@ def make_voxel_data(config: Viewpoints) -> Data:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Data, 2: the smallNORB files
+# Data, 2: the smallNORB images
 # ----------------------------------------------------------------------------------------------------------------------
 
-NORB_DTYPES: dict[int, np.dtype[Any]] = {
-    0x1E3D4C55: np.dtype("u1"),
-    0x1E3D4C54: np.dtype("<i4"),
-    0x1E3D4C51: np.dtype("<f4"),
-    0x1E3D4C53: np.dtype("<f8"),
-    0x1E3D4C56: np.dtype("<i2"),
-}
-NORB_SETS = {"training": "5x46789", "testing": "5x01235"}  # the digits are the object instances of each set
-NORB_CHUNK = 256  # stereo pairs decoded at a time
-NORB_ITEMS = 24_300  # of an official set; a file that claims more is not believed
 NORB_SIDE = 48  # [Hinton 2018, sec. 5]: 96x96 images are shrunk to 48x48
-
-
-def norb_path(data_dir: Path, subset: str, part: str) -> Path:
-    """The official name of one file, gzipped or not. Raises UserError where neither is there."""
-    name = f"smallnorb-{NORB_SETS[subset]}x9x18x6x2x96x96-{subset}-{part}.mat"
-    with contextlib.suppress(OSError):  # a folder without permission, a name that is too long
-        for path in (data_dir / name, data_dir / f"{name}.gz"):
-            if path.is_file():
-                return path
-    raise UserError(f"{data_dir} has no {name}[.gz]; --data-dir must hold the six official smallNORB files")
-
-
-def read_norb_header(stream: IO[bytes], path: Path) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Element type and sizes: magic, number of dimensions, then at least three sizes, all little-endian int32."""
-
-    def words(n: int) -> list[int]:
-        raw = stream.read(4 * n)
-        if len(raw) != 4 * n:
-            raise UserError(f"{path} is truncated inside its header; fetch it again")
-        return [int(w) for w in np.frombuffer(raw, "<i4")]
-
-    magic, n_dims = words(2)
-    if magic not in NORB_DTYPES:
-        raise UserError(f"{path} is not a smallNORB file: its magic number is 0x{magic & 0xFFFFFFFF:08X}")
-    if not 1 <= n_dims <= 4:
-        raise UserError(f"{path} is not a smallNORB file: it claims {n_dims} dimensions")
-    sizes = words(max(3, n_dims))[:n_dims]
-    if min(sizes) < 1:
-        raise UserError(f"{path} is not a smallNORB file: it claims the sizes {sizes}")
-    return NORB_DTYPES[magic], tuple(sizes)
-
-
-def stream_norb(path: Path, dtype: np.dtype, item_shape: tuple[int | None, ...]) -> Iterator[Array]:
-    """Yield the file's items a chunk at a time, so that no more than a chunk is ever decoded.
-
-    Raises UserError where the element type or the item shape (None: any) is not the expected one, where the file ends
-    early, or goes on after its last item.
-    """
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rb") as opened:
-            stream = cast(IO[bytes], opened)
-            found, sizes = read_norb_header(stream, path)
-            matches = len(sizes) == 1 + len(item_shape) and all(
-                want in (None, have) for want, have in zip(item_shape, sizes[1:], strict=True)
-            )
-            if found != dtype or not matches:
-                raise UserError(
-                    f"{path} holds {found} items of shape {sizes[1:]}, not {dtype} {item_shape}: are files swapped?"
-                )
-            if sizes[0] > NORB_ITEMS:
-                raise UserError(
-                    f"{path} claims {sizes[0]:,} items; an official file has {NORB_ITEMS:,}: fetch it again"
-                )
-            item_bytes = math.prod(sizes[1:]) * dtype.itemsize
-            for start in range(0, sizes[0], NORB_CHUNK):
-                n = min(NORB_CHUNK, sizes[0] - start)
-                raw = stream.read(n * item_bytes)
-                if len(raw) != n * item_bytes:
-                    raise UserError(f"{path} is truncated: item {start + len(raw) // item_bytes} of {sizes[0]} is cut")
-                yield np.frombuffer(raw, dtype).reshape(n, *sizes[1:])
-            if stream.read(1):
-                raise UserError(f"{path} is longer than its header says; fetch it again")
-    except (EOFError, OSError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read ({error}); fetch it again") from error
 
 
 def shrink(pairs: Array, standardize: str = "image") -> Array:

@@ -80,6 +80,7 @@ from support.figures import (
 )
 from support.files import UserError, require_writable
 from support.flags import Parser
+from support.norb_files import NORB_SETS, norb_path
 from support.optimizers import TrainState
 from support.run import Files, Stream, generator
 from support.workers import blas_threads
@@ -530,13 +531,13 @@ def read_pairs(folder: Path, n: int = 6) -> dict[str, Split]:
         chosen[evenly_spaced_indices(len(chosen), n)] = True
         return chosen
 
-    for subset in experiment.NORB_SETS:
+    for subset in NORB_SETS:
         for part in ("dat", "cat", "info"):
             try:
-                experiment.norb_path(folder, subset, part)
+                norb_path(folder, subset, part)
             except UserError:
                 raise UserError(f"{folder} has no {subset} {part} file of smallNORB for --smallnorb-dir") from None
-    return {subset: experiment.read_smallnorb(folder, subset, spread) for subset in experiment.NORB_SETS}
+    return {subset: experiment.read_smallnorb(folder, subset, spread) for subset in NORB_SETS}
 
 
 def draw_smallnorb_pairs(pairs: dict[str, Split]) -> Figure:

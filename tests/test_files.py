@@ -27,9 +27,8 @@ from scipy.io import savemat
 import mnist_affine_capsnet as affine
 import multimnist_capsnet as digits
 import report
-import smallnorb_novel_viewpoint as views
 from helpers import EXPERIMENTS, ROOT, Experiment, failure, script_environment, smallest, usage_error
-from support import files, pictures, run
+from support import files, norb_files, pictures, run
 from support.optimizers import TrainState
 from test_run import nobody_reads, process_of, streams
 
@@ -451,10 +450,10 @@ def test_a_name_that_the_terminal_cannot_show_is_printed_escaped(experiment: Exp
 
 def test_a_label_file_that_claims_too_many_items_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "smallnorb-cat.mat"
-    for n_items in (2**31 - 1, views.NORB_ITEMS + 1):
+    for n_items in (2**31 - 1, norb_files.NORB_ITEMS + 1):
         path.write_bytes(np.array([0x1E3D4C54, 1, n_items, 1, 1], "<i4").tobytes() + bytes(4 * 30_000))
         with pytest.raises(files.UserError, match=f"{path} claims {n_items:,} items; an official file has 24,300"):
-            list(views.stream_norb(path, np.dtype("<i4"), ()))
+            list(norb_files.stream_norb(path, np.dtype("<i4"), ()))
 
 
 def test_a_mat_file_that_grows_a_thousandfold_is_refused(tmp_path: Path, capsys: Capture) -> None:

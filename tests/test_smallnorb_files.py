@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import smallnorb_novel_viewpoint as s
 from helpers import SMALLNORB, needs_smallnorb
+from support import norb_files as norb
 from support.optimizers import adamw_step
 
 Array = np.ndarray
@@ -82,7 +83,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("subset", ["training", "testing"])
 def test_a_set_is_read_as_it_was_written(subset: str, zipped: bool, tmp_path: Path) -> None:
     arrays = make_arrays(subset, 300)  # more than a chunk
-    assert s.NORB_CHUNK < 300
+    assert norb.NORB_CHUNK < 300
     write_set(tmp_path, subset, arrays, zipped)
     split = s.read_smallnorb(tmp_path, subset)
     np.testing.assert_array_equal(split.labels, arrays.cat)
@@ -183,7 +184,7 @@ def test_memory_holds_a_chunk_and_the_kept_images(zipped: bool, tmp_path: Path) 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(split.labels) == wanted.sum()
-    assert peak < kept_bytes + 3 * s.NORB_CHUNK * pair_bytes + 2**20
+    assert peak < kept_bytes + 3 * norb.NORB_CHUNK * pair_bytes + 2**20
     assert peak < file_bytes / 1.5
 
 
@@ -402,7 +403,7 @@ def test_a_missing_folder(data_dir: str, capsys: pytest.CaptureFixture[str]) -> 
 # ----------------------------------------------------------------------------------------------------------------------
 
 words = st.one_of(
-    st.sampled_from([*s.NORB_DTYPES, 0, 1, 2, 3, 4, 96, -1, 2**31 - 1, -(2**31)]), st.integers(-(2**31), 2**31 - 1)
+    st.sampled_from([*norb.NORB_DTYPES, 0, 1, 2, 3, 4, 96, -1, 2**31 - 1, -(2**31)]), st.integers(-(2**31), 2**31 - 1)
 )
 headers = st.lists(words, max_size=7).map(lambda w: struct.pack(f"<{len(w)}i", *w))
 contents = st.one_of(st.binary(max_size=300), st.tuples(headers, st.binary(max_size=200)).map(b"".join))
@@ -420,11 +421,11 @@ def refused(error: s.UserError) -> None:
 @given(contents)
 def test_any_header_is_read_or_refused(content: bytes) -> None:
     try:
-        dtype, sizes = s.read_norb_header(io.BytesIO(content), Path("file"))
+        dtype, sizes = norb.read_norb_header(io.BytesIO(content), Path("file"))
     except s.UserError as error:
         refused(error)
         return
-    assert dtype in s.NORB_DTYPES.values()
+    assert dtype in norb.NORB_DTYPES.values()
     assert 1 <= len(sizes) <= 4
     assert min(sizes) >= 1
 
@@ -441,14 +442,14 @@ def test_any_file_is_read_or_refused(content: bytes, zipped: bool, cut: int, exp
     dtype, shape = kinds[expect]
     tracemalloc.start()
     try:
-        n = sum(len(items) for items in s.stream_norb(path, np.dtype(dtype), shape))
+        n = sum(len(items) for items in norb.stream_norb(path, np.dtype(dtype), shape))
         assert n >= 1
     except s.UserError as error:
         refused(error)
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert peak < s.NORB_CHUNK * 2 * 96 * 96 + 2**21  # whatever the header claims
+    assert peak < norb.NORB_CHUNK * 2 * 96 * 96 + 2**21  # whatever the header claims
 
 
 @FUZZ
@@ -456,7 +457,7 @@ def test_any_file_is_read_or_refused(content: bytes, zipped: bool, cut: int, exp
 def test_any_sound_file_comes_back_whole(n: int, seed: int, zipped: bool, tmp_path: Path) -> None:
     array = np.random.default_rng(seed).integers(-(2**31), 2**31 - 1, (n, 4)).astype(np.int32)
     path = write(tmp_path, "training", "info", encode(array), zipped)
-    np.testing.assert_array_equal(np.concatenate(list(s.stream_norb(path, np.dtype("<i4"), (4,)))), array)
+    np.testing.assert_array_equal(np.concatenate(list(norb.stream_norb(path, np.dtype("<i4"), (4,)))), array)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

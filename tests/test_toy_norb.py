@@ -15,6 +15,7 @@ import conv_matrix_capsules as conv
 import make_toy_norb as script
 import smallnorb_novel_viewpoint as views
 from helpers import failure, usage_error
+from support import norb_files
 from support import toy_norb as toys
 
 Array = np.ndarray
@@ -208,12 +209,12 @@ def test_the_bytes_depend_on_the_seed_and_not_on_the_threads(tmp_path: Path) -> 
 def test_the_whole_set_has_the_sizes_of_the_real_one() -> None:
     for subset, instances in toys.INSTANCES.items():
         rows = toys.shuffled_views(subset, 5, 6, 0)
-        assert rows.shape == (views.NORB_ITEMS, 5)
+        assert rows.shape == (norb_files.NORB_ITEMS, 5)
         assert len(np.unique(rows, axis=0)) == len(rows)
         for column, values in zip(rows.T, (range(5), instances, range(9), range(0, 36, 2), range(6)), strict=True):
             assert sorted(set(column.tolist())) == sorted(values)
-        assert "".join(map(str, instances)) == views.NORB_SETS[subset][2:]
-    assert {views.NORB_DTYPES[magic].str for magic in toys.MAGIC.values()} == {"|u1", "<i4"}
+        assert "".join(map(str, instances)) == norb_files.NORB_SETS[subset][2:]
+    assert {norb_files.NORB_DTYPES[magic].str for magic in toys.MAGIC.values()} == {"|u1", "<i4"}
 
 
 @pytest.mark.usefixtures("few_views")
