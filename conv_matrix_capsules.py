@@ -71,7 +71,7 @@ from smallnorb_novel_viewpoint import (  # isort: skip
 )  # fmt: skip
 from support.flags import (  # isort: skip
     Parser, add_file_flags, add_flags, check_file_flags, flag_of, list_of, names_of, non_empty, number,
-    whole_number,
+    values_of, whole_number,
 )  # fmt: skip
 from support.run import (  # isort: skip
     NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, of_models, permutation,
@@ -1189,13 +1189,6 @@ def class_routing(params: Params, images: Array, config: Config) -> ClassRouting
     )
 
 
-def field_assignments(params: Params, images: Array, config: Config) -> dict[str, list[Array]]:
-    """By layer, "convcaps1" and "convcaps2": the assignments of a few images, every iteration, each of shape
-    (N, Ho, Wo, K, K, I, J). Those of a child, at position stride * (Ho, Wo) + (K, K), sum to 1 over all its parents."""
-    cache = conv_capsnet_forward(params, prepared(images, config), config, Workspace(config.dtype))[1]
-    return {"convcaps1": cache.convcaps1.assignments, "convcaps2": cache.convcaps2.assignments}
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Decoder: reconstructs the image from a class capsule's pose. Trained after the capsules, which stay as they are.
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1604,7 +1597,7 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
             parser.error("argument --hold-out: nothing needs --dataset smallnorb or toys")
         for name in sorted((VIEW_FIELDS - {"pixel_offset"}) & args.given):
             parser.error(f"argument {flag_of(Config, name)}: not together with --hold-out nothing")
-    fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Config) if field.name in args}
+    fields = values_of(args, Config)
     if args.dataset == OWN_SET and "n_epochs" not in args.given:
         fields["n_epochs"] = OWN_EPOCHS
     if args.dataset in VIEW_SETS:

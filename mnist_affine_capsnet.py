@@ -852,9 +852,7 @@ def add_config_flags(parser: Parser) -> None:
 
 
 def config_from_args(args: argparse.Namespace) -> Config:
-    names = ("image_size", "n_sweep", "rotation", "lenet_lr", "match_accuracy", "check_every")
-    shift = max_shift(args.image_size) if args.max_shift is None else args.max_shift
-    return Config(**base.config_fields(args, *names), max_shift=shift)
+    return Config(**{"max_shift": max_shift(args.image_size)} | base.config_fields(args, Config))
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -63,7 +63,16 @@ from tqdm import tqdm
 
 from support.console import one_line, print_message
 from support.files import UserError, atomic_write, require_writable
-from support.flags import Parser, add_file_flags, add_flags, check_file_flags, non_empty, number, whole_number
+from support.flags import (
+    Parser,
+    add_file_flags,
+    add_flags,
+    check_file_flags,
+    non_empty,
+    number,
+    values_of,
+    whole_number,
+)
 from support.optimizers import TrainState, adamw_step, count_params, muon_step
 from support.pictures import picture_sheet, read_class_names, read_strokes
 from support.results import result_document, run_script
@@ -1574,15 +1583,9 @@ def check_digit_flags(parser: argparse.ArgumentParser, args: argparse.Namespace)
         parser.error(f"argument --n-train: {args.n_train} is less than a batch of --batch-size {args.batch_size}")
 
 
-def config_fields(args: argparse.Namespace, *more: str) -> dict[str, Any]:
-    """Fields of a Config: the preset's sizes unless flags set them, the flags of both digit experiments, ``more``."""
-    sizes = {k: v for k in ("conv_channels", "primary_types") if (v := getattr(args, k)) is not None}
-    names = (
-        "dataset", "data_dir", "seed", "n_epochs", "n_train", "n_test", "n_val", "assignments", "routing_iters",
-        "routing_grad", "transform", "activation", "capsnet_loss", "recon_weight", "batch_size", "lr", "lr_schedule",
-        "optimizer", "weight_decay", "dtype", "conv", *more,
-    )  # fmt: skip
-    return PRESETS[args.preset] | sizes | {k: getattr(args, k) for k in names}
+def config_fields(args: argparse.Namespace, config: type[Config]) -> dict[str, Any]:
+    """Values of the fields of a Config: the preset's sizes, and those of the flags."""
+    return PRESETS[args.preset] | {name: v for name, v in values_of(args, config).items() if v is not None}
 
 
 def with_preset(given: Collection[str]) -> set[str]:
@@ -1591,7 +1594,7 @@ def with_preset(given: Collection[str]) -> set[str]:
 
 
 def config_from_args(args: argparse.Namespace) -> Config:
-    return Config(**config_fields(args, "pool", "min_iou"))
+    return Config(**config_fields(args, Config))
 
 
 def make_parser() -> argparse.ArgumentParser:

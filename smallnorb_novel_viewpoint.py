@@ -52,7 +52,8 @@ from support.tables import confusion_matrix, prediction_table
 from support.workers import blas_threads
 
 from support.flags import (  # isort: skip
-    Parser, add_file_flags, add_flags, check_file_flags, flag_of, format_value, non_empty, number, whole_number,
+    Parser, add_file_flags, add_flags, angle_range, check_file_flags, flag_of, format_value, non_empty, number,
+    values_of, whole_number,
 )  # fmt: skip
 from support.run import (  # isort: skip
     NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, permutation,
@@ -1253,23 +1254,6 @@ def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collec
 MAX_IMAGES = 50_000  # of one voxel set, which is drawn at once
 
 
-def angle_range(low: float, high: float) -> Callable[[str], Range]:
-    def parse(text: str) -> Range:
-        try:
-            start, stop = (float(part) for part in text.split(":"))
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not START:STOP in degrees, such as 0:150") from None
-        if not (low <= start <= high and low <= stop <= high):
-            raise argparse.ArgumentTypeError(f"{text} is not between {low:g} and {high:g} degrees")
-        if start > stop:
-            raise argparse.ArgumentTypeError(f"{text} runs backwards: START must not be above STOP")
-        if stop - start > 360:
-            raise argparse.ArgumentTypeError(f"{text} is more than a full circle")
-        return start, stop
-
-    return parse
-
-
 def format_range(angles: Range) -> str:
     return format_value(angles, "Range")
 
@@ -1406,8 +1390,7 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     check_variance_floor(parser, args)
     if args.assignments != "routed" and "em_iters" in args.given:
         parser.error("argument --em-iters: needs --assignments routed")
-    fields = {field.name: getattr(args, field.name) for field in dataclasses.fields(Config)}
-    return Config(**fields | viewpoints_from_args(parser, args))
+    return Config(**values_of(args, Config) | viewpoints_from_args(parser, args))
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -100,6 +100,11 @@ def add_flags(parser: argparse.ArgumentParser, title: str, config: type) -> Call
     return add
 
 
+def values_of(args: argparse.Namespace, config: type) -> dict[str, Any]:
+    """The values of the flags that set fields of ``config``, by field."""
+    return {field.name: getattr(args, field.name) for field in dataclasses.fields(config) if field.name in args}
+
+
 def flag_of(config: Any, field: str) -> str:
     """The flag that sets a field of a Config."""
     own: dict[str, str] = getattr(config, "flags", {})
@@ -150,6 +155,25 @@ def list_of(kind: Callable[[str], Any], length: int | None = None, example: str 
         if length not in (None, len(values)):
             raise argparse.ArgumentTypeError(f"{text!r} is not a list of {length}, such as {example}")
         return values
+
+    return parse
+
+
+def angle_range(low: float, high: float) -> Callable[[str], tuple[float, float]]:
+    """A range of degrees, such as 0:150, of at most a full circle, both ends between ``low`` and ``high``."""
+
+    def parse(text: str) -> tuple[float, float]:
+        try:
+            start, stop = (float(part) for part in text.split(":"))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not START:STOP in degrees, such as 0:150") from None
+        if not (low <= start <= high and low <= stop <= high):
+            raise argparse.ArgumentTypeError(f"{text} is not between {low:g} and {high:g} degrees")
+        if start > stop:
+            raise argparse.ArgumentTypeError(f"{text} runs backwards: START must not be above STOP")
+        if stop - start > 360:
+            raise argparse.ArgumentTypeError(f"{text} is more than a full circle")
+        return start, stop
 
     return parse
 

@@ -734,10 +734,11 @@ def test_the_assignments_in_the_receptive_fields() -> None:
     config = tiny(dtype="float64", variance_floor=0.3, em_iters=2)
     images, _ = some_digits(3)
     params = m.make_models(config)["capsules"].init_params(np.random.default_rng(0))
+    cache = m.conv_capsnet_forward(params, m.prepared(images, config), config, m.Workspace(config.dtype))[1]
     _, n_primary, n_first, n_second = SIZES
     for layer, side, shape in (("convcaps1", 14, (6, n_primary, n_first)), ("convcaps2", 6, (4, n_first, n_second))):
         grid, n_in, n_out = shape
-        assignments = m.field_assignments(params, images, config)[layer]
+        assignments = getattr(cache, layer).assignments
         assert len(assignments) == 2
         for r in assignments:
             assert r.shape == (3, grid, grid, 3, 3, n_in, n_out)
