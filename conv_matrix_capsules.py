@@ -65,7 +65,7 @@ from support.workers import Workers, Workspace, default_threads
 
 from smallnorb_novel_viewpoint import (  # isort: skip
     ACTIVATION_SCORE, MASS_FLOOR, POSE_SCORE, POSE_SIDE, Array, ConvCache, LinearCache, Params, Viewpoints,
-    add_viewpoint_flags, check_variance_floor, conv2d_backward, conv2d_forward, inverse_temperatures,
+    add_em_flags, add_viewpoint_flags, check_variance_floor, conv2d_backward, conv2d_forward, inverse_temperatures,
     linear_backward, linear_forward, relu_backward, relu_forward, sigmoid_backward, sigmoid_forward,
     softmax_cross_entropy, spread_loss, spread_margin, viewpoints_from_args,
 )  # fmt: skip
@@ -1080,16 +1080,9 @@ def image_gradient(model: Model, params: Params, images: Array, labels: Array, l
 
 
 def attack(
-    model: Model,
-    params: Params,
-    images: Array,
-    labels: Array,
-    loss: Loss,
-    epsilon: float,
-    ws: Workspace,
-    n_steps: int = 1,
-    pixel_range: tuple[float, float] = (0.0, 1.0),
-) -> Array:
+    model: Model, params: Params, images: Array, labels: Array, loss: Loss, epsilon: float, ws: Workspace,
+    n_steps: int = 1, pixel_range: tuple[float, float] = (0.0, 1.0),
+) -> Array:  # fmt: skip
     """Images (B, H, W, C) that raise the loss, no pixel of which is moved by more than ``epsilon`` or out of its range.
 
     One step is the fast gradient sign method [Goodfellow 2015, sec. 4]; several, of epsilon / n_steps each, are the
@@ -1542,13 +1535,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add = add_flags(parser, "capsules", Config)
     add("sizes", list_of(whole_number(1, 1024), 4, "32,8,8,8"), "Channels of conv1, and types of the primary capsules"
         " and of those of the two layers above. The paper has 32,32,32,32 and 64,8,16,16.", "A,B,C,D")
-    add("em_iters", whole_number(1, 20), "Route in N iterations.")
-    add("em_grad", ("exact", "stop"),
-        "Differentiate through all iterations, or through the last M-step with constant assignments.")
-    add("em_lambda", number(0, 1000, above=True), "Inverse temperature of the last iteration.", "X")
-    add("lambda_schedule", ("constant", "linear", "exponential"),
-        "The inverse temperature of iteration t of T is X, X t / T, or X (1 - 0.95^t), with X of --em-lambda.")
-    add("variance_floor", number(0, 1e6, above=True), "Add X to every variance of a routing iteration.", "X")
+    add_em_flags(add)
     add("beta_v_init", number(-10, 10),
         "Initial beta_v, counted from -log(variance floor) / 2, at which votes that agree cost nothing.", "X")
     add = add_flags(parser, "training", Config)

@@ -1286,9 +1286,19 @@ def add_viewpoint_flags(
     add("pixel_offset", number(-10, 10), "Subtract X from every pixel before any network sees it.", "X")
 
 
+def add_em_flags(add: Callable[..., None]) -> None:
+    """The flags of EM routing; ``add``: see ``add_flags``."""
+    add("em_iters", whole_number(1, 20), "Route in N iterations.")
+    add("em_grad", ("exact", "stop"),
+        "Differentiate through all iterations, or through the last M-step with constant assignments.")
+    add("em_lambda", number(0, 1000, above=True), "Inverse temperature of the last iteration.", "X")
+    add("lambda_schedule", ("constant", "linear", "exponential"),
+        "The inverse temperature of iteration t of T is X, X t / T, or X (1 - 0.95^t), with X of --em-lambda.")
+    add("variance_floor", number(0, 1e6, above=True), "Add X to every variance of a routing iteration.", "X")
+
+
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of Config, which the figure scripts have too."""
-    positive = number(0, 1000, above=True)
     add = add_flags(parser, "data", Config)
     add("dataset", ("voxels", "smallnorb"), "Rendered voxel objects, or the smallNORB files.")
     add("data_dir", non_empty, "Folder of the six official smallNORB files, gzipped or not.", "DIR", "none")
@@ -1296,13 +1306,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add = add_flags(parser, "capsules", Config)
     add("assignments", ("routed", "uniform", "random"),
         "Assign by EM routing; evenly, 1 / J; or at random, drawn once for each pair of capsules.")
-    add("em_iters", whole_number(1, 20), "Route in N iterations.")
-    add("em_grad", ("exact", "stop"),
-        "Differentiate through all iterations, or through the last M-step with constant assignments.")
-    add("em_lambda", positive, "Inverse temperature of the last iteration.", "X")
-    add("lambda_schedule", ("constant", "linear", "exponential"),
-        "The inverse temperature of iteration t of T is X, X t / T, or X (1 - 0.95^t), with X of --em-lambda.")
-    add("variance_floor", number(0, 1e6, above=True), "Add X to every variance of a routing iteration.", "X")
+    add_em_flags(add)
     add("beta_v_init", number(-10, 10),
         "Initial beta_v. Below -log(variance floor) / 2, votes that agree activate a capsule.", "X")
     add("vote_bias", ("none", "learned"),
