@@ -56,8 +56,9 @@ import smallnorb_novel_viewpoint as viewpoint
 from multimnist_capsnet import CACHE_DIR
 from support.console import print_message
 from support.files import UserError
+from support.labelled_pictures import Labelled, picture_sets, read_labelled, resized
 from support.optimizers import TrainState, adamw_step, count_params
-from support.pictures import Labelled, picture_sets, read_labelled, read_square, read_strokes, resized
+from support.pictures import read_square, read_strokes
 from support.results import result_document, run_script
 from support.tables import confusion_lines, confusion_matrix, describe_classes, prediction_table
 from support.toy_norb import cached_toys

@@ -63,23 +63,17 @@ from tqdm import tqdm
 
 from support.console import one_line, print_message
 from support.files import UserError, atomic_write, require_writable
-from support.flags import (
-    Parser,
-    add_file_flags,
-    add_flags,
-    check_file_flags,
-    non_empty,
-    number,
-    values_of,
-    whole_number,
-)
+from support.labelled_pictures import read_class_names
 from support.optimizers import TrainState, adamw_step, count_params, muon_step
-from support.pictures import picture_sheet, read_class_names, read_strokes
+from support.pictures import picture_sheet, read_strokes
 from support.results import result_document, run_script
 from support.spectral_conv import spectral_conv2d_backward, spectral_conv2d_forward
 from support.stroke_digits import stroke_digits
 from support.workers import LEAST_PART, Workers, Workspace, default_threads
 
+from support.flags import (  # isort: skip
+    Parser, add_file_flags, add_flags, check_file_flags, non_empty, number, values_of, whole_number,
+)  # fmt: skip
 from support.run import (  # isort: skip
     NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, of_models, permutation,
     read_checkpoint, require_finite,

@@ -25,7 +25,7 @@ import multimnist_capsnet as overlay
 import visualize_conv_matrix_capsules as figures
 import visualize_multimnist_capsnet as overlay_figures
 from helpers import failure, usage_error
-from support import pictures, tables
+from support import labelled_pictures, pictures, tables
 from support.figures import shown_names
 from support.files import ROOT, UserError
 
@@ -258,18 +258,18 @@ def test_too_few_classes_or_pictures_are_one_line(tmp_path: Path) -> None:
 
 def test_memory_depends_on_the_number_of_pictures_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """100,000 files: the limit, and one resized picture after the other."""
-    pictures.require_memory(100_000, 32, 3)
+    labelled_pictures.require_memory(100_000, 32, 3)
     with pytest.raises(UserError, match="take fewer, or a smaller --image-size"):
-        pictures.require_memory(100_000, 128, 1)
+        labelled_pictures.require_memory(100_000, 128, 1)
     read: list[Path] = []
 
     def counted(path: Path, side: int, channels: int) -> Array:
         read.append(path)
         return np.full((side, side, channels), len(read) % 256, np.uint8)
 
-    monkeypatch.setattr(pictures, "read_square", counted)
+    monkeypatch.setattr(labelled_pictures, "read_square", counted)
     files = {name: [Path(name) / f"{k}.png" for k in range(1000)] for name in "ab"}
-    found = pictures.read_files(files, 16, 1, [])
+    found = labelled_pictures.read_files(files, 16, 1, [])
     assert found.images.dtype == np.uint8
     assert read == [path for paths in files.values() for path in paths]
     assert found.labels.tolist() == [0] * 1000 + [1] * 1000
