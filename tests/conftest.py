@@ -19,6 +19,7 @@ import pytest
 # Before numpy is imported: a process for each core needs no more, and the bits of a sum depend on the threads.
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the many processes would compile all modules anew
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: the tests send it to scripts
     signal.signal(signal.SIGINT, signal.default_int_handler)

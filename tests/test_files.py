@@ -539,7 +539,9 @@ def test_every_value_of_a_header_is_checked(experiment: Experiment, tmp_path: Pa
     config = experiment.script.load_checkpoint(path)[0]
     without_arrays = {name: TrainState(name, {}) for name in experiment.models}  # which take most of the time
     monkeypatch.setattr(experiment.script, "fresh_states", lambda config: without_arrays)
-    actions = experiment.script.make_parser()._actions
+    parser = experiment.script.make_parser()
+    monkeypatch.setattr(experiment.script, "make_parser", lambda: parser)  # made once
+    actions = parser._actions
     numbers = {action.dest: action.type for action in actions if callable(action.type)}
     state, n_refused = header["models"]["cnn"], 0
     places: list[tuple[dict[str, Any], str, bool]] = [(header["config"], key, True) for key in header["config"]]

@@ -24,6 +24,7 @@ import make_multimnist_capsnet_gif as overlay_animation
 import multimnist_capsnet as overlay
 import visualize_conv_matrix_capsules as figures
 import visualize_multimnist_capsnet as overlay_figures
+from figure_checks import draw_coarsely
 from helpers import failure, usage_error
 from support import labelled_pictures, pictures, tables
 from support.figures import shown_names
@@ -57,6 +58,11 @@ def write_folder(
             image = Image.fromarray(picture(label, rng, sides[k % len(sides)]))
             image.save(root / name / f"bild {k}ß{endings[k % len(endings)]}")
     return root
+
+
+@pytest.fixture(autouse=True)
+def _coarse_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_coarsely(monkeypatch)
 
 
 @pytest.fixture

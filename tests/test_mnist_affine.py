@@ -20,6 +20,7 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 
+import compare_seeds
 import mnist_affine_capsnet as m
 import multimnist_capsnet as base
 from helpers import (
@@ -28,14 +29,12 @@ from helpers import (
     check_gradient,
     failure,
     needs_mnist,
-    run_script,
     usage_error,
 )
 from support.run import permutation
 from support.workers import SERIAL, Workers
 
 Array = np.ndarray
-SCRIPT = "mnist_affine_capsnet.py"
 
 
 @functools.cache
@@ -660,11 +659,11 @@ def test_out_json_table_and_eval_only(digits_dir: Path, tmp_path: Path, capsys: 
     assert [line.split()[0] for line in lines[1:]] == ["model", "lenet", "paper:"]
 
 
-def test_compare_seeds_takes_it(digits_dir: Path, tmp_path: Path) -> None:
+def test_compare_seeds_takes_it(digits_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error")  # of the runs
     argv = flags(small(digits_dir, n_epochs=1))[3:]
-    out = ["--out", tmp_path / "r.json", "--figure", tmp_path / "r.png", "--cache", tmp_path / "cache"]
-    process = run_script("compare_seeds.py", "mnist_affine_capsnet", "--seeds", "0:2", *out, "--", *argv)
-    assert process.returncode == 0, process.stderr
+    out = [f"--out={tmp_path / 'r.json'}", f"--figure={tmp_path / 'r.png'}", f"--cache={tmp_path / 'cache'}"]
+    assert compare_seeds.main(["mnist_affine_capsnet", "--seeds", "0:2", *out, "--", *argv]) == 0
     document = json.loads((tmp_path / "r.json").read_text())
     assert document["headline"].endswith("_accuracy")
     (entry,) = document["settings"].values()
@@ -674,11 +673,13 @@ def test_compare_seeds_takes_it(digits_dir: Path, tmp_path: Path) -> None:
     assert len(entry["runs"][0]["models"]["capsnet"]["sweep"]) == 37
 
 
-def test_strokes_from_the_shell_with_warnings_as_errors(tmp_path: Path) -> None:
+def test_strokes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    few = functools.partial(base.resolve_dataset, stroke_counts=(60, 40))
+    monkeypatch.setattr(base, "resolve_dataset", few)
     config = small(dataset="strokes", n_epochs=1)
     out = tmp_path / "out.json"
-    process = run_script(SCRIPT, *flags(config), "--threads", "2", "--out-json", out)
-    assert (process.returncode, process.stderr) == (0, "")
+    assert m.main([*flags(config), "--threads", "2", "--out-json", str(out)]) == 0
+    assert capsys.readouterr().err == ""
     assert json.loads(out.read_text())["dataset"] == "strokes"
 
 

@@ -252,6 +252,10 @@ def changed(document: Json, path: tuple[Any, ...], value: Any) -> Json:
     return other
 
 
+def has_fault(path: Path) -> bool:
+    return next(report.check_result(path, False), None) is not None
+
+
 @pytest.mark.parametrize("name", ["fake/r", "fake/g", "fake/one", "benchmarks/b"])
 def test_every_changed_number_is_seen(page: Path, name: str) -> None:
     """At first with the old checksum. Then with a new one: only what nothing follows from may pass."""
@@ -265,9 +269,9 @@ def test_every_changed_number_is_seen(page: Path, name: str) -> None:
         number: Any = functools.reduce(operator.getitem, place, document)
         other = changed(document, place, number + (1 if isinstance(number, int) else 1e-6))
         path.write_text(json.dumps(other))
-        assert list(report.check_result(path, False)), place
+        assert has_fault(path), place
         save_result(path, other)
-        if not list(report.check_result(path, False)):
+        if not has_fault(path):
             passed.add(".".join(str(key) for key in place))
     if "best" in document:
         save_result(path, changed(document, ("best", "capsules"), "kind=a gap=y"))

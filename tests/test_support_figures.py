@@ -29,7 +29,7 @@ import visualize_mnist_affine_capsnet
 import visualize_multimnist_capsnet
 import visualize_smallnorb_novel_viewpoint
 from figure_checks import check_failures, refuse
-from helpers import usage_error
+from helpers import ROOT, usage_error
 from support import figures
 from support.files import UserError
 from support.optimizers import TrainState
@@ -331,6 +331,20 @@ def test_useless_checkpoints_are_found_before_the_data(
 # ----------------------------------------------------------------------------------------------------------------------
 # Files
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "most"), [("viz/**/*.png", 600_000), ("viz/**/*.svg", 600_000), ("*.gif", 4_000_000)]
+)
+def test_the_projects_own_pictures_are_small(pattern: str, most: int) -> None:
+    sizes = {path: path.stat().st_size for path in ROOT.glob(pattern)}
+    assert sizes
+    assert {path: size for path, size in sizes.items() if size > most} == {}
+
+
+def test_a_picture_is_1800_pixels_wide() -> None:
+    with Image.open(io.BytesIO(figures.png_bytes(lambda: figures.new_figure(2, "", "")))) as image:
+        assert image.size == (1800, 400)
 
 
 def small_figure(colour: str = "red") -> Callable[[], Figure]:

@@ -26,6 +26,7 @@ from figure_checks import (
     check_pictures,
     check_texts,
     check_unchanged,
+    draw_coarsely,
     drawn_texts,
     pictures,
     refuse,
@@ -63,6 +64,7 @@ def few_digits_and_angles() -> Iterator[None]:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No figure of the project is touched, and no results file of it found."""
     monkeypatch.chdir(tmp_path)
+    draw_coarsely(monkeypatch)
 
 
 @pytest.fixture
@@ -123,7 +125,7 @@ def test_training_and_checkpoint_give_the_same_figures(checkpoint: Path, capsys:
     with pytest.MonkeyPatch.context() as patch:
         refuse(patch, experiment, "train")
         assert figures.main([*TINY, "--preset=small", f"--checkpoint={checkpoint}"]) == 0
-    check_pictures(FOLDER, ALL, highest=2600, widths={"capsule_dimensions_all": 3600})
+    check_pictures(FOLDER, ALL, highest=2600, widths={"capsule_dimensions_all": 3600}, scale=0.5)
     again = ("rotation_sweep", "reconstructions", "training_curves")
     check_unchanged(figures, [*TINY, "--quiet", f"--figures={','.join(again)}"], FOLDER, capsys, redrawn=again)
 

@@ -22,6 +22,7 @@ from figure_checks import (
     check_pictures,
     check_texts,
     check_unchanged,
+    draw_coarsely,
     drawn_texts,
     refuse,
 )
@@ -66,6 +67,7 @@ def quick() -> Iterator[None]:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No figure of the project is touched, and no results file of it found."""
     monkeypatch.chdir(tmp_path)
+    draw_coarsely(monkeypatch)
 
 
 @pytest.fixture
@@ -108,7 +110,7 @@ def test_training_and_checkpoint_give_the_same_figures(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert figures.main([*TINY, "--quiet"]) == 0
-    check_pictures(FOLDER, ALL, highest=1800)
+    check_pictures(FOLDER, ALL, highest=1800, scale=0.5)
     refuse(monkeypatch, experiment, "train")
     check_unchanged(figures, [*TINY, f"--checkpoint={checkpoint}"], FOLDER, capsys)
 

@@ -20,6 +20,7 @@ from figure_checks import (
     check_pictures,
     check_texts,
     check_unchanged,
+    draw_coarsely,
     drawn_texts,
     pictures,
     refuse,
@@ -41,6 +42,7 @@ FOLDER = Path("viz", experiment.EXPERIMENT)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No figure of the project is touched, and no results file of it found."""
     monkeypatch.chdir(tmp_path)
+    draw_coarsely(monkeypatch)
     monkeypatch.delenv("SMALLNORB_DIR", raising=False)
     monkeypatch.setattr(figures, "NOISE_DRAWS", 1)  # quicker
 
@@ -73,7 +75,7 @@ def test_training_and_checkpoint_give_the_same_figures(
 ) -> None:
     assert figures.main([*TINY, "--quiet"]) == 0
     assert "skipped smallnorb_pairs.png" in capsys.readouterr().out
-    check_pictures(FOLDER, ALWAYS, highest=1600)
+    check_pictures(FOLDER, ALWAYS, highest=1600, scale=0.5)
     refuse(monkeypatch, experiment, "train_all")
     check_unchanged(figures, [*TINY, f"--checkpoint={checkpoint}"], FOLDER, capsys)
 
