@@ -173,7 +173,7 @@ def contact_sheet(seed: int) -> bytes:
             toy = make_toy(category, instance, seed)
             azimuth, elevation, lighting = rng.choice(AZIMUTHS), rng.choice(ELEVATIONS[:6]), rng.integers(N_LIGHTINGS)
             resampling = shadow_resampling(elevation, -STEREO, toy.height)
-            ground = draw_ground(shadow_maps(toy, azimuth).astype(np.float32), resampling)
+            ground = draw_ground(shadow_maps(toy, azimuth), resampling)
             row.append(draw_view(toy, azimuth, elevation, -STEREO, ground)[lighting])
         rows.append(np.concatenate(row, axis=1))
     stream = io.BytesIO()

@@ -25,7 +25,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -122,16 +122,6 @@ def wheels(places: Iterable[float], half_track: float, radius: float, width: flo
         for x in places
         for side in (-1, 1)
     ]
-
-
-def reach(solid: Solid, directions: Array) -> Array:
-    """Half the width of a solid along directions (..., 3), times their length."""
-    along = np.abs(directions @ solid.axes)  # (..., 3)
-    if solid.kind == "ellipsoid":
-        return np.linalg.norm(along, axis=-1)
-    if solid.kind == "box":
-        return along.sum(axis=-1)
-    return np.hypot(along[..., 0], along[..., 1]) * max(1.0, solid.top) + along[..., 2]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -375,31 +365,51 @@ BUILDERS: tuple[Callable[[np.random.Generator], list[Solid]], ...] = (animal, hu
 
 
 class Toy(NamedTuple):
-    """S solids with the ground under them, scaled and centred: a unit is EXTENT pixels."""
+    """S solids, scaled and centred, on the ground: a unit is EXTENT pixels."""
 
-    solids: list[Solid]
-    axes: Array  # (S, 3, 3)
+    axes: Array  # (S, 3, 3) the columns are the half axes
     centres: Array  # (S, 3)
+    kinds: Array  # (S,)
+    albedo: Array  # (S,)
+    top: Array  # (S,)
     height: float  # of the point that the cameras look at
+
+
+def toy_of(solids: Sequence[Solid]) -> Toy:
+    """Solids as they are, with the ground at z = 0 and the cameras looking at the origin."""
+    kinds, centres, axes, albedo, top = (np.array(values) for values in zip(*solids, strict=True))
+    return Toy(axes, centres, kinds, albedo, top, 0.0)
+
+
+def reach(toy: Toy, directions: Array) -> Array:
+    """Half the width of each solid along directions (D, 3), times their length: (S, D)."""
+    along = np.abs(directions @ toy.axes)  # (S, D, 3)
+    ball, cone = np.linalg.norm(along, axis=2), np.hypot(along[..., 0], along[..., 1]) + along[..., 2]
+    kinds = toy.kinds[:, None]
+    return np.where(kinds == "box", along.sum(axis=2), np.where(kinds == "cone", cone, ball))
 
 
 def make_toy(category: int, instance: int, seed: int = 0) -> Toy:
     """It depends on nothing but the three numbers."""
     rng = generator(seed, Stream.DATA, *b"toy", category, instance)
-    solids = BUILDERS[category](rng)
-    axes, centres = np.stack([s.axes for s in solids]), np.stack([s.centre for s in solids])
-    low, high = (
-        np.min([sign * s.centre - reach(s, np.eye(3)) for s in solids], axis=0) * sign for sign in (1, -1)
-    )  # (3,) the box round the toy
-    centres = centres - [*(low + high)[:2] / 2, low[2]]
+    toy = toy_of(BUILDERS[category](rng))
+    half = reach(toy, np.eye(3))  # (S, 3)
+    low, high = (toy.centres - half).min(axis=0), (toy.centres + half).max(axis=0)  # (3,) the box round the toy
+    centres = toy.centres - [*(low + high)[:2] / 2, low[2]]
     looked_at = (high - low)[2] / 2
     views = itertools.product(ELEVATIONS, AZIMUTHS)
     screens = np.concatenate([(camera(e, 0.0).T @ turned(yaw=a))[:2] for e, a in views])  # right and up, for the toy
     at = (centres - [0, 0, looked_at]) @ screens.T
-    widest = 2 * max(np.max(np.abs(x) + reach(s, screens)) for s, x in zip(solids, at, strict=True))
+    widest = 2 * (np.abs(at) + reach(toy, screens)).max()
     widest /= rng.uniform(SMALLEST, 1)
-    solids = [s._replace(axes=s.axes / widest, centre=c / widest) for s, c in zip(solids, centres, strict=True)]
-    return Toy(solids, axes / widest, centres / widest, looked_at / widest)
+    return toy._replace(axes=toy.axes / widest, centres=centres / widest, height=looked_at / widest)
+
+
+def moved(toy: Toy, turn: Array, frame: Array, origin: Point) -> Toy:
+    """A toy turned by ``turn`` (3, 3), in coordinates (u, v, t) whose steps are the columns of ``frame`` (3, 3)."""
+    inverse = np.linalg.inv(frame)
+    centres = (toy.centres @ turn.T - np.asarray(origin)) @ inverse.T
+    return toy._replace(axes=inverse @ turn @ toy.axes, centres=centres)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -415,90 +425,89 @@ def camera(elevation: float, eye: float) -> Array:
     return np.array([[1, 0, 0], up, back]).T @ turn
 
 
-def linear(vector: Array, u: Array, v: Array) -> Array:
-    """vector[0] u + vector[1] v over the window of u (w,) and v (h,) -> (h, w)."""
-    return (vector[0] * u).astype(np.float32) + (vector[1] * v).astype(np.float32)[:, None]
+def own_coordinates(scene: Toy) -> tuple[Array, Array]:
+    """(S, 3, 3) and (S, 3): from (u, v, t) to a solid's own coordinates, p = own (u, v, t) + start."""
+    own = np.linalg.inv(scene.axes)
+    return own, -(own @ scene.centres[:, :, None])[:, :, 0]
 
 
-def crossed(solid: Solid, own: Array, u: Array, v: Array) -> tuple[Array, Array]:
-    """Where the rays of a window enter and leave a solid: u (w,), v (h,) -> two t's (h, w), enter > leave on a miss.
+def linear(weights: Array, u: Array, v: Array) -> Array:
+    """weights (..., 3) . (1, u, v) for u (w,) and v (h,) -> (..., h, w)."""
+    return (weights[..., :1] + weights[..., 2:] * v)[..., None] + (weights[..., 1:2] * u)[..., None, :]
 
-    ``own`` (3, 3) takes (u, v, t), counted from the solid's centre, to the solid's own coordinates p = own (u, v, t).
+
+def slabs(own: Array, start: Array) -> tuple[Array, Array]:
+    """A ray is between the sides of each solid's three slabs, -1 <= p_i <= 1, for t = middle_i . (1, u, v) -+ half_i.
+
+    -> middle (S, 3, 3), half (S, 3)
     """
-    if solid.kind == "box":
-        return slabs(own, u, v)
-    if solid.kind == "ellipsoid":  # |p|^2 = 1
-        return quadric(own, np.ones(3), np.zeros(3), 1.0, u, v)
-    middle, slope = (1 + solid.top) / 2, (solid.top - 1) / 2  # p_x^2 + p_y^2 = (middle + slope p_z)^2 and |p_z| <= 1
-    enter, leave = quadric(own * [[1], [1], [slope]], np.array([1, 1, -1]), np.array([0, 0, middle]), 0.0, u, v)
-    low, high = slabs(own[2:], u, v)
-    return np.maximum(enter, low), np.minimum(leave, high)
+    speed = own[:, :, 2]
+    speed = np.copysign(np.maximum(np.abs(speed), 1e-6), speed)
+    return -np.concatenate([start[:, :, None], own[:, :, :2]], axis=2) / speed[:, :, None], 1 / np.abs(speed)
 
 
-def slabs(own: Array, u: Array, v: Array) -> tuple[Array, Array]:
-    """The t's between which |own (u, v, t)| <= 1 in every row of ``own`` (n, 3)."""
-    enter, leave = np.array(-np.inf), np.array(np.inf)
-    for *place, speed in own:
-        speed = math.copysign(max(abs(speed), 1e-6), speed)
-        centre = linear(np.array(place) / -speed, u, v)
-        low, high = centre - np.float32(1 / abs(speed)), centre + np.float32(1 / abs(speed))
-        enter, leave = np.maximum(enter, low), np.minimum(leave, high)
-    return enter, leave
+def quadrics(scene: Toy, own: Array, start: Array) -> tuple[Array, Array, Array]:
+    """A ray is in a ball or a cone for t = middle . (1, u, v) -+ sqrt(square), where square > 0.
 
-
-def quadric(own: Array, sign: Array, start: Array, level: float, u: Array, v: Array) -> tuple[Array, Array]:
-    """The t's between which sum_i sign_i q_i^2 <= level, q = start + own (u, v, t). A cone has one sheet: q_2 >= 0."""
-    basis = np.column_stack([start, own])  # (3, 4): of 1, u, v, t
-    gram = basis.T @ (sign[:, None] * basis)
-    gram[0, 0] -= level
-    # a t^2 + 2 b t + c = 0, b linear and c quadratic in u and v, so that b^2 - a c is quadratic
-    a = float(gram[3, 3])
-    a = math.copysign(max(abs(a), 1e-6 * float(own[:, 2] @ own[:, 2]), 1e-6), a)
-    b = gram[:3, 3] / a
-    square = np.outer(b, b) - gram[:3, :3] / a  # (b^2 - a c) / a^2 as a form in (1, u, v)
-    powers = np.stack([np.ones_like(u), u, u * u])  # (3, w)
-    weights = np.array([  # of v^i u^j
-        [square[0, 0], 2 * square[0, 1], square[1, 1]], [2 * square[0, 2], 2 * square[1, 2], 0], [square[2, 2], 0, 0],
-    ])  # fmt: skip
-    inside = ((np.stack([np.ones_like(v), v, v * v], axis=1) @ weights) @ powers).astype(np.float32)  # (h, w)
-    centre = linear(-b[1:], u, v) - np.float32(b[0])
-    root = np.sqrt(np.maximum(inside, 0))
-    if a > 0:
-        root[inside <= 0] = -1  # a miss: enter > leave
-        return centre - root, centre + root
-    infinite = np.full_like(root, np.inf)  # a ray inside the cone's angle crosses the sheet once
-    return (centre + root, infinite) if own[2, 2] > 0 else (-infinite, centre - root)
-
-
-class Window(NamedTuple):
-    """The part of a grid that one solid covers, as seen along a frame of rays."""
-
-    rows: slice
-    columns: slice
-    u: Array  # (w,) from the solid's centre
-    v: Array  # (h,)
-
-
-def windows(
-    toy: Toy, turn: Array, frame: Array, origin: Point, u: Array, v: Array
-) -> tuple[Array, Array, list[Window]]:
-    """How a frame of rays meets each solid of a toy that is turned by ``turn`` (3, 3).
-
-    The columns of ``frame`` are the steps of u, v and t, from ``origin``. -> (S, 3, 3) from (u, v, t), counted from
-    a solid's centre, to its own coordinates; (S, 3) the centres; and the windows on the grid of u and of v, both even
-    and u rising, v falling.
+    The ball is |p|^2 <= 1, the cone p_x^2 + p_y^2 <= (1 + (top - 1) (p_z + 1) / 2)^2.
+    -> middle (S, 3); square (S, 3, 3), the weights of v^i u^j; whether a ray crosses the surface twice (S,), not once
     """
-    inverse = np.linalg.inv(frame)
-    at = (toy.centres @ turn.T - np.asarray(origin)) @ inverse.T  # (S, 3)
-    screen = (inverse @ turn)[:2]
-    found = []
-    for solid, centre in zip(toy.solids, at, strict=True):
-        half_u, half_v = reach(solid, screen)
-        left, right = np.searchsorted(u, [centre[0] - half_u, centre[0] + half_u])
-        top, bottom = np.searchsorted(-v, [-centre[1] - half_v, -centre[1] + half_v])
-        rows, columns = slice(top, bottom), slice(left, right)
-        found.append(Window(rows, columns, u[columns] - centre[0], v[rows] - centre[1]))
-    return np.linalg.inv(inverse @ turn @ toy.axes), at, found
+    cone = scene.kinds == "cone"
+    q = np.concatenate([start[:, :, None], own], axis=2)  # (S, 3, 4) of 1, u, v, t: q_x^2 + q_y^2 +- q_z^2 <= level
+    q[cone, 2] *= (scene.top[cone, None] - 1) / 2
+    q[cone, 2, 0] += (scene.top[cone] + 1) / 2
+    sign = np.where(cone[:, None], [1, 1, -1], 1)  # (S, 3)
+    gram = q.swapaxes(1, 2) @ (sign[:, :, None] * q)  # (S, 4, 4)
+    gram[:, 0, 0] -= np.where(cone, 0, 1)
+    # a t^2 + 2 b t + c = 0, b linear and c quadratic in u and v: t = -b / a -+ sqrt((b / a)^2 - c / a)
+    a = gram[:, 3, 3]
+    a = np.copysign(np.maximum(np.abs(a), 1e-6 * np.maximum(1, (own[:, :, 2] ** 2).sum(axis=1))), a)
+    b = gram[:, :3, 3] / a[:, None]
+    form = b[:, :, None] * b[:, None] - gram[:, :3, :3] / a[:, None, None]  # of (1, u, v)
+    square = np.zeros_like(form)
+    square[:, 0] = np.stack([form[:, 0, 0], 2 * form[:, 0, 1], form[:, 1, 1]], axis=1)
+    square[:, 1, :2] = 2 * form[:, 2, :2]
+    square[:, 2, 0] = form[:, 2, 2]
+    return -b, square, a > 0
+
+
+Window = tuple[slice, slice]
+
+
+def crossings(scene: Toy, u: Array, v: Array) -> Iterator[tuple[Window, Array, Array]]:
+    """For each solid the part of the grid of u and v that it covers, and where the rays enter and leave it: two t's
+    (h, w) each. On a miss enter < leave is false; a ray may miss by a NaN. Both grids are even; u rises and v falls.
+    """
+    centre, wide = scene.centres[:, :2], reach(scene, np.eye(3)[:2])  # (S, 2)
+    (left, bottom), (right, top) = (centre - wide).T, (centre + wide).T  # (S,) each
+    edges = np.searchsorted(-v, [-top, -bottom]), np.searchsorted(u, [left, right])  # (2, S) each
+    windows = [(slice(*rows), slice(*columns)) for rows, columns in zip(edges[0].T, edges[1].T, strict=True)]
+    own, start = own_coordinates(scene)
+    plane, half = (x.astype(np.float32) for x in slabs(own, start))
+    middle, square, twice = quadrics(scene, own, start)
+    middle, square = middle.astype(np.float32), square.astype(np.float32)
+    u, v = u.astype(np.float32), v.astype(np.float32)
+    powers_u, powers_v = np.stack([np.ones_like(u), u, u * u]), np.stack([np.ones_like(v), v, v * v], axis=1)
+    for k, (kind, window) in enumerate(zip(scene.kinds, windows, strict=True)):
+        mine_u, mine_v = u[window[1]], v[window[0]]
+        if kind == "box":
+            t, halves = linear(plane[k], mine_u, mine_v), half[k][:, None, None]  # (3, h, w)
+            yield window, (t - halves).max(axis=0), (t + halves).min(axis=0)
+            continue
+        t = linear(middle[k], mine_u, mine_v)
+        root = powers_v[window[0]] @ square[k] @ powers_u[:, window[1]]
+        if twice[k]:
+            with np.errstate(invalid="ignore"):  # NaN on a miss
+                root = np.sqrt(root, out=root)
+            enter, leave = t - root, t + root
+        elif own[k, 2, 2] < 0:  # a ray inside the cone's angle crosses it once: here on its way to the thicker end
+            enter, leave = t + np.sqrt(np.abs(root)), np.float32(np.inf)
+        else:
+            enter, leave = np.float32(-np.inf), t - np.sqrt(np.abs(root))
+        if kind == "cone":
+            t = linear(plane[k, 2], mine_u, mine_v)
+            enter, leave = np.maximum(enter, t - half[k, 2]), np.minimum(leave, t + half[k, 2])
+        yield window, enter, leave
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -523,31 +532,26 @@ def smoothing(n: int, half: float, sigma: float) -> Array:
 
 
 def shadow_maps(toy: Toy, azimuth: float) -> Array:
-    """The fraction of light that a toy keeps from the ground, in every lighting: (K, T, T), rows from far to near."""
+    """The fraction of light that a toy keeps from the ground, in every lighting: (K, T, T) float32, rows from far to
+    near."""
     x, turn, shadows = grid(SHADOW_SIDE, SHADOW_HALF), turned(yaw=azimuth), []
     for lamp, sigma in zip((*LAMPS, np.array([0, 0, 1])), (*[SHADOW_BLUR] * len(LAMPS), SKY_BLUR), strict=True):
         dark = np.zeros((SHADOW_SIDE, SHADOW_SIDE), bool)
-        own, _, found = windows(toy, turn, np.stack([*np.eye(3)[:2], lamp], axis=1), (0, 0, 0), x, x[::-1])
-        for solid, mine, (rows, columns, u, v) in zip(toy.solids, own, found, strict=True):
-            enter, leave = crossed(solid, mine, u, v)
-            dark[rows, columns] |= enter < leave
+        scene = moved(toy, turn, np.stack([*np.eye(3)[:2], lamp], axis=1), (0, 0, 0))
+        for window, enter, leave in crossings(scene, x, x[::-1]):
+            dark[window] |= enter < leave
         blur = smoothing(SHADOW_SIDE, SHADOW_HALF, sigma)
         shadows.append(blur @ dark @ blur.T)
     weights = np.concatenate([BRIGHTNESS * LAMPS[:, 2], np.full((N_LIGHTINGS, 1), SKY)], axis=1) / FLUX[:, None]
-    return np.tensordot(weights, np.stack(shadows), 1)
-
-
-def interpolation(at: Array, n: int, half: float) -> Array:
-    """Linear interpolation in a grid of n cells as a matrix: positions (...,) -> (..., n), zeros outside."""
-    cell = (at[..., None] / half + 1) * n / 2 - 0.5
-    return np.maximum(0, 1 - np.abs(cell - np.arange(n)))
+    return np.tensordot(weights, np.stack(shadows), 1).astype(np.float32)
 
 
 class Resampling(NamedTuple):
-    """From the map of shadows to the screen, for one elevation and eye."""
+    """From the map of shadows to the screen, for one elevation and eye, by linear interpolation."""
 
-    rows: Array  # (96, T)
-    columns: Array  # (96, T, 96) one for each row of the screen
+    rows: Array  # (96, T) zero outside the map
+    left: Array  # (96 * 96,) in the rows of the screen, one after the other: the cell to the left
+    fraction: Array  # (96 * 96,) of the way from there to the next
 
 
 def shadow_resampling(elevation: float, eye: float, height: float) -> Resampling:
@@ -555,76 +559,77 @@ def shadow_resampling(elevation: float, eye: float, height: float) -> Resampling
     / sin e, where d is the angle of the eye."""
     e, d = math.radians(elevation), math.radians(eye)
     u, v = grid(SIDE, SCREEN), grid(SIDE, SCREEN)[::-1]
-    rows = interpolation(-(v + height * math.cos(e)) / math.sin(e), SHADOW_SIDE, SHADOW_HALF)
+    y = (v + height * math.cos(e)) / math.sin(e)
     x = u / math.cos(d) - (v[:, None] * math.cos(e) + height) * math.tan(d) / math.sin(e)  # (96, 96)
-    columns = interpolation(x, SHADOW_SIDE, SHADOW_HALF).swapaxes(1, 2)
-    return Resampling(rows.astype(np.float32), np.ascontiguousarray(columns, np.float32))
+    row, column = ((at / SHADOW_HALF + 1) * SHADOW_SIDE / 2 - 0.5 for at in (-y, x.ravel()))
+    rows = np.maximum(0, 1 - np.abs(row[:, None] - np.arange(SHADOW_SIDE)))
+    left = np.floor(column).astype(int)  # no column of the screen is outside the map
+    left += np.repeat(np.arange(SIDE) * SHADOW_SIDE, SIDE)
+    return Resampling(rows.astype(np.float32), left, (column % 1).astype(np.float32))
 
 
 def draw_ground(shadows: Array, resampling: Resampling) -> Array:
-    """Grey levels (K, 96, 96) of the ground alone."""
-    lines = resampling.rows @ shadows  # (K, 96, T)
-    dark = lines.swapaxes(0, 1) @ resampling.columns  # (96, K, 96)
-    return GROUND[:, None, None].astype(np.float32) * (1 - dark.swapaxes(0, 1))
+    """Grey levels (K, 96 * 96) float32 of the ground alone."""
+    lines = (resampling.rows @ shadows).reshape(N_LIGHTINGS, -1)  # (K, 96 * T)
+    left, right = lines.take(resampling.left, axis=1), lines.take(resampling.left + 1, axis=1)
+    dark = left + resampling.fraction * (right - left)
+    return GROUND[:, None].astype(np.float32) * (1 - dark)
 
 
 def draw_view(toy: Toy, azimuth: float, elevation: float, eye: float, ground: Array) -> Array:
     """One camera's images in all lightings: (K, 96, 96) uint8."""
-    n = SIDE * FINE
-    u, v = grid(n, SCREEN), grid(n, SCREEN)[::-1]
-    turn, frame = turned(yaw=azimuth), camera(elevation, eye)
-    own, at, found = windows(toy, turn, frame, (0, 0, toy.height), u, v)
+    n, frame = SIDE * FINE, camera(elevation, eye)
+    u = grid(n, SCREEN)
+    scene = moved(toy, turned(yaw=azimuth), frame, (0, 0, toy.height))
     depth, owner = np.full((n, n), -np.inf, np.float32), np.full((n, n), -1, np.int8)
-    for k, (solid, mine, window) in enumerate(zip(toy.solids, own, found, strict=True)):
-        rows, columns = window[:2]
-        enter, leave = crossed(solid, mine, window.u, window.v)
-        near = leave + np.float32(at[k, 2])
-        seen = (enter < leave) & (near > depth[rows, columns])
-        np.copyto(depth[rows, columns], near, where=seen)
-        np.copyto(owner[rows, columns], k, where=seen)
+    for k, (window, enter, leave) in enumerate(crossings(scene, u, u[::-1])):
+        seen = (enter < leave) & (leave > depth[window])
+        np.copyto(depth[window], leave, where=seen)
+        np.copyto(owner[window], k, where=seen)
 
-    place = np.flatnonzero(owner >= 0)  # (N,)
-    owner, depth, row, column = owner.ravel()[place], depth.ravel()[place], place // n, place % n
-    point = np.stack([u[column], v[row], depth], axis=1).astype(np.float32)  # (N, 3)
-    own, at = own.astype(np.float32), at.astype(np.float32)
-    p = ((point - at[owner])[:, None] @ own[owner].swapaxes(1, 2))[:, 0]  # (N, 3)
-    normal = normals(toy, turn, owner, p)
-    light = np.maximum(normal @ LAMPS.T.astype(np.float32), 0) @ BRIGHTNESS.T.astype(np.float32)  # (N, K)
-    above = point @ frame[2].astype(np.float32) + np.float32(toy.height)  # over the ground, which shades what is low
-    light += (SKY * (0.65 + 0.35 * normal[:, 2]) * np.minimum(1, 0.55 + 3 * above))[:, None]
-    albedo = np.array([solid.albedo for solid in toy.solids], np.float32)[owner]
-    grey = np.minimum(light * albedo[:, None] * (GROUND / FLUX).astype(np.float32), 255)  # (N, K)
+    place = np.flatnonzero(owner >= 0)
+    place = place[np.argsort(owner.ravel()[place], kind="stable")]  # (N,) the points of each solid together
+    counts = np.bincount(owner.ravel()[place], minlength=len(toy.kinds))
+    row, column = np.divmod(place, n)
+    point = np.stack([u[column], u[::-1][row], depth.ravel()[place]]).astype(np.float32)  # (3, N)
+    normal = normals(scene, counts, point)
+    world = frame.astype(np.float32)  # from (u, v, t)
+    light = BRIGHTNESS.astype(np.float32) @ np.maximum(LAMPS.astype(np.float32) @ world @ normal, 0)  # (K, N)
+    above = world[2] @ point + np.float32(toy.height)  # over the ground, which shades what is low
+    light += SKY * (0.65 + 0.35 * (world[2] @ normal)) * np.minimum(1, 0.55 + 3 * above)
+    light *= np.repeat(toy.albedo.astype(np.float32), counts)
+    grey = np.minimum(light * (GROUND / FLUX).astype(np.float32)[:, None], 255)
 
     pixel = row // FINE * SIDE + column // FINE
-    covered = np.bincount(pixel, minlength=SIDE * SIDE) / FINE**2
-    images = ground.reshape(N_LIGHTINGS, -1) * (1 - covered)
-    for k in range(N_LIGHTINGS):
-        images[k] += np.bincount(pixel, grey[:, k], minlength=SIDE * SIDE) / FINE**2
-    return np.rint(images).astype(np.uint8).reshape(N_LIGHTINGS, SIDE, SIDE)
+    covered = np.bincount(pixel, minlength=SIDE * SIDE).astype(np.float32) / FINE**2
+    images = ground * (1 - covered)
+    for image, levels in zip(images, grey, strict=True):
+        image += np.bincount(pixel, levels, minlength=SIDE * SIDE) / FINE**2
+    return (images + 0.5).astype(np.uint8).reshape(N_LIGHTINGS, SIDE, SIDE)
 
 
-def normals(toy: Toy, turn: Array, owner: Array, p: Array) -> Array:
-    """Unit normals (N, 3) in the world at points p (N, 3), each in the coordinates of its solid. A box is shaded as if
-    its edges were round."""
-    kind = np.array([solid.kind for solid in toy.solids])[owner]
-    tops = np.array([solid.top for solid in toy.solids], np.float32)[owner]
-    slope = (tops - 1) / 2
-    normal = p.copy()
-    cubes = normal[kind == "box"]
-    normal[kind == "box"] = cubes * (cubes * cubes) ** 4
-    lid = (kind == "cone") & (np.abs(p[:, 2]) > 0.999)
-    side = (kind == "cone") & ~lid
-    normal[side, 2] = -slope[side] * ((1 + tops[side]) / 2 + slope[side] * p[side, 2])
-    normal[lid, :2] = 0
-    outward = np.linalg.inv(turn @ toy.axes).astype(np.float32)  # (S, 3, 3); a normal goes by the inverse transposed
-    normal = (normal[:, None] @ outward[owner])[:, 0]
-    return normal / np.linalg.norm(normal, axis=1, keepdims=True)
+def normals(scene: Toy, counts: Array, point: Array) -> Array:
+    """Unit normals (3, N) at points (3, N), of which the first ``counts[0]`` are on the first solid, and so on. A box
+    is shaded as if its edges were round."""
+    own, start = (x.astype(np.float32) for x in own_coordinates(scene))
+    normal, stops = np.empty_like(point), np.cumsum(counts)
+    for k, kind in enumerate(scene.kinds):
+        part = slice(stops[k] - counts[k], stops[k])
+        p = own[k] @ point[:, part] + start[k][:, None]
+        if kind == "box":
+            p *= ((p * p) ** 2) ** 2
+        elif kind == "cone":
+            lid, slope = np.abs(p[2]) > 0.999, np.float32((scene.top[k] - 1) / 2)
+            p[:2, lid] = 0
+            p[2] = np.where(lid, p[2], -slope * (1 + slope * (p[2] + 1)))
+        normal[:, part] = own[k].T @ p  # a normal goes by the inverse transposed
+    return normal / np.sqrt((normal * normal).sum(axis=0))
 
 
 def draw_toy(category: int, instance: int, n_lightings: int = N_LIGHTINGS, seed: int = 0) -> Array:
     """All views of one toy: (elevations, azimuths, lightings, 2, 96, 96) uint8."""
     toy = make_toy(category, instance, seed)
-    shadows = [shadow_maps(toy, azimuth).astype(np.float32) for azimuth in AZIMUTHS]
+    shadows = [shadow_maps(toy, azimuth) for azimuth in AZIMUTHS]
     images = np.empty((len(ELEVATIONS), len(AZIMUTHS), n_lightings, 2, SIDE, SIDE), np.uint8)
     for (e, elevation), (eye, angle) in itertools.product(enumerate(ELEVATIONS), enumerate((-STEREO, STEREO))):
         resampling = shadow_resampling(elevation, angle, toy.height)
