@@ -10,7 +10,7 @@ that reads smallNORB reads it:
 How hard it is, beside the real set, by three baselines; and a sheet of all toys:
 
     python make_toy_norb.py --baselines --out-json results/toys/baselines.json
-    python make_toy_norb.py --figure viz/toys/contact_sheet.png
+    python make_toy_norb.py --figure viz/toys/contact_sheet.png --data-dir smallnorb
 """
 
 from __future__ import annotations
@@ -161,8 +161,20 @@ def format_table(result: dict[str, Any]) -> str:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def contact_sheet(seed: int) -> bytes:
-    """PNG: a row of ten instances for each category, the left eye's view from a random side in a random lighting."""
+def real_row(folder: Path) -> Array:
+    """(96, 960): the left images of the first pair of each category in both halves of the real set."""
+    white, images = np.full((SIDE, SIDE), 255, np.uint8), []
+    for subset in INSTANCES:
+        labels = next(stream_norb(norb_path(folder, subset, "cat"), np.dtype("<i4"), ()))
+        pairs = next(stream_norb(norb_path(folder, subset, "dat"), np.dtype("u1"), (2, SIDE, SIDE)))
+        first = {label: left for label, (left, _) in reversed(list(zip(labels.tolist(), pairs, strict=False)))}
+        images += [first.get(label, white) for label in range(len(CATEGORIES))]
+    return np.concatenate(images, axis=1)
+
+
+def contact_sheet(seed: int, real: Path | None = None) -> bytes:
+    """PNG: a row of ten instances for each category, the left eye's view from a random side in a random lighting; below
+    them, a row of the set in the folder ``real``."""
     import imageio.v3 as iio
 
     rng = np.random.default_rng(seed)
@@ -176,6 +188,8 @@ def contact_sheet(seed: int) -> bytes:
             ground = draw_ground(shadow_maps(toy, azimuth), resampling)
             row.append(draw_view(toy, azimuth, elevation, -STEREO, ground)[lighting])
         rows.append(np.concatenate(row, axis=1))
+    if real:
+        rows += [np.full((4, rows[0].shape[1]), 255, np.uint8), real_row(real)]
     stream = io.BytesIO()
     iio.imwrite(stream, np.concatenate(rows), extension=".png", optimize=True)
     return stream.getvalue()
@@ -208,6 +222,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="Seed of the toys. Default: %(default)s.")  # fmt: skip
     add = parser.add_argument_group("instead of drawing the files").add_argument
     add("--figure", type=file_path, metavar="FILE", help="Draw all toys, one view each, as a PNG.")
+    add("--data-dir", type=file_path, metavar="DIR",
+        help="Add a row of real toys to --figure, from the files of smallNORB in DIR.")  # fmt: skip
     add("--baselines", action="store_true",
         help="Test nearest neighbour, a linear classifier and a CNN on the whole set of seed 0, in the cache.",
         )  # fmt: skip
@@ -234,6 +250,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("argument --out-json: needs --baselines")
     if args.baselines and args.figure:
         parser.error("argument --figure: not together with --baselines")
+    if args.data_dir and not args.figure:
+        parser.error("argument --data-dir: needs --figure")
     for name in sorted({"out_dir", "instances", "lightings", "seed"} & args.given):
         if args.baselines or (args.figure and name != "seed"):
             other = "--baselines" if args.baselines else "--figure"
@@ -245,7 +263,7 @@ def main(argv: list[str] | None = None) -> int:
             result = baselines(recorded_command(EXPERIMENT, argv), args.threads, args.quiet)
             report_result(args.out_json, result, format_table(result))
         elif args.figure:
-            print_result(write_if_changed(args.figure, contact_sheet(args.seed)))
+            print_result(write_if_changed(args.figure, contact_sheet(args.seed, args.data_dir)))
         else:
             refuse_existing(args.out_dir)
             write_toy_norb(args.out_dir, args.instances, args.lightings, args.seed, args.threads, args.quiet)

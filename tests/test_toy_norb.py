@@ -392,6 +392,22 @@ def test_the_contact_sheet_shows_fifty_toys(tmp_path: Path) -> None:
     assert path.stat().st_size < 600_000
 
 
+@pytest.mark.usefixtures("few_views")
+def test_the_contact_sheet_has_a_row_of_the_real_set(tmp_path: Path, capsys: Capture) -> None:
+    path, real = tmp_path / "sheet.png", tmp_path / "real"
+    toys.write_toy_norb(real, 1, 1, seed=1, quiet=True)  # in the files of the real set
+    assert script.main(["--figure", str(path), "--data-dir", str(real)]) == 0
+    sheet = iio.imread(path)
+    assert sheet.shape == (5 * 96 + 4 + 96, 10 * 96)
+    for column, image in enumerate(np.split(sheet[-96:], 10, axis=1)):
+        subset, category = ("training", "testing")[column // 5], column % 5
+        views = toys.draw_toy(category, toys.INSTANCES[subset][0], 1, seed=1)[:, :, 0, 0].reshape(-1, 96, 96)
+        assert (views == image).all(axis=(1, 2)).any()
+    capsys.readouterr()
+    line = failure(script, ["--figure", str(path), "--data-dir", str(tmp_path / "none")], capsys)
+    assert line.startswith(f"error: {tmp_path / 'none'} has no smallnorb-5x")
+
+
 @pytest.mark.parametrize(
     ("argv", "flag"),
     [
@@ -402,6 +418,8 @@ def test_the_contact_sheet_shows_fifty_toys(tmp_path: Path) -> None:
         (["--out-dir", ""], "--out-dir"),
         (["--out-json", "x.json"], "--out-json"),
         (["--baselines", "--figure", "x.png"], "--figure"),
+        (["--data-dir", "d"], "--data-dir"),
+        (["--baselines", "--data-dir", "d"], "--data-dir"),
         (["--baselines", "--instances", "2"], "--instances"),
         (["--figure", "x.png", "--lightings", "2"], "--lightings"),
         (["--baselines", "--out-json", "README.md"], "--out-json"),
