@@ -25,6 +25,7 @@ import io
 import itertools
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ from support.run import Files
 from support.workers import blas_threads, default_threads
 
 from support.toy_norb import (  # isort: skip
-    AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, PARTS, SIDE, STEREO, cached_toys, draw_ground, draw_view,
-    file_name, make_toy, shadow_maps, shadow_resampling, write_toy_norb,
+    AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, PARTS, SIDE, STEREO, cached_toys, draw_ground, draw_toy,
+    draw_view, file_name, make_toy, shadow_maps, shadow_resampling, write_toy_norb,
 )  # fmt: skip
 
 Array = np.ndarray
@@ -125,11 +126,21 @@ def grey_levels(folder: Path) -> dict[str, float]:
     return {"mean": float(mean), "spread": float(spread)}
 
 
+def drawing_seconds() -> float:
+    """Seconds of processor time that one toy takes on one thread, all its views and lightings: the mean over five."""
+    started = time.thread_time()
+    for category in range(len(CATEGORIES)):
+        draw_toy(category, 0)
+    return (time.thread_time() - started) / len(CATEGORIES)
+
+
 def baselines(command: str, threads: int, quiet: bool) -> dict[str, Any]:
     """Test errors of nearest neighbour, linear classifier and CNN on the whole set."""
     folder = cached_toys(Path(conv.CACHE_DIR).expanduser())
     with blas_threads(threads):
         models = pixel_baselines(folder)
+    with blas_threads(1):
+        seconds = drawing_seconds()
     cnn = conv.run(CNN, Files(quiet=quiet), threads, names=("cnn",))["models"]["cnn"]
     models["cnn"] = {"error": 1 - cnn["accuracy"]} | cnn
     for name, model in models.items():
@@ -143,6 +154,7 @@ def baselines(command: str, threads: int, quiet: bool) -> dict[str, Any]:
         "config": dataclasses.asdict(CNN),
         "models": models,
         "grey_levels": grey_levels(folder),
+        "drawing": {"cpu_seconds_per_toy": seconds, "cpu_seconds": 50 * seconds},
         "environment": environment(threads),
         "code": code_fingerprint(Path(__file__)),
         "command": command,
@@ -153,7 +165,9 @@ def format_table(result: dict[str, Any]) -> str:
     lines = [f"{'test error':<18} {'toys':>6} {'smallNORB, from memory':>23}"]
     lines += [f"{name:<18} {m['error']:6.3f} {m['real_error']:23.3f}" for name, m in result["models"].items()]
     levels = result["grey_levels"]
-    return "\n".join([*lines, f"grey levels of an image: mean {levels['mean']:.0f}, spread {levels['spread']:.0f}"])
+    lines += [f"grey levels of an image: mean {levels['mean']:.0f}, spread {levels['spread']:.0f}"]
+    lines += [f"drawing a toy: {result['drawing']['cpu_seconds_per_toy']:.2f} s of processor time"]
+    return "\n".join(lines)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

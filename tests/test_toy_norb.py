@@ -377,6 +377,7 @@ def test_baselines_of_a_small_set(small_cache: Path, monkeypatch: Patch, capsys:
     images = raw.reshape(-1, 96 * 96).astype(float)
     assert result["grey_levels"]["mean"] == pytest.approx(images.mean())
     assert result["grey_levels"]["spread"] == pytest.approx(images.std(axis=1).mean())
+    assert result["drawing"]["cpu_seconds"] == pytest.approx(50 * result["drawing"]["cpu_seconds_per_toy"])
     assert "nearest_neighbour" in capsys.readouterr().out
 
 
