@@ -7,14 +7,13 @@ draws what ``conv_matrix_capsules.py --checkpoint run.npz`` has trained; without
 the same flags as that script. The same run gives the same files byte for byte, and a file that would not change is left
 alone.
 
-    vote_distances.png      distances of the votes to each class capsule's mean, iteration by iteration
-    receptive_fields.png    which parents, by position and type, the children of each ConvCaps layer are assigned to
+    vote_distances.png      distances of the votes to the mean of each class capsule, in each iteration
     pose_perturbation.png   what each entry of a class capsule's pose matrix changes in the picture
     attack_curves.png       accuracy against the size of an attack, of every seed of the results files: FGSM, with the
                             paper's on smallNORB in grey, and the worst case of all attacks
     attacked_images.png     images in the worst case, what was added to them, and the answers
-    training_curves.png     loss and accuracy, epoch by epoch
-    confusion_matrix.png    which classes are taken for which
+    training_curves.png     loss and errors, epoch by epoch
+    confusion_matrix.png    how many images of each class get which answer
 
 Which images are shown never depends on the figure they give: among those that fit its heading the first of
 the test set are taken, each of another class.
@@ -35,16 +34,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import PatchCollection
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle, Wedge
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 import conv_matrix_capsules as experiment
-from conv_matrix_capsules import CAPS_KERNEL, CAPS_STRIDES, POSE_SIDE, Array, Config, Data, viewpoint
+from conv_matrix_capsules import POSE_SIDE, Array, Config, Data, viewpoint
 from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
@@ -58,11 +55,8 @@ from support.figures import (
     PURPLE,
     REFERENCE_LINE,
     RIGHT,
-    SKY,
-    VERMILLION,
     WIDTH,
     WRONG,
-    YELLOW,
     accuracy_axis,
     add_axes,
     add_figure_arguments,
@@ -77,7 +71,6 @@ from support.figures import (
     decades_axis,
     epoch_axis,
     evenly_spaced_indices,
-    grey_levels,
     lightened,
     load_finished,
     mark_column,
@@ -103,10 +96,6 @@ from support.tables import confusion_matrix
 from support.workers import Workers, Workspace
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
-TYPE_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, YELLOW)  # of capsules
-OTHER_TYPES = "#9a9a9a"
-LAYER_NAMES = {"convcaps1": "ConvCaps1", "convcaps2": "ConvCaps2"}
-N_COLOURS = {"receptive_fields": 128}  # of the palettes of large pictures
 
 
 class Run(NamedTuple):
@@ -225,53 +214,6 @@ def tightness(run: Run) -> Tightness:
     return Tightness(*means)
 
 
-class Flow(NamedTuple):
-    """Where the children of a ConvCaps layer go, for one image: means over the types at a position, by activation."""
-
-    types: Array  # (H, W, J) fraction of each type of parent; all 0 where a position has no parent
-    to: Array  # (H, W, 2) row and column, in pixels, of the middle of the parents
-    activation: Array  # (H, W) mean over the types of children
-    parents: Array  # (Ho, Wo, J) mass that each parent gets
-
-
-def centres(config: Config) -> dict[str, Array]:
-    """Middles, in pixels, of the receptive fields on each grid: of the primary capsules and of both ConvCaps layers.
-    The same for rows and columns."""
-    sides = experiment.grid_sides(config.image_size)
-    centre, spacing = 0, 2  # conv1's padding puts its first field's middle on the first pixel
-    found = {"primary": centre + spacing * np.arange(sides[0])}
-    for side, (layer, stride) in zip(sides[1:], CAPS_STRIDES.items(), strict=True):
-        centre, spacing = centre + spacing * (CAPS_KERNEL // 2), spacing * stride
-        found[layer] = centre + spacing * np.arange(side)
-    return found
-
-
-def flow(cache: Any, layer: str, config: Config, iteration: int) -> Flow:
-    """``cache``: what ``conv_capsnet_forward`` kept of one image."""
-    routed = getattr(cache, layer)
-    a_in = (cache.a_primary if layer == "convcaps1" else cache.convcaps1.a[-1])[0].astype(float)  # (H, W, I)
-    stride, position_of = CAPS_STRIDES[layer], centres(config)[layer]
-    r = routed.assignments[iteration][0].astype(float)  # (Ho, Wo, K, K, I, J)
-    h_out, w_out, k, _, _, n_out = r.shape
-    types, to, parents = (
-        np.zeros((*a_in.shape[:2], n_out)),
-        np.zeros((*a_in.shape[:2], 2)),
-        np.zeros((*r.shape[:2], n_out)),
-    )
-    for i in range(k):
-        for j in range(k):
-            rows, columns = np.ix_(i + stride * np.arange(h_out), j + stride * np.arange(w_out))
-            mass = r[:, :, i, j] * a_in[rows, columns][..., None]  # (Ho, Wo, I, J)
-            parents += mass.sum(axis=2)
-            types[rows, columns] += mass.sum(axis=2)
-            for axis, middle in enumerate((position_of[:h_out, None], position_of[None, :w_out])):
-                to[rows, columns, axis] += mass.sum(axis=(2, 3)) * middle
-    total = types.sum(axis=2)
-    fractions = np.divide(types, total[..., None], out=np.zeros_like(types), where=total[..., None] > 0)
-    middle = np.divide(to, total[..., None], out=np.full_like(to, np.nan), where=total[..., None] > 0)
-    return Flow(fractions, middle, a_in.mean(axis=2), parents)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures: routing
 # ----------------------------------------------------------------------------------------------------------------------
@@ -311,8 +253,8 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
     block = len(shown) * (row + gap) + 0.72
     foot = top + len(chosen) * block - 0.02
     fig = run_figure(run, foot + 1.72, "How far the votes lie from each class capsule's mean")
-    add_text(fig, 0.12, 0.66, "bars: votes at that distance from the mean, weighted by the mass (assignment ×"
-             " activation of the child) that the iteration gave them")  # fmt: skip
+    add_text(fig, 0.12, 0.66, "bars: votes at that distance from the mean, weighted by their mass (assignment ×"
+             " activation of the child); each row has its own scale")  # fmt: skip
     for b, k in enumerate(chosen):
         y = top + b * block
         label, answer = int(labels[k]), int(answers["capsules"][k])
@@ -324,8 +266,8 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
         )
         text, colour = verdict(config, answer, label)
         add_text(fig, 0.12, y + side + 0.27, f"answer {text}", fontweight="bold", color=colour)
-        height = 1.08 * float(histogram[shown].max()) or 1.0
         for m, t in enumerate(shown):
+            height = 1.08 * float(histogram[t].max()) or 1.0
             add_text(fig, left - 0.1, y + m * (row + gap) + row / 2, f"iteration {t + 1}", ha="right", va="center")
             for column, e in enumerate(classes):
                 ax = add_axes(fig, left + column * (width + gap), y + m * (row + gap), width, row)
@@ -353,7 +295,10 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
     iterations = np.arange(1, len(found.fraction) + 1)
     n_images = min(N_TIGHTNESS, len(labels))
     add_text(fig, 0.12, foot + 0.18, f"Over {n_images}\ntest images", fontweight="bold", va="top", linespacing=1.3)
-    panels = ((found.distance, "mean distance, weighted by mass"), (found.fraction, "share of the mass, one capsule's"))
+    panels = (
+        (found.distance, "mean distance, weighted by mass"),
+        (found.fraction, "fraction of the mass, per capsule"),
+    )
     for p, (values, title) in enumerate(panels):
         ax = add_axes(fig, 2.02 + p * 2.95, foot + 0.2, 2.3, 1.05)
         for c, (colour_of, marker) in enumerate(((GREEN, "o"), (BLUE, "s"))):
@@ -368,112 +313,10 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
         ax.yaxis.set_major_locator(MaxNLocator(nbins=4))
     handles = [
         Line2D([], [], color=GREEN, marker="o", label="true class"),
-        Line2D([], [], color=BLUE, marker="s", label="others, mean"),
-        Line2D([], [], **REFERENCE_LINE, label="even share"),
+        Line2D([], [], color=BLUE, marker="s", label="other classes, mean"),
+        Line2D([], [], **REFERENCE_LINE, label="even"),
     ]
     add_legend(fig, 7.52, foot + 0.25, handles)
-    return fig
-
-
-def pies(ax: Axes, rows: Array, columns: Array, fractions: Array, radii: Array, colours: Sequence[str]) -> None:
-    """A pie (J fractions) at each (row, column); all arrays over the same pies."""
-    wedges, faces = [], []
-    for row, column, fraction, radius in zip(rows, columns, fractions, radii, strict=True):
-        ends = -90 + 360 * np.concatenate([[0], np.cumsum(fraction)])
-        for j in np.flatnonzero(fraction > 0.004):
-            wedges.append(Wedge((column, row), radius, ends[j], ends[j + 1]))
-            faces.append(colours[int(j)])
-    ax.add_collection(PatchCollection(wedges, facecolors=faces, edgecolors="none", zorder=3))
-
-
-def by_colour(parts: Array, coloured: Array) -> Array:
-    """Parts (..., J) of each type -> of the coloured types, in their order, and of all others together."""
-    others = np.setdiff1d(np.arange(parts.shape[-1]), coloured)
-    return np.concatenate([parts[..., coloured], parts[..., others].sum(axis=-1, keepdims=True)], axis=-1)
-
-
-def draw_receptive_fields(run: Run, answers: dict[str, Array]) -> Figure:
-    config, labels = run.config, run.data.test.labels
-    right = np.flatnonzero(answers["capsules"] == labels)
-    k = int((right if len(right) else np.arange(len(labels)))[0])
-    image = experiment.prepared(run.data.test.images[k : k + 1], config)
-    params, ws = run.states["capsules"].params, Workspace(config.dtype)
-    cache = experiment.conv_capsnet_forward(params, image, config, ws)[1]
-    n_iterations = len(cache.routing.steps)
-    columns = sorted({0 if n_iterations < 3 else 1, n_iterations - 1})  # of three or more not the first: it is even
-    side, gap, left, top = 2.1, 0.11, 0.12, 1.72
-    row = side + 0.62
-    fig = run_figure(run, top + 2 * row - 0.5, f"Where the children go: {with_article(config.classes[labels[k]])}")
-    add_text(fig, left, 0.66, "pies: the types of parents to which a position's children belong, larger for more"
-             " activation (parents: types with mass);")  # fmt: skip
-    add_text(
-        fig, left, 0.86, "arrows: how far the middle of their parents lies from where even assignments would put it"
-    )
-    middles = centres(config)
-    parents_at = left + (1 + len(columns)) * (side + gap)
-    for r, layer in enumerate(LAYER_NAMES):
-        y = top + r * row
-        children = middles["primary" if layer == "convcaps1" else "convcaps1"]
-        steps = [flow(cache, layer, config, t) for t in columns]
-        even, last = flow(cache, layer, config, 0), steps[-1]
-        mass = last.parents.sum(axis=(0, 1))
-        n_coloured = min(len(TYPE_COLOURS), len(mass))
-        coloured = np.sort(np.argsort(-mass, kind="stable")[:n_coloured])
-        colours = [*TYPE_COLOURS[:n_coloured], OTHER_TYPES]
-        spacing = float(children[1] - children[0])
-        there = ~np.isnan(last.to[..., 0])
-        rows, cols = (grid[there] for grid in np.meshgrid(children, children, indexing="ij"))
-        a_most = float(last.activation.max())
-
-        def panel(x: float, y: float, title: str) -> Axes:
-            ax = add_axes(fig, x, y, side, side)
-            add_frame(ax, GREY, 0.8)
-            ax.imshow(grey_levels(image[0]), cmap="gray_r", vmin=0, vmax=2.2, interpolation="nearest")
-            ax.set(xlim=(-1.6, config.image_size - 0.4), ylim=(config.image_size - 0.4, -1.6))
-            add_text(fig, x, y - 0.21, title)
-            return ax
-
-        n_positions = [len(middles[name]) for name in ("primary", "convcaps1", "convcaps2")][r : r + 2]
-        for m, (t, now) in enumerate(zip(columns, steps, strict=True)):
-            x = left + (m + 1) * (side + gap)
-            ax = panel(x, y, f"children, iteration {t + 1}")
-            radii = 0.5 * spacing * np.sqrt(now.activation[there] / max(a_most, 1e-12))
-            pies(ax, rows, cols, by_colour(now.types[there], coloured), radii, colours)
-            move = (now.to - even.to)[there]
-            far = np.hypot(move[:, 0], move[:, 1]) > 0.15 * spacing
-            ax.quiver(cols[far], rows[far], move[far, 1], move[far, 0], angles="xy", scale_units="xy", scale=1,
-                      color=BLACK, width=0.006, headwidth=4, headlength=4, headaxislength=3.6, zorder=4)  # fmt: skip
-        ax = panel(parents_at, y, f"parents, iteration {columns[-1] + 1}")
-        prows, pcols = (grid.ravel() for grid in np.meshgrid(middles[layer], middles[layer], indexing="ij"))
-        per_parent = last.parents.reshape(len(prows), -1)
-        total = per_parent.sum(axis=1)
-        radii = 0.5 * spacing * CAPS_STRIDES[layer] * np.sqrt(total / max(float(total.max()), 1e-12))
-        fractions = by_colour(per_parent / np.maximum(total[:, None], 1e-12), coloured)
-        pies(ax, prows, pcols, fractions, radii, colours)
-
-        # one child in the middle, the fields of its parents, their middles
-        ax = panel(left, y, "a child and its parents' fields")
-        stride, reach = CAPS_STRIDES[layer], CAPS_KERNEL // 2
-        c = stride * (len(children) // 2 // stride)
-        own = [p for p in range(len(middles[layer])) if abs(stride * p + reach - c) <= reach]
-        half = (reach + 0.5) * spacing
-        for pr in own:
-            for pc in own:
-                at = (middles[layer][pc], middles[layer][pr])
-                ax.add_patch(Rectangle((at[0] - half, at[1] - half), 2 * half, 2 * half, fill=False, linewidth=0.9,
-                                       edgecolor=BLUE, alpha=0.8))  # fmt: skip
-                ax.plot(*at, marker="s", color=BLUE, markersize=5, markeredgecolor="white", markeredgewidth=0.6)
-        ax.plot(children[c], children[c], marker="o", color=VERMILLION, markersize=7, markeredgecolor="white")
-
-        heading = f"{LAYER_NAMES[layer]}: children on {n_positions[0]}×{n_positions[0]} positions, parents on"
-        heading += f" {n_positions[1]}×{n_positions[1]}, {last.parents.shape[2]} types each"
-        add_text(fig, left, y - 0.44, heading, fontweight="bold")
-        handles = [Patch(color=colour, label=str(j + 1)) for j, colour in zip(coloured, colours, strict=False)]
-        if len(mass) > n_coloured:
-            left_over = np.setdiff1d(np.arange(len(mass)), coloured)
-            handles.append(Patch(color=OTHER_TYPES, label="others" if len(left_over) > 1 else str(left_over[0] + 1)))
-        add_legend(fig, WIDTH - 0.1, y - 0.45, handles, loc="upper right", ncols=len(handles), columnspacing=0.7,
-                   handlelength=0.8, handletextpad=0.3, fontsize=9)  # fmt: skip
     return fig
 
 
@@ -491,15 +334,15 @@ class Perturbation(NamedTuple):
 
     indices: Array  # (n,) in the test set
     drawn: Array  # (n, D, len(SWEEP), H, W, C)
-    effect: Array  # (D, 2) from -1 to +1 deviations: ink added, as a fraction, and degrees of slant; means over images
+    effect: Array  # (D, 2) change of the pixels' sum, a fraction, and of the slant, degrees, from -1 to +1 deviations
     error: float  # of the decoder on the test images: squared, a pixel's mean
 
 
-def ink_and_slant(pictures: Array) -> Array:
+def sum_and_slant(pictures: Array) -> Array:
     """(N, H, W, C) -> sum of the pixels, and slant in degrees, to the right positive: (N, 2).
 
-    The slant is that of the line through the ink which has, row by row, the least squared error. (Where the ink's
-    middle lies tells nothing: MNIST puts it in the middle of every image.)
+    The slant is that of the line which fits the bright pixels with the least squared error along each row. (Their
+    centre tells nothing: MNIST has it in the middle of every image.)
     """
     pictures = pictures.sum(axis=3).astype(float)
     total = pictures.sum(axis=(1, 2))
@@ -535,8 +378,8 @@ def perturb(run: Run, answers: dict[str, Array], n: int = 3) -> Perturbation:
     n_entries = poses.shape[2]
     effect = np.zeros((n_entries, 2))
     for d in range(n_entries):
-        (ink_low, slant_low), (ink_high, slant_high) = (ink_and_slant(moved(labels, poses, d, s)).T for s in (-1, 1))
-        effect[d] = (ink_high.sum() - ink_low.sum()) / ink_low.sum(), (slant_high - slant_low).mean()
+        (sum_low, slant_low), (sum_high, slant_high) = (sum_and_slant(moved(labels, poses, d, s)).T for s in (-1, 1))
+        effect[d] = (sum_high.sum() - sum_low.sum()) / sum_low.sum(), (slant_high - slant_low).mean()
     right = np.flatnonzero(answers["capsules"] == run.data.test.labels)
     candidates = right if len(right) else np.arange(len(run.data.test.labels))
     indices = one_of_each_class(run.data.test.labels, candidates, n)
@@ -575,8 +418,8 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
     steps = ", ".join(with_minus_sign(f"{s:+g}") if s else "0" for s in SWEEP)
     lines = (
         f"columns: {steps} standard deviations",
-        "numbers: ink and slant that are gained from",
-        f"−1 to +1, means over {min(N_MEASURED, len(run.data.test.labels))} images",
+        "numbers: change of the pixels' sum and of",
+        f"the slant, −1 to +1, {min(N_MEASURED, len(run.data.test.labels))} images",
         "purple: where coordinates were added",
     )
     for m, line in enumerate(lines):
@@ -587,9 +430,9 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
         x, y = left + j * (width + gap), top + i * (height + head + 0.1)
         name = f"({i + 1}, {j + 1})"
         add_text(fig, x, y + 0.02, name, fontweight="bold", color=darkened(PURPLE) if (i, j) in coordinates else BLACK)
-        more_ink, more_slant = found.effect[d]
-        text = f"ink {signed(100 * more_ink)} %  slant {signed(more_slant)}°"
-        large = abs(more_ink) >= 0.1 or abs(more_slant) >= 3
+        more_light, more_slant = found.effect[d]
+        text = f"sum {signed(100 * more_light)} %  slant {signed(more_slant)}°"
+        large = abs(more_light) >= 0.1 or abs(more_slant) >= 3
         add_text(fig, x + width, y + 0.02, text, ha="right", fontweight="bold" if large else "normal", fontsize=9)
         pictures = found.drawn[:, d, ..., 0]  # (n, len(SWEEP), H, W)
         ax = add_sheet(fig, x, y + head - 0.04, width, height, tiled(pictures, n_greys=32))
@@ -762,8 +605,8 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
     pitch = (WIDTH - left - 0.04) / max(len(epsilons), 4)
     row = cell + 0.3
     block = len(names) * row + 0.14
-    fig = run_figure(run, top + len(chosen) * block - 0.06, "Attacked images, and what the models make of them")
-    add_text(fig, 0.12, 0.66, "once misread, misread at every larger ε · beside each image what was added:"
+    fig = run_figure(run, top + len(chosen) * block - 0.06, "Attacked images, and the answers of the models")
+    add_text(fig, 0.12, 0.66, "once misread, misread at every larger ε · at the right of each image, what was added:"
              " red for brighter, blue for darker, full at ±ε")  # fmt: skip
     for m, epsilon in enumerate(epsilons):
         add_text(fig, left + m * pitch + cell, 1.1, f"ε = {epsilon:g}", ha="center", fontweight="bold", fontsize=10.5)
@@ -804,15 +647,14 @@ def draw_training_curves(run: Run) -> Figure:
         f"{MODELS[name].short} {100 * (1 - state.history[accuracy][-1]):.2f} %" for name, state in run.states.items()
     ]
     add_text(fig, WIDTH - 0.15, 0.72, "test errors at the end: " + ", ".join(errors), ha="right", fontweight="bold")
-    other = "held_out_accuracy" if config.holds_out else "error"
-    titles = {
-        "train_loss": "training loss, each model's own",
-        accuracy: "accuracy, familiar viewpoints" if config.holds_out else "test accuracy",
-        "held_out_accuracy": "accuracy, held-out viewpoints",
-        "error": "test error",
-    }
-    for p, metric in enumerate(("train_loss", accuracy, other)):
-        ax = add_axes(fig, 0.62 + p * 2.95, 1.3, 2.3, 1.9)
+    titles = {"train_loss": "training loss, each model's own"}
+    if config.holds_out:
+        titles |= {accuracy: "accuracy, familiar viewpoints", "held_out_accuracy": "accuracy, held-out viewpoints"}
+    else:
+        titles |= {"error": "test error"}
+    width, pitch = (2.3, 2.95) if config.holds_out else (3.6, 4.4)
+    for p, metric in enumerate(titles):
+        ax = add_axes(fig, 0.62 + p * pitch, 1.3, width, 1.9)
         values = {}
         for name, state in run.states.items():
             history = state.history[accuracy if metric == "error" else metric]
@@ -844,7 +686,7 @@ def draw_confusion_matrix(run: Run, answers: dict[str, Array]) -> Figure:
     pitch = 4.3 if has_long_names(config) else (WIDTH - left + 0.5) / 2
     side = min(3.75, pitch - left + 0.1)
     foot = 1.2 if config.has_own_images and has_long_names(config) else 0.62  # of slanted names
-    fig = run_figure(run, top + side + foot, "Which classes are taken for which")
+    fig = run_figure(run, top + side + foot, "Confusion matrices")
     for m, name in enumerate(names):
         x = left + m * pitch
         counts = confusion_matrix(labels, answers[name], n)
@@ -886,7 +728,6 @@ def drawers(run: Run, attacks: Attacks | None, workers: Workers) -> dict[str, Ca
         "training_curves": lambda: draw_training_curves(run),
         "confusion_matrix": lambda: draw_confusion_matrix(run, answers),
         "vote_distances": lambda: draw_vote_distances(run, answers),
-        "receptive_fields": lambda: draw_receptive_fields(run, answers),
         "attacked_images": lambda: draw_attacked_images(run, answers),
         "attack_curves": lambda: draw_attack_curves(run, attacks or measure_attacks(run, workers.n_threads)),
     }
@@ -951,7 +792,7 @@ def main(argv: list[str] | None = None) -> int:
         result = experiment.make_result(config, data, states, {}, args.threads)
         print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         with Workers(args.threads, config.dtype) as workers:
-            write_figures(folder, drawers(Run(drawable(config), data, states), attacks, workers), N_COLOURS)
+            write_figures(folder, drawers(Run(drawable(config), data, states), attacks, workers))
         if config.pixel_range != (0.0, 1.0):
             print_result("skipped pose_perturbation.png: the decoder draws pixels between 0 and 1, which these are not")
 

@@ -7,14 +7,13 @@ draws what ``mnist_affine_capsnet.py --checkpoint FILE`` has trained; without ``
 trained first, with the flags of that script. The same run gives the same files byte for byte, and a file that would not
 change is left alone.
 
-    predictions.png           a digit of every class, upright and turned, and what each model takes it for
-    rotation_sweep.png        accuracy from -90 to 90 degrees, every seed of the results files as a line of its own
-    affnist_examples.png      digits at random positions and their affNIST versions, with the answers (--canvas 40 only)
-    reconstructions.png       digits upright and turned, and what their longest capsule draws
-    capsule_dimensions.png    the numbers of each digit's capsule that change its picture most
-    capsule_dimensions_all.png  all 16 numbers of all ten capsules, from -0.25 to 0.25 by 0.05
-    confusion_matrices.png    what is taken for what, upright and turned
-    training_curves.png       losses and errors, epoch by epoch
+    predictions.png         a digit of every class, upright and rotated, with the answer of each model
+    rotation_sweep.png      accuracy from -90 to 90 degrees, every seed of the results files as a line of its own
+    affnist_examples.png    digits at random positions and their affNIST versions, with the answers (--canvas 40 only)
+    reconstructions.png     digits upright and rotated, and what the decoder draws from their longest capsule
+    capsule_dimensions.png  the numbers of each digit's capsule that change its reconstruction most
+    confusion_matrices.png  rotated and distorted digits: percentage of each class that gets each answer
+    training_curves.png     losses and errors, epoch by epoch
 
 Which digits are shown never depends on how the models do on them: it is the first of each class in the test set.
 Capsules are perturbed for the first that the capsule network classifies correctly.
@@ -27,7 +26,6 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 # isort: split
 
 import argparse
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -51,7 +49,6 @@ from support.figures import (
     BLUE,
     COMMON_FLAGS,
     DATASET_NAMES,
-    DPI,
     GREY,
     MODEL_STYLES,
     ORANGE,
@@ -72,7 +69,6 @@ from support.figures import (
     epoch_axis,
     lightened,
     load_finished,
-    mark_column,
     model_line,
     new_figure,
     plural,
@@ -137,8 +133,8 @@ def add_answers(fig: Figure, x: float, y: float, width: float, names: Sequence[s
 
 
 def add_answers_legend(fig: Figure, x: float, y: float, names: Sequence[str]) -> None:
-    add_text(fig, x, y, "Below each picture: what it is taken for by")
-    x += 2.86
+    add_text(fig, x, y, "Below each picture: the answer of")
+    x += 2.2
     for name in names:
         add_rectangle(fig, x, y + 0.055, 0.2, 0.05, MODELS[name].colour)
         add_text(fig, x + 0.26, y, MODELS[name].short)
@@ -255,7 +251,7 @@ def draw_predictions(run: Run) -> Figure:
     names = list(run.states)
     left, cell, pitch, top = 0.66, 0.7, 0.83, 1.05
     row = 0.7 + ANSWER_HEIGHT + 0.08
-    fig = new_figure(top + len(SHOWN_ANGLES) * row + 0.02, "Digits upright and turned, and what they are taken for",
+    fig = new_figure(top + len(SHOWN_ANGLES) * row + 0.02, "Upright and rotated digits, and the answers",
                      subtitle(run.config, run.data))  # fmt: skip
     add_answers_legend(fig, 0.12, 0.68, names)
     for r, angle in enumerate(SHOWN_ANGLES):
@@ -275,7 +271,7 @@ def angle_axis(ax: Axes, step: int = 30) -> None:
     ax.set_xlim(SWEEP[0], SWEEP[-1])
     ticks = range(-90, 91, step)
     ax.set_xticks(ticks, [degrees(a) for a in ticks])
-    ax.set_xlabel("turned by, counter-clockwise")
+    ax.set_xlabel("rotation, counter-clockwise")
 
 
 def sweep_accuracy_axis(ax: Axes) -> None:
@@ -299,7 +295,7 @@ def seed_lines(ax: Axes, rows: Array, name: str) -> None:
 def draw_rotation_sweep(run: Run, seeds: Seeds) -> Figure:
     shown = seeds if seeds.n else own_sweep(run)
     others = [name for name in shown.sweep if name != "capsnet"]
-    title = "Trained on upright digits, tested on turned ones"
+    title = "Trained on upright digits, tested on rotated ones"
     fig = new_figure(4.5, title, subtitle(run.config, run.data, seeds=seeds.n))
     add_model_legend(fig, 0.62, 0.72, [MODELS[name] for name in shown.sweep])
     top, height = 1.62, 2.35
@@ -310,7 +306,7 @@ def draw_rotation_sweep(run: Run, seeds: Seeds) -> Figure:
         seed_lines(ax, rows, name)
     ax.set_title("accuracy", loc="left", y=1.0, pad=6)
     angle_axis(ax)
-    # One digit, turned as the axis says.
+    # One digit, rotated as the axis says.
     example, side = of_each_class(run.data.test_labels)[0][4:5], 0.42
     for tick in range(-90, 91, 30):
         x = 0.62 + (tick + 90) / 180 * width - side / 2
@@ -327,7 +323,7 @@ def draw_rotation_sweep(run: Run, seeds: Seeds) -> Figure:
         ax.axhline(0, color=BLACK, linewidth=1.1, zorder=2.5)
         ax.set_title("CapsNet minus the other, % points", loc="left", y=1.0, pad=6)
         angle_axis(ax, 45)
-        ax.set_xlabel("turned by")
+        ax.set_xlabel("rotation")
         ax.yaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: with_minus_sign(f"{value:+g}") if value else "0"))
     lines = "thick: mean; thin: each seed" if shown.n > 1 else ""
@@ -372,7 +368,7 @@ def draw_reconstructions(run: Run) -> Figure:
     params = run.states["capsnet"].params
     left, cell, pitch, top = 1.14, 0.66, 0.78, 0.78
     row = 2 * cell + 0.04 + ANSWER_HEIGHT + 0.16
-    fig = new_figure(top + len(RECONSTRUCTED_ANGLES) * row - 0.04, "What the longest capsule draws of a digit",
+    fig = new_figure(top + len(RECONSTRUCTED_ANGLES) * row - 0.04, "Reconstructions from the longest capsule",
                      subtitle(run.config, run.data))  # fmt: skip
     for r, angle in enumerate(RECONSTRUCTED_ANGLES):
         images = turned(run, chosen, angle)
@@ -382,7 +378,7 @@ def draw_reconstructions(run: Run) -> Figure:
         y = top + r * row
         add_text(fig, 0.12, y + cell + 0.02, degrees(angle) if angle else "upright", va="center", fontweight="bold",
                  fontsize=10.5 if angle else 9.5)  # fmt: skip
-        for text, dy in (("seen", 0.0), ("drawn", cell + 0.04)):
+        for text, dy in (("image", 0.0), ("drawn", cell + 0.04)):
             add_text(fig, left - 0.1, y + dy + cell / 2, text, ha="right", va="center")
         for m, label in enumerate(run.data.test_labels[chosen]):
             x = left + m * pitch
@@ -427,7 +423,7 @@ def draw_capsule_dimensions(run: Run, perturbed: Perturbed) -> Figure:
     n, side = len(experiment.PERTURBATIONS), 0.336
     left, top, gap = 0.74, 1.22, 0.2
     width, height = n * side, N_STRONGEST * side
-    fig = new_figure(top + 5 * (height + gap) - 0.08, "What the numbers of a digit's capsule change in its picture",
+    fig = new_figure(top + 5 * (height + gap) - 0.08, "What the numbers of a digit's capsule change",
                      subtitle(run.config, run.data))  # fmt: skip
     text = f"rows: the {N_STRONGEST} of its 16 numbers that change most; columns: what is added to that number"
     add_text(fig, 0.12, 0.64, f"{text} before the decoder draws")
@@ -450,49 +446,21 @@ def draw_capsule_dimensions(run: Run, perturbed: Perturbed) -> Figure:
     return fig
 
 
-LARGE = 2  # of the large sheet: twice the pixels, and letters twice as large
-
-
-def draw_capsule_dimensions_all(run: Run, perturbed: Perturbed) -> Figure:
-    """A sheet to enlarge: at 28x28 a pixel of a picture is a pixel of the file."""
-    D, n, S = perturbed.pictures.shape[1:4]
-    block = n * 29 / DPI, D * 29 / DPI  # inches
-    left, gap, top = 0.86, 0.2, 1.94
-    pitch = block[0] + gap, block[1] + 0.62
-    fig = new_figure(top + 2 * pitch[1] - 0.4, "", "", width=WIDTH * LARGE)
-    add_text(fig, 0.24, 0.24, "All sixteen numbers of every digit's capsule", fontsize=25, fontweight="bold")
-    add_text(fig, 0.24, 0.74, subtitle(run.config, run.data), color=GREY, fontsize=19)
-    add_text(fig, 0.24, 1.12, "rows: the 16 numbers; columns: −0.25, −0.2 … 0.25 added to that number, in the middle "
-             "nothing", fontsize=19)  # fmt: skip
-    for j in range(J):
-        x, y = left + j % 5 * pitch[0], top + j // 5 * pitch[1]
-        add_text(fig, x, y - 0.36, f"capsule of the {j}", fontsize=19, fontweight="bold")
-        interpolation = "nearest" if S == base.DIGIT_SIDE else "antialiased"
-        ax = add_sheet(fig, x, y, *block, sheet(perturbed.pictures[j]), interpolation=interpolation,
-                       extent=(0, n * 29 - 1, D * 29 - 1, 0))  # fmt: skip
-        ax.set(xlim=(0, n * 29), ylim=(D * 29, 0))
-        mark_column(ax, n // 2 * 29, 29, D * 29, ORANGE, 2.5)
-        for d in range(0 if j % 5 == 0 else D, D, 5):
-            add_text(fig, x - 0.08, y + (d + 0.5) * 0.29, str(d + 1), ha="right", va="center", fontsize=18)
-    return fig
-
-
 def confusion_sets(run: Run) -> list[tuple[str, str]]:
-    """(name of a test set, what it is called): upright, turned the furthest, and affNIST where it is there."""
+    """(name of a test set, what it is called): rotated the furthest, and affNIST where it is there. Upright digits,
+    almost all of which are classified correctly, where there is neither."""
     furthest = max(run.config.rotation, key=abs)
-    sets = [("upright", "upright")]
-    if furthest:
-        sets.append((f"rotated_{furthest:g}", f"turned by {degrees(furthest)}"))
+    sets = [(f"rotated_{furthest:g}", f"rotated by {degrees(furthest)}")] if furthest else []
     if "affnist" in run.tested["capsnet"]["confusion"]:
         sets.append(("affnist", "affNIST"))
-    return sets
+    return sets or [("upright", "upright")]
 
 
 def draw_confusion_matrices(run: Run) -> Figure:
     sets, side, left, top = confusion_sets(run), 2.4, 0.78, 1.2
     pitch, row = side + 0.36, side + 0.66
-    fig = new_figure(top + len(sets) * row - 0.06, "What is taken for what", subtitle(run.config, run.data))
-    add_text(fig, 0.12, 0.64, "percent of each true class; nothing stands where it is less than 1 %")
+    fig = new_figure(top + len(sets) * row - 0.06, "Confusion matrices", subtitle(run.config, run.data))
+    add_text(fig, 0.12, 0.64, "percentage of each true class that gets each answer; below 1 % nothing is written")
     for r, (key, text) in enumerate(sets):
         y = top + r * row
         add_text(fig, 0.36, y + side / 2, f"{text}: true class", rotation=90, ha="center", va="center", fontsize=10)
@@ -516,7 +484,7 @@ def draw_confusion_matrices(run: Run) -> Figure:
             ax.spines[:].set(visible=True, color=GREY, linewidth=0.8)
             add_text(fig, x, y - 0.22, f"{MODELS[name].short}: {percent(tested[f'{key}_accuracy'])} right",
                      color=darkened(MODELS[name].colour), fontweight="bold")  # fmt: skip
-            add_text(fig, x + side / 2, y + side + 0.21, "taken for", ha="center", fontsize=9)
+            add_text(fig, x + side / 2, y + side + 0.21, "answer", ha="center", fontsize=9)
     return fig
 
 
@@ -604,11 +572,10 @@ def draw_training_curves(run: Run, seeds: Seeds) -> Figure:
 
 FIGURES = (
     "predictions", "rotation_sweep", "affnist_examples", "reconstructions", "capsule_dimensions",
-    "capsule_dimensions_all", "confusion_matrices", "training_curves",
+    "confusion_matrices", "training_curves",
 )  # fmt: skip
 N_COLOURS = {
     "capsule_dimensions": 48,
-    "capsule_dimensions_all": 48,
     "reconstructions": 128,
 }  # of a palette, for a small file
 
@@ -619,14 +586,12 @@ def possible_figures(config: Config) -> list[str]:
 
 def drawers(run: Run, seeds: Seeds) -> dict[str, Callable[[], Figure]]:
     """Name of each possible figure of a run, and what draws it (within ``figure_style``)."""
-    perturbed = functools.cache(lambda: perturb(run))
     known: dict[str, Callable[[], Figure]] = {
         "predictions": lambda: draw_predictions(run),
         "rotation_sweep": lambda: draw_rotation_sweep(run, seeds),
         "affnist_examples": lambda: draw_affnist_examples(run),
         "reconstructions": lambda: draw_reconstructions(run),
-        "capsule_dimensions": lambda: draw_capsule_dimensions(run, perturbed()),
-        "capsule_dimensions_all": lambda: draw_capsule_dimensions_all(run, perturbed()),
+        "capsule_dimensions": lambda: draw_capsule_dimensions(run, perturb(run)),
         "confusion_matrices": lambda: draw_confusion_matrices(run),
         "training_curves": lambda: draw_training_curves(run, seeds),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,17 +53,11 @@ def pictures(folder: Path) -> dict[str, bytes]:
     return {path.stem: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def check_pictures(
-    folder: Path,
-    names: Collection[str],
-    highest: int,
-    widths: Mapping[str, int] | None = None,
-    scale: float = 1,
-) -> dict[str, bytes]:
+def check_pictures(folder: Path, names: Collection[str], highest: int, scale: float = 1) -> dict[str, bytes]:
     """The folder holds PNGs of these names and nothing else, each of the right size; returns their bytes.
 
-    ``highest``: the largest height, px. ``widths``: of those that are not 1800 px wide. ``scale``: of all lengths and
-    of the largest size of a file, 0.5 after ``draw_coarsely``.
+    ``highest``: the largest height, px. ``scale``: of all lengths and of the largest size of a file, 0.5 after
+    ``draw_coarsely``.
     """
     found = pictures(folder)
     assert {path.name for path in folder.iterdir()} == {f"{name}.png" for name in names}
@@ -71,7 +65,7 @@ def check_pictures(
         assert len(content) < 600_000 * scale, name
         with Image.open(folder / f"{name}.png") as image:
             assert image.format == "PNG", name
-            assert image.width == (widths or {}).get(name, 1800) * scale, name
+            assert image.width == 1800 * scale, name
             assert 600 * scale <= image.height <= highest * scale, name
             assert "Software" not in image.info, name
             assert np.count_nonzero(image.convert("L").histogram()) > 30, f"{name} is trivial"
@@ -156,11 +150,11 @@ def shown_texts(scene: Any) -> Texts:
     return [(text, box) for text, box in boxes if box.width and np.isfinite(box.extents).all()]
 
 
-def check_texts(fig: Figure, texts: Texts, name: str, least: float = 9) -> None:
-    """Every text is at least ``least`` points high and within the figure, and no two overlap by 3 px both ways."""
+def check_texts(fig: Figure, texts: Texts, name: str) -> None:
+    """Every text is at least 9 points high and within the figure, and no two overlap by 3 px both ways."""
     assert texts, name
     for text, box in texts:
-        assert float(text.get_fontsize()) >= least, (name, text)
+        assert float(text.get_fontsize()) >= 9, (name, text)
         assert min(box.x0, box.y0) >= 0, (name, text)
         assert box.x1 <= fig.bbox.x1, (name, text)
         assert box.y1 <= fig.bbox.y1, (name, text)

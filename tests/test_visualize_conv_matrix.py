@@ -44,8 +44,7 @@ SMALL = [
 ATTACK = ["--epsilons=0.1,0.3", "--attack-steps=2", "--n-attack=4"]
 TINY = [*SMALL, *ATTACK, "--n-epochs=2", "--n-train=32", "--n-test=20"]
 ALL = [
-    "attack_curves", "attacked_images", "confusion_matrix", "pose_perturbation", "receptive_fields", "training_curves",
-    "vote_distances",
+    "attack_curves", "attacked_images", "confusion_matrix", "pose_perturbation", "training_curves", "vote_distances",
 ]  # fmt: skip
 FOLDER = Path("viz", experiment.EXPERIMENT)
 
@@ -135,7 +134,7 @@ def test_texts_are_large_enough_and_stay_apart(
         files[-1].write_text(json.dumps(attacked(dataclasses.replace(run.config, seed=seed), accuracies)))
     attacks = figures.read_attacks(files, run.config, run.data.name)
     for name, drawer in figures.drawers(run, attacks, SERIAL).items():
-        if right == "none" or name in ("vote_distances", "confusion_matrix", "receptive_fields"):
+        if right == "none" or name in ("vote_distances", "confusion_matrix"):
             check_figure(name, drawer, "not MNIST", "2 seeds" if name == "attack_curves" else "seed 123")
 
 
@@ -159,7 +158,6 @@ def test_other_routings_are_drawn(run: figures.Run, answers: dict[str, np.ndarra
     other = run._replace(config=dataclasses.replace(run.config, **changes))
     with figure_style():
         figures.draw_vote_distances(other, answers).canvas.draw()
-        figures.draw_receptive_fields(other, answers).canvas.draw()
 
 
 def test_every_class_has_a_colour() -> None:
@@ -209,41 +207,12 @@ def test_tightness_is_the_mean_over_images(run: figures.Run, monkeypatch: pytest
     assert figures.tightness(run).distance[2, 0] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize(("layer", "side", "n_parents"), [("convcaps1", 14, 6), ("convcaps2", 6, 4)])
-def test_flow_follows_the_assignments(run: figures.Run, layer: str, side: int, n_parents: int) -> None:
-    params, config = run.states["capsules"].params, run.config
-    x = experiment.prepared(run.data.test.images[:1], config)
-    cache = experiment.conv_capsnet_forward(params, x, config, Workspace())[1]
-    a_in = (cache.a_primary if layer == "convcaps1" else cache.convcaps1.a[-1])[0]
-    even, last = (figures.flow(cache, layer, config, t) for t in (0, 2))
-    assert even.types.shape[:2] == (side, side)
-    assert even.parents.shape[:2] == (n_parents, n_parents)
-    seen = ~np.isnan(last.to[..., 0])
-    assert seen.sum() == (13 * 13 if layer == "convcaps1" else 36)
-    for now in (even, last):
-        np.testing.assert_allclose(now.types[seen].sum(axis=1), 1, rtol=1e-5)
-        assert now.parents.sum() == pytest.approx(float(a_in[seen].sum()), rel=1e-4)  # mass is conserved
-    np.testing.assert_allclose(even.types[seen], 1 / even.types.shape[2], rtol=1e-5)
-    # a child in the middle lies evenly among its parents
-    middle = figures.centres(config)["primary" if layer == "convcaps1" else "convcaps1"]
-    at = side // 2 - 1 if layer == "convcaps1" else side // 2
-    np.testing.assert_allclose(even.to[at, at], [middle[at]] * 2, rtol=1e-4)
-
-
-def test_positions_are_those_of_the_coordinates_that_are_added() -> None:
-    config = experiment.Config()
-    offset = experiment.coordinates(config.image_size, "float64")
-    # there a pixel's middle is half a pixel from its edge, here pixels are counted by their middles
-    expected = offset[:, 0, 0, -1] * config.image_size - 0.5
-    np.testing.assert_allclose(figures.centres(config)["convcaps2"], expected)
-
-
-def test_slant_and_ink() -> None:
+def test_sum_and_slant() -> None:
     upright, leaning = np.zeros((2, 28, 28, 1))
     upright[4:24, 13:15] = 1
     for row in range(4, 24):
         leaning[row, 24 - row] = 1  # by one column a row, to the right at the top
-    measured = figures.ink_and_slant(np.stack([upright, leaning, 2 * upright]))
+    measured = figures.sum_and_slant(np.stack([upright, leaning, 2 * upright]))
     np.testing.assert_allclose(measured, [[40, 0], [20, 45], [80, 0]], atol=1e-9)
 
 
