@@ -429,7 +429,7 @@ def make_document(
 
 
 def axes_of(args: argparse.Namespace) -> list[list[str]]:
-    """The names of the swept flags; those that advance together share an axis."""
+    """The names of the swept flags; those that advance together are on one axis."""
     return [list(args.zip)] * bool(args.zip) + [[name] for name in args.grid]
 
 
@@ -440,9 +440,17 @@ def plain(name: str) -> str:
     return name.replace("_", " ")
 
 
-def draw_points(axes: Any, at: float, values: list[float], sample: Json, n: int) -> Any:
-    """Every seed a faint point at ``at``; next to them mean and interval, in the colour of model ``n``."""
-    style = {"color": OKABE_ITO[n % len(OKABE_ITO)], "marker": MARKERS[n % len(MARKERS)]}
+def model_style(experiment: str, name: str, n: int) -> Json:
+    """Colour and marker of a model, as in all figures; where they name no such model, the ``n``-th of the lists."""
+    from support.figures import MODEL_STYLES
+
+    if style := MODEL_STYLES.get(experiment, {}).get(name):
+        return {"color": style.colour, "marker": style.marker}
+    return {"color": OKABE_ITO[n % len(OKABE_ITO)], "marker": MARKERS[n % len(MARKERS)]}
+
+
+def draw_points(axes: Any, at: float, values: list[float], sample: Json, style: Json) -> Any:
+    """Every seed a faint point at ``at``; next to them mean and interval, in the colour of the model."""
     half = 0 if sample["low"] is None else sample["high"] - sample["mean"]
     axes.scatter([at] * len(values), values, s=16, alpha=0.4, linewidths=0, **style)
     return axes.errorbar([at + 0.07], [sample["mean"]], yerr=half, capsize=3, ms=6, ls="", **style)
@@ -456,8 +464,9 @@ def draw_pairs(figure: Any, entry: Json, models: list[str], document: Json) -> N
     left, *rest = figure.subplots(1, 2, width_ratios=(3, 2)) if baselines else [figure.subplots()]
     table = np.array([[run["models"][name][metric] for name in models] for run in entry["runs"]])  # (seeds, models)
     left.plot(table.T, color="0.75", linewidth=0.7, zorder=0)
+    styles = [model_style(document["experiment"], name, n) for n, name in enumerate(models)]
     for n, name in enumerate(models):
-        draw_points(left, n, table[:, n].tolist(), entry["models"][name][metric], n)
+        draw_points(left, n, table[:, n].tolist(), entry["models"][name][metric], styles[n])
     left.set(xticks=range(len(models)), xticklabels=map(plain, models), ylabel=plain(metric))
     left.set_xlim(-0.5, len(models) - 0.5)
     left.set_title(f"each {'line' if baselines else 'faint point'} is a seed; mean and 95 % interval", fontsize=10)
@@ -468,7 +477,7 @@ def draw_pairs(figure: Any, entry: Json, models: list[str], document: Json) -> N
         labels = []
         for k, name in enumerate(baselines):
             sample, n = entry["paired"][name][metric], models.index(name)
-            draw_points(right, k, (table[:, models.index(reference)] - table[:, n]).tolist(), sample, n)
+            draw_points(right, k, (table[:, models.index(reference)] - table[:, n]).tolist(), sample, styles[n])
             labels.append(f"{plain(name)}\np {'' if sample['p'] < 1e-4 else '= '}{show_p(sample['p'])}")
         right.axhline(0, color="0.3", linewidth=0.8)
         right.set(
@@ -486,12 +495,13 @@ def draw_sweep(figure: Any, document: Json, models: list[str]) -> None:
     for n, name in enumerate(models):
         at = np.arange(len(entries)) + 0.22 * (n - (len(models) - 1) / 2)
         samples = [entry["models"][name][metric] for entry in entries]
+        style = model_style(document["experiment"], name, n)
         for x, entry, sample in zip(at, entries, samples, strict=True):
             values = [run["models"][name][metric] for run in entry["runs"]]
-            bar = draw_points(axes, x, values, sample, n)
+            bar = draw_points(axes, x, values, sample, style)
         bar.set_label(plain(name))
         if is_curve:
-            axes.plot(at + 0.07, [s["mean"] for s in samples], color=OKABE_ITO[n % len(OKABE_ITO)], linewidth=1.2)
+            axes.plot(at + 0.07, [s["mean"] for s in samples], color=style["color"], linewidth=1.2)
     axes.set_xticks(range(len(entries)), ["\n".join(entry["values"].values()) for entry in entries])
     axes.set_xlim(-0.5, len(entries) - 0.5)
     axes.set(xlabel=" / ".join(name for group in document["axes"] for name in group), ylabel=plain(metric))
@@ -520,18 +530,18 @@ def draw(document: Json, path: Path) -> None:
     """Write the figure of a result."""
     from matplotlib.figure import Figure
 
+    from support.figures import figure_style
+
     metric, entries = document["headline"], list(document["settings"].values())
     models = [m for m in entries[0]["models"] if all(metric in entry["models"].get(m, {}) for entry in entries)]
-    figure = Figure(figsize=(9 if len(entries) == 1 else max(6.5, 1.2 * len(entries)), 4.6), layout="constrained")
-    if len(entries) == 1:
-        draw_pairs(figure, entries[0], models, document)
-    else:
-        draw_sweep(figure, document, models)
-    figure.suptitle(figure_title(document), fontsize=11)
-    for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
-    with atomic_write(path) as stream:
-        figure.savefig(stream, format="png", dpi=150, metadata={"Software": None})
+    with figure_style(), atomic_write(path) as stream:
+        figure = Figure(figsize=(9 if len(entries) == 1 else max(6.5, 1.2 * len(entries)), 4.6), layout="constrained")
+        if len(entries) == 1:
+            draw_pairs(figure, entries[0], models, document)
+        else:
+            draw_sweep(figure, document, models)
+        figure.suptitle(figure_title(document), fontsize=11)
+        figure.savefig(stream, format="png", metadata={"Software": None})
 
 
 def is_ordered(text: str) -> bool:

@@ -7,7 +7,7 @@ that reads smallNORB reads it:
     python make_toy_norb.py --out-dir toys
     python conv_matrix_capsules.py --dataset smallnorb --data-dir toys
 
-How hard it is, beside the real set, by three baselines; and a sheet of all toys:
+How hard it is, compared with the real set, by three baselines; and a sheet of all toys:
 
     python make_toy_norb.py --baselines --out-json results/toys/baselines.json
     python make_toy_norb.py --figure viz/toys/contact_sheet.png --data-dir smallnorb

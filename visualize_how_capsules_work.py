@@ -219,11 +219,12 @@ def draw_dynamic_routing(composite: Composite) -> Figure:
         at = left + t * (side + 0.28)
         add_text(fig, at, 0.78, f"iteration {t + 1}", fontweight="bold")
         ax = add_axes(fig, at, 1.05, side, side)
-        ax.imshow(1 - 0.35 * composite.image, cmap="gray", vmin=0, vmax=1)
+        ax.imshow(1 - 0.2 * composite.image, cmap="gray", vmin=0, vmax=1)
         strength = np.clip(np.abs(preference[t]) / most, 0, 1)[..., None]
         ends = np.where((preference[t] > 0)[..., None], lightened(FIRST, 1.0), lightened(SECOND, 1.0))
-        colours = strength * ends + (1 - strength) * 0.72
-        ax.scatter(x, y, s=130 * (length / length.max()) ** 2, c=colours.reshape(-1, 3), linewidths=0)
+        colours = strength * ends + (1 - strength) * 0.62
+        ax.scatter(x, y, s=130 * (length / length.max()) ** 2, c=colours.reshape(-1, 3), linewidths=0.6,
+                   edgecolors="white")  # fmt: skip
         ax.set(xlim=(x.min() - 3, x.max() + 3), ylim=(y.max() + 3, y.min() - 3))
         add_frame(ax, GREY, 0.8)
         ax = add_axes(fig, at, 3.77, side, 0.95)
@@ -237,7 +238,7 @@ def draw_dynamic_routing(composite: Composite) -> Figure:
         Line2D([], [], ls="", marker="o", color=colour, label=f"coupled more to {label}")
         for label, colour in zip(composite.labels, (FIRST, SECOND), strict=True)
     ]
-    add_legend(fig, left, 3.2, [*handles, Line2D([], [], ls="", marker="o", color="#b8b8b8", label="to both equally")],
+    add_legend(fig, left, 3.2, [*handles, Line2D([], [], ls="", marker="o", color="#9e9e9e", label="to both equally")],
                ncols=3, columnspacing=1.6, handletextpad=0.2)  # fmt: skip
     return fig
 
@@ -289,7 +290,7 @@ def draw_em_routing(view: View) -> Figure:
     name = views.VOXEL_CLASSES
     rival = int(np.argsort(view.a[-1] - 2 * np.eye(J)[view.label])[-1])
     shown = ((view.label, FIRST), (rival, SECOND))
-    fig = new_figure(6.0, "EM routing", f"Votes of the {len(view.a_in)} primary capsules of a held-out view of a voxel"
+    fig = new_figure(5.95, "EM routing", f"Votes of the {len(view.a_in)} primary capsules of a held-out view of a voxel"
                      f" object ({name[view.label]}), on the two directions in which they vary most")  # fmt: skip
     add_text(fig, 0.12, 0.78, "the image")
     add_image(fig, 0.12, 1.05, 1.45, view.image)

@@ -162,7 +162,7 @@ class Run(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """What the capsule network makes of N test composites."""
+    """The output of the capsule network for N test composites."""
 
     batch: Batch
     lengths: Array  # (N, J)
@@ -351,7 +351,7 @@ def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
     chosen = np.concatenate([right[: 6 - n_wrong], wrong[:n_wrong]])
     left, top, width, pitch, side, height = 0.55, 1.02, 1.62, 1.86, 0.72, 1.1
     row = side + height + 0.7
-    fig = new_figure(top + 2 * row + 0.02, "How long each digit capsule is", subtitle(run.config, run.data))
+    fig = new_figure(top + 2 * row + 0.02, "Lengths of the digit capsules", subtitle(run.config, run.data))
     for m, k in enumerate(chosen):
         x, y = left + m % 3 * pitch, top + m // 3 * row
         labels, answers = batch.labels[k], predicted.answers[k]
@@ -495,7 +495,9 @@ def draw_capsule_dimensions(run: Run, predicted: Predictions) -> Figure:
     left, gap, top = 0.36, 0.14, 1.44
     width, height = len(SWEEP) * tile / 100, D * tile / 100
     fig = new_figure(
-        top + height + 0.1, "What each number of a digit capsule changes in its picture", subtitle(run.config, run.data)
+        top + height + 0.1,
+        "What each number of a digit capsule changes",
+        subtitle(run.config, run.data),
     )
     for d in range(2):
         j, colour = int(batch.labels[k, d]), DIGIT_COLOURS[d]
@@ -670,7 +672,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
-        f"Draw the seeds of these JSON files beside the curves. Default: {DEFAULT_RESULTS} where it exists.",
+        f"Draw a point for each seed in these JSON files. Default: {DEFAULT_RESULTS} where it exists.",
     )
     return parser
 
@@ -697,7 +699,7 @@ def main(argv: list[str] | None = None) -> int:
         with blas_threads(1):
             write_figures(folder, drawers(Run(drawable(config), data, states), seeds), N_COLOURS)
         if results and not seeds:
-            print_result(f"no point beside the curves: {results[0]} holds no run with these flags")
+            print_result(f"no points of seeds: {results[0]} holds no run with these flags")
 
     return exit_status(body)
 

@@ -14,7 +14,7 @@ has trained. The same run gives the same files byte for byte, and a file that wo
     elevation_accuracy.png    the same over elevations, where elevation is held out
     class_poses.png           pose matrices of the class capsules, a familiar and a held-out view of each class
     routing_assignments.png   how EM assigns the primary capsules to the classes, iteration by iteration
-    smallnorb_pairs.png       real smallNORB stereo pairs beside the voxel classes (needs files, see --smallnorb-dir)
+    smallnorb_pairs.png       real smallNORB stereo pairs, above the voxel classes (needs files, see --smallnorb-dir)
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ def draw_extrapolation_bars(run: Run, seeds: dict[str, Array]) -> Figure:
     """``seeds``: per model, accuracies (n, 2) of other seeds' runs, whose means are the bars; empty where there are
     none, and the bars are of this run."""
     n_seeds = max(map(len, seeds.values()), default=0)
-    fig = new_figure(4.5, "What a new viewpoint costs", subtitle(run.config, seeds=n_seeds))
+    fig = new_figure(4.5, "Accuracy on familiar and on held-out viewpoints", subtitle(run.config, seeds=n_seeds))
     ax = add_axes(fig, 0.62, 1.12, WIDTH - 0.75, 2.95)
     accuracy_axis(ax, "accuracy", CHANCE)
     half_turn = add_half_turn_line(ax, run.config)
@@ -472,7 +472,7 @@ def draw_routing_assignments(run: Run) -> Figure:
     width = min(pitch - 0.14, 2.1)
     pitch = width + 0.14
     fig = new_figure(top + 2 * height + 0.34 + 1.25, f"EM routing of one {config.classes[k]}", subtitle(config))
-    heading = "share R of each primary capsule (row) that goes to each class capsule (column), even at first"
+    heading = "assignment R of each primary capsule (row) to each class capsule (column), even at first"
     add_text(fig, maps_left, 0.72, heading)
     for b, (word, colour) in enumerate((("familiar view", TRAINED), ("held-out view", HELD_OUT))):
         v, y = 2 * k + b, top + b * (height + 0.34)

@@ -1,1 +1,1 @@
-"""Training steps timed beside their bare matrix products and the same networks in PyTorch: ``python -m benchmarks``."""
+"""Times of training steps, of their matrix products alone and of other frameworks: ``python -m benchmarks``."""

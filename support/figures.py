@@ -112,7 +112,7 @@ DATASET_NAMES = {  # by the "dataset" of a result
     "voxels": "voxel objects",
     "smallnorb": "smallNORB",
     "images": "own images",
-    "toys": "toys in place of smallNORB",
+    "toys": "generated toys, not smallNORB",
 }
 
 
