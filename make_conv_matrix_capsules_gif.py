@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Animate the convolutional matrix capsules: votes gather round the class capsules during routing and training.
 
-    python make_conv_matrix_capsules_gif.py --n-epochs 1 --n-train 20000 --snapshots 10 --fps 3
+    python make_conv_matrix_capsules_gif.py --n-epochs 1 --n-train 20000
 
-The capsule network is stopped ``--snapshots`` times on its way, more often at first, the last time at the end. Each
-time one test image, the first of the set, is routed, and a frame for each EM iteration shows the votes for all class
-capsules: every vote in the colour of the capsule that it is for, as large as the mass that it was given, and each
-capsule's mean as its class.
+Training is stopped ``--snapshots`` times, more often at first, the last time at the end. Each time one test image, the
+first of the set, is routed. A frame shows the votes for all class capsules in the last EM iteration: every vote in the
+colour of the capsule that it is for, as large as the mass that it was given, and each capsule's mean as its class. The
+last frames show every iteration of the trained network.
 """
 
 from __future__ import annotations
@@ -156,18 +156,16 @@ class GatheringVotes(Scene):
         self.finish_background()
 
     def add_plane(self, snapshots: list[Snapshot]) -> None:
-        """Votes and means on the plane of the last snapshot's two principal axes, each snapshot at a scale of its own:
-        votes grow with training."""
+        """Votes and means on the plane of the last snapshot's two principal axes, all snapshots at one scale."""
         x, y, width, height = PLANE
         add_text(self.fig, x, y - 0.25, "votes for the class capsules, and the capsules' means", fontweight="bold")
         ax = add_axes(self.fig, x, y, width, height)
         add_frame(ax, "#bbbbbb", 0.8)
         ax.set_autoscale_on(False)
         ax.set(xlim=(-1, 1), ylim=(-height / width, height / width))
-        self.windows = []
-        for snapshot in snapshots:
-            low, high = bulk(snapshot.routing, self.axes_of_plane)
-            self.windows.append(((low + high) / 2, 0.58 * float(((high - low) / [1, height / width]).max())))
+        lows, highs = zip(*(bulk(snapshot.routing, self.axes_of_plane) for snapshot in snapshots), strict=True)
+        low, high = np.min(lows, axis=0), np.max(highs, axis=0)
+        self.centre, self.scale = (low + high) / 2, 0.58 * float(((high - low) / [1, height / width]).max())
         # the true class is drawn last, over the others
         n_children, n = snapshots[0].routing.votes.shape[1:3]
         self.order = np.array([*(e for e in range(n) if e != self.label), self.label])
@@ -186,7 +184,7 @@ class GatheringVotes(Scene):
                                       color=darkened(self.colours[e]), clip_on=True))  # fmt: skip
         for e in self.order:
             self.move(self.means[e])
-        key = "area: mass given to a vote · ring: two deviations of the true class's · each step scaled anew"
+        key = "area of a dot: mass of a vote · ring: two standard deviations of the true class's votes"
         add_text(self.fig, x, y + height + 0.05, key, fontsize=9, color=GREY)
 
     def add_answer(self, image: Array) -> None:
@@ -232,12 +230,11 @@ class GatheringVotes(Scene):
         n_iterations = len(routing.mu)
         shown = f"{figures.with_article(self.config.classes[label])} ({self.dataset})"
         self.title.set_text(f"Routing {shown} after {now.step:,} of {self.n_steps:,} training steps")
-        centre, scale = self.windows[k]
-        points = (routing.votes[0] @ self.axes_of_plane - centre) / scale  # (M, E, 2)
+        points = (routing.votes[0] @ self.axes_of_plane - self.centre) / self.scale  # (M, E, 2)
         mass = routing.weights[t, 0]  # (M, E)
         self.dots.set_offsets(points[:, self.order].transpose(1, 0, 2).reshape(-1, 2))
         self.dots.set_sizes(MASS_AREA * mass[:, self.order].T.reshape(-1))
-        means = (routing.mu[t, 0] @ self.axes_of_plane - centre) / scale  # (E, 2)
+        means = (routing.mu[t, 0] @ self.axes_of_plane - self.centre) / self.scale  # (E, 2)
         for e, text in enumerate(self.means):
             text.set_position(means[e])
             text.set_alpha(1 if e == label else 0.75)
@@ -256,7 +253,7 @@ class GatheringVotes(Scene):
         self.verdict.set(text=said, color=colour)
         self.iteration.set_text(f"iteration {t + 1} of {n_iterations}")
         distances = np.linalg.norm(routing.votes[0, :, label] - routing.mu[t, 0, label], axis=1)
-        self.distance.set_text(f"votes for it lie {float(fraction @ distances):.1f}\nfrom their mean")
+        self.distance.set_text(f"mean distance of its\nvotes: {float(fraction @ distances):.1f}")
         past = self.recorder.snapshots[: k + 1]
         self.line.set_data([s.step for s in past], [s.accuracy for s in past])
         self.percent.set_text(f"{100 * now.accuracy:.0f} %")
@@ -272,17 +269,17 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         "--out --fps --snapshots --dataset --data-dir --seed --n-epochs --n-train --threads --quiet",
         [
-            ("--n-epochs 1 --n-train 20000", "Ten snapshots of one epoch of 20,000 digits: about 4 minutes."),
+            ("--n-epochs 1 --n-train 20000", "One epoch of 20,000 digits: about 5 minutes."),
             ("--n-epochs 1 --n-train 2000 --snapshots 4 --out draft.gif", "A short draft: about 40 seconds."),
             ("--dataset voxels", "Views of voxel objects instead of digits: about 30 seconds."),
         ],
         description="Train the convolutional matrix capsules and animate how their votes are routed on the way.",
     )
     experiment.add_config_flags(parser)
-    animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=3.0)
+    animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=6.0)
     animation.add_argument(
-        "--snapshots", type=whole_number(2, MAX_FRAMES), metavar="N", default=10,
-        help="Test the network N times, before the first step and after the last too. Default: %(default)s.",
+        "--snapshots", type=whole_number(2, MAX_FRAMES), metavar="N", default=30,
+        help="Show the network N times, before the first step and after the last too. Default: %(default)s.",
     )  # fmt: skip
     return parser
 
@@ -294,10 +291,9 @@ def main(argv: list[str] | None = None) -> int:
     for field in ("attack", "epsilons", "attack_steps", "n_attack"):
         if field in args.given:
             parser.error(f"argument {flag_of(Config, field)}: nothing is attacked here")
-    if args.snapshots * asked.em_iters > MAX_FRAMES:
-        parser.error(
-            f"argument --snapshots: {args.snapshots} of {asked.em_iters} iterations are more than {MAX_FRAMES} frames"
-        )
+    n_frames = args.snapshots - 1 + asked.em_iters
+    if n_frames > MAX_FRAMES:
+        parser.error(f"argument --snapshots: {n_frames} frames are more than {MAX_FRAMES}")
 
     def body() -> None:
         require_writable(args.out)
@@ -307,7 +303,9 @@ def main(argv: list[str] | None = None) -> int:
         state, recorder = record(config, data, args.snapshots, args.threads, args.quiet)
         result = experiment.make_result(config, data, {"capsules": state}, {}, args.threads)
         print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-        frames = [(k, t) for k in range(len(recorder.snapshots)) for t in range(config.em_iters)]
+        # The last iteration while the network learns, then slowly every iteration of the trained network.
+        last, T = len(recorder.snapshots) - 1, config.em_iters
+        frames = [*((k, T - 1) for k in range(last)), *((last, t) for t in range(T))]
         text_colours = [darkened(colour) for colour in (RIGHT, WRONG, BLUE, TRUE_COLOUR)]
         write_gif(
             args,
@@ -316,6 +314,7 @@ def main(argv: list[str] | None = None) -> int:
             N_GREYS,
             N_COLOURS,
             text_colours,
+            holds=range(last, last + T),
         )
 
     return exit_status(body)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Animate the affine-digits experiment: digits turn, and three networks that never saw a turned one say what they are.
+"""Animate the affine-digits experiment: digits rotate, and three networks trained on upright ones name them.
 
     python make_mnist_affine_capsnet_gif.py --checkpoint run.ckpt.npz
 
@@ -129,7 +129,7 @@ class TurningDigits(Scene):
         ax = add_axes(self.fig, CURVE_LEFT, CURVE_TOP, CURVE_WIDTH, CURVE_HEIGHT)
         figures.sweep_accuracy_axis(ax)
         figures.angle_axis(ax, 45)
-        ax.set_xlabel("turned by")
+        ax.set_xlabel("rotation")
         n = min(self.run.config.n_sweep, len(self.run.data.test_labels))
         add_text(self.fig, CURVE_LEFT, 0.7, f"accuracy, {n:,} test digits")
         self.hand = self.move(ax.axvline(0, color=GREY, linewidth=1.0, zorder=1.8))
@@ -148,7 +148,7 @@ class TurningDigits(Scene):
     def frame(self, k: int) -> Array:
         """RGB (H, W, 3) of angle k."""
         turning, angle = self.turning, float(self.turning.angles[k])
-        self.title.set_text(f"Trained on upright digits, asked about turned ones: {degrees(round(angle))}")
+        self.title.set_text(f"Trained on upright digits, tested on rotated ones: {degrees(round(angle))}")
         for picture, image in zip(self.pictures, turning.images[k], strict=True):
             picture.set_data(np.clip(image, 0, 1))
         for name, rows in turning.outputs.items():
@@ -188,12 +188,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         "--checkpoint --out --fps --frames --digits --dataset --data-dir --seed --n-epochs --threads",
         [
-            ("--checkpoint run.npz", "Three digits turning, as the networks of run.npz see them: about 1 minute."),
+            (
+                "--checkpoint run.npz",
+                "Three rotating digits, the networks of run.npz: about 1 minute.",
+            ),
             ("--checkpoint run.npz --digits 6,9 --out 69.gif", "Two other digits: about 1 minute."),
             ("--n-train 6000 --n-epochs 4", "The same after a short training: about 3 minutes."),
         ],
-        description="Animate what the models of the affine-digits experiment take turning digits for, from a checkpoint"
-        " or after training them.",
+        description="Animate the answers to rotating digits in the affine-digits experiment, from a checkpoint or after"
+        " training its models.",
     )
     experiment.add_config_flags(parser)
     animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=10.0)
@@ -221,8 +224,9 @@ def main(argv: list[str] | None = None) -> int:
         text_colours = [darkened(c) for c in (RIGHT, WRONG, *(style.colour for style in MODELS.values()))]
         with blas_threads(1):
             turning = Turning(run, args.digits, args.frames)
+            holds = {int(np.abs(turning.angles - angle).argmin()) for angle in (0, *run.config.rotation)}
             write_gif(args, lambda: TurningDigits(run, turning), [(k,) for k in range(args.frames)],
-                      N_GREYS, N_COLOURS, text_colours)  # fmt: skip
+                      N_GREYS, N_COLOURS, text_colours, holds)  # fmt: skip
 
     return exit_status(body)
 

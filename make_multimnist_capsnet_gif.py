@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Animate the MultiMNIST experiment: a capsule network learns to take two overlapping digits apart.
 
-    python make_multimnist_capsnet_gif.py --n-epochs 8 --n-train 6000 --snapshot-every 75 --fps 6
+    python make_multimnist_capsnet_gif.py --n-epochs 8 --n-train 6000
 
 Every ``--snapshot-every`` steps a frame shows the same six test composites, what the decoder draws from the capsule of
-each of their two digits, what the network takes them for, and the accuracy and reconstruction error up to then.
+each of their two digits, the answer of the network, and the accuracy and reconstruction error up to then.
 """
 
 from __future__ import annotations
@@ -198,16 +198,16 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         "--out --fps --snapshot-every --dataset --data-dir --seed --n-epochs --n-train --threads --quiet",
         [
-            ("", "A frame every 75 steps of eight epochs: about 3 minutes."),
+            ("", "A frame every 25 steps of eight epochs: about 3 minutes."),
             ("--n-epochs 1 --out draft.gif", "A draft of one epoch: about 30 seconds."),
             ("--n-epochs 20 --snapshot-every 150", "A longer training, and a frame every 150 steps: about 8 minutes."),
         ],
-        description="Train the capsule network of the MultiMNIST experiment and animate what it draws on the way.",
+        description="Train the capsule network of the MultiMNIST experiment and animate its reconstructions.",
     )
     experiment.add_config_flags(parser)
-    animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=6.0)
+    animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=10.0)
     animation.add_argument(
-        "--snapshot-every", type=whole_number(1, 10**9), metavar="N", default=75,
+        "--snapshot-every", type=whole_number(1, 10**9), metavar="N", default=25,
         help="Take N steps from one frame to the next. Default: %(default)s.",
     )  # fmt: skip
     return parser

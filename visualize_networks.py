@@ -163,7 +163,7 @@ def draw_network(name: str) -> Figure:
     capsules, *others = models
     stages, styles = stages_of(config, params[capsules]), MODEL_STYLES[name]
     baselines = "; ".join(f"{styles[key].label}: {count_params(params[key]):,}" for key in others)
-    subtitle = f"{count_params(params[capsules]):,} parameters, of each layer in green. Compared with: {baselines}"
+    subtitle = f"{count_params(params[capsules]):,} parameters (of each layer in green); {baselines}"
     fig = new_figure(HEIGHT, f"The capsule network of {name}.py", subtitle, WIDTH)
     ax = add_axes(fig, 0, 0, WIDTH, HEIGHT)
     ax.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0))

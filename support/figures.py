@@ -544,7 +544,7 @@ def load_finished(
 # Animations
 # ----------------------------------------------------------------------------------------------------------------------
 
-LAST_SECONDS = 2.5  # that the last frame stays
+HOLD_SECONDS, LAST_SECONDS = 1.2, 2.5  # that held frames and the last one stay
 MAX_FRAMES = 600
 
 
@@ -585,12 +585,14 @@ class Scene:
 
 
 def encode_gif(
-    frames: Sequence[Array], fps: float, n_greys: int, n_colours: int, text_colours: Iterable[Colour]
-) -> bytes:
+    frames: Sequence[Array], fps: float, n_greys: int, n_colours: int, text_colours: Iterable[Colour],
+    holds: Iterable[int] = (),
+) -> bytes:  # fmt: skip
     """Frames (H, W, 3) as an endless GIF with one palette of ``n_greys`` greys and ``n_colours`` other colours, so that
     what does not move costs nothing.
 
-    ``text_colours``: of letters, which are too few pixels to come into the palette by themselves.
+    ``text_colours``: of letters, which are too few pixels to come into the palette by themselves. ``holds``: frames
+    that stay longer.
     """
     pixels = np.concatenate(frames[:: max(1, len(frames) // 6)]).reshape(-1, 3)
     coloured = pixels[np.ptp(pixels, axis=1) > 8]
@@ -607,6 +609,8 @@ def encode_gif(
         for frame in frames
     ]
     duration = [round(100 / fps) * 10.0] * len(frames)  # milliseconds; a GIF counts in hundredths of a second
+    for k in holds:
+        duration[k] = max(duration[k], 1000 * HOLD_SECONDS)
     duration[-1] = max(duration[-1], 1000 * LAST_SECONDS)
     stream = io.BytesIO()
     iio.imwrite(stream, few, extension=".gif", plugin="pillow", duration=duration, loop=0)
@@ -615,15 +619,15 @@ def encode_gif(
 
 def write_gif(
     args: argparse.Namespace, make_scene: Callable[[], Any], frames: Sequence[tuple[int, ...]],
-    n_greys: int, n_colours: int, text_colours: Iterable[Colour] = (),
+    n_greys: int, n_colours: int, text_colours: Iterable[Colour] = (), holds: Iterable[int] = (),
 ) -> None:  # fmt: skip
     """Draw ``make_scene().frame(*at)`` for each ``at`` of ``frames`` into ``args.out`` and print what became of it;
-    for the palette see ``encode_gif``."""
+    for the palette and ``holds`` see ``encode_gif``."""
     with figure_style():
         scene = make_scene()
         bar = tqdm(frames, desc="frames", unit="frame", leave=False, disable=not shows_progress(args.quiet))
         drawn = [scene.frame(*at) for at in bar]
-    print_result(write_if_changed(args.out, encode_gif(drawn, args.fps, n_greys, n_colours, text_colours)))
+    print_result(write_if_changed(args.out, encode_gif(drawn, args.fps, n_greys, n_colours, text_colours, holds)))
 
 
 def frame_rate(text: str) -> float:

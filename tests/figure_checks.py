@@ -95,8 +95,11 @@ def check_unchanged(
         assert path.stat().st_mtime == 0, f"{path.name} was written again although it is the same"
 
 
-def check_animation(script: ModuleType, flags: list[str], n_frames: int, below: int, capsys: Capture) -> None:
-    """A GIF of ``n_frames`` frames that all differ, in fewer than ``below`` bytes; made again, it is the same file."""
+def check_animation(
+    script: ModuleType, flags: list[str], n_frames: int, below: int, capsys: Capture, held: Collection[int] = ()
+) -> None:
+    """A GIF of ``n_frames`` frames that all differ, in fewer than ``below`` bytes; made again, it is the same file.
+    Frames ``held`` stay longer."""
     path = Path("sub", "a.gif")
     argv = [*flags, "--fps=20", "--quiet", f"--out={path}"]
     assert script.main(argv) == 0
@@ -112,7 +115,7 @@ def check_animation(script: ModuleType, flags: list[str], n_frames: int, below: 
             gif.seek(k)
             durations.append(gif.info["duration"])
             frames.append(np.asarray(gif.convert("RGB")))
-    assert durations == [50] * (n_frames - 1) + [2500]
+    assert durations == [1200 if k in held else 50 for k in range(n_frames - 1)] + [2500]
     assert all((frame[:5, :5] == 255).all() for frame in frames), "white has become grey"
     assert len({frame.tobytes() for frame in frames}) == n_frames
     capsys.readouterr()

@@ -572,7 +572,8 @@ def test_capsules_are_the_reference_wherever_they_stand(tmp_path: Path) -> None:
 
 def test_a_figure_has_the_intervals_of_its_samples() -> None:
     sample = describe_sample([0.2, 0.3, 0.7])
-    bar = compare_seeds.draw_points(Figure().subplots(), 0.0, [0.2, 0.3, 0.7], sample, 0)
+    style = compare_seeds.model_style("smallnorb_novel_viewpoint", "capsules", 0)
+    bar = compare_seeds.draw_points(Figure().subplots(), 0.0, [0.2, 0.3, 0.7], sample, style)
     (interval,) = bar.lines[2][0].get_segments()
     np.testing.assert_allclose(interval[:, 1], [sample["low"], sample["high"]])
     np.testing.assert_allclose(np.asarray(bar.lines[0].get_ydata(), float), [0.4])

@@ -301,7 +301,7 @@ def test_runs_of_these_flags_are_found(checkpoint: Path, run: figures.Run) -> No
 def test_animation_has_the_frames_that_were_asked_for(
     checkpoint: Path, on_canvas: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_animation(animation, [f"--checkpoint={checkpoint}", "--frames=2"], 2, 4_000_000, capsys)
+    check_animation(animation, [f"--checkpoint={checkpoint}", "--frames=2"], 2, 4_000_000, capsys, held=(0,))
     assert animation.main([f"--checkpoint={on_canvas}", "--frames=2", "--digits=8", "--out=b.gif"]) == 0
 
 

@@ -149,7 +149,7 @@ def test_points_of_the_results_file_are_drawn(run: figures.Run) -> None:
 
 
 def test_animation_has_the_frames_that_were_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    check_animation(animation, [*TINY, "--snapshots=2", "--sweep-frames=3"], 6, 3_000_000, capsys)
+    check_animation(animation, [*TINY, "--snapshots=2", "--sweep-frames=3"], 6, 3_000_000, capsys, held=(2,))
 
 
 def test_animation_through_held_out_elevations() -> None:
