@@ -350,6 +350,23 @@ def render_page(text: str) -> tuple[str, list[str], list[str]]:
     return "".join(parts) + text[end:], stale, faults
 
 
+ACCURACY = re.compile(r"(?<![\w.])(?:0\.[1-9]\d\d|1\.000)(?!\d)")  # as tables write it
+
+NO_SENTENCE = re.compile(  # code, comments, and what markers write
+    r"^```.*?^```|<!--\s*value:.*?-->.*?<!--\s*end\s*-->|<!--.*?-->|`[^`]*`", re.DOTALL | re.MULTILINE
+)
+
+
+def loose_accuracies(text: str) -> list[str]:
+    """The accuracies in the sentences of a page that are in no cell of its tables."""
+    text = NO_SENTENCE.sub("", text)
+    rows, sentences = [], []
+    for line in text.splitlines():
+        (rows if line.lstrip().startswith("|") else sentences).append(line)
+    known = set(ACCURACY.findall("\n".join(rows)))
+    return [number for number in ACCURACY.findall("\n".join(sentences)) if number not in known]
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Are the results what they say?
 # ----------------------------------------------------------------------------------------------------------------------
@@ -588,7 +605,9 @@ def report(check: bool, with_claims: bool = False) -> None:
         new, stale, faults = render_page(text)
         problems += [f"{page}:{line}" for line in (*faults, *(stale if check else ()))]
         n_stale += len(stale)
-        if not check and new != text:
+        if check:
+            problems += [f"{page}: {number} is in no table of the page" for number in loose_accuracies(text)]
+        elif new != text:
             with atomic_write(page) as stream:
                 stream.write(new.encode())
             print_result(f"{page}: {len(stale)} rewritten")

@@ -166,6 +166,20 @@ def test_rewrite_then_check(page: Path, capsys: pytest.CaptureFixture[str]) -> N
     ]
 
 
+def test_accuracies_in_sentences_are_those_of_the_tables() -> None:
+    page = """Capsules 0.747, CNN 0.686, a rate of 0.005, `0.999`, <!-- value: a b -->0.123<!-- end -->, 10.555.
+
+| model | accuracy |
+|---|---|
+| cnn | 0.686 ± 0.100 |
+
+```
+0.444
+```
+"""
+    assert report.loose_accuracies(page) == ["0.747"]
+
+
 @pytest.mark.parametrize(
     ("marker", "message"),
     [
