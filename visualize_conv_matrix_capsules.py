@@ -253,8 +253,8 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
     block = len(shown) * (row + gap) + 0.72
     foot = top + len(chosen) * block - 0.02
     fig = run_figure(run, foot + 1.72, "How far the votes lie from each class capsule's mean")
-    add_text(fig, 0.12, 0.66, "bars: votes at that distance from the mean, weighted by their mass (assignment ×"
-             " activation of the child); each row has its own scale")  # fmt: skip
+    add_text(fig, 0.12, 0.66, "bars: votes at that distance from the mean, weighted by assignment × activation of"
+             " the child; each row has its own scale")  # fmt: skip
     for b, k in enumerate(chosen):
         y = top + b * block
         label, answer = int(labels[k]), int(answers["capsules"][k])

@@ -134,7 +134,7 @@ def add_answers(fig: Figure, x: float, y: float, width: float, names: Sequence[s
 
 def add_answers_legend(fig: Figure, x: float, y: float, names: Sequence[str]) -> None:
     add_text(fig, x, y, "Below each picture: the answer of")
-    x += 2.2
+    x += 2.36
     for name in names:
         add_rectangle(fig, x, y + 0.055, 0.2, 0.05, MODELS[name].colour)
         add_text(fig, x + 0.26, y, MODELS[name].short)
