@@ -313,7 +313,7 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
         ax.yaxis.set_major_locator(MaxNLocator(nbins=4))
     handles = [
         Line2D([], [], color=GREEN, marker="o", label="true class"),
-        Line2D([], [], color=BLUE, marker="s", label="other classes, mean"),
+        Line2D([], [], color=BLUE, marker="s", label="other classes"),
         Line2D([], [], **REFERENCE_LINE, label="even"),
     ]
     add_legend(fig, 7.52, foot + 0.25, handles)
