@@ -512,7 +512,7 @@ def test_figures_and_animation(
     (tmp_path / "none.json").write_text("[]")
     attack = ["--attack=fgsm", "--epsilons=0.1", "--n-attack=3"]
     assert figures.main([*argv[:-1], *attack]) == 0
-    assert len(list(tmp_path.glob("*/*.png"))) == 7
+    assert len(list(tmp_path.glob("*/*.png"))) == 6
     gif = tmp_path / "a.gif"
     images = ["--dataset=images", f"--data-dir={folder}", f"--out={gif}", "--snapshots=2"]
     assert animation.main([*images, *TINY]) == 0
@@ -532,7 +532,7 @@ def test_figures_of_many_classes_and_colours(tmp_path: Path, monkeypatch: pytest
         "--epsilons=0.1",
     ]
     assert figures.main([*argv, "--n-attack=2", f"--outdir={tmp_path}", *TINY]) == 0
-    assert len(list(tmp_path.glob("*/*.png"))) == 7
+    assert len(list(tmp_path.glob("*/*.png"))) == 6
 
 
 def test_names_in_figures() -> None:
