@@ -259,9 +259,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         "--out --fps --snapshots --sweep-frames --dataset --data-dir --seed --n-epochs --threads --quiet",
         [
-            ("", "Three epochs of ten, a turn by 10 degrees a frame each: about 30 seconds."),
+            ("", "Three epochs of ten, a turn by 10 degrees a frame each: about 20 seconds."),
             ("--n-epochs 4 --sweep-frames 6 --out draft.gif", "A draft of four epochs: about 6 seconds."),
-            ("--snapshots 1 --sweep-frames 72", "The trained networks alone, by 5 degrees: about 20 seconds."),
+            ("--snapshots 1 --sweep-frames 72", "The trained networks alone, by 5 degrees: about 15 seconds."),
         ],
         description="Train the models of the novel-viewpoint experiment and animate their answers to turning objects.",
     )
