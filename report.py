@@ -360,7 +360,8 @@ NO_SENTENCE = re.compile(  # code, comments, and what markers write
 def loose_accuracies(text: str) -> list[str]:
     """The accuracies in the sentences of a page that are in no cell of its tables."""
     text = NO_SENTENCE.sub("", text)
-    rows, sentences = [], []
+    rows: list[str] = []
+    sentences: list[str] = []
     for line in text.splitlines():
         (rows if line.lstrip().startswith("|") else sentences).append(line)
     known = set(ACCURACY.findall("\n".join(rows)))
