@@ -14,6 +14,10 @@ trained. The same run gives the same files byte for byte, and a file that would 
     capsule_dimensions.png    what each of the 16 numbers in a digit capsule changes in the picture
     couplings.png             where dynamic routing sends the primary capsules, iteration by iteration
 
+``--scaling`` trains nothing and draws one figure, from files that compare_seeds.py has written, scaling_*.json:
+
+    scaling.png               both digits right against composites seen in training, means and intervals over seeds
+
 Which composites are shown never depends on how well they are reconstructed: among those that fit a figure's heading the
 first of the test set are taken, other digits before digits that have been shown.
 """
@@ -38,10 +42,11 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 import multimnist_capsnet as experiment
 from multimnist_capsnet import Array, Batch, Config, Data
+from report import read_json
 from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
@@ -52,6 +57,7 @@ from support.figures import (
     GREY,
     MODEL_STYLES,
     ORANGE,
+    REFERENCE_LINE,
     RIGHT,
     SKY,
     VERMILLION,
@@ -92,10 +98,11 @@ from support.figures import (
     with_minus_sign,
     write_figures,
 )
-from support.files import require_writable
+from support.files import UserError, require_writable
 from support.flags import Parser
 from support.optimizers import TrainState
 from support.run import Files
+from support.statistics import describe_sample
 from support.workers import Workspace, blas_threads
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -651,20 +658,128 @@ def drawers(run: Run, seeds: dict[str, Array]) -> dict[str, Callable[[], Figure]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Accuracy against the length of training, from results files
+# ----------------------------------------------------------------------------------------------------------------------
+
+PAPER_ACCURACY = 1 - 0.052  # of the CapsNet [Sabour 2017, sec. 6]
+
+
+class Series(NamedTuple):
+    model: str
+    routing_iters: int | None  # of the capsules
+
+
+class Scaling(NamedTuple):
+    """Trainings of several lengths. The rate falls to 0 in each, so that every length is a training of its own."""
+
+    dataset: str
+    min_iou: float
+    accuracies: dict[Series, dict[int, list[float]]]  # by composites seen, of each seed: images with both digits right
+
+
+def read_scaling(paths: Sequence[Path]) -> Scaling:
+    """All settings and seeds of files by compare_seeds.py, the lengths in rising order.
+
+    Raises UserError where a file is none of these, where the test composites differ, and where one model has two
+    settings of the same length.
+    """
+    tests: set[tuple[str, float]] = set()
+    found: dict[Series, dict[int, list[float]]] = {}
+    for path in paths:
+        document = read_json(path)
+        try:
+            for setting in document["settings"].values():
+                config = setting["config"]
+                length = Config(**{name: config[name] for name in ("n_epochs", "n_train", "batch_size")})
+                tests.add((DATASET_NAMES[document["dataset"]], config["min_iou"]))
+                for model in sorted({*setting["models"]} & {*MODELS}):
+                    series = Series(model, config["routing_iters"] if model == "capsnet" else None)
+                    lengths, seen = found.setdefault(series, {}), length.n_steps * length.batch_size
+                    if seen in lengths:
+                        raise UserError(f"{path}: {model} has another setting of {seen:,} composites")
+                    runs = [run["models"][model] for run in setting["runs"]]
+                    lengths[seen] = [float(metrics["set_accuracy"]) for metrics in runs]
+        except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
+            raise UserError(f"{path} is no result of this experiment by compare_seeds.py") from error
+    if not found:
+        raise UserError(f"no results to draw: there is no {SCALING_RESULTS} by compare_seeds.py")
+    if len(tests) > 1:
+        raise UserError(f"{', '.join(map(str, paths))} have different data sets or values of --min-iou")
+    order = sorted(found, key=lambda series: (list(MODELS).index(series.model), -(series.routing_iters or 0)))
+    return Scaling(*tests.pop(), {series: dict(sorted(found[series].items())) for series in order})
+
+
+def composites(n: float) -> str:
+    return f"{n / 1e6:g} million" if n >= 1e6 else f"{n:,.0f}"
+
+
+def draw_scaling(scaling: Scaling) -> Figure:
+    """Means with intervals; a length of one seed is a hollow point at the end of a dashed line."""
+    counts = sorted({len(v) for lengths in scaling.accuracies.values() for v in lengths.values() if len(v) > 1})
+    seeds = f"95 % intervals over {plural(counts[-1], 'seed')}" if len(counts) == 1 else "95 % intervals over seeds"
+    overlap = f"boxes overlap by IoU ≥ {scaling.min_iou:g}" if scaling.min_iou else "any overlap"
+    parts = [scaling.dataset, overlap, f"means with {seeds}" if counts else "one seed"]
+    fig = new_figure(4.6, "Both digits right against composites seen", " · ".join(parts))
+    ax = add_axes(fig, 0.75, 1.05, WIDTH - 1.0, 2.9)
+    all_lengths = [n for lengths in scaling.accuracies.values() for n in lengths]
+    one_iteration_count = len({series.routing_iters for series in scaling.accuracies if series.routing_iters}) < 2
+    handles, lowest = [], 1.0
+    for k, (series, lengths) in enumerate(scaling.accuracies.items()):
+        dodge = 1.03 ** (k - (len(scaling.accuracies) - 1) / 2)  # intervals stay apart
+        label, _, colour, marker = MODELS[series.model]
+        if series.routing_iters and not one_iteration_count:
+            label += f", {plural(series.routing_iters, 'iteration')}"
+            colour, marker = (colour, marker) if k == 0 else (SKY, "D")
+        samples = [(n * dodge, values, describe_sample(values)) for n, values in lengths.items()]
+        for (x, _, a), (next_x, _, b) in itertools.pairwise(samples):
+            dashed = 1 in (a["n"], b["n"])
+            ax.plot([x, next_x], [a["mean"], b["mean"]], color=colour, linestyle="--" if dashed else "-", zorder=2)
+        for x, values, sample in samples:
+            several = sample["n"] > 1
+            half = sample["high"] - sample["mean"] if several else 0
+            ax.errorbar(
+                [x], [sample["mean"]], [half], color=colour, marker=marker, capsize=3 * several, markersize=7,
+                markerfacecolor=colour if several else "white", zorder=4, label=label,
+            )  # fmt: skip
+            if several:
+                ax.plot([x] * len(values), values, ".", color=lightened(colour, 0.5), zorder=3)
+            lowest = min(lowest, *values, sample["mean"] - half)
+        handles.append(Line2D([], [], color=colour, marker=marker, label=label))
+    if counts and any(len(v) == 1 for lengths in scaling.accuracies.values() for v in lengths.values()):
+        one: dict[str, Any] = {"linestyle": "--", "marker": "o", "markerfacecolor": "white", "label": "one seed"}
+        handles.append(Line2D([], [], color=GREY, **one))
+    add_legend(fig, 0.75, 0.7, handles, ncols=len(handles), columnspacing=2.0, handletextpad=0.6)
+    ax.axhline(PAPER_ACCURACY, **REFERENCE_LINE, zorder=1.5)
+    ax.annotate(
+        "the paper's CapsNet of 11.4 million parameters, on digits that may lie farther apart", (0, PAPER_ACCURACY),
+        xycoords=("axes fraction", "data"), xytext=(4, 3), textcoords="offset points", fontsize=9, color=GREY,
+    )  # fmt: skip
+    ax.set(ylabel="fraction of test images, both digits right", xlabel="composites seen in training")
+    ax.set_ylim(max(0.0, 0.1 * np.floor(10 * (lowest - 0.01))), 1)
+    ax.set_xscale("log")
+    ax.set_xlim(min(all_lengths) / 1.25, max(all_lengths) * 1.25)
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(lambda n, _: composites(n))
+    return fig
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Files and command line
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "published_settings.json"
+SCALING_RESULTS = DEFAULT_RESULTS.with_name("scaling_*.json")
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
-        COMMON_FLAGS,
+        COMMON_FLAGS.replace("--n-train", "--scaling"),
         [
             ("--checkpoint run.npz", "All figures of the networks in run.npz: about 9 seconds."),
             ("", "All figures, after training the three models for eight epochs: about 7 minutes."),
-            ("--n-epochs 2 --outdir draft", "All figures, after a short training, into draft/: about 2 minutes."),
+            ("--scaling", "Accuracy against the length of training, of results files: about 2 seconds."),
         ],
         description="Draw the figures of the MultiMNIST experiment, from a checkpoint or after training its models.",
     )
@@ -673,7 +788,11 @@ def make_parser() -> argparse.ArgumentParser:
         parser,
         experiment.EXPERIMENT,
         f"Draw a point for each seed in these JSON files. Default: {DEFAULT_RESULTS} where it exists.",
-    )
+    ).add_argument(
+        "--scaling", type=Path, metavar="FILE", nargs="*",
+        help="Train nothing, and draw scaling.png alone, from these results of compare_seeds.py. Without FILE:"
+        f" {SCALING_RESULTS}.",
+    )  # fmt: skip
     return parser
 
 
@@ -682,7 +801,15 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     asked, folder = experiment.config_from_args(args), args.outdir / experiment.EXPERIMENT
 
+    if args.scaling is not None and args.given - {"scaling", "outdir", "quiet"}:
+        parser.error("argument --scaling: only --outdir goes with it")
+
     def body() -> None:
+        if args.scaling is not None:
+            require_writable(folder / "scaling.png")
+            found = read_scaling(args.scaling or sorted(SCALING_RESULTS.parent.glob(SCALING_RESULTS.name)))
+            write_figures(folder, {"scaling": lambda: draw_scaling(found)})
+            return
         # All errors are found before the training.
         require_writable(folder / "overlay.png")
         given = experiment.with_preset(args.given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,92 @@ def test_two_colours_add_up() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def lengths(model: str, accuracies: dict[tuple[int, int], list[float]], **config: Any) -> dict[str, Any]:
+    """A comparison of lengths, as compare_seeds.py writes it; the keys are (n_epochs, n_train)."""
+    settings = {}
+    for (n_epochs, n_train), values in accuracies.items():
+        one = dataclasses.asdict(experiment.Config(n_epochs=n_epochs, n_train=n_train, **config))
+        runs = [{"seed": k, "models": {model: {"n_params": 1, "set_accuracy": a}}} for k, a in enumerate(values)]
+        settings[f"n-epochs={n_epochs}"] = {"config": one, "models": {model: {}}, "runs": runs}
+    return {"dataset": "mnist", "settings": settings}
+
+
+def write_lengths(name: str, document: dict[str, Any]) -> None:
+    path = Path("results", experiment.EXPERIMENT, f"scaling_{name}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document))
+
+
+THREE = {
+    "cnn_pool": lengths("cnn_pool", {(8, 6000): [0.70, 0.72, 0.74], (18, 27_000): [0.85, 0.86, 0.87]}),
+    "cnn": lengths("cnn", {(8, 6000): [0.67, 0.68, 0.69], (18, 27_000): [0.83, 0.84, 0.85]}),
+    "capsnet": lengths("capsnet", {(18, 27_000): [0.86, 0.87, 0.88], (8, 6000): [0.66, 0.68, 0.70]}, routing_iters=5),
+    "long_capsnet": lengths("capsnet", {(50, 100_000): [0.92]}, routing_iters=5, batch_size=64),
+}
+
+
+def test_the_length_of_a_training_is_what_its_setting_says(no_training: None) -> None:
+    for name, document in THREE.items():
+        write_lengths(name, document)
+    assert figures.main(["--scaling"]) == 0
+    check_pictures(FOLDER, ["scaling"], highest=1000, scale=0.5)
+    found = figures.read_scaling(sorted(Path("results", experiment.EXPERIMENT).iterdir()))
+    assert found.dataset == "MNIST"
+    assert [series.model for series in found.accuracies] == ["capsnet", "cnn", "cnn_pool"]
+    # Full batches alone: 5,984 in each of 8 epochs, 26,976 in each of 18, and 99,968 in each of 50.
+    assert found.accuracies[figures.Series("capsnet", 5)] == {
+        47_872: [0.66, 0.68, 0.70], 485_568: [0.86, 0.87, 0.88], 4_998_400: [0.92],
+    }  # fmt: skip
+
+
+def scaling_axes(documents: dict[str, dict[str, Any]]) -> Any:
+    for name, document in documents.items():
+        write_lengths(name, document)
+    fig, texts = drawn_texts(
+        lambda: figures.draw_scaling(figures.read_scaling(sorted(Path("results", experiment.EXPERIMENT).iterdir())))
+    )
+    check_texts(fig, texts, "scaling")
+    return fig.axes[0], [text.get_text() for text, _ in texts]
+
+
+def test_means_with_intervals_and_lengths_of_one_seed_are_drawn() -> None:
+    ax, words = scaling_axes(THREE)
+    assert {"one seed", "CapsNet", "CNN with max pooling", "1 million", "50,000"} <= {*words}
+    assert any("95 % intervals over 3 seeds" in word for word in words)
+    capsnet = [bars for bars in ax.containers if bars.get_label() == "CapsNet"]
+    means = [float(bars.lines[0].get_ydata()[0]) for bars in capsnet]
+    assert means == pytest.approx([0.68, 0.87, 0.92])
+    ends = [bars.lines[2][0].get_segments()[0][:, 1] for bars in capsnet]
+    assert ends[0] == pytest.approx([0.68 - 4.302653 * 0.02 / 3**0.5, 0.68 + 4.302653 * 0.02 / 3**0.5])
+    assert ends[2] == pytest.approx([0.92, 0.92])
+    assert capsnet[2].lines[0].get_markerfacecolor() == "white"
+    assert sum(line.get_linestyle() == "--" and len(line.get_xdata()) == 2 for line in ax.lines) >= 1
+
+
+def test_one_routing_iteration_is_a_series_of_its_own() -> None:
+    once = lengths("capsnet", {(8, 6000): [0.6, 0.62, 0.64]}, routing_iters=1)
+    _, words = scaling_axes({"capsnet": THREE["capsnet"], "capsnet_1": once})
+    assert {"CapsNet, 5 iterations", "CapsNet, 1 iteration"} <= {*words}
+    assert "one seed" not in words
+
+
+@pytest.mark.parametrize(
+    ("second", "fault"),
+    [
+        ({"settings": 3}, "scaling_b.json is no result of this experiment by compare_seeds.py"),
+        (lengths("cnn", {(8, 6000): [0.5]}, lr=0.1), "scaling_b.json: cnn has another setting of 47,872 composites"),
+        (lengths("cnn", {(9, 6000): [0.5]}, min_iou=0.0), "have different data sets or values of --min-iou"),
+    ],
+)
+def test_lengths_that_do_not_go_together(
+    no_training: None, capsys: pytest.CaptureFixture[str], second: dict[str, Any], fault: str
+) -> None:
+    check_failures([(figures, ["--scaling"], "there is no results/multimnist_capsnet/scaling_*.json")], capsys)
+    write_lengths("a", THREE["cnn"])
+    write_lengths("b", second)
+    check_failures([(figures, ["--scaling"], fault)], capsys)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Animation
 # ----------------------------------------------------------------------------------------------------------------------
@@ -239,6 +326,7 @@ USAGE_ERRORS: list[tuple[Any, list[str]]] = [
     (figures, ["--lr=nan"]),
     (figures, ["--threads=0"]),
     (figures, ["--dataset=smallnorb"]),
+    (figures, ["--scaling", "--seed=1"]),
     (animation, ["--snapshot-every=0"]),
     (animation, ["--snapshot-every=many"]),
     (animation, ["--snapshot-every=1"]),
