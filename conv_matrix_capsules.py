@@ -130,6 +130,7 @@ class Config(Viewpoints):
     lambda_schedule: str = "constant"
     variance_floor: float = 0.5  # 0
     beta_v_init: float = -0.2  # not given; below 0, every vote that agrees with the others raises the activation
+    vote_bias: str = "none"
     loss: str = "spread"
     batch_size: int = 32
     lr: float = 0.015
@@ -600,20 +601,20 @@ class RoutingCache(NamedTuple):
         """All votes, (B, Ho, Wo, K, K, I, J, D): a large array."""
         votes = votes_forward(self.pose, self.kron, self.offset, ws)
         n_out, d = self.shift.shape[1:]
-        v = (votes.v + votes.shift[:, :, None]).swapaxes(1, 2)  # (L, M, J, D)
+        v = (votes.v + self.shift[:, :, None]).swapaxes(1, 2)  # (L, M, J, D)
         return v.reshape(-1, *self.layer.fields.out, *self.pose.shape[1:4], n_out, d)
 
 
 def field_routing_forward(
     pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, lambdas: Sequence[float], variance_floor: float,
-    ws: Workspace, k: int, stride: int = 1, offset: Array | None = None,
+    ws: Workspace, k: int, stride: int = 1, offset: Array | None = None, bias: Array | None = None,
 ) -> tuple[Array, Array, RoutingCache]:  # fmt: skip
     """EM routing where a parent's children are the capsules of its K x K field, and w is the same at all positions.
 
     pose (B, H, W, I, P, P), a_in (B, H, W, I), w (K, K, I, J, P, P) or (1, 1, I, J, P, P), beta_a and beta_v (J,),
-    offset (K, K, P, P) added to the votes of the children there -> poses (B, Ho, Wo, J, P, P), activations
-    (B, Ho, Wo, J), cache. One iteration per entry of ``lambdas``. A child may lie in several fields; it is then
-    assigned to the parents of all of them.
+    offset (K, K, P, P) added to the votes of the children there, bias (J, D) to those for a type of parent -> poses
+    (B, Ho, Wo, J, P, P), activations (B, Ho, Wo, J), cache. One iteration per entry of ``lambdas``. A child may lie in
+    several fields; it is then assigned to the parents of all of them.
 
     ``variance_floor`` is added to sigma_sq. It keeps the logarithm and the division finite where all votes agree. The
     mass in a parent's cost is divided by what the parent would get from active children with uniform assignments
@@ -628,6 +629,8 @@ def field_routing_forward(
     a_fields = gather_forward(a_in, fields).reshape(L, M)
     kron = kronecker_forward(w)
     votes = votes_forward(poses, kron, offset, ws)
+    if bias is not None:
+        votes = votes._replace(shift=votes.shift + bias)
     uniform = 1 / (J * fields.n_fields.astype(pose.dtype))  # (Ho, Wo, K, K)
     uniform = np.repeat(uniform, I).reshape(-1, 1, M)  # (Ho * Wo, 1, M)
     r = np.broadcast_to(uniform, (B, len(uniform), J, M)).reshape(L, J, M)
@@ -652,7 +655,7 @@ def field_routing_backward(
     pose, a_in, kron, offset, layer, shift, steps = cache
     fields, (J, D) = layer.fields, shift.shape[1:]
     P = math.isqrt(D)
-    votes = votes_forward(pose, kron, offset, ws)
+    votes = votes_forward(pose, kron, offset, ws)._replace(shift=shift)
     dmu, dsigma_sq = dmu.reshape(shift.shape), np.zeros_like(shift)  # (L, J, D)
     dz = sigmoid_backward(da.reshape(-1, J), steps[-1].a)
     da_fields, dbeta_a, dbeta_v = np.zeros_like(a_in), np.zeros_like(layer.beta_a), np.zeros_like(layer.beta_v)
@@ -757,6 +760,8 @@ def conv_capsnet_init(rng: np.random.Generator, config: Config) -> Params:
         params[f"{layer}.w"] = eye + gaussian(0.1, *shape, POSE_SIDE, POSE_SIDE)
         params[f"{layer}.beta_a"] = np.zeros(shape[-1], config.dtype)
         params[f"{layer}.beta_v"] = np.full(shape[-1], agreement, config.dtype)
+        if config.vote_bias == "learned":  # [Peer 2019], as in smallnorb_novel_viewpoint.py
+            params[f"{layer}.bias"] = np.full((shape[-1], POSE_SIDE**2), 0.1, config.dtype)
     return params
 
 
@@ -767,8 +772,9 @@ def conv_capsnet_forward(params: Params, x: Array, config: Config, ws: Workspace
         name: str, pose: Array, a: Array, w: Array, k: int, stride: int, offset: Array | None = None
     ) -> tuple[Array, Array, RoutingCache]:
         beta_a, beta_v, lambdas = params[f"{name}.beta_a"], params[f"{name}.beta_v"], config.lambdas
+        bias = params.get(f"{name}.bias")
         return field_routing_forward(
-            pose, a, w, beta_a, beta_v, lambdas, config.variance_floor, ws, k, stride, offset
+            pose, a, w, beta_a, beta_v, lambdas, config.variance_floor, ws, k, stride, offset, bias
         )  # fmt: skip
 
     conv, conv_cache = conv2d_forward(x, params["conv1.w"], params["conv1.b"], stride=2, pad=2)  # (B, 14, 14, channels)
@@ -806,6 +812,8 @@ def conv_capsnet_backward(
     dpose, da = dmu.reshape(n, 1, 1, -1, POSE_SIDE, POSE_SIDE), da.reshape(n, 1, 1, -1)
     grads: Params = {}
     for layer, routing in (("class", cache.routing), ("convcaps2", cache.convcaps2), ("convcaps1", cache.convcaps1)):
+        if config.vote_bias == "learned":  # it moves all votes for a parent, and so their mean, and nothing else
+            grads[f"{layer}.bias"] = dpose.sum(axis=(0, 1, 2)).reshape(-1, POSE_SIDE**2)
         dpose, da, dw, dbeta_a, dbeta_v = field_routing_backward(dpose, da, routing, config.em_grad, ws)
         grads |= {
             f"{layer}.w": dw[0, 0] if layer == "class" else dw,
@@ -1539,6 +1547,8 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add_em_flags(add)
     add("beta_v_init", number(-10, 10),
         "Initial beta_v, counted from -log(variance floor) / 2, at which votes that agree cost nothing.", "X")
+    add("vote_bias", ("none", "learned"),
+        "With learned, add a bias to the votes of each capsule type, the same at all positions.")
     add = add_flags(parser, "training", Config)
     add("seed", whole_number(0, 2**32 - 1), "Seed of the data, the initial weights and the order.")
     add("n_epochs", whole_number(1, 100_000),

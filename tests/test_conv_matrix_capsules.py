@@ -710,8 +710,9 @@ def test_a_masked_pose_is_the_labelled_classs_alone() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_class_layers_routing_is_laid_open() -> None:
-    config = tiny(dtype="float64", variance_floor=0.3, em_iters=3)
+@pytest.mark.parametrize("vote_bias", ["none", "learned"])
+def test_the_class_layers_routing_is_laid_open(vote_bias: str) -> None:
+    config = tiny(dtype="float64", variance_floor=0.3, em_iters=3, vote_bias=vote_bias)
     images, _ = some_digits(5)
     params = m.make_models(config)["capsules"].init_params(np.random.default_rng(0))
     routing = m.class_routing(params, images, config)

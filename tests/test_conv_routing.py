@@ -45,6 +45,7 @@ class Network(NamedTuple):
     lambdas: tuple[float, ...] = tuple(LAMBDAS)
     variance_floor: float = FLOOR
     beta_v_init: float = 0.0
+    vote_bias: str = "none"
     em_grad: str = "exact"
     loss: str = "cross-entropy"
     dtype: str = "float64"
@@ -100,9 +101,9 @@ def loop_routing(
 
 def plain_routing(
     pose: Any, a_in: Any, w: Any, beta_a: Any, beta_v: Any, lambdas: Sequence[float], stride: int, offset: Array,
-    variance_floor: float, detached: Any = None,
+    variance_floor: float, detached: Any = None, bias: Any = 0.0,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
-    """In whole arrays -> mu, a, (r, mass, mu) of the last M-step.
+    """In whole arrays -> mu, a, (r, mass, mu) of the last M-step. ``bias`` (J, D) is added to the votes.
 
     With ``detached`` (such a triple) the last M-step alone is computed, with these three held constant.
     """
@@ -118,7 +119,7 @@ def plain_routing(
     a = anp.reshape(anp.reshape(a_in, (n, height * width, n_in))[:, child], (n, h_out * w_out, m, 1))
     kernel = anp.reshape(w, (k * k, n_in, n_out, p, p))
     votes = anp.einsum("npkixy,kijyz->npkijxz", poses, kernel) + np.reshape(offset, (k * k, 1, 1, p, p))
-    votes = anp.reshape(votes, (n, h_out * w_out, m, n_out, p * p))
+    votes = anp.reshape(votes, (n, h_out * w_out, m, n_out, p * p)) + bias
     n_seen = sees.sum(axis=0)
     mean_mass = (n_seen > 0).sum() * n_in / (h_out * w_out * n_out)
     first = np.broadcast_to(1 / (n_out * n_seen[child]).reshape(1, -1, k * k, 1, 1), (*shape, n_out))
@@ -174,6 +175,7 @@ def plain_capsnet(params: Any, x: Any, config: Any, detached: Any = None) -> tup
         pose, a, constant = plain_routing(
             pose, a, w, params[f"{layer}.beta_a"], params[f"{layer}.beta_v"], config.lambdas, stride, offset,
             config.variance_floor, None if detached is None else detached[t],
+            params[f"{layer}.bias"] if config.vote_bias == "learned" else 0.0,
         )  # fmt: skip
         constants.append(constant)
     mu, a = anp.reshape(pose, (len(x), -1, 16)), anp.reshape(a, (len(x), -1))
@@ -443,7 +445,7 @@ def check_capsnet(config: Any) -> None:
 
 def check_capsnet_both() -> None:
     for loss in ("cross-entropy", "spread"):
-        check_capsnet(net(loss=loss))
+        check_capsnet(net(loss=loss, vote_bias="learned"))
 
 
 def check_conv_cnn() -> None:
@@ -494,13 +496,15 @@ def test_routing_gradient(case: tuple[int, ...], n_iters: int, policy: str) -> N
 
 @pytest.mark.parametrize("config", [
     net(loss="spread"), net(em_grad="stop", loss="spread"), net(em_grad="stop"), net(image_size=32, in_channels=2),
+    net(em_grad="stop", vote_bias="learned"),
 ])  # fmt: skip
 def test_capsnet_gradient(config: Any) -> None:
     check_capsnet(config)
 
 
-def test_all_gradients_are_those_of_autograd() -> None:
-    config, rng = net(), np.random.default_rng(6)
+@pytest.mark.parametrize("vote_bias", ["none", "learned"])
+def test_all_gradients_are_those_of_autograd(vote_bias: str) -> None:
+    config, rng = net(vote_bias=vote_bias), np.random.default_rng(6)
     params, x = random_params(config), rng.random((2, 28, 28, 1))
     scores, cache = caps.conv_capsnet_forward(params, x, config, WS)
     dscores = rng.standard_normal(scores.shape)
