@@ -180,7 +180,7 @@ NO_FIELD = {  # of a Config
     "--threads", "--affnist", "--models", "--out-json", "--checkpoint", "--checkpoint-every", "--predict",
     "--predict-png",
 }  # fmt: skip
-SWITCHES = {"--resume", "--overwrite", "--eval-only", "--quiet", "--routing-study", "--pose-study"}
+SWITCHES = {"--resume", "--overwrite", "--eval-only", "--quiet", "--routing-study", "--pose-study", "--sign-study"}
 ALL_MAY_BE_ASKED_FOR = {("mnist_affine_capsnet", "--n-train"), ("mnist_affine_capsnet", "--n-test")}  # by 0
 IN_WORDS = ALL_MAY_BE_ASKED_FOR | {  # defaults that are no value
     ("mnist_affine_capsnet", "--max-shift"),

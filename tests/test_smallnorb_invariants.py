@@ -239,6 +239,13 @@ def test_without_a_bias_routing_does_not_tell_votes_from_their_negatives() -> No
     np.testing.assert_allclose(negative_a, a, rtol=1e-6)
 
 
+def test_routing_learns_signs_with_a_bias_alone() -> None:
+    """Without it a pose and its negative get the same class, so that half of all answers are right."""
+    found = s.sign_study(tiny())
+    assert found["sign_accuracy"] == 0.5
+    assert found["biased_sign_accuracy"] > 0.9
+
+
 def test_the_bias_is_one_more_parameter_of_the_capsules_alone() -> None:
     plain, biased = (s.fresh_states(tiny(vote_bias=bias)) for bias in ("none", "learned"))
     assert set(biased["capsules"].params) - set(plain["capsules"].params) == {"class.bias"}
