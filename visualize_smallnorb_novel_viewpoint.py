@@ -13,6 +13,8 @@ has trained. The same run gives the same files byte for byte, and a file that wo
     azimuth_accuracy.png      accuracy over the full circle, on images drawn for this figure alone
     elevation_accuracy.png    the same over elevations, where elevation is held out
     class_poses.png           pose matrices of the class capsules, a familiar and a held-out view of each class
+    pose_curves.png           pose entries of the winning class capsule while L and tripod turn (voxels alone)
+    held_out_confusion.png    which classes each model takes for which, on held-out views
     routing_assignments.png   how EM assigns the primary capsules to the classes, iteration by iteration
     smallnorb_pairs.png       real smallNORB stereo pairs, above the voxel classes (needs files, see --smallnorb-dir)
 """
@@ -35,7 +37,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 import smallnorb_novel_viewpoint as experiment
 from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split
@@ -48,6 +50,7 @@ from support.figures import (
     GREEN,
     GREY,
     MODEL_STYLES,
+    ORANGE,
     PURPLE,
     RIGHT,
     VERMILLION,
@@ -61,6 +64,7 @@ from support.figures import (
     add_heading_bar,
     add_legend,
     add_model_legend,
+    add_row_label,
     add_text,
     add_view,
     darkened,
@@ -83,6 +87,7 @@ from support.flags import Parser
 from support.norb_files import NORB_SETS, norb_path
 from support.optimizers import TrainState
 from support.run import Files, Stream, generator
+from support.tables import confusion_matrix
 from support.workers import blas_threads
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -92,7 +97,8 @@ HALF_TURN = 0.6  # accuracy on held-out azimuths by cross, T and frame alone, wh
 
 
 def shade_range(ax: Axes, span: Range, colour: str, text: str, *, circular: bool) -> None:
-    """Shade a range of angles and name it; an azimuth range may pass 360 and is then drawn in two parts."""
+    """Shade a range of angles and name it, unless the text is empty; an azimuth range may pass 360 and is then drawn in
+    two parts."""
     low, high = span
     parts = [(low, high)]
     if circular:
@@ -457,6 +463,87 @@ def draw_class_poses(run: Run) -> Figure:
     return fig
 
 
+def draw_pose_curves(run: Run) -> Figure:
+    """Noise-free views of both objects that do not look the same after half a turn, every 4 degrees."""
+    config, side = run.config, experiment.POSE_SIDE
+    azimuths, elevation = np.arange(0.0, 361, 4), middle(config, run.data, "elevation", "train")
+    gap, left, top, height = 0.14, 0.95, 1.3, 0.88
+    width = (WIDTH - left - 0.15 - (side - 1) * gap) / side
+    fig = new_figure(top + side * (height + gap) + 0.45, "Pose of the winning class capsule while the object turns",
+                     f"{subtitle(config)} · elevation {elevation:g}°")  # fmt: skip
+    axes = [
+        [add_axes(fig, left + c * (width + gap), top + r * (height + gap), width, height) for c in range(side)]
+        for r in range(side)
+    ]
+    handles, limit = [], 0.0
+    for name, colour in zip(experiment.HARD_CLASSES, (BLUE, ORANGE), strict=True):
+        k = experiment.VOXEL_CLASSES.index(name)
+        views = np.full(len(azimuths), k), azimuths, np.full(len(azimuths), elevation)
+        scores, cache = capsule_outputs(run, experiment.voxel_split(config, *views, None).images)
+        winner = scores.argmax(axis=1)
+        poses = cache.mu[np.arange(len(winner)), winner]  # (A, D)
+        limit = max(limit, float(np.abs(poses).max()))
+        wrong = winner != k
+        for d, entries in enumerate(poses.T):
+            ax = axes[d // side][d % side]
+            ax.plot(azimuths, np.where(wrong, np.nan, entries), color=colour, zorder=3)
+            ax.plot(azimuths[wrong], entries[wrong], ls="", marker=".", markersize=3, color=colour, zorder=3)
+        handles += [
+            Line2D([], [], color=colour, label=name),
+            Line2D([], [], color=colour, ls="", marker=".", label=f"{name}, another class wins"),
+        ]
+    for r, c in np.ndindex(side, side):
+        ax = axes[r][c]
+        shade_range(ax, config.train_azimuths, TRAINED, "", circular=True)
+        if config.held_out == "azimuth":
+            shade_range(ax, config.test_azimuths, HELD_OUT, "", circular=True)
+        ax.set(xlim=(0, 360), ylim=(-1.08 * limit, 1.08 * limit))
+        ax.axhline(0, color=GREY, linewidth=0.7, zorder=1)
+        ax.xaxis.set_major_locator(MultipleLocator(90))
+        ax.xaxis.set_major_formatter((lambda x, _: f"{x:g}°" if x % 180 == 90 else "") if r == side - 1 else "")
+        ax.yaxis.set_major_locator(MaxNLocator(nbins=3, symmetric=True))
+        ax.tick_params(labelleft=c == 0)
+    add_row_label(fig, left - 0.5, top + 2 * height + 1.5 * gap, "pose\nentry")
+    add_text(fig, left + 2 * width + 1.5 * gap, top + side * (height + gap) + 0.2, "azimuth, in degrees", ha="center")
+    shades = [Patch(color=lightened(TRAINED, 0.17), label="trained on")]
+    if config.held_out == "azimuth":
+        shades.append(Patch(color=lightened(HELD_OUT, 0.17), label="held out"))
+    add_legend(fig, left, 0.68, [*handles, *shades], ncols=6, columnspacing=1.2, handlelength=1.4, handletextpad=0.5)
+    add_text(fig, left, 0.96, "a panel is an entry of the 4×4 matrix, at its place")
+    return fig
+
+
+def draw_confusion(run: Run) -> Figure:
+    config, split, n = run.config, run.data.held_out, experiment.N_CLASSES
+    left, top, side, gap = 1.0, 1.2, 2.4, 0.25
+    fig = new_figure(top + side + 0.95, "What held-out views are taken for", subtitle(config))
+    for m, (name, state) in enumerate(run.states.items()):
+        answers = experiment.predict_scores(run.models[name], state.params, split.images).argmax(axis=1)
+        counts = confusion_matrix(split.labels, answers, n)
+        fractions = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))  # of the images of a class
+        x = left + m * (side + gap)
+        add_text(fig, x, 0.68, MODELS[name].label, color=darkened(MODELS[name].colour), fontweight="bold")
+        add_text(fig, x, 0.91, f"accuracy {np.trace(counts) / counts.sum():.3f}")
+        ax = add_axes(fig, x, top, side, side)
+        drawn = ax.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
+        ax.grid(False)
+        ax.tick_params(length=0)
+        ax.set_xticks(range(n), config.classes, rotation=35, ha="right", rotation_mode="anchor")
+        ax.set_yticks(range(n), config.classes if m == 0 else [""] * n)
+        for k, j in np.ndindex(n, n):
+            if counts[k, j]:
+                ax.text(j, k, f"{fractions[k, j]:.2f}", ha="center", va="center", fontsize=9.5,
+                        color="white" if fractions[k, j] > 0.55 else BLACK)  # fmt: skip
+        for k in range(n):
+            ax.add_patch(Rectangle((k - 0.5, k - 0.5), 1, 1, fill=False, edgecolor=RIGHT, linewidth=1.6))
+    foot = top + side + 0.55
+    add_colourbar(fig, drawn, left, foot, 1.9)
+    add_text(
+        fig, left + 2.0, foot - 0.02, "fraction of a class's images (row) with each answer (column); framed: right"
+    )
+    return fig
+
+
 def draw_routing_assignments(run: Run) -> Figure:
     config = run.config
     azimuths, elevations = viewpoint_pair(config, run.data)
@@ -581,10 +668,13 @@ def drawers(run: Run, seeds: dict[str, Array], pairs: dict[str, Split] | None) -
         "extrapolation_bars": lambda: draw_extrapolation_bars(run, seeds),
         "azimuth_accuracy": lambda: draw_angle_accuracy(run, "azimuth"),
         "class_poses": lambda: draw_class_poses(run),
+        "held_out_confusion": lambda: draw_confusion(run),
         "routing_assignments": lambda: draw_routing_assignments(run),
     }
     if run.config.held_out == "elevation":
         found["elevation_accuracy"] = lambda: draw_angle_accuracy(run, "elevation")
+    if run.config.dataset == "voxels":
+        found["pose_curves"] = lambda: draw_pose_curves(run)
     if pairs:
         found["smallnorb_pairs"] = lambda: draw_smallnorb_pairs(pairs)
     return found

@@ -32,9 +32,10 @@ from support.run import Stream, generator, save_checkpoint
 
 TINY = ["--seed=123", "--n-epochs=2", "--n-train-views=2", "--n-test-views=2", "--n-elev=1", "--n-per-combo=1"]
 ALWAYS = [
-    "azimuth_accuracy", "class_poses", "elevation_strip", "example_views", "extrapolation_bars", "routing_assignments",
-    "training_curves",
+    "azimuth_accuracy", "class_poses", "elevation_strip", "example_views", "extrapolation_bars", "held_out_confusion",
+    "routing_assignments", "training_curves",
 ]  # fmt: skip
+VOXELS = sorted([*ALWAYS, "pose_curves"])
 FOLDER = Path("viz", experiment.EXPERIMENT)
 
 
@@ -75,7 +76,7 @@ def test_training_and_checkpoint_give_the_same_figures(
 ) -> None:
     assert figures.main([*TINY, "--quiet"]) == 0
     assert "skipped smallnorb_pairs.png" in capsys.readouterr().out
-    check_pictures(FOLDER, ALWAYS, highest=1600, scale=0.5)
+    check_pictures(FOLDER, VOXELS, highest=1600, scale=0.5)
     refuse(monkeypatch, experiment, "train_all")
     check_unchanged(figures, [*TINY, f"--checkpoint={checkpoint}"], FOLDER, capsys)
 
@@ -93,7 +94,7 @@ def test_held_out_elevation_has_its_own_figure() -> None:
     elevation = [flag for flag in TINY if "n-elev" not in flag] + ["--n-elev=2", "--n-epochs=1"]
     ranges = ["--train-elevations=10:35", "--test-elevations=40:70"]
     assert figures.main([*elevation, *ranges, "--em-iters=5", "--loss=spread", "--quiet"]) == 0
-    assert list(pictures(FOLDER)) == sorted([*ALWAYS, "elevation_accuracy"])
+    assert list(pictures(FOLDER)) == sorted([*VOXELS, "elevation_accuracy"])
 
 
 @needs_smallnorb
@@ -120,6 +121,29 @@ def test_accuracy_by_angle_is_the_accuracy_there(run: figures.Run) -> None:
     part = experiment.Split(*(array[there] for array in split))
     for name, model in run.models.items():
         assert accuracy[name][25] == pytest.approx(experiment.accuracy(model, run.states[name].params, part))
+
+
+def test_the_confusion_is_that_of_the_result(run: figures.Run) -> None:
+    result = experiment.make_result(run.config, run.states, run.data)
+    with figure_style():
+        matrices = [ax for ax in figures.draw_confusion(run).axes if ax.get_xticklabels()[0].get_text() == "cross"]
+    for name, ax in zip(run.states, matrices, strict=True):
+        counts = np.array(result["confusion"][name])
+        np.testing.assert_allclose(np.asarray(ax.images[0].get_array()), counts / counts.sum(axis=1, keepdims=True))
+
+
+def test_pose_curves_are_the_winners_entries(run: figures.Run) -> None:
+    with figure_style():
+        panels = figures.draw_pose_curves(run).axes
+    assert len(panels) == 16
+    scores, cache = figures.capsule_outputs(
+        run, experiment.render_voxels(np.array([1]), np.array([120.0]), np.array([30.0]), None)
+    )
+    pose = cache.mu[0, scores[0].argmax()]
+    right, wrong = panels[6].lines[:2]  # L is drawn first
+    x, y = (np.concatenate([np.asarray(line.get_data()[k], float) for line in (right, wrong)]) for k in range(2))
+    shown = y[(x == 120) & ~np.isnan(y)]
+    assert shown == pytest.approx([pose[6]], rel=1e-4)
 
 
 def test_a_range_past_360_is_shaded_in_two_parts() -> None:
