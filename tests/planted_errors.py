@@ -117,6 +117,7 @@ ERRORS: list[Planted] = [
         ("dmu = (first - mean * total)", "dmu = (first + mean * total)", "test_routing_gradient"),
         ("dr = dra * a_in[:, None]", "dr = dra", "test_routing_gradient"),
         ("sigmoid_backward(da, cache.a_primary)", "da * cache.a_primary", "test_capsnet_gradient"),
+        ('grads[f"{layer}.bias"] = dpose.sum', 'grads[f"{layer}.bias"] = -dpose.sum', "test_capsnet_gradient"),
     ),
     *in_file(
         "conv_matrix_capsules.py", "test_conv_matrix_capsules",
@@ -414,6 +415,13 @@ ERRORS: list[Planted] = [
          "test_the_word_is_that_of_the_interval"),
         ('"undecided" if p[c] > levels[c]', '"undecided" if p[c] < levels[c]', "test_the_word_is_that_of_the_interval"),
         ("set(first) != set(second)", "len(first) < len(second)", "test_runs_of_other_seeds_are_refused"),
+    ),
+    *in_file(
+        "visualize_multimnist_capsnet.py", "test_visualize_multimnist",
+        ("length.n_steps * length.batch_size", "length.n_epochs * length.n_train",
+         "test_the_length_of_a_training_is_what_its_setting_says"),
+        ('half = sample["high"] - sample["mean"]', 'half = sample["sd"]',
+         "test_means_with_intervals_and_lengths_of_one_seed_are_drawn"),
     ),
     *in_file(
         "support/statistics.py", "test_protocol",
