@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draw the figures of the convolutional matrix capsules into ``DIR/conv_matrix_capsules/``.
 
-    python visualize_conv_matrix_capsules.py --checkpoint run.npz --results results/conv_matrix_capsules_seeds.json
+    python visualize_conv_matrix_capsules.py --checkpoint run.npz
 
 draws what ``conv_matrix_capsules.py --checkpoint run.npz`` has trained; without ``--checkpoint`` it trains first, with
 the same flags as that script. The same run gives the same files byte for byte, and a file that would not change is left
@@ -14,6 +14,10 @@ alone.
     attacked_images.png     images in the worst case, what was added to them, and the answers
     training_curves.png     loss and errors, epoch by epoch
     confusion_matrix.png    how many images of each class get which answer
+
+``--attacks`` trains nothing and draws one figure, from files that compare_seeds.py has written, attacks_*.json:
+
+    attack_seeds.png        as attack_curves.png, of both models with settings of their own
 
 Which images are shown never depends on the figure they give: among those that fit its heading the first of
 the test set are taken, each of another class.
@@ -42,6 +46,7 @@ from matplotlib.ticker import MaxNLocator
 
 import conv_matrix_capsules as experiment
 from conv_matrix_capsules import POSE_SIDE, Array, Config, Data, viewpoint
+from report import read_json
 from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
@@ -88,7 +93,7 @@ from support.figures import (
     with_minus_sign,
     write_figures,
 )
-from support.files import require_writable
+from support.files import UserError, require_writable
 from support.flags import Parser
 from support.optimizers import TrainState
 from support.run import Files
@@ -448,6 +453,9 @@ ATTACKED = re.compile(r"(fgsm|iterated|worst_case)(_log_odds)?_([0-9.e+-]+)_accu
 ATTACK_NAMES = {"fgsm": "one step: FGSM", "worst_case": "worst case of all attacks with this ε or a smaller one"}
 # read off figure 3 of [Hinton 2018], by epsilon
 PAPER_FGSM = {"capsules": {0.2: 0.83, 0.5: 0.69}, "cnn": {0.2: 0.16, 0.5: 0.03}}
+ATTACKED_ALIKE = (
+    "attack", "attack_steps", "n_attack", "standardize", "test_azimuths", "test_elevations", "class_names",
+)  # fmt: skip
 MEASURED_ELSEWHERE = {"seed", "data_dir", "n_test", "attack", "epsilons", "n_attack"}
 
 
@@ -502,17 +510,46 @@ def read_attacks(paths: Sequence[Path], config: Config, dataset: str) -> Attacks
 
     Raises UserError where a file cannot be read.
     """
-    runs = []
-    for models in read_runs(paths, config, dataset, (config.headline,), MEASURED_ELSEWHERE):
-        run: dict[str, dict[str, Any]] = {}
-        for name, metrics in models.items():
-            kinds: dict[str, Any] = {k: v for k, v in metrics.items() if k.startswith("zero_gradient")}
-            for key, value in metrics.items():
-                if match := ATTACKED.fullmatch(key):
-                    kinds.setdefault(match[1] + (match[2] or ""), {})[match[3]] = value
-            run[name] = kinds
-        runs.append(run)
-    return gather_attacks(runs)
+    runs = read_runs(paths, config, dataset, (config.headline,), MEASURED_ELSEWHERE)
+    return gather_attacks([{name: attacks_among(metrics) for name, metrics in models.items()} for models in runs])
+
+
+def attacks_among(metrics: dict[str, Any]) -> dict[str, Any]:
+    """A model's metrics -> ``{"fgsm": {"0": accuracy, "0.05": …}, …, "zero_gradient": fraction}``."""
+    kinds: dict[str, Any] = {k: v for k, v in metrics.items() if k.startswith("zero_gradient")}
+    for key, value in metrics.items():
+        if match := ATTACKED.fullmatch(key):
+            kinds.setdefault(match[1] + (match[2] or ""), {})[match[3]] = value
+    return kinds
+
+
+def join_attacks(paths: Sequence[Path]) -> tuple[Config, str, Attacks]:
+    """Configuration, data set and attacks of files by compare_seeds.py, in which models of the same seed are one run.
+
+    Raises UserError where a file is none of these, and where they differ in what is attacked, or how.
+    """
+    runs: dict[int, dict[str, dict[str, Any]]] = {}
+    configs: list[dict[str, Any]] = []
+    for path in paths:
+        document = read_json(path)
+        try:
+            for setting in document["settings"].values():
+                configs.append({name: setting["config"][name] for name in ATTACKED_ALIKE})
+                configs[-1]["dataset"] = document["dataset"]
+                for run in setting["runs"]:
+                    for name, metrics in run["models"].items():
+                        runs.setdefault(run["seed"], {})[name] = attacks_among(metrics)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} is no result of this experiment by compare_seeds.py") from error
+    if not configs:
+        raise UserError(f"no results to draw: there is no {ATTACK_RESULTS} by compare_seeds.py")
+    found = gather_attacks(list(runs.values()))
+    if found is None or any(config != configs[0] for config in configs):
+        raise UserError(f"{', '.join(map(str, paths))} have no attacks in common")
+    tuples: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in configs[0].items()
+    }
+    return Config(**tuples), str(configs[0]["dataset"]), found
 
 
 def measure_attacks(run: Run, threads: int) -> Attacks:
@@ -523,10 +560,21 @@ def measure_attacks(run: Run, threads: int) -> Attacks:
     return found
 
 
+ATTACKS_TITLE, ATTACKS_HEIGHT = "Accuracy under attack", 4.8
+
+
 def draw_attack_curves(run: Run, attacks: Attacks) -> Figure:
-    config = run.config
-    own = f"seed {config.seed}" if attacks.n_seeds == 1 else f"{attacks.n_seeds} seeds"
-    fig = run_figure(run, 4.8, "Accuracy under attack", seed=own)
+    own = f"seed {run.config.seed}" if attacks.n_seeds == 1 else f"{attacks.n_seeds} seeds"
+    return plot_attacks(run_figure(run, ATTACKS_HEIGHT, ATTACKS_TITLE, seed=own), run.config, attacks)
+
+
+def draw_attack_seeds(config: Config, dataset: str, attacks: Attacks) -> Figure:
+    title = f"{ATTACKS_TITLE} — {DATASET_NAMES[dataset]}"
+    text = "convolutional matrix capsules and a CNN of equal size, each with settings of its own"
+    return plot_attacks(new_figure(ATTACKS_HEIGHT, title, text), config, attacks)
+
+
+def plot_attacks(fig: Figure, config: Config, attacks: Attacks) -> Figure:
     seeds = f"mean of {attacks.n_seeds} seeds, each a thin line" if attacks.n_seeds > 1 else "one seed"
     add_text(
         fig, 0.12, 0.66, f"{seeds} · no pixel moved by more than ε, along the gradient of the loss, all weights known"
@@ -747,6 +795,7 @@ MIN_TEST = 10  # images that the figures need
 TEST_FIELDS = ("data_dir", "n_test", "attack", "epsilons", "attack_steps", "n_attack")
 
 DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "mnist.json"
+ATTACK_RESULTS = Path("results") / experiment.EXPERIMENT / "attacks_*.json"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -755,10 +804,7 @@ def make_parser() -> argparse.ArgumentParser:
         [
             ("--checkpoint run.npz", "All figures of the networks in run.npz: about 5 minutes."),
             ("--n-train 6000 --n-epochs 2", "All figures, after a short training: about 7 minutes."),
-            (
-                "--checkpoint run.npz --results seeds.json",
-                "Attack curves from the results of many seeds: about 1 minute.",
-            ),
+            ("--attacks", "Attack curves alone, from committed results of five seeds: about 5 seconds."),
         ],
         description="Draw the figures of the convolutional matrix capsules: from a checkpoint, or train first.",
     )
@@ -768,7 +814,11 @@ def make_parser() -> argparse.ArgumentParser:
         experiment.EXPERIMENT,
         "Draw the attack curves of these JSON files, one or many seeds a file. Default:"
         f" {DEFAULT_RESULTS} where it has attacks, else the run itself is attacked, which takes minutes.",
-    )
+    ).add_argument(
+        "--attacks", type=Path, metavar="FILE", nargs="*",
+        help="Train nothing, and draw attack_seeds.png alone, from these results of compare_seeds.py. Without FILE:"
+        f" {ATTACK_RESULTS}.",
+    )  # fmt: skip
     return parser
 
 
@@ -777,7 +827,15 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     asked, folder = experiment.config_from_args(parser, args), args.outdir / experiment.EXPERIMENT
 
+    if args.attacks is not None and args.given - {"attacks", "outdir", "quiet"}:
+        parser.error("argument --attacks: only --outdir goes with it")
+
     def body() -> None:
+        if args.attacks is not None:
+            require_writable(folder / "attack_seeds.png")
+            found = join_attacks(args.attacks or sorted(ATTACK_RESULTS.parent.glob(ATTACK_RESULTS.name)))
+            write_figures(folder, {"attack_seeds": lambda: draw_attack_seeds(*found)})
+            return
         # All errors are found before the training.
         require_writable(folder / "vote_distances.png")
         config, states = load_finished(

@@ -271,6 +271,41 @@ def test_attacks_are_found_in_every_form_of_results(dataset: str) -> None:
     assert figures.read_attacks([Path("0.json")], config, "strokes") is None
 
 
+def compared(name: str, model: str, seeds: tuple[int, ...] = (0, 1), **changes: Any) -> None:
+    """A file as compare_seeds.py writes it, of one model."""
+    config = dataclasses.replace(experiment.Config(dataset="voxels", attack=("fgsm",)), **changes)
+    runs = [attacked(dataclasses.replace(config, seed=seed), [1.0, seed / 10]) for seed in seeds]
+    for run in runs:
+        run["models"] = {model: run["models"]["cnn"]}
+    setting = {"config": json.loads(json.dumps(runs[0]["config"])), "runs": runs}
+    path = Path("results", experiment.EXPERIMENT, f"attacks_{name}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"dataset": "voxels", "settings": {"": setting}}))
+
+
+def test_models_of_several_files_are_joined_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared("a", "capsules")
+    compared("b", "cnn", weight_decay=1.0)
+    refuse(monkeypatch, experiment, "train")
+    assert figures.main(["--attacks"]) == 0
+    check_pictures(FOLDER, ["attack_seeds"], highest=1000, scale=0.5)
+    joined = figures.join_attacks(sorted(Path("results", experiment.EXPERIMENT).iterdir()))
+    assert (joined[0].pixel_range, joined[1], joined[2].n_seeds) == ((0.0, 1.0), "voxels", 2)
+    for name in experiment.MODEL_NAMES:
+        assert joined[2].accuracy[name]["worst_case"].tolist() == [[1.0, 0.0], [1.0, 0.1]]
+    check_figure("attack_seeds", lambda: figures.draw_attack_seeds(*joined), "voxel objects", "settings of its own")
+
+
+def test_attacks_that_cannot_be_joined(capsys: pytest.CaptureFixture[str]) -> None:
+    check_failures([(figures, ["--attacks"], "there is no results/conv_matrix_capsules/attacks_*.json")], capsys)
+    compared("a", "capsules")
+    for changes in ({"attack_steps": 3}, {"standardize": "image"}, {"seeds": (2, 3)}):
+        compared("b", "cnn", **changes)
+        check_failures([(figures, ["--attacks"], "have no attacks in common")], capsys)
+    Path("other.json").write_text('{"settings": 3}')
+    check_failures([(figures, ["--attacks", "other.json"], "is no result of this experiment")], capsys)
+
+
 def test_worst_cases_of_different_attacks_are_not_averaged() -> None:
     both = {"fgsm": {"0": 1.0, "0.1": 0.5}, "iterated": {"0": 1.0, "0.1": 0.25}, "worst_case": {"0": 1.0, "0.1": 0.25}}
     fgsm = {"fgsm": {"0": 1.0, "0.1": 0.5}, "worst_case": {"0": 1.0, "0.1": 0.5}}
@@ -356,6 +391,7 @@ USAGE_ERRORS: list[tuple[Any, list[str]]] = [
     (figures, ["--epsilons=0.2,0.1"]),
     (figures, ["--dataset=smallnorb"]),
     (figures, ["--results"]),
+    (figures, ["--attacks", "--seed=1"]),
     (animation, ["--snapshots=1"]),
     (animation, ["--snapshots=many"]),
     (animation, ["--snapshots=600", "--em-iters=2"]),
