@@ -32,8 +32,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +55,8 @@ OWN_FLAGS = ("seed", "out-json", "threads", "quiet", "checkpoint", "resume")  # 
 DATA_FLAGS = ("dataset", "data-dir")  # settings that differ in them may have different data sets
 SECONDS = ("train_seconds", "epoch_seconds")  # differ from call to call
 MAX_RUNS = 10_000
-MAX_SECONDS = 1e6  # a process can be waited for no longer than 2^31 milliseconds
+MAX_SECONDS = 1e6  # twelve days
+POLL_SECONDS = 0.1  # between two looks whether a run is still wanted
 DASK_TIMEOUT = 10  # seconds until a scheduler must have answered
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # told apart by colour-blind eyes too
 MARKERS = "os^Dvp"
@@ -144,12 +146,22 @@ def held_pipe() -> Iterator[int]:
         os.close(writer)
 
 
-def run_job(job: Job, children: set[subprocess.Popen[str]] | None = None) -> Json:
+def scheduler_waits() -> bool:
+    """Whether the Dask scheduler still waits for the result of the task that calls this: no longer where the comparison
+    was stopped or killed."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    task = worker.state.tasks.get(worker.get_current_task())
+    return task is not None and task.state != "cancelled"
+
+
+def run_job(job: Job, is_wanted: Callable[[], bool]) -> Json:
     """``{"result": the experiment's JSON, "warnings": lines}``, or ``{"error": one line}``. Raises nothing that a run
     can cause.
 
-    While it lives, the process is in ``children``, for the caller to kill. It ends with this one too, however
-    that ends: a cluster's worker, whose runs another one repeats, or a caller that is killed.
+    The process is killed where ``is_wanted()`` becomes false. It ends with this one too, however that ends: a cluster's
+    worker, whose runs another one repeats, or a caller that is killed.
     """
     try:
         if code_fingerprint(job.script) != job.code:
@@ -163,18 +175,15 @@ def run_job(job: Job, children: set[subprocess.Popen[str]] | None = None) -> Jso
                 cwd=job.cwd, env={**os.environ, **blas}, text=True, errors="replace",
                 stdin=pipe, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             ) as process:  # fmt: skip
-                if children is not None:
-                    children.add(process)
-                timed_out = False
-                try:
-                    _, stderr = process.communicate(timeout=job.timeout)
-                except subprocess.TimeoutExpired:
-                    timed_out = True
-                    process.kill()
-                    _, stderr = process.communicate()
-                finally:
-                    if children is not None:
-                        children.discard(process)
+                stderr, timed_out = None, False
+                deadline = time.monotonic() + (job.timeout or math.inf)
+                while stderr is None:
+                    try:
+                        _, stderr = process.communicate(timeout=POLL_SECONDS)
+                    except subprocess.TimeoutExpired:
+                        timed_out = time.monotonic() > deadline
+                        if timed_out or not is_wanted():
+                            process.kill()
             lines = [line.strip() for line in stderr.splitlines() if re.search(r"\w", line)] or ["no message"]
             if timed_out:
                 return {"error": f"not finished after {job.timeout:g} s: {lines[-1]}"}
@@ -316,13 +325,14 @@ def run_all(jobs: list[Job], common: Comparison, args: argparse.Namespace) -> li
     missing = [n for n in range(len(jobs)) if n not in outcomes]
     # The first seed of every setting runs first: it shows early what cannot be compared.
     missing.sort(key=lambda n: n % len(args.seeds))
-    children: set[subprocess.Popen[str]] = set()
+    stopped = threading.Event()
+    is_wanted = scheduler_waits if args.dask else lambda: not stopped.is_set()
     futures: dict[Future[Json], int] = {}
     bar = tqdm(total=len(jobs), initial=len(outcomes), unit="run", leave=False, disable=not shows_progress())
     with bar, open_executor(args.jobs, args.dask if missing else None) as executor:
         try:
             for n in missing:
-                futures[executor.submit(run_job, jobs[n], *([] if args.dask else [children]))] = n
+                futures[executor.submit(run_job, jobs[n], is_wanted)] = n
             for future in as_completed(futures):
                 n, job = futures[future], jobs[futures[future]]
                 try:
@@ -339,12 +349,10 @@ def run_all(jobs: list[Job], common: Comparison, args: argparse.Namespace) -> li
                     print_message(line)
                 bar.update()
         except BaseException as error:
+            stopped.set()
             for future in futures:
                 future.cancel()
-            while not args.dask and not all(future.done() for future in futures):
-                for child in list(children):
-                    child.kill()
-                time.sleep(0.02)
+            executor.shutdown(wait=not args.dask)
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 kept = sum("result" in outcome for outcome in outcomes.values())
                 print_message(f"{kept} of {len(jobs)} runs are finished and kept; --resume goes on from them")

@@ -59,6 +59,20 @@ def runs() -> list[str]:
     return sorted(line.rpartition(" ")[0] for line in path.read_text().splitlines()) if path.exists() else []
 
 
+def runs_with_process() -> list[list[str]]:
+    """The words that each run has noted, the last of which is its process."""
+    path = Path("runs.log")
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def ended(processes: list[int]) -> bool:
+    """Whether these processes end within ten seconds."""
+    deadline = time.monotonic() + 10
+    while any(map(is_running, processes)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(is_running, processes))
+
+
 def cached(pattern: str = "*") -> list[Path]:
     return sorted(Path(".cache/compare_seeds").glob(f"fake-{pattern}.json"))
 
@@ -451,12 +465,9 @@ def test_killed_its_runs_end_with_it(fake: str, tmp_path: Path, monkeypatch: pyt
         while len(runs()) < 2 and process.poll() is None:
             time.sleep(0.02)
         process.kill()
-    processes = [int(line.split()[-1]) for line in Path("runs.log").read_text().splitlines()]
+    processes = [int(line[-1]) for line in runs_with_process()]
     assert len(processes) == 2
-    deadline = time.monotonic() + 10
-    while any(map(is_running, processes)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(map(is_running, processes))
+    assert ended(processes)
     assert len(list(Path("folders").iterdir())) == 2
     Path("hang").unlink()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "folders"))
@@ -677,6 +688,39 @@ def test_dask_survives_a_killed_worker(fake: str) -> None:
         killer.join()
     assert Path("results/fake/0-5.json").read_bytes() == local
     assert len(runs()) > 6  # what the killed worker was at has been done again
+
+
+def test_dask_runs_end_with_their_worker_and_with_the_comparison(fake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The third run hangs: its worker is killed, and then, in another comparison, Ctrl-C comes."""
+    distributed = pytest.importorskip("distributed", reason="the optional extra requirements-dask.txt is not installed")
+
+    def hanging() -> int:
+        """The process of the third run, once it is there."""
+        while not (found := [line for line in runs_with_process() if line[0] == "2"]):
+            time.sleep(0.02)
+        return int(found[-1][-1])
+
+    def kill_the_worker() -> None:
+        processes.append(hanging())
+        status = Path(f"/proc/{processes[0]}/status").read_text()
+        Path("hang").unlink()
+        os.kill(int(re.findall(r"PPid:\s+(\d+)", status)[0]), signal.SIGKILL)
+
+    def interrupt() -> None:
+        processes.append(hanging())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    processes: list[int] = []
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        for then, status in ((kill_the_worker, 0), (interrupt, 130)):
+            Path("hang").touch()
+            Path("runs.log").unlink(missing_ok=True)
+            other = threading.Thread(target=then)
+            other.start()
+            assert main([fake, "--seeds", "0:3", "--dask", cluster.scheduler_address]) == status
+            other.join()
+            assert ended(processes)
+    assert capsys.readouterr().err == "2 of 3 runs are finished and kept; --resume goes on from them\ninterrupted\n"
 
 
 def test_no_scheduler(fake: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
