@@ -18,8 +18,12 @@ def one_line(error: object, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-(limit // 2 - 1) :]}"
 
 
+unprinted: list[str] = []  # why what was printed is lost
+
+
 def print_result(text: str) -> None:
-    """Print to stdout. A closed pipe is ignored; raises UserError where the text cannot be written."""
+    """Print to stdout. A closed pipe is ignored. Where the text cannot be written the script goes on, since its files
+    may not be written yet, and ``exit_status`` says so at its end."""
     if sys.stdout is None:
         return
     try:
@@ -27,7 +31,7 @@ def print_result(text: str) -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries, and fails, again at its end
         if not isinstance(error, BrokenPipeError):
-            raise UserError(f"cannot write to the standard output: {error.strerror}") from error
+            unprinted.append(str(error.strerror))
 
 
 def print_message(text: str) -> None:
@@ -53,10 +57,14 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_status(body: Callable[[], None]) -> int:
-    """Run a script's body: 0; 1 with one line on stderr for a UserError; 130 after Ctrl-C, 143 after SIGTERM."""
+    """Run a script's body: 0; 1 with one line on stderr for a UserError or a stdout that took no text; 130 after
+    Ctrl-C, 143 after SIGTERM."""
     startup.is_over()
+    unprinted.clear()
     try:
         body()
+        if unprinted:
+            raise UserError(f"cannot write to the standard output: {unprinted[0]}")
     except UserError as error:
         print_message(f"error: {one_line(error, 500)}")
         return 1

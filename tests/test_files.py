@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import importlib
@@ -28,7 +29,7 @@ import mnist_affine_capsnet as affine
 import multimnist_capsnet as digits
 import report
 from helpers import EXPERIMENTS, ROOT, Experiment, failure, script_environment, smallest, usage_error
-from support import files, norb_files, pictures, run
+from support import console, files, norb_files, pictures, run
 from support.optimizers import TrainState
 from test_run import nobody_reads, process_of, streams
 
@@ -590,6 +591,50 @@ def test_a_history_that_is_not_that_of_the_steps_is_not_resumed(
 # ----------------------------------------------------------------------------------------------------------------------
 # Full and closed streams, of the scripts that train nothing themselves
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "benchmarks.__main__"])
+def test_every_script_prints_to_any_stream_without_a_traceback(name: str) -> None:
+    script = importlib.import_module(name)
+    source = ast.parse(Path(str(script.__file__)).read_text(encoding="utf-8"))
+    prints = [
+        node.lineno
+        for node in ast.walk(source)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
+    ]
+    assert not prints, "support.console.print_result knows what to do with a stream that takes nothing"
+    for open_stdout, open_stderr, status in (
+        (functools.partial(Path("/dev/full").open, "w"), io.StringIO, 1),
+        (nobody_reads, io.StringIO, 0),
+        (contextlib.nullcontext, contextlib.nullcontext, 0),
+        (functools.partial(Path("/dev/full").open, "w"), nobody_reads, 1),
+    ):
+        for argv, expected in ((["--help-all"], status), (["--nosuch"], 2)):
+            with open_stdout() as stdout, open_stderr() as stderr, streams(stdout, stderr):
+                with pytest.raises(SystemExit) as stopped:
+                    script.main(argv)
+                assert stopped.value.code == expected
+                if isinstance(stderr, io.StringIO):
+                    lines = stderr.getvalue().splitlines()
+                    assert len(lines) == (expected != 0), lines
+                    assert all("error: " in line for line in lines)
+
+
+def test_what_is_written_after_a_print_is_written_to_a_full_disk_of_stdout(tmp_path: Path) -> None:
+    """The pages, figures and animations of a script that prints a line for each file."""
+
+    def body() -> None:
+        for name in "ab":
+            with files.atomic_write(tmp_path / name) as stream:
+                stream.write(b"x")
+            console.print_result(name)
+
+    error = io.StringIO()
+    with open("/dev/full", "w") as full, streams(full, error):
+        assert console.exit_status(body) == 1
+        assert error.getvalue() == "error: cannot write to the standard output: No space left on device\n"
+        assert console.exit_status(lambda: None) == 0
+    assert content(tmp_path) == {"a": b"x", "b": b"x"}
 
 
 def test_figures_and_comparisons_lose_nothing_to_a_full_stdout(tmp_path: Path, monkeypatch: Patch) -> None:
