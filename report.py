@@ -22,7 +22,6 @@ import importlib
 import importlib.util
 import io
 import itertools
-import json
 import math
 import os
 import re
@@ -39,7 +38,7 @@ import claims
 from support.console import exit_status, print_message, print_result
 from support.files import UserError, atomic_write, same_file
 from support.flags import Parser
-from support.results import checksum, code_fingerprint, save_result
+from support.results import checksum, code_fingerprint, parse_json, read_text, save_result
 from support.statistics import best_setting, summarise
 
 Json = dict[str, Any]
@@ -55,26 +54,9 @@ TOLERANCE = 1e-9  # of a number that is computed again: other versions of numpy 
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def read_text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"cannot read {path}: it is not text in UTF-8") from None
-
-
 def read_json(path: Path) -> Json:
     """A JSON object of finite numbers. Raises UserError for anything else."""
-    try:
-        document = json.loads(read_text(path))
-        json.dumps(document, allow_nan=False)
-    except RecursionError:
-        raise UserError(f"{path} is nested too deeply") from None
-    except json.JSONDecodeError:
-        raise UserError(f"{path} is not JSON") from None
-    except ValueError:  # also a whole number of thousands of digits
-        raise UserError(f"{path} holds NaN, an infinite number or one that is too long") from None
+    document = parse_json(path)
     if not isinstance(document, dict):
         raise UserError(f"{path} is not a JSON object")
     return document

@@ -22,7 +22,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from report import CLAIMS, read_json
+from report import CLAIMS, read_result
 
 from support.figures import (  # isort: skip
     BLUE, GREY, VERMILLION, add_axes, add_text, darkened, new_figure, plural, with_minus_sign, write_figures,
@@ -101,11 +101,12 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         folder = args.outdir / "claims"
-        document = read_json(args.claims)
-        if not document.get("claims"):
-            raise UserError(f"{args.claims} holds no claims: python report.py --claims writes it")
+        document = read_result(args.claims)
         require_writable(folder / "verdicts.png")
-        write_figures(folder, {"verdicts": lambda: draw_verdicts(document)})
+        try:
+            write_figures(folder, {"verdicts": lambda: draw_verdicts(document)})
+        except (KeyError, TypeError, ValueError, AttributeError):  # it is another result
+            raise UserError(f"{args.claims} holds no claims: python report.py --claims writes it") from None
 
     return exit_status(body)
 

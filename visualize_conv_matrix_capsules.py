@@ -838,13 +838,14 @@ def main(argv: list[str] | None = None) -> int:
             return
         # All errors are found before the training.
         require_writable(folder / "vote_distances.png")
+        results = results_files(args.results, DEFAULT_RESULTS)
         config, states = load_finished(
             experiment, args.checkpoint, asked, args.given, TEST_FIELDS, required=("capsules",)
         )
         data = experiment.make_data(config, config.classes if states else ())
         config = experiment.resolved(config, data)
         require_test_images(len(data.test.labels), MIN_TEST)
-        attacks = read_attacks(results_files(args.results, DEFAULT_RESULTS), config, data.name)
+        attacks = read_attacks(results, config, data.name)
         require_runs(args.results, attacks)
         states = states or experiment.train_all(config, data, threads=args.threads, files=Files(quiet=args.quiet))
         result = experiment.make_result(config, data, states, {}, args.threads)

@@ -222,7 +222,7 @@ def read_seeds(paths: Sequence[Path], config: Config, dataset: str) -> Seeds:
                 name: ([float(m["sweep"][f"{a}"]) for a in SWEEP], 1 - float(m["val_accuracy"]))
                 for name, m in models.items()
             })  # fmt: skip
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise UserError(f"{', '.join(map(str, paths))}: a run has no sweep from -90 to 90 degrees") from None
     names = [name for name in MODELS if runs and all(name in run for run in runs)]
     return Seeds(
@@ -661,12 +661,12 @@ def main(argv: list[str] | None = None) -> int:
     def body() -> None:
         # All errors are found before the training.
         require_writable(folder / f"{FIGURES[0]}.png")
+        results = results_files(args.results, DEFAULT_RESULTS)
         config, data, states = prepare(args)
         possible = possible_figures(config)
         wanted = args.figures or possible
         if not set(wanted) <= set(possible):
             raise UserError(f"affnist_examples.png needs --canvas {experiment.AFFNIST_SIDE}")
-        results = results_files(args.results, DEFAULT_RESULTS)
         seeds = read_seeds(results, config, data.name)
         require_runs(args.results, seeds.n)
         run = finish(config, data, states, args.threads, args.quiet)

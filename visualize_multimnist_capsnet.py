@@ -812,12 +812,12 @@ def main(argv: list[str] | None = None) -> int:
             return
         # All errors are found before the training.
         require_writable(folder / "overlay.png")
+        results = results_files(args.results, DEFAULT_RESULTS)
         given = experiment.with_preset(args.given)
         config, states = load_finished(experiment, args.checkpoint, asked, given, required=("capsnet",))
         data = experiment.make_data(config, config.classes if states else ())
         config = experiment.resolved(config, data)
         require_test_images(len(data.test.labels), MIN_TEST)
-        results = results_files(args.results, DEFAULT_RESULTS)
         seeds = read_seeds(results, config, data.name, ("set_accuracy",))
         require_runs(args.results, seeds)
         states = states or experiment.train_all(config, data, threads=args.threads, files=Files(quiet=args.quiet))

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from report import read_json
+from report import read_result
 
 from support.figures import (  # isort: skip
     BLACK, BLUE, GREEN, GREY, VERMILLION, add_axes, add_legend, lightened, new_figure, write_figures,
@@ -107,11 +107,13 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
 
     def body() -> None:
-        tables = read_json(args.results).get("tables")
-        if not tables or "multimnist_batch" not in tables:
-            raise UserError(f"{args.results} has no such tables: python -m benchmarks --scaling --out {args.results}")
+        document = read_result(args.results)
         require_writable(args.outdir / "speed" / "scaling.png")
-        write_figures(args.outdir / "speed", {"scaling": lambda: draw_scaling(tables)})
+        try:
+            write_figures(args.outdir / "speed", {"scaling": lambda: draw_scaling(document["tables"])})
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # it is another result
+            command = f"python -m benchmarks --scaling --out {args.results}"
+            raise UserError(f"{args.results} has no such tables: {command}") from None
 
     return exit_status(body)
 

@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import io
 import json
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -33,7 +34,8 @@ from support.console import print_result, shows_progress
 from support.files import UserError, atomic_write
 from support.flags import number
 from support.optimizers import TrainState
-from support.run import check_same
+from support.results import parse_json
+from support.run import check_same, first_difference, open_checkpoint
 
 Array = np.ndarray
 Colour = str | tuple[float, float, float]
@@ -375,9 +377,9 @@ def mark_column(ax: Axes, left: float, width: float, height: float, colour: str,
 
 
 def numbers_of(metrics: Any, names: Sequence[str]) -> list[float] | None:
-    """The named metrics of one model; None where one is missing or holds statistics of many runs."""
+    """The named metrics of one model; None where one is missing, too large, or holds statistics of many runs."""
     found = [metrics.get(name) for name in names] if isinstance(metrics, dict) else [None]
-    values = [float(value) for value in found if isinstance(value, (int, float))]
+    values = [float(value) for value in found if isinstance(value, (int, float)) and abs(value) < 1e6]
     return values if len(values) == len(found) else None
 
 
@@ -412,12 +414,10 @@ def read_runs(
     asked["dataset"] = dataset
     for path in paths:
         try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError(f"there is no results file {path}") from None
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} is not a readable results file: {error}") from error
-        for found in find_runs(tree, names):
+            runs = list(find_runs(parse_json(path), names))
+        except RecursionError:
+            raise UserError(f"{path} is nested too deeply") from None
+        for found in runs:
             theirs = defaults | (found["config"] or {})
             theirs["dataset"] = found["dataset"] or theirs["dataset"]
             if all(theirs[key] == value for key, value in asked.items() if key not in free):
@@ -497,7 +497,10 @@ def add_figure_arguments(
 
 
 def results_files(given: list[Path] | None, default: Path) -> list[Path]:
-    """The files of ``--results``; without the flag, the default if it exists."""
+    """The files of ``--results``; without the flag, the default if it exists. Raises UserError where one is missing."""
+    for path in given or ():
+        if not os.path.exists(path):
+            raise UserError(f"there is no results file {path}")
     return given or ([default] if default.is_file() else [])
 
 
@@ -510,6 +513,20 @@ def require_runs(given: list[Path] | None, found: Any) -> None:
 def require_test_images(n: int, least: int) -> None:
     if n < least:
         raise UserError(f"the figures need --n-test {least} or more")
+
+
+def require_checkpoints(checkpoints: Mapping[Any, Path | None]) -> None:
+    """Raises UserError where a file is no checkpoint of its experiment, before the first of several trainings."""
+    for experiment, path in checkpoints.items():
+        if path is not None:
+            with open_checkpoint(path, experiment.EXPERIMENT):
+                pass
+
+
+def require_defaults(path: Path | None, config: Any, fields: Collection[str], why: str) -> None:
+    """Raises UserError where a checkpoint's configuration has another value than the default in one of the fields."""
+    if difference := first_difference(config, type(config)(), fields):
+        raise UserError(f"{path} was {difference}: {why}")
 
 
 def load_finished(

@@ -95,6 +95,31 @@ def checksum(result: dict[str, Any]) -> str:
     ).hexdigest()
 
 
+def read_text(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(f"cannot read {path}: it is no regular file")
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read {path}: it is not text in UTF-8") from None
+
+
+def parse_json(path: Path) -> Any:
+    """What a file of JSON holds, where all of its numbers are finite. Raises UserError for anything else."""
+    try:
+        content = json.loads(read_text(path))
+        json.dumps(content, allow_nan=False)
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply") from None
+    except json.JSONDecodeError:
+        raise UserError(f"{path} is not JSON") from None
+    except ValueError:  # also a whole number of thousands of digits
+        raise UserError(f"{path} holds NaN, an infinite number or one that is too long") from None
+    return content
+
+
 def save_result(path: Path, result: dict[str, Any]) -> None:
     """Write a result with its checksum, whole or not at all. Raises UserError where it cannot be written."""
     try:

@@ -465,8 +465,6 @@ ERRORS: list[Planted] = [
     ),
     *in_file(
         "report.py", "test_protocol",
-        ("json.dumps(document, allow_nan=False)", "json.dumps(document)",
-         "test_no_number_that_is_not_finite_is_a_result"),
         ("{sample['high'] - sample['mean']:", "{sample['high'] - sample['low']:",
          "test_a_pair_by_hand_whatever_the_order"),
         ("{s['higher']} of {s['n']}", "{s['n'] - s['higher']} of {s['n']}", "test_a_pair_by_hand_whatever_the_order"),
@@ -477,6 +475,8 @@ ERRORS: list[Planted] = [
     *in_file(
         "support/results.py", "test_protocol",
         ('(",", ":"), allow_nan=False)', '(",", ":"))', "test_no_number_that_is_not_finite_is_a_result"),
+        ("json.dumps(content, allow_nan=False)", "json.dumps(content)",
+         "test_no_number_that_is_not_finite_is_a_result"),
     ),
     *in_file(
         "support/tables.py", "test_protocol",

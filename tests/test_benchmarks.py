@@ -15,6 +15,7 @@ import multimnist_capsnet as m
 from benchmarks import conv_matrix_capsules, figure, roofline, scaling, smallnorb
 from benchmarks import multimnist as benchmark
 from benchmarks.measure import in_fresh_process
+from helpers import failure
 from support.optimizers import count_params
 from support.results import save_result
 
@@ -174,11 +175,15 @@ def test_jax_computes_our_losses_and_gradients(network: str) -> None:
         np.testing.assert_allclose(their_grads[key], grad, rtol=1e-6, atol=1e-9 * np.abs(grad).max(), err_msg=key)
 
 
-def test_the_figure_is_drawn_of_a_scaling_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figure_is_drawn_of_a_scaling_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(scaling, "time_and_peak", lambda build, repetitions, **sizes: (0.01, 90.0))
     save_result(tmp_path / "scaling.json", {"tables": scaling.measure(1, 2)})
     argv = ["--results", str(tmp_path / "scaling.json"), "--outdir", str(tmp_path)]
     assert figure.main(argv) == 0
     assert (tmp_path / "speed" / "scaling.png").stat().st_size < 600_000
-    save_result(tmp_path / "scaling.json", {"tables": {}})
-    assert figure.main(argv) == 1
+    tables: list[Any] = [{}, {"multimnist_batch": []}, {"multimnist_batch": {"columns": [1, 2]}}]
+    for wrong in ({}, *({"tables": table} for table in tables)):
+        save_result(tmp_path / "scaling.json", wrong)
+        assert "scaling.json has no such tables: python -m benchmarks --scaling" in failure(figure, argv, capsys)

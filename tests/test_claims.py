@@ -13,6 +13,7 @@ import report
 import visualize_claims
 from claims import Claim, Condition, Runs, holm_levels, make_claims
 from figure_checks import check_pictures, check_texts, drawn_texts
+from helpers import failure
 from support.results import save_result
 
 Json = dict[str, Any]
@@ -138,6 +139,20 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert visualize_claims.main([]) == 1
     assert capsys.readouterr().err.startswith("error: cannot read results/claims.json")
     Path("results").mkdir()
+    other: tuple[dict[str, Any], ...] = (
+        {},
+        {"claims": 1},
+        {"claims": [1]},
+        document | {"n_comparisons": "x"},
+        document | {"claims": [{"claim": 5}]},
+    )
+    for wrong in other:
+        save_result(Path("results/claims.json"), wrong)
+        line = failure(visualize_claims, [], capsys)
+        assert line == "error: results/claims.json holds no claims: python report.py --claims writes it\n"
+    save_result(Path("results/claims.json"), document)
+    Path("results/claims.json").write_text(Path("results/claims.json").read_text().replace("0.4", "0.5", 1))
+    assert "has been changed since it was written" in failure(visualize_claims, [], capsys)
     save_result(Path("results/claims.json"), document)
     assert visualize_claims.main([]) == 0
     assert list(check_pictures(Path("viz/claims"), ["verdicts"], highest=1200)) == ["verdicts"]

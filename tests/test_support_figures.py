@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,7 +213,14 @@ def test_runs_on_other_data_are_left_out_and_missing_fields_have_their_defaults(
     assert found(dataclasses.replace(config, optimizer="muon"), "mnist") == {}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"models": 3}', '{"models": {"a": null}}', None])
+HUGE = '{"models": {"a": {"familiar_accuracy": 1%s, "held_out_accuracy": 0}}}' % ("0" * 400)
+NOT_FINITE = '{"models": {"a": {"familiar_accuracy": NaN, "held_out_accuracy": 0}}}'
+DEEP = "[" * 900 + '{"models": 3}' + "]" * 900
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"models": 3}', '{"models": {"a": null}}', "[" * 100_000, DEEP, HUGE, NOT_FINITE, None]
+)
 def test_useless_results_are_an_error_in_words(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "r.json"
     if text is not None:
@@ -220,6 +228,12 @@ def test_useless_results_are_an_error_in_words(tmp_path: Path, text: str | None)
     with pytest.raises(UserError, match=r"r\.json"):
         figures.require_runs([path], figures.read_seeds([path], Config(), "voxels", METRICS))
     figures.require_runs(None, {})  # no file was asked for
+
+
+def test_a_pipe_is_no_results_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "r.json")
+    with pytest.raises(UserError, match=r"r\.json: it is no regular file"):
+        figures.read_seeds([tmp_path / "r.json"], Config(), "voxels", METRICS)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

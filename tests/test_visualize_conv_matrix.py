@@ -434,7 +434,7 @@ def test_what_cannot_work_is_found_before_the_training(no_training: None, capsys
     cases: list[tuple[Any, list[str], str]] = [
         (figures, [*TINY, "--n-test=9"], "--n-test 10 or more"),
         (figures, [*TINY, "--results", "none.json"], "there is no results file none.json"),
-        (figures, [*TINY, "--results", "file"], "not a readable results file"),
+        (figures, [*TINY, "--results", "file"], "file is not JSON"),
         (figures, [*TINY, "--results", "useless.json"], "useless.json holds no run with these flags"),
         (figures, ["--dataset=mnist", "--data-dir=none"], "none"),
         (animation, [*SMALL, "--n-epochs=2", "--n-train=32", "--n-test=9"], "--n-test 10 or more"),
