@@ -235,7 +235,8 @@ def subset(images: Array, labels: Array, n: int | None, rng: np.random.Generator
 
 def read_own_images(config: Config, classes: Sequence[str]) -> tuple[tuple[str, ...], list[Examples]]:
     """The classes, and training and test set; see ``make_data``."""
-    assert config.data_dir
+    if not config.data_dir:
+        raise UserError("--dataset images needs --data-dir DIR, the folder of the images")
     path = Path(config.data_dir)
     train: Labelled
     test: Labelled | None

@@ -115,7 +115,7 @@ def format_value(value: Any, type_name: Any = "") -> str:
     """As a flag takes it: a Range 0:150, other tuples 16,4,8,8."""
     if isinstance(value, tuple):
         return (":" if type_name == "Range" else ",").join(format_value(v) for v in value) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(float(value)).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:

@@ -42,6 +42,8 @@ CHECKPOINT_FORMAT = 2
 STATE_TYPES = {  # what a checkpoint keeps beside arrays
     "step": int, "seconds": float, "sums": dict[str, float], "history": dict[str, list[float]],
 }  # fmt: skip
+HEADER_TYPES: dict[str, Any] = {"config": dict, "command": str | None, "threads": int | None, "models": dict}
+MAX_HEADER, MAX_NPY_HEADER = 1 << 28, 1 << 14  # bytes
 ConfigT = TypeVar("ConfigT")
 
 
@@ -123,15 +125,21 @@ def open_checkpoint(path: Path, experiment: str) -> Iterator[tuple[Any, dict[str
             stored = np.load(opened, allow_pickle=False)
             if not isinstance(stored, np.lib.npyio.NpzFile):
                 raise ValueError("it holds a single array")
+            assert stored.zip
+            if stored.zip.getinfo("header.npy").file_size > MAX_HEADER:
+                raise ValueError("its header is too long")
             header = json.loads(str(stored["header"]), parse_constant=not_finite)
+            if not isinstance(header, dict) or not isinstance(header.get("experiment"), str):
+                raise ValueError("its header names no experiment")
             if header["experiment"] != experiment:
                 raise OtherCheckpointError(f"{path} is a checkpoint of {header['experiment']}, not of {experiment}")
             if header.get("format") != CHECKPOINT_FORMAT:
                 raise OtherCheckpointError(f"{path} is of an older version of {experiment}.py: train it again")
             if "checksum" in header and header["checksum"] != header_checksum(header):
                 raise ValueError("its header has been changed since it was written")
-            if not fits(header.get("command"), str | None) or not fits(header.get("threads"), int | None):
-                raise ValueError("its command is no text, or its threads are no number")
+            for key, kind in HEADER_TYPES.items():
+                if not fits(header.get(key), kind):
+                    raise ValueError(f"its {key} is {one_line(header.get(key), 40)}")
             yield stored, header
     except FileNotFoundError:
         raise UserError(f"there is no checkpoint {path}") from None
@@ -177,9 +185,9 @@ def config_of_header(
             raise ValueError(f"its {field.name} is {value!r}")
         if action and action.choices and value not in action.choices:
             raise ValueError(f"its {field.name} is {value!r}")
-        if action and callable(action.type) and isinstance(value, (int, float)):
+        if action and callable(action.type) and value not in (None, ()):
             try:
-                action.type(repr(value))
+                action.type(format_value(value, field.type))
             except argparse.ArgumentTypeError as error:
                 raise ValueError(f"its {field.name}: {error}") from None
     return config
@@ -205,7 +213,10 @@ def read_checkpoint(
                 raise ValueError(f"the state of {name} is that of {kept['step']} steps in {kept['seconds']} s")
             for kind in ("params", "m", "v"):
                 for key, target in getattr(state, kind).items():
-                    array = stored[f"{name}/{kind}/{key}"]
+                    member = f"{name}/{kind}/{key}"
+                    if stored.zip.getinfo(f"{member}.npy").file_size > target.nbytes + MAX_NPY_HEADER:
+                        raise ValueError(f"its {key} does not fit this network")
+                    array = stored[member]
                     if array.shape != target.shape or array.dtype != target.dtype:
                         raise ValueError(f"its {key} does not fit this network")
                     if np.isnan(array).any() or (kind == "params" and np.isinf(array).any()):

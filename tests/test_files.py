@@ -571,6 +571,84 @@ def test_every_value_of_a_header_is_checked(experiment: Experiment, tmp_path: Pa
     assert n_refused > 5 * len(places)
 
 
+def rewritten(path: Path, header: Any, **more: Any) -> None:
+    """The checkpoint with another header, which has no checksum, and with other arrays."""
+    with np.load(path) as stored:
+        arrays = {key: stored[key] for key in stored.files if key != "header"}
+    np.savez_compressed(path, header=np.array(json.dumps(header)), **arrays | more)
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    with np.load(path) as stored:
+        header: dict[str, Any] = json.loads(str(stored["header"]))
+    del header["checksum"]
+    return header
+
+
+def test_a_header_of_another_form_is_refused_in_words(
+    experiment: Experiment, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    """Without a checksum, or with a right one."""
+    path = trained(experiment, tmp_path / "c.npz")
+    header = header_of(path)
+    monkeypatch.setattr(run, "MAX_HEADER", 100_000)
+    argv = ["--checkpoint", str(path), "--predict", "none.png"]
+    capsys.readouterr()
+    cases: list[tuple[Any, str]] = [
+        ([], "its header names no experiment"),
+        (3, "its header names no experiment"),
+        ({}, "its header names no experiment"),
+        (header | {"experiment": ["x"]}, "its header names no experiment"),
+        (header | {"config": [1]}, "its config is [1]"),
+        (header | {"models": "x"}, "its models is x"),
+        (header | {"threads": True}, "its threads is True"),
+        (header | {"command": {"x": 1}}, "its command is {'x': 1}"),
+        (header | {"more": "x" * 100_000}, "its header is too long"),
+        ({**header, "config": header["config"] | {"dtype": "float16"}}, "its dtype is 'float16'"),
+        ({**header, "config": header["config"] | {"n_epochs": 10**30}}, "its n_epochs: "),
+        ({**header, "config": header["config"] | {"nosuch": 1}}, "nosuch"),
+        ({**header, "models": {"nosuch": header["models"]["cnn"]}}, "it holds a network 'nosuch'"),
+    ]
+    for other, says in cases:
+        with_checksum = [{**other, "checksum": run.header_checksum(other)}] if isinstance(other, dict) else []
+        for written in [other, *with_checksum]:
+            rewritten(path, written)
+            line = failure(experiment.script, argv, capsys)
+            assert line.startswith(f"error: {path} is not a readable checkpoint of {experiment.name}: "), line
+            assert says in line
+
+
+def test_lists_in_a_header_are_such_as_their_flags_take(experiment: Experiment, tmp_path: Path) -> None:
+    path = trained(experiment, tmp_path / "c.npz")
+    header, config = header_of(path), experiment.script.load_checkpoint(path)[0]
+    with_flags = {action.dest for action in experiment.script.make_parser()._actions}
+    lists = [name for name in with_flags if isinstance(header["config"].get(name), list)]
+    assert lists or experiment.name == "multimnist_capsnet"
+    for name in lists:
+        value = getattr(config, name) or ("x",)
+        odd = ["nosuch" if isinstance(part, str) else type(part)(10**9) for part in value]
+        rewritten(path, header | {"config": header["config"] | {name: odd}})
+        with pytest.raises(files.UserError, match=f"its {name}: "):
+            experiment.script.load_checkpoint(path)
+
+
+def test_an_array_that_unpacks_to_more_than_the_network_has_is_not_unpacked(
+    experiment: Experiment, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    path = trained(experiment, tmp_path / "c.npz")
+    header, key = header_of(path), next(iter(experiment.script.load_checkpoint(path)[1]["cnn"].params))
+    rewritten(path, header, **{f"cnn/params/{key}": np.zeros(2_000_000)})
+    original = np.lib.npyio.NpzFile.__getitem__
+
+    def small(stored: Any, name: str) -> Any:
+        assert stored.zip.getinfo(f"{name}.npy").file_size < 1_000_000
+        return original(stored, name)
+
+    monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", small)
+    with pytest.raises(files.UserError, match=f"its {key} does not fit this network"):
+        experiment.script.load_checkpoint(path)
+
+
 def test_a_history_that_is_not_that_of_the_steps_is_not_resumed(
     experiment: Experiment, tmp_path: Path, capsys: Capture
 ) -> None:
