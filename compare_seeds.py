@@ -711,10 +711,12 @@ def parse_command(argv: list[str]) -> tuple[argparse.Namespace, list[Setting]]:
     args.name = args.name or "_".join(names) or "-".join(map(str, sorted({min(args.seeds), max(args.seeds)})))
     args.out = args.out or Path("results", args.script.stem, f"{args.name}.json")
     args.figure = args.figure or Path("viz", args.script.stem, f"seeds_{args.name}.png")
-    named = [Path(word.rpartition("=")[2] if word.startswith("--") else word) for word in rest]
+    words = [word.rpartition("=")[2] if word.startswith("--") else word for word in rest]
+    words += itertools.chain(*args.grid.values(), *args.zip.values())
+    named = [Path(word) for word in words]
     inputs = [
         ("the script", args.script),
-        *(("which the experiment reads", path) for path in (*named, *data_files(*named))),
+        *(("which the experiment reads", path) for path in (*named, *data_files(*named, pictures="images" in words))),
     ]
     if fault := overwriting({"--out": args.out, "--figure": args.figure}, inputs):
         parser.error(fault)

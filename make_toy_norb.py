@@ -242,6 +242,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="Test nearest neighbour, a linear classifier and a CNN on the whole set of seed 0, in the cache.",
         )  # fmt: skip
     add("--out-json", type=file_path, metavar="FILE", help="Write the result of --baselines there.")
+    parser.data_dir = conv.CACHE_DIR
     parser.add_argument("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
         help="Use N threads. No bit of a drawing depends on it. Default: one a processor (here: %(default)s).",
         )  # fmt: skip

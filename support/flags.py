@@ -254,13 +254,13 @@ def check_file_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) 
 
 
 OUTPUTS = ("out_json", "checkpoint", "predict_png", "out", "figure")
-INPUTS = ("predict", "affnist", "results")
+INPUTS = ("predict", "affnist", "results", "claims", "page", "multimnist", "viewpoint", "capsnet", "conv_capsules")
 
 
 def check_overwriting(parser: Parser, args: argparse.Namespace) -> None:
     """Ends the script with status 2 where a file that it writes is one that it reads, or another that it writes."""
     outputs = {flag_of(None, name): path for name in OUTPUTS if (path := getattr(args, name, None)) is not None}
-    inputs = []
+    inputs: list[tuple[str, Path]] = []
     if not getattr(args, "predict", None):
         outputs.pop("--predict-png", None)
     if getattr(args, "predict", None) or getattr(args, "eval_only", False) or not hasattr(args, "checkpoint_every"):
@@ -272,7 +272,8 @@ def check_overwriting(parser: Parser, args: argparse.Namespace) -> None:
         return
     for name in INPUTS:
         given = getattr(args, name, None) or []
-        inputs += [(f"a file of --{name}", path) for path in (given if isinstance(given, list) else [given])]
+        paths = given if isinstance(given, list) else [given]
+        inputs += [(f"a file of {flag_of(None, name)}", path) for path in paths]
     folders = (getattr(args, "data_dir", None) or parser.data_dir, getattr(args, "smallnorb_dir", None))
     pictures = getattr(args, "dataset", None) == "images"
     data = data_files(*(Path(f).expanduser() for f in folders if f), pictures=pictures)

@@ -88,6 +88,9 @@ def inputs(tmp_path: Path, monkeypatch: Patch) -> Path:
     Path("link.gif").symlink_to("c.npz")
     os.link("a.mat", "mat.json")
     os.link("a.mat", "mat.gif")
+    Path("pictures/cat").mkdir(parents=True)
+    for name in ("mat.html", "page.gif", "pictures/cat/1.png"):
+        os.link("c.npz", name)
     for name in EXPERIMENTS:
         Path("out", name).mkdir(parents=True)
         os.link("c.npz", f"out/{name}/figure.png")
@@ -126,6 +129,15 @@ def inputs(tmp_path: Path, monkeypatch: Patch) -> Path:
         ("seeds", "smallnorb_novel_viewpoint --figure README", "--figure: would overwrite"),
         ("seeds", "multimnist_capsnet --out link.json -- --data-dir data", "--out: would overwrite data"),
         ("seeds", "mnist_affine_capsnet --figure mat.json -- --affnist=a.mat", "--figure: would overwrite a.mat"),
+        ("seeds", "multimnist_capsnet --out link.json --grid data-dir=x,data", "--out: would overwrite data"),
+        ("seeds", "conv_matrix_capsules --figure hard.gif -- --dataset images --data-dir pictures",
+         "--figure: would overwrite pictures/cat/1.png"),
+        ("make_explorer", "--multimnist c.npz --out mat.html", "--out: would overwrite c.npz"),
+        ("make_explorer", "--viewpoint c.npz --out mat.html", "--out: would overwrite c.npz"),
+        ("make_explorer_gif", "--page page.gif --out hard.gif", "--out: would overwrite page.gif"),
+        ("visualize_claims", "--claims c.npz --outdir out", "--outdir: figure.png: would overwrite c.npz"),
+        ("visualize_how_capsules_work", "--capsnet c.npz --outdir out", "--outdir: figure.png: would overwrite c.npz"),
+        ("visualize_how_capsules_work", "--conv-capsules c.npz --outdir out", "--outdir: figure.png: would overwrite"),
     ],
 )  # fmt: skip
 def test_no_output_replaces_an_input(which: str, argv: str, says: str, inputs: Path, capsys: Capture) -> None:
@@ -138,7 +150,7 @@ def test_no_output_replaces_an_input(which: str, argv: str, says: str, inputs: P
         "gif": [name for name in FIGURES if name.startswith("make")],
         "visualize": [name for name in FIGURES if name.startswith("visualize")],
     }  # fmt: skip
-    for name in kinds[which]:
+    for name in kinds.get(which, [which]):
         script = importlib.import_module(name)
         more = ["--dataset", "smallnorb"] if "smallnorb" in name and "--data-dir" in words else []
         assert f"argument {says}" in usage_error(script, [*words, *more], capsys), name
