@@ -33,8 +33,8 @@ from scipy import ndimage
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as viewpoint
 from support.console import exit_status, print_message, print_result
-from support.figures import DATASET_NAMES, load_finished, write_if_changed
-from support.files import UserError, overwriting, require_writable
+from support.figures import DATASET_NAMES, load_finished, require_checkpoints, require_defaults, write_if_changed
+from support.files import UserError, require_writable
 from support.flags import Parser, file_path, non_empty
 from support.results import environment
 from support.run import Files
@@ -306,10 +306,16 @@ def make_page(parts: Mapping[str, Part], exact: bool = False) -> bytes:
     return page.encode()
 
 
+ONLY_THESE = "the page computes no other network"
+
+
 def load_digits(path: Path | None, data_dir: str | None, threads: int) -> Part:
     """Load the checkpoint, or train."""
     asked, given = digits.Config(data_dir=data_dir), ({"data_dir"} if data_dir else set())
     config, states = load_finished(digits, path, asked, given, required=("capsnet",) if path else ())
+    require_defaults(path, config, ("assignments", "transform", "activation"), ONLY_THESE)
+    if config.classes != digits.DIGITS:
+        raise UserError(f"{path} was trained on other classes than the ten digits: {ONLY_THESE}")
     data = digits.make_data(config)
     config = digits.resolve_auto(config, data.name)
     if not states:
@@ -321,8 +327,7 @@ def load_digits(path: Path | None, data_dir: str | None, threads: int) -> Part:
 def load_viewpoint(path: Path | None) -> Part:
     """Load the checkpoint, or train."""
     config, states = load_finished(viewpoint, path, viewpoint.Config(), (), required=VIEW_MODELS if path else ())
-    if config.dataset != "voxels":
-        raise UserError(f"{path} was trained on {config.dataset}: the page draws voxel objects")
+    require_defaults(path, config, ("dataset", "standardize", "assignments", "vote_bias"), ONLY_THESE)
     if not states:
         print_message(f"{viewpoint.EXPERIMENT}: no --viewpoint, so its networks are trained first: some seconds")
         states = viewpoint.train_all(config, viewpoint.make_data(config), names=VIEW_MODELS)
@@ -339,13 +344,6 @@ def html_path(text: str) -> Path:
     if Path(text).suffix.lower() != ".html":
         raise argparse.ArgumentTypeError(f"{text} does not end in .html")
     return Path(text)
-
-
-def check_inputs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """A usage error (status 2) where the page would replace a checkpoint."""
-    inputs = [(f"the file of --{name}", path) for name in ("multimnist", "viewpoint") if (path := getattr(args, name))]
-    if fault := overwriting({"--out": args.out}, inputs):
-        parser.error(fault)
 
 
 # fmt: off
@@ -365,7 +363,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--viewpoint", type=file_path, metavar="FILE",
         help=f"Checkpoint of {viewpoint.EXPERIMENT}.py. Default: train both models first.")
     parser.data_dir = digits.CACHE_DIR
-    parser.checks.append(check_inputs)
     add("--data-dir", type=non_empty, metavar="DIR",
         help=f"Folder of the four MNIST files. Default: the checkpoint's, else {digits.CACHE_DIR}.")
     add("--out", type=html_path, metavar="FILE", default=Path("explorer.html"),
@@ -379,6 +376,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         require_writable(args.out)
+        require_checkpoints({viewpoint: args.viewpoint, digits: args.multimnist})
         parts = {
             "viewpoint": load_viewpoint(args.viewpoint),
             "digits": load_digits(args.multimnist, args.data_dir, default_threads()),

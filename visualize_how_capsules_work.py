@@ -37,13 +37,14 @@ import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from support.console import exit_status
 from support.files import UserError, require_writable
-from support.flags import Parser, file_path, whole_number
+from support.flags import Parser, file_path, non_empty, whole_number
 from support.run import Files
 from support.workers import Workspace, default_threads
 
 from support.figures import (  # isort: skip
     BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, VERMILLION, add_axes, add_frame, add_image, add_legend,
-    add_text, darkened, lightened, load_finished, new_figure, write_figures,
+    add_text, darkened, lightened, load_finished, new_figure, require_checkpoints, require_defaults,
+    write_figures,
 )  # fmt: skip
 
 Array = np.ndarray
@@ -214,7 +215,7 @@ def draw_dynamic_routing(composite: Composite) -> Figure:
     total = composite.u.sum(axis=1)
     a, b = ((composite.c[:, j] * composite.u).sum(axis=2) / total for j in composite.labels)  # (T, rows, columns)
     preference = (a - b) / np.maximum(a + b, 1e-12)  # from -1 to 1
-    most = float(np.quantile(np.abs(preference[-1]), 0.95))
+    most = max(float(np.quantile(np.abs(preference[-1]), 0.95)), 1e-12)  # 0 after one iteration
     for t in range(n_iters):
         at = left + t * (side + 0.28)
         add_text(fig, at, 0.78, f"iteration {t + 1}", fontweight="bold")
@@ -389,7 +390,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--conv-capsules", type=file_path, metavar="FILE",
         help="Checkpoint of conv_matrix_capsules.py. Default: train two epochs of 6,000 images.")
     add("--dataset", choices=conv.DIGIT_SETS, default="auto", help="Train on these digits. Default: auto.")
-    add("--data-dir", metavar="DIR", help=f"Folder of the four MNIST files. Default: {digits.CACHE_DIR}.")
+    add("--data-dir", type=non_empty, metavar="DIR",
+        help=f"Folder of the four MNIST files. Default: {digits.CACHE_DIR}.")
     add("--outdir", type=Path, metavar="DIR", default=Path("viz"), help="Folder of the pictures. Default: %(default)s.")
     add("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
         help="Use N threads. Default: one for each processor, at most 4 (here: %(default)s).")
@@ -403,6 +405,8 @@ def network(script: Any, name: str, config: Any, path: Path | None, args: argpar
     asked = dataclasses.replace(config, dataset=args.dataset, data_dir=args.data_dir)
     given = {"dataset", "data_dir"} & args.given
     config, states = load_finished(script, path, asked, given, required=(name,))
+    if script is digits:
+        require_defaults(path, config, ("assignments", "activation"), "the pictures are of dynamic routing with squash")
     if not states:
         data = script.make_data(config)
         config = digits.resolve_auto(config, data.name)
@@ -419,6 +423,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         require_writable(folder / "squash.png")
+        require_checkpoints({digits: args.capsnet, conv: args.conv_capsules})
         composite = composite_example(*network(digits, "capsnet", digits.Config(), args.capsnet, args))
         short = conv.Config(n_train=6000, n_epochs=2)
         grid = grid_example(*network(conv, "capsules", short, args.conv_capsules, args))

@@ -26,11 +26,13 @@ import make_explorer as explorer
 import make_explorer_gif as animation
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
+import visualize_how_capsules_work as teaching
 from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnist, smallest, usage_error
 from support.browser import NoBrowserError, headless_browser, show_as
 from support.optimizers import TrainState
 from support.results import checksum
 from support.workers import Workers, Workspace
+from test_files import header_of, rewritten
 
 Array = np.ndarray
 PAGE = ROOT / "explorer.html"
@@ -160,6 +162,31 @@ def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_pa
     assert "is a checkpoint of multimnist_capsnet, not of" in line
     assert "does not end in .gif" in usage_error(animation, ["--out", "a.png"], capsys)
     assert "there is no page" in failure(animation, ["--page", "none.html", "--out", str(tmp_path / "o.gif")], capsys)
+
+
+@pytest.mark.parametrize(
+    ("which", "field", "value", "says"),
+    [
+        (0, "assignments", "random", "was made with --assignments random, not routed"),
+        (0, "activation", "relu", "was made with --activation relu, not squash"),
+        (0, "class_names", list("abcdefghij"), "was trained on other classes than the ten digits"),
+        (1, "assignments", "uniform", "was made with --assignments uniform, not routed"),
+        (1, "standardize", "image", "was made with --standardize image, not none"),
+    ],
+)
+def test_a_network_that_the_page_cannot_compute_is_refused(
+    which: int, field: str, value: Any, says: str, checkpoints: tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
+    paths = [tmp_path / "digits.npz", tmp_path / "views.npz"]
+    for path, checkpoint in zip(paths, checkpoints, strict=True):
+        path.write_bytes(checkpoint.read_bytes())
+    header = header_of(paths[which])
+    rewritten(paths[which], header | {"config": header["config"] | {field: value}})
+    argv = ["--multimnist", str(paths[0]), "--viewpoint", str(paths[1]), "--out", str(tmp_path / "page.html")]
+    assert failure(explorer, argv, capsys) == f"error: {paths[which]} {says}: the page computes no other network\n"
+    if which == 0 and field != "class_names":
+        line = failure(teaching, ["--capsnet", str(paths[0]), "--outdir", str(tmp_path)], capsys)
+        assert line == f"error: {paths[0]} {says}: the pictures are of dynamic routing with squash\n"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
