@@ -690,7 +690,7 @@ def parse_command(argv: list[str]) -> tuple[argparse.Namespace, list[Setting]]:
     args = parser.parse_args(argv[:split])
     file = args.experiment.removesuffix(".py") + ".py"
     args.script = (Path(__file__).parent / file if file == Path(file).name else Path(file)).resolve()
-    if not args.script.is_file():
+    if not os.path.isfile(args.script):
         parser.error(f"argument EXPERIMENT: there is no script {args.script.name} in {args.script.parent}")
     if args.name is not None and not re.fullmatch(r"[\w.-]+", args.name):
         parser.error(f"argument --name: {args.name!r} is not made of letters, digits and ._-")

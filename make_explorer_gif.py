@@ -18,6 +18,7 @@ import base64
 import io
 import itertools
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -147,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         require_writable(args.out)
-        if not args.page.is_file():
+        if not os.path.isfile(args.page):
             raise UserError(f"there is no page {args.page}: python make_explorer.py writes it")
         with headless_browser(WIDTH, HEIGHT) as driver:
             open_page(driver, args.page)

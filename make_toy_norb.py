@@ -273,8 +273,8 @@ def main(argv: list[str] | None = None) -> int:
             parser.error(f"argument --{name.replace('_', '-')}: not together with {other}")
 
     def body() -> None:
+        require_writable(args.out_json, args.figure)
         if args.baselines:
-            require_writable(args.out_json)
             result = baselines(recorded_command(EXPERIMENT, argv), args.threads, args.quiet)
             report_result(args.out_json, result, format_table(result))
         elif args.figure:

@@ -65,6 +65,15 @@ def trained(experiment: Experiment, path: Path, more: str = "") -> Path:
     return path
 
 
+def status_of(script: Any, argv: list[str]) -> int:
+    """The exit status, also that of a wrong command line."""
+    try:
+        status: int = script.main(argv)
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+    return status
+
+
 def content(folder: Path) -> dict[str, bytes | None]:
     """Every file of a folder, and the folders in it."""
     return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
@@ -155,6 +164,54 @@ def test_no_output_replaces_an_input(which: str, argv: str, says: str, inputs: P
         more = ["--dataset", "smallnorb"] if "smallnorb" in name and "--data-dir" in words else []
         assert f"argument {says}" in usage_error(script, [*words, *more], capsys), name
     assert content(inputs) == before
+
+
+@pytest.mark.usefixtures("no_run")
+@pytest.mark.parametrize(
+    ("name", "argv", "says"),
+    [
+        *(
+            (name, "--results none.json", "there is no results file none.json")
+            for name in FIGURES
+            if "visualize" in name
+        ),
+        ("make_explorer", "--multimnist none.npz", "there is no checkpoint none.npz"),
+        ("make_explorer", "--viewpoint none.npz", "there is no checkpoint none.npz"),
+        ("visualize_how_capsules_work", "--capsnet none.npz", "there is no checkpoint none.npz"),
+        ("visualize_how_capsules_work", "--conv-capsules none.npz", "there is no checkpoint none.npz"),
+    ],
+)
+def test_a_file_that_is_missing_is_found_before_the_data(
+    name: str, argv: str, says: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert failure(importlib.import_module(name), argv.split(), capsys) == f"error: {says}\n"
+    assert content(tmp_path) == {}
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "benchmarks.__main__", "benchmarks.figure", "benchmarks.strokes"])
+def test_a_name_that_is_too_long_is_one_short_line(
+    name: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    """Of every file and folder that the flags of a script name."""
+    monkeypatch.chdir(tmp_path)
+    script, long = importlib.import_module(name), "x" * 200 + "/" + "y" * 5000
+    endings = {"gif_path": ".gif", "html_path": ".html"}
+    for action in script.make_parser()._actions:
+        if action.metavar not in ("FILE", "DIR", "IMAGE", "EXPERIMENT"):
+            continue
+        argv = [*action.option_strings, long + endings.get(getattr(action.type, "__name__", ""), "")]
+        if action.dest == "data_dir":
+            if name == "make_explorer":  # which trains first
+                continue
+            argv += ["--dataset", "smallnorb" if "smallnorb" in name else "mnist"] * (name != "benchmarks.strokes")
+        for more in ([], ["--dataset", "images"]) if action.dest == "data_dir" and "conv" in name else ([],):
+            assert status_of(script, [*argv, *more]) in (1, 2), argv
+            out, error = capsys.readouterr()
+            assert (out, error.count("\n")) == ("", 1), argv
+            assert "error: " in error
+            assert len(error) < 600
+    assert content(tmp_path) == {}
 
 
 @pytest.mark.usefixtures("no_run")
