@@ -61,8 +61,8 @@ import numpy as np
 import pooch
 from tqdm import tqdm
 
-from support.console import one_line, print_message
-from support.files import UserError, atomic_write, require_writable
+from support.console import one_line, print_message, shows_progress
+from support.files import UserError, atomic_write, folder_made, require_writable, temporary_folder
 from support.labelled_pictures import read_class_names
 from support.optimizers import TrainState, adamw_step, count_params, muon_step
 from support.pictures import picture_sheet, read_strokes
@@ -309,12 +309,14 @@ def download_mnist(stem: str, folder: Path, mirrors: Sequence[str] = MIRRORS) ->
     for mirror in mirrors:
         url = f"{mirror}{stem}.gz"
         # total=1 until pooch knows better: a bar without a total has no truth value
-        with tqdm(total=1, desc=stem, unit="B", unit_scale=True, leave=False, disable=None) as bar:
+        with tqdm(total=1, desc=stem, unit="B", unit_scale=True, leave=False, disable=not shows_progress()) as bar:
             downloader = pooch.HTTPDownloader(bar, 1 << 16, timeout=(MIRROR_SECONDS, STALL_SECONDS))
             try:
                 if not _answers(downloader, url):
                     raise OSError("no answer")
-                pooch.retrieve(url, f"sha256:{sha256}", path.name, folder, downloader=downloader)
+                with folder_made(folder, keep=True), temporary_folder(folder) as unfinished:
+                    pooch.retrieve(url, f"sha256:{sha256}", path.name, unfinished, downloader=downloader)
+                    (unfinished / path.name).replace(path)
                 return path
             except ValueError:
                 tried.append(f"{mirror} (wrong SHA-256)")

@@ -32,7 +32,9 @@ class UserError(Exception):
 
 
 def temporary_path(path: Path) -> Path:
-    """A name beside ``path``, hidden and of bounded length, that says which process it is of."""
+    """A name beside ``path``, hidden and of bounded length, that says which process it is of. What killed processes
+    left beside it goes."""
+    remove_abandoned(path.parent)
     return path.with_name(f".{path.name[:50]}.{HOST}-{os.getpid()}.tmp")
 
 
@@ -78,8 +80,8 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     Makes the folder. Raises UserError on failure."""
     try:
         target = Path(os.path.realpath(path))
-        temporary = temporary_path(target)
         with folder_made(target.parent, keep=True):
+            temporary = temporary_path(target)
             try:
                 with temporary.open("wb") as stream:
                     yield stream
@@ -106,7 +108,6 @@ def require_writable(*paths: Path | None) -> None:
                     if not stat.S_ISREG(mode):
                         kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
                         raise UserError(f"cannot write {path}: it is {kind}")
-                remove_abandoned(target.parent)
                 temporary = temporary_path(target)
                 temporary.touch()
                 temporary.unlink()
@@ -115,10 +116,10 @@ def require_writable(*paths: Path | None) -> None:
 
 
 @contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """An empty folder that goes at the end; where the process is killed, when the next one is made."""
-    parent = Path(tempfile.gettempdir())
-    remove_abandoned(parent)
+def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
+    """An empty folder, that of the system or ``parent`` above it. It goes at the end; where the process is killed, when
+    the next one is made there."""
+    parent = parent or Path(tempfile.gettempdir())
     folder = temporary_path(parent / f"run-{secrets.token_hex(6)}")
     folder.mkdir(mode=0o700)
     try:

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import os
 import socket
+import sys
 import threading
 import time
 import tracemalloc
@@ -25,6 +26,7 @@ import multimnist_capsnet as data
 from helpers import MNIST, needs_mnist
 from multimnist_capsnet import UserError
 from support import stroke_digits
+from support.files import TEMPORARY
 
 STEMS = tuple(data.MNIST_SHA256)
 
@@ -286,6 +288,28 @@ def test_download_fills_the_cache_once(tmp_path: Path, mirror: Mirror, capfd: py
     assert sorted(p.name for p in (tmp_path / "cache").rglob("*.*")) == sorted(served())  # nothing left over
     out, err = capfd.readouterr()
     assert (out, err) == ("", "")  # no progress bar where stderr is no terminal
+
+
+def test_what_is_downloaded_half_goes_with_the_next_run(
+    tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until a file is whole and verified it lies in a folder that has the number of the process; without a stderr."""
+    original, meanwhile = data.pooch.retrieve, set[str]()
+
+    def retrieve(*args: Any, **options: Any) -> Any:
+        try:
+            return original(*args, **options)
+        finally:
+            meanwhile.update(
+                path.name for path in (tmp_path / "cache").rglob("*.*") if path.parent.name == "downloaded"
+            )
+
+    monkeypatch.setattr(data.pooch, "retrieve", retrieve)
+    monkeypatch.setattr(sys, "stderr", None)
+    data.load_mnist(None, tmp_path / "cache", [mirror.url])
+    unfinished = meanwhile - set(served())
+    assert len(unfinished) == 4
+    assert all(TEMPORARY.fullmatch(name) for name in unfinished)
 
 
 def test_default_cache_is_below_the_home_folder(
