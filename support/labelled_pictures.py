@@ -182,8 +182,14 @@ def read_npz(path: Path, side: int | tuple[int, int], channels: int) -> tuple[La
     """
     arrays: dict[str, Array] = {}
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise ValueError("it is no regular file")
         with path.open("rb") as opened:
             stored = np.load(opened, allow_pickle=False)
+            if zipped := getattr(stored, "zip", None):
+                unpacked = sum(member.file_size for member in zipped.infolist())
+                if unpacked > max(MAX_BYTES, 100 * path.stat().st_size):
+                    raise ValueError("it unpacks to more than 100 times its size")
             for key in ("x_train", "y_train", "x_test", "y_test", "classes"):
                 if isinstance(stored, np.lib.npyio.NpzFile) and key in stored:
                     arrays[key] = stored[key]

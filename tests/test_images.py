@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -357,6 +358,14 @@ def test_a_wrong_npz_is_one_line(changes: dict[str, Any], words: str, tmp_path: 
     text = fault_of(path)
     assert words in text
     assert str(path) in text or "class" in text
+
+
+def test_a_pipe_and_what_unpacks_a_hundredfold_are_no_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "it is no regular file" in fault_of(tmp_path / "pipe")
+    np.savez_compressed(tmp_path / "set.npz", **arrays() | {"x_train": np.zeros((6, 500, 500), np.uint8)})
+    monkeypatch.setattr(labelled_pictures, "MAX_BYTES", 1_000_000)
+    assert "it unpacks to more than 100 times its size" in fault_of(tmp_path / "set.npz")
 
 
 def test_a_damaged_npz_and_other_files_are_one_line(tmp_path: Path) -> None:
