@@ -44,6 +44,10 @@ from support.results import checksum  # noqa: E402
 from test_smallnorb_files import make_arrays, write_set  # noqa: E402
 
 SECONDS, BYTES = 20, 1 << 30  # that a refusal may take
+OTHERS = (  # neither train for themselves nor draw one experiment
+    "make_toy_norb", "make_explorer", "make_explorer_gif", "visualize_claims", "visualize_networks",
+    "visualize_how_capsules_work", "report", "benchmarks.__main__", "benchmarks.figure", "benchmarks.strokes",
+)  # fmt: skip
 FIGURES = [p.stem for p in sorted(ROOT.glob("*.py")) if p.stem.partition("_")[2].removesuffix("_gif") in EXPERIMENTS]
 FAULTS = ("traceback", "no message", "changed input", "left behind", "orphan", "above 20 s", "above 1 GiB", "not seen")
 Counts = collections.Counter[tuple[str, str]]
@@ -160,6 +164,14 @@ def make_inputs(folder: Path) -> dict[str, Path]:
     Image.fromarray(strokes().test_images[0]).resize((56, 56)).save(made["picture"])
     Image.fromarray(strokes().test_images[1]).resize((90, 60)).save(made["photo"])
     pixels = np.random.default_rng(0).integers(0, 2, (1600, 20), np.uint8)
+    made["images"], made["archive"], made["nothing"] = folder / "images", folder / "i.npz", folder / "nothing.json"
+    for k, array in enumerate(strokes().test_images[:12]):
+        picture = made["images"] / "ab"[k % 2] / f"{k}.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(array).save(picture)
+    x, y = strokes().test_images[:12], np.arange(12) % 2
+    np.savez(made["archive"], x_train=x, y_train=y, x_test=x, y_test=y)
+    made["nothing"].write_text("{}")
     made["affnist"] = folder / "a.mat"
     savemat(made["affnist"], {"affNISTdata": {"image": pixels, "label_int": np.arange(20) % 10}}, do_compression=True)
     for name, experiment in EXPERIMENTS.items():
@@ -168,6 +180,22 @@ def make_inputs(folder: Path) -> dict[str, Path]:
             files = ["--checkpoint", str(made[name]), "--out-json", str(folder / f"{name}.json")]
             assert experiment.script.main([*experiment.argv("--n-epochs 1"), *files]) == 0
     return made
+
+
+def refused(name: str, made: dict[str, Path]) -> list[str]:
+    """Flags of one of the other scripts with which it ends soon, whatever stands before them."""
+    return {
+        "make_toy_norb": ["--out-dir", str(made["norb"])],  # which has files of these names
+        "make_explorer": ["--multimnist", str(made["picture"])],
+        "make_explorer_gif": ["--page", "none"],
+        "visualize_claims": ["--claims", str(made["nothing"])],
+        "visualize_networks": ["--outdir", "/dev/null"],
+        "visualize_how_capsules_work": ["--capsnet", str(made["picture"])],
+        "report": ["--root", "none"],
+        "benchmarks.__main__": ["--out", "/dev/null/x"],
+        "benchmarks.figure": ["--results", str(made["nothing"])],
+        "benchmarks.strokes": ["--out", "/dev/null/x"],
+    }[name]
 
 
 def tiny(name: str, made: dict[str, Path]) -> list[str]:
@@ -188,28 +216,36 @@ ODD_VALUES = (
 
 
 def wrong_inputs(attack: Attack, made: dict[str, Path], n: int) -> Iterator[Trial]:
-    """Every script: a flag with an odd value; two flags that do not fit; an output that is an input."""
-    choices = []
-    for name in (*EXPERIMENTS, *FIGURES):
+    """Every script: a flag with an odd value; flags that do not fit; other data; an output that is an input."""
+    choices, sets = [], dict[str, list[str]]()
+    for name in (*EXPERIMENTS, *FIGURES, *OTHERS):
         actions = importlib.import_module(name).make_parser()._actions
+        sets[name] = next((list(action.choices or ()) for action in actions if action.dest == "dataset"), [])
         shows = ("-h", "--help", "--help-all")
         flags = [flag for action in actions for flag in action.option_strings if flag not in shows]
-        paths = [flag for flag in ("--out-json", "--checkpoint", "--predict-png", "--out", "--outdir") if flag in flags]
+        outputs = ("--out-json", "--checkpoint", "--predict-png", "--out", "--outdir", "--out-dir", "--figure")
+        paths = [flag for flag in outputs if flag in flags]
         choices.append((name, flags, paths))
     inputs = [str(path) for path in made["digits"].iterdir()]
     for _ in range(n):
         name, flags, paths = attack.rng.choice(choices)
-        base, kind = tiny(name, made), attack.rng.random()
-        if kind < 0.6:
+        base, kind = [] if name in OTHERS else tiny(name, made), attack.rng.random()
+        if kind < 0.5:
             flag, value = attack.rng.choice(flags), attack.rng.choice(ODD_VALUES)
             argv = [*base, *attack.rng.choice(([f"{flag}={value}"], [flag, value]))]
-        elif kind < 0.75:
-            argv = [*base, *attack.rng.sample(flags, 3)]
+        elif kind < 0.65:
+            argv = [*base, *attack.rng.sample(flags, min(3, len(flags)))]
+        elif name in OTHERS:
+            argv = [attack.rng.choice(paths or flags), attack.rng.choice([str(path) for path in made.values()])]
+        elif kind < 0.8 and sets[name]:
+            argv = [*base, "--dataset", attack.rng.choice(sets[name]), "--data-dir"]
+            argv.append(attack.rng.choice([*ODD_VALUES, *(str(path) for path in made.values())]))
         else:
             read = [str(ROOT / "README.md"), ".", *([] if "norb" in name else inputs)]
             argv = [*base, attack.rng.choice(paths), attack.rng.choice(read)]
             argv += attack.rng.choice(([], ["--resume"], ["--overwrite"], ["--predict", str(made["picture"])]))
             argv += [] if "norb" in name else ["--data-dir", str(made["digits"])]
+        argv += refused(name, made) if name in OTHERS else []
         if name in FIGURES and not any(word in " ".join(argv) for word in ("--checkpoint", "--predict")):
             argv += ["--n-test", "0"] if "--n-test" in flags else ["--n-epochs", "x"]  # nothing is to be drawn
         yield Trial("wrong input", name, argv)
@@ -272,6 +308,12 @@ def leaves(node: Any) -> Iterator[tuple[Any, Any]]:
         yield from leaves(node[key])
 
 
+KINDS = (
+    "checkpoint", "forged", "resumed", "drawn", "tested", "taught", "picture", "digits", "norb", "images", "archive",
+    "affnist", "results", "claims",
+)  # fmt: skip
+
+
 def damaged_files(attack: Attack, made: dict[str, Path], n: int) -> Iterator[Trial]:
     """Each trial's damaged file stands in ``inputs``, and must be as it was afterwards."""
     broken, rng = attack.inputs / "broken", attack.rng
@@ -280,7 +322,7 @@ def damaged_files(attack: Attack, made: dict[str, Path], n: int) -> Iterator[Tri
         broken.mkdir()
         name = rng.choice(list(EXPERIMENTS))
         base, picture = tiny(name, made), str(made["picture"])
-        kind = rng.choice(("checkpoint", "forged", "resumed", "picture", "digits", "norb", "affnist", "results"))
+        kind = rng.choice(KINDS)
         path, source = broken / "file", made[name]
         if kind in ("checkpoint", "forged", "resumed"):
             path.write_bytes(forged(source, rng) if kind != "checkpoint" else damaged(source.read_bytes(), rng))
@@ -291,6 +333,19 @@ def damaged_files(attack: Attack, made: dict[str, Path], n: int) -> Iterator[Tri
             elif rng.random() < 0.2:  # nothing that can be read is left of it
                 path.write_bytes(source.read_bytes()[: rng.randrange(1, 5000)])
                 argv = [*base, "--checkpoint", str(path), *rng.choice(([], ["--overwrite"]))]
+        elif kind in ("drawn", "tested", "taught"):  # with the data that the header names
+            path.write_bytes(forged(source, rng))
+            if kind == "drawn":
+                argv = ["--checkpoint", str(path), "--results", str(made["nothing"]), "--quiet"]
+                name = f"visualize_{name}"
+            elif kind == "tested" and name != "smallnorb_novel_viewpoint":
+                argv = [*base, "--eval-only", "--checkpoint", str(path)]
+            else:
+                flags = {"multimnist_capsnet": "--capsnet", "conv_matrix_capsules": "--conv-capsules"}
+                name = rng.choice(list(flags))
+                path.write_bytes(forged(made[name], rng))
+                argv = [word for key, flag in flags.items() for word in (flag, str(path if key == name else made[key]))]
+                name = "visualize_how_capsules_work"
         elif kind == "picture":
             path.write_bytes(damaged(made[rng.choice(("picture", "photo"))].read_bytes(), rng))
             argv = ["--checkpoint", str(source), "--predict", str(path)]
@@ -309,6 +364,22 @@ def damaged_files(attack: Attack, made: dict[str, Path], n: int) -> Iterator[Tri
             path.write_bytes(damaged(path.read_bytes(), rng))
             argv = ["--dataset", "smallnorb", "--data-dir", str(broken / "norb"), "--models", "cnn", "--n-epochs", "1"]
             argv += ["--train-azimuths", "0:170", "--test-azimuths", "180:350", "--quiet"]
+        elif kind == "images":
+            name = "conv_matrix_capsules"
+            shutil.copytree(made["images"], broken / "images")
+            path = rng.choice(sorted((broken / "images").glob("*/*")))
+            path.write_bytes(damaged(path.read_bytes(), rng))
+            argv = [*tiny(name, made), "--dataset", "images", "--data-dir", str(broken / "images")]
+        elif kind == "archive":
+            name, path = "conv_matrix_capsules", broken / "i.npz"
+            path.write_bytes(damaged(made["archive"].read_bytes(), rng))
+            argv = [*tiny(name, made), "--dataset", "images", "--data-dir", str(path)]
+        elif kind == "claims":
+            name = rng.choice(("visualize_claims", "benchmarks.figure"))
+            file = "results/claims.json" if name == "visualize_claims" else "results/benchmarks/scaling.json"
+            whole = (ROOT / file).read_bytes() if (ROOT / file).is_file() else b"{}"
+            path.write_bytes(damaged(whole, rng))
+            argv = ["--claims" if name == "visualize_claims" else "--results", str(path)]
         elif kind == "affnist":
             name = "mnist_affine_capsnet"
             path.write_bytes(damaged(made["affnist"].read_bytes(), rng))
@@ -334,7 +405,8 @@ def is_ours(process: int, folder: Path) -> bool:
 
 
 def kill(attack: Attack, k: int) -> None:
-    """A training, or every sixth time a comparison of seeds, is sent a signal at any moment; then it goes on."""
+    """A training, every sixth time a comparison of seeds, every twelfth the drawing of toys is sent a signal at any
+    moment; then it goes on."""
     rng = random.Random(1000 + k)
     number = (signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGTERM)[k % 4]
     folder = attack.folder / f"kill{k}"
@@ -349,6 +421,9 @@ def kill(attack: Attack, k: int) -> None:
         runs = experiment.argv("--models cnn --n-epochs 30")
         del runs[runs.index("--threads") : runs.index("--threads") + 3]  # and --quiet
         command = [sys.executable, str(ROOT / "compare_seeds.py"), name, *flags, "--", *runs]
+    elif k % 12 == 4:
+        command = [sys.executable, str(ROOT / "make_toy_norb.py"), "--instances", "1", "--lightings", "1", "--quiet"]
+        command += ["--out-dir", str(folder / "toys")]
     with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         time.sleep(rng.uniform(0.4, 5))
         process.send_signal(number)
@@ -361,10 +436,10 @@ def kill(attack: Attack, k: int) -> None:
         time.sleep(0.05)
     if alive := [p for p in map(int, pids()) if is_ours(p, folder)]:
         attack.fault("kill", "orphan", (command, alive))
-    more = [] if k % 6 != 5 and not (folder / "c.npz").exists() else ["--resume"]
+    more = ["--resume"] if k % 6 == 5 or (folder / "c.npz").exists() else []
     at = command.index("--") if "--" in command else len(command)
     again = subprocess.run([*command[:at], *more, *command[at:]], env=env, capture_output=True, text=True, check=False)
-    if again.returncode:
+    if again.returncode and "has a smallnorb-" not in again.stderr:  # or it had finished before the signal
         attack.fault("kill", "traceback", ("after it", command[1], number.name, again.stderr[-300:]))
     left = [p for p in folder.rglob("*") if p.name.endswith(".tmp") or p.parent.name == "tmp"]
     if left:
