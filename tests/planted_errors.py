@@ -489,6 +489,49 @@ ERRORS: list[Planted] = [
         ("and not state.is_finite", "and False", "test_no_number_that_is_not_finite_is_a_result"),
     ),
     # ------------------------------------------------------------------------------------------------------------------
+    # Files, streams, processes
+    # ------------------------------------------------------------------------------------------------------------------
+    *in_file(
+        "support/console.py", "test_files",
+        ("unprinted.append(str(error.strerror))", 'raise UserError("nothing is printed") from error',
+         "test_what_is_written_after_a_print_is_written_to_a_full_disk_of_stdout"),
+    ),
+    *in_file(
+        "support/flags.py", "test_files",
+        ('"multimnist", "viewpoint", "capsnet", "conv_capsules")', ")", "test_no_output_replaces_an_input"),
+    ),
+    *in_file(
+        "support/run.py", "test_files",
+        ("if not fits(header.get(key), kind):", "if False:", "test_a_header_of_another_form_is_refused_in_words"),
+        ("action.type(format_value(value, field.type))", "pass",
+         "test_lists_in_a_header_are_such_as_their_flags_take"),
+        ("file_size > target.nbytes + MAX_NPY_HEADER", "file_size < 0",
+         "test_an_array_that_unpacks_to_more_than_the_network_has_is_not_unpacked"),
+    ),
+    *in_file(
+        "support/files.py", "test_files",
+        ("    remove_abandoned(path.parent)\n", "", "test_what_a_killed_process_was_writing_goes_with_the_next_run"),
+    ),
+    *in_file(
+        "support/figures.py", "test_files",
+        ("if not os.path.exists(path):", "if False:", "test_a_file_that_is_missing_is_found_before_the_data"),
+    ),
+    *in_file(
+        "make_explorer.py", "test_explorer",
+        ("require_checkpoints({viewpoint: args.viewpoint, digits: args.multimnist})", "pass",
+         "test_files::test_a_file_that_is_missing_is_found_before_the_data"),
+        ("if config.classes != digits.DIGITS:", "if False:", "test_a_network_that_the_page_cannot_compute_is_refused"),
+        ('("dataset", "standardize", "assignments", "vote_bias")', '("dataset",)',
+         "test_a_network_that_the_page_cannot_compute_is_refused"),
+    ),
+    *in_file(
+        "compare_seeds.py", "test_compare_seeds",
+        ("[sys.executable, WATCHED, str(job.script)", "[sys.executable, str(job.script)",
+         "test_dask_runs_end_with_their_worker_and_with_the_comparison"),
+        ('task is not None and task.state != "cancelled"', "True",
+         "test_dask_runs_end_with_their_worker_and_with_the_comparison"),
+    ),
+    # ------------------------------------------------------------------------------------------------------------------
     # Optimizers, threads
     # ------------------------------------------------------------------------------------------------------------------
     *in_file(
