@@ -29,7 +29,7 @@ def print_result(text: str) -> None:
     try:
         print(encodable(text, sys.stdout), flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries, and fails, again at its end
+        discard(sys.stdout)
         if not isinstance(error, BrokenPipeError):
             unprinted.append(str(error.strerror))
 
@@ -37,8 +37,16 @@ def print_result(text: str) -> None:
 def print_message(text: str) -> None:
     """Print to stderr, if there is one that can be written to."""
     if sys.stderr is not None:  # print would take stdout instead
-        with contextlib.suppress(OSError):
+        try:
             print(encodable(text, sys.stderr), file=sys.stderr, flush=True)
+        except OSError:
+            discard(sys.stderr)
+
+
+def discard(stream: IO[str]) -> None:
+    """From here on nothing is written to where a stream goes: Python would try again at its end, and end in 120."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def shows_progress(quiet: bool = False) -> bool:
