@@ -1065,7 +1065,7 @@ NO_CHECKPOINTS: dict[str, Callable[[Path], bytes]] = {
 }
 SAYS = {
     "other experiment": r"is a checkpoint of other, not of {name}",
-    "experiment of another kind": r"is a checkpoint of \[3\], not of {name}",
+    "experiment of another kind": r"is not a readable checkpoint of {name}: its header names no experiment",
     "older version": r"is of an older version of {name}\.py: train it again",
     "NaN in a weight": r"is not a readable checkpoint of {name}: conv1.w of cnn holds NaN or an infinite number",
     "other version": r"is of an older version of {name}\.py: train it again",
