@@ -1526,7 +1526,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     count, positive = whole_number(1, 10**7), number(0, 10, above=True)
     add = add_flags(parser, "data", Config)
     add("dataset", (*DIGIT_SETS, *VIEW_SETS, OWN_SET), "Images. auto is MNIST if it is there or can be downloaded, else"
-        " strokes: generated digits; images are your own. toys are drawn once, in a minute or two, into"
+        " strokes: generated digits; images are your own. toys are drawn once, in about a minute, into"
         f" {CACHE_DIR}/toys-….")
     add("data_dir", non_empty, "Folder of the four MNIST files, or of the six of smallNORB; of images with a sub-folder"
         " for each class, or a .npz file of x_train, y_train, x_test, y_test.", "DIR", CACHE_DIR)

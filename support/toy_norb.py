@@ -49,7 +49,9 @@ N_LIGHTINGS = 6
 SIDE = 96  # pixels
 FINE = 2  # rays of a pixel along each axis
 EXTENT = 72.0  # pixels: the largest width or height of the largest toys, over their views
+VARIETY = 0.55  # fraction of each range of a toy's sizes, angles and greys that is used: its middle
 SMALLEST = 0.8  # extent of the smallest toys, as a fraction of EXTENT
+OFF_AXIS = 3.5  # pixels: the largest distance along x and along y between a toy's middle and the turntable's axis
 STEREO = 2.5  # degrees: each camera's angle from the middle of both
 
 # Directions of the lamps (left, right, behind, in front), and how bright they are in each lighting.
@@ -60,8 +62,9 @@ BRIGHTNESS = np.array(
      [0.8, 0.1, 0.7, 0.6]]
 )  # fmt: skip
 GROUND = np.array([226, 203, 212, 230, 180, 190])  # grey level of the ground in each lighting
-SKY = 0.8  # light from everywhere, in units of BRIGHTNESS
+SKY = 1.5  # light from everywhere, in units of BRIGHTNESS
 SHADOW_SIDE, SHADOW_HALF = 64, 1.05  # cells and half width of the map of shadows; a toy is about 1 wide
+SHADOW = 0.6  # fraction of the light kept from the ground that does not come back from around
 SHADOW_BLUR, SKY_BLUR = 0.05, 0.08  # standard deviations
 MAGIC = {"u1": 0x1E3D4C55, "<i4": 0x1E3D4C54}
 
@@ -129,14 +132,24 @@ def wheels(places: Iterable[float], half_track: float, radius: float, width: flo
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def middle_of(rng: np.random.Generator) -> Callable[[float, float], float]:
+    """u(low, high): a uniform draw from the middle of the range, the fraction VARIETY of it."""
+
+    def u(low: float, high: float) -> float:
+        centre, half = (low + high) / 2, VARIETY * (high - low) / 2
+        return rng.uniform(centre - half, centre + half)
+
+    return u
+
+
 def animal(rng: np.random.Generator) -> list[Solid]:
     """Body, four legs, neck, head, snout, two ears or horns, tail, and often a hump, a mane or a trunk. One in four
     rears."""
-    u = rng.uniform
+    u = middle_of(rng)
     length, girth, leg = u(0.55, 1.3), u(0.16, 0.48), u(0.15, 0.85)
     leg_radius, stance = u(0.04, 0.13), u(0.5, 0.9)
     neck, rise, head = u(0.05, 0.9), u(-10, 85), u(0.11, 0.28)
-    stretch, stride, tone = u(1.0, 2.1), u(-0.25, 0.25), u(0.55, 1.0)
+    stretch, stride, tone = u(1.0, 2.1), u(-0.25, 0.25), u(0.85, 1.0)
     back = leg + 0.8 * girth
     parts = [ball((0, 0, back), (length / 2 + 0.1, girth * u(0.7, 1.0), girth), tone, pitch=u(-6, 8))]
     for side, front in itertools.product((-1, 1), (-1, 1)):
@@ -176,8 +189,8 @@ def animal(rng: np.random.Generator) -> list[Solid]:
 
 def human(rng: np.random.Generator) -> list[Solid]:
     """Base, two legs with feet, hips, chest, two jointed arms, head, hat, and something held."""
-    u = rng.uniform
-    leg, torso, wide, tone = u(0.35, 0.95), u(0.45, 0.75), u(0.14, 0.34), u(0.55, 1.0)
+    u = middle_of(rng)
+    leg, torso, wide, tone = u(0.35, 0.95), u(0.45, 0.75), u(0.14, 0.34), u(0.85, 1.0)
     step, limb, deep = u(-0.55, 0.55), u(0.05, 0.12), u(0.1, 0.25)
     base = 0.05
     hip, chest = base + leg, base + leg + torso
@@ -227,8 +240,8 @@ def human(rng: np.random.Generator) -> list[Solid]:
 
 def airplane(rng: np.random.Generator) -> list[Solid]:
     """Fuselage, nose, tail, two wings, two tailplanes, a fin, a canopy, and engines, a propeller or floats."""
-    u = rng.uniform
-    radius, span, chord, tone = u(0.07, 0.2), u(0.35, 1.15), u(0.09, 0.34), u(0.55, 1.0)
+    u = middle_of(rng)
+    radius, span, chord, tone = u(0.07, 0.2), u(0.35, 1.15), u(0.09, 0.34), u(0.85, 1.0)
     sweep, place, dihedral = u(-12, 52), u(-0.25, 0.3), u(-6, 14)
     z = radius + u(0.1, 0.25)
     height = z + rng.choice([-0.6, 0.0, 0.8]) * radius
@@ -278,8 +291,8 @@ def airplane(rng: np.random.Generator) -> list[Solid]:
 
 def truck(rng: np.random.Generator) -> list[Solid]:
     """Frame, cab with windscreen and windows, often a bonnet, six or four wheels, and one of six loads; or a bus."""
-    u = rng.uniform
-    length, half, wheel, tone = u(1.0, 2.1), u(0.24, 0.42), u(0.1, 0.2), u(0.55, 1.0)
+    u = middle_of(rng)
+    length, half, wheel, tone = u(1.0, 2.1), u(0.24, 0.42), u(0.1, 0.2), u(0.85, 1.0)
     deck = wheel * u(1.3, 1.8)
     cab, cab_height = u(0.14, 0.28), u(0.16, 0.38)
     bonnet = u(0.08, 0.22) if rng.random() < 0.45 else 0.0
@@ -325,8 +338,8 @@ def truck(rng: np.random.Generator) -> list[Solid]:
 
 def car(rng: np.random.Generator) -> list[Solid]:
     """Body, bonnet, boot, cabin with windscreen and windows, four wheels, bumpers, and often a spoiler."""
-    u = rng.uniform
-    length, half, wheel, tone = u(0.95, 1.75), u(0.26, 0.42), u(0.1, 0.2), u(0.55, 1.0)
+    u = middle_of(rng)
+    length, half, wheel, tone = u(0.95, 1.75), u(0.26, 0.42), u(0.1, 0.2), u(0.85, 1.0)
     belly, waist = wheel * u(0.6, 1.0), wheel * u(1.9, 3.2)
     front = length / 2
     parts = wheels([front * u(0.55, 0.68), -front * u(0.55, 0.68)], half + 0.01, wheel, u(0.07, 0.12))
@@ -365,7 +378,7 @@ BUILDERS: tuple[Callable[[np.random.Generator], list[Solid]], ...] = (animal, hu
 
 
 class Toy(NamedTuple):
-    """S solids, scaled and centred, on the ground: a unit is EXTENT pixels."""
+    """S solids, scaled, on the ground, the turntable's axis at x = y = 0: a unit is EXTENT pixels."""
 
     axes: Array  # (S, 3, 3) the columns are the half axes
     centres: Array  # (S, 3)
@@ -402,7 +415,8 @@ def make_toy(category: int, instance: int, seed: int = 0) -> Toy:
     at = (centres - [0, 0, looked_at]) @ screens.T
     widest = 2 * (np.abs(at) + reach(toy, screens)).max()
     widest /= rng.uniform(SMALLEST, 1)
-    return toy._replace(axes=toy.axes / widest, centres=centres / widest, height=looked_at / widest)
+    off_axis = [*rng.uniform(-OFF_AXIS / EXTENT, OFF_AXIS / EXTENT, 2), 0]
+    return toy._replace(axes=toy.axes / widest, centres=centres / widest + off_axis, height=looked_at / widest)
 
 
 def moved(toy: Toy, turn: Array, frame: Array, origin: Point) -> Toy:
@@ -573,7 +587,7 @@ def draw_ground(shadows: Array, resampling: Resampling) -> Array:
     lines = (resampling.rows @ shadows).reshape(N_LIGHTINGS, -1)  # (K, 96 * T)
     left, right = lines.take(resampling.left, axis=1), lines.take(resampling.left + 1, axis=1)
     dark = left + resampling.fraction * (right - left)
-    return GROUND[:, None].astype(np.float32) * (1 - dark)
+    return GROUND[:, None].astype(np.float32) * (1 - np.float32(SHADOW) * dark)
 
 
 def draw_view(toy: Toy, azimuth: float, elevation: float, eye: float, ground: Array) -> Array:
@@ -746,7 +760,7 @@ def cached_toys(cache: Path) -> Path:
     folder = cache / f"toys-{hashlib.sha256(code.encode()).hexdigest()[:8]}"
     names = [folder / file_name(subset, part) for subset in INSTANCES for part in PARTS]
     if not all(os.path.isfile(name) for name in names):
-        print_message(f"drawing the toys, once, into {folder}: a minute or two, 0.9 GB")
+        print_message(f"drawing the toys, once, into {folder}: about a minute, 0.9 GB")
         started = time.monotonic()
         write_toy_norb(folder)
         print_message(f"drawn in {time.monotonic() - started:.0f} s")
