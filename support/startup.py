@@ -1,13 +1,16 @@
-"""Imported first by every script: Ctrl-C while it imports the rest ends it with one word and status 130."""
+"""Imported first by every script: Ctrl-C while it imports the rest ends it with one word and status 130.
+
+It imports little itself, for until it has run Ctrl-C gives a traceback.
+"""
+
+from __future__ import annotations
 
 import os
 import signal
 import sys
-from pathlib import Path
-from typing import Any
 
 
-def end(signum: int, frame: Any) -> None:
+def end(signum: int, frame: object) -> None:
     """There is nothing to save yet, and an exception would come out of some import as a traceback or another error."""
     try:
         if sys.stderr is not None:  # what else may have its number now
@@ -24,8 +27,8 @@ def is_over() -> None:
 
 def is_a_script(file: str | None) -> bool:
     """Whether the program is one of this project's, and not a test or somebody's own that imports it."""
-    root = Path(__file__).resolve().parent.parent
-    return file is not None and Path(file).resolve().parent in (root, root / "benchmarks")
+    root = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    return file is not None and os.path.dirname(os.path.realpath(file)) in (root, os.path.join(root, "benchmarks"))
 
 
 if (
