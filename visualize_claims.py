@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from report import CLAIMS, read_result
 
@@ -32,6 +33,7 @@ from support.files import UserError, require_writable
 from support.flags import Parser
 
 COLOURS = {"holds": BLUE, "reversed": VERMILLION, "undecided": GREY, "one seed": GREY, "depends": GREY}
+LINEAR = 0.1  # beyond it the axis is logarithmic
 ROW, GAP, TOP = 0.245, 0.2, 0.78  # inches
 CLAIM_WIDTH = 38  # letters of a line
 
@@ -46,12 +48,14 @@ def draw_verdicts(document: dict[str, Any]) -> Figure:
     total = sum(heights)
     n = plural(document["n_comparisons"], "comparison")
     subtitle = f"differences of accuracies over the same seeds, with intervals that hold for all {n} together"
+    subtitle += f"; logarithmic beyond {LINEAR:g}"
     fig = new_figure(TOP + total + 0.55, "What the papers claim, and what is found here", subtitle)
     ax = add_axes(fig, 5.05, TOP, 2.35, total)
     limit = 0.05 * math.ceil(
         20 * max(abs(c[key] or c["difference"]) for claim in document["claims"] for c in claim["conditions"]
                  for key in ("low", "high"))
     )  # fmt: skip
+    ax.set_xscale("symlog", linthresh=LINEAR, linscale=1.2)
     ax.set_xlim(-limit, limit)
     ax.set_ylim(total, 0)
     ax.axvline(0, color=GREY, linewidth=1.1)
@@ -59,7 +63,9 @@ def draw_verdicts(document: dict[str, Any]) -> Figure:
     ax.spines["left"].set_visible(False)
     ax.grid(False, axis="y")
     ax.set_xlabel("← against the claim      in its favour →")
-    ax.xaxis.set_major_formatter(lambda value, _: with_minus_sign(f"{value:+.1f}") if value else "0")
+    ticks = [x for x in (-0.6, -LINEAR, 0, LINEAR, 0.6) if abs(x) <= limit]
+    ax.set_xticks(ticks, [with_minus_sign(f"{x:+.1f}") if x else "0" for x in ticks])
+    ax.xaxis.set_minor_locator(NullLocator())
     y = 0.0
     for head, claim, height in zip(heads, document["claims"], heights, strict=True):
         for k, line in enumerate(head):
