@@ -241,7 +241,8 @@ def read_affnist(path: Path) -> tuple[Array, Array]:
         raise UserError("--affnist needs scipy: pip install scipy") from None
     require_bounded(path)
     try:
-        struct = loadmat(path, variable_names=["affNISTdata"])["affNISTdata"][0, 0]
+        with path.open("rb") as opened:  # loadmat's own word on a missing file does not say that it is missing
+            struct = loadmat(opened, variable_names=["affNISTdata"])["affNISTdata"][0, 0]
         pixels, labels = np.asarray(struct["image"]), np.asarray(struct["label_int"]).ravel()
     except FileNotFoundError:
         raise UserError(f"there is no affNIST file {path}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import unicodedata
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -185,13 +186,15 @@ def read_npz(path: Path, side: int | tuple[int, int], channels: int) -> tuple[La
         if not path.is_file():  # a pipe would be waited for
             raise ValueError("it is no regular file")
         with path.open("rb") as opened:
+            if not zipfile.is_zipfile(path):  # numpy would speak of pickled data, and of how to load them
+                raise ValueError("it is damaged, or of another kind")
             stored = np.load(opened, allow_pickle=False)
             if zipped := getattr(stored, "zip", None):
                 unpacked = sum(member.file_size for member in zipped.infolist())
                 if unpacked > max(MAX_BYTES, 100 * path.stat().st_size):
                     raise ValueError("it unpacks to more than 100 times its size")
             for key in ("x_train", "y_train", "x_test", "y_test", "classes"):
-                if isinstance(stored, np.lib.npyio.NpzFile) and key in stored:
+                if key in stored:
                     arrays[key] = stored[key]
     except Exception as error:  # zipfile and numpy raise many kinds on a damaged file
         raise UserError(f"{path} is not a folder, nor a .npz file that can be read: {one_line(error)}") from error

@@ -25,6 +25,7 @@ import os
 import signal
 import types
 import typing
+import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import IntEnum
@@ -122,9 +123,9 @@ def open_checkpoint(path: Path, experiment: str) -> Iterator[tuple[Any, dict[str
         if path.exists() and not path.is_file():
             raise ValueError("it is a folder" if path.is_dir() else "it is no regular file")
         with path.open("rb") as opened:
+            if not zipfile.is_zipfile(path):  # numpy would speak of pickled data, and of how to load them
+                raise ValueError("it is no .npz file, or a part of one")
             stored = np.load(opened, allow_pickle=False)
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
             assert stored.zip
             if stored.zip.getinfo("header.npy").file_size > MAX_HEADER:
                 raise ValueError("its header is too long")

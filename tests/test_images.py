@@ -374,9 +374,9 @@ def test_a_damaged_npz_and_other_files_are_one_line(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (b"", b"x", whole[: len(whole) // 2], whole[:-40]):
         path.write_bytes(content)
-        assert "nor a .npz file that can be read" in fault_of(path) or content == b""
+        assert fault_of(path).endswith("nor a .npz file that can be read: it is damaged, or of another kind")
     np.save(tmp_path / "array.npy", np.zeros(3))
-    assert "no x_train" in fault_of(tmp_path / "array.npy")
+    assert "of another kind" in fault_of(tmp_path / "array.npy")
 
 
 def test_files_of_mnists_format_with_names(tmp_path: Path) -> None:

@@ -338,6 +338,7 @@ def test_what_is_no_affnist_file_is_one_line(
     for path in (*(tmp_path / f"{name}.mat" for name in names), tmp_path):
         error = failure(m, [*config, "--affnist", str(path)], capsys)
         assert re.fullmatch(rf"error: .*{re.escape(str(path))}.*\n", error), error
+    assert failure(m, [*config, "--affnist", "nowhere.mat"], capsys) == "error: there is no affNIST file nowhere.mat\n"
     monkeypatch.setitem(sys.modules, "scipy.io", None)
     line = failure(m, [*config, "--affnist", str(good)], capsys)
     assert line == "error: --affnist needs scipy: pip install scipy\n"

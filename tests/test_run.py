@@ -1117,7 +1117,7 @@ def test_a_checkpoint_that_is_not_there_is_missed_before_data_are_looked_for(
     assert "checkpoint" in failure(script, predict_argv(experiment, tmp_path, tmp_path / "x.png"), capsys)
     path.write_text("no checkpoint")
     for argv in runs:
-        assert "is not a readable checkpoint" in failure(script, argv, capsys)
+        assert failure(script, argv, capsys).endswith(": it is no .npz file, or a part of one\n")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
