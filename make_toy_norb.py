@@ -219,7 +219,7 @@ def contact_sheet(seed: int, real: Path | None = None) -> bytes:
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         examples=[
-            ("", "The whole set, 48,600 pairs of pictures, into the folder toys: about a minute."),
+            ("", "The whole set, 48,600 pairs of pictures, into the folder toys: about 1 minute."),
             ("--instances 1 --lightings 1 --out-dir few", "A set of 1,620 pairs: about 10 seconds."),
             ("--figure sheet.png", "A sheet of all fifty toys: about 2 seconds."),
         ],
