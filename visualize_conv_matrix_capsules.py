@@ -69,6 +69,7 @@ from support.figures import (
     add_legend,
     add_model_legend,
     add_reference_line,
+    add_results_alone,
     add_sheet,
     add_text,
     add_view,
@@ -86,6 +87,7 @@ from support.figures import (
     read_runs,
     require_runs,
     require_test_images,
+    results_alone,
     results_files,
     shown_names,
     tiled,
@@ -809,16 +811,13 @@ def make_parser() -> argparse.ArgumentParser:
         description="Draw the figures of the convolutional matrix capsules: from a checkpoint, or train first.",
     )
     experiment.add_config_flags(parser)
-    add_figure_arguments(
+    files = add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
         "Draw the attack curves of these JSON files, one or many seeds a file. Default:"
         f" {DEFAULT_RESULTS} where it has attacks, else the run itself is attacked, which takes minutes.",
-    ).add_argument(
-        "--attacks", type=Path, metavar="FILE", nargs="*",
-        help="Train nothing, and draw attack_seeds.png alone, from these results of compare_seeds.py. Without FILE:"
-        f" {ATTACK_RESULTS}.",
-    )  # fmt: skip
+    )
+    add_results_alone(files, "--attacks", "attack_seeds", ATTACK_RESULTS)
     return parser
 
 
@@ -827,13 +826,12 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     asked, folder = experiment.config_from_args(parser, args), args.outdir / experiment.EXPERIMENT
 
-    if args.attacks is not None and args.given - {"attacks", "outdir", "quiet"}:
-        parser.error("argument --attacks: only --outdir goes with it")
+    alone = results_alone(parser, args, "attacks", ATTACK_RESULTS)
 
     def body() -> None:
-        if args.attacks is not None:
+        if alone is not None:
             require_writable(folder / "attack_seeds.png")
-            found = join_attacks(args.attacks or sorted(ATTACK_RESULTS.parent.glob(ATTACK_RESULTS.name)))
+            found = join_attacks(alone)
             write_figures(folder, {"attack_seeds": lambda: draw_attack_seeds(*found)})
             return
         # All errors are found before the training.

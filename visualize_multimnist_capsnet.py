@@ -74,6 +74,7 @@ from support.figures import (
     add_legend,
     add_model_legend,
     add_reference_line,
+    add_results_alone,
     add_row_label,
     add_seed_points,
     add_sheet,
@@ -91,6 +92,7 @@ from support.figures import (
     read_seeds,
     require_runs,
     require_test_images,
+    results_alone,
     results_files,
     shown_names,
     tiled,
@@ -784,15 +786,12 @@ def make_parser() -> argparse.ArgumentParser:
         description="Draw the figures of the MultiMNIST experiment, from a checkpoint or after training its models.",
     )
     experiment.add_config_flags(parser)
-    add_figure_arguments(
+    files = add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
         f"Draw a point for each seed in these JSON files. Default: {DEFAULT_RESULTS} where it exists.",
-    ).add_argument(
-        "--scaling", type=Path, metavar="FILE", nargs="*",
-        help="Train nothing, and draw scaling.png alone, from these results of compare_seeds.py. Without FILE:"
-        f" {SCALING_RESULTS}.",
-    )  # fmt: skip
+    )
+    add_results_alone(files, "--scaling", "scaling", SCALING_RESULTS)
     return parser
 
 
@@ -801,13 +800,12 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     asked, folder = experiment.config_from_args(args), args.outdir / experiment.EXPERIMENT
 
-    if args.scaling is not None and args.given - {"scaling", "outdir", "quiet"}:
-        parser.error("argument --scaling: only --outdir goes with it")
+    alone = results_alone(parser, args, "scaling", SCALING_RESULTS)
 
     def body() -> None:
-        if args.scaling is not None:
+        if alone is not None:
             require_writable(folder / "scaling.png")
-            found = read_scaling(args.scaling or sorted(SCALING_RESULTS.parent.glob(SCALING_RESULTS.name)))
+            found = read_scaling(alone)
             write_figures(folder, {"scaling": lambda: draw_scaling(found)})
             return
         # All errors are found before the training.
