@@ -249,7 +249,7 @@ def check_file_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         parser.error("argument --overwrite: --resume continues what is there")
     if "predict_png" in args.given and not args.predict:
         parser.error("argument --predict-png: needs --predict IMAGE")
-    for flag in ("routing_study", "pose_study", "affnist"):
+    for flag in ("routing_study", "pose_study", "sign_study", "affnist"):
         if args.predict and getattr(args, flag, None):
             parser.error(f"argument --{flag.replace('_', '-')}: --predict tests nothing")
     if args.predict and args.out_json:

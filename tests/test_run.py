@@ -241,6 +241,7 @@ def test_unknown_arguments(flag: str, experiment: Experiment, capsys: Capture) -
         ("--checkpoint tests/../same --out-json ./same", "--out-json: is the same file"),
         ("--predict a.png --checkpoint c --routing-study", "--routing-study: --predict tests nothing"),
         ("--predict a.png --checkpoint c --pose-study", "--pose-study: --predict tests nothing"),
+        ("--predict a.png --checkpoint c --sign-study", "--sign-study: --predict tests nothing"),
         ("--predict a.png --checkpoint c --affnist a.mat", "--affnist: --predict tests nothing"),
         ("--predict-png a.png", "--predict-png: needs --predict"),
         ("--checkpoint c --predict a.png --predict-png ./c", "--predict-png: would overwrite c"),
@@ -249,7 +250,8 @@ def test_unknown_arguments(flag: str, experiment: Experiment, capsys: Capture) -
 )
 def test_flags_that_do_not_fit_together(argv: str, says: str, experiment: Experiment, capsys: Capture) -> None:
     flags = {flag for action in experiment.script.make_parser()._actions for flag in action.option_strings}
-    if absent := {"--eval-only", "--predict-png", "--routing-study", "--pose-study", "--affnist"} - flags:
+    some_have = {"--eval-only", "--predict-png", "--routing-study", "--pose-study", "--sign-study", "--affnist"}
+    if absent := some_have - flags:
         if absent & set(argv.split()):
             assert "unrecognized arguments: --" in usage_error(experiment.script, argv.split(), capsys)
         if absent & set(re.findall("--[a-z-]+", f"{argv} {says.partition(':')[0]}")):
