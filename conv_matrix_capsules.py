@@ -122,6 +122,7 @@ class Config(Viewpoints):
     n_train: int | None = None
     n_test: int | None = None
     n_val: int | None = None
+    n_val_objects: int | None = None
     shift: int = 0
     sizes: tuple[int, int, int, int] = (32, 4, 4, 8)  # 32, 32, 32, 32; or 64, 8, 16, 16
     em_iters: int = 2  # 3, the best of its table 1 by a small margin
@@ -258,9 +259,10 @@ def make_views(config: Config) -> Sequence[viewpoint.Split]:
     if config.dataset == "toys":  # in the cache; from there on they are smallNORB
         config = dataclasses.replace(config, data_dir=str(cached_toys(Path(CACHE_DIR).expanduser())))
     if config.holds_out:
-        return viewpoint.make_data(config)
+        return viewpoint.make_data(config, config.n_val_objects)
     folder = Path(config.data_dir or ".")
-    return [viewpoint.read_smallnorb(folder, half, standardize=config.standardize) for half in ("training", "testing")]
+    halves = viewpoint.smallnorb_halves(config.n_val_objects)
+    return [viewpoint.read_smallnorb(folder, half.subset, None, config.standardize, half.objects) for half in halves]
 
 
 def make_data(config: Config, classes: Sequence[str] = ()) -> Data:
@@ -1542,6 +1544,8 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add = add_flags(parser, "objects, of --dataset smallnorb and toys", Config)
     add("hold_out", ("viewpoints", "nothing"),
         "With nothing, train on all views of five objects a class, and test on all views of the five others.")
+    add("n_val_objects", whole_number(1, 4), "To choose settings: test on N of the five training objects of each class,"
+        " which are not trained on.", default="test on the five test objects")
     add = add_flags(parser, "capsules", Config)
     add("sizes", list_of(whole_number(1, 1024), 4, "32,8,8,8"), "Channels of conv1, and types of the primary capsules"
         " and of those of the two layers above. The paper has 32,32,32,32 and 64,8,16,16.", "A,B,C,D")
@@ -1585,6 +1589,8 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
             parser.error(f"argument {flag_of(Config, name)}: needs --dataset images")
     if args.n_val is not None and args.dataset not in DIGIT_SETS:
         parser.error("argument --n-val: applies to sets of digits alone")
+    if args.n_val_objects is not None and args.dataset not in NORB_SETS:
+        parser.error("argument --n-val-objects: needs --dataset smallnorb or toys")
     if args.dataset in ("voxels", "strokes") and args.data_dir is not None:
         parser.error(f"argument --data-dir: {args.dataset} has no files")
     if args.dataset == "toys" and args.data_dir is not None:

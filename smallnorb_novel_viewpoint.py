@@ -37,7 +37,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -345,9 +345,11 @@ def in_range(angles: Array, bounds: Range, *, circular: bool) -> Array:
 
 
 def read_smallnorb(
-    data_dir: Path, subset: str, wanted: Callable[[Array, Array], Array] | None = None, standardize: str = "image"
-) -> Split:
-    """One official set ("training" or "testing"); ``wanted(azimuths, elevations)`` picks the pairs that are kept.
+    data_dir: Path, subset: str, wanted: Callable[[Array, Array], Array] | None = None, standardize: str = "image",
+    objects: Sequence[int] | None = None,
+) -> Split:  # fmt: skip
+    """One official set ("training" or "testing"); ``wanted(azimuths, elevations)`` picks the pairs that are kept, of
+    the ``objects`` of each class that are named by their instance numbers (None: all).
 
     Images come as (N, 48, 48, 2), see ``shrink``. At most the kept images and one chunk are in memory: 0.45 GB for all
     24,300 pairs of a set. Raises UserError for a file that is missing, damaged, swapped or of another length.
@@ -367,6 +369,8 @@ def read_smallnorb(
 
     elevations, azimuths = 30.0 + 5.0 * views[:, 1], 10.0 * views[:, 2]
     keep = np.ones(len(labels), bool) if wanted is None else wanted(azimuths, elevations)
+    if objects is not None:
+        keep &= np.isin(views[:, 0], objects)
     images = np.empty((int(keep.sum()), NORB_SIDE, NORB_SIDE, 2), np.float32)
     seen = filled = 0
     for pairs in stream_norb(dat, np.dtype("u1"), (2, 96, 96)):
@@ -381,8 +385,25 @@ def read_smallnorb(
     return Split(images, labels[keep].astype(np.intp), azimuths[keep], elevations[keep])
 
 
-def load_smallnorb(config: Viewpoints) -> Data:
-    """The paper's split: training objects seen from the training range; other objects from both ranges."""
+class Half(NamedTuple):
+    """Objects of an official set, or of a part of it."""
+
+    subset: str  # "training" or "testing"
+    objects: tuple[int, ...]
+
+
+def smallnorb_halves(n_val: int | None) -> tuple[Half, Half]:
+    """Objects to train and to test on: the official halves or, to choose settings, the training half alone, of which
+    ``n_val`` objects of each class are tested on."""
+    train, test = (Half(subset, tuple(map(int, name[2:]))) for subset, name in NORB_SETS.items())
+    if n_val:
+        train, test = train._replace(objects=train.objects[:-n_val]), train._replace(objects=train.objects[-n_val:])
+    return train, test
+
+
+def load_smallnorb(config: Viewpoints, n_val: int | None = None) -> Data:
+    """The paper's split: training objects seen from the training range; other objects from both ranges. ``n_val``: see
+    ``smallnorb_halves``."""
 
     def within(azimuths: Range, elevations: Range) -> Callable[[Array, Array], Array]:
         return lambda azimuth, elevation: (
@@ -392,10 +413,12 @@ def load_smallnorb(config: Viewpoints) -> Data:
     data_dir = Path(config.data_dir or ".")
     familiar_range = within(config.train_azimuths, config.train_elevations)
     held_out_range = within(config.test_azimuths, config.test_elevations)
+    train, test = smallnorb_halves(n_val)
     data = Data(
-        train=read_smallnorb(data_dir, "training", familiar_range, config.standardize),
-        familiar=read_smallnorb(data_dir, "testing", familiar_range, config.standardize),
-        held_out=read_smallnorb(data_dir, "testing", held_out_range, config.standardize),
+        *(
+            read_smallnorb(data_dir, half.subset, wanted, config.standardize, half.objects)
+            for half, wanted in ((train, familiar_range), (test, familiar_range), (test, held_out_range))
+        )
     )
     for name, split in zip(Data._fields, data, strict=True):
         if not len(split.labels):
@@ -403,8 +426,9 @@ def load_smallnorb(config: Viewpoints) -> Data:
     return data
 
 
-def make_data(config: Viewpoints) -> Data:
-    return make_voxel_data(config) if config.dataset == "voxels" else load_smallnorb(config)
+def make_data(config: Viewpoints, n_val: int | None = None) -> Data:
+    """``n_val``: objects of each class of smallNORB to choose settings on."""
+    return make_voxel_data(config) if config.dataset == "voxels" else load_smallnorb(config, n_val)
 
 
 def crop(images: Array, rng: np.random.Generator | None) -> Array:

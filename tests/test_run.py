@@ -143,7 +143,7 @@ MOST = {  # of whole numbers from 1
     "--n-test": 10**7, "--n-train-views": 1000, "--n-test-views": 1000, "--n-elev": 1000, "--n-test-elev": 1000,
     "--n-per-combo": 1000,
     "--n-val": 10**6, "--n-sweep": 10**6, "--n-attack": 10**7, "--attack-steps": 1000, "--check-every": 10**9,
-    "--conv-channels": 1024, "--primary-types": 256, "--em-iters": 20, "--routing-iters": 20,
+    "--n-val-objects": 4, "--conv-channels": 1024, "--primary-types": 256, "--em-iters": 20, "--routing-iters": 20,
 }  # fmt: skip
 FROM_0_TO = {"--seed": 2**32 - 1, "--pool": 10**7, "--shift": 8, "--max-shift": 12}
 OUTSIDE = {  # of numbers
@@ -859,7 +859,7 @@ OTHER_VALUES = {
 MORE = {"smallnorb_novel_viewpoint": {"--loss": "spread"}}
 FREE = {
     "--dataset", "--data-dir", "--hold-out", "--train-elevations", "--attack", "--epsilons", "--attack-steps",
-    "--n-attack", "--image-size", "--colour",
+    "--n-attack", "--image-size", "--colour", "--n-val-objects",
 }  # fmt: skip
 
 

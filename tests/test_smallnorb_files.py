@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import conv_matrix_capsules as conv
 import smallnorb_novel_viewpoint as s
 from helpers import SMALLNORB, needs_smallnorb
 from support import norb_files as norb
@@ -159,6 +160,26 @@ def test_familiar_and_held_out_views_show_other_objects(folder: Path) -> None:
         assert split.images.min() >= 0
         assert split.images.max() <= 1
         np.testing.assert_allclose(s.standardized(split.images), standard.images, atol=1e-3)
+
+
+@pytest.mark.parametrize("hold_out", ["viewpoints", "nothing"])
+def test_settings_are_chosen_on_other_objects(folder: Path, hold_out: str) -> None:
+    """Those of the training half, so that no test object is seen before the report."""
+    path = norb.norb_path(folder, "training", "info")
+    objects = np.concatenate(list(norb.stream_norb(path, np.dtype("<i4"), (4,))))[:, 0]
+    held = sorted(set(s.smallnorb_halves(None)[0].objects))[-2:]
+    images = s.read_smallnorb(folder, "training").images
+    elevations = (30.0, 70.0)
+    config = conv.Config(
+        dataset="smallnorb", data_dir=str(folder), hold_out=hold_out, standardize="image", n_val_objects=2,
+        train_azimuths=(0, 170), test_azimuths=(180, 350), train_elevations=elevations, test_elevations=elevations,
+    )  # fmt: skip
+    train, *tests = (split for split in conv.make_data(config) if isinstance(split, conv.Examples))
+    seen = {x.tobytes() for x in train.images}
+    tested = {x.tobytes() for split in tests for x in split.images}
+    assert seen <= {x.tobytes() for x in images[~np.isin(objects, held)]}
+    assert tested == {x.tobytes() for x in images[np.isin(objects, held)]}
+    assert seen
 
 
 def test_an_empty_range_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

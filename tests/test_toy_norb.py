@@ -329,6 +329,7 @@ def test_without_held_out_views_the_halves_are_the_official_ones(small_cache: Pa
             ["--dataset", "toys", "--hold-out", "nothing", "--test-azimuths", "60:90"],
             "--test-azimuths: not together with --hold-out nothing",
         ),
+        (["--dataset", "voxels", "--n-val-objects", "1"], "--n-val-objects: needs --dataset smallnorb or toys"),
         (["--dataset", "toys", "--n-elev", "2"], "--n-elev: applies to --dataset voxels alone"),
     ],
 )
