@@ -1497,6 +1497,9 @@ def main(argv: list[str] | None = None) -> int:
     check_file_flags(parser, args)
     if args.pose_study and args.dataset != "voxels":
         parser.error("argument --pose-study: needs --dataset voxels")
+    for study in ("routing_study", "sign_study"):
+        if getattr(args, study) and "capsules" not in (args.models or MODEL_NAMES):
+            parser.error(f"argument --{study.replace('_', '-')}: needs the capsules among --models")
     config = config_from_args(parser, args)
 
     def train_and_test(files: Files) -> dict[str, Any]:
