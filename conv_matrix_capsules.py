@@ -213,9 +213,14 @@ class Examples(NamedTuple):
 
     images: Array  # (N, H, W, C) float32
     labels: Array  # (N,)
+    angles: Array | None = None  # (N,) azimuths, or elevations where they are held out, of sets of views
 
     def part(self, start: int, stop: int) -> Examples:
-        return Examples(self.images[start:stop], self.labels[start:stop])
+        return self.at(slice(start, stop))
+
+    def at(self, chosen: Array | slice) -> Examples:
+        angles = None if self.angles is None else self.angles[chosen]
+        return Examples(self.images[chosen], self.labels[chosen], angles)
 
 
 class Data(NamedTuple):
@@ -226,12 +231,12 @@ class Data(NamedTuple):
     classes: tuple[str, ...] = ()  # of own images
 
 
-def subset(images: Array, labels: Array, n: int | None, rng: np.random.Generator | None = None) -> Examples:
+def subset(examples: Examples, n: int | None, rng: np.random.Generator | None = None) -> Examples:
     """``n`` of the images (None: all), drawn by ``rng`` or, without it, evenly spaced."""
-    if n is None or n >= len(labels):
-        return Examples(images, labels)
-    chosen = np.linspace(0, len(labels) - 1, n).astype(np.intp) if rng is None else rng.permutation(len(labels))[:n]
-    return Examples(images[chosen], labels[chosen])
+    n_all = len(examples.labels)
+    if n is None or n >= n_all:
+        return examples
+    return examples.at(np.linspace(0, n_all - 1, n).astype(np.intp) if rng is None else rng.permutation(n_all)[:n])
 
 
 def read_own_images(config: Config, classes: Sequence[str]) -> tuple[tuple[str, ...], list[Examples]]:
@@ -272,7 +277,13 @@ def make_data(config: Config, classes: Sequence[str] = ()) -> Data:
     if config.has_own_images:
         name, (classes, sets) = OWN_SET, read_own_images(config, classes)
     elif config.has_views:
-        name, sets = config.dataset, [Examples(split.images, split.labels) for split in make_views(config)]
+        name, sets = (
+            config.dataset,
+            [
+                Examples(split.images, split.labels, getattr(split, f"{config.held_out}s"))
+                for split in make_views(config)
+            ],
+        )
     else:
         folder = Path(config.data_dir) if config.data_dir else None
         source = multimnist.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
@@ -281,11 +292,11 @@ def make_data(config: Config, classes: Sequence[str] = ()) -> Data:
         pairs = (source.train_images, source.train_labels), (source.test_images, source.test_labels)
         name, sets = source.name, [Examples(x[..., None] * np.float32(1 / 255), y.astype(np.intp)) for x, y in pairs]
     if config.pixel_offset:
-        sets = [Examples(x - np.float32(config.pixel_offset), y) for x, y in sets]
+        sets = [part._replace(images=part.images - np.float32(config.pixel_offset)) for part in sets]
     train, *tests = sets
-    familiar, *held_out = (subset(*test, config.n_test) for test in tests)
+    familiar, *held_out = (subset(test, config.n_test) for test in tests)
     return Data(
-        name, subset(*train, config.n_train, rng), familiar, held_out[0] if held_out else None, tuple(classes)
+        name, subset(train, config.n_train, rng), familiar, held_out[0] if held_out else None, tuple(classes)
     )  # fmt: skip
 
 
@@ -1145,7 +1156,7 @@ def attack_all(config: Config, states: dict[str, TrainState], data: Data, thread
     if not config.attack:
         return {}
     config = dataclasses.replace(config, dtype="float64", em_grad="exact")
-    examples = subset(*data.test, config.n_attack)
+    examples = subset(data.test, config.n_attack)
     found = {}
     with Workers(threads, config.dtype) as workers:
         for name, model in make_models(config).items():
@@ -1383,7 +1394,8 @@ def make_result(
     config: Config, data: Data, states: dict[str, TrainState], attacks: dict[str, Any], threads: int = 1
 ) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, those of the last epoch; "drop" is familiar minus held out.
-    Accuracies under attack are in ``attack``, by epsilon, and also among a model's metrics for compare_seeds.py."""
+    Accuracies at an angle are metrics such as ``azimuth_60_accuracy``. Accuracies under attack are in ``attack``, by
+    epsilon, and also among a model's metrics for compare_seeds.py."""
     models = {}
     for name, state in states.items():
         models[name] = {
@@ -1402,20 +1414,34 @@ def make_result(
         EXPERIMENT, config, data.name, models, states, threads, config.headline, 1 / config.n_classes
     )  # fmt: skip
     if data.held_out is not None:
-        result = viewpoint.add_confusions(result, config, confusion_matrices(config, data.held_out, states, threads))
+        familiar, held_out = (class_answers(config, part, states, threads) for part in (data.test, data.held_out))
+        for name in states:
+            models[name] |= angle_accuracies(config, data.test, familiar[name])
+            models[name] |= angle_accuracies(config, data.held_out, held_out[name])
+        result = viewpoint.add_confusions(result, config, confusion_matrices(config, data.held_out, held_out))
     return result | ({"attack": attacks} if attacks else {})
 
 
-def confusion_matrices(
-    config: Config, examples: Examples, states: dict[str, TrainState], threads: int
-) -> dict[str, Array]:
-    """Of each model: see ``confusion_matrix``."""
-    networks, matrices = make_models(config), {}
+def class_answers(config: Config, examples: Examples, states: dict[str, TrainState], threads: int) -> dict[str, Array]:
+    """The class (N,) that each model gives each of the examples."""
+    networks = make_models(config)
     with Workers(threads, config.dtype) as workers:
-        for name, state in states.items():
-            answers = predict_scores(networks[name], state.params, examples, config, workers).argmax(axis=1)
-            matrices[name] = confusion_matrix(examples.labels, answers, config.n_classes)
-    return matrices
+        return {
+            name: predict_scores(networks[name], state.params, examples, config, workers).argmax(axis=1)
+            for name, state in states.items()
+        }
+
+
+def confusion_matrices(config: Config, examples: Examples, answers: dict[str, Array]) -> dict[str, Array]:
+    """Of each model: see ``confusion_matrix``."""
+    return {name: confusion_matrix(examples.labels, found, config.n_classes) for name, found in answers.items()}
+
+
+def angle_accuracies(config: Config, examples: Examples, answers: Array) -> dict[str, float]:
+    """The accuracy at each angle of the examples, by the name of the metric."""
+    right, angles = answers == examples.labels, examples.angles
+    assert angles is not None
+    return {f"{config.held_out}_{at:g}_accuracy": float(right[angles == at].mean()) for at in np.unique(angles)}
 
 
 def class_counts(config: Config, data: Data) -> dict[str, tuple[int, int]]:
@@ -1428,7 +1454,7 @@ def own_images_result(config: Config, data: Data, states: dict[str, TrainState],
     """What the result of own images has besides."""
     if not config.has_own_images:
         return {}
-    matrices = confusion_matrices(config, data.test, states, threads)
+    matrices = confusion_matrices(config, data.test, class_answers(config, data.test, states, threads))
     return {"classes": class_counts(config, data), "confusion": {k: m.tolist() for k, m in matrices.items()}}
 
 

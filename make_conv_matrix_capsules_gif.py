@@ -87,7 +87,7 @@ class Recorder:
         self.config, self.steps, self.workers = config, steps, workers
         self.model = experiment.make_models(config)["capsules"]
         self.image, self.label = data.test.images[:1], int(data.test.labels[0])
-        self.tested = experiment.subset(*data.test, N_TESTED)
+        self.tested = experiment.subset(data.test, N_TESTED)
         self.snapshots: list[Snapshot] = []
 
     def __call__(self, state: TrainState, epoch_ended: bool) -> None:

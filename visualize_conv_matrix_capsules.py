@@ -205,7 +205,7 @@ N_TIGHTNESS = 200  # test images
 
 def tightness(run: Run) -> Tightness:
     params, config = run.states["capsules"].params, run.config
-    chosen = experiment.subset(*run.data.test, N_TIGHTNESS)
+    chosen = experiment.subset(run.data.test, N_TIGHTNESS)
     distance, fraction, own = [], [], []
     for start in range(0, len(chosen.labels), 25):
         labels = chosen.labels[start : start + 25]
@@ -365,9 +365,9 @@ def sum_and_slant(pictures: Array) -> Array:
 def perturb(run: Run, answers: dict[str, Array], n: int = 3) -> Perturbation:
     """Trains a decoder on the training images, the capsules being frozen."""
     config, params = run.config, run.states["capsules"].params
-    taught = experiment.subset(*run.data.train, DECODER_IMAGES)
+    taught = experiment.subset(run.data.train, DECODER_IMAGES)
     decoder, _ = experiment.train_decoder(params, taught.images, taught.labels, config, DECODER_EPOCHS)
-    tested = experiment.subset(*run.data.test, N_MEASURED)
+    tested = experiment.subset(run.data.test, N_MEASURED)
     poses, _ = experiment.class_capsules(params, tested.images, config)
     labels = tested.labels
     error = float(

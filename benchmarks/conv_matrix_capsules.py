@@ -141,7 +141,7 @@ def torch_step(
 
     network = torch_network(sizes)
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-6, fused=fused)
-    images, classes = _batch(batch_size)
+    images, classes = _batch(batch_size)[:2]
     x, labels = torch.tensor(images.transpose(0, 3, 1, 2).copy()), torch.tensor(classes)
     if channels_last:
         for convolution in (network.conv1, network.primary):

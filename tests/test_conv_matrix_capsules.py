@@ -377,12 +377,13 @@ def test_predictions_come_in_order_from_parts_of_any_number() -> None:
 
 def test_training_images_depend_on_the_seed_and_test_images_do_not() -> None:
     images, labels = np.arange(50), np.arange(50)
-    a, b, c = (m.subset(images, labels, 20, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    a, b, c = (m.subset(m.Examples(images, labels), 20, np.random.default_rng(seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(a.images, b.images)
     assert set(a.images) != set(c.images)
     np.testing.assert_array_equal(a.images, a.labels)
-    np.testing.assert_array_equal(m.subset(images, labels, 3).images, [0, 24, 49])
-    assert len(m.subset(images, labels, None).labels) == len(m.subset(images, labels, 99).labels) == 50
+    np.testing.assert_array_equal(m.subset(m.Examples(images, labels), 3).images, [0, 24, 49])
+    for n in (None, 99):
+        assert len(m.subset(m.Examples(images, labels), n).labels) == 50
 
 
 def test_pixels_are_between_0_and_1() -> None:
@@ -457,7 +458,7 @@ def test_fewer_views_are_drawn_for_the_training_and_spaced_evenly_for_the_test()
         np.testing.assert_array_equal(a.images, b.images[np.linspace(0, 179, 30).astype(int)])
         assert set(a.labels.tolist()) == set(range(5))
     assert len(few.train.labels) == 40
-    known = {image.tobytes(): label for image, label in zip(*everything.train, strict=True)}
+    known = {image.tobytes(): label for image, label in zip(*everything.train[:2], strict=True)}
     assert [known[image.tobytes()] for image in few.train.images] == few.train.labels.tolist()
     assert len({image.tobytes() for image in few.train.images}) == 40
 
@@ -475,6 +476,27 @@ def test_views_are_tested_by_themselves() -> None:
         changed = data._replace(test=named[0], held_out=named[1]._replace(labels=(named[1].labels + 1) % 5))
         tested = m.evaluate(model, params, changed, config, workers)
     assert tested == {"familiar_accuracy": 1.0, "held_out_accuracy": 0.0}
+
+
+@pytest.mark.parametrize("flags", [[], ["--train-elevations", "10:30", "--test-elevations", "40:60"]])
+def test_accuracies_at_an_angle_are_those_of_its_views(flags: list[str]) -> None:
+    """The result has one for each angle of the tested views; in the mean of a set they are the set's accuracy."""
+    config = from_flags("--dataset", "voxels", "--n-epochs", "1", "--n-per-combo", "1", *flags)
+    data, angle = m.make_data(config), config.held_out
+    result = m.run(config, names=["cnn"])["models"]["cnn"]
+    assert data.test.angles is not None
+    for part, metric in ((data.test, "familiar_accuracy"), (data.held_out, "held_out_accuracy")):
+        assert part is not None
+        assert part.angles is not None
+        angles, counts = np.unique(part.angles, return_counts=True)
+        accuracies = [result[f"{angle}_{value:g}_accuracy"] for value in angles]
+        assert np.average(accuracies, weights=counts) == pytest.approx(result[metric])
+    few = m.subset(data.test, 4)
+    assert few.angles is not None
+    known = {x.tobytes(): at for x, at in zip(data.test.images, data.test.angles, strict=True)}
+    assert [known[x.tobytes()] for x in few.images] == few.angles.tolist()
+    first = m.angle_accuracies(config, few, np.where(few.angles == few.angles[0], few.labels, -1))
+    assert {name: value for name, value in first.items() if value} == {f"{angle}_{few.angles[0]:g}_accuracy": 1.0}
 
 
 @pytest.mark.parametrize("dataset", ["voxels", "mnist"])

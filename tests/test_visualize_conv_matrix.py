@@ -321,7 +321,7 @@ def test_worst_cases_of_different_attacks_are_not_averaged() -> None:
 
 
 def test_a_picture_that_is_misread_stays_misread_at_every_larger_epsilon() -> None:
-    model, (images, labels), config = attacked_by_hand()
+    model, (images, labels, _), config = attacked_by_hand()
     found = figures.worst_cases(model, {}, images, labels, config)
     wrong = [model.forward({}, x, Workspace())[0].argmax(axis=1) != labels for x in found]
     # as many as by the accuracies of the script
