@@ -188,6 +188,23 @@ def grid_table(document: Json, view: View) -> str:
     return markdown([*axes, "seeds", *view.heads(), *view.heads(f"{document['reference']} − ", baselines)], rows)
 
 
+def rows_table(documents: list[Json], names: list[str], view: View) -> str:
+    """A row for each model and setting of several files."""
+    rows = []
+    for document, name in zip(documents, names, strict=True):
+        for setting, entry in document["settings"].items():
+            models = {m: entry["models"][m] for m in view.models or entry["models"] if m in entry["models"]}
+            for m, found in models.items():
+                label = f"{name}: {m}" if len(models) > 1 else name
+                means = [show_mean(found.get(k), view.digits) for k in view.metrics]
+                values = "" if setting == "default" else setting
+                rows.append([label, f"{found['n_params']:,}", values, str(len(entry["runs"])), *means])
+    columns = ["network", "parameters", "setting", "seeds", *view.metrics]
+    if not any(row[2] for row in rows):
+        columns, rows = [*columns[:2], *columns[3:]], [[*row[:2], *row[3:]] for row in rows]
+    return markdown(columns, rows)
+
+
 def plain_table(table: Json, columns: list[str], digits: int) -> str:
     where = [table["columns"].index(name) for name in columns]
     return markdown(columns, [[show(row[k], digits) for k in where] for row in table["rows"]])
@@ -212,6 +229,12 @@ def claims_table(document: Json, page: str | None) -> str:
 TABLES = {"seeds": seeds_table, "summary": summary_table, "paired": paired_table}
 
 
+def digits_of(options: dict[str, str]) -> int:
+    if not re.fullmatch(r"\d", digits := options.get("digits", "3")):
+        raise UserError("digits= is a number from 0 to 9")
+    return int(digits)
+
+
 def make_table(document: Json, kind: str, options: dict[str, str], name: str | None = None) -> str:
     """A Markdown table of one kind; see HELP_MARKERS. Raises UserError where kind, options and file do not fit."""
     known = {"grid": {"metrics", "models", "digits"}, "table": {"columns", "digits"}, "claims": {"page"}}
@@ -219,8 +242,7 @@ def make_table(document: Json, kind: str, options: dict[str, str], name: str | N
         raise UserError(f"{kind!r} is not a kind of table, which are {', '.join((*TABLES, *known))}")
     if extra := set(options) - known.get(kind, {"metrics", "models", "digits", "setting"}):
         raise UserError(f"a table of kind {kind} takes no {', '.join(sorted(extra))}=")
-    if not re.fullmatch(r"\d", digits := options.get("digits", "3")):
-        raise UserError("digits= is a number from 0 to 9")
+    digits = digits_of(options)
 
     def chosen(option: str, default: list[str], there: Iterable[str]) -> list[str]:
         names = options[option].split(",") if option in options else default
@@ -234,12 +256,12 @@ def make_table(document: Json, kind: str, options: dict[str, str], name: str | N
         table = document.get("tables", {}).get(name)
         if table is None:
             raise UserError(f"the file has no table {name!r}")
-        return plain_table(table, chosen("columns", table["columns"], table["columns"]), int(digits))
+        return plain_table(table, chosen("columns", table["columns"], table["columns"]), digits)
     first = next(iter(document.get("settings") or [None])) if kind == "grid" else options.get("setting")
     entry = pick_setting(document, first)
     models = chosen("models", list(entry["models"]), entry["models"])
     metrics = chosen("metrics", [document["headline"]], {k for m in models for k in entry["models"][m]})
-    view = View(models, metrics, int(digits))
+    view = View(models, metrics, digits)
     return grid_table(document, view) if kind == "grid" else TABLES[kind](entry, view, document["reference"])
 
 
@@ -252,12 +274,14 @@ HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands be
   <!-- table: results/EXPERIMENT/FILE.json summary metrics=familiar_accuracy,held_out_accuracy -->    a row per model
   <!-- table: results/EXPERIMENT/FILE.json paired setting="em-iters=1 loss=spread" -->     capsules minus each baseline
   <!-- table: results/EXPERIMENT/FILE.json grid models=capsules,cnn digits=2 -->     a row per setting of a sweep
+  <!-- table: results/E/A.json,results/E/B.json rows names=capsules,CNN -->     a row per setting of several files
   <!-- table: results/claims.json claims -->             a row per condition of each claim
   <!-- table: results/benchmarks/FILE.json table NAME columns=step,ms -->     a table of a benchmark file
   <!-- value: results/EXPERIMENT/FILE.json capsules.held_out_accuracy.mean .3f -->0.812<!-- end -->     one number
-Options: metrics= models= digits= setting= columns= page=. A path ends in mean, sd, low, high, n or n_params; it may
-begin with paired.BASELINE (also: p, higher, verdict, error_reduction), config, or a benchmark's TABLE.ROW.COLUMN; use /
-for . where a name has a dot (a / between blanks is part of a name). After it comes a Python format: .3f  +.3f  .0%  ,d.
+Options: metrics= models= digits= setting= columns= page= names=. A path ends in mean, sd, low, high, n or n_params; it
+may begin with paired.BASELINE (also: p, higher, verdict, error_reduction), config, or a benchmark's TABLE.ROW.COLUMN;
+use / for . where a name has a dot (a / between blanks is part of a name). After it comes a Python format: .3f  +.3f
+.0%  ,d.
 A marker inside `backquotes` is left alone."""
 
 MARKER = re.compile(r"(?<!`)<!--\s*(?:(table|value):\s*(.*?)|end)\s*-->(?!`)", re.DOTALL)
@@ -281,20 +305,41 @@ def lookup(document: Json, path: str, setting: str | None) -> Any:
     raise UserError(f"the file has no value {path!r}")
 
 
+def fill_rows(files: list[str], options: dict[str, str]) -> str:
+    """The table of kind rows. Raises UserError where files and options do not fit."""
+    documents = [read_json(Path(file)) for file in files]
+    entries = [pick_setting(document, next(iter(document.get("settings") or [None]))) for document in documents]
+    if extra := set(options) - {"names", "metrics", "models", "digits"}:
+        raise UserError(f"a table of kind rows takes no {', '.join(sorted(extra))}=")
+    names = options["names"].split(",") if "names" in options else [Path(file).stem for file in files]
+    if len(names) != len(files):
+        raise UserError(f"names= has {len(names)} names for {len(files)} files")
+    metrics = (options.get("metrics") or str(documents[0]["headline"])).split(",")
+    models = options["models"].split(",") if "models" in options else []
+    there: set[str] = set()
+    for entry in entries:
+        there = there.union(*(entry["models"].get(m, {}) for m in models or entry["models"]))
+    if missing := [k for k in metrics if k not in there]:
+        raise UserError(f"the files have no metric {', '.join(missing)}")
+    return rows_table(documents, names, View(models, metrics, digits_of(options)))
+
+
 def fill_marker(kind: str, text: str) -> str:
     """What belongs between a marker and its end. Raises UserError where the marker or its file is at fault."""
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise UserError(f"{error}") from None
-    option = re.compile(r"(metrics|models|digits|setting|columns|page)=(.*)", re.DOTALL)
+    option = re.compile(r"(metrics|models|digits|setting|columns|page|names)=(.*)", re.DOTALL)
     options = {found[1]: found[2] for word in words if (found := option.fullmatch(word))}
     plain_words = [word for word in words if not option.fullmatch(word)]
     if not 2 <= len(plain_words) <= 3:
         raise UserError("a marker names a file, then a kind of table or a path")
     file, what, *rest = plain_words
-    document = read_json(Path(file))
     try:
+        if (kind, what, rest) == ("table", "rows", []):
+            return f"\n\n{fill_rows(file.split(','), options)}\n\n"
+        document = read_json(Path(file))
         if kind == "table":
             if rest and what != "table":
                 raise UserError(f"{rest[0]!r} is not an option: write NAME=VALUE")

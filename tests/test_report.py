@@ -45,6 +45,8 @@ old
 <!-- end -->
 <!-- table: results/benchmarks/b.json table steps "columns=code,time / numpy's" digits=1 -->
 <!-- end -->
+<!-- table: results/fake/r.json,results/fake/g.json rows "names=one setting,four" models=cnn -->
+<!-- end -->
 Verdict <!-- value: results/fake/r.json paired.cnn.top_accuracy.verdict --><!-- end -->.
 The end: results/fake/one.json.
 """
@@ -134,10 +136,10 @@ def test_rewrite_then_check(page: Path, capsys: pytest.CaptureFixture[str]) -> N
     lines = faults(capsys)
     assert "README.md:12: table results/fake/r.json summary models=cnn differs from its file" in lines
     assert "docs/more.md:1: value results/fake/r.json cnn.n_params differs from its file" in lines
-    assert len(lines) == 13
+    assert len(lines) == 14
     assert page.read_text() == README
     assert run() == 0
-    assert capsys.readouterr().out == "README.md: 12 rewritten\ndocs/more.md: 1 rewritten\n"
+    assert capsys.readouterr().out == "README.md: 13 rewritten\ndocs/more.md: 1 rewritten\n"
     assert ">99<" in Path("docs/more.md").read_text()
     text = page.read_text()
     mean = load("results/fake/r.json")["settings"]["default"]["models"]["capsules"]["top_accuracy"]["mean"]
@@ -156,6 +158,11 @@ def test_rewrite_then_check(page: Path, capsys: pytest.CaptureFixture[str]) -> N
         "| code       | time / numpy's |\n| ---------- | -------------: |\n"
         "| numpy      |            1.0 |\n| torch 2.13 |            2.6 |\n\n<!--" in text
     )
+    assert re.search(r"\| network +\| parameters \| +setting \| seeds \| +top_accuracy \|\n", text)
+    assert re.search(
+        r"\| one setting +\| +99 \| +\| +3 \| 0\.\d+ ± 0\.\d+ \|\n\| four +\| +99 \| kind=a gap=x \| +2 \|", text
+    )
+    assert len(re.findall(r"^\| four ", text, re.MULTILINE)) == 4
     assert "old" not in text
     assert run("--check") == 0
     assert run() == 0
@@ -198,6 +205,13 @@ def test_accuracies_in_sentences_are_those_of_the_tables() -> None:
         ("<!-- table: results/benchmarks/b.json grid --><!-- end -->", "not a comparison of seeds"),
         ("<!-- table: results/benchmarks/b.json table x --><!-- end -->", "no table 'x'"),
         ("<!-- table: results/benchmarks/b.json table steps columns=x --><!-- end -->", "no column x"),
+        ("<!-- table: results/fake/r.json rows names=a,b --><!-- end -->", "names= has 2 names for 1 files"),
+        ("<!-- table: results/fake/r.json rows metrics=f1 --><!-- end -->", "no metric f1"),
+        ("<!-- table: results/fake/r.json rows models=gpt --><!-- end -->", "no metric top_accuracy"),
+        ("<!-- table: results/fake/r.json,none.json rows --><!-- end -->", "cannot read none.json"),
+        ("<!-- table: results/benchmarks/b.json rows --><!-- end -->", "not a comparison of seeds"),
+        ("<!-- table: results/fake/r.json rows setting=a --><!-- end -->", "takes no setting="),
+        ("<!-- table: results/fake/r.json rows digits=x --><!-- end -->", "digits= is a number"),
         ("<!-- value: results/fake/r.json cnn.nothing.mean --><!-- end -->", "no value 'cnn.nothing.mean'"),
         ("<!-- value: results/fake/r.json cnn --><!-- end -->", "no value 'cnn'"),
         ("<!-- value: results/fake/r.json experiment .3f --><!-- end -->", "does not fit"),
