@@ -15,9 +15,11 @@ alone.
     training_curves.png     loss and errors, epoch by epoch
     confusion_matrix.png    how many images of each class get which answer
 
-``--attacks`` trains nothing and draws one figure, from files that compare_seeds.py has written, attacks_*.json:
+``--attacks`` and ``--viewpoints`` train nothing, and draw one figure each, from files that compare_seeds.py has
+written, attacks_*.json and toys_*.json:
 
     attack_seeds.png        as attack_curves.png, of both models with settings of their own
+    novel_viewpoints.png    accuracy at every angle, and accuracy on held-out views against that on familiar ones
 
 Which images are shown never depends on the figure they give: among those that fit its heading the first of
 the test set are taken, each of another class.
@@ -771,6 +773,93 @@ def draw_confusion_matrix(run: Run, answers: dict[str, Array]) -> Figure:
     return fig
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Figures: novel viewpoints
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Views(NamedTuple):
+    """Runs of one model, over seeds, in which one angle is held out."""
+
+    model: str
+    dataset: str
+    angle: str  # "azimuth" or "elevation"
+    trained: tuple[float, float]  # the range of the training
+    accuracy: dict[float, Array]  # by angle: (seeds,)
+    curves: list[tuple[list[float], list[float]]]  # of each seed: familiar and held-out accuracy after every epoch
+
+
+def read_views(paths: Sequence[Path]) -> list[Views]:
+    """The runs of each model in files by compare_seeds.py --keep-history. Raises UserError for any other file."""
+    found = []
+    for path in paths:
+        document = read_json(path)
+        try:
+            for setting in document["settings"].values():
+                config = setting["config"]
+                angle = "azimuth" if config["train_elevations"] == config["test_elevations"] else "elevation"
+                low, high = config[f"train_{angle}s"]
+                for model in setting["runs"][0]["models"]:
+                    metrics = [run["models"][model] for run in setting["runs"]]
+                    histories = [run["history"][model] for run in setting["runs"]]
+                    names = {float(match[1]): key for key in metrics[0]
+                             if (match := re.fullmatch(rf"{angle}_(-?[0-9.]+)_accuracy", key))}  # fmt: skip
+                    accuracy = {at: np.array([run[key] for run in metrics]) for at, key in sorted(names.items())}
+                    curves = [(h["familiar_accuracy"], h["held_out_accuracy"]) for h in histories]
+                    found.append(Views(model, document["dataset"], angle, (low, high), accuracy, curves))
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise UserError(f"{path} holds no novel viewpoints by compare_seeds.py --keep-history") from error
+    if not found:
+        raise UserError(f"no results to draw: there is no {VIEW_RESULTS} by compare_seeds.py")
+    return found
+
+
+def draw_novel_viewpoints(runs: Sequence[Views]) -> Figure:
+    """A row for each held-out angle: accuracy at every angle after the training, and the course of the training."""
+    angles = sorted({run.angle for run in runs})
+    datasets, n_seeds = {run.dataset for run in runs}, max(len(run.curves) for run in runs)
+    title = "Accuracy on viewpoints that were never trained on"
+    if len(datasets) == 1:
+        title += f" — {DATASET_NAMES[datasets.pop()]}"
+    text = f"mean of {plural(n_seeds, 'seed')}, each seed a thin line"
+    if not any(run.dataset == "voxels" for run in runs):
+        text += "; trained on five objects of each class, tested on five others"
+    fig = new_figure(0.95 + 3.05 * len(angles), title, text)
+    handles = [Line2D([], [], **model_line(MODELS[name])) for name in MODELS if name in {run.model for run in runs}]
+    add_legend(fig, 0.5, 0.62, handles, ncols=2, columnspacing=1.6)
+    for row, angle in enumerate(angles):
+        top = 1.28 + 3.05 * row
+        at, course = add_axes(fig, 0.62, top, 4.4, 2.1), add_axes(fig, 5.75, top, 2.75, 2.1)
+        for ax in (at, course):
+            accuracy_axis(ax, None, 1 / len(viewpoint.SMALLNORB_CLASSES), side="right")
+            ax.set_ylim(0.1, 1.02)
+        at.set_title(f"at each {angle}; trained range in green", loc="left")
+        at.set_ylabel("accuracy")
+        at.set_xlabel(f"{angle} (degrees)")
+        course.set_title("after each epoch", loc="left")
+        course.set_xlabel("accuracy on the trained range")
+        course.set_ylabel("on held-out views")
+        course.set_xlim(0.2, 1.02)
+        course.plot([0.2, 1], [0.2, 1], color=GREY, linewidth=0.8, linestyle=":")
+        for run in (run for run in runs if run.angle == angle):
+            style, values = model_line(MODELS[run.model]), np.array(list(run.accuracy.values()))  # (angles, seeds)
+            low, high = run.trained
+            middle = (low + high) / 2
+            x = np.array(list(run.accuracy))
+            if angle == "azimuth":  # so that the trained range is in the middle
+                x = (x - middle + 180) % 360 - 180 + middle
+                x -= 360 * np.floor((middle + 180) / 360)
+                low, high = (bound - 360 * np.floor((middle + 180) / 360) for bound in (low, high))
+            order = np.argsort(x)
+            at.axvspan(low, high, color=GREEN, alpha=0.06, linewidth=0)
+            at.plot(x[order], values[order], color=lightened(style["color"], 0.5), linewidth=0.8, zorder=2)
+            at.plot(x[order], values[order].mean(axis=1), **style, zorder=3)
+            course.plot(*np.mean(run.curves, axis=0), **style, zorder=3)
+            for curve in run.curves:
+                course.plot(*curve, color=lightened(style["color"], 0.5), linewidth=0.8, zorder=2)
+    return fig
+
+
 def drawers(run: Run, attacks: Attacks | None, workers: Workers) -> dict[str, Callable[[], Figure]]:
     """Name of each figure of a run, and what draws it (within ``figure_style``). Without ``attacks`` they are made."""
     answers = answers_of(run, workers)
@@ -798,6 +887,7 @@ TEST_FIELDS = ("data_dir", "n_test", "attack", "epsilons", "attack_steps", "n_at
 
 DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "mnist.json"
 ATTACK_RESULTS = Path("results") / experiment.EXPERIMENT / "attacks_*.json"
+VIEW_RESULTS = Path("results") / experiment.EXPERIMENT / "toys_[ae]*.json"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -807,6 +897,7 @@ def make_parser() -> argparse.ArgumentParser:
             ("--checkpoint run.npz", "All figures of the networks in run.npz: about 5 minutes."),
             ("--n-train 6000 --n-epochs 2", "All figures, after a short training: about 7 minutes."),
             ("--attacks", "Attack curves alone, from committed results of five seeds: about 5 seconds."),
+            ("--viewpoints", "Novel viewpoints of the toys alone, from committed results: about 5 seconds."),
         ],
         description="Draw the figures of the convolutional matrix capsules: from a checkpoint, or train first.",
     )
@@ -818,6 +909,7 @@ def make_parser() -> argparse.ArgumentParser:
         f" {DEFAULT_RESULTS} where it has attacks, else the run itself is attacked, which takes minutes.",
     )
     add_results_alone(files, "--attacks", "attack_seeds", ATTACK_RESULTS)
+    add_results_alone(files, "--viewpoints", "novel_viewpoints", VIEW_RESULTS)
     return parser
 
 
@@ -826,13 +918,19 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     asked, folder = experiment.config_from_args(parser, args), args.outdir / experiment.EXPERIMENT
 
-    alone = results_alone(parser, args, "attacks", ATTACK_RESULTS)
+    attacks_alone = results_alone(parser, args, "attacks", ATTACK_RESULTS)
+    views_alone = results_alone(parser, args, "viewpoints", VIEW_RESULTS)
 
     def body() -> None:
-        if alone is not None:
+        if attacks_alone is not None:
             require_writable(folder / "attack_seeds.png")
-            found = join_attacks(alone)
+            found = join_attacks(attacks_alone)
             write_figures(folder, {"attack_seeds": lambda: draw_attack_seeds(*found)})
+            return
+        if views_alone is not None:
+            require_writable(folder / "novel_viewpoints.png")
+            runs = read_views(views_alone)
+            write_figures(folder, {"novel_viewpoints": lambda: draw_novel_viewpoints(runs)})
             return
         # All errors are found before the training.
         require_writable(folder / "vote_distances.png")

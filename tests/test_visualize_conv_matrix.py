@@ -306,6 +306,53 @@ def test_attacks_that_cannot_be_joined(capsys: pytest.CaptureFixture[str]) -> No
     check_failures([(figures, ["--attacks", "other.json"], "is no result of this experiment")], capsys)
 
 
+def viewed(name: str, model: str, angle: str, dataset: str = "toys", **changes: Any) -> None:
+    """A file as compare_seeds.py --keep-history writes it, of two seeds of one model."""
+    ranges = {"train_elevations": [30, 40]} if angle == "elevation" else {}
+    accuracies = {f"{angle}_{at}_accuracy": at / 512 for at in (30, 60, 340)}
+    history = {"familiar_accuracy": [0.5, 0.75], "held_out_accuracy": [0.25, 0.5]} | changes
+    runs = [{"seed": s, "models": {model: accuracies}, "history": {model: history}} for s in (0, 1)]
+    config = dataclasses.asdict(experiment.Config(train_azimuths=(300, 400), test_azimuths=(60, 280))) | ranges
+    path = Path("results", experiment.EXPERIMENT, f"toys_{name}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"dataset": dataset, "settings": {"": {"config": config, "runs": runs}}}))
+
+
+def test_novel_viewpoints_are_drawn_from_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    for angle in ("azimuth", "elevation"):
+        for model in experiment.MODEL_NAMES:
+            viewed(f"{angle}s_{model}", model, angle)
+    viewed("tuning_cnn", "cnn", "azimuth")
+    refuse(monkeypatch, experiment, "train")
+    assert figures.main(["--viewpoints"]) == 0
+    check_pictures(FOLDER, ["novel_viewpoints"], highest=1420, scale=0.5)
+    paths = sorted(Path("results", experiment.EXPERIMENT).glob("toys_[ae]*.json"))
+    runs = figures.read_views(paths)
+    assert [(run.angle, run.model) for run in runs] == [
+        ("azimuth", "capsules"), ("azimuth", "cnn"), ("elevation", "capsules"), ("elevation", "cnn")
+    ]  # fmt: skip
+    assert runs[0].curves == [([0.5, 0.75], [0.25, 0.5])] * 2
+    assert {at: values.tolist() for at, values in runs[0].accuracy.items()} == {
+        float(at): [at / 512] * 2 for at in (30, 60, 340)
+    }  # fmt: skip
+    check_figure("novel_viewpoints", lambda: figures.draw_novel_viewpoints(runs), "generated toys", "five others")
+    fig = drawn_texts(lambda: figures.draw_novel_viewpoints(runs))[0]
+    line = max(fig.axes[0].lines, key=lambda line: line.get_linewidth())
+    points = np.array(line.get_xydata())
+    assert points[:, 0].tolist() == [-20, 30, 60]  # the trained range, -60 to 40, is in the middle
+    np.testing.assert_allclose(points[:, 1], np.array([340, 30, 60]) / 512)
+
+
+def test_results_without_novel_viewpoints(capsys: pytest.CaptureFixture[str]) -> None:
+    check_failures([(figures, ["--viewpoints"], "there is no results/conv_matrix_capsules/toys_[ae]*.json")], capsys)
+    viewed("a", "cnn", "azimuth")
+    path = Path("results", experiment.EXPERIMENT, "toys_a.json")
+    path.write_text(path.read_text().replace('"history"', '"other"'))
+    check_failures([(figures, ["--viewpoints"], "holds no novel viewpoints")], capsys)
+    Path("other.json").write_text('{"settings": 3}')
+    check_failures([(figures, ["--viewpoints", "other.json"], "holds no novel viewpoints")], capsys)
+
+
 def test_worst_cases_of_different_attacks_are_not_averaged() -> None:
     both = {"fgsm": {"0": 1.0, "0.1": 0.5}, "iterated": {"0": 1.0, "0.1": 0.25}, "worst_case": {"0": 1.0, "0.1": 0.25}}
     fgsm = {"fgsm": {"0": 1.0, "0.1": 0.5}, "worst_case": {"0": 1.0, "0.1": 0.5}}
@@ -392,6 +439,7 @@ USAGE_ERRORS: list[tuple[Any, list[str]]] = [
     (figures, ["--dataset=smallnorb"]),
     (figures, ["--results"]),
     (figures, ["--attacks", "--seed=1"]),
+    (figures, ["--attacks", "--viewpoints"]),
     (animation, ["--snapshots=1"]),
     (animation, ["--snapshots=many"]),
     (animation, ["--snapshots=600", "--em-iters=2"]),
