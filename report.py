@@ -29,6 +29,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -226,6 +227,26 @@ def claims_table(document: Json, page: str | None) -> str:
     return markdown(columns, rows)
 
 
+def verdicts_table(document: Json) -> str:
+    """A row for each claim: the ranges over its conditions, and how many of them give which word."""
+
+    def span(values: list[float], sign: str = "") -> str:
+        texts = [f"{value:{sign}.3f}" for value in (min(values), max(values))]
+        return texts[0] if texts[0] == texts[1] else " to ".join(texts)
+
+    rows = []
+    for claim in document["claims"]:
+        found = claim["conditions"]
+        words = Counter(c["verdict"] for c in found)
+        counts = ", ".join(f"{words[word]} {word}" for word in sorted(words))
+        verdict = f"**{claim['verdict']}**" + (f": {counts}" if len(words) > 1 else "")
+        rows.append([
+            f"[{claim['claim']}]({claim['page']})", claim["paper"], span([c["first"] for c in found]),
+            span([c["second"] for c in found]), span([c["difference"] for c in found], "+"), verdict,
+        ])  # fmt: skip
+    return markdown(["claim", "the paper's", "accuracy", "against", "difference", "verdict"], rows)
+
+
 TABLES = {"seeds": seeds_table, "summary": summary_table, "paired": paired_table}
 
 
@@ -237,7 +258,9 @@ def digits_of(options: dict[str, str]) -> int:
 
 def make_table(document: Json, kind: str, options: dict[str, str], name: str | None = None) -> str:
     """A Markdown table of one kind; see HELP_MARKERS. Raises UserError where kind, options and file do not fit."""
-    known = {"grid": {"metrics", "models", "digits"}, "table": {"columns", "digits"}, "claims": {"page"}}
+    known: dict[str, set[str]] = {
+        "grid": {"metrics", "models", "digits"}, "table": {"columns", "digits"}, "claims": {"page"}, "verdicts": set()
+    }  # fmt: skip
     if kind not in (*TABLES, *known):
         raise UserError(f"{kind!r} is not a kind of table, which are {', '.join((*TABLES, *known))}")
     if extra := set(options) - known.get(kind, {"metrics", "models", "digits", "setting"}):
@@ -250,6 +273,8 @@ def make_table(document: Json, kind: str, options: dict[str, str], name: str | N
             raise UserError(f"the file has no {option.removesuffix('s')} {', '.join(missing)}")
         return names
 
+    if kind == "verdicts":
+        return verdicts_table(document)
     if kind == "claims":
         return claims_table(document, options.get("page"))
     if kind == "table":
@@ -276,6 +301,7 @@ HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands be
   <!-- table: results/EXPERIMENT/FILE.json grid models=capsules,cnn digits=2 -->     a row per setting of a sweep
   <!-- table: results/E/A.json,results/E/B.json rows names=capsules,CNN -->     a row per setting of several files
   <!-- table: results/claims.json claims -->             a row per condition of each claim
+  <!-- table: results/claims.json verdicts -->           a row per claim
   <!-- table: results/benchmarks/FILE.json table NAME columns=step,ms -->     a table of a benchmark file
   <!-- value: results/EXPERIMENT/FILE.json capsules.held_out_accuracy.mean .3f -->0.812<!-- end -->     one number
 Options: metrics= models= digits= setting= columns= page= names=. A path ends in mean, sd, low, high, n or n_params; it

@@ -420,6 +420,9 @@ ERRORS: list[Planted] = [
          "test_the_word_is_that_of_the_interval"),
         ('"undecided" if p[c] > levels[c]', '"undecided" if p[c] < levels[c]', "test_the_word_is_that_of_the_interval"),
         ("set(first) != set(second)", "len(first) < len(second)", "test_runs_of_other_seeds_are_refused"),
+        ("if x[-1] == level:", "if False:", "test_a_claim_may_be_read_at_equal_accuracy"),
+        ("(level - x[k - 1])", "(x[k] - level)", "test_values_at_equal_accuracy_by_hand"),
+        ("level = min(", "level = max(", "test_values_at_equal_accuracy_by_hand"),
     ),
     *in_file(
         "visualize_multimnist_capsnet.py", "test_visualize_multimnist",

@@ -97,6 +97,42 @@ def test_runs_of_other_seeds_are_refused() -> None:
         make_claims([Claim("a", "b", "c", (both,))], FILES.__getitem__)
 
 
+def curves(familiar: list[float], held_out: list[float]) -> Json:
+    """A run that kept its history."""
+    return {"history": {"capsules": {"familiar": familiar, "held_out": held_out}}}
+
+
+def test_values_at_equal_accuracy_by_hand() -> None:
+    """The second reaches 0.6 a quarter of the way from its first to its second epoch."""
+    runs = [(curves([0.3, 0.6], [0.2, 0.5]), "capsules"), (curves([0.5, 0.9, 0.9], [0.1, 0.3, 0.7]), "capsules")]
+    assert claims.at_equal_values(runs, "held_out", "familiar") == pytest.approx([0.5, 0.15])
+    early = [(curves([0.3], [0.2]), "capsules"), (curves([0.4, 0.8], [0.1, 0.3]), "capsules")]
+    assert claims.at_equal_values(early, "held_out", "familiar") == [0.2, 0.1]
+
+
+def test_a_claim_may_be_read_at_equal_accuracy() -> None:
+    def runs(*all_curves: tuple[list[float], list[float]]) -> Json:
+        found = [{"seed": seed, **curves(*both)} for seed, both in enumerate(all_curves)]
+        return {"settings": {"default": {"runs": found}}}
+
+    files = {
+        "first": runs(([0.3, 0.6], [0.2, 0.5]), ([0.7, 0.8], [0.3, 0.6])),
+        "second": runs(([0.4, 0.8], [0.1, 0.3]), ([0.7, 0.7], [0.3, 0.4])),
+    }
+    both = Runs("first", "capsules"), Runs("second", "capsules")
+    c = Condition("x", *both, "held_out", at_equal="familiar")
+    first, second = claims.paired_differences(c, files.__getitem__)
+    np.testing.assert_allclose(first, [0.5, 0.3])
+    np.testing.assert_allclose(second, [0.2, 0.4])
+
+
+def test_both_sides_may_have_metrics_of_their_own() -> None:
+    c = condition("higher")._replace(second_metric="other")
+    run = {"seed": 0, "models": {"capsules": {"accuracy": 0.9, "other": 0.1}, "cnn": {"accuracy": 0.8, "other": 0.3}}}
+    first, second = claims.paired_differences(c, lambda file: {"settings": {"default": {"runs": [run]}}})
+    assert (first, second) == (0.9, 0.3)
+
+
 def test_the_file_is_made_from_the_list_and_changes_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +155,18 @@ def test_the_file_is_made_from_the_list_and_changes_are_seen(
     Path("results/one.json").unlink()
     assert report.main(["--claims", "--root", "."]) == 1
     assert "error: cannot read results/one.json" in capsys.readouterr().err
+
+
+def test_a_row_for_each_claim_gives_the_ranges_of_its_conditions() -> None:
+    document = make_claims([claim("higher", "lower", "near"), claim("near")], FILES.__getitem__)
+    lines = report.make_table(document, "verdicts", {}).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    several, one = cells
+    assert several[0] == "[more is better](docs/page.md)"
+    assert several[2:] == [
+        "0.100 to 0.900", "0.500", "-0.400 to +0.400", "**depends**: 1 holds, 1 reversed, 1 undecided"
+    ]  # fmt: skip
+    assert one[2:] == ["0.500", "0.500", "+0.000", "**undecided**"]
 
 
 def test_check_and_claims_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
