@@ -155,7 +155,7 @@ CLAIMS: tuple[Claim, ...] = (
         "CapsNet recognises overlapping digits better than a CNN",
         "MultiMNIST: error 5.2 % against 8.1 %",
         "docs/multimnist_capsnet.md",
-        (digits(48000),),
+        (digits(48000), digits(240000)),
     ),
     Claim(
         "Matrix capsules withstand attacks better than a CNN",
