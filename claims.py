@@ -108,10 +108,11 @@ def digits(n: int) -> Condition:
     )
 
 
-def digits_with(name: str, file: str, first: str, second: str) -> Condition:
-    """Two settings of the CapsNet, 48,000 composites."""
-    path = f"multimnist_capsnet/{file}.json"
-    return Condition(name, Runs(path, "capsnet", first), Runs(path, "capsnet", second), "set_accuracy")
+def capsnet_without(file: str, setting: str | None = None) -> Condition:
+    """The CapsNet against one that lacks something, 48,000 composites."""
+    path = "multimnist_capsnet/{}.json".format
+    whole, other = Runs(path("scaling_capsnet_48000"), "capsnet"), Runs(path(file), "capsnet", setting)
+    return Condition("48,000 composites", whole, other, "set_accuracy")
 
 
 def rotated(degrees: int) -> Condition:
@@ -152,10 +153,28 @@ CLAIMS: tuple[Claim, ...] = (
         views("elevations"),
     ),
     Claim(
+        "At equal accuracy on familiar viewpoints, matrix capsules are better on new ones",
+        "smallNORB: error 13.5 % against 20.0 %, 12.3 % against 17.8 %",
+        "docs/toys.md",
+        (toys("azimuths"), toys("elevations")),
+    ),
+    Claim(
         "CapsNet recognises overlapping digits better than a CNN",
         "MultiMNIST: error 5.2 % against 8.1 %",
         "docs/multimnist_capsnet.md",
         (digits(48000), digits(240000)),
+    ),
+    Claim(
+        "Three iterations of dynamic routing are better than one",
+        "MultiMNIST: error 5.2 % against 7.5 %",
+        "docs/multimnist_capsnet.md",
+        (capsnet_without("routing_iters", "routing-iters=1"),),
+    ),
+    Claim(
+        "Reconstruction makes a CapsNet classify better",
+        "MNIST: error 0.25 % against 0.35 %",
+        "docs/multimnist_capsnet.md",
+        (capsnet_without("no_reconstruction"),),
     ),
     Claim(
         "Matrix capsules withstand attacks better than a CNN",

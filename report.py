@@ -217,8 +217,7 @@ def claims_table(document: Json, page: str | None) -> str:
     rows = []
     for claim in (claim for claim in document["claims"] if page in (None, claim["page"])):
         for k, c in enumerate(claim["conditions"]):
-            link = claim["claim"] if page else f"[{claim['claim']}]({claim['page']})"
-            name = "" if k else f"{link}: **{claim['verdict']}**"
+            name = "" if k else f"{claim['claim']}: **{claim['verdict']}**"
             interval = f" ({show_interval(c, 3, '+')})" if c["low"] is not None else ""
             rows.append([
                 name, claim["paper"] if k == 0 else "", c["condition"], show(c["first"]), show(c["second"]),

@@ -830,17 +830,18 @@ def draw_novel_viewpoints(runs: Sequence[Views]) -> Figure:
     for row, angle in enumerate(angles):
         top = 1.28 + 3.05 * row
         at, course = add_axes(fig, 0.62, top, 4.4, 2.1), add_axes(fig, 5.75, top, 2.75, 2.1)
-        for ax in (at, course):
-            accuracy_axis(ax, None, 1 / len(viewpoint.SMALLNORB_CLASSES), side="right")
-            ax.set_ylim(0.1, 1.02)
+        accuracy_axis(at, "accuracy", 1 / len(viewpoint.SMALLNORB_CLASSES), side="right")
+        at.set_ylim(0.1, 1.02)
         at.set_title(f"at each {angle}; trained range in green", loc="left")
-        at.set_ylabel("accuracy")
         at.set_xlabel(f"{angle} (degrees)")
         course.set_title("after each epoch", loc="left")
         course.set_xlabel("accuracy on the trained range")
-        course.set_ylabel("on held-out views")
-        course.set_xlim(0.2, 1.02)
-        course.plot([0.2, 1], [0.2, 1], color=GREY, linewidth=0.8, linestyle=":")
+        course.set_ylabel("accuracy on held-out views")
+        familiar, held_out = (
+            np.concatenate([curve[k] for run in runs if run.angle == angle for curve in run.curves]) for k in (0, 1)
+        )
+        course.set_xlim(familiar.min() - 0.04, min(1.02, familiar.max() + 0.04))
+        course.set_ylim(held_out.min() - 0.04, min(1.02, held_out.max() + 0.04))
         for run in (run for run in runs if run.angle == angle):
             style, values = model_line(MODELS[run.model]), np.array(list(run.accuracy.values()))  # (angles, seeds)
             low, high = run.trained
