@@ -896,7 +896,6 @@ def make_parser() -> argparse.ArgumentParser:
         COMMON_FLAGS,
         [
             ("--checkpoint run.npz", "All figures of the networks in run.npz: about 5 minutes."),
-            ("--n-train 6000 --n-epochs 2", "All figures, after a short training: about 7 minutes."),
             ("--attacks", "Attack curves alone, from committed results of five seeds: about 5 seconds."),
             ("--viewpoints", "Novel viewpoints of the toys alone, from committed results: about 5 seconds."),
         ],
