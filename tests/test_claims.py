@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,9 @@ import report
 import visualize_claims
 from claims import Claim, Condition, Runs, holm_levels, make_claims
 from figure_checks import check_pictures, check_texts, drawn_texts
-from helpers import failure
+from helpers import ROOT, failure
 from support.results import save_result
+from support.statistics import best_setting
 
 Json = dict[str, Any]
 NOISE = np.array([-1.5, -0.5, 0.5, 1.5])  # sd sqrt(5 / 3)
@@ -167,6 +171,48 @@ def test_a_row_for_each_claim_gives_the_ranges_of_its_conditions() -> None:
         "0.100 to 0.900", "0.500", "-0.400 to +0.400", "**depends**: 1 holds, 1 reversed, 1 undecided"
     ]  # fmt: skip
     assert one[2:] == ["0.500", "0.500", "+0.000", "**undecided**"]
+
+
+def settings_used(runs: Runs, names: list[str]) -> dict[str, str]:
+    """The values of the named flags in a claim's runs: of the setting, of the whole command, or the defaults."""
+    document = report.read_result(ROOT / "results" / runs.file)
+    words = shlex.split(document["command"].split(" -- ")[1])
+    given = {word[2:]: value for word, value in itertools.pairwise(words) if word.startswith("--")}
+    setting = dict(part.split("=") for part in (runs.setting or "").split())
+    default = importlib.import_module(document["experiment"]).Config()
+    return {
+        name: setting.get(name) or given.get(name) or str(getattr(default, name.replace("-", "_"))) for name in names
+    }
+
+
+def as_numbers(values: dict[str, str]) -> dict[str, float | str]:
+    return {name: float(value) if value[0].isdigit() else value for name, value in values.items()}
+
+
+def tuning_file(runs: Runs) -> Path | None:
+    """That in which the settings of a claim's runs were chosen, if there is one."""
+    folder, name = (ROOT / "results" / runs.file).parent, Path(runs.file).stem
+    for axis in ("azimuths_", "elevations_", "attacks_", "toys_azimuths_", "toys_elevations_", "scaling_"):
+        if name.startswith(axis):
+            toys, what = "toys_" * name.startswith("toys_"), name.removeprefix(axis).rstrip("_0123456789")
+            return folder / f"{toys}tuning_{what}.json"
+    return None
+
+
+SIDES = {side for claim in claims.CLAIMS for c in claim.conditions for side in (c.first, c.second)}
+CHOSEN = sorted((side for side in SIDES if tuning_file(side)), key=str)
+
+
+@pytest.mark.parametrize("side", CHOSEN, ids=str)
+def test_a_claim_has_the_settings_that_were_best_where_they_were_chosen(side: Runs) -> None:
+    path = tuning_file(side)
+    assert path is not None
+    document = report.read_result(path)
+    assert min(document["seeds"]) >= 100
+    pixels = (side.setting or "standardize=none").split()[0]
+    same = {name: entry for name, entry in document["settings"].items() if pixels in name or "standardize" not in name}
+    chosen = same[best_setting(same, side.model, document["headline"])]["values"]
+    assert as_numbers(settings_used(side, list(chosen))) == as_numbers(chosen)
 
 
 def test_check_and_claims_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
