@@ -1167,8 +1167,18 @@ def attack_all(config: Config, states: dict[str, TrainState], data: Data, thread
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Routing assignments, for the figures
+# Inside the capsule network, for the figures and for --predict
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+def class_capsules(params: Params, images: Array, config: Config) -> tuple[Array, Array]:
+    """Images (N, H, W, C) -> poses (N, E, D) and activations (N, E) of the class capsules."""
+    poses, activations, ws, size = [], [], Workspace(config.dtype), part_size(config)
+    for start in range(0, len(images), size):
+        cache = conv_capsnet_forward(params, prepared(images[start : start + size], config), config, ws)[1]
+        poses.append(cache.mu)
+        activations.append(cache.a)
+    return np.concatenate(poses), np.concatenate(activations)
 
 
 class ClassRouting(NamedTuple):
@@ -1203,110 +1213,6 @@ def class_routing(params: Params, images: Array, config: Config) -> ClassRouting
         np.stack([mu.reshape(n, n_classes, -1) for mu in routing.mu]),
         np.stack([a.reshape(n, n_classes) for a in routing.a]),
     )
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Decoder: reconstructs the image from a class capsule's pose. Trained after the capsules, which stay as they are.
-# ----------------------------------------------------------------------------------------------------------------------
-
-DECODER_WIDTHS = (128, 256)
-
-
-def class_capsules(params: Params, images: Array, config: Config) -> tuple[Array, Array]:
-    """Images (N, H, W, C) -> poses (N, E, D) and activations (N, E) of the class capsules."""
-    poses, activations, ws, size = [], [], Workspace(config.dtype), part_size(config)
-    for start in range(0, len(images), size):
-        cache = conv_capsnet_forward(params, prepared(images[start : start + size], config), config, ws)[1]
-        poses.append(cache.mu)
-        activations.append(cache.a)
-    return np.concatenate(poses), np.concatenate(activations)
-
-
-def mask_poses(poses: Array, labels: Array) -> Array:
-    """poses (N, E, D), labels (N,) -> (N, E * D) with all but the labelled class's pose zero."""
-    masked = np.zeros_like(poses)
-    rows = np.arange(len(labels))
-    masked[rows, labels] = poses[rows, labels]
-    return masked.reshape(len(labels), -1)
-
-
-def decoder_init(rng: np.random.Generator, config: Config) -> Params:
-    n_pixels = config.image_size**2 * config.in_channels
-    widths = (config.n_classes * POSE_SIDE**2, *DECODER_WIDTHS, n_pixels)
-    params: Params = {}
-    for k, (n_in, n_out) in enumerate(itertools.pairwise(widths), start=1):
-        params[f"dense{k}.w"] = rng.normal(0, math.sqrt(2 / n_in), (n_in, n_out)).astype(config.dtype)
-        params[f"dense{k}.b"] = np.zeros(n_out, config.dtype)
-    return params
-
-
-class DecoderCache(NamedTuple):
-    layers: list[LinearCache]
-    outputs: list[Array]  # of the ReLUs, and of the sigmoid
-
-
-def decoder_forward(params: Params, masked: Array) -> tuple[Array, DecoderCache]:
-    """masked poses (B, E * D) -> pixels (B, H * W * C) between 0 and 1."""
-    x, layers, outputs = masked, [], []
-    n = len(params) // 2
-    for k in range(1, n + 1):
-        x, layer = linear_forward(x, params[f"dense{k}.w"], params[f"dense{k}.b"])
-        x, _ = relu_forward(x) if k < n else sigmoid_forward(x)
-        layers.append(layer)
-        outputs.append(x)
-    return x, DecoderCache(layers, outputs)
-
-
-def decoder_backward(dpixels: Array, cache: DecoderCache, need_dx: bool = False) -> tuple[Params, Array | None]:
-    """dpixels (B, H * W * C) -> gradients under the parameters' names, and that of the masked poses (B, E * D)."""
-    grads: Params = {}
-    n = len(cache.layers)
-    dx = sigmoid_backward(dpixels, cache.outputs[-1])
-    for k in range(n, 0, -1):
-        if k < n:
-            dx = relu_backward(dx, cache.outputs[k - 1])
-        dx, grads[f"dense{k}.w"], grads[f"dense{k}.b"] = linear_backward(dx, cache.layers[k - 1])
-    return grads, dx
-
-
-def pixel_loss(pixels: Array, target: Array) -> tuple[float, Array]:
-    """Squared error summed over an image's pixels (B, H * W * C), mean over the batch."""
-    error = pixels - target
-    return float((error * error).sum() / len(error)), 2 / len(error) * error
-
-
-def train_decoder(
-    params: Params, images: Array, labels: Array, config: Config, n_epochs: int = 20, lr: float = 2e-3
-) -> tuple[Params, list[float]]:
-    """Train a decoder to reconstruct images (N, H, W, C) from the poses of their labelled classes, as the capsule
-    network ``params`` computes them. Returns its parameters and the loss of every epoch: squared error, summed over an
-    image.
-
-    Images are not shifted. Their values should lie between 0 and 1, as the decoder's outputs do.
-    """
-    poses, _ = class_capsules(params, images, config)
-    inputs, targets = mask_poses(poses, labels), prepared(images, config).reshape(len(images), -1)
-    n, per_epoch = len(images), math.ceil(len(images) / config.batch_size)
-    state = TrainState("decoder", decoder_init(generator(config.seed, Stream.INIT, *b"decoder"), config))
-    for step in range(per_epoch * n_epochs):
-        epoch, position = divmod(step, per_epoch)
-        batch = permutation(n, config.seed, epoch)[position * config.batch_size :][: config.batch_size]
-        progress = step / max(1, per_epoch * n_epochs - 1)
-        pixels, cache = decoder_forward(state.params, inputs[batch])
-        loss, dpixels = pixel_loss(pixels, targets[batch])
-        grads, _ = decoder_backward(dpixels, cache)
-        adamw_step(state, [grads], lr * (1 - progress) * min(1.0, 0.1 + 90 * progress))
-        require_finite(state, loss, per_epoch)
-        state.add({"train_loss": loss}, weight=len(batch))
-        if position == per_epoch - 1:
-            state.end_epoch(n, {})
-    return state.params, state.history["train_loss"]
-
-
-def decode(decoder: Params, poses: Array, labels: Array, config: Config) -> Array:
-    """poses (N, E, D), labels (N,) -> reconstructions (N, H, W, C), each from the labelled class's pose."""
-    pixels, _ = decoder_forward(decoder, mask_poses(poses, labels))
-    return pixels.reshape(len(labels), config.image_size, config.image_size, config.in_channels)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

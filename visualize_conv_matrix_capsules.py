@@ -33,6 +33,8 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 
 import argparse
 import dataclasses
+import itertools
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -47,7 +49,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 import conv_matrix_capsules as experiment
-from conv_matrix_capsules import POSE_SIDE, Array, Config, Data, viewpoint
+import multimnist_capsnet as multimnist
+from conv_matrix_capsules import POSE_SIDE, Array, Config, Data, Params, viewpoint
 from report import read_json
 from support.console import exit_status, print_result
 from support.figures import (
@@ -99,8 +102,8 @@ from support.figures import (
 )
 from support.files import UserError, require_writable
 from support.flags import Parser
-from support.optimizers import TrainState
-from support.run import Files
+from support.optimizers import TrainState, adamw_step
+from support.run import Files, Stream, generator, permutation, require_finite
 from support.tables import confusion_matrix
 from support.workers import Workers, Workspace
 
@@ -333,7 +336,8 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
 # Figures: poses
 # ----------------------------------------------------------------------------------------------------------------------
 
-DECODER_IMAGES, DECODER_EPOCHS = 3000, 40
+DECODER_IMAGES, DECODER_EPOCHS, DECODER_RATE = 3000, 40, 2e-3
+DECODER_WIDTHS = (128, 256)
 SWEEP = np.linspace(-2, 2, 5)  # in standard deviations of an entry over a class
 N_MEASURED = 500  # test images over which an entry's effect is measured
 
@@ -364,17 +368,63 @@ def sum_and_slant(pictures: Array) -> Array:
     return np.stack([total, -np.degrees(np.arctan2(covariance, np.maximum(variance, 1e-9)))], axis=1)
 
 
+def decoder_init(rng: np.random.Generator, config: Config) -> Params:
+    """Of the decoder of multimnist_capsnet.py, which draws an image from the pose of one class capsule."""
+    widths = (config.n_classes * POSE_SIDE**2, *DECODER_WIDTHS, config.image_size**2 * config.in_channels)
+    params = {}
+    for k, (n_in, n_out) in enumerate(itertools.pairwise(widths), start=1):
+        params[f"decoder{k}.w"] = multimnist.gaussian(rng, config.dtype, math.sqrt(2 / n_in), n_in, n_out)
+        params[f"decoder{k}.b"] = np.zeros(n_out, config.dtype)
+    return params
+
+
+def as_columns(poses: Array, labels: Array) -> Array:
+    """poses (N, E, D), labels (N,) -> (E * D, N), all but the labelled class's pose zero."""
+    return multimnist.mask_capsules(poses.transpose(1, 2, 0), labels[:, None])
+
+
+def train_decoder(
+    params: Params, images: Array, labels: Array, config: Config, n_epochs: int, lr: float = DECODER_RATE
+) -> tuple[Params, list[float]]:
+    """Train a decoder to draw images (N, H, W, C) from the poses of their labelled classes; the capsules stay as they
+    are. Returns its parameters, and of every epoch the squared error, summed over an image's pixels."""
+    poses, _ = experiment.class_capsules(params, images, config)
+    inputs, targets = as_columns(poses, labels), experiment.prepared(images, config).reshape(len(images), -1).T
+    n, size, ws = len(images), config.batch_size, Workspace(config.dtype)
+    per_epoch = math.ceil(n / size)
+    state = TrainState("decoder", decoder_init(generator(config.seed, Stream.INIT, *b"decoder"), config))
+    grads = {name: np.empty_like(p) for name, p in state.params.items()}
+    for step in range(per_epoch * n_epochs):
+        epoch, position = divmod(step, per_epoch)
+        batch = permutation(n, config.seed, epoch)[position * size :][:size]
+        progress = step / max(1, per_epoch * n_epochs - 1)
+        pixels, layers = multimnist.decoder_forward(state.params, inputs[:, batch], ws)
+        loss, dpixels = multimnist.squared_error(pixels, targets[:, batch], 1.0, len(batch))
+        multimnist.decoder_backward(dpixels, pixels, layers, state.params, grads)
+        adamw_step(state, [grads], lr * (1 - progress) * min(1.0, 0.1 + 90 * progress))
+        require_finite(state, loss, per_epoch)
+        state.add({"train_loss": loss}, weight=len(batch))
+        if position == per_epoch - 1:
+            state.end_epoch(n, {})
+    return state.params, state.history["train_loss"]
+
+
+def decode(decoder: Params, poses: Array, labels: Array, config: Config) -> Array:
+    """poses (N, E, D), labels (N,) -> images (N, H, W, C), each drawn from the labelled class's pose."""
+    pixels, _ = multimnist.decoder_forward(decoder, as_columns(poses, labels), Workspace(config.dtype))
+    return pixels.T.reshape(len(labels), config.image_size, config.image_size, config.in_channels)
+
+
 def perturb(run: Run, answers: dict[str, Array], n: int = 3) -> Perturbation:
     """Trains a decoder on the training images, the capsules being frozen."""
     config, params = run.config, run.states["capsules"].params
     taught = experiment.subset(run.data.train, DECODER_IMAGES)
-    decoder, _ = experiment.train_decoder(params, taught.images, taught.labels, config, DECODER_EPOCHS)
+    decoder, _ = train_decoder(params, taught.images, taught.labels, config, DECODER_EPOCHS)
     tested = experiment.subset(run.data.test, N_MEASURED)
     poses, _ = experiment.class_capsules(params, tested.images, config)
     labels = tested.labels
-    error = float(
-        np.square(experiment.decode(decoder, poses, labels, config) - experiment.prepared(tested.images, config)).mean()
-    )
+    drawn_again = decode(decoder, poses, labels, config)
+    error = float(np.square(drawn_again - experiment.prepared(tested.images, config)).mean())
     own = poses[np.arange(len(labels)), labels]  # (N, D)
     spread = np.stack([own[labels == e].std(axis=0) if (labels == e).any() else own.std(axis=0)
                        for e in range(config.n_classes)])  # (E, D)  # fmt: skip
@@ -382,7 +432,7 @@ def perturb(run: Run, answers: dict[str, Array], n: int = 3) -> Perturbation:
     def moved(chosen: Array, poses: Array, entry: int, deviations: float) -> Array:
         changed = poses.copy()
         changed[np.arange(len(chosen)), chosen, entry] += (deviations * spread[chosen, entry]).astype(poses.dtype)
-        return experiment.decode(decoder, changed, chosen, config)
+        return decode(decoder, changed, chosen, config)
 
     n_entries = poses.shape[2]
     effect = np.zeros((n_entries, 2))

@@ -183,43 +183,6 @@ def test_the_log_odds_loss_and_that_its_test_sees_errors(monkeypatch: pytest.Mon
     assert surviving_mutants(monkeypatch, m, "log_odds_cross_entropy", check_log_odds) == []
 
 
-def decoder_case() -> tuple[m.Params, Array, Array, np.random.Generator]:
-    rng = np.random.default_rng(8)
-    params = m.decoder_init(rng, tiny(dtype="float64"))
-    params = {k: p + 0.05 * rng.standard_normal(p.shape) for k, p in params.items()}
-    return params, rng.standard_normal((3, 160)), rng.random((3, 784)), rng
-
-
-def check_decoder() -> None:
-    params, masked, target, rng = decoder_case()
-
-    def f(masked: Array, **params: Array) -> float:
-        return m.pixel_loss(m.decoder_forward(params, masked)[0], target)[0]
-
-    pixels, cache = m.decoder_forward(params, masked)
-    grads, dmasked = m.decoder_backward(m.pixel_loss(pixels, target)[1], cache)
-    assert dmasked is not None
-    check_gradient(f, {"masked": masked} | params, {"masked": dmasked} | grads, rng)
-
-
-def check_pixel_loss() -> None:
-    rng = np.random.default_rng(9)
-    pixels, target = rng.random((3, 7)), rng.random((3, 7))
-    loss, dpixels = m.pixel_loss(pixels, target)
-    check_gradient(lambda pixels: m.pixel_loss(pixels, target)[0], {"pixels": pixels}, {"pixels": dpixels}, rng)
-    assert loss == pytest.approx(np.square(pixels - target).sum(axis=1).mean())
-    loss, dpixels = m.pixel_loss(np.array([[1.0, 0.5], [0.0, 0.0]]), np.array([[0.0, 0.5], [0.0, 3.0]]))
-    assert loss == (1 + 9) / 2
-    np.testing.assert_array_equal(dpixels, [[1, 0], [0, -3]])
-
-
-@pytest.mark.parametrize(("name", "check"), [("decoder_backward", check_decoder), ("pixel_loss", check_pixel_loss)])
-def test_the_decoders_gradient_and_that_its_tests_see_errors(
-    name: str, check: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert surviving_mutants(monkeypatch, m, name, check) == []
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Models
 # ----------------------------------------------------------------------------------------------------------------------
@@ -689,42 +652,6 @@ def test_attacks_use_exact_gradients_in_double_precision(monkeypatch: pytest.Mon
     monkeypatch.setattr(m, "robustness", spy)
     m.attack_all(config, trained(config), m.make_data(config))
     assert seen == [("exact", "float64", {np.dtype(np.float64)}, 5)] * 2
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Decoder
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_the_decoder_learns_to_draw_and_leaves_the_capsules_alone() -> None:
-    config = tiny()
-    images, labels = some_digits(48)
-    params = m.make_models(config)["capsules"].init_params(np.random.default_rng(0))
-    before = {k: p.copy() for k, p in params.items()}
-    decoder, losses = m.train_decoder(params, images, labels, config, n_epochs=20)
-    assert len(losses) == 20
-    assert losses[-1] < 0.7 * losses[0]
-    for name, p in before.items():
-        np.testing.assert_array_equal(params[name], p)
-    poses, activations = m.class_capsules(params, images, config)
-    assert poses.shape == (48, 10, 16)
-    assert activations.shape == (48, 10)
-    pictures = m.decode(decoder, poses, labels, config)
-    assert pictures.shape == (48, 28, 28, 1)
-    assert pictures.min() >= 0
-    assert pictures.max() <= 1
-    assert np.square(pictures - images).sum(axis=(1, 2, 3)).mean() == pytest.approx(losses[-1], rel=0.2)
-    _, losses_again = m.train_decoder(params, images, labels, config, n_epochs=20)
-    assert losses == losses_again
-
-
-def test_a_masked_pose_is_the_labelled_classs_alone() -> None:
-    poses = np.random.default_rng(0).standard_normal((4, 3, 16))
-    labels = np.array([2, 0, 1, 2])
-    masked = m.mask_poses(poses, labels).reshape(4, 3, 16)
-    for k, label in enumerate(labels):
-        np.testing.assert_array_equal(masked[k, label], poses[k, label])
-        assert not np.delete(masked[k], label, axis=0).any()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -724,8 +724,6 @@ def test_initial_parameters_of_convolutional_capsules(dataset: str, channels: in
     n = n_biases(init, "conv2.b")
     upper = {"conv2.w": 2 / (9 * 8), "conv3.w": 2 / (9 * n), "out.w": 1 / (side * side * n)}
     assert_moments(init, first | {key: math.sqrt(variance) for key, variance in upper.items()})
-    dense = {f"dense{k}.w": math.sqrt(2 / n) for k, n in ((1, config.n_classes * 16), (2, 128), (3, 256))}
-    assert_moments(lambda rng: conv.decoder_init(rng, config), dense)
 
 
 def test_initial_parameters_of_networks_for_digits() -> None:
@@ -747,20 +745,8 @@ def test_initial_parameters_of_networks_for_digits() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The decoder of matrix capsules, and the list of planted errors
+# The list of planted errors
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_the_decoders_loss_is_the_mean_over_the_images() -> None:
-    """At a learning rate of 0: five images in batches of four."""
-    config = conv.Config(dataset="strokes", sizes=(4, 2, 2, 2), batch_size=4)
-    rng = np.random.default_rng(0)
-    params = conv.conv_capsnet_init(rng, config)
-    images, labels = rng.random((5, 28, 28, 1)).astype(np.float32), np.arange(5)
-    images[:4] *= 0.1
-    decoder, losses = conv.train_decoder(params, images, labels, config, n_epochs=2, lr=0.0)
-    pictures = conv.decode(decoder, conv.class_capsules(params, images, config)[0], labels, config)
-    np.testing.assert_allclose(losses, [np.square(pictures - images).sum() / 5] * 2, rtol=1e-5)
 
 
 def test_every_planted_error_can_still_be_planted() -> None:

@@ -216,17 +216,57 @@ def test_sum_and_slant() -> None:
     np.testing.assert_allclose(measured, [[40, 0], [20, 45], [80, 0]], atol=1e-9)
 
 
+def test_the_decoder_learns_to_draw_and_leaves_the_capsules_alone(run: figures.Run) -> None:
+    config, (images, labels, _) = run.config, experiment.subset(run.data.train, 48)
+    params = run.states["capsules"].params
+    before = {k: p.copy() for k, p in params.items()}
+    decoder, losses = figures.train_decoder(params, images, labels, config, 20)
+    assert len(losses) == 20
+    assert losses[-1] < 0.7 * losses[0]
+    for name, p in before.items():
+        np.testing.assert_array_equal(params[name], p)
+    poses, _ = experiment.class_capsules(params, images, config)
+    pictures = figures.decode(decoder, poses, labels, config)
+    assert pictures.shape == images.shape
+    assert 0 <= pictures.min() <= pictures.max() <= 1
+    assert np.square(pictures - images).sum(axis=(1, 2, 3)).mean() == pytest.approx(losses[-1], rel=0.2)
+    assert figures.train_decoder(params, images, labels, config, 20)[1] == losses
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_decoders_loss_is_the_mean_over_the_images(channels: int) -> None:
+    """At a learning rate of 0: five images in batches of four."""
+    digits_only: dict[str, Any] = {"dataset": "strokes"}
+    own = {"dataset": "images", "class_names": tuple("abcdefghij"), "side": 28, "colour": "rgb"}
+    config = experiment.Config(**digits_only if channels == 1 else own, sizes=(4, 2, 2, 2), batch_size=4)
+    rng = np.random.default_rng(0)
+    params = experiment.conv_capsnet_init(rng, config)
+    images, labels = rng.random((5, 28, 28, channels)).astype(np.float32), np.arange(5)
+    images[:4] *= 0.1
+    decoder, losses = figures.train_decoder(params, images, labels, config, 2, lr=0.0)
+    pictures = figures.decode(decoder, experiment.class_capsules(params, images, config)[0], labels, config)
+    np.testing.assert_allclose(losses, [np.square(pictures - images).sum() / 5] * 2, rtol=1e-5)
+
+
+def test_the_decoder_sees_one_pose() -> None:
+    poses, labels = np.random.default_rng(0).standard_normal((4, 3, 16)), np.array([2, 0, 1, 2])
+    columns = figures.as_columns(poses, labels).reshape(3, 16, 4)
+    for k, label in enumerate(labels):
+        np.testing.assert_array_equal(columns[label, :, k], poses[k, label])
+        assert not np.delete(columns[:, :, k], label, axis=0).any()
+
+
 def test_a_perturbed_pose_is_that_pose_with_one_entry_moved(
     run: figures.Run, answers: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[np.ndarray] = []
-    original = experiment.decode
+    original = figures.decode
 
     def decode(decoder: Any, poses: np.ndarray, *rest: Any) -> np.ndarray:
         decoded.append(poses)
         return original(decoder, poses, *rest)
 
-    monkeypatch.setattr(experiment, "decode", decode)
+    monkeypatch.setattr(figures, "decode", decode)
     found = figures.perturb(run, dict.fromkeys(answers, run.data.test.labels), 2)
     assert found.drawn.shape == (2, 16, 5, 28, 28, 1)
     assert found.effect.shape == (16, 2)
