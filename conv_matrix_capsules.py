@@ -310,8 +310,9 @@ def resolved(config: Config, data: Data) -> Config:
 
 def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
     """A training batch (B, H, W, C), each image shifted at random by up to ``config.shift`` pixels on each axis;
-    smallNORB's are first cropped, and their contrast and brightness changed, at random."""
-    images = viewpoint.crop(images, rng)
+    those of smallNORB and toys are first cropped, and their contrast and brightness changed, at random."""
+    if config.has_views:
+        images = viewpoint.crop(images, rng)
     B, side, m = len(images), images.shape[1], config.shift
     if not m:
         return images
@@ -323,8 +324,8 @@ def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
 
 
 def prepared(images: Array, config: Config) -> Array:
-    """Images (N, H, W, C) of a data set as the networks get them in a test: cropped, of the configured dtype."""
-    return viewpoint.crop(images, None).astype(config.dtype, copy=False)
+    """Images (N, H, W, C) of a data set as the networks get them in a test: views cropped, of the configured dtype."""
+    return (viewpoint.crop(images, None) if config.has_views else images).astype(config.dtype, copy=False)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from matplotlib.patches import Ellipse
 
 import conv_matrix_capsules as experiment
 import visualize_conv_matrix_capsules as figures
-from conv_matrix_capsules import Array, ClassRouting, Config, Data, viewpoint
+from conv_matrix_capsules import Array, ClassRouting, Config, Data
 from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
@@ -190,7 +190,7 @@ class GatheringVotes(Scene):
     def add_answer(self, image: Array) -> None:
         """The image, and how active each class capsule is."""
         config, x, y = self.config, RIGHT_COLUMN, PLANE[1]
-        add_view(self.fig, x - 0.35, y, 1.05, viewpoint.crop(image[None], None)[0])
+        add_view(self.fig, x - 0.35, y, 1.05, experiment.prepared(image[None], config)[0])
         name = figures.with_article(config.classes[self.label])
         add_text(self.fig, x - 0.35, y - 0.25, name, fontweight="bold", color=darkened(self.colours[self.label]))
         self.verdict = self.move(add_text(self.fig, x + 0.85, y + 0.12, "", fontsize=14, fontweight="bold"))

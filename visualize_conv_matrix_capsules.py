@@ -470,7 +470,7 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
     add_text(fig, left, 1.0, "images, and drawn\nfrom their poses", va="top", linespacing=1.3)
     for m, k in enumerate(found.indices):
         x = left + 1.45 + m * 1.3
-        image = viewpoint.crop(run.data.test.images[k : k + 1], None)[0]
+        image = experiment.prepared(run.data.test.images[k : k + 1], config)[0]
         add_view(fig, x, 0.96, 0.56, image)
         add_view(fig, x + 0.59, 0.96, 0.56, found.drawn[m, 0, n_steps // 2], ORANGE, 1.6)
     x = left + 1.6 + len(found.indices) * 1.3
@@ -693,7 +693,7 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
     chosen = one_of_each_class(labels, right if len(right) else np.arange(len(labels)), 3)
     shown = evenly_spaced_indices(len(config.epsilons), 4)
     epsilons = [config.epsilons[i] for i in shown]
-    images = viewpoint.crop(run.data.test.images[chosen], None).astype(np.float64)
+    images = experiment.prepared(run.data.test.images[chosen], config).astype(np.float64)
     exact = dataclasses.replace(config, dtype="float64", em_grad="exact", attack=config.attack or experiment.ATTACKS)
     models, ws = experiment.make_models(exact), Workspace("float64")
     attacked, said = {}, {}  # by model: by epsilon

@@ -412,6 +412,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[
     return folder, root / "run.npz", json.loads(out.read_text()), printed[0]
 
 
+def test_images_larger_than_views_pass_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_folder(tmp_path / "own", n=4, sides=(48,))
+    config, images = config_of(folder, "--image-size=40", "--shift=1"), data_of(folder, "--image-size=40").train.images
+    assert images.shape[1:3] == (40, 40)
+    assert m.augment(config, images, np.random.default_rng(0)).shape == m.prepared(images, config).shape == images.shape
+    checkpoint = tmp_path / "run.npz"
+    argv = ["--dataset=images", f"--data-dir={folder}", *TINY, "--image-size=40", f"--checkpoint={checkpoint}"]
+    assert m.main(argv) == 0
+    assert m.main([f"--checkpoint={checkpoint}", "--predict", str(next(folder.glob("*/*.png")))]) == 0
+    assert "cnn" in capsys.readouterr().out
+
+
 def test_result_and_table_have_the_names_and_the_confusion_matrix(trained: tuple[Any, ...]) -> None:
     _, _, result, printed = trained
     assert result["dataset"] == "images"
