@@ -60,7 +60,7 @@ from support.labelled_pictures import Labelled, picture_sets, read_labelled, res
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import read_square, read_strokes
 from support.results import result_document, run_script
-from support.tables import confusion_lines, confusion_matrix, describe_classes, prediction_table
+from support.tables import attack_lines, confusion_lines, confusion_matrix, describe_classes, prediction_table
 from support.toy_norb import cached_toys
 from support.workers import Workers, Workspace, default_threads
 
@@ -85,7 +85,7 @@ from support.run import (  # isort: skip
 #   K  side of a kernel, of a field   I       capsule types below             J       capsule types above
 #   P  side of a pose matrix (4)      D       pose entries, P * P             E       class capsules (= classes)
 #   L  receptive fields, B * Ho * Wo  M       children of a field, K * K * I  S       side of the grid of ConvCaps2
-#   R  rank-one terms of the votes' gradient                                  T       iterations of EM routing
+#   R  terms of the votes' gradient   T       iterations of EM routing
 # A child is a capsule of the layer below, a parent one of the layer above; the children of a parent are its field's.
 
 EXPERIMENT = "conv_matrix_capsules"
@@ -340,8 +340,8 @@ class Fields(NamedTuple):
     out: tuple[int, int]  # Ho, Wo
     k: int
     stride: int
-    child: Array  # (Ho, Wo, K, K) index of each field's positions on the flattened map
-    n_fields: Array  # (Ho, Wo, K, K) how many fields contain that position
+    position: Array  # (Ho, Wo, K, K) index of each field's positions on the flattened map
+    n_fields: Array  # (Ho, Wo, K, K) how many fields contain it
     n_covered: int  # positions of the map that lie in a field
 
 
@@ -350,25 +350,26 @@ def receptive_fields(height: int, width: int, k: int, stride: int) -> Fields:
     Ho, Wo = (height - k) // stride + 1, (width - k) // stride + 1
     rows = stride * np.arange(Ho)[:, None] + np.arange(k)  # (Ho, K)
     columns = stride * np.arange(Wo)[:, None] + np.arange(k)  # (Wo, K)
-    child = rows[:, None, :, None] * width + columns[None, :, None, :]  # (Ho, Wo, K, K)
-    n_fields = np.bincount(child.ravel())  # (H * W,) or up to the last position in a field
-    return Fields((height, width), (Ho, Wo), k, stride, child, n_fields[child], int((n_fields > 0).sum()))
+    position = rows[:, None, :, None] * width + columns[None, :, None, :]  # (Ho, Wo, K, K)
+    n_fields = np.bincount(position.ravel())  # (H * W,) or up to the last position in a field
+    return Fields((height, width), (Ho, Wo), k, stride, position, n_fields[position], int((n_fields > 0).sum()))
 
 
-def gather_forward(x: Array, fields: Fields) -> Array:
+def gather(x: Array, fields: Fields) -> Array:
     """x (B, H, W, ...) -> the entries of every field (B, Ho, Wo, K, K, ...)."""
-    return np.take(x.reshape(len(x), -1, *x.shape[3:]), fields.child, axis=1)
+    return np.take(x.reshape(len(x), -1, *x.shape[3:]), fields.position, axis=1)
 
 
-def gather_backward(dout: Array, fields: Fields, combine: np.ufunc = np.add) -> Array:
-    """dout (B, Ho, Wo, K, K, ...) -> dx (B, H, W, ...), sums over all fields of each position; np.maximum: maxima."""
+def scatter(x: Array, fields: Fields, combine: np.ufunc = np.add) -> Array:
+    """x (B, Ho, Wo, K, K, ...) -> (B, H, W, ...), combined over all fields that contain a position. With np.add it is
+    the backward pass of ``gather``."""
     (Ho, Wo), k, stride = fields.out, fields.k, fields.stride
-    dx = np.full((len(dout), *fields.size, *dout.shape[5:]), 0 if combine is np.add else -np.inf, dout.dtype)
-    # out[:, row, column, i, j] = x[:, stride row + i, stride column + j]
+    out = np.full((len(x), *fields.size, *x.shape[5:]), 0 if combine is np.add else -np.inf, x.dtype)
+    # gather(out)[:, row, column, i, j] = out[:, stride row + i, stride column + j]
     for i, j in itertools.product(range(k), range(k)):
-        window = dx[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]  # (B, Ho, Wo, ...)
-        combine(window, dout[:, :, :, i, j], out=window)
-    return dx
+        window = out[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]  # (B, Ho, Wo, ...)
+        combine(window, x[:, :, :, i, j], out=window)
+    return out
 
 
 def over_fields(x: Array, fields: Fields, combine: np.ufunc) -> Array:
@@ -377,7 +378,7 @@ def over_fields(x: Array, fields: Fields, combine: np.ufunc) -> Array:
     if fields.out == (1, 1):  # each child lies in one field
         return x
     by_field = x.reshape(-1, *fields.out, k, k, x.shape[1] // k**2)  # (B, Ho, Wo, K, K, I)
-    return gather_forward(gather_backward(by_field, fields, combine), fields).reshape(x.shape)
+    return gather(scatter(by_field, fields, combine), fields).reshape(x.shape)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -430,11 +431,11 @@ def votes_forward(pose: Array, kron: Array, offset: Array | None, ws: Workspace)
 
 
 class VotesGradient(NamedTuple):
-    """A term of the votes' gradient, of rank one: left (linear + square v)."""
+    """A term of the votes' gradient: weight_m (constant_d + slope_d v_md)."""
 
-    left: Array  # (L, J, M)
-    linear: Array  # (L, J, D)
-    square: Array  # (L, J, D)
+    weight: Array  # (L, J, M)
+    constant: Array  # (L, J, D)
+    slope: Array  # (L, J, D)
 
 
 def votes_backward(
@@ -442,14 +443,15 @@ def votes_backward(
 ) -> tuple[Array, Array]:
     """The terms of dvotes -> dpose (L, K, K, I, D), dkron (K, K, I, D, J * D)."""
     L, K, _, I, _ = pose.shape
-    left, linear, square = (np.stack(parts, axis=2) for parts in zip(*terms, strict=True))  # (L, J, R, M or D)
-    v, dv = votes.v.swapaxes(1, 2), votes.v_sq.swapaxes(1, 2)  # (L, M, J, D); the squares are no longer needed
-    slope = ws("slope", *v.shape)
-    # dv = sum over the terms of left (linear + square v)
-    np.matmul(left.swapaxes(2, 3), linear, out=dv.swapaxes(1, 2))
-    np.matmul(left.swapaxes(2, 3), square, out=slope.swapaxes(1, 2))
-    slope *= v
-    dv += slope
+    weight, constant, slope = (np.stack(parts, axis=2) for parts in zip(*terms, strict=True))  # (L, J, R, M or D)
+    v = votes.v.swapaxes(1, 2)  # (L, M, J, D)
+    dv = votes.v_sq.swapaxes(1, 2)  # its memory: the squares are no longer needed
+    by_v = ws("by_v", *v.shape)
+    # dv = sum over the terms of weight (constant + slope v)
+    np.matmul(weight.swapaxes(2, 3), constant, out=dv.swapaxes(1, 2))
+    np.matmul(weight.swapaxes(2, 3), slope, out=by_v.swapaxes(1, 2))
+    by_v *= v
+    dv += by_v
     # v = rows @ kron + offset - shift; the shift cancels in every result, so that it has no gradient
     rows = pose.transpose(1, 2, 3, 0, 4)  # (K, K, I, L, D)
     dout = dv.reshape(L, K, K, I, -1).transpose(1, 2, 3, 0, 4)  # (K, K, I, L, J * D)
@@ -466,8 +468,9 @@ def votes_backward(
 # An iteration never forms V - mu; it multiplies the votes V and their squares by small arrays, in the BLAS. With
 # weight = r a_in / mass, mu = sum_m weight V and sigma^2 = sum_m weight V^2 - mu^2 (up to MASS_FLOOR), and the distance
 # is (V - mu)^2 / sigma^2 = V^2 / sigma^2 - 2 V mu / sigma^2 + mu^2 / sigma^2. Each step adds a term
-# left_m (linear_d + square_d V) to the gradient of V; votes_backward sums these. In float32 the differences of moments
-# would cancel for votes far from zero. So v = V - shift and mean = mu - shift are relative to one of a field's votes.
+# weight_m (constant_d + slope_d V) to the gradient of V; votes_backward sums these. In float32 the differences of
+# moments would cancel for votes far from zero. So v = V - shift and mean = mu - shift are relative to one of a field's
+# votes.
 #
 # smallnorb_novel_viewpoint.py has the same steps over stored votes, next to the paper's lines.
 
@@ -527,24 +530,26 @@ def field_m_step_backward(
     D = dmu.shape[2]
     # z = lambda (beta_a - cost)
     dbeta_a = inverse_temperature * dz.sum(axis=0)
-    dcost = -inverse_temperature * dz / layer.mass_unit  # (L, J), of cost * mass_unit
+    dmass_cost = -inverse_temperature * dz / layer.mass_unit  # (L, J), of cost * mass_unit
     # cost * mass_unit = (D beta_v + log_det / 2) mass; log_det = sum_d log sigma_sq
-    dbeta_v = D * (dcost * mass).sum(axis=0)
-    dsigma_sq = dsigma_sq + (0.5 * dcost * mass)[..., None] / sigma_sq  # (L, J, D)
+    dbeta_v = D * (dmass_cost * mass).sum(axis=0)
+    dsigma_sq = dsigma_sq + (0.5 * dmass_cost * mass)[..., None] / sigma_sq  # (L, J, D)
     # sigma_sq = sum_m weight (V - mu)^2 + floor; its derivative by mu is -2 sum_m weight (V - mu) = -2 deficit mu
     if policy == "exact":
         dmu = dmu - 2 * dsigma_sq * (MASS_FLOOR / mass)[..., None] * (mean + votes.shift)
-    # mu = sum_m weight V; sigma_sq as above, with V - mu = v - mean
-    linear = dmu - 2 * dsigma_sq * mean  # (L, J, D)
-    dweight = (votes.v @ linear[..., None])[..., 0]  # (L, J, M)
+    # mu = sum_m weight V; sigma_sq as above, with V - mu = v - mean: dV = weight (dmu + 2 dsigma_sq (v - mean)), and
+    # dweight_m = sum_d dmu V + dsigma_sq (v - mean)^2, first without the terms that are the same for all m
+    constant = dmu - 2 * dsigma_sq * mean  # (L, J, D)
+    dweight = (votes.v @ constant[..., None])[..., 0]  # (L, J, M)
     dweight += (votes.v_sq @ dsigma_sq[..., None])[..., 0]
-    dvotes = VotesGradient(weight, linear, 2 * dsigma_sq)
+    dvotes = VotesGradient(weight, constant, 2 * dsigma_sq)
     if policy == "stop":
         dweight += (dsigma_sq * mean * mean + dmu * votes.shift).sum(axis=2)[..., None]
         return dweight / mass[..., None], dbeta_a, dbeta_v, dvotes
-    # weight = ra / mass; mass = sum_m ra: the quotient rule subtracts sum_m weight dweight
+    # weight = ra / mass; mass = sum_m ra: the quotient rule subtracts sum_m weight dweight, which is
+    # sum_d dmu mu + dsigma_sq (sigma_sq - floor); mu = mean + shift, and the shift cancels
     dweight += (dsigma_sq * (mean * mean - sigma_sq + layer.variance_floor) - dmu * mean).sum(axis=2)[..., None]
-    dmass = dcost * (D * layer.beta_v + 0.5 * log_det)  # (L, J)
+    dmass = dmass_cost * (D * layer.beta_v + 0.5 * log_det)  # (L, J)
     return dweight / mass[..., None] + dmass[..., None], dbeta_a, dbeta_v, dvotes
 
 
@@ -554,7 +559,8 @@ def field_e_step_forward(votes: Votes, step: MStep, fields: Fields) -> Array:
     precision = 1 / step.sigma_sq
     # In logarithms, without D log(2 pi) / 2, which is equal for all parents.
     log_a = -np.logaddexp(0, -step.z)  # (L, J)
-    constant = log_a - 0.5 * step.log_det - 0.5 * (step.mean * step.mean * precision).sum(axis=2)  # (L, J), over m
+    # log a_j p_j(V) = log a - log_det / 2 - sum_d (v - mean)^2 / (2 sigma_sq), with the square expanded
+    constant = log_a - 0.5 * step.log_det - 0.5 * (step.mean * step.mean * precision).sum(axis=2)  # (L, J), of all m
     log_ap = (votes.v @ (step.mean * precision)[..., None])[..., 0]  # (L, J, M)
     log_ap += (votes.v_sq @ (-0.5 * precision)[..., None])[..., 0]
     log_ap += constant[..., None]
@@ -573,14 +579,14 @@ def field_e_step_backward(
     dlog_ap = dr * r
     dlog_ap -= r * over_fields(dlog_ap.sum(axis=1), fields, np.add)[:, None]
     # log_ap = log_a - log_det / 2 - sum_d (v - mean)^2 / (2 sigma_sq)
-    dconstant = dlog_ap.sum(axis=2)  # (L, J)
+    dlog_a = dlog_ap.sum(axis=2)  # (L, J)
     first = (dlog_ap[:, :, None] @ votes.v)[:, :, 0]  # (L, J, D) sum_m dlog_ap v
     second = (dlog_ap[:, :, None] @ votes.v_sq)[:, :, 0]  # (L, J, D) sum_m dlog_ap v^2
-    total = dconstant[..., None]  # sum_m dlog_ap
+    total = dlog_a[..., None]  # sum_m dlog_ap
     dmu = (first - mean * total) * precision
     dsigma_sq = 0.5 * precision * ((second - 2 * mean * first + mean * mean * total) * precision - total)
     # log_a = log sigmoid(z)
-    dz = dconstant * (1 - step.a)
+    dz = dlog_a * (1 - step.a)
     return dmu, dsigma_sq, dz, VotesGradient(dlog_ap, mean * precision, -precision)
 
 
@@ -640,8 +646,8 @@ def field_routing_forward(
     L, M = B * math.prod(fields.out), k * k * I
     mass_unit = fields.n_covered * I / (math.prod(fields.out) * J)
     layer = Layer(fields, beta_a, beta_v, lambdas, variance_floor, mass_unit)
-    poses = gather_forward(pose.reshape(B, H, W, I, D), fields).reshape(L, k, k, I, D)
-    a_fields = gather_forward(a_in, fields).reshape(L, M)
+    poses = gather(pose.reshape(B, H, W, I, D), fields).reshape(L, k, k, I, D)
+    a_fields = gather(a_in, fields).reshape(L, M)
     kron = kronecker_forward(w)
     votes = votes_forward(poses, kron, offset, ws)
     if bias is not None:
@@ -693,8 +699,8 @@ def field_routing_backward(
     dposes, dkron = votes_backward(terms, votes, pose, kron, ws)
     shape = (-1, *fields.out, *pose.shape[1:4])  # (B, Ho, Wo, K, K, I)
     # poses, a_fields = gather(pose), gather(a_in)
-    dpose = gather_backward(dposes.reshape(*shape, D), fields)
-    da_in = gather_backward(da_fields.reshape(shape), fields)
+    dpose = scatter(dposes.reshape(*shape, D), fields)
+    da_in = scatter(da_fields.reshape(shape), fields)
     return dpose.reshape(*da_in.shape, P, P), da_in, kronecker_backward(dkron, P), dbeta_a, dbeta_v
 
 
@@ -715,7 +721,7 @@ def coordinates(image_size: int, dtype: str) -> Array:
     """What coordinate addition adds to the votes of each position of ConvCaps2: (S, S, P, P).
 
     The row of the centre of a position's receptive field, as a fraction of the image, is added to the first entry of
-    the right-hand column of the vote matrix, its column to the second. [Hinton 2018, sec. 4.1] That column holds a
+    the right-hand column of the vote matrix, its column to the second. [Hinton 2018, sec. 4] That column holds a
     pose's translation. Some implementations use the first two entries of the flattened matrix, which belong to the
     rotation.
     """
@@ -768,13 +774,13 @@ def conv_capsnet_init(rng: np.random.Generator, config: Config) -> Params:
         "primary.b": np.zeros(n_primary, config.dtype),
     }
     # Where all votes agree, sigma_sq is the floor, and the cost of a pose entry is then beta_v_init per unit of mass.
-    agreement = config.beta_v_init - 0.5 * math.log(config.variance_floor)
+    beta_v = config.beta_v_init - 0.5 * math.log(config.variance_floor)
     shapes = {"convcaps1": (k, k, types0, types1), "convcaps2": (k, k, types1, types2)}
     for layer, shape in {**shapes, "class": (types2, config.n_classes)}.items():
         eye = np.eye(POSE_SIDE, dtype=config.dtype)
         params[f"{layer}.w"] = eye + gaussian(0.1, *shape, POSE_SIDE, POSE_SIDE)
         params[f"{layer}.beta_a"] = np.zeros(shape[-1], config.dtype)
-        params[f"{layer}.beta_v"] = np.full(shape[-1], agreement, config.dtype)
+        params[f"{layer}.beta_v"] = np.full(shape[-1], beta_v, config.dtype)
         if config.vote_bias == "learned":  # [Peer 2019], as in smallnorb_novel_viewpoint.py
             params[f"{layer}.bias"] = np.full((shape[-1], POSE_SIDE**2), 0.1, config.dtype)
     return params
@@ -813,21 +819,18 @@ def conv_capsnet_forward(params: Params, x: Array, config: Config, ws: Workspace
 
 
 def conv_capsnet_backward(
-    dscores: Array, cache: ConvCapsnetCache, config: Config, ws: Workspace, need_dx: bool = False,
-    dmu: Array | None = None,
-) -> tuple[Params, Array | None]:  # fmt: skip
-    """dscores (B, E) and, if wanted, dmu (B, E, D) on the class poses -> gradients under the parameters' names, and dx
-    (B, H, W, C) where needed."""
-    dmu = np.zeros_like(cache.mu) if dmu is None else dmu
+    dscores: Array, cache: ConvCapsnetCache, config: Config, ws: Workspace, need_dx: bool = False
+) -> tuple[Params, Array | None]:
+    """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
     if config.loss == "spread":
-        da = dscores
+        dmu, da = np.zeros_like(cache.mu), dscores
     else:  # scores = |mu|^2 / 16 + 4 (a - 1/2)
-        dmu, da = dmu + 2 * POSE_SCORE * dscores[..., None] * cache.mu, ACTIVATION_SCORE * dscores
+        dmu, da = 2 * POSE_SCORE * dscores[..., None] * cache.mu, ACTIVATION_SCORE * dscores
     n = len(da)
     dpose, da = dmu.reshape(n, 1, 1, -1, POSE_SIDE, POSE_SIDE), da.reshape(n, 1, 1, -1)
     grads: Params = {}
     for layer, routing in (("class", cache.routing), ("convcaps2", cache.convcaps2), ("convcaps1", cache.convcaps1)):
-        if config.vote_bias == "learned":  # it moves all votes for a parent, and so their mean, and nothing else
+        if config.vote_bias == "learned":  # it moves all votes for a parent, and so their mean and not their variance
             grads[f"{layer}.bias"] = dpose.sum(axis=(0, 1, 2)).reshape(-1, POSE_SIDE**2)
         dpose, da, dw, dbeta_a, dbeta_v = field_routing_backward(dpose, da, routing, config.em_grad, ws)
         grads |= {
@@ -1173,7 +1176,7 @@ def attack_all(config: Config, states: dict[str, TrainState], data: Data, thread
 
 
 def class_capsules(params: Params, images: Array, config: Config) -> tuple[Array, Array]:
-    """Images (N, H, W, C) -> poses (N, E, D) and activations (N, E) of the class capsules."""
+    """Images (N, H, W, C) of a data set -> poses (N, E, D) and activations (N, E) of the class capsules."""
     poses, activations, ws, size = [], [], Workspace(config.dtype), part_size(config)
     for start in range(0, len(images), size):
         cache = conv_capsnet_forward(params, prepared(images[start : start + size], config), config, ws)[1]
@@ -1253,8 +1256,7 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
         text = describe_classes(class_counts(config, data), config.image_size, config.colour)
         print_message(text.splitlines()[0].rstrip(":"))
     states = train_all(config, data, threads=threads, files=files, **options)
-    result = make_result(config, data, states, attack_all(config, states, data, threads), threads)
-    return result | own_images_result(config, data, states, threads)
+    return make_result(config, data, states, attack_all(config, states, data, threads), threads)
 
 
 VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed"}
@@ -1294,7 +1296,7 @@ def evaluate_checkpoint(
                 metrics = evaluate(model, states[name].params, data, config, workers)
                 states[name].history = {metric: [value] for metric, value in metrics.items()}
     result = make_result(config, data, states, attack_all(config, states, data, threads), threads)
-    return result | own_images_result(config, data, states, threads) | {"trained_with_seed": saved.seed}
+    return result | {"trained_with_seed": saved.seed}
 
 
 def make_result(
@@ -1320,13 +1322,18 @@ def make_result(
     result = result_document(
         EXPERIMENT, config, data.name, models, states, threads, config.headline, 1 / config.n_classes
     )  # fmt: skip
-    if data.held_out is not None:
-        familiar, held_out = (class_answers(config, part, states, threads) for part in (data.test, data.held_out))
-        for name in states:
-            models[name] |= angle_accuracies(config, data.test, familiar[name])
-            models[name] |= angle_accuracies(config, data.held_out, held_out[name])
-        result = viewpoint.add_confusions(result, config, confusion_matrices(config, data.held_out, held_out))
-    return result | ({"attack": attacks} if attacks else {})
+    if attacks:
+        result["attack"] = attacks
+    if config.has_own_images:
+        result["classes"] = class_counts(config, data)
+    if config.has_own_images or data.held_out is not None:
+        for part in filter(None, (data.test, data.held_out)):  # the confusion matrices are those of the last
+            answers = class_answers(config, part, states, threads)
+            for name in states:
+                models[name] |= angle_accuracies(config, part, answers[name])
+            confusions = {k: confusion_matrix(part.labels, found, config.n_classes) for k, found in answers.items()}
+            result = viewpoint.add_confusions(result, config, confusions)
+    return result
 
 
 def class_answers(config: Config, examples: Examples, states: dict[str, TrainState], threads: int) -> dict[str, Array]:
@@ -1339,15 +1346,11 @@ def class_answers(config: Config, examples: Examples, states: dict[str, TrainSta
         }
 
 
-def confusion_matrices(config: Config, examples: Examples, answers: dict[str, Array]) -> dict[str, Array]:
-    """Of each model: see ``confusion_matrix``."""
-    return {name: confusion_matrix(examples.labels, found, config.n_classes) for name, found in answers.items()}
-
-
 def angle_accuracies(config: Config, examples: Examples, answers: Array) -> dict[str, float]:
-    """The accuracy at each angle of the examples, by the name of the metric."""
+    """The accuracy at each angle of the examples, by the name of the metric; of own images none."""
     right, angles = answers == examples.labels, examples.angles
-    assert angles is not None
+    if angles is None:
+        return {}
     return {f"{config.held_out}_{at:g}_accuracy": float(right[angles == at].mean()) for at in np.unique(angles)}
 
 
@@ -1355,14 +1358,6 @@ def class_counts(config: Config, data: Data) -> dict[str, tuple[int, int]]:
     """By class, how many images are for training and for the test."""
     counts = (np.bincount(part.labels, minlength=config.n_classes).tolist() for part in (data.train, data.test))
     return dict(zip(config.classes, zip(*counts, strict=True), strict=True))
-
-
-def own_images_result(config: Config, data: Data, states: dict[str, TrainState], threads: int) -> dict[str, Any]:
-    """What the result of own images has besides."""
-    if not config.has_own_images:
-        return {}
-    matrices = confusion_matrices(config, data.test, class_answers(config, data.test, states, threads))
-    return {"classes": class_counts(config, data), "confusion": {k: m.tolist() for k, m in matrices.items()}}
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -1389,16 +1384,7 @@ def format_table(result: dict[str, Any]) -> str:
         lines.append(f"{name:<10} {cells} {m['n_params']:10,} {m['train_seconds']:8.1f}")
     if "attack" in result:
         epsilons = ["0", *(f"{epsilon:g}" for epsilon in result["config"]["epsilons"])]
-        heads = " ".join(f"{epsilon:>6}" for epsilon in epsilons)
-        lines += ["", f"{'accuracy under attack by epsilon':<32} {heads}  zero gradient"]
-        for name, found in result["attack"].items():
-            for kind, by_epsilon in found.items():
-                if isinstance(by_epsilon, dict):
-                    cells = " ".join(f"{by_epsilon[e]:6.3f}" for e in epsilons)
-                    lines.append(f"{name + ': ' + kind.replace('_', ' '):<32} {cells}")
-                    if kind != "worst_case":
-                        zero = found["zero_gradient" + ("_log_odds" if kind.endswith("_log_odds") else "")]
-                        lines[-1] += f"  {zero:13.3f}"
+        lines += ["", *attack_lines(result["attack"], epsilons)]
     if "classes" in result:
         for name, matrix in result["confusion"].items():
             lines += ["", f"{name}: answers", *confusion_lines(np.array(matrix), list(result["classes"]))]
@@ -1448,13 +1434,6 @@ def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collec
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def epsilon_list(text: str) -> tuple[float, ...]:
-    epsilons = tuple(number(0, 10, above=True)(part) for part in text.split(","))
-    if list(epsilons) != sorted(set(epsilons)):
-        raise argparse.ArgumentTypeError(f"{text} does not rise")
-    return epsilons
-
-
 # fmt: off
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of Config, which the figure scripts have too."""
@@ -1501,13 +1480,24 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add("dtype", ("float32", "float64"), "Number format of all arithmetic.")
     add = add_flags(parser, "attacks", Config)
     add("attack", names_of(ATTACKS), "After the training, attack by fgsm, iterated or both, and test.", "A,B")
-    add("epsilons", epsilon_list,
+    add("epsilons", list_of(number(0, 10, above=True), rising=True),
         "An attack moves no pixel by more than X: pixels are 0 to 1, standardised ones in standard deviations.", "X,Y")
     add("attack_steps", whole_number(1, 1000), "The iterated attack takes N steps, each of epsilon / N.")
     add("n_attack", count, "Attack N test images; of views, those of the training range.")
     parser.add_argument("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
         help="Use N threads. No number depends on it. Default: one a processor, at most 4 (here: %(default)s).")
 # fmt: on
+
+
+FIELDS_OF_SETS: dict[str, tuple[str, ...]] = {  # which fields apply to some data sets alone
+    "side": (OWN_SET,), "colour": (OWN_SET,), "n_val": DIGIT_SETS, "n_val_objects": NORB_SETS, "hold_out": VIEW_SETS,
+    **dict.fromkeys(sorted(VIEW_FIELDS - {"pixel_offset"}), VIEW_SETS),
+}  # fmt: skip
+
+
+def one_of(names: Sequence[str]) -> str:
+    """a, b or c"""
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Config:
@@ -1517,13 +1507,9 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     check_variance_floor(parser, args)
     if args.dataset == OWN_SET and args.data_dir is None:
         parser.error("argument --dataset: images needs --data-dir DIR, a folder with a sub-folder for each class")
-    for name in ("side", "colour"):
-        if args.dataset != OWN_SET and name in args.given:
-            parser.error(f"argument {flag_of(Config, name)}: needs --dataset images")
-    if args.n_val is not None and args.dataset not in DIGIT_SETS:
-        parser.error("argument --n-val: applies to sets of digits alone")
-    if args.n_val_objects is not None and args.dataset not in NORB_SETS:
-        parser.error("argument --n-val-objects: needs --dataset smallnorb or toys")
+    for name, sets in FIELDS_OF_SETS.items():
+        if args.dataset not in sets and name in args.given:
+            parser.error(f"argument {flag_of(Config, name)}: needs --dataset {one_of(sets)}")
     if args.dataset in ("voxels", "strokes") and args.data_dir is not None:
         parser.error(f"argument --data-dir: {args.dataset} has no files")
     if args.dataset == "toys" and args.data_dir is not None:
@@ -1540,8 +1526,6 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         fields["n_epochs"] = OWN_EPOCHS
     if args.dataset in VIEW_SETS:
         return Config(**fields | viewpoints_from_args(parser, args))
-    for name in sorted((VIEW_FIELDS - {"pixel_offset"}) & args.given):
-        parser.error(f"argument {flag_of(Config, name)}: needs --dataset voxels, smallnorb or toys")
     return Config(**{name: value for name, value in fields.items() if value is not None})
 
 

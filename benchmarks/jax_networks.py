@@ -118,7 +118,7 @@ def field_routing(
     B, H, W, I, P, _ = pose.shape
     w = params[f"{name}.w"]
     J, D, fields = w.shape[-3], P * P, conv.receptive_fields(H, W, k, stride)
-    L, child = fields.child.size // k**2, fields.child.ravel()  # of each entry (position, kernel place)
+    L, child = fields.position.size // k**2, fields.position.ravel()  # of each entry (position, kernel place)
     poses = pose.reshape(B, H * W, I, P, P)[:, child].reshape(B, L, k * k, I, P, P)
     a = a_in.reshape(B, H * W, I)[:, child].reshape(B, L, k * k * I, 1)
     if offset is None:

@@ -147,13 +147,17 @@ def number(low: float, high: float, *, above: bool = False) -> Callable[[str], f
     return parse
 
 
-def list_of(kind: Callable[[str], Any], length: int | None = None, example: str = "") -> Callable[[str], tuple]:
+def list_of(
+    kind: Callable[[str], Any], length: int | None = None, example: str = "", *, rising: bool = False
+) -> Callable[[str], tuple]:
     """Values with commas between them."""
 
     def parse(text: str) -> tuple[Any, ...]:
         values = tuple(kind(part) for part in text.split(","))
         if length not in (None, len(values)):
             raise argparse.ArgumentTypeError(f"{text!r} is not a list of {length}, such as {example}")
+        if rising and list(values) != sorted(set(values)):
+            raise argparse.ArgumentTypeError(f"{text} does not rise")
         return values
 
     return parse

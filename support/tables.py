@@ -1,10 +1,11 @@
-"""Classes on the command line: confusion matrices, how many images there are of each class, predictions."""
+"""Tables on the command line: confusion matrices, images of each class, predictions, accuracy under attack."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -65,3 +66,19 @@ def prediction_table(
         )
         lines.append(f"{path!s:<{width}} {named}   {shown}")
     return "\n".join(lines)
+
+
+def attack_lines(attacks: Mapping[str, Mapping[str, Any]], epsilons: Sequence[str]) -> list[str]:
+    """Accuracy under each attack on each model, ``attacks[model][kind][epsilon]``, and next to it the fraction of the
+    images whose gradient is zero, ``attacks[model]["zero_gradient"]``, or ``["zero_gradient_log_odds"]``."""
+    heads = " ".join(f"{epsilon:>6}" for epsilon in epsilons)
+    lines = [f"{'accuracy under attack by epsilon':<32} {heads}  zero gradient"]
+    for name, found in attacks.items():
+        for kind, by_epsilon in found.items():
+            if isinstance(by_epsilon, Mapping):
+                cells = " ".join(f"{by_epsilon[epsilon]:6.3f}" for epsilon in epsilons)
+                lines.append(f"{name + ': ' + kind.replace('_', ' '):<32} {cells}")
+                if kind != "worst_case":
+                    zero = found["zero_gradient" + ("_log_odds" if kind.endswith("_log_odds") else "")]
+                    lines[-1] += f"  {zero:13.3f}"
+    return lines
