@@ -998,7 +998,7 @@ def capsnet_forward(params: Params, images: Array, config: Config, ws: Workspace
     w = params["routing.w"]
     if config.transform == "shared":
         w = shared_transform_forward(w, config.n_primary, ws)
-    first = random_couplings(N_CLASSES, config.n_primary) if config.assignments == "random" else None
+    first = random_couplings(config.n_classes, config.n_primary) if config.assignments == "random" else None
     n_iters = config.routing_iters if config.assignments == "routed" else 1
     v, routing = routing_forward(u, w, n_iters, ws, first, config.activation == "squash")  # (J, D, B)
     lengths = np.sqrt(np.square(v).sum(axis=1) + SQUASH_EPS)

@@ -619,7 +619,7 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_overlays_of_any_classes(letters: Path, tmp_path: Path, capsys: Capture) -> None:
     out, checkpoint = tmp_path / "run.json", tmp_path / "run.npz"
-    argv = ["--dataset=mnist", f"--data-dir={letters}", *OVERLAY]
+    argv = ["--dataset=mnist", f"--data-dir={letters}", *OVERLAY, "--routing-study"]
     assert overlay.main([*argv, f"--out-json={out}", f"--checkpoint={checkpoint}"]) == 0
     assert "4 classes: Ankle boot, E, N, Ž" in capsys.readouterr().out
     result = json.loads(out.read_text())
