@@ -228,7 +228,7 @@ def main(argv: list[str] | None = None) -> int:
         config = experiment.resolved(asked, data)
         require_test_images(len(data.test.labels), figures.MIN_TEST)
         state, snapshots = record(config, data, args.snapshot_every, args.threads, args.quiet)
-        result = experiment.make_result(config, data.name, {"capsnet": state}, args.threads)
+        result = experiment.make_result(config, data, {"capsnet": state}, args.threads)
         print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         shown = shown_composites(data)
         text_colours = [darkened(colour) for colour in (RIGHT, WRONG, BLUE)]

@@ -50,7 +50,6 @@ import itertools
 import math
 import os
 import sys
-import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Sequence
@@ -58,11 +57,10 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import pooch
-from tqdm import tqdm
 
-from support.console import one_line, print_message, shows_progress
-from support.files import UserError, atomic_write, folder_made, require_writable, temporary_folder
+from support.console import one_line, print_message
+from support.download import UnavailableError, download
+from support.files import UserError, atomic_write
 from support.labelled_pictures import read_class_names
 from support.optimizers import TrainState, adamw_step, count_params, muon_step
 from support.pictures import picture_sheet, read_strokes
@@ -106,7 +104,7 @@ WARMUP = 100  # steps
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """One run. The papers' values, where others are the default, are in the comments. [Sabour 2017, sec. 4 to 6]"""
+    """One run. The paper's values, where others are the default, are in the comments. [Sabour 2017, sec. 4 to 6]"""
 
     dataset: str = "auto"
     data_dir: str | None = None
@@ -153,7 +151,7 @@ class Config:
 
     @property
     def n_pairs(self) -> int:
-        """Of different classes."""
+        """Number of pairs of different classes."""
         return self.n_classes * (self.n_classes - 1) // 2
 
     @property
@@ -223,12 +221,6 @@ MNIST_SHA256 = {
 }  # of the .gz files
 MNIST_CRC32 = 0x1939F699  # of the four arrays' bytes, in the order of Digits
 MAX_EXAMPLES = 1_000_000  # a header that claims more is refused
-MIRROR_SECONDS = 4.0  # timeout of a mirror's first answer, name resolution included
-STALL_SECONDS = 15.0  # timeout of the next bytes of a download
-
-
-class MnistUnavailableError(UserError):
-    """MNIST is neither on this machine nor to be had from a mirror."""
 
 
 def read_idx(path: Path, ndim: int) -> Array:
@@ -267,67 +259,6 @@ def read_idx(path: Path, ndim: int) -> Array:
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-def _answers(downloader: pooch.HTTPDownloader, url: str) -> bool:
-    """Whether a HEAD request for the URL succeeds in time. A connect timeout limits neither name resolution nor a host
-    with many addresses, so the request is made in a thread, which is abandoned after ``MIRROR_SECONDS``."""
-    answer: list[bool] = []
-
-    def ask() -> None:
-        try:
-            answer.append(downloader(url, None, None, check_only=True))
-        except (OSError, ValueError):  # requests' exceptions are OSErrors
-            answer.append(False)
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(MIRROR_SECONDS)
-    return bool(answer) and answer[0]
-
-
-def download_mnist(stem: str, folder: Path, mirrors: Sequence[str] = MIRRORS) -> Path:
-    """Path of an intact ``folder/<stem>.gz``, downloaded unless it is there and has the right SHA-256.
-
-    A damaged one is replaced when, and only when, a verified copy has arrived. Raises MnistUnavailableError
-    when no mirror gives one.
-    """
-    path, sha256 = folder / f"{stem}.gz", MNIST_SHA256[stem]
-    damaged = ""
-    try:
-        if path.exists():
-            if pooch.file_hash(str(path)) == sha256:
-                return path
-            damaged = f"{path} is damaged; "
-            print_message(f"{path} is damaged, fetching it again")
-        require_writable(path)
-    except (OSError, UserError) as error:
-        raise MnistUnavailableError(
-            f"no MNIST cache at {folder} ({one_line(error)}): name the files' folder with --data-dir"
-        ) from error
-
-    pooch.get_logger().setLevel("WARNING")
-    tried = []
-    for mirror in mirrors:
-        url = f"{mirror}{stem}.gz"
-        # total=1 until pooch knows better: a bar without a total has no truth value
-        with tqdm(total=1, desc=stem, unit="B", unit_scale=True, leave=False, disable=not shows_progress()) as bar:
-            downloader = pooch.HTTPDownloader(bar, 1 << 16, timeout=(MIRROR_SECONDS, STALL_SECONDS))
-            try:
-                if not _answers(downloader, url):
-                    raise OSError("no answer")
-                with folder_made(folder, keep=True), temporary_folder(folder) as unfinished:
-                    pooch.retrieve(url, f"sha256:{sha256}", path.name, unfinished, downloader=downloader)
-                    (unfinished / path.name).replace(path)
-                return path
-            except ValueError:
-                tried.append(f"{mirror} (wrong SHA-256)")
-            except OSError as error:
-                tried.append(f"{mirror} ({one_line(error)})")
-    raise MnistUnavailableError(
-        f"{damaged}MNIST could not be downloaded from {', '.join(tried)}: "
-        "name the folder with the four files by --data-dir, or take --dataset strokes"
-    )
-
-
 def find_mnist_file(folder: Path, stem: str) -> Path | None:
     """The file of that name in the folder, gzipped or not, with either usual spelling; None if there is none."""
     stems = (stem, stem.replace("-idx", ".idx"))
@@ -339,8 +270,8 @@ def load_mnist(data_dir: Path | None = None, cache_dir: Path | None = None, mirr
 
     A file in the cache folder itself is the user's: it is read, and never replaced. A damaged one raises UserError.
     Downloads are kept in the subfolder ``downloaded``; a damaged one is downloaded again. Intact files that are not
-    the canonical MNIST are read, and the set is called "custom". Raises UserError, or MnistUnavailableError when there
-    is no file and no download.
+    the canonical MNIST are read, and the set is called "custom". Raises UserError, or UnavailableError when there is no
+    file and no download.
     """
     if data_dir is not None and not os.path.isdir(data_dir):  # unlike Path.is_dir, never raises
         raise UserError(f"--data-dir {data_dir} is no folder: name the one with the four MNIST files")
@@ -350,7 +281,9 @@ def load_mnist(data_dir: Path | None = None, cache_dir: Path | None = None, mirr
         path = find_mnist_file(folder, stem)
         if path is None and data_dir is not None:
             raise UserError(f"{data_dir} has no {stem}.gz nor {stem}: put the four MNIST files there")
-        paths.append(path or download_mnist(stem, folder / "downloaded", mirrors))
+        downloaded, instead = folder / "downloaded" / f"{stem}.gz", "name the four files' folder with --data-dir"
+        instead += ", or take --dataset strokes"
+        paths.append(path or download(downloaded, MNIST_SHA256[stem], mirrors, "MNIST", instead))
 
     arrays = [read_idx(path, ndim) for path, ndim in zip(paths, (3, 1, 3, 1), strict=True)]
     for i in (0, 2):
@@ -408,7 +341,7 @@ def resolve_dataset(
     if choice in ("auto", "mnist"):
         try:
             return load_mnist(data_dir, cache_dir, mirrors)
-        except MnistUnavailableError as error:
+        except UnavailableError as error:
             if choice == "mnist":
                 raise
             rule = "!" * 100
@@ -1375,8 +1308,11 @@ def train_all(
 METRICS = ("set_accuracy", "soft_accuracy", "digit_accuracy", "recon_mse")
 
 
-def make_result(config: Config, data_name: str, states: dict[str, TrainState], threads: int = 1) -> dict[str, Any]:
-    """The JSON of a run; accuracies are fractions, those of the last epoch."""
+def make_result(
+    config: Config, data: Data, states: dict[str, TrainState], threads: int = 1, study: bool = False
+) -> dict[str, Any]:
+    """The JSON of a run; accuracies are fractions, those of the last epoch. ``study``: with ``routing_study`` on the
+    test composites among the metrics of the capsules."""
     models = {}
     for name, state in states.items():
         models[name] = {
@@ -1384,17 +1320,10 @@ def make_result(config: Config, data_name: str, states: dict[str, TrainState], t
             **{metric: state.history[metric][-1] for metric in METRICS if metric in state.history},
             "train_seconds": round(state.seconds, 3),
         }
-    return result_document(EXPERIMENT, config, data_name, models, states, threads, "set_accuracy", 1 / config.n_pairs)
-
-
-def with_routing_study(
-    result: dict[str, Any], config: Config, states: dict[str, TrainState], data: Data, threads: int
-) -> dict[str, Any]:
-    """The result, with ``routing_study`` on the test composites among the metrics of the capsules."""
-    if "capsnet" in states:
+    if study and "capsnet" in states:
         with Workers(threads, config.dtype) as workers:
-            result["models"]["capsnet"] |= routing_study(config, states["capsnet"].params, data.test, workers)
-    return result
+            models["capsnet"] |= routing_study(config, states["capsnet"].params, data.test, workers)
+    return result_document(EXPERIMENT, config, data.name, models, states, threads, "set_accuracy", 1 / config.n_pairs)
 
 
 def run(
@@ -1405,8 +1334,7 @@ def run(
     data = make_data(config)
     config = resolved(config, data)
     states = train_all(config, data, threads=threads, files=files, **options)
-    result = make_result(config, data.name, states, threads)
-    return with_routing_study(result, config, states, data, threads) if study else result
+    return make_result(config, data, states, threads, study)
 
 
 TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "min_iou", "max_shift")
@@ -1428,8 +1356,7 @@ def evaluate_checkpoint(
             if name in states:
                 metrics = evaluate(model, states[name].params, data.test, workers)
                 states[name].history = {metric: [value] for metric, value in metrics.items()}
-    result = make_result(config, data.name, states, threads) | {"trained_with_seed": saved.seed}
-    return with_routing_study(result, config, states, data, threads) if study else result
+    return make_result(config, data, states, threads, study) | {"trained_with_seed": saved.seed}
 
 
 def describe(result: dict[str, Any]) -> str:

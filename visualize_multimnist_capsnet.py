@@ -819,7 +819,7 @@ def main(argv: list[str] | None = None) -> int:
         seeds = read_seeds(results, config, data.name, ("set_accuracy",))
         require_runs(args.results, seeds)
         states = states or experiment.train_all(config, data, threads=args.threads, files=Files(quiet=args.quiet))
-        result = experiment.make_result(config, data.name, states, args.threads)
+        result = experiment.make_result(config, data, states, args.threads)
         print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         with blas_threads(1):
             write_figures(folder, drawers(Run(drawable(config), data, states), seeds), N_COLOURS)

@@ -26,10 +26,10 @@ from PIL import Image
 from scipy.io import savemat
 
 import mnist_affine_capsnet as affine
-import multimnist_capsnet as digits
 import report
 from helpers import EXPERIMENTS, ROOT, Experiment, failure, script_environment, smallest, usage_error
 from support import console, files, norb_files, pictures, run
+from support.download import UnavailableError, download
 from support.optimizers import TrainState
 from test_run import nobody_reads, process_of, streams
 
@@ -319,8 +319,8 @@ def test_a_check_that_fails_leaves_no_folder(name: str, tmp_path: Path, monkeypa
 
 
 def test_a_download_that_fails_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(digits.MnistUnavailableError, match="could not be downloaded"):
-        digits.download_mnist(next(iter(digits.MNIST_SHA256)), tmp_path / "a/b", ("http://127.0.0.1:9/",))
+    with pytest.raises(UnavailableError, match=r"MNIST could not be downloaded .*: stay at home"):
+        download(tmp_path / "a/b/x.gz", "0" * 64, ("http://127.0.0.1:9/",), "MNIST", "stay at home")
     assert content(tmp_path) == {}
 
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 import multimnist_capsnet as data
 from helpers import MNIST, needs_mnist
 from multimnist_capsnet import UserError
-from support import stroke_digits
+from support import download, stroke_digits
 from support.files import TEMPORARY
 
 STEMS = tuple(data.MNIST_SHA256)
@@ -294,7 +294,7 @@ def test_what_is_downloaded_half_goes_with_the_next_run(
     tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until a file is whole and verified it lies in a folder that has the number of the process; without a stderr."""
-    original, meanwhile = data.pooch.retrieve, set[str]()
+    original, meanwhile = download.pooch.retrieve, set[str]()
 
     def retrieve(*args: Any, **options: Any) -> Any:
         try:
@@ -304,7 +304,7 @@ def test_what_is_downloaded_half_goes_with_the_next_run(
                 path.name for path in (tmp_path / "cache").rglob("*.*") if path.parent.name == "downloaded"
             )
 
-    monkeypatch.setattr(data.pooch, "retrieve", retrieve)
+    monkeypatch.setattr(download.pooch, "retrieve", retrieve)
     monkeypatch.setattr(sys, "stderr", None)
     data.load_mnist(None, tmp_path / "cache", [mirror.url])
     unfinished = meanwhile - set(served())
@@ -334,7 +334,7 @@ def test_second_mirror_when_the_first_serves_rubbish(tmp_path: Path, mirror: Mir
     try:
         digits = data.load_mnist(None, tmp_path, [bad.url, mirror.url])
         assert digits.train_images.tobytes() == IMAGES[16:]
-        with pytest.raises(data.MnistUnavailableError) as caught:
+        with pytest.raises(data.UnavailableError) as caught:
             data.load_mnist(None, tmp_path / "other", [bad.url])
         check_message(caught.value, bad.url, "no answer" if kind == "missing" else "SHA-256", "--data-dir")
     finally:
@@ -342,7 +342,7 @@ def test_second_mirror_when_the_first_serves_rubbish(tmp_path: Path, mirror: Mir
 
 
 def test_all_mirrors_dead_is_one_line(tmp_path: Path, mirror: Mirror, dead_url: str) -> None:
-    with pytest.raises(data.MnistUnavailableError) as caught:
+    with pytest.raises(data.UnavailableError) as caught:
         data.resolve_dataset("mnist", np.random.default_rng(0), cache_dir=tmp_path, mirrors=[dead_url] * 2)
     check_message(caught.value, dead_url, "--data-dir", "--dataset strokes")
 
@@ -366,7 +366,7 @@ def test_auto_falls_back_to_strokes_with_a_warning(
 def test_a_mirror_that_never_answers_is_given_up(
     tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data, "MIRROR_SECONDS", 0.3)
+    monkeypatch.setattr(download, "MIRROR_SECONDS", 0.3)
     with socket.socket() as mute:  # accepts, says nothing
         mute.bind(("127.0.0.1", 0))
         mute.listen()
@@ -384,10 +384,10 @@ def test_a_name_lookup_that_hangs_is_given_up(tmp_path: Path, mirror: Mirror, mo
         raise socket.gaierror("no network")
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    monkeypatch.setattr(data, "MIRROR_SECONDS", 0.2)
+    monkeypatch.setattr(download, "MIRROR_SECONDS", 0.2)
     before = set(threading.enumerate())
     started = time.perf_counter()
-    with pytest.raises(data.MnistUnavailableError):
+    with pytest.raises(data.UnavailableError):
         data.load_mnist(None, tmp_path, ["http://mnist.invalid/", "http://mnist2.invalid/"])
     assert time.perf_counter() - started < 3
     release.set()
@@ -396,7 +396,7 @@ def test_a_name_lookup_that_hangs_is_given_up(tmp_path: Path, mirror: Mirror, mo
 
 
 def test_both_mirrors_together_keep_nobody_waiting_for_long() -> None:
-    assert len(data.MIRRORS) * data.MIRROR_SECONDS < 10
+    assert len(data.MIRRORS) * download.MIRROR_SECONDS < 10
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied"])

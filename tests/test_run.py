@@ -941,7 +941,7 @@ def test_a_run_is_not_resumed_on_other_digits(name: str, tmp_path: Path, monkeyp
     del argv[argv.index("--dataset") : argv.index("--dataset") + 4]
 
     def absent(*_: object) -> digits.Digits:
-        raise digits.MnistUnavailableError("there is no network")
+        raise digits.UnavailableError("there is no network")
 
     few = functools.partial(digits.resolve_dataset, stroke_counts=(60, 60))
     monkeypatch.setattr(digits, "resolve_dataset", few)
