@@ -18,8 +18,9 @@ paper. The baseline is a CNN with convolutions of the same sides and strides ins
 channels as give it the same number of parameters.
 
 Deviations from the paper: narrower layers and two iterations of EM routing; a floor under the variances; a parent's
-cost counts its mass in units of what an even assignment gives it. The transformation matrices start near the identity,
-and beta_v where agreement activates: from there the training starts without dead capsules.
+cost is divided by the mass that even assignments would give it; the inverse temperature is the same in all iterations.
+The transformation matrices start near the identity, and beta_v where agreement activates: from there the training
+starts without dead capsules.
 
 The images are digits (MNIST, or strokes drawn by this project), or views of objects of which some are held out: voxel
 objects and smallNORB, as in smallnorb_novel_viewpoint.py, and toys, a drawn set in the files of smallNORB. Views have
@@ -781,7 +782,7 @@ def conv_capsnet_init(rng: np.random.Generator, config: Config) -> Params:
         params[f"{layer}.w"] = eye + gaussian(0.1, *shape, POSE_SIDE, POSE_SIDE)
         params[f"{layer}.beta_a"] = np.zeros(shape[-1], config.dtype)
         params[f"{layer}.beta_v"] = np.full(shape[-1], beta_v, config.dtype)
-        if config.vote_bias == "learned":  # [Peer 2019], as in smallnorb_novel_viewpoint.py
+        if config.vote_bias == "learned":  # as in smallnorb_novel_viewpoint.py
             params[f"{layer}.bias"] = np.full((shape[-1], POSE_SIDE**2), 0.1, config.dtype)
     return params
 
@@ -1112,8 +1113,8 @@ def attack(
 ) -> Array:  # fmt: skip
     """Images (B, H, W, C) that raise the loss, no pixel of which is moved by more than ``epsilon`` or out of its range.
 
-    One step is the fast gradient sign method [Goodfellow 2015, sec. 4]; several, of epsilon / n_steps each, are the
-    basic iterative method [Kurakin 2017, sec. 2.2], its step size as in [Hinton 2018, sec. 6].
+    One step is the fast gradient sign method (I. Goodfellow et al., ICLR 2015, sec. 4); several, of epsilon / n_steps
+    each, are the basic iterative method (A. Kurakin et al., ICLR 2017 workshops, sec. 2.2).
     """
     low, high = np.maximum(images - epsilon, pixel_range[0]), np.minimum(images + epsilon, pixel_range[1])
     x = images

@@ -3,7 +3,7 @@
 
 Claim tested: a capsule network that was trained on upright digits alone recognises rotated and distorted ones better
 than a convolutional network of the same upright accuracy. [Sabour 2017] S. Sabour, N. Frosst, G. Hinton, "Dynamic
-routing between capsules", NIPS 2017, section 5.1 (affNIST: 79 % against 66 %); and a DZone article, "Approaching the
+routing between capsules", NIPS 2017, section 5.2 (affNIST: 79 % against 66 %); and a DZone article, "Approaching the
 problem of equivariance with Hinton's capsule networks" (LeNet-5 98.68 % upright and 76.05 % rotated; CapsNet 99.37 %,
 84.09 % and 92.12 %. Its text says 35 degrees, its listing 15).
 

@@ -703,7 +703,7 @@ class RoutingCache(NamedTuple):
     c: list[Array]  # per iteration: couplings (J, I, B)
     squashes: list[SquashCache]  # per iteration; empty without squash
     v: list[Array]  # per iteration: (J, D, B)
-    is_even: bool  # whether the couplings of the first iteration are 1 / J
+    is_uniform: bool  # whether the couplings of the first iteration are 1 / J
 
 
 def shared_transform_forward(w: Array, n_children: int, ws: Workspace) -> Array:
@@ -743,10 +743,10 @@ def routing_forward(
             c[...] = 1 / J if first is None else first[..., None]  # 1 / J: b is zero
         else:
             softmax_over_parents(b, c)
-        is_even = t == 0 and cache.is_even
-        cu = u if is_even else np.multiply(c[:, None], u, out=product)  # (P, I, B) or (J, P, I, B)
+        is_uniform = t == 0 and cache.is_uniform
+        cu = u if is_uniform else np.multiply(c[:, None], u, out=product)  # (P, I, B) or (J, P, I, B)
         s = np.matmul(w.transpose(0, 1, 3, 2), cu, out=sums).sum(axis=1)  # (J, D, B)
-        if is_even:  # c = 1 / J
+        if is_uniform:  # c = 1 / J
             s /= J
         cache.c.append(c)
         if has_squash:
@@ -795,19 +795,19 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
             du += np.einsum("jib,jpib->pib", db, wv)
         # v = squash(s), or s
         ds = squash_backward(dv, squashes[t]) if squashes else dv  # (J, D, B)
-        is_even = t == 0 and cache.is_even
-        if is_even:  # c = 1 / J
+        is_uniform = t == 0 and cache.is_uniform
+        if is_uniform:  # c = 1 / J
             ds /= J
         # s = sum_i c u_hat = sum_pi w (c u)
         ds_rows = np.ascontiguousarray(ds.transpose(0, 2, 1))[:, None]  # (J, 1, B, D)
-        cu = np.broadcast_to(u, product.shape) if is_even else np.multiply(c[t][:, None], u, out=product)
+        cu = np.broadcast_to(u, product.shape) if is_uniform else np.multiply(c[t][:, None], u, out=product)
         if t == last:  # the first term of dw
             np.matmul(cu, ds_rows, out=dw)
         else:
             for group in groups:
                 dw[group] += np.matmul(cu[group], ds_rows[group], out=dw_term[: len(w[group])])
         wds = np.matmul(w, ds[:, None], out=product)  # (J, P, I, B)
-        du += wds.sum(axis=0) if is_even else np.einsum("jib,jpib->pib", c[t], wds)
+        du += wds.sum(axis=0) if is_uniform else np.einsum("jib,jpib->pib", c[t], wds)
         # c = softmax(b)
         if t > first:
             db += softmax_backward(np.einsum("pib,jpib->jib", u, wds), c[t])
@@ -1208,7 +1208,8 @@ def evaluate(model: Model, params: Params, batch: Batch, workers: Workers, part:
 
 
 def routing_study(config: Config, params: Params, batch: Batch, workers: Workers, part: int = 32) -> dict[str, float]:
-    """The trained capsules with other couplings than they were trained with. [Paik 2019]
+    """The trained capsules with other couplings than they were trained with, as in I. Paik et al., "Capsule networks
+    need an improved routing algorithm", ACML 2019.
 
     These are those of 1 to 5 iterations, of which one alone has uniform couplings, and random ones. For each:
     ``set_accuracy``; "changed", the fraction of images that get another pair of digits than with the couplings of the

@@ -18,7 +18,11 @@ the capsule network's parameter count. All three go through the same loop, data 
 Deviations from the paper: voxel objects stand in for the smallNORB images by default (``--dataset smallnorb`` reads the
 real files); the primary capsules come from one dense layer, so there is no grid of capsules and no coordinate addition;
 the default loss is cross-entropy on the score above (``--loss spread`` is the paper's); a floor of 3 under the
-variances of EM routing, and weight decay.
+variances of EM routing, and weight decay; the inverse temperature is the same in all iterations, where the paper's
+rises (``--lambda-schedule``); beta_a and beta_v are one number for each class.
+
+[Paik 2019] I. Paik, T. Kwak, I. Kim, "Capsule networks need an improved routing algorithm", ACML 2019.
+[Peer 2019] D. Peer, S. Stabinger, A. Rodríguez-Sánchez, "Limitation of capsule networks", arXiv 1905.08744.
 
 Run it (ten epochs, seed 0, three models):
 
@@ -135,7 +139,7 @@ class Config(Viewpoints):
     assignments: str = "routed"
     em_iters: int = 3  # [Hinton 2018, table 1]: three is the best
     em_grad: str = "exact"
-    em_lambda: float = 1.0  # final inverse temperature; the paper gives no value
+    em_lambda: float = 1.0  # inverse temperature; the paper gives no value
     lambda_schedule: str = "constant"
     variance_floor: float = VARIANCE_FLOOR
     beta_v_init: float = 0.0
@@ -160,7 +164,7 @@ class Config(Viewpoints):
         return lambdas if self.assignments == "routed" else lambdas[-1:]
 
 
-def inverse_temperatures(schedule: str, final: float, n_iters: int) -> list[float]:
+def inverse_temperatures(schedule: str, scale: float, n_iters: int) -> list[float]:
     """lambda of each EM iteration, first to last."""
     t = np.arange(1, n_iters + 1)
     rise = {
@@ -168,7 +172,7 @@ def inverse_temperatures(schedule: str, final: float, n_iters: int) -> list[floa
         "linear": t / n_iters,
         "exponential": 1 - 0.95**t,  # the form that the authors' later code uses
     }[schedule]
-    return [float(final * r) for r in rise]
+    return [float(scale * r) for r in rise]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -486,7 +490,7 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple
 
 
 def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Array | None, Array, Array]:
-    """dout (B, Ho, Wo, F) -> dx (None unless needed: the first layer does not), dw, db."""
+    """dout (B, Ho, Wo, F) -> dx (None if it is not needed, as in the first layer), dw, db."""
     columns, w, (B, H, W, C), (_, Ho, Wo, F), stride, pad = cache
     K = w.shape[0]
     rows = dout.reshape(-1, F)  # (B * Ho * Wo, F)
@@ -552,8 +556,8 @@ def votes_forward(pose: Array, w: Array) -> tuple[Array, VotesCache]:
     (B, I, P, _), J = pose.shape, w.shape[1]
     rows = pose.transpose(1, 0, 2, 3).reshape(I, B * P, P)
     columns = w.transpose(0, 2, 1, 3).reshape(I, P, J * P)
-    votes = (rows @ columns).reshape(I, B, P, J, P)
-    return votes.transpose(1, 0, 3, 2, 4).reshape(B, I, J, P * P), VotesCache(pose, w)
+    product = (rows @ columns).reshape(I, B, P, J, P)
+    return product.transpose(1, 0, 3, 2, 4).reshape(B, I, J, P * P), VotesCache(pose, w)
 
 
 def votes_backward(dvotes: Array, cache: VotesCache) -> tuple[Array, Array]:
@@ -578,10 +582,10 @@ def votes_backward(dvotes: Array, cache: VotesCache) -> tuple[Array, Array]:
 #     M-step:  R_ij <- R_ij a_i                                       ra; its sum over i is the mass
 #              mu_j <- sum_i R_ij V_ij / sum_i R_ij                   weight = ra / mass; mu
 #              sigma_j^2 <- sum_i R_ij (V_ij - mu_j)^2 / sum_i R_ij   error, sigma_sq
-#              cost_j <- (beta_v + log sigma_j) sum_i R_ij            cost, summed over h; beta_v is also called beta_u
+#              cost_j <- (beta_v + log sigma_j) sum_i R_ij            cost, summed over h; some editions have beta_u
 #              a_j <- logistic(lambda (beta_a - sum_h cost_j))        z, a
 #     E-step:  p_j <- N(V_ij; mu_j, sigma_j^2), product over h        error, scaled, distance, log_p
-#              R_ij <- a_j p_j / sum_j a_j p_j                        log_ap, ap, r
+#              R_ij <- a_j p_j / sum_k a_k p_k                        log_ap, ap, r
 # ----------------------------------------------------------------------------------------------------------------------
 
 MASS_FLOOR = 1e-8  # added to the assigned mass, so that the mean of a parent without mass is zero and not NaN
@@ -703,6 +707,12 @@ def e_step_backward(dr: Array, cache: EStepCache) -> tuple[Array, Array, Array, 
     return -derror.sum(axis=1), dsigma_sq, dlog_a, derror
 
 
+def random_assignments(n_children: int, n_parents: int) -> Array:
+    """Assignments (I, J) drawn evenly from all whose sum over j is 1, the same for every image and every seed."""
+    weights = generator(0, Stream.INIT, *b"assignments").standard_exponential((n_children, n_parents))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
 class EMCache(NamedTuple):
     m_steps: list[MStepCache]  # one for each iteration
     e_steps: list[EStepCache]  # one fewer: the last iteration's assignments would not be used
@@ -738,12 +748,6 @@ def em_routing_forward(
             r, e_step = e_step_forward(mu, sigma_sq, log_a, votes)
             cache.e_steps.append(e_step)
     return mu, a, cache
-
-
-def random_assignments(n_children: int, n_parents: int) -> Array:
-    """Assignments (I, J) drawn evenly from all whose sum over j is 1, the same for every image and every seed."""
-    weights = generator(0, Stream.INIT, *b"assignments").standard_exponential((n_children, n_parents))
-    return weights / weights.sum(axis=1, keepdims=True)
 
 
 def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> tuple[Array, Array, Array, Array]:
@@ -799,7 +803,7 @@ def spread_loss(activations: Array, labels: Array, margin: float) -> tuple[float
 
 
 def spread_margin(progress: float) -> float:
-    """0.2 at the start of training, 0.9 at its end, linear between. [Hinton 2018, sec. 3]"""
+    """0.2 at the start of training, 0.9 at its end, linear between. [Hinton 2018, sec. 4.1]"""
     return 0.2 + 0.7 * progress
 
 
@@ -1354,8 +1358,8 @@ def add_em_flags(add: Callable[..., None]) -> None:
     """The flags of EM routing; ``add``: see ``add_flags``."""
     add("em_iters", whole_number(1, 20), "Route in N iterations.")
     add("em_grad", ("exact", "stop"),
-        "Differentiate through all iterations, or through the last M-step with constant assignments.")
-    add("em_lambda", number(0, 1000, above=True), "Inverse temperature of the last iteration.", "X")
+        "Differentiate through all iterations, or through the last M-step alone, with constant assignments and mass.")
+    add("em_lambda", number(0, 1000, above=True), "Inverse temperature of the routing, see --lambda-schedule.", "X")
     add("lambda_schedule", ("constant", "linear", "exponential"),
         "The inverse temperature of iteration t of T is X, X t / T, or X (1 - 0.95^t), with X of --em-lambda.")
     add("variance_floor", number(0, 1e6, above=True), "Add X to every variance of a routing iteration.", "X")
