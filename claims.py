@@ -6,8 +6,8 @@ A claim is tested under one or more conditions; docs/method.md says which of the
 condition compares two models, or two settings, over the same seeds. *holds*: the interval of the difference lies
 beyond 0 in the direction of the paper; *reversed*: beyond 0 in the other direction; *undecided*: it contains 0. A
 claim with different words under its conditions *depends*. The intervals are those of Student's t for paired
-differences, adjusted for the number of comparisons in the list [Holm 1979]: together they are all true in at least 95
-% of repetitions.
+differences, each at the level at which its difference is tested [Holm 1979]: the probability that any *holds* or
+*reversed* is wrong is at most 5 %.
 
 [Holm 1979] S. Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Statist. 6, 65-70.
 """

@@ -47,7 +47,7 @@ def draw_verdicts(document: dict[str, Any]) -> Figure:
     ]
     total = sum(heights)
     n = plural(document["n_comparisons"], "comparison")
-    subtitle = f"differences of accuracies over the same seeds, with intervals that hold for all {n} together"
+    subtitle = f"differences of accuracies over the same seeds, with intervals adjusted for {n} (Holm)"
     subtitle += f"; logarithmic beyond {LINEAR:g}"
     fig = new_figure(TOP + total + 0.55, "What the papers claim, and what is found here", subtitle)
     ax = add_axes(fig, 5.05, TOP, 2.35, total)
