@@ -339,6 +339,7 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
 DECODER_IMAGES, DECODER_EPOCHS, DECODER_RATE = 3000, 40, 2e-3
 DECODER_WIDTHS = (128, 256)
 SWEEP = np.linspace(-2, 2, 5)  # in standard deviations of an entry over a class
+LARGE_SUM, LARGE_SLANT = 0.1, 3  # a fraction, and degrees
 N_MEASURED = 500  # test images over which an entry's effect is measured
 
 
@@ -479,10 +480,11 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
         f"columns: {steps} standard deviations",
         "numbers: change of the pixels' sum and of",
         f"the slant, −1 to +1, {min(N_MEASURED, len(run.data.test.labels))} images",
+        f"bold: at least {100 * LARGE_SUM:g} % or {LARGE_SLANT}°",
         "purple: where coordinates were added",
     )
     for m, line in enumerate(lines):
-        add_text(fig, x, 0.93 + 0.2 * m, line, color=GREY if m < 3 else darkened(PURPLE))
+        add_text(fig, x, 0.93 + 0.19 * m, line, color=GREY if m < 4 else darkened(PURPLE))
     coordinates = {(0, p - 1), (1, p - 1)}  # see ``coordinates`` of the experiment
     for d in range(p * p):
         i, j = divmod(d, p)
@@ -491,7 +493,7 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
         add_text(fig, x, y + 0.02, name, fontweight="bold", color=darkened(PURPLE) if (i, j) in coordinates else BLACK)
         more_light, more_slant = found.effect[d]
         text = f"sum {signed(100 * more_light)} %  slant {signed(more_slant)}°"
-        large = abs(more_light) >= 0.1 or abs(more_slant) >= 3
+        large = abs(more_light) >= LARGE_SUM or abs(more_slant) >= LARGE_SLANT
         add_text(fig, x + width, y + 0.02, text, ha="right", fontweight="bold" if large else "normal", fontsize=9)
         pictures = found.drawn[:, d, ..., 0]  # (n, len(SWEEP), H, W)
         ax = add_sheet(fig, x, y + head - 0.04, width, height, tiled(pictures, n_greys=32))

@@ -313,7 +313,7 @@ def draw_em_routing(view: View) -> Figure:
         ax.set_xticks(ax.get_yticks()[1:-1])
         if t:
             ax.set_yticklabels([])
-        add_text(fig, at, 3.5, "assignments" if t else "assignments: even", fontsize=9.5)
+        add_text(fig, at, 3.5, "assignments" if t else "assignments: even (white 0, black 1)", fontsize=9.5)
         ax = add_axes(fig, at, 3.75, width, 1.15)
         ax.imshow(view.r[t].T, cmap="Greys", vmin=0, vmax=1, aspect="auto")
         ax.set(xticks=range(len(view.a_in)), yticks=range(J), xlabel="primary capsule")

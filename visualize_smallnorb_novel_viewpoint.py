@@ -463,10 +463,13 @@ def draw_class_poses(run: Run) -> Figure:
     return fig
 
 
+OTHER_CLASS: dict[str, Any] = {"marker": "o", "markersize": 3, "markerfacecolor": "white", "markeredgewidth": 0.7}
+
+
 def draw_pose_curves(run: Run) -> Figure:
-    """Noise-free views of both objects that do not look the same after half a turn, every 4 degrees."""
+    """Noise-free views of both objects that do not look the same after half a turn, every 6 degrees."""
     config, side = run.config, experiment.POSE_SIDE
-    azimuths, elevation = np.arange(0.0, 361, 4), middle(config, run.data, "elevation", "train")
+    azimuths, elevation = np.arange(0.0, 361, 6), middle(config, run.data, "elevation", "train")
     gap, left, top, height = 0.14, 0.95, 1.3, 0.88
     width = (WIDTH - left - 0.15 - (side - 1) * gap) / side
     fig = new_figure(top + side * (height + gap) + 0.45, "Pose of the winning class capsule while the object turns",
@@ -487,10 +490,10 @@ def draw_pose_curves(run: Run) -> Figure:
         for d, entries in enumerate(poses.T):
             ax = axes[d // side][d % side]
             ax.plot(azimuths, np.where(wrong, np.nan, entries), color=colour, zorder=3)
-            ax.plot(azimuths[wrong], entries[wrong], ls="", marker=".", markersize=3, color=colour, zorder=3)
+            ax.plot(azimuths[wrong], entries[wrong], ls="", color=colour, zorder=3, **OTHER_CLASS)
         handles += [
             Line2D([], [], color=colour, label=name),
-            Line2D([], [], color=colour, ls="", marker=".", label=f"{name}, another class wins"),
+            Line2D([], [], color=colour, ls="", label=f"{name}, another class wins", **OTHER_CLASS),
         ]
     for r, c in np.ndindex(side, side):
         ax = axes[r][c]
@@ -500,7 +503,7 @@ def draw_pose_curves(run: Run) -> Figure:
         ax.set(xlim=(0, 360), ylim=(-1.08 * limit, 1.08 * limit))
         ax.axhline(0, color=GREY, linewidth=0.7, zorder=1)
         ax.xaxis.set_major_locator(MultipleLocator(90))
-        ax.xaxis.set_major_formatter((lambda x, _: f"{x:g}°" if x % 180 == 90 else "") if r == side - 1 else "")
+        ax.xaxis.set_major_formatter((lambda x, _: f"{x:g}°" if x % 360 else "") if r == side - 1 else "")
         ax.yaxis.set_major_locator(MaxNLocator(nbins=3, symmetric=True))
         ax.tick_params(labelleft=c == 0)
     add_row_label(fig, left - 0.5, top + 2 * height + 1.5 * gap, "pose\nentry")
