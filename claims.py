@@ -5,9 +5,9 @@
 A claim is tested under one or more conditions; docs/method.md says which of them were listed before their runs. A
 condition compares two models, or two settings, over the same seeds. *holds*: the interval of the difference lies
 beyond 0 in the direction of the paper; *reversed*: beyond 0 in the other direction; *undecided*: it contains 0. A
-claim with different words under its conditions *depends*. The intervals are those of Student's t for paired
-differences, each at the level at which its difference is tested [Holm 1979]: the probability that any *holds* or
-*reversed* is wrong is at most 5 %.
+claim with different words under its conditions *depends*; a condition of *one seed* has no interval and no say. The
+intervals are those of Student's t for paired differences, each at the level at which its difference is tested [Holm
+1979]: the probability that any *holds* or *reversed* is wrong is at most 5 %.
 
 [Holm 1979] S. Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Statist. 6, 65-70.
 """
@@ -310,6 +310,7 @@ def make_claims(claims: Sequence[Claim], read: Callable[[str], Json]) -> Json:
                 "verdict": verdict,
             })  # fmt: skip
         words = {c["verdict"] for c in conditions}
+        words = words - {"one seed"} or words
         verdict = words.pop() if len(words) == 1 else "depends"
         entries.append({"claim": claim.text, "paper": claim.paper, "page": claim.page, "verdict": verdict})
         entries[-1]["conditions"] = conditions

@@ -237,7 +237,8 @@ def verdicts_table(document: Json) -> str:
     for claim in document["claims"]:
         found = claim["conditions"]
         words = Counter(c["verdict"] for c in found)
-        counts = ", ".join(f"{words[word]} {word}" for word in sorted(words))
+        named = {word: "with one seed" if word == "one seed" else word for word in words}
+        counts = ", ".join(f"{words[word]} {named[word]}" for word in sorted(named, key=named.__getitem__))
         verdict = f"**{claim['verdict']}**" + (f": {counts}" if len(words) > 1 else "")
         rows.append([
             f"[{claim['claim']}]({claim['page']})", claim["paper"], span([c["first"] for c in found]),

@@ -58,6 +58,7 @@ FILES = {
         (["higher", "lower"], ["holds", "reversed"], "depends"),
         (["higher", "near"], ["holds", "undecided"], "depends"),
         (["single"], ["one seed"], "one seed"),
+        (["higher", "single"], ["holds", "one seed"], "holds"),
     ],
 )
 def test_the_word_is_that_of_the_interval(files: list[str], words: list[str], whole: str) -> None:
@@ -162,15 +163,17 @@ def test_the_file_is_made_from_the_list_and_changes_are_seen(
 
 
 def test_a_row_for_each_claim_gives_the_ranges_of_its_conditions() -> None:
-    document = make_claims([claim("higher", "lower", "near"), claim("near")], FILES.__getitem__)
+    claims = [claim("higher", "lower", "near"), claim("near"), claim("lower", "single")]
+    document = make_claims(claims, FILES.__getitem__)
     lines = report.make_table(document, "verdicts", {}).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-    several, one = cells
+    several, one, with_one_seed = cells
     assert several[0] == "[more is better](docs/page.md)"
     assert several[2:] == [
         "0.100 to 0.900", "0.500", "-0.400 to +0.400", "**depends**: 1 holds, 1 reversed, 1 undecided"
     ]  # fmt: skip
     assert one[2:] == ["0.500", "0.500", "+0.000", "**undecided**"]
+    assert with_one_seed[-1] == "**reversed**: 1 reversed, 1 with one seed"
 
 
 def settings_used(runs: Runs, names: list[str]) -> dict[str, str]:
