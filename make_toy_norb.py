@@ -36,7 +36,7 @@ from support.console import exit_status, print_result
 from support.figures import write_if_changed
 from support.files import UserError, require_writable
 from support.flags import Parser, file_path, whole_number
-from support.norb_files import norb_path, stream_norb
+from support.norb_files import read_norb_labels, stream_norb_pairs
 from support.results import code_fingerprint, environment, recorded_command, report_result
 from support.run import Files
 from support.workers import blas_threads, default_threads
@@ -66,14 +66,12 @@ CNN = conv.Config(
 
 def read_pixels(folder: Path, subset: str) -> tuple[Array, Array, Array]:
     """Pairs as rows of 4,608 grey levels (N, 2 * 48 * 48) float32, means of 2x2 pixels; labels (N,); instances (N,)."""
-    dat, cat, info = (norb_path(folder, subset, part) for part in ("dat", "cat", "info"))
-    labels = np.concatenate(list(stream_norb(cat, np.dtype("<i4"), ())))
-    instances = np.concatenate(list(stream_norb(info, np.dtype("<i4"), (4,))))[:, 0]
+    labels, views = read_norb_labels(folder, subset)
     rows = [
         pairs.reshape(-1, 2, SIDE // 2, 2, SIDE // 2, 2).mean(axis=(3, 5), dtype=np.float32).reshape(len(pairs), -1)
-        for pairs in stream_norb(dat, np.dtype("u1"), (2, SIDE, SIDE))
+        for _, pairs in stream_norb_pairs(folder, subset, len(labels))
     ]
-    return np.concatenate(rows), labels, instances
+    return np.concatenate(rows), labels, views[:, 0]
 
 
 def nearest_neighbour(train: Array, labels: Array, test: Array) -> Array:
@@ -121,7 +119,7 @@ def grey_levels(folder: Path) -> dict[str, float]:
     images = np.concatenate(
         [
             np.stack([pairs.mean(axis=(2, 3)), pairs.std(axis=(2, 3))], axis=-1)
-            for pairs in stream_norb(norb_path(folder, "testing", "dat"), np.dtype("u1"), (2, SIDE, SIDE))
+            for _, pairs in stream_norb_pairs(folder, "testing", len(read_norb_labels(folder, "testing")[0]))
         ]
     )
     mean, spread = images.mean(axis=(0, 1))
@@ -181,8 +179,8 @@ def real_row(folder: Path) -> Array:
     """(96, 960): the left images of the first pair of each category in both halves of the real set."""
     white, images = np.full((SIDE, SIDE), 255, np.uint8), []
     for subset in INSTANCES:
-        labels = next(stream_norb(norb_path(folder, subset, "cat"), np.dtype("<i4"), ()))
-        pairs = next(stream_norb(norb_path(folder, subset, "dat"), np.dtype("u1"), (2, SIDE, SIDE)))
+        labels, _ = read_norb_labels(folder, subset)
+        _, pairs = next(stream_norb_pairs(folder, subset, len(labels)))
         first = {label: left for label, (left, _) in reversed(list(zip(labels.tolist(), pairs, strict=False)))}
         images += [first.get(label, white) for label in range(len(CATEGORIES))]
     return np.concatenate(images, axis=1)

@@ -48,7 +48,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from support.files import UserError
-from support.norb_files import NORB_SETS, norb_path, stream_norb
+from support.norb_files import NORB_SETS, read_norb_labels, stream_norb_pairs
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import border_level, grey_square, read_grey
 from support.results import result_document, run_script
@@ -358,34 +358,18 @@ def read_smallnorb(
     Images come as (N, 48, 48, 2), see ``shrink``. At most the kept images and one chunk are in memory: 0.45 GB for all
     24,300 pairs of a set. Raises UserError for a file that is missing, damaged, swapped or of another length.
     """
-    dat, cat, info = (norb_path(data_dir, subset, part) for part in ("dat", "cat", "info"))
-    labels = np.concatenate(list(stream_norb(cat, np.dtype("<i4"), ())))
-    views = np.concatenate(list(stream_norb(info, np.dtype("<i4"), (4,))))  # instance, elevation, azimuth, lighting
-    if len(labels) != len(views):
-        raise UserError(f"{cat} has {len(labels)} items but {info} has {len(views)}: they are not of one set")
-    if labels.min() < 0 or labels.max() >= N_CLASSES:
-        raise UserError(f"{cat} holds a class outside 0 to {N_CLASSES - 1}")
-    instances = {int(digit) for digit in NORB_SETS[subset][2:]}
-    if not set(views[:, 0].tolist()) <= instances:
-        raise UserError(f"{info} holds objects of the other set: training and testing files are swapped")
-    if ((views[:, 1:3] < 0) | (views[:, 1:3] > (8, 34))).any():
-        raise UserError(f"{info} holds an elevation outside 0 to 8 or an azimuth outside 0 to 34; fetch it again")
-
+    labels, views = read_norb_labels(data_dir, subset)  # views: instance, elevation, azimuth, lighting
     elevations, azimuths = 30.0 + 5.0 * views[:, 1], 10.0 * views[:, 2]
     keep = np.ones(len(labels), bool) if wanted is None else wanted(azimuths, elevations)
     if objects is not None:
         keep &= np.isin(views[:, 0], objects)
     images = np.empty((int(keep.sum()), NORB_SIDE, NORB_SIDE, 2), np.float32)
-    seen = filled = 0
-    for pairs in stream_norb(dat, np.dtype("u1"), (2, 96, 96)):
-        chosen = keep[seen : seen + len(pairs)]
-        if len(chosen) < len(pairs):
-            raise UserError(f"{dat} has more images than {cat} has labels: they are not of one set")
+    filled = 0
+    for start, pairs in stream_norb_pairs(data_dir, subset, len(labels)):
+        chosen = keep[start : start + len(pairs)]
         n = int(chosen.sum())
         images[filled : filled + n] = shrink(pairs[chosen], standardize)
-        seen, filled = seen + len(pairs), filled + n
-    if seen != len(labels):
-        raise UserError(f"{dat} has {seen} images but {cat} has {len(labels)} labels: they are not of one set")
+        filled += n
     return Split(images, labels[keep].astype(np.intp), azimuths[keep], elevations[keep])
 
 

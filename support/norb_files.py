@@ -26,6 +26,7 @@ NORB_DTYPES: dict[int, np.dtype[Any]] = {
 NORB_SETS = {"training": "5x46789", "testing": "5x01235"}  # the digits are the object instances of each set
 NORB_CHUNK = 256  # stereo pairs decoded at a time
 NORB_ITEMS = 24_300  # of an official set; a file that claims more is not believed
+NORB_CLASSES = 5
 
 
 def norb_path(data_dir: Path, subset: str, part: str) -> Path:
@@ -91,3 +92,33 @@ def stream_norb(path: Path, dtype: np.dtype, item_shape: tuple[int | None, ...])
                 raise UserError(f"{path} is longer than its header says; fetch it again")
     except (EOFError, OSError, zlib.error) as error:
         raise UserError(f"{path} cannot be read ({error}); fetch it again") from error
+
+
+def read_norb_labels(data_dir: Path, subset: str) -> tuple[Array, Array]:
+    """Classes (N,) and views (N, 4) of an official set ("training" or "testing"): instance, elevation, azimuth and
+    lighting, as numbers of the files. Raises UserError for a file that is missing, damaged or swapped."""
+    cat, info = (norb_path(data_dir, subset, part) for part in ("cat", "info"))
+    labels = np.concatenate(list(stream_norb(cat, np.dtype("<i4"), ())))
+    views = np.concatenate(list(stream_norb(info, np.dtype("<i4"), (4,))))
+    if len(labels) != len(views):
+        raise UserError(f"{cat} has {len(labels)} items but {info} has {len(views)}: they are not of one set")
+    if labels.min() < 0 or labels.max() >= NORB_CLASSES:
+        raise UserError(f"{cat} holds a class outside 0 to {NORB_CLASSES - 1}")
+    if not set(views[:, 0].tolist()) <= {int(digit) for digit in NORB_SETS[subset][2:]}:
+        raise UserError(f"{info} holds objects of the other set: training and testing files are swapped")
+    if ((views[:, 1:3] < 0) | (views[:, 1:3] > (8, 34))).any():
+        raise UserError(f"{info} holds an elevation outside 0 to 8 or an azimuth outside 0 to 34; fetch it again")
+    return labels, views
+
+
+def stream_norb_pairs(data_dir: Path, subset: str, n_labels: int) -> Iterator[tuple[int, Array]]:
+    """Chunks (n, 2, 96, 96) uint8 of the set's stereo pairs, each with the number of pairs before it. Raises UserError
+    where there are not ``n_labels`` pairs."""
+    dat, seen = norb_path(data_dir, subset, "dat"), 0
+    for pairs in stream_norb(dat, np.dtype("u1"), (2, 96, 96)):
+        if seen + len(pairs) > n_labels:
+            raise UserError(f"{dat} has more images than there are labels, {n_labels}: the files are not of one set")
+        yield seen, pairs
+        seen += len(pairs)
+    if seen != n_labels:
+        raise UserError(f"{dat} has {seen} images but there are {n_labels} labels: the files are not of one set")
