@@ -66,10 +66,10 @@ from support.toy_norb import cached_toys
 from support.workers import Workers, Workspace, default_threads
 
 from smallnorb_novel_viewpoint import (  # isort: skip
-    ACTIVATION_SCORE, MASS_FLOOR, POSE_SCORE, POSE_SIDE, Array, ConvCache, LinearCache, Params, Viewpoints,
-    add_em_flags, add_viewpoint_flags, check_variance_floor, conv2d_backward, conv2d_forward, inverse_temperatures,
-    linear_backward, linear_forward, relu_backward, relu_forward, sigmoid_backward, sigmoid_forward,
-    softmax_cross_entropy, spread_loss, spread_margin, viewpoints_from_args,
+    MASS_FLOOR, POSE_SIDE, Array, ConvCache, LinearCache, Params, Viewpoints, add_em_flags, add_viewpoint_flags,
+    capsules_loss, check_variance_floor, class_scores_backward, class_scores_forward, conv2d_backward, conv2d_forward,
+    inverse_temperatures, linear_backward, linear_forward, relu_backward, relu_forward, sigmoid_backward,
+    sigmoid_forward, softmax_cross_entropy, viewpoints_from_args,
 )  # fmt: skip
 from support.flags import (  # isort: skip
     Parser, add_file_flags, add_flags, check_file_flags, flag_of, list_of, names_of, non_empty, number,
@@ -814,7 +814,7 @@ def conv_capsnet_forward(params: Params, x: Array, config: Config, ws: Workspace
     offset, class_w = coordinates(config.image_size, config.dtype), params["class.w"][None, None]
     mu, a, cache3 = route("class", pose, a, class_w, len(offset), 1, offset)  # (B, 1, 1, E, P, P), (B, 1, 1, E)
     mu, a = mu.reshape(len(x), -1, POSE_SIDE**2), a.reshape(len(x), -1)
-    scores = a if config.loss == "spread" else POSE_SCORE * (mu * mu).sum(axis=2) + ACTIVATION_SCORE * (a - 0.5)
+    scores = class_scores_forward(mu, a, config.loss)
     cache = ConvCapsnetCache(conv_cache, relu_cache, primary_cache, a_primary, cache1, cache2, cache3, mu, a)
     return scores, cache
 
@@ -823,10 +823,7 @@ def conv_capsnet_backward(
     dscores: Array, cache: ConvCapsnetCache, config: Config, ws: Workspace, need_dx: bool = False
 ) -> tuple[Params, Array | None]:
     """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
-    if config.loss == "spread":
-        dmu, da = np.zeros_like(cache.mu), dscores
-    else:  # scores = |mu|^2 / 16 + 4 (a - 1/2)
-        dmu, da = 2 * POSE_SCORE * dscores[..., None] * cache.mu, ACTIVATION_SCORE * dscores
+    dmu, da = class_scores_backward(dscores, cache.mu, config.loss)
     n = len(da)
     dpose, da = dmu.reshape(n, 1, 1, -1, POSE_SIDE, POSE_SIDE), da.reshape(n, 1, 1, -1)
     grads: Params = {}
@@ -933,17 +930,12 @@ class Model(NamedTuple):
 def make_models(config: Config) -> dict[str, Model]:
     """The capsule network and its baseline, by name, in the order of the result table."""
 
-    def capsules_loss(scores: Array, labels: Array, progress: float) -> tuple[float, Array]:
-        if config.loss == "spread":
-            return spread_loss(scores, labels, spread_margin(progress))
-        return softmax_cross_entropy(scores, labels)
-
     capsules = Model(
         "capsules",
         lambda rng: conv_capsnet_init(rng, config),
         lambda params, x, ws: conv_capsnet_forward(params, x, config, ws),
         lambda dscores, cache, ws, need_dx=False: conv_capsnet_backward(dscores, cache, config, ws, need_dx),
-        capsules_loss,
+        functools.partial(capsules_loss, config.loss),
     )
     n_channels = conv_cnn_channels(config, count_params(capsules.init_params(np.random.default_rng(0))))
     cnn = Model(

@@ -25,7 +25,7 @@ from matplotlib.patches import Ellipse
 
 import conv_matrix_capsules as experiment
 import visualize_conv_matrix_capsules as figures
-from conv_matrix_capsules import Array, ClassRouting, Config, Data
+from conv_matrix_capsules import Array, ClassRouting, Config, Data, viewpoint
 from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
@@ -248,7 +248,7 @@ class GatheringVotes(Scene):
         a = routing.a[t, 0]
         for bar, value in zip(self.bars, a, strict=True):
             bar.set_height(value)
-        answer = int(figures.class_scores(self.config, routing.mu[t, 0], a).argmax())
+        answer = int(viewpoint.class_scores_forward(routing.mu[t, 0], a, self.config.loss).argmax())
         said, colour = figures.verdict(self.config, answer, label)
         self.verdict.set(text=said, color=colour)
         self.iteration.set_text(f"iteration {t + 1} of {n_iterations}")

@@ -791,12 +791,16 @@ def spread_margin(progress: float) -> float:
     return 0.2 + 0.7 * progress
 
 
+def capsules_loss(loss: str, scores: Array, labels: Array, progress: float) -> tuple[float, Array]:
+    """The loss of that name at ``progress``, from 0 to 1, of a training."""
+    if loss == "spread":
+        return spread_loss(scores, labels, spread_margin(progress))
+    return softmax_cross_entropy(scores, labels)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Models: init_params(rng) -> params; forward(params, x) -> (scores, cache); backward(dscores, cache) -> (grads, dx)
 # ----------------------------------------------------------------------------------------------------------------------
-
-POSE_SCORE = 1 / 16  # weight of |mu|^2 in a class score
-ACTIVATION_SCORE = 4.0  # weight of a - 1/2
 
 
 class Model(NamedTuple):
@@ -807,6 +811,22 @@ class Model(NamedTuple):
     forward: Callable[[Params, Array], tuple[Array, Any]]
     backward: Callable[..., tuple[Params, Array | None]]
     loss: Callable[[Array, Array, float], tuple[float, Array]]  # scores, labels, fraction of the training done
+
+
+POSE_SCORE, ACTIVATION_SCORE = 1 / 16, 4.0
+
+
+def class_scores_forward(mu: Array, a: Array, loss: str) -> Array:
+    """mu (..., J, D), a (..., J) -> (..., J): the spread loss looks at activations alone."""
+    return a if loss == "spread" else POSE_SCORE * (mu * mu).sum(axis=-1) + ACTIVATION_SCORE * (a - 0.5)
+
+
+def class_scores_backward(dscores: Array, mu: Array, loss: str) -> tuple[Array, Array]:
+    """dscores (B, J) -> dmu (B, J, D), da (B, J)."""
+    if loss == "spread":  # scores = a
+        return np.zeros_like(mu), dscores
+    # scores = |mu|^2 / 16 + 4 (a - 1/2)
+    return 2 * POSE_SCORE * dscores[..., None] * mu, ACTIVATION_SCORE * dscores
 
 
 class CapsulesCache(NamedTuple):
@@ -860,7 +880,7 @@ def capsules_forward(params: Params, x: Array, config: Config) -> tuple[Array, C
     mu, a, routing_cache = em_routing_forward(
         votes, a_in, params["class.beta_a"], params["class.beta_v"], config.lambdas, config.variance_floor, r
     )
-    scores = a if config.loss == "spread" else POSE_SCORE * (mu * mu).sum(axis=2) + ACTIVATION_SCORE * (a - 0.5)
+    scores = class_scores_forward(mu, a, config.loss)
     return scores, CapsulesCache(conv_cache, relu_cache, primary_cache, a_in, votes_cache, routing_cache, mu, a)
 
 
@@ -868,10 +888,7 @@ def capsules_backward(
     dscores: Array, cache: CapsulesCache, config: Config, need_dx: bool = False
 ) -> tuple[Params, Array | None]:
     """dscores (B, J) -> gradients under the parameters' names, and dx (B, 32, 32, C) where needed."""
-    if config.loss == "spread":
-        dmu, da = np.zeros_like(cache.mu), dscores
-    else:  # scores = |mu|^2 / 16 + 4 (a - 1/2)
-        dmu, da = 2 * POSE_SCORE * dscores[..., None] * cache.mu, ACTIVATION_SCORE * dscores
+    dmu, da = class_scores_backward(dscores, cache.mu, config.loss)
     dvotes, da_in, dbeta_a, dbeta_v = em_routing_backward(dmu, da, cache.routing, config.em_grad)
     dpose, dclass_w = votes_backward(dvotes, cache.votes)
     dprimary = np.concatenate([dpose.reshape(len(da), -1), sigmoid_backward(da_in, cache.a_in)], axis=1)
@@ -948,11 +965,6 @@ def make_models(config: Config) -> dict[str, Model]:
     def centred(x: Array) -> Array:
         return x - x.dtype.type(config.pixel_offset) if config.pixel_offset else x
 
-    def capsules_loss(scores: Array, labels: Array, progress: float) -> tuple[float, Array]:
-        if config.loss == "spread":
-            return spread_loss(scores, labels, spread_margin(progress))
-        return softmax_cross_entropy(scores, labels)
-
     def cnn(name: str, n_hidden: int) -> Model:
         return Model(
             name,
@@ -967,7 +979,7 @@ def make_models(config: Config) -> dict[str, Model]:
         lambda rng: capsules_init(rng, config),
         lambda params, x: capsules_forward(params, centred(x), config),
         lambda dscores, cache, need_dx=False: capsules_backward(dscores, cache, config, need_dx),
-        capsules_loss,
+        functools.partial(capsules_loss, config.loss),
     )
     n_params = count_params(capsules.init_params(np.random.default_rng(0)))
     # Each hidden unit costs its weights from conv1, its bias, and its weights to the classes.
@@ -1113,12 +1125,12 @@ def sign_study(config: Config, n_steps: int = 300) -> dict[str, float]:
             votes = votes + params.get("class.bias", np.zeros(1, config.dtype))
             beta_a, beta_v, a_in = params["class.beta_a"], params["class.beta_v"], np.ones_like(votes[:, :, 0, 0])
             mu, a, cache = em_routing_forward(votes, a_in, beta_a, beta_v, config.lambdas, config.variance_floor)
-            scores = POSE_SCORE * (mu * mu).sum(axis=2) + ACTIVATION_SCORE * (a - 0.5)
+            scores = class_scores_forward(mu, a, "cross-entropy")
             if step == n_steps:
                 found[metric] = float((scores.argmax(axis=1) == labels).mean())
                 break
             _, dscores = softmax_cross_entropy(scores, labels)
-            dmu, da = dscores[..., None] * (2 * POSE_SCORE * mu), ACTIVATION_SCORE * dscores
+            dmu, da = class_scores_backward(dscores, mu, "cross-entropy")
             dvotes, _, dbeta_a, dbeta_v = em_routing_backward(dmu, da, cache, config.em_grad)
             grads = {"class.w": votes_backward(dvotes, votes_cache)[1], "class.bias": dvotes.sum(axis=(0, 1))}
             grads |= {"class.beta_a": dbeta_a, "class.beta_v": dbeta_v}

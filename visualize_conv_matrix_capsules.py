@@ -173,13 +173,6 @@ def one_of_each_class(labels: Array, candidates: Array, n: int) -> Array:
     return candidates[np.argsort(rank, kind="stable")][:n]
 
 
-def class_scores(config: Config, mu: Array, a: Array) -> Array:
-    """Poses (..., E, D) and activations (..., E) of the class capsules after an iteration -> scores (..., E)."""
-    if config.loss == "spread":
-        return a
-    return viewpoint.POSE_SCORE * np.square(mu).sum(axis=-1) + viewpoint.ACTIVATION_SCORE * (a - 0.5)
-
-
 def mass_histogram(routing: experiment.ClassRouting, image: int, edges: Array) -> Array:
     """Mass at each distance from the capsule's mean, (T, E, bins); what lies beyond is in the last bin, so that the
     bins add up to all of the capsule's mass."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import conv_matrix_capsules as experiment
+import smallnorb_novel_viewpoint as viewpoint
 from benchmarks.measure import Step
 from support.optimizers import adamw_step
 from support.workers import Workers
@@ -123,7 +124,7 @@ def torch_network(sizes: tuple[int, int, int, int] = SIZES) -> Any:
             n_pose = 16 * sizes[1]
             pose, a = primary[..., :n_pose].unflatten(2, (-1, 4, 4)), torch.sigmoid(primary[..., n_pose:])
             mu, a = self.caps(*self.convcaps2(*self.convcaps1(pose, a)))
-            scores = experiment.POSE_SCORE * (mu * mu).sum((3, 4)) + experiment.ACTIVATION_SCORE * (a - 0.5)
+            scores = viewpoint.POSE_SCORE * (mu * mu).sum((3, 4)) + viewpoint.ACTIVATION_SCORE * (a - 0.5)
             return scores[:, 0]
 
     torch.manual_seed(0)

@@ -342,6 +342,21 @@ def check_spread(margin: float = 0.7) -> None:
     )
 
 
+def check_class_scores() -> None:
+    rng = np.random.default_rng(6)
+    mu, a, dscores = rng.standard_normal((3, 5, 9)), rng.uniform(0, 1, (3, 5)), rng.standard_normal((3, 5))
+
+    def f(mu: Array, a: Array) -> float:
+        return float((dscores * s.class_scores_forward(mu, a, "cross-entropy")).sum())
+
+    dmu, da = s.class_scores_backward(dscores, mu, "cross-entropy")
+    check_gradient(f, {"mu": mu, "a": a}, {"mu": dmu, "a": da}, rng)
+    np.testing.assert_array_equal(s.class_scores_forward(mu, a, "spread"), a)
+    dmu, da = s.class_scores_backward(dscores, mu, "spread")
+    assert not dmu.any()
+    np.testing.assert_array_equal(da, dscores)
+
+
 @pytest.mark.parametrize("case", CONV_CASES)
 def test_conv2d(case: tuple[int, ...]) -> None:
     check_conv(case)
@@ -622,6 +637,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "m_step_backward": check_m_step_all,
     "e_step_backward": check_e_step,
     "em_routing_backward": check_em_all,
+    "class_scores_backward": check_class_scores,
     "capsules_backward": check_capsules_all,
     "cnn_backward": lambda: check_model("cnn", s.Config(dtype="float64")),
     "softmax_cross_entropy": check_cross_entropy,
@@ -629,6 +645,7 @@ CHECKS: dict[str, Callable[[], None]] = {
 }
 HARMLESS = {
     "softmax_cross_entropy": ["shifted = scores - scores.max"],  # a softmax is the same whatever is added to all scores
+    "class_scores_backward": ["return np.zeros_like(mu), dscores"],  # zeros with another factor
 }
 
 
