@@ -230,8 +230,8 @@ def absent(predicted: Predictions, chosen: Array) -> Array:
 class Routes(NamedTuple):
     """Dynamic routing of one composite, T iterations."""
 
-    c: Array  # (T, J, rows, columns) couplings, the mean over types, weighed by the capsules' lengths
-    entropy: Array  # (T, 3) of the couplings of a capsule, in bits: 10th percentile, mean and 90th, weighed likewise
+    c: Array  # (T, J, rows, columns) couplings, the mean over types, weighted by the capsules' lengths
+    entropy: Array  # (T, 3) of the couplings of a capsule, in bits: 10th percentile, mean and 90th, weighted likewise
     lengths: Array  # (T, J) of the digit capsules after each iteration
 
 
@@ -566,7 +566,7 @@ def draw_couplings(run: Run, predicted: Predictions) -> Figure:
     add_text(fig, left, top + 2.12, "its digits", fontsize=9.5)
     add_image(fig, left, top + 2.36, picture_side, in_two_colours(batch.sources[k]))
     types = f"mean of {config.primary_types} types" if config.primary_types > 1 else "one type"
-    heading = f"coupling of the primary capsules ({types}, weighed by length) with each digit capsule"
+    heading = f"coupling of the primary capsules ({types}, weighted by length) with each digit capsule"
     add_text(fig, maps_left - 0.8, 0.7, heading, fontweight="bold")
     deviation = np.abs(routed.c[:, [a, b, other]] - even)
     limit = max(0.01, min(even, float(np.ceil(100 * np.percentile(deviation[-1], 98)) / 100)))
