@@ -400,10 +400,11 @@ def interrupted_at(marker: Path, command: list[str], folder: Path) -> tuple[int,
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_ctrl_c_during_the_imports(name: str, tmp_path: Path) -> None:
-    """numpy is one here that takes long, and makes an ImportError of whatever happens meanwhile."""
+    """numpy is one here that takes long, and makes an ImportError of whatever happens meanwhile. It sleeps in short
+    pieces: a signal that comes just before a sleep does not end it."""
     (tmp_path / "numpy.py").write_text(
-        "import pathlib, time\ntry:\n    pathlib.Path('here').touch()\n    time.sleep(60)\n"
-        "except BaseException:\n    raise ImportError\n"
+        "import pathlib, time\ntry:\n    pathlib.Path('here').touch()\n    for _ in range(6000):\n"
+        "        time.sleep(0.01)\nexcept BaseException:\n    raise ImportError\n"
     )
     command = [sys.executable, str(ROOT / f"{name}.py")]
     assert interrupted_at(tmp_path / "here", command, tmp_path) == (130, "", "interrupted\n")
