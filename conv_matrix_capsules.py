@@ -54,15 +54,13 @@ import numpy as np
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as viewpoint
-from multimnist_capsnet import CACHE_DIR
 from support.console import print_message
-from support.files import UserError
+from support.files import CACHE_DIR, UserError
 from support.labelled_pictures import Labelled, picture_sets, read_labelled, resized
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import read_square, read_strokes
 from support.results import result_document, run_script
 from support.tables import attack_lines, confusion_lines, confusion_matrix, describe_classes, prediction_table
-from support.toy_norb import cached_toys
 from support.workers import Workers, Workspace, default_threads
 
 from smallnorb_novel_viewpoint import (  # isort: skip
@@ -262,11 +260,9 @@ def read_own_images(config: Config, classes: Sequence[str]) -> tuple[tuple[str, 
 
 def make_views(config: Config) -> Sequence[viewpoint.Split]:
     """Training, test and held-out sets; without --hold-out viewpoints, the two halves of smallNORB."""
-    if config.dataset == "toys":  # in the cache; from there on they are smallNORB
-        config = dataclasses.replace(config, data_dir=str(cached_toys(Path(CACHE_DIR).expanduser())))
     if config.holds_out:
         return viewpoint.make_data(config, config.n_val_objects)
-    folder = Path(config.data_dir or ".")
+    folder = viewpoint.norb_folder(config)
     halves = viewpoint.smallnorb_halves(config.n_val_objects)
     return [viewpoint.read_smallnorb(folder, half.subset, None, config.standardize, half.objects) for half in halves]
 
@@ -1397,8 +1393,7 @@ def read_picture(path: Path, config: Config) -> Array:
         square = read_square(path, config.image_size, config.in_channels)[None]
         return square * np.float32(1 / 255) - np.float32(config.pixel_offset)
     if config.has_views:
-        like_smallnorb = dataclasses.replace(config, dataset="smallnorb") if config.dataset == "toys" else config
-        return viewpoint.read_picture(path, like_smallnorb) - np.float32(config.pixel_offset)
+        return viewpoint.read_picture(path, config) - np.float32(config.pixel_offset)
     digit = read_strokes(path, config.image_size, DIGIT_BOX).astype(config.dtype)
     return digit[None, :, :, None] - np.float32(config.pixel_offset)
 

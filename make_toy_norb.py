@@ -34,7 +34,7 @@ import numpy as np
 import conv_matrix_capsules as conv
 from support.console import exit_status, print_result
 from support.figures import write_if_changed
-from support.files import UserError, require_writable
+from support.files import CACHE_DIR, UserError, require_writable
 from support.flags import Parser, file_path, whole_number
 from support.norb_files import read_norb_labels, stream_norb_pairs
 from support.results import code_fingerprint, environment, recorded_command, report_result
@@ -136,7 +136,7 @@ def drawing_seconds() -> float:
 
 def baselines(command: str, threads: int, quiet: bool) -> dict[str, Any]:
     """Test errors of nearest neighbour, linear classifier and CNN on the whole set."""
-    folder = cached_toys(Path(conv.CACHE_DIR).expanduser())
+    folder = cached_toys(Path(CACHE_DIR).expanduser())
     with blas_threads(threads):
         models = pixel_baselines(folder)
     with blas_threads(1):
@@ -242,7 +242,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="Test nearest neighbour, a linear classifier and a CNN on the whole set of seed 0, in the cache.",
         )  # fmt: skip
     add("--out-json", type=file_path, metavar="FILE", help="Write the result of --baselines there.")
-    parser.data_dir = conv.CACHE_DIR
+    parser.data_dir = CACHE_DIR
     parser.add_argument("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
         help="Use N threads. No bit of a drawing depends on it. Default: one a processor (here: %(default)s).",
         )  # fmt: skip

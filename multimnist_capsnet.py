@@ -60,7 +60,7 @@ import numpy as np
 
 from support.console import one_line, print_message
 from support.download import UnavailableError, download
-from support.files import UserError, atomic_write
+from support.files import CACHE_DIR, UserError, atomic_write
 from support.labelled_pictures import read_class_names
 from support.optimizers import TrainState, adamw_step, count_params, muon_step
 from support.pictures import picture_sheet, read_strokes
@@ -208,7 +208,6 @@ class Digits(NamedTuple):
     test_labels: Array  # (M,) uint8
 
 
-CACHE_DIR = "~/.cache/hinton-mnist"
 MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
     "https://ossci-datasets.s3.amazonaws.com/mnist/",

@@ -16,10 +16,11 @@ The CNNs keep conv1 and put a dense ReLU layer where the capsules are: one with 
 the capsule network's parameter count. All three go through the same loop, data and optimiser.
 
 Deviations from the paper: voxel objects stand in for the smallNORB images by default (``--dataset smallnorb`` reads the
-real files); the primary capsules come from one dense layer, so there is no grid of capsules and no coordinate addition;
-the default loss is cross-entropy on the score above (``--loss spread`` is the paper's); a floor of 3 under the
-variances of EM routing, and weight decay; the inverse temperature is the same in all iterations, where the paper's
-rises (``--lambda-schedule``); beta_a and beta_v are one number for each class.
+real files, ``--dataset toys`` a drawn set of the same structure); the primary capsules come from one dense layer, so
+there is no grid of capsules and no coordinate addition; the default loss is cross-entropy on the score above (``--loss
+spread`` is the paper's); a floor of 3 under the variances of EM routing, and weight decay; the inverse temperature is
+the same in all iterations, where the paper's rises (``--lambda-schedule``); beta_a and beta_v are one number for each
+class.
 
 [Paik 2019] I. Paik, T. Kwak, I. Kim, "Capsule networks need an improved routing algorithm", ACML 2019.
 [Peer 2019] D. Peer, S. Stabinger, A. Rodríguez-Sánchez, "Limitation of capsule networks", arXiv 1905.08744.
@@ -47,12 +48,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from support.files import UserError
+from support.files import CACHE_DIR, UserError
 from support.norb_files import NORB_SETS, read_norb_labels, stream_norb_pairs
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import border_level, grey_square, read_grey
 from support.results import result_document, run_script
 from support.tables import confusion_matrix, prediction_table
+from support.toy_norb import cached_toys
 from support.workers import blas_threads
 
 from support.flags import (  # isort: skip
@@ -389,6 +391,11 @@ def smallnorb_halves(n_val: int | None) -> tuple[Half, Half]:
     return train, test
 
 
+def norb_folder(config: Viewpoints) -> Path:
+    """That of the six files. Toys are drawn into the cache once; from there on they are smallNORB."""
+    return cached_toys(Path(CACHE_DIR).expanduser()) if config.dataset == "toys" else Path(config.data_dir or ".")
+
+
 def load_smallnorb(config: Viewpoints, n_val: int | None = None) -> Data:
     """The paper's split: training objects seen from the training range; other objects from both ranges. ``n_val``: see
     ``smallnorb_halves``."""
@@ -398,7 +405,7 @@ def load_smallnorb(config: Viewpoints, n_val: int | None = None) -> Data:
             in_range(azimuth, azimuths, circular=True) & in_range(elevation, elevations, circular=False)
         )
 
-    data_dir = Path(config.data_dir or ".")
+    data_dir = norb_folder(config)
     familiar_range = within(config.train_azimuths, config.train_elevations)
     held_out_range = within(config.test_azimuths, config.test_elevations)
     train, test = smallnorb_halves(n_val)
@@ -1287,7 +1294,7 @@ def read_picture(path: Path, config: Viewpoints) -> Array:
     used for both eyes. Raises UserError where it cannot be read.
     """
     grey = np.rint(255 * read_grey(path)).astype(np.uint8)  # (H, W)
-    if config.dataset == "smallnorb":
+    if config.dataset != "voxels":
         height, width = grey.shape
         pair = (grey[:, :height], grey[:, height:]) if width == 2 * height else (grey, grey)
         return shrink(np.stack([grey_square(eye, 2 * NORB_SIDE) for eye in pair])[None], config.standardize)
@@ -1364,7 +1371,8 @@ def add_em_flags(add: Callable[..., None]) -> None:
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of Config, which the figure scripts have too."""
     add = add_flags(parser, "data", Config)
-    add("dataset", ("voxels", "smallnorb"), "Rendered voxel objects, or the smallNORB files.")
+    add("dataset", ("voxels", "smallnorb", "toys"), "Rendered voxel objects, the smallNORB files, or toys, which are"
+        f" drawn in their format once, in about a minute, into {CACHE_DIR}/toys-….")
     add("data_dir", non_empty, "Folder of the six official smallNORB files, gzipped or not.", "DIR", "none")
     add_viewpoint_flags(parser, Config)
     add = add_flags(parser, "capsules", Config)
@@ -1451,7 +1459,7 @@ def check_variance_floor(parser: argparse.ArgumentParser, args: argparse.Namespa
 
 def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Config:
     """A usage error (status 2) where flags do not fit together."""
-    if args.dataset == "voxels" and args.data_dir is not None:
+    if args.dataset != "smallnorb" and args.data_dir is not None:
         parser.error("argument --data-dir: needs --dataset smallnorb")
     if args.dataset == "smallnorb" and args.data_dir is None:
         parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")

@@ -19,6 +19,7 @@ from typing import IO
 ROOT = Path(__file__).resolve().parent.parent
 HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:8]  # whose process numbers are those of a temporary file
 TEMPORARY = re.compile(rf"\..+\.{HOST}-(\d+)\.tmp")
+CACHE_DIR = "~/.cache/hinton-mnist"  # of the data sets that are downloaded, or drawn once
 WRITTEN = {".json", ".npz", ".png", ".gif"}  # what the scripts write is no data
 
 

@@ -273,7 +273,7 @@ def small_cache(tmp_path: Path, monkeypatch: Patch, few_views: None) -> Path:
     """One object of each half in one lighting stand for the whole set."""
     write = toys.write_toy_norb
     monkeypatch.setattr(toys, "write_toy_norb", lambda folder: write(folder, 1, 1, quiet=True))
-    monkeypatch.setattr(conv, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(views, "CACHE_DIR", str(tmp_path))
     return tmp_path
 
 
@@ -290,6 +290,26 @@ def test_toys_are_drawn_once_and_again_where_a_file_is_missing(small_cache: Path
 
 
 TINY = ["--dataset", "toys", "--n-epochs", "1", "--sizes", "4,2,2,2", "--models", "cnn", "--threads", "1", "--quiet"]
+
+
+def test_the_dense_networks_see_the_same_toys(small_cache: Path, capsys: Capture) -> None:
+    out, checkpoint = small_cache / "out.json", small_cache / "c.npz"
+    argv = ["--dataset", "toys", "--n-epochs", "1", "--models", "cnn", "--quiet", "--checkpoint", str(checkpoint)]
+    assert views.main([*argv, "--out-json", str(out)]) == 0
+    result = json.loads(out.read_text())
+    assert capsys.readouterr().out.startswith("toys: azimuths 60:280 held out")
+    assert (result["dataset"], result["headline"]) == ("toys", "held_out_accuracy")
+    config = views.Config(**result["config"])
+    assert (config.classes, config.in_channels) == (views.SMALLNORB_CLASSES, 2)
+    whole = conv.make_data(conv.Config(dataset="toys", standardize="image", train_azimuths=(300.0, 400.0),
+                                       test_azimuths=(60.0, 280.0), train_elevations=(30.0, 70.0),
+                                       test_elevations=(30.0, 70.0)))  # fmt: skip
+    for ours, theirs in zip(views.make_data(config), (whole.train, whole.test, whole.held_out), strict=True):
+        assert theirs is not None
+        np.testing.assert_array_equal(ours.images, theirs.images)
+    assert "argument --data-dir: needs --dataset smallnorb" in usage_error(
+        views, ["--dataset", "toys", "--data-dir", "x"], capsys
+    )
 
 
 def test_the_experiment_holds_out_viewpoints_or_nothing(small_cache: Path, capsys: Capture) -> None:
