@@ -189,6 +189,7 @@ class Split(NamedTuple):
     labels: Array  # (N,) class numbers
     azimuths: Array  # (N,) degrees
     elevations: Array  # (N,) degrees
+    objects: Array  # (N,) which object of its class in which lighting, as one number; 0 of voxels
 
 
 class Data(NamedTuple):
@@ -298,7 +299,8 @@ def voxel_split(
 ) -> Split:
     """One image per entry of labels, azimuths and elevations (N,), as ``config`` prepares it."""
     images = render_voxels(labels, azimuths, elevations, rng)
-    return Split(standardized(images) if config.standardize == "image" else images, labels, azimuths, elevations)
+    images = standardized(images) if config.standardize == "image" else images
+    return Split(images, labels, azimuths, elevations, np.zeros_like(labels))
 
 
 def voxel_views(
@@ -372,7 +374,8 @@ def read_smallnorb(
         n = int(chosen.sum())
         images[filled : filled + n] = shrink(pairs[chosen], standardize)
         filled += n
-    return Split(images, labels[keep].astype(np.intp), azimuths[keep], elevations[keep])
+    lit_objects = 6 * views[keep, 0] + views[keep, 3]
+    return Split(images, labels[keep].astype(np.intp), azimuths[keep], elevations[keep], lit_objects)
 
 
 class Half(NamedTuple):
@@ -1235,11 +1238,10 @@ def make_result(config: Config, states: dict[str, TrainState], data: Data) -> di
     result = result_document(
         EXPERIMENT, config, config.dataset, models, states, None, "held_out_accuracy", 1 / N_CLASSES,
     )  # fmt: skip
-    networks, (images, labels, _, _) = make_models(config), data.held_out
-    confusions = {
-        name: confusion_matrix(labels, predict_scores(networks[name], state.params, images).argmax(axis=1), N_CLASSES)
-        for name, state in states.items()
-    }
+    networks, tested, confusions = make_models(config), data.held_out, {}
+    for name, state in states.items():
+        answers = predict_scores(networks[name], state.params, tested.images).argmax(axis=1)
+        confusions[name] = confusion_matrix(tested.labels, answers, N_CLASSES)
     return add_confusions(result, config, confusions)
 
 

@@ -158,7 +158,8 @@ def require_every_class(config: Config, data: Data) -> None:
 def pick_views(config: Config, data: Data, azimuths: Array, elevations: Array) -> Split:
     """Every class at each of M (azimuth, elevation) pairs: M views of class 0, then of class 1, …
 
-    Voxel objects are drawn for the purpose; of smallNORB it is the test image whose viewpoint comes nearest.
+    Voxel objects are drawn for the purpose; of smallNORB it is the test image whose viewpoint comes nearest, and of
+    several the same object in the same lighting as far as there is one.
     """
     labels, azimuths, elevations = (
         np.repeat(np.arange(experiment.N_CLASSES), len(azimuths)),
@@ -171,6 +172,7 @@ def pick_views(config: Config, data: Data, azimuths: Array, elevations: Array) -
     split = testing_split(data)
     turn = np.abs((split.azimuths - azimuths[:, None] + 180) % 360 - 180)  # (views, N)
     distance = turn + np.abs(split.elevations - elevations[:, None]) + np.where(split.labels == labels[:, None], 0, 1e9)
+    distance += 0.01 * split.objects  # less than a degree
     return Split(*(part[distance.argmin(axis=1)] for part in split))
 
 

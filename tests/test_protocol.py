@@ -166,7 +166,7 @@ def test_every_image_counts_once_in_an_accuracy(script: Any) -> None:
         named = np.where([k in right for k in range(n)], labels, (labels + 1) % 5)
         model = views_model(script, "cnn", functools.partial(lambda named, x: named[x[:, 0, 0, 0].astype(int)], named))
         if script is views:
-            found = views.accuracy(model, WEIGHTS, views.Split(images, labels, labels, labels))
+            found = views.accuracy(model, WEIGHTS, views.Split(images, labels, labels, labels, labels))
         else:
             config = conv.Config(dataset="voxels")
             found = conv.accuracy(model, WEIGHTS, conv.Examples(images, labels), config, SERIAL)
@@ -188,7 +188,7 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_images(script: Any) -> None:
     config = script.Config(dataset="voxels", n_epochs=2, batch_size=4)
     state = TrainState("cnn", fresh_weights(np.random.default_rng(0)))
     if script is views:
-        split = views.Split(images, labels, labels, labels)
+        split = views.Split(images, labels, labels, labels, labels)
         history = views.train(model, config, views.Data(split, split, split), state)
     else:
         examples = conv.Examples(images, labels)

@@ -110,6 +110,23 @@ def test_real_pairs_and_the_real_data_set(monkeypatch: pytest.MonkeyPatch) -> No
     assert animation.main([*flags, "--n-epochs=1", "--sweep-frames=2", "--quiet"]) == 0
 
 
+def test_the_same_object_in_the_same_lighting_turns() -> None:
+    """Of five classes, two objects in two lightings at four azimuths each, in any order; one view is missing."""
+    rng = np.random.default_rng(0)
+    labels, azimuths, objects = (part.ravel() for part in np.meshgrid(np.arange(5), 90.0 * np.arange(4), [0, 1, 6, 7]))
+    here = rng.permutation(np.flatnonzero((labels != 2) | (azimuths != 180) | (objects != 0)))
+    angles = azimuths[here], np.full(len(here), 30.0)
+    images = np.zeros((len(here), 1, 1, 2), np.float32)
+    split = experiment.Split(images, labels[here], *angles, objects[here])
+    nothing = experiment.Split(*(part[:0] for part in split))
+    config = experiment.Config(dataset="smallnorb")
+    turned = np.array([0.0, 90, 180, 270])
+    found = figures.pick_views(config, experiment.Data(split, nothing, split), turned, np.full(4, 30.0))
+    assert found.labels.tolist() == np.repeat(np.arange(5), 4).tolist()
+    assert found.azimuths.tolist() == np.tile(turned, 5).tolist()
+    assert found.objects.tolist() == [0] * 10 + [1] + [0] * 9
+
+
 def test_accuracy_by_angle_is_the_accuracy_there(run: figures.Run) -> None:
     angles, accuracy = figures.accuracy_by_angle(run, "azimuth")
     assert angles.tolist() == list(range(0, 360, 10))
