@@ -163,7 +163,7 @@ CLAIMS: tuple[Claim, ...] = (
         "CapsNet recognises overlapping digits better than a CNN",
         "MultiMNIST: error 5.2 % against 8.1 %",
         "docs/multimnist_capsnet.md",
-        (digits(48000), digits(240000)),
+        (digits(48000), digits(240000), digits(1200000)),
     ),
     Claim(
         "Three iterations of dynamic routing are better than one",
