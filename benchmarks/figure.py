@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter, StrMethodFormatter
 
 from report import read_result
 
@@ -26,9 +26,9 @@ from support.files import UserError, require_writable
 from support.flags import Parser
 
 NETWORKS = {
-    "multimnist": ("MultiMNIST CapsNet", BLUE),
-    "smallnorb": ("novel viewpoints", VERMILLION),
-    "matrix_capsules": ("conv matrix capsules", GREEN),
+    "multimnist": ("CapsNet", BLUE),
+    "smallnorb": ("dense matrix capsules", VERMILLION),
+    "matrix_capsules": ("convolutional matrix capsules", GREEN),
 }
 UNITS = {"ms": "time of a step, ms", "MiB": "peak memory, MiB"}
 LEFT, WIDTH, HEIGHT, STEP = (0.9, 5.45), 3.4, 2.1, 2.95  # inches
@@ -53,6 +53,9 @@ def draw_lines(ax: Axes, tables: dict[str, Any], suffix: str, unit: str) -> None
     ax.set_xticks(sorted(values))
     ax.xaxis.set_major_formatter(ScalarFormatter())
     ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def draw_bars(ax: Axes, tables: dict[str, Any], unit: str) -> None:
@@ -63,10 +66,12 @@ def draw_bars(ax: Axes, tables: dict[str, Any], unit: str) -> None:
             for row in table["rows"]:
                 for n, k in enumerate(columns_in(table, unit)):
                     bar = ax.barh(len(labels) + 0.38 * n, row[k], 0.36, color=lightened(colour, 0.5 if n == 0 else 1))
-                    ax.bar_label(bar, fmt="{:,.0f}", padding=2, fontsize=7.5)
-                labels.append(f"{label.split()[0]},\n{row[0]}")
-    ax.set_xlim(right=1.15 * ax.get_xlim()[1])
-    ax.set_yticks([k + 0.19 for k in range(len(labels))], labels, fontsize=7)
+                    ax.bar_label(bar, fmt="{:,.0f}", padding=2, fontsize=8.5)
+                labels.append(f"{label.split()[0]},\n{row[0]}".replace("convolutional", "conv."))
+    ax.set_xlim(right=1.2 * ax.get_xlim()[1])
+    ax.xaxis.set_major_locator(MaxNLocator(4))
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    ax.set_yticks([k + 0.19 for k in range(len(labels))], labels, fontsize=8)
     ax.invert_yaxis()
     ax.grid(False, axis="y")
 
