@@ -652,8 +652,9 @@ def plot_attacks(fig: Figure, config: Config, attacks: Attacks) -> Figure:
         ax.set_xlim(0, attacks.epsilons[-1])
     add_legend(fig, 0.62, 0.93, handles, ncols=2, columnspacing=1.6)
     zero = [f"{MODELS[name].short} {100 * attacks.zero_gradient[name]:.0f} %" for name in names]
-    text = "images that give an attacker no gradient at all of the model's own loss: " + ", ".join(zero)
-    add_text(fig, 0.62, 4.53, text, fontsize=9, color=GREY)
+    if max(attacks.zero_gradient[name] for name in names) >= 0.005:
+        text = "images that give an attacker no gradient at all of the model's own loss: " + ", ".join(zero)
+        add_text(fig, 0.62, 4.53, text, fontsize=9, color=GREY)
     return fig
 
 
