@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import html.parser
 import re
+import shlex
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from cmarkgfm.cmark import Options
 
 from helpers import ROOT
+from report import read_result
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = {"p", "pre", "table", "ul", "ol", "blockquote", "h1", "h2", "h3", "h4", "h5", "h6", "hr"}
@@ -171,3 +173,22 @@ def test_a_planted_fault_is_found(source: str, fault: str) -> None:
 )
 def test_a_good_page_has_no_fault(source: str) -> None:
     assert list(faults(ROOT / "README.md", source)) == []
+
+
+def seed_commands() -> list[tuple[str, list[str]]]:
+    """Every compare_seeds.py command on a page that names a result which is there, as words."""
+    found = []
+    for page in PAGES:
+        for line in page.read_text().replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True) if line.startswith("python compare_seeds.py ") else []
+            if "--name" in words:
+                path = f"results/{words[2]}/{words[words.index('--name') + 1]}.json"
+                found += [(path, words)] if (ROOT / path).exists() else []
+    return found
+
+
+@pytest.mark.parametrize(("path", "words"), seed_commands(), ids=[path for path, _ in seed_commands()])
+def test_the_command_of_a_page_is_that_of_the_result(path: str, words: list[str]) -> None:
+    stored = shlex.split(read_result(ROOT / path)["command"])
+    k = words.index("--jobs") if "--jobs" in words else len(words)
+    assert [word for word in words[:k] + words[k + 2 :] if word != "--resume"] == stored
