@@ -1495,6 +1495,11 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     check_variance_floor(parser, args)
     if args.dataset == OWN_SET and args.data_dir is None:
         parser.error("argument --dataset: images needs --data-dir DIR, a folder with a sub-folder for each class")
+    if args.hold_out == "nothing":
+        if args.dataset not in NORB_SETS:
+            parser.error("argument --hold-out: nothing needs --dataset smallnorb or toys")
+        for name in sorted((VIEW_FIELDS - {"pixel_offset"}) & args.given):
+            parser.error(f"argument {flag_of(Config, name)}: not together with --hold-out nothing")
     for name, sets in FIELDS_OF_SETS.items():
         if args.dataset not in sets and name in args.given:
             parser.error(f"argument {flag_of(Config, name)}: needs --dataset {one_of(sets)}")
@@ -1504,11 +1509,6 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         parser.error(
             "argument --data-dir: toys are drawn into the cache; for a folder of them take --dataset smallnorb"
         )
-    if args.hold_out == "nothing":
-        if args.dataset not in NORB_SETS:
-            parser.error("argument --hold-out: nothing needs --dataset smallnorb or toys")
-        for name in sorted((VIEW_FIELDS - {"pixel_offset"}) & args.given):
-            parser.error(f"argument {flag_of(Config, name)}: not together with --hold-out nothing")
     fields = values_of(args, Config)
     if args.dataset == OWN_SET and "n_epochs" not in args.given:
         fields["n_epochs"] = OWN_EPOCHS

@@ -344,7 +344,7 @@ def test_without_held_out_views_the_halves_are_the_official_ones(small_cache: Pa
     [
         (["--dataset", "toys", "--data-dir", "f"], "--data-dir: toys are drawn into the cache"),
         (["--dataset", "voxels", "--hold-out", "nothing"], "--hold-out: nothing needs --dataset smallnorb or toys"),
-        (["--hold-out", "nothing"], "--hold-out: needs --dataset voxels, smallnorb or toys"),
+        (["--hold-out", "nothing"], "--hold-out: nothing needs --dataset smallnorb or toys"),
         (
             ["--dataset", "toys", "--hold-out", "nothing", "--test-azimuths", "60:90"],
             "--test-azimuths: not together with --hold-out nothing",
