@@ -1249,6 +1249,7 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
 
 
 VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed"}
+RANGE_FIELDS = ("train_azimuths", "test_azimuths", "train_elevations", "test_elevations")
 TEST_FIELDS = (
     "dataset", "data_dir", "hold_out", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack",
     *sorted(VIEW_FIELDS - {"standardize", "pixel_offset"}),  # which the networks were trained with
@@ -1267,9 +1268,11 @@ def evaluate_checkpoint(
     """Test and attack the named networks of a checkpoint on the test set of ``asked``; see ``check_same`` for
     ``given``."""
     saved, states = load_checkpoint(checkpoint)
-    fields = free_fields(saved)
-    check_same(checkpoint, saved, asked, given, fields)
+    check_same(checkpoint, saved, asked, given, free_fields(saved))
     states = of_models(checkpoint, states, names)
+    # Without a flag of ranges, those of the training: the default may hold out what the networks were trained on.
+    keeps_ranges = asked.dataset == saved.dataset and not {"hold_out", *RANGE_FIELDS} & {*given}
+    fields = [k for k in free_fields(saved) if not (keeps_ranges and k in {"hold_out", *RANGE_FIELDS})]
     config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in fields})
     shapes = [(c.image_size, c.in_channels, c.classes) for c in (saved, config)]
     if shapes[0] != shapes[1]:

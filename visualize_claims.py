@@ -30,7 +30,7 @@ from support.figures import (  # isort: skip
 )  # fmt: skip
 from support.console import exit_status
 from support.files import UserError, require_writable
-from support.flags import Parser
+from support.flags import Parser, file_path
 
 COLOURS = {"holds": BLUE, "reversed": VERMILLION, "undecided": GREY, "one seed": GREY, "depends": GREY}
 LINEAR = 0.1  # beyond it the axis is logarithmic
@@ -97,7 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="The picture goes to DIR/claims/, where DIR is --outdir.",
     )
     parser.add_argument("--claims", type=Path, metavar="FILE", default=CLAIMS, help="Draw this. Default: %(default)s.")
-    parser.add_argument("--outdir", type=Path, metavar="DIR", default=Path("viz"),
+    parser.add_argument("--outdir", type=file_path, metavar="DIR", default=Path("viz"),
                         help="Folder of the picture. Default: %(default)s.")  # fmt: skip
     return parser
 

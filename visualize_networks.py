@@ -31,7 +31,7 @@ import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from support.console import exit_status, print_result
 from support.files import require_writable
-from support.flags import Parser
+from support.flags import Parser, file_path
 from support.optimizers import count_params
 from support.workers import Workspace
 
@@ -206,7 +206,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--networks", nargs="+", choices=tuple(NETWORKS), default=list(NETWORKS),
                         help="Draw only these. Default: all.")  # fmt: skip
-    parser.add_argument("--outdir", type=Path, metavar="DIR", default=Path("viz"),
+    parser.add_argument("--outdir", type=file_path, metavar="DIR", default=Path("viz"),
                         help="Folder of the drawings. Default: %(default)s.")  # fmt: skip
     return parser
 

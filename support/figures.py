@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from support.console import print_result, shows_progress
 from support.files import UserError, atomic_write
-from support.flags import number
+from support.flags import file_path, number
 from support.optimizers import TrainState
 from support.results import parse_json
 from support.run import check_same, first_difference, open_checkpoint
@@ -482,7 +482,11 @@ def add_figure_arguments(
     parser.epilog = f"The figures go to DIR/{experiment}/, where DIR is --outdir."
     files = parser.add_argument_group("files")
     files.add_argument(
-        "--outdir", type=Path, metavar="DIR", default=Path("viz"), help="Folder of the figures. Default: %(default)s."
+        "--outdir",
+        type=file_path,
+        metavar="DIR",
+        default=Path("viz"),
+        help="Folder of the figures. Default: %(default)s.",
     )
     files.add_argument(
         "--checkpoint",

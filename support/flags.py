@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, common: str = "", examples: Sequence[tuple[str, str]] = (), **options: Any) -> None:
-        super().__init__(add_help=False, **{"usage": "%(prog)s [flags]", **options})
+        super().__init__(add_help=False, allow_abbrev=False, **{"usage": "%(prog)s [flags]", **options})
         self.common, self.examples = set(common.split()), examples
         shows: Any = {"action": ShowHelp, "nargs": 0, "default": argparse.SUPPRESS}
         self.add_argument("-h", "--help", **shows, help="Show the usual flags, and examples.")

@@ -436,7 +436,7 @@ class Session:
 def require_finite(state: TrainState, loss: float, steps_per_epoch: int) -> None:
     """After a step: raises UserError where its loss, or a parameter at the end of an epoch, is not finite."""
     epoch, position = divmod(state.step - 1, steps_per_epoch)
-    where = f"epoch {epoch + 1}, step {position + 1}; try a smaller --lr"
+    where = f"epoch {epoch + 1}, step {position + 1}; try a smaller learning rate"
     if not np.isfinite(loss):
         raise UserError(f"{state.name}: the loss became {loss} in {where}")
     if position == steps_per_epoch - 1 and not state.is_finite:

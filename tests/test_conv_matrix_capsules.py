@@ -753,7 +753,7 @@ def test_flags_of_viewpoints_need_views(dataset: list[str], capsys: pytest.Captu
 @pytest.mark.parametrize("threads", [1, 2])
 def test_capsules_that_diverge_are_reported_without_warnings(threads: int) -> None:
     config = tiny(lr=1e20, n_epochs=9)
-    expected = r"^capsules: .* in epoch \d+, step \d+; try a smaller --lr$"
+    expected = r"^capsules: .* in epoch \d+, step \d+; try a smaller learning rate$"
     with pytest.raises(UserError, match=expected):
         trained(config, ("capsules",), threads)
 
@@ -956,3 +956,28 @@ def test_real_mnist_is_read_and_learnt(tmp_path: Path) -> None:
     result = json.loads(out.read_text())
     assert result["dataset"] == "mnist"
     assert result["models"]["cnn"]["accuracy"] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("trained", "name", "held_out"),
+    [
+        (["--train-azimuths", "200:330", "--test-azimuths", "0:150"], "azimuth", "0:150"),
+        (["--train-elevations", "10:30", "--test-elevations", "40:50"], "elevation", "40:50"),
+    ],
+)
+def test_eval_only_holds_out_what_the_training_did(
+    trained: list[str], name: str, held_out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "c.npz")
+    views = ["--dataset", "voxels", *FEW_VIEWS, "--sizes", "4,2,2,2", "--n-epochs", "1", "--checkpoint", path]
+    assert m.main([*views, *trained, "--models", "cnn", "--batch-size", "6"]) == 0
+    before = capsys.readouterr().out.splitlines()
+    again = ["--dataset", "voxels", *FEW_VIEWS, "--checkpoint", path, "--eval-only"]
+    assert m.main(again) == 0
+    after = capsys.readouterr().out.splitlines()
+    assert f"{name}s {held_out} held out" in after[0]
+    assert after[0].split(";")[0] == before[0].split(";")[0]
+    assert after[2].split()[:4] == before[2].split()[:4]
+    asked = ["--train-azimuths", "0:90", "--test-azimuths", "120:170"]
+    assert m.main([*again, *asked]) == 0
+    assert "azimuths 120:170 held out" in capsys.readouterr().out

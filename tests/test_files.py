@@ -318,6 +318,14 @@ def test_a_check_that_fails_leaves_no_folder(name: str, tmp_path: Path, monkeypa
         assert content(tmp_path) == {}
 
 
+@pytest.mark.parametrize(
+    "name", [*FIGURES, "visualize_claims", "visualize_networks", "visualize_how_capsules_work", "make_explorer"]
+)
+def test_an_output_without_a_name_is_refused(name: str, capsys: Capture) -> None:
+    flag = "--outdir" if name.startswith("visualize") else "--out"
+    assert f"argument {flag}: " in usage_error(importlib.import_module(name), [f"{flag}="], capsys)
+
+
 def test_a_download_that_fails_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"MNIST could not be downloaded .*: stay at home"):
         download(tmp_path / "a/b/x.gz", "0" * 64, ("http://127.0.0.1:9/",), "MNIST", "stay at home")

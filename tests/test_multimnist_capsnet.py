@@ -402,7 +402,7 @@ def test_training_hands_optimizer_and_weight_decay_on(digits_dir: Path) -> None:
 
 def test_a_gradient_that_is_not_finite_is_reported_with_muon_too(digits_dir: Path) -> None:
     config = small(digits_dir, lr=1e30, n_epochs=30, lr_schedule="constant", optimizer="muon")
-    with pytest.raises(m.UserError, match="try a smaller --lr"):
+    with pytest.raises(m.UserError, match="try a smaller learning rate"):
         trained(config)
 
 
@@ -563,9 +563,11 @@ def test_the_result_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [line.split()[0] for line in lines[1:]] == ["model", "cnn"]
 
 
-def test_predict_asks_the_capsule_network(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_needs_the_capsule_network_asks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--checkpoint", "c", "--predict", "a.png", "--models", "cnn"]
     assert "argument --models: --predict asks the capsule network" in usage_error(m, argv, capsys)
+    argv = ["--models", "cnn", "--routing-study"]
+    assert "argument --models: --routing-study asks the capsule network" in usage_error(m, argv, capsys)
 
 
 def picture(folder: Path, array: Array) -> Path:

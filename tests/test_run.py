@@ -626,7 +626,7 @@ def test_a_nan_stops_the_run_and_names_epoch_and_step(
     checkpoint, out = tmp_path / "c.npz", tmp_path / "out.json"
     argv = [*experiment.argv(), "--checkpoint", str(checkpoint), "--out-json", str(out)]
     line = failure(experiment.script, argv, capsys)
-    assert line == f"error: {model}: the loss became nan in epoch 2, step 2; try a smaller --lr\n"
+    assert line == f"error: {model}: the loss became nan in epoch 2, step 2; try a smaller learning rate\n"
     assert not out.exists()
     (state,) = experiment.script.load_checkpoint(checkpoint)[1].values()  # the epoch before is kept
     assert (state.name, state.step, state.is_finite) == (model, 3, True)
@@ -643,7 +643,7 @@ def test_a_training_that_really_diverges(lr: float, experiment: Experiment, whol
     config = with_lr(whole_config(experiment, whole), lr, n_epochs=50)
     data = experiment.script.make_data(config)
     for name in experiment.models:
-        with pytest.raises(run.UserError, match=rf"^{name}: .* in epoch \d+, step \d+; try a smaller --lr$"):
+        with pytest.raises(run.UserError, match=rf"^{name}: .* in epoch \d+, step \d+; try a smaller learning rate$"):
             experiment.script.train_all(config, data, names=(name,))
 
 
