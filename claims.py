@@ -214,7 +214,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "A bias of the votes makes matrix capsules better",
-        "Peer et al. 2019: it mends this",
+        "Peer et al. 2019: a bias fixes this",
         ROUTING_PAGE,
         dense_capsules("azimuths_vote_bias", VOTE_BIAS, for_claim=True),
     ),

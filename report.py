@@ -213,7 +213,7 @@ def plain_table(table: Json, columns: list[str], digits: int) -> str:
 
 def claims_table(document: Json, page: str | None) -> str:
     """All claims, or those of a page."""
-    columns = ["claim", "the paper's", "tested on", "accuracy", "against", "difference", "seeds", "verdict"]
+    columns = ["claim", "the paper's result", "tested on", "accuracy", "against", "difference", "seeds", "verdict"]
     rows = []
     for claim in (claim for claim in document["claims"] if page in (None, claim["page"])):
         for k, c in enumerate(claim["conditions"]):
@@ -244,7 +244,7 @@ def verdicts_table(document: Json) -> str:
             f"[{claim['claim']}]({claim['page']})", claim["paper"], span([c["first"] for c in found]),
             span([c["second"] for c in found]), span([c["difference"] for c in found], "+"), verdict,
         ])  # fmt: skip
-    return markdown(["claim", "the paper's", "accuracy", "against", "difference", "verdict"], rows)
+    return markdown(["claim", "the paper's result", "accuracy", "against", "difference", "verdict"], rows)
 
 
 TABLES = {"seeds": seeds_table, "summary": summary_table, "paired": paired_table}

@@ -313,7 +313,7 @@ def draw_em_routing(view: View) -> Figure:
         ax.set_xticks(ax.get_yticks()[1:-1])
         if t:
             ax.set_yticklabels([])
-        add_text(fig, at, 3.5, "assignments" if t else "assignments: even (white 0, black 1)", fontsize=9.5)
+        add_text(fig, at, 3.5, "assignments" if t else "assignments: even", fontsize=9.5)
         ax = add_axes(fig, at, 3.75, width, 1.15)
         ax.imshow(view.r[t].T, cmap="Greys", vmin=0, vmax=1, aspect="auto")
         ax.set(xticks=range(len(view.a_in)), yticks=range(J), xlabel="primary capsule")
@@ -392,7 +392,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--dataset", choices=conv.DIGIT_SETS, default="auto", help="Train on these digits. Default: auto.")
     add("--data-dir", type=non_empty, metavar="DIR",
         help=f"Folder of the four MNIST files. Default: {digits.CACHE_DIR}.")
-    add("--outdir", type=Path, metavar="DIR", default=Path("viz"), help="Folder of the pictures. Default: %(default)s.")
+    add("--outdir", type=file_path, metavar="DIR", default=Path("viz"),
+        help="Folder of the pictures. Default: %(default)s.")
     add("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
         help="Use N threads. Default: one for each processor, at most 4 (here: %(default)s).")
     add("--quiet", action="store_true", help="Show no progress bar.")
