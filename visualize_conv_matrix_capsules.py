@@ -932,7 +932,6 @@ MIN_TEST = 10  # images that the figures need
 # which may differ from those of a checkpoint
 TEST_FIELDS = ("data_dir", "n_test", "attack", "epsilons", "attack_steps", "n_attack")
 
-DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "mnist.json"
 ATTACK_RESULTS = Path("results") / experiment.EXPERIMENT / "attacks_*.json"
 VIEW_RESULTS = Path("results") / experiment.EXPERIMENT / "toys_[ae]*.json"
 
@@ -951,8 +950,8 @@ def make_parser() -> argparse.ArgumentParser:
     files = add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
-        "Draw the attack curves of these JSON files, one or many seeds a file. Default:"
-        f" {DEFAULT_RESULTS} where it has attacks, else the run itself is attacked, which takes minutes.",
+        "Draw the attack curves of these JSON files, one or many seeds a file. Default: attack the run itself, which"
+        " takes minutes.",
     )
     add_results_alone(files, "--attacks", "attack_seeds", ATTACK_RESULTS)
     add_results_alone(files, "--viewpoints", "novel_viewpoints", VIEW_RESULTS)
@@ -980,7 +979,7 @@ def main(argv: list[str] | None = None) -> int:
             return
         # All errors are found before the training.
         require_writable(folder / "vote_distances.png")
-        results = results_files(args.results, DEFAULT_RESULTS)
+        results = results_files(args.results)
         config, states = load_finished(
             experiment, args.checkpoint, asked, args.given, TEST_FIELDS, required=("capsules",)
         )

@@ -520,12 +520,12 @@ def results_alone(
     return given or sorted(results.parent.glob(results.name))
 
 
-def results_files(given: list[Path] | None, default: Path) -> list[Path]:
+def results_files(given: list[Path] | None, default: Path | None = None) -> list[Path]:
     """The files of ``--results``; without the flag, the default if it exists. Raises UserError where one is missing."""
     for path in given or ():
         if not os.path.exists(path):
             raise UserError(f"there is no results file {path}")
-    return given or ([default] if default.is_file() else [])
+    return given or ([default] if default and default.is_file() else [])
 
 
 def require_runs(given: list[Path] | None, found: Any) -> None:
