@@ -29,6 +29,7 @@ function signed(x, digits = 2) {
 }
 const swatch = (k) => element("span", { className: `swatch ${["first", "second"][k]}` });
 const bold = (text) => element("b", { textContent: text });
+const article = (digit) => (digit === 8 ? "an" : "a");
 
 // Calls of the same function between two frames of the screen become one.
 const waiting = new Set();
@@ -366,15 +367,15 @@ function showBars({ lengths }) {
   }
   const there = digits.named.filter((j) => lengths[j] >= 0.5);
   if (there.length === 0) answer.append("No capsule is longer than 0.5. The nearest are ", bold(a), " and ", bold(b), ".");
-  if (there.length === 1) answer.append("The network finds a ", bold(a), ". The next capsule, ", String(b), ", is short.");
-  if (there.length === 2) answer.append("The network finds a ", bold(a), " and a ", bold(b), ".");
+  if (there.length === 1) answer.append(`The network finds ${article(a)} `, bold(a), ". The next capsule, ", String(b), ", is short.");
+  if (there.length === 2) answer.append(`The network finds ${article(a)} `, bold(a), ` and ${article(b)} `, bold(b), ".");
   if (there.length === 2 && !layers.every((layer) => layer.used)) {
     answer.append(" It was trained on pictures of two digits alone, and tends to find a second one.");
   }
   if (exampleIndex >= 0) {
     const labels = about.digits.labels[exampleIndex];
     const right = labels.filter((j) => digits.named.includes(j)).length;
-    answer.append(` The test picture was made of a ${labels[0]} and a ${labels[1]}: ${["neither", "one of the two", "both"][right]} found.`);
+    answer.append(` The test picture was made of ${article(labels[0])} ${labels[0]} and ${article(labels[1])} ${labels[1]}: ${["neither", "one of the two", "both"][right]} found.`);
   }
 }
 
