@@ -46,6 +46,7 @@ import itertools
 import math
 import sys
 import time
+import zlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -145,8 +146,11 @@ class Config(Viewpoints):
     side: int | None = None  # of own images; None, until they are read: the nearest that DEFAULT_SIDES allow
     colour: str = "grey"
     class_names: tuple[str, ...] = ()  # of own images, from their files; no flag sets it
+    pictures: str = ""  # a checksum of own images of which a part was drawn for the test; no flag sets it
 
-    flags: ClassVar[dict[str, str]] = {"side": "--image-size", "class_names": "the classes"}
+    flags: ClassVar[dict[str, str]] = {
+        "side": "--image-size", "class_names": "the classes", "pictures": "pictures with the checksum",
+    }  # fmt: skip
 
     @property
     def has_own_images(self) -> bool:
@@ -228,6 +232,7 @@ class Data(NamedTuple):
     test: Examples  # for views: other images from the range of the training
     held_out: Examples | None = None  # viewpoints outside of that range, if the set has viewpoints
     classes: tuple[str, ...] = ()  # of own images
+    pictures: str = ""  # as in Config
 
 
 def subset(examples: Examples, n: int | None, rng: np.random.Generator | None = None) -> Examples:
@@ -238,8 +243,8 @@ def subset(examples: Examples, n: int | None, rng: np.random.Generator | None = 
     return examples.at(np.linspace(0, n_all - 1, n).astype(np.intp) if rng is None else rng.permutation(n_all)[:n])
 
 
-def read_own_images(config: Config, classes: Sequence[str]) -> tuple[tuple[str, ...], list[Examples]]:
-    """The classes, and training and test set; see ``make_data``."""
+def read_own_images(config: Config, classes: Sequence[str]) -> tuple[tuple[str, ...], list[Examples], str]:
+    """The classes, training and test set, and ``Config.pictures``; see ``make_data``."""
     if not config.data_dir:
         raise UserError("--dataset images needs --data-dir DIR, the folder of the images")
     path = Path(config.data_dir)
@@ -255,7 +260,8 @@ def read_own_images(config: Config, classes: Sequence[str]) -> tuple[tuple[str, 
         train, test = read_labelled(path, config.side or DEFAULT_SIDES, config.in_channels)
     found = picture_sets(train, test, generator(config.seed, Stream.DATA, 2), classes)
     pairs = (found.train_images, found.train_labels), (found.test_images, found.test_labels)
-    return found.classes, [Examples(x * np.float32(1 / 255), y) for x, y in pairs]
+    pictures = f"{zlib.crc32(found.train_images):08x}" if test is None else ""
+    return found.classes, [Examples(x * np.float32(1 / 255), y) for x, y in pairs], pictures
 
 
 def make_views(config: Config) -> Sequence[viewpoint.Split]:
@@ -270,9 +276,9 @@ def make_views(config: Config) -> Sequence[viewpoint.Split]:
 def make_data(config: Config, classes: Sequence[str] = ()) -> Data:
     """Raises UserError where files are missing or damaged. ``classes``: those of a trained network, among which all own
     images must be."""
-    rng = generator(config.seed, Stream.DATA, 1)
+    rng, pictures = generator(config.seed, Stream.DATA, 1), ""
     if config.has_own_images:
-        name, (classes, sets) = OWN_SET, read_own_images(config, classes)
+        name, (classes, sets, pictures) = OWN_SET, read_own_images(config, classes)
     elif config.has_views:
         name, sets = (
             config.dataset,
@@ -292,9 +298,8 @@ def make_data(config: Config, classes: Sequence[str] = ()) -> Data:
         sets = [part._replace(images=part.images - np.float32(config.pixel_offset)) for part in sets]
     train, *tests = sets
     familiar, *held_out = (subset(test, config.n_test) for test in tests)
-    return Data(
-        name, subset(train, config.n_train, rng), familiar, held_out[0] if held_out else None, tuple(classes)
-    )  # fmt: skip
+    train = subset(train, config.n_train, rng)
+    return Data(name, train, familiar, held_out[0] if held_out else None, tuple(classes), pictures)
 
 
 def resolved(config: Config, data: Data) -> Config:
@@ -302,7 +307,8 @@ def resolved(config: Config, data: Data) -> Config:
     config = multimnist.resolve_auto(config, data.name)
     if not config.has_own_images:
         return config
-    return dataclasses.replace(config, class_names=data.classes, side=data.train.images.shape[1])
+    side = data.train.images.shape[1]
+    return dataclasses.replace(config, class_names=data.classes, side=side, pictures=data.pictures)
 
 
 def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
@@ -1282,6 +1288,11 @@ def evaluate_checkpoint(
         )
     data = make_data(config, config.classes)
     config = resolved(config, data)
+    if data.pictures and data.pictures != saved.pictures:
+        print_message(
+            f"warning: {config.data_dir} has not the pictures of the training, which drew a test set from them: some of"
+            f" those that are tested now may have been trained on. Test pictures in {config.data_dir}/test are safe"
+        )
     with Workers(threads, config.dtype) as workers:
         for name, model in make_models(config).items():
             if name in states:

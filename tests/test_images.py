@@ -451,11 +451,13 @@ def test_testing_a_checkpoint_uses_the_split_of_its_training(
     again = json.loads(out.read_text())
     assert again["confusion"] == result["confusion"]
     assert again["seed"] == 3
+    assert "warning" not in capsys.readouterr().err
     assert "made with --seed 3, not 4" in failure(m, [*test, "--seed=4"], capsys)
     few = shutil.copytree(folder, tmp_path / "few")
     shutil.rmtree(few / CLASSES[1])
     assert m.main([*test[:-2], f"--data-dir={few}", "--threads=1", f"--out-json={out}"]) == 0
     assert json.loads(out.read_text())["classes"][CLASSES[1]] == [0, 0]
+    assert "may have been trained on" in capsys.readouterr().err
     write_folder(few, ["bird"], n=3)
     line = failure(m, [*test[:-2], f"--data-dir={few}"], capsys)
     assert "the class bird, which is none that the network was trained on" in line
@@ -473,6 +475,9 @@ def test_resuming(trained: tuple[Any, ...], tmp_path: Path, capsys: Capture) -> 
     (other / CLASSES[0]).rename(other / "bird")
     line = failure(m, [*argv, f"--data-dir={other}"], capsys)
     assert "it was made with the classes dark left,heller,猫, not bird,heller,猫" in line
+    grown = shutil.copytree(folder, tmp_path / "grown")
+    shutil.copy(next((grown / CLASSES[0]).iterdir()), grown / CLASSES[0] / "one more.png")
+    assert "made with pictures with the checksum " in failure(m, [*argv, f"--data-dir={grown}"], capsys)
 
 
 def test_prediction_answers_with_names(trained: tuple[Any, ...], tmp_path: Path, capsys: Capture) -> None:
