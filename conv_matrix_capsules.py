@@ -260,7 +260,7 @@ def read_own_images(config: Config, classes: Sequence[str]) -> tuple[tuple[str, 
         train, test = read_labelled(path, config.side or DEFAULT_SIDES, config.in_channels)
     found = picture_sets(train, test, generator(config.seed, Stream.DATA, 2), classes)
     pairs = (found.train_images, found.train_labels), (found.test_images, found.test_labels)
-    pictures = f"{zlib.crc32(found.train_images):08x}" if test is None else ""
+    pictures = f"{zlib.crc32(found.train_images.tobytes()):08x}" if test is None else ""
     return found.classes, [Examples(x * np.float32(1 / 255), y) for x, y in pairs], pictures
 
 

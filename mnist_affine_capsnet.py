@@ -883,6 +883,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
     check_file_flags(parser, args)
+    if "check_every" in args.given and not args.match_accuracy:
+        parser.error("argument --check-every: needs --match-accuracy")
     if args.affnist and not args.eval_only and args.image_size != AFFNIST_SIDE:
         parser.error("argument --affnist: needs --canvas 40")
     config, given = config_from_args(args), base.with_preset(args.given)

@@ -256,6 +256,8 @@ def check_file_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     for flag in ("routing_study", "pose_study", "sign_study", "affnist"):
         if args.predict and getattr(args, flag, None):
             parser.error(f"argument --{flag.replace('_', '-')}: --predict tests nothing")
+    if args.predict and "models" in args.given:
+        parser.error("argument --models: --predict asks every network of the checkpoint")
     if args.predict and args.out_json:
         parser.error("argument --out-json: --predict has no result of this kind")
 

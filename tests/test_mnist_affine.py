@@ -571,14 +571,8 @@ NAMES = {"image_size": "canvas"}
 
 
 def flags(config: m.Config) -> list[str]:
-    fields = (
-        *(k for k in SMALL if k != "decoder"),
-        "dataset",
-        "data_dir",
-        "image_size",
-        "match_accuracy",
-        "check_every",
-    )
+    fields = [*(k for k in SMALL if k != "decoder"), "dataset", "data_dir", "image_size", "match_accuracy"]
+    fields += [] if config.match_accuracy is None else ["check_every"]
     given = {k: v for k in fields if (v := getattr(config, k)) is not None}
     pairs = [(f"--{NAMES.get(k, k).replace('_', '-')}", str(v)) for k, v in given.items()]
     return ["--quiet", "--threads", "1", *(word for pair in pairs for word in pair)]

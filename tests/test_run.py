@@ -244,6 +244,8 @@ def test_unknown_arguments(flag: str, experiment: Experiment, capsys: Capture) -
         ("--predict a.png --checkpoint c --sign-study", "--sign-study: --predict tests nothing"),
         ("--predict a.png --checkpoint c --affnist a.mat", "--affnist: --predict tests nothing"),
         ("--predict-png a.png", "--predict-png: needs --predict"),
+        ("--checkpoint a.npz --predict a.png --models cnn", "--models: --predict asks every network"),
+        ("--check-every 3", "--check-every: needs --match-accuracy"),
         ("--checkpoint c --predict a.png --predict-png ./c", "--predict-png: would overwrite c"),
         ("--checkpoint c --predict prediction.png", "--predict-png: would overwrite prediction.png"),
     ],
@@ -251,6 +253,7 @@ def test_unknown_arguments(flag: str, experiment: Experiment, capsys: Capture) -
 def test_flags_that_do_not_fit_together(argv: str, says: str, experiment: Experiment, capsys: Capture) -> None:
     flags = {flag for action in experiment.script.make_parser()._actions for flag in action.option_strings}
     some_have = {"--eval-only", "--predict-png", "--routing-study", "--pose-study", "--sign-study", "--affnist"}
+    some_have |= {"--check-every"}
     if absent := some_have - flags:
         if absent & set(argv.split()):
             assert "unrecognized arguments: --" in usage_error(experiment.script, argv.split(), capsys)
@@ -845,7 +848,8 @@ OTHER_VALUES = {
     "--n-train": "32", "--n-test": "9", "--n-val": "17", "--n-sweep": "5", "--n-train-views": "3",
     "--n-test-views": "3", "--n-elev": "2", "--n-test-elev": "4", "--n-per-combo": "2",
     "--pool": "7", "--min-iou": "0.5", "--max-shift": "1",
-    "--shift": "1", "--canvas": "40 --max-shift 2", "--rotation": "10", "--match-accuracy": "0.9", "--check-every": "3",
+    "--shift": "1", "--canvas": "40 --max-shift 2", "--rotation": "10", "--match-accuracy": "0.9",
+    "--check-every": "3 --match-accuracy 0.9",
     "--conv-channels": "3", "--primary-types": "2", "--preset": "paper --conv-channels 2 --primary-types 1",
     "--routing-iters": "1", "--routing-grad": "stop", "--recon-weight": "0.5", "--em-iters": "7", "--em-grad": "stop",
     "--em-lambda": "2", "--lambda-schedule": "linear", "--variance-floor": "0.25", "--beta-v-init": "-2",
