@@ -23,7 +23,7 @@ LeNet-5, single digits, and the test sets:
     upright          test digits as they are; on the 40x40 canvas at random positions
     rotated          the same, rotated about their middle by a fixed angle; and a sweep from -90 to 90 degrees
     affNIST          (40x40) each rotated by up to 20 degrees, sheared by up to 0.2, scaled by 0.8 to 1.2 along each
-                     axis, and shifted at random so that no ink is lost; or the published files (--affnist)
+                     axis, and shifted at random so that no stroke is cut off; or the published files (--affnist)
 
 All images are grey values from 0 to 1.
 
@@ -46,10 +46,8 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 import argparse
 import dataclasses
 import math
-import os
 import sys
 import time
-import zlib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,7 +56,7 @@ import numpy as np
 
 import multimnist_capsnet as base
 from multimnist_capsnet import Array, Batch, Model, Params, assess, update
-from support.console import one_line
+from support.affnist_file import AFFNIST_SIDE, read_affnist
 from support.files import UserError, atomic_write
 from support.flags import Parser, add_file_flags, add_flags, check_file_flags, file_path, list_of, number, whole_number
 from support.optimizers import TrainState, count_params
@@ -77,7 +75,6 @@ from support.run import (  # isort: skip
 #   C  channels                   J  classes                D        entries of a digit capsule
 
 EXPERIMENT = "mnist_affine_capsnet"
-AFFNIST_SIDE = 40
 SWEEP = tuple(range(-90, 91, 5))  # degrees
 PERTURBATIONS = np.linspace(-0.25, 0.25, 11)  # of one number of a digit capsule [Sabour 2017, fig. 4]
 
@@ -195,23 +192,23 @@ AFFNIST_ROTATION, AFFNIST_SHEAR, AFFNIST_SCALE = 20.0, 0.2, (0.8, 1.2)
 
 def draw_distortions(rng: np.random.Generator, digits: Array) -> Distortion:
     """One for each of the digits (N, 28, 28), uniformly from affNIST's ranges; the middle uniformly from the positions
-    at which all ink is on the canvas of 40x40 pixels (the canvas's middle if there is none)."""
+    at which all strokes are on the canvas of 40x40 pixels (the canvas's middle if there is none)."""
     n = len(digits)
     rotation = rng.uniform(-AFFNIST_ROTATION, AFFNIST_ROTATION, n)
     shear = rng.uniform(-AFFNIST_SHEAR, AFFNIST_SHEAR, n)
     scale = rng.uniform(*AFFNIST_SCALE, (n, 2))
     fraction = rng.random((n, 2))
     forward = Distortion(rotation, shear, scale, fraction).matrices
-    # Bilinear sampling spreads a pixel of ink up to its neighbours.
+    # Bilinear sampling spreads a pixel of a stroke up to its neighbours.
     reach = np.abs(forward).sum(axis=2)  # (N, 2)
     low, high = np.empty((n, 2)), np.empty((n, 2))
     grid = np.indices(digits.shape[1:], float).reshape(2, -1) - (base.DIGIT_SIDE - 1) / 2
     for start in range(0, n, WARP_PART):
         part = slice(start, start + WARP_PART)
         position = forward[part] @ grid  # (n, 2, H*W)
-        ink = digits[part].reshape(-1, 1, grid.shape[1]) > 0
-        low[part] = np.where(ink, position, np.inf).min(axis=2, initial=0)
-        high[part] = np.where(ink, position, -np.inf).max(axis=2, initial=0)
+        stroke = digits[part].reshape(-1, 1, grid.shape[1]) > 0
+        low[part] = np.where(stroke, position, np.inf).min(axis=2, initial=0)
+        high[part] = np.where(stroke, position, -np.inf).max(axis=2, initial=0)
     first, last = reach - 1 - low, AFFNIST_SIDE - reach - high
     fits = first <= last
     middle = np.where(fits, first + fraction * (last - first), (first + last) / 2)
@@ -224,73 +221,6 @@ def distort(digits: Array, distortion: Distortion) -> Array:
     return warp(digits, warp_matrices(distortion.matrices, middle, distortion.middle), AFFNIST_SIDE)
 
 
-MAT_HEADER, MAT_COMPRESSED = 128, 15  # bytes of the header, and the type of an element that is packed, in version 5
-MAT_GROWTH, MAT_LEAST = 100, 1 << 26  # digits are packed to a tenth; bytes that are never too many
-
-
-def read_affnist(path: Path) -> tuple[Array, Array]:
-    """A published affNIST file, ``test_batches/15.mat`` for instance -> images (N, 40, 40) uint8, labels (N,).
-
-    It is a MATLAB file (version 5) of one struct, ``affNISTdata``, whose ``image`` is (1600, N) uint8 and whose
-    ``label_int`` has the N digits. Files differ in whether the 1600 run along rows or columns: images are transposed if
-    the ones would lie down. Needs scipy. Raises UserError for any other file.
-    """
-    try:
-        from scipy.io import loadmat
-    except ImportError:
-        raise UserError("--affnist needs scipy: pip install scipy") from None
-    require_bounded(path)
-    try:
-        with path.open("rb") as opened:  # loadmat's own word on a missing file does not say that it is missing
-            struct = loadmat(opened, variable_names=["affNISTdata"])["affNISTdata"][0, 0]
-        pixels, labels = np.asarray(struct["image"]), np.asarray(struct["label_int"]).ravel()
-    except FileNotFoundError:
-        raise UserError(f"there is no affNIST file {path}") from None
-    except Exception as error:  # scipy raises many kinds on a damaged file: TypeError, zlib.error, MatReadError, ...
-        raise UserError(f"{path} is not an affNIST file that can be read: {one_line(error)}") from error
-    if pixels.dtype != np.uint8 or pixels.ndim != 2 or len(pixels) != AFFNIST_SIDE**2 or not pixels.shape[1]:
-        raise UserError(f"{path} has images of shape {pixels.shape} and type {pixels.dtype}, not (1600, N) uint8")
-    if labels.dtype.kind not in "iuf" or labels.shape != (pixels.shape[1],) or not np.isin(labels, range(10)).all():
-        raise UserError(f"{path} does not have a label from 0 to 9 for each of its {pixels.shape[1]} images")
-    images = np.ascontiguousarray(pixels.T).reshape(-1, AFFNIST_SIDE, AFFNIST_SIDE)
-    if is_wide(images[labels == 1]):
-        images = images.transpose(0, 2, 1)
-    return images, labels.astype(np.intp)
-
-
-def require_bounded(path: Path) -> None:
-    """Raises UserError where a MATLAB file unpacks to very much more than an affNIST file does."""
-    try:
-        if path.exists() and not path.is_file():
-            raise UserError(f"{path} is not an affNIST file: it is no regular file")
-        with path.open("rb") as stream:
-            size, unpacked = os.fstat(stream.fileno()).st_size, 0
-            stream.seek(MAT_HEADER)
-            while len(head := stream.read(8)) == 8:  # an element: its type and number of bytes
-                kind, n_bytes = (int(word) for word in np.frombuffer(head, "<u4"))
-                if kind != MAT_COMPRESSED:
-                    stream.seek(n_bytes, os.SEEK_CUR)
-                    continue
-                inflate = zlib.decompressobj()
-                while n_bytes and (chunk := stream.read(min(n_bytes, 1 << 12))):
-                    n_bytes -= len(chunk)
-                    unpacked += len(inflate.decompress(chunk))
-                    if unpacked > max(MAT_LEAST, MAT_GROWTH * size):
-                        raise UserError(f"{path} is not an affNIST file: it unpacks to {MAT_GROWTH} times its size")
-    except (OSError, zlib.error):
-        return  # which the reader says in its words
-
-
-def is_wide(images: Array) -> bool:
-    """Whether the ink of images (N, H, W) has a larger variance along columns than along rows, summed over images."""
-    variance = []
-    for axis in (2, 1):
-        ink = images.sum(axis=axis, dtype=float) + 1e-9  # (N, H or W)
-        position, total = np.arange(ink.shape[1]), ink.sum(axis=1)
-        variance.append((ink @ position**2 / total - (ink @ position / total) ** 2).sum())
-    return bool(variance[0] < variance[1])
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Data
 # ----------------------------------------------------------------------------------------------------------------------
@@ -301,8 +231,8 @@ class Data(NamedTuple):
     images: Array  # (N, 28, 28) uint8, for training
     labels: Array  # (N,)
     val: Batch  # digits held out from training, upright
-    test_images: Array  # (M, 28, 28) uint8
-    test_labels: Array  # (M,)
+    test_images: Array  # (N, 28, 28) uint8
+    test_labels: Array  # (N,)
 
 
 def single_digits(images: Array, labels: Array) -> Batch:
@@ -776,17 +706,17 @@ BOX = 20  # pixels, as in MNIST
 
 
 def read_digit(path: Path, config: Config) -> Array:
-    """A picture file -> (S, S) in [0, 1], prepared as MNIST's digits are: the ink in a box of 20 pixels, its centre of
+    """A picture file -> (S, S) in [0, 1], prepared as MNIST is: the strokes in a box of 20 pixels, its centre of
     mass within a pixel of the middle. A picture of 28x28 pixels is not scaled. Raises UserError where it cannot be read
-    or has no ink."""
+    or has no strokes."""
     picture = read_strokes(path, config.image_size, BOX).astype(config.dtype)
     side = np.arange(config.image_size)
     rows, columns = np.flatnonzero(picture.any(axis=1)), np.flatnonzero(picture.any(axis=0))
-    for axis, inked in ((0, rows), (1, columns)):
+    for axis, marked in ((0, rows), (1, columns)):
         centre = float(picture.sum(axis=1 - axis) @ side / picture.sum())
         shift = round(config.image_size / 2 - centre)
-        shift = max(-int(inked[0]), min(config.image_size - 1 - int(inked[-1]), shift))
-        picture = np.roll(picture, shift if abs(shift) > 1 else 0, axis)  # no ink passes the edge
+        shift = max(-int(marked[0]), min(config.image_size - 1 - int(marked[-1]), shift))
+        picture = np.roll(picture, shift if abs(shift) > 1 else 0, axis)  # no stroke passes the edge
     return picture
 
 

@@ -204,8 +204,8 @@ class Digits(NamedTuple):
     name: str
     train_images: Array  # (N, 28, 28) uint8, strokes are 255
     train_labels: Array  # (N,) uint8, 0 to 9 of digits
-    test_images: Array  # (M, 28, 28) uint8
-    test_labels: Array  # (M,) uint8
+    test_images: Array  # (N, 28, 28) uint8
+    test_labels: Array  # (N,) uint8
 
 
 MIRRORS = (

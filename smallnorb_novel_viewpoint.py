@@ -42,7 +42,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -1006,11 +1006,16 @@ DECAYED = {"conv1.w", "primary.w", "hidden.w", "out.w"}  # by weight decay: no b
 EVALUATION_BATCH = 256  # images that are classified at a time
 
 
-def predict_scores(model: Model, params: Params, images: Array, batch_size: int = EVALUATION_BATCH) -> Array:
-    """Class scores (N, J) of images (N, H, W, C), cropped as for a test."""
-    dtype = params["conv1.w"].dtype
-    batches = (images[i : i + batch_size] for i in range(0, len(images), batch_size))
-    return np.concatenate([model.forward(params, crop(x, None).astype(dtype, copy=False))[0] for x in batches])
+def forward_in_batches(model: Model, params: Params, images: Array) -> Iterator[tuple[Array, Any]]:
+    """Scores and cache of each batch of images (N, H, W, C), cropped as for a test."""
+    for start in range(0, len(images), EVALUATION_BATCH):
+        x = crop(images[start : start + EVALUATION_BATCH], None)
+        yield model.forward(params, x.astype(params["conv1.w"].dtype, copy=False))
+
+
+def predict_scores(model: Model, params: Params, images: Array) -> Array:
+    """Class scores (N, J) of images (N, H, W, C)."""
+    return np.concatenate([scores for scores, _ in forward_in_batches(model, params, images)])
 
 
 def accuracy(model: Model, params: Params, split: Split) -> float:
@@ -1036,13 +1041,9 @@ def add_confusions(result: dict[str, Any], config: Viewpoints, confusions: dict[
 
 def true_class_mass(model: Model, params: Params, split: Split) -> float:
     """Fraction of the assigned mass that the true class has in the last iteration, mean over a set; 1/5 by chance."""
-    fractions = []
-    for start in range(0, len(split.labels), EVALUATION_BATCH):
-        labels = split.labels[start : start + EVALUATION_BATCH]
-        x = crop(split.images[start : start + EVALUATION_BATCH], None).astype(params["conv1.w"].dtype, copy=False)
-        mass = model.forward(params, x)[1].routing.m_steps[-1].mass  # (B, J)
-        fractions.append(mass[np.arange(len(x)), labels] / mass.sum(axis=1))
-    return float(np.concatenate(fractions).mean())
+    passes = forward_in_batches(model, params, split.images)
+    mass = np.concatenate([cache.routing.m_steps[-1].mass for _, cache in passes])  # (N, J)
+    return float((mass[np.arange(len(mass)), split.labels] / mass.sum(axis=1)).mean())
 
 
 def routing_study(config: Config, params: Params, split: Split) -> dict[str, float]:
@@ -1055,9 +1056,7 @@ def routing_study(config: Config, params: Params, split: Split) -> dict[str, flo
 
     def classes_and_entropy(config: Config) -> tuple[Array, float]:
         model, classes, entropies = make_models(config)["capsules"], [], []
-        for start in range(0, len(split.labels), EVALUATION_BATCH):
-            x = crop(split.images[start : start + EVALUATION_BATCH], None).astype(config.dtype, copy=False)
-            scores, cache = model.forward(params, x)
+        for scores, cache in forward_in_batches(model, params, split.images):
             r = cache.routing.m_steps[-1].r  # (B, I, J)
             classes.append(scores.argmax(axis=1))
             entropies.append(-(r * np.log(np.maximum(r, np.finfo(r.dtype).tiny))).sum(axis=2) / math.log(N_CLASSES))

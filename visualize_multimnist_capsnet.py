@@ -108,7 +108,7 @@ from support.statistics import describe_sample
 from support.workers import Workspace, blas_threads
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
-FIRST, SECOND = ORANGE, SKY  # the digits of a composite; where both have ink their sum is white
+FIRST, SECOND = ORANGE, SKY  # the digits of a composite; where both are bright their sum is white
 DIGIT_COLOURS = (FIRST, SECOND)
 N_COLOURS = {"reconstructions": 128, "overlay": 200}  # of the palettes of large pictures
 OUTCOMES = (("both right", GREEN, ""), ("one right", YELLOW, "//"), ("none", VERMILLION, "xx"))

@@ -112,7 +112,7 @@ def read_strokes(path: Path, side: int, box: int) -> Array:
     strokes = 1 - grey if border_level(grey) > 0.5 else grey
     strokes = np.maximum(0, strokes - border_level(strokes))
     if strokes.max() < 0.1:
-        raise UserError(f"{path} has no ink that stands out from its background")
+        raise UserError(f"{path} has nothing that stands out from its background")
     if strokes.shape not in ((side, side), (MNIST_SIDE, MNIST_SIDE)):
         rows, columns = (np.flatnonzero((strokes > 0.25 * strokes.max()).any(axis=axis)) for axis in (1, 0))
         strokes = strokes[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]

@@ -25,10 +25,9 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-import mnist_affine_capsnet as affine
 import report
 from helpers import EXPERIMENTS, ROOT, Experiment, failure, script_environment, smallest, usage_error
-from support import console, files, norb_files, pictures, run
+from support import affnist_file, console, files, norb_files, pictures, run
 from support.download import UnavailableError, download
 from support.optimizers import TrainState
 from test_run import nobody_reads, process_of, streams
@@ -507,7 +506,7 @@ def test_a_pipe_is_no_checkpoint_and_no_affnist_file(experiment: Experiment, tmp
     argv = predict_argv(experiment, tmp_path / "pipe", tmp_path / "x.png")
     assert "it is no regular file" in failure(experiment.script, argv, capsys)
     with pytest.raises(files.UserError, match=r"pipe is not an affNIST file: it is no regular file$"):
-        affine.read_affnist(tmp_path / "pipe")
+        affnist_file.read_affnist(tmp_path / "pipe")
 
 
 def test_a_name_that_the_terminal_cannot_show_is_printed_escaped(experiment: Experiment, tmp_path: Path) -> None:
@@ -541,10 +540,10 @@ def test_a_mat_file_that_grows_a_thousandfold_is_refused(tmp_path: Path, capsys:
     savemat(path, {"affNISTdata": {"image": pixels, "label_int": np.zeros(60_000)}}, do_compression=True)
     assert path.stat().st_size < 200_000
     with pytest.raises(files.UserError, match=f"{path} is not an affNIST file: it unpacks to 100 times its size$"):
-        affine.read_affnist(path)
+        affnist_file.read_affnist(path)
     pixels = np.random.default_rng(0).integers(0, 2, (1600, 50), np.uint8)
     savemat(path, {"affNISTdata": {"image": pixels, "label_int": np.arange(50) % 10}}, do_compression=True)
-    assert len(affine.read_affnist(path)[0]) == 50
+    assert len(affnist_file.read_affnist(path)[0]) == 50
 
 
 # ----------------------------------------------------------------------------------------------------------------------

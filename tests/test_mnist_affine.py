@@ -31,6 +31,7 @@ from helpers import (
     needs_mnist,
     usage_error,
 )
+from support.affnist_file import read_affnist
 from support.run import permutation
 from support.workers import SERIAL, Workers
 
@@ -256,7 +257,7 @@ def test_affnist_ranges_and_ink_inside() -> None:
     assert abs(np.corrcoef(d.scale.T)[0, 1]) < 0.15  # drawn for each axis
     images = m.distort(digits / 255, d)
     assert images.shape == (len(digits), 40, 40)
-    # The same on a larger canvas: no ink lies in what is added.
+    # The same on a larger canvas: nothing lies in what is added.
     wide = m.warp(digits / 255, m.warp_matrices(d.matrices, 13.5, d.middle + 20), 80)
     np.testing.assert_allclose(wide[:, 20:60, 20:60], images, atol=1e-12)
     np.testing.assert_allclose(wide.sum(axis=(1, 2)), images.sum(axis=(1, 2)), rtol=1e-12)
@@ -309,7 +310,7 @@ def test_a_published_file_is_read(order: str, tmp_path: Path) -> None:
     pytest.importorskip("scipy")
     images, labels = affnist_like()
     stored = images if order == "rows" else images.transpose(0, 2, 1)
-    read, named = m.read_affnist(write_affnist(tmp_path / "15.mat", stored.reshape(30, -1).T, labels[None]))
+    read, named = read_affnist(write_affnist(tmp_path / "15.mat", stored.reshape(30, -1).T, labels[None]))
     np.testing.assert_array_equal(read, images)
     np.testing.assert_array_equal(named, labels)
 

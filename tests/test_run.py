@@ -1209,7 +1209,7 @@ def test_pictures_that_cannot_be_read_are_one_line(
         "x" * 300: "is not a picture",
         ".": "is not a picture",
         "good.png/below": "is not a picture",
-    } | ({"blank.png": "has no ink"} if experiment.has_digits else {})
+    } | ({"blank.png": "has nothing that stands out"} if experiment.has_digits else {})
     for name, fault in faults.items():
         line = failure(experiment.script, predict_argv(experiment, whole.checkpoint, good, tmp_path / name), capsys)
         assert fault in line, name

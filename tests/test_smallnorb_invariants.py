@@ -728,7 +728,7 @@ def test_each_epoch_sees_every_image_once_in_an_order_of_its_own() -> None:
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
-def test_evaluation_is_pure() -> None:
+def test_evaluation_is_pure(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny()
     model, data = s.make_models(config)["capsules"], s.make_data(config)
     params = s.init_state(model, config).params
@@ -737,7 +737,9 @@ def test_evaluation_is_pure() -> None:
     for name, p in params.items():
         np.testing.assert_array_equal(p, copy[name])
     scores = s.predict_scores(model, params, data.train.images)
-    np.testing.assert_allclose(s.predict_scores(model, params, data.train.images, batch_size=3), scores, rtol=1e-4)
+    with monkeypatch.context() as patch:
+        patch.setattr(s, "EVALUATION_BATCH", 3)
+        np.testing.assert_allclose(s.predict_scores(model, params, data.train.images), scores, rtol=1e-4)
     labels = scores.argmax(axis=1)
     assert s.accuracy(model, params, data.train._replace(labels=labels)) == 1
     assert s.accuracy(model, params, data.train._replace(labels=(labels + 1) % 5)) == 0

@@ -1,0 +1,81 @@
+"""Published files of affNIST, MNIST's digits under random affine maps on 40x40 pixels (Tieleman 2013)."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from support.console import one_line
+from support.files import UserError
+
+Array = np.ndarray
+
+AFFNIST_SIDE = 40  # pixels
+MAT_HEADER, MAT_COMPRESSED = 128, 15  # bytes of the header, and the type of an element that is packed, in version 5
+MAT_GROWTH, MAT_LEAST = 100, 1 << 26  # digits are packed to a tenth; bytes that are never too many
+
+
+def read_affnist(path: Path) -> tuple[Array, Array]:
+    """A published affNIST file, ``test_batches/15.mat`` for instance -> images (N, 40, 40) uint8, labels (N,).
+
+    It is a MATLAB file (version 5) of one struct, ``affNISTdata``, whose ``image`` is (1600, N) uint8 and whose
+    ``label_int`` has the N digits. Files differ in whether the 1600 run along rows or columns: images are transposed if
+    the ones would lie down. Needs scipy. Raises UserError for any other file.
+    """
+    try:
+        from scipy.io import loadmat
+    except ImportError:
+        raise UserError("--affnist needs scipy: pip install scipy") from None
+    require_bounded(path)
+    try:
+        with path.open("rb") as opened:  # loadmat's own word on a missing file does not say that it is missing
+            struct = loadmat(opened, variable_names=["affNISTdata"])["affNISTdata"][0, 0]
+        pixels, labels = np.asarray(struct["image"]), np.asarray(struct["label_int"]).ravel()
+    except FileNotFoundError:
+        raise UserError(f"there is no affNIST file {path}") from None
+    except Exception as error:  # scipy raises many kinds on a damaged file: TypeError, zlib.error, MatReadError, ...
+        raise UserError(f"{path} is not an affNIST file that can be read: {one_line(error)}") from error
+    if pixels.dtype != np.uint8 or pixels.ndim != 2 or len(pixels) != AFFNIST_SIDE**2 or not pixels.shape[1]:
+        raise UserError(f"{path} has images of shape {pixels.shape} and type {pixels.dtype}, not (1600, N) uint8")
+    if labels.dtype.kind not in "iuf" or labels.shape != (pixels.shape[1],) or not np.isin(labels, range(10)).all():
+        raise UserError(f"{path} does not have a label from 0 to 9 for each of its {pixels.shape[1]} images")
+    images = np.ascontiguousarray(pixels.T).reshape(-1, AFFNIST_SIDE, AFFNIST_SIDE)
+    if is_wide(images[labels == 1]):
+        images = images.transpose(0, 2, 1)
+    return images, labels.astype(np.intp)
+
+
+def require_bounded(path: Path) -> None:
+    """Raises UserError where a MATLAB file unpacks to very much more than an affNIST file does."""
+    try:
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is not an affNIST file: it is no regular file")
+        with path.open("rb") as stream:
+            size, unpacked = os.fstat(stream.fileno()).st_size, 0
+            stream.seek(MAT_HEADER)
+            while len(head := stream.read(8)) == 8:  # an element: its type and number of bytes
+                kind, n_bytes = (int(word) for word in np.frombuffer(head, "<u4"))
+                if kind != MAT_COMPRESSED:
+                    stream.seek(n_bytes, os.SEEK_CUR)
+                    continue
+                inflate = zlib.decompressobj()
+                while n_bytes and (chunk := stream.read(min(n_bytes, 1 << 12))):
+                    n_bytes -= len(chunk)
+                    unpacked += len(inflate.decompress(chunk))
+                    if unpacked > max(MAT_LEAST, MAT_GROWTH * size):
+                        raise UserError(f"{path} is not an affNIST file: it unpacks to {MAT_GROWTH} times its size")
+    except (OSError, zlib.error):
+        return  # which the reader says in its words
+
+
+def is_wide(images: Array) -> bool:
+    """Whether the strokes of images (N, H, W) vary more along columns than along rows, summed over images."""
+    variance = []
+    for axis in (2, 1):
+        mass = images.sum(axis=axis, dtype=float) + 1e-9  # (N, H or W)
+        position, total = np.arange(mass.shape[1]), mass.sum(axis=1)
+        variance.append((mass @ position**2 / total - (mass @ position / total) ** 2).sum())
+    return bool(variance[0] < variance[1])
