@@ -160,7 +160,7 @@ class TurningObjects(Scene):
         config, style, top = self.config, MODELS[model], BARS_TOP[model]
         n = experiment.N_CLASSES
         add_text(self.fig, 0.12, top - 0.42, f"{style.label} say" + "s" * (model != "capsules"),
-                 color=style.colour, fontweight="bold", fontsize=10.5)  # fmt: skip
+                 color=darkened(style.colour), fontweight="bold", fontsize=10.5)  # fmt: skip
         for k in range(n):
             ax = add_axes(self.fig, LEFT + k * PITCH, top, CELL, BARS_HEIGHT)
             ax.set(xlim=(0, 1), ylim=(n - 0.5, -0.5), xticks=[])
@@ -211,6 +211,9 @@ class TurningObjects(Scene):
         """Held-out accuracy, epoch by epoch."""
         ax = add_axes(self.fig, *CURVE)
         accuracy_axis(ax, None, CHANCE)
+        for line in figures.add_half_turn_line(ax, self.config):
+            ax.text(0.98, line.get_ydata()[0] - 0.02, "cross, T, frame alone", transform=ax.get_yaxis_transform(),
+                    fontsize=8, color=GREY, ha="right", va="top")  # fmt: skip
         ax.set_title("accuracy on held-out views", loc="left", x=-0.16)
         ax.set_xlabel("epoch", labelpad=1)
         n = self.config.n_epochs

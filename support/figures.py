@@ -89,8 +89,8 @@ class ModelStyle(NamedTuple):
 MODEL_STYLES: dict[str, dict[str, ModelStyle]] = {
     "smallnorb_novel_viewpoint": {
         "capsules": ModelStyle("Matrix capsules", "capsules", BLUE, "o"),
-        "cnn": ModelStyle("CNN, 64 units", "CNN, 64 units", ORANGE, "s"),
-        "cnn_matched": ModelStyle("CNN, as many parameters", "CNN", VERMILLION, "^"),
+        "cnn": ModelStyle("CNN, 64 units", "CNN, 64 units", VERMILLION, "^"),
+        "cnn_matched": ModelStyle("CNN, as many parameters", "CNN", ORANGE, "s"),
     },
     "multimnist_capsnet": {
         "capsnet": ModelStyle("CapsNet", "CapsNet", BLUE, "o"),
