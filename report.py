@@ -668,12 +668,17 @@ def report(check: bool, with_claims: bool = False) -> None:
     if check:
         if why := unknown_history():
             print_message(f"warning: commits are not checked: {why}")
-        for path in sorted(Path("results").rglob("*.json")):
+        results = sorted(Path("results").rglob("*.json"))
+        for path in results:
             problems += check_result(path, why is None)
             if path.as_posix() not in everything:
                 print_message(f"warning: {path} is used by no page")
-            if is_older(path):
-                print_message(f"warning: {path} is older than the code")
+        older = [str(path.relative_to("results")) for path in results if is_older(path)]
+        if older:
+            print_message(
+                f"warning: {len(older)} of {len(results)} results are older than the code: {', '.join(older[:2])}"
+                + ", ..." * (len(older) > 2)
+            )
     if problems:
         print_message("\n".join(problems))
         hint = "; python report.py rewrites the pages" if n_stale and check else ""
@@ -684,8 +689,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         examples=[
             ("", "Write the tables of the pages: about 2 seconds."),
-            ("--check", "Compare pages, results, commands and commits, and change nothing: about 2 seconds."),
-            ("--root ../other --check", "The same in another copy of the repository: about 2 seconds."),
+            ("--check", "Compare pages, results, commands and commits, and change nothing: about 10 seconds."),
+            ("--root ../other --check", "The same in another copy of the repository: about 10 seconds."),
         ],
         description="Rewrite the tables and values of README.md and docs/*.md from results/.",
         epilog=HELP_MARKERS,

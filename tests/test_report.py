@@ -453,8 +453,7 @@ def test_files_that_no_page_uses_or_older_than_the_code(page: Path, capsys: pyte
     assert run("--check") == 0
     assert capsys.readouterr().err == (
         "warning: results/benchmarks/b.json is used by no page\n"
-        "warning: results/fake/g.json is older than the code\n"
-        "warning: results/fake/r.json is older than the code\n"
+        "warning: 2 of 4 results are older than the code: fake/g.json, fake/r.json\n"
     )
 
 
