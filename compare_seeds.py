@@ -84,6 +84,8 @@ class Job(NamedTuple):
     timeout: float | None
     code: str  # fingerprint
     cwd: Path
+    checkpoints: Path | None = None  # folder, where unfinished runs are saved
+    resume: bool = False
 
     @property
     def key(self) -> str:
@@ -169,6 +171,9 @@ def run_job(job: Job, is_wanted: Callable[[], bool]) -> Json:
         with temporary_folder() as folder, held_pipe() as pipe:
             out = folder / "out.json"
             command = [sys.executable, WATCHED, str(job.script), *job.setting.args, f"--seed={job.seed}"]
+            if job.checkpoints:
+                saved = job.checkpoints / f"{job.key}.ckpt.npz"
+                command += [f"--checkpoint={saved}", *["--resume"] * (job.resume and saved.exists())]
             blas = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(job.threads))
             with subprocess.Popen(
                 [*command, f"--threads={job.threads}", "--quiet", f"--out-json={out}"],
@@ -194,6 +199,8 @@ def run_job(job: Job, is_wanted: Callable[[], bool]) -> Json:
             result = json.loads(out.read_text(encoding="utf-8"))
             if fault := fault_of(result, job.seed):
                 return {"error": fault}
+            if job.checkpoints:
+                saved.unlink(missing_ok=True)
             return {"result": result, "warnings": lines if stderr.strip() else []}
     except UserError as error:
         return {"error": one_line(error, 400)}
@@ -665,6 +672,11 @@ def make_parser() -> argparse.ArgumentParser:
         default=cache,
         help="Keep finished runs in this folder. Default: %(default)s.",
     )
+    add(
+        "--checkpoints",
+        action="store_true",
+        help="Save every run in the cache after each of its epochs too; --resume goes on from there.",
+    )
     add("--dask", metavar="ADDRESS", help="Run on that Dask cluster, such as tcp://HOST:8786. --jobs does not apply.")
     return parser
 
@@ -677,7 +689,7 @@ def recorded_command(argv: list[str]) -> str:
     words, skip = [], False
     for word in own:
         flag, has_value, _ = word.partition("=")
-        if not (skip or flag in transient or word == "--resume"):
+        if not (skip or flag in transient or word in ("--resume", "--checkpoints")):
             words.append(word)
         skip = flag in transient and not has_value
     return shlex.join(["python", "compare_seeds.py", *words, *rest])
@@ -730,11 +742,9 @@ def compare(args: argparse.Namespace, settings: list[Setting]) -> None:
     args.code = code_fingerprint(args.script)
     for path in (args.out, args.figure, args.cache / "a run"):
         require_writable(path)
-    jobs = [
-        Job(args.script, setting, seed, args.threads, args.timeout, args.code, Path.cwd())
-        for setting in settings
-        for seed in args.seeds
-    ]
+    checkpoints = args.cache.resolve() if args.checkpoints else None
+    how = (args.threads, args.timeout, args.code, Path.cwd(), checkpoints, args.resume)
+    jobs = [Job(args.script, setting, seed, *how) for setting in settings for seed in args.seeds]
     common = Comparison(args.metric, () if args.keep_seconds else SECONDS)
     outcomes = run_all(jobs, common, args)
     document = make_document(args, settings, jobs, outcomes, common)

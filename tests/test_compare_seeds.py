@@ -455,6 +455,36 @@ def test_stopped_it_keeps_what_is_finished_and_ends_its_runs(fake: str, number: 
     assert len(runs()) == 4 + 3
 
 
+def test_checkpoints_let_a_stopped_run_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real training is stopped after at least one epoch. What it ends with is that of one which was left alone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare_seeds, "draw", lambda *_: None)
+    flags = ["smallnorb_novel_viewpoint", "--seeds", "3", "--keep-history", "--cache", "cache"]
+    rest = ["--", "--models", "capsules", "--n-epochs", "30", "--n-train-views", "2", "--n-test-views", "1"]
+    assert main([*flags, "--out", "whole.json", *rest]) == 0
+    assert [path.suffix for path in Path("cache").iterdir()] == [".json"]
+    next(Path("cache").iterdir()).unlink()
+    command = [*flags, "--out", "parts.json", "--checkpoints"]
+    stopped = [sys.executable, compare_seeds.__file__, *command, *rest, "--checkpoint-every", "1"]
+    rest += ["--checkpoint-every", "1"]
+    with subprocess.Popen(stopped, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        while not list(Path("cache").glob("*.ckpt.npz")) and process.poll() is None:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    assert process.returncode == 130
+    (checkpoint,) = Path("cache").glob("*.ckpt.npz")
+    saved = checkpoint.read_bytes()
+    checkpoint.write_bytes(b"damaged")
+    assert main([*command, "--resume", *rest]) == 1, "it is read"
+    checkpoint.write_bytes(saved)
+    assert main([*command, "--resume", *rest]) == 0
+    assert [path.suffix for path in Path("cache").iterdir()] == [".json"]
+    whole, parts = load("whole.json"), load("parts.json")
+    assert whole["settings"]["default"]["runs"] == parts["settings"]["default"]["runs"]
+    assert parts["command"].count("--checkpoint") == 1, "that of the experiment alone"
+
+
 def test_killed_its_runs_end_with_it(fake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs hang. The folders that they were to write into go with the next call."""
     Path("hang").touch()
