@@ -225,7 +225,7 @@ def add_file_flags(
         help="Let --checkpoint replace one of another experiment or of an older version too.")
     add("--checkpoint-every", type=whole_number(1, 10**9), metavar="N", help="Save every N steps as well.")
     add("--resume", action="store_true",
-        help="Continue from --checkpoint. The numbers are the same, bit for bit, where the threads are.")
+        help="Continue from --checkpoint. With as many threads the numbers are, bit for bit, those without a break.")
     if eval_only:
         add("--eval-only", action="store_true",
             help="Train nothing: test the networks of --checkpoint on the test set that the data flags describe.")
