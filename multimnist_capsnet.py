@@ -1549,9 +1549,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
     check_file_flags(parser, args)
-    for flag in ("predict", "routing_study"):
-        if getattr(args, flag) and "capsnet" not in args.models:
-            parser.error(f"argument --models: --{flag.replace('_', '-')} asks the capsule network")
+    if args.routing_study and "capsnet" not in args.models:
+        parser.error("argument --models: --routing-study asks the capsule network")
     config, given = config_from_args(args), with_preset(args.given)
     return run_script(
         EXPERIMENT, argv, args,

@@ -147,7 +147,7 @@ ERRORS: list[Planted] = [
          "test_smallnorb_files::test_settings_are_chosen_on_other_objects"),
         ("images).argmax(axis=1) == split.labels", "images).argmin(axis=1) == split.labels",
          "test_every_image_counts_once_in_an_accuracy"),
-        ("for i in range(0, len(images), batch_size))", "for i in range(0, len(images) - 1, batch_size))",
+        ("in range(0, len(images), EVALUATION_BATCH)", "in range(0, len(images) - 1, EVALUATION_BATCH)",
          "test_every_image_counts_once_in_an_accuracy"),
         ("weight=len(batch)", "weight=config.batch_size", "test_the_loss_of_an_epoch_is_the_mean_over_its_images"),
         ("math.ceil(len(data.train.labels) / config.batch_size)", "len(data.train.labels) // config.batch_size",

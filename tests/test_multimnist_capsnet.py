@@ -564,8 +564,6 @@ def test_the_result_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_what_needs_the_capsule_network_asks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--checkpoint", "c", "--predict", "a.png", "--models", "cnn"]
-    assert "argument --models: --predict asks the capsule network" in usage_error(m, argv, capsys)
     argv = ["--models", "cnn", "--routing-study"]
     assert "argument --models: --routing-study asks the capsule network" in usage_error(m, argv, capsys)
 
