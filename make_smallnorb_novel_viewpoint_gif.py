@@ -211,8 +211,8 @@ class TurningObjects(Scene):
         """Held-out accuracy, epoch by epoch."""
         ax = add_axes(self.fig, *CURVE)
         accuracy_axis(ax, None, CHANCE)
-        for line in figures.add_half_turn_line(ax, self.config):
-            ax.text(0.98, line.get_ydata()[0] - 0.02, "cross, T, frame alone", transform=ax.get_yaxis_transform(),
+        if figures.add_half_turn_line(ax, self.config):
+            ax.text(0.98, figures.HALF_TURN - 0.02, "cross, T, frame alone", transform=ax.get_yaxis_transform(),
                     fontsize=8, color=GREY, ha="right", va="top")  # fmt: skip
         ax.set_title("accuracy on held-out views", loc="left", x=-0.16)
         ax.set_xlabel("epoch", labelpad=1)
