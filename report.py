@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables and values of README.md and docs/*.md from the files in results/, and the proof that all of them are true.
+"""The tables of README.md and docs/*.md from the files in results/, and the proof that all of them are true.
 
     python report.py            # rewrite what stands between the markers of the pages
     python report.py --claims   # write results/claims.json first, from the list in claims.py
@@ -247,6 +247,19 @@ def verdicts_table(document: Json) -> str:
     return markdown(["claim", "the paper's result", "accuracy", "against", "difference", "verdict"], rows)
 
 
+def baselines_table(document: Json) -> str:
+    """What ``make_toy_norb.py --baselines`` measures: errors on the toys, and on smallNORB as published."""
+    models, grey = document["models"], document["grey_levels"]
+    rows = []
+    for name, who in (("nearest_neighbour", "nearest neighbour"), ("linear", "a linear classifier"), ("cnn", "a CNN")):
+        rows.append([f"test error of {who}", f"{models[name]['error']:.1%}", f"{models[name]['real_error']:.1%}"])
+    rows.append(["mean of the grey levels, 0 to 255", f"{grey['mean']:.0f}", ""])
+    rows.append(["standard deviation of the grey levels", f"{grey['spread']:.0f}", ""])
+    rows.append(["parameters of the CNN", f"{models['cnn']['n_params']:,}", ""])
+    rows.append(["processor seconds to draw the set", f"{document['drawing']['cpu_seconds']:.0f}", ""])
+    return markdown(["", "toys", "smallNORB"], rows)
+
+
 TABLES = {"seeds": seeds_table, "summary": summary_table, "paired": paired_table}
 
 
@@ -259,7 +272,8 @@ def digits_of(options: dict[str, str]) -> int:
 def make_table(document: Json, kind: str, options: dict[str, str], name: str | None = None) -> str:
     """A Markdown table of one kind; see HELP_MARKERS. Raises UserError where kind, options and file do not fit."""
     known: dict[str, set[str]] = {
-        "grid": {"metrics", "models", "digits"}, "table": {"columns", "digits"}, "claims": {"page"}, "verdicts": set()
+        "grid": {"metrics", "models", "digits"}, "table": {"columns", "digits"}, "claims": {"page"}, "verdicts": set(),
+        "baselines": set(),
     }  # fmt: skip
     if kind not in (*TABLES, *known):
         raise UserError(f"{kind!r} is not a kind of table, which are {', '.join((*TABLES, *known))}")
@@ -273,8 +287,8 @@ def make_table(document: Json, kind: str, options: dict[str, str], name: str | N
             raise UserError(f"the file has no {option.removesuffix('s')} {', '.join(missing)}")
         return names
 
-    if kind == "verdicts":
-        return verdicts_table(document)
+    if kind in ("verdicts", "baselines"):
+        return verdicts_table(document) if kind == "verdicts" else baselines_table(document)
     if kind == "claims":
         return claims_table(document, options.get("page"))
     if kind == "table":
@@ -303,32 +317,11 @@ HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands be
   <!-- table: results/claims.json claims -->             a row per condition of each claim
   <!-- table: results/claims.json verdicts -->           a row per claim
   <!-- table: results/benchmarks/FILE.json table NAME columns=step,ms -->     a table of a benchmark file
-  <!-- value: results/EXPERIMENT/FILE.json capsules.held_out_accuracy.mean .3f -->0.812<!-- end -->     one number
-Options: metrics= models= digits= setting= columns= page= names=. A path ends in mean, sd, low, high, n or n_params; it
-may begin with paired.BASELINE (also: p, higher, verdict, error_reduction), config, or a benchmark's TABLE.ROW.COLUMN;
-use / for . where a name has a dot (a / between blanks is part of a name). After it comes a Python format: .3f  +.3f
-.0%  ,d.
+  <!-- table: results/toys/baselines.json baselines -->     what simple classifiers reach on the toys
+Options: metrics= models= digits= setting= columns= page= names=.
 A marker inside `backquotes` is left alone."""
 
-MARKER = re.compile(r"(?<!`)<!--\s*(?:(table|value):\s*(.*?)|end)\s*-->(?!`)", re.DOTALL)
-
-
-def lookup(document: Json, path: str, setting: str | None) -> Any:
-    """A number or text by its path; see HELP_MARKERS."""
-    roots: list[Any] = [document]
-    if "settings" in document:
-        entry = pick_setting(document, setting)
-        roots = [entry["models"], entry, document]
-    elif "tables" in document:
-        for name, table in document["tables"].items():
-            rows = {str(row[0]): dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
-            roots.insert(0, {name: rows})
-    for node in roots:
-        for key in re.split(r"(?<! )/(?! )", path) if "/" in path else path.split("."):
-            node = node.get(key) if isinstance(node, dict) else None
-        if isinstance(node, int | float | str):
-            return node
-    raise UserError(f"the file has no value {path!r}")
+MARKER = re.compile(r"(?<!`)<!--\s*(?:table:\s*(.*?)|end)\s*-->(?!`)", re.DOTALL)
 
 
 def fill_rows(files: list[str], options: dict[str, str]) -> str:
@@ -350,7 +343,7 @@ def fill_rows(files: list[str], options: dict[str, str]) -> str:
     return rows_table(documents, names, View(models, metrics, digits_of(options)))
 
 
-def fill_marker(kind: str, text: str) -> str:
+def fill_marker(text: str) -> str:
     """What belongs between a marker and its end. Raises UserError where the marker or its file is at fault."""
     try:
         words = shlex.split(text)
@@ -360,17 +353,14 @@ def fill_marker(kind: str, text: str) -> str:
     options = {found[1]: found[2] for word in words if (found := option.fullmatch(word))}
     plain_words = [word for word in words if not option.fullmatch(word)]
     if not 2 <= len(plain_words) <= 3:
-        raise UserError("a marker names a file, then a kind of table or a path")
-    file, what, *rest = plain_words
+        raise UserError("a marker names a file, then a kind of table")
+    file, kind, *rest = plain_words
     try:
-        if (kind, what, rest) == ("table", "rows", []):
+        if (kind, rest) == ("rows", []):
             return f"\n\n{fill_rows(file.split(','), options)}\n\n"
-        document = read_json(Path(file))
-        if kind == "table":
-            if rest and what != "table":
-                raise UserError(f"{rest[0]!r} is not an option: write NAME=VALUE")
-            return f"\n\n{make_table(document, what, options, *rest)}\n\n"
-        return format(lookup(document, what, options.get("setting")), *rest)
+        if rest and kind != "table":
+            raise UserError(f"{rest[0]!r} is not an option: write NAME=VALUE")
+        return f"\n\n{make_table(read_json(Path(file)), kind, options, *rest)}\n\n"
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(f"the marker does not fit the file ({type(error).__name__}: {error})") from error
 
@@ -386,11 +376,11 @@ def render_page(text: str) -> tuple[str, list[str], list[str]]:
             what = "closes nothing" if opened is None else f"stands before the end of {opened[0]}"
             faults.append(f"{text.count(NEWLINE, 0, marker.start()) + 1}: {marker[0]} {what}")
         elif opened is not None:
-            at = f"{text.count(NEWLINE, 0, opened.start()) + 1}: {opened[1]} {opened[2]}"
+            at = f"{text.count(NEWLINE, 0, opened.start()) + 1}: table {opened[1]}"
             parts.append(text[end : opened.end()])
             old, end = text[opened.end() : marker.start()], marker.start()
             try:
-                new = fill_marker(opened[1], opened[2])
+                new = fill_marker(opened[1])
                 if new != old:
                     stale.append(f"{at} differs from its file")
             except UserError as error:
@@ -406,7 +396,7 @@ def render_page(text: str) -> tuple[str, list[str], list[str]]:
 ACCURACY = re.compile(r"(?<![\w.])(?:0\.[1-9]\d\d|1\.000)(?!\d)")  # as tables write it
 
 NO_SENTENCE = re.compile(  # code, comments, and what markers write
-    r"^```.*?^```|<!--\s*value:.*?-->.*?<!--\s*end\s*-->|<!--.*?-->|`[^`]*`", re.DOTALL | re.MULTILINE
+    r"^```.*?^```|<!--.*?-->|`[^`]*`", re.DOTALL | re.MULTILINE
 )
 
 
@@ -692,7 +682,7 @@ def make_parser() -> argparse.ArgumentParser:
             ("--check", "Compare pages, results, commands and commits, and change nothing: about 10 seconds."),
             ("--root ../other --check", "The same in another copy of the repository: about 10 seconds."),
         ],
-        description="Rewrite the tables and values of README.md and docs/*.md from results/.",
+        description="Rewrite the tables of README.md and docs/*.md from results/.",
         epilog=HELP_MARKERS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

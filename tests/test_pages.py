@@ -134,8 +134,8 @@ IMAGE = "![a](viz/how_capsules_work/squash.png)\n"
 @pytest.mark.parametrize(
     ("source", "fault"),
     [
-        ("The mean is\n<!-- value: x -->0.3<!-- end --> of all.", "text outside of any paragraph: '0.3 of all.'"),
-        ("The mean\n<!-- value: x -->\nis 0.3.", "a paragraph is cut by HTML at line 1"),
+        ("The mean is\n<!-- table: x -->0.3<!-- end --> of all.", "text outside of any paragraph: '0.3 of all.'"),
+        ("The mean\n<!-- table: x -->\nis 0.3.", "a paragraph is cut by HTML at line 1"),
         ("One line\n<div>\n\nand text.\n\n</div>", "a paragraph is cut by HTML at line 1"),
         ("<details>\n**bold**\n</details>", "text outside of any paragraph: '**bold**'"),
         ("A **bold word.", "raw Markdown '**'"),

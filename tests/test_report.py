@@ -27,13 +27,7 @@ TABLES = {
     "steps": {"columns": ["code", "ms", "time / numpy's"], "rows": [["numpy", 12, 1.0], ["torch 2.13", 31, 2.5833]]}
 }
 README = """# Title
-Held out <!-- value: results/fake/r.json capsules.top_accuracy.mean .3f --><!-- end -->, of
-<!-- value: results/fake/r.json capsules.n_params ,d -->?<!-- end --> parameters, errors
-<!-- value: results/fake/r.json paired.cnn.top_accuracy.error_reduction .0% --><!-- end --> fewer, p
-<!-- value: results/fake/g.json paired.cnn.loss.p .2f setting="kind=b gap=x" --><!-- end -->,
-ratio <!-- value: results/benchmarks/b.json "steps/torch 2.13/time / numpy's" .1f --><!-- end --> at
-<!-- value: results/fake/r.json config.shift --><!-- end -->, by
-`<!-- value: any -->` markers.
+By `<!-- table: any -->` markers.
 
 <!-- table: results/fake/r.json seeds metrics=top_accuracy,loss digits=2 -->
 <!-- end -->
@@ -47,7 +41,6 @@ old
 <!-- end -->
 <!-- table: results/fake/r.json,results/fake/g.json rows "names=one setting,four" models=cnn -->
 <!-- end -->
-Verdict <!-- value: results/fake/r.json paired.cnn.top_accuracy.verdict --><!-- end -->.
 The end: results/fake/one.json.
 """
 
@@ -132,24 +125,17 @@ def test_what_is_true_passes_without_a_word(page: Path, capsys: pytest.CaptureFi
 def test_rewrite_then_check(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page.write_text(README)
     Path("docs").mkdir()
-    Path("docs/more.md").write_text("<!-- value: results/fake/r.json cnn.n_params -->?<!-- end -->")
+    Path("docs/more.md").write_text("<!-- table: results/fake/r.json summary models=cnn -->?<!-- end -->")
     lines = faults(capsys)
-    assert "README.md:12: table results/fake/r.json summary models=cnn differs from its file" in lines
-    assert "docs/more.md:1: value results/fake/r.json cnn.n_params differs from its file" in lines
-    assert len(lines) == 14
+    assert "README.md:6: table results/fake/r.json summary models=cnn differs from its file" in lines
+    assert "docs/more.md:1: table results/fake/r.json summary models=cnn differs from its file" in lines
+    assert len(lines) == 7
     assert page.read_text() == README
     assert run() == 0
-    assert capsys.readouterr().out == "README.md: 13 rewritten\ndocs/more.md: 1 rewritten\n"
-    assert ">99<" in Path("docs/more.md").read_text()
+    assert capsys.readouterr().out == "README.md: 6 rewritten\ndocs/more.md: 1 rewritten\n"
+    assert re.search(r"\| cnn +\| +99 \|", Path("docs/more.md").read_text())
     text = page.read_text()
-    mean = load("results/fake/r.json")["settings"]["default"]["models"]["capsules"]["top_accuracy"]["mean"]
-    assert f".mean .3f -->{mean:.3f}<!-- end -->, of" in text
-    assert ",d -->1,234<!-- end -->" in text
-    assert re.search(r"\.0% -->\d+%<!-- end --> fewer, p", text)
-    assert ".1f -->2.6<!-- end -->" in text
-    assert "config.shift -->0.1<!-- end -->, by" in text
-    assert "verdict -->higher<!-- end -->." in text
-    assert "`<!-- value: any -->` markers." in text
+    assert "By `<!-- table: any -->` markers." in text
     assert re.search(r"\| seed \| +capsules: top_accuracy \|.*cnn: loss \|\n\| ---- \|", text)
     assert re.search(r"summary models=cnn -->\n\n\| model \| parameters \| +top_accuracy \|\n", text)
     assert re.search(r"\| kind \| gap \| seeds \| +capsules \| +cnn \| capsules − cnn \|", text)
@@ -167,14 +153,14 @@ def test_rewrite_then_check(page: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert run("--check") == 0
     assert run() == 0
     assert page.read_text() == text
-    page.write_text(text.replace(f">{mean:.3f}<", ">0.999<"))
-    assert faults(capsys) == [
-        "README.md:2: value results/fake/r.json capsules.top_accuracy.mean .3f differs from its file"
-    ]
+    mean = f"{load('results/fake/r.json')['settings']['default']['models']['cnn']['top_accuracy']['mean']:.3f}"
+    row = next(line for line in text.splitlines() if re.match(r"\| cnn +\| +99 ", line))
+    page.write_text(text.replace(row, row.replace(mean, "0.999")))
+    assert faults(capsys) == ["README.md:16: table results/fake/r.json summary models=cnn differs from its file"]
 
 
 def test_accuracies_in_sentences_are_those_of_the_tables() -> None:
-    page = """Capsules 0.747, CNN 0.686, a rate of 0.005, `0.999`, <!-- value: a b -->0.123<!-- end -->, 10.555.
+    page = """Capsules 0.747, CNN 0.686, a rate of 0.005, `0.999`, 10.555.
 
 | model | accuracy |
 |---|---|
@@ -212,13 +198,11 @@ def test_accuracies_in_sentences_are_those_of_the_tables() -> None:
         ("<!-- table: results/benchmarks/b.json rows --><!-- end -->", "not a comparison of seeds"),
         ("<!-- table: results/fake/r.json rows setting=a --><!-- end -->", "takes no setting="),
         ("<!-- table: results/fake/r.json rows digits=x --><!-- end -->", "digits= is a number"),
-        ("<!-- value: results/fake/r.json cnn.nothing.mean --><!-- end -->", "no value 'cnn.nothing.mean'"),
-        ("<!-- value: results/fake/r.json cnn --><!-- end -->", "no value 'cnn'"),
-        ("<!-- value: results/fake/r.json experiment .3f --><!-- end -->", "does not fit"),
-        ("<!-- value: results/fake/r.json 'a --><!-- end -->", "No closing quotation"),
+        ("<!-- table: results/fake/r.json baselines --><!-- end -->", "does not fit"),
+        ("<!-- table: results/fake/r.json 'a --><!-- end -->", "No closing quotation"),
         ("<!-- table: results/fake/r.json seeds -->", "has no end"),
         ("<!-- end -->", "closes nothing"),
-        ("<!-- table: a b --><!-- value: a b --><!-- end -->", "stands before the end of <!-- table: a b -->"),
+        ("<!-- table: a b --><!-- table: a b --><!-- end -->", "stands before the end of <!-- table: a b -->"),
     ],
 )
 def test_markers_at_fault(page: Path, capsys: pytest.CaptureFixture[str], marker: str, message: str) -> None:
@@ -256,7 +240,7 @@ def test_page_that_cannot_be_read(page: Path, capsys: pytest.CaptureFixture[str]
 def test_help_shows_the_markers(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert "<!-- value: results/EXPERIMENT/FILE.json" in capsys.readouterr().out
+    assert "<!-- table: results/EXPERIMENT/FILE.json" in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------------------------------------------------------------
