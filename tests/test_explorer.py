@@ -522,6 +522,32 @@ def test_no_sideways_scrolling(width: int, dark: bool, page: Any) -> None:
     level = int(re.findall(r"\d+", settled(page, lambda: page.execute_script(background)))[0])
     assert (level < 100) == dark
     assert page.execute_script("return document.documentElement.scrollWidth") <= width
+    outside = page.execute_script("""
+        const out = (box) => box.left < 0 || box.right > arguments[0];
+        return [...document.querySelectorAll("body *")]
+            .filter((e) => out(e.getBoundingClientRect())).map((e) => e.outerHTML.slice(0, 80));""", width)  # fmt: skip
+    assert outside == []
+
+
+@pytest.mark.parametrize(
+    ("together", "n"), [("#draw, .bar, #answer", 12), ("#view, #answer-capsules, #answer-cnn, #verdict, #ring", 5)]
+)
+def test_one_screen_of_a_phone_shows_what_is_changed_and_its_answers(together: str, n: int, page: Any) -> None:
+    width, height = 390, 844
+    show_as(page, width, height)
+    boxes = np.array(page.execute_script("""
+        const parts = [...document.querySelectorAll(arguments[0])];
+        const box = (e) => e.getBoundingClientRect();
+        scrollBy(0, Math.min(...parts.map((e) => box(e).top)) - 2);
+        return parts.map((e) => [box(e).left, box(e).top, box(e).right, box(e).bottom]);""", together))  # fmt: skip
+    left, top, right, bottom = boxes.T
+    assert len(boxes) == n
+    assert (right - left >= 100).all()
+    assert (bottom - top >= 24).all()  # pixels, enough for a finger
+    assert left.min() >= 0
+    assert right.max() <= width
+    assert top.min() >= 0
+    assert bottom.max() <= height
 
 
 def test_every_control_has_a_name_and_takes_the_keyboard(page: Any) -> None:
