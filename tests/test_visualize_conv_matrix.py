@@ -336,6 +336,17 @@ def test_models_of_several_files_are_joined_by_seed(monkeypatch: pytest.MonkeyPa
     check_figure("attack_seeds", lambda: figures.draw_attack_seeds(*joined), "voxel objects", "settings of its own")
 
 
+@pytest.mark.parametrize("fraction", [0.5, 0.005])
+def test_nothing_below_the_attacks_is_blank(fraction: float) -> None:
+    """The note on images without a gradient makes the figure higher, where there are such images."""
+    compared("a", "capsules")
+    config, dataset, attacks = figures.join_attacks([Path("results", experiment.EXPERIMENT, "attacks_a.json")])
+    attacks = attacks._replace(zero_gradient={"capsules": fraction})
+    fig, texts = drawn_texts(lambda: figures.draw_attack_seeds(config, dataset, attacks))
+    assert any("no gradient at all" in text.get_text() for text, _ in texts) == (fraction == 0.5)
+    assert 0 < min(box.y0 for _, box in texts) < 0.2 * fig.dpi
+
+
 def test_attacks_that_cannot_be_joined(capsys: pytest.CaptureFixture[str]) -> None:
     check_failures([(figures, ["--attacks"], "there is no results/conv_matrix_capsules/attacks_*.json")], capsys)
     compared("a", "capsules")
