@@ -46,7 +46,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 import conv_matrix_capsules as experiment
 import multimnist_capsnet as multimnist
@@ -775,7 +775,10 @@ def draw_training_curves(run: Run) -> Figure:
             decades_axis(ax, np.concatenate(list(values.values())))
         if metric == "error":
             ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-            add_reference_line(ax, 1 - 1 / config.n_classes)
+            chance = 1 - 1 / config.n_classes
+            add_reference_line(ax, chance)
+            ax.annotate(f"chance {100 * chance:.3g} %", (1, chance), xycoords=("axes fraction", "data"),
+                        xytext=(-3, -3), textcoords="offset points", ha="right", va="top", fontsize=9)  # fmt: skip
         n = 1
         for name, line in values.items():
             n = len(line)
@@ -907,6 +910,8 @@ def draw_novel_viewpoints(runs: Sequence[Views]) -> Figure:
                 x = (x - middle + 180) % 360 - 180 + middle
                 x -= 360 * np.floor((middle + 180) / 360)
                 low, high = (bound - 360 * np.floor((middle + 180) / 360) for bound in (low, high))
+                at.xaxis.set_major_locator(MultipleLocator(60))
+                at.xaxis.set_major_formatter(lambda value, _: f"{value % 360:g}")
             order = np.argsort(x)
             at.axvspan(low, high, color=GREEN, alpha=0.06, linewidth=0)
             at.plot(x[order], values[order], color=lightened(style["color"], 0.5), linewidth=0.8, zorder=2)
