@@ -114,14 +114,20 @@ def shade_range(ax: Axes, span: Range, colour: str, text: str, *, circular: bool
     )  # fmt: skip
 
 
-def degrees(span: Range) -> str:
-    return f"{span[0]:g}–{span[1]:g}°"
+def degrees(span: Range, *, circular: bool) -> str:
+    """A range of angles; an azimuth range that passes 360 goes on from 0."""
+    low, high = span
+    if circular and high - low < 360:
+        low, high = low % 360, high % 360 or 360
+    return f"{low:g}–{high:g}°"
 
 
 def subtitle(config: Config, *, seeds: int = 0) -> str:
     """What every figure says of its run: data set, what is held out, seed or number of seeds."""
     seen, unseen = (getattr(config, f"{part}_{config.held_out}s") for part in ("train", "test"))
-    ranges = f"held-out {config.held_out}s {degrees(unseen)}, trained on {degrees(seen)}"
+    circular = config.held_out == "azimuth"
+    ranges = f"held-out {config.held_out}s {degrees(unseen, circular=circular)}, trained on"
+    ranges += f" {degrees(seen, circular=circular)}"
     who = f"means of {plural(seeds, 'seed')}" if seeds else f"seed {config.seed}"
     return f"{DATASET_NAMES[config.dataset]} · {ranges} · {who}"
 
@@ -398,7 +404,7 @@ def draw_angle_accuracy(run: Run, angle: str) -> Figure:
         shade_range(ax, seen, TRAINED, "trained on", circular=circular)
         shade_range(ax, unseen, HELD_OUT, "held out", circular=circular)
     else:
-        at = f"trained on, at {config.held_out}s {degrees(config.train_elevations)}"
+        at = f"trained on, at {config.held_out}s {degrees(config.train_elevations, circular=False)}"
         shade_range(ax, seen, TRAINED, at, circular=circular)
     for name, values in accuracy.items():
         x, y = angles, values

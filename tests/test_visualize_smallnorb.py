@@ -163,6 +163,17 @@ def test_pose_curves_are_the_winners_entries(run: figures.Run) -> None:
     assert shown == pytest.approx([pose[6]], rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("span", "circular", "text"),
+    [
+        ((300, 400), True, "300–40°"), ((200, 360), True, "200–360°"), ((-60, 40), True, "300–40°"),
+        ((0, 360), True, "0–360°"), ((-20, 35), False, "-20–35°"),
+    ],
+)  # fmt: skip
+def test_azimuths_past_360_are_written_from_0(span: tuple[float, float], circular: bool, text: str) -> None:
+    assert figures.degrees(span, circular=circular) == text
+
+
 def test_a_range_past_360_is_shaded_in_two_parts() -> None:
     fig = Figure()
     ax = fig.add_subplot()
