@@ -46,7 +46,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 import conv_matrix_capsules as experiment
 import multimnist_capsnet as multimnist
@@ -609,18 +609,31 @@ def measure_attacks(run: Run, threads: int) -> Attacks:
     return found
 
 
-ATTACKS_TITLE, ATTACKS_HEIGHT = "Accuracy under attack", 4.8
+ATTACKS_TITLE, ATTACKS_HEIGHT = "Accuracy under attack", 4.45
+
+
+def gradient_note(attacks: Attacks) -> str:
+    """Empty where every image gives a gradient, up to half a percent."""
+    zero = {name: f"{100 * fraction:.0f} %" for name, fraction in attacks.zero_gradient.items()}
+    if {*zero.values()} <= {"0 %"}:
+        return ""
+    parts = ", ".join(f"{style.short} {zero[name]}" for name, style in MODELS.items() if name in zero)
+    return f"images that give an attacker no gradient at all of the model's own loss: {parts}"
+
+
+def attacks_height(attacks: Attacks) -> float:
+    return ATTACKS_HEIGHT + (0.35 if gradient_note(attacks) else 0)
 
 
 def draw_attack_curves(run: Run, attacks: Attacks) -> Figure:
     own = f"seed {run.config.seed}" if attacks.n_seeds == 1 else f"{attacks.n_seeds} seeds"
-    return plot_attacks(run_figure(run, ATTACKS_HEIGHT, ATTACKS_TITLE, seed=own), run.config, attacks)
+    return plot_attacks(run_figure(run, attacks_height(attacks), ATTACKS_TITLE, seed=own), run.config, attacks)
 
 
 def draw_attack_seeds(config: Config, dataset: str, attacks: Attacks) -> Figure:
     title = f"{ATTACKS_TITLE} — {DATASET_NAMES[dataset]}"
     text = "convolutional matrix capsules and a CNN of equal size, each with settings of its own"
-    return plot_attacks(new_figure(ATTACKS_HEIGHT, title, text), config, attacks)
+    return plot_attacks(new_figure(attacks_height(attacks), title, text), config, attacks)
 
 
 def plot_attacks(fig: Figure, config: Config, attacks: Attacks) -> Figure:
@@ -651,10 +664,7 @@ def plot_attacks(fig: Figure, config: Config, attacks: Attacks) -> Figure:
         ax.set_xlabel("ε (pixels run from 0 to 1)" if config.pixel_range[1] == 1 else "ε (in standard deviations)")
         ax.set_xlim(0, attacks.epsilons[-1])
     add_legend(fig, 0.62, 0.93, handles, ncols=2, columnspacing=1.6)
-    zero = [f"{MODELS[name].short} {100 * attacks.zero_gradient[name]:.0f} %" for name in names]
-    if max(attacks.zero_gradient[name] for name in names) >= 0.005:
-        text = "images that give an attacker no gradient at all of the model's own loss: " + ", ".join(zero)
-        add_text(fig, 0.62, 4.53, text, fontsize=9, color=GREY)
+    add_text(fig, 0.62, ATTACKS_HEIGHT + 0.08, gradient_note(attacks), fontsize=9, color=GREY)
     return fig
 
 
@@ -765,7 +775,10 @@ def draw_training_curves(run: Run) -> Figure:
             decades_axis(ax, np.concatenate(list(values.values())))
         if metric == "error":
             ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-            add_reference_line(ax, 1 - 1 / config.n_classes)
+            chance = 1 - 1 / config.n_classes
+            add_reference_line(ax, chance)
+            ax.annotate(f"chance {100 * chance:.3g} %", (1, chance), xycoords=("axes fraction", "data"),
+                        xytext=(-3, -3), textcoords="offset points", ha="right", va="top", fontsize=9)  # fmt: skip
         n = 1
         for name, line in values.items():
             n = len(line)
@@ -897,6 +910,8 @@ def draw_novel_viewpoints(runs: Sequence[Views]) -> Figure:
                 x = (x - middle + 180) % 360 - 180 + middle
                 x -= 360 * np.floor((middle + 180) / 360)
                 low, high = (bound - 360 * np.floor((middle + 180) / 360) for bound in (low, high))
+                at.xaxis.set_major_locator(MultipleLocator(60))
+                at.xaxis.set_major_formatter(lambda value, _: f"{value % 360:g}")
             order = np.argsort(x)
             at.axvspan(low, high, color=GREEN, alpha=0.06, linewidth=0)
             at.plot(x[order], values[order], color=lightened(style["color"], 0.5), linewidth=0.8, zorder=2)

@@ -133,8 +133,8 @@ def add_answers(fig: Figure, x: float, y: float, width: float, names: Sequence[s
 
 
 def add_answers_legend(fig: Figure, x: float, y: float, names: Sequence[str]) -> None:
-    add_text(fig, x, y, "Below each picture: the answer of")
-    x += 2.36
+    add_text(fig, x, y, "Below each picture, from the left: the answer of")
+    x += 3.3
     for name in names:
         add_rectangle(fig, x, y + 0.055, 0.2, 0.05, MODELS[name].colour)
         add_text(fig, x + 0.26, y, MODELS[name].short)
@@ -249,17 +249,19 @@ SHOWN_ANGLES: tuple[float, ...] = (-60, -35, -15, 0, 15, 35, 60)
 def draw_predictions(run: Run) -> Figure:
     chosen = of_each_class(run.data.test_labels)[0]
     names = list(run.states)
-    left, cell, pitch, top = 0.66, 0.7, 0.83, 1.05
-    row = 0.7 + ANSWER_HEIGHT + 0.08
+    left, cell, pitch, top = 0.66, 0.7, 0.83, 1.3
+    row = cell + ANSWER_HEIGHT + 0.08
     fig = new_figure(top + len(SHOWN_ANGLES) * row + 0.02, "Upright and rotated digits, and the answers",
                      subtitle(run.config, run.data))  # fmt: skip
     add_answers_legend(fig, 0.12, 0.68, names)
+    for m, label in enumerate(run.data.test_labels[chosen]):
+        add_text(fig, left + m * pitch + cell / 2, 1.06, f"true: {label}", ha="center")
     for r, angle in enumerate(SHOWN_ANGLES):
         images = turned(run, chosen, angle)
         answers = answers_to(run, images)
         y = top + r * row
         add_text(fig, left - 0.1, y + cell / 2, degrees(angle) if angle else "upright", ha="right", va="center",
-                 fontsize=10.5 if angle else 9.5, fontweight="bold")  # fmt: skip
+                 fontsize=10.5 if angle else 9, fontweight="bold")  # fmt: skip
         for m, image in enumerate(images):
             x = left + m * pitch
             add_image(fig, x, y, cell, image)

@@ -17,6 +17,10 @@ has trained. The same run gives the same files byte for byte, and a file that wo
     held_out_confusion.png    which classes each model takes for which, on held-out views
     routing_assignments.png   how EM assigns the primary capsules to the classes, iteration by iteration
     smallnorb_pairs.png       real smallNORB stereo pairs, above the voxel classes (needs files, see --smallnorb-dir)
+
+``--backgrounds`` trains nothing and draws one figure, from files that compare_seeds.py has written:
+
+    backgrounds.png           held-out accuracy against the value of black, and on raw and standardised images
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +44,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 import smallnorb_novel_viewpoint as experiment
+from report import read_json
 from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split
 from support.console import exit_status, print_result
 from support.figures import (
@@ -64,6 +69,7 @@ from support.figures import (
     add_heading_bar,
     add_legend,
     add_model_legend,
+    add_results_alone,
     add_row_label,
     add_text,
     add_view,
@@ -78,6 +84,7 @@ from support.figures import (
     plural,
     read_seeds,
     require_runs,
+    results_alone,
     results_files,
     with_minus_sign,
     write_figures,
@@ -114,14 +121,20 @@ def shade_range(ax: Axes, span: Range, colour: str, text: str, *, circular: bool
     )  # fmt: skip
 
 
-def degrees(span: Range) -> str:
-    return f"{span[0]:g}–{span[1]:g}°"
+def degrees(span: Range, *, circular: bool) -> str:
+    """A range of angles; an azimuth range that passes 360 goes on from 0."""
+    low, high = span
+    if circular and high - low < 360:
+        low, high = low % 360, high % 360 or 360
+    return f"{low:g}–{high:g}°"
 
 
 def subtitle(config: Config, *, seeds: int = 0) -> str:
     """What every figure says of its run: data set, what is held out, seed or number of seeds."""
     seen, unseen = (getattr(config, f"{part}_{config.held_out}s") for part in ("train", "test"))
-    ranges = f"held-out {config.held_out}s {degrees(unseen)}, trained on {degrees(seen)}"
+    circular = config.held_out == "azimuth"
+    ranges = f"held-out {config.held_out}s {degrees(unseen, circular=circular)}, trained on"
+    ranges += f" {degrees(seen, circular=circular)}"
     who = f"means of {plural(seeds, 'seed')}" if seeds else f"seed {config.seed}"
     return f"{DATASET_NAMES[config.dataset]} · {ranges} · {who}"
 
@@ -398,7 +411,7 @@ def draw_angle_accuracy(run: Run, angle: str) -> Figure:
         shade_range(ax, seen, TRAINED, "trained on", circular=circular)
         shade_range(ax, unseen, HELD_OUT, "held out", circular=circular)
     else:
-        at = f"trained on, at {config.held_out}s {degrees(config.train_elevations)}"
+        at = f"trained on, at {config.held_out}s {degrees(config.train_elevations, circular=False)}"
         shade_range(ax, seen, TRAINED, at, circular=circular)
     for name, values in accuracy.items():
         x, y = angles, values
@@ -664,6 +677,75 @@ def draw_smallnorb_pairs(pairs: dict[str, Split]) -> Figure:
     return fig
 
 
+class Backgrounds(NamedTuple):
+    """By model and background: means with intervals of the held-out accuracy over seeds."""
+
+    offset: dict[str, dict[float, dict[str, float]]]  # by --pixel-offset
+    prepared: dict[str, dict[str, dict[str, float]]]  # by --standardize
+    n_seeds: int
+
+
+def read_backgrounds(paths: Sequence[Path]) -> Backgrounds:
+    """Files of which one has a grid over ``--pixel-offset`` and the others one over ``--standardize``, at the default
+    held-out azimuths. Raises UserError where they are none of these."""
+    found = Backgrounds({}, {}, 0)
+    for path in paths:
+        document = read_json(path)
+        try:
+            varied = [name for axis in document["axes"] for name in axis]
+            for setting in document["settings"].values():
+                config = setting["config"]
+                if tuple(config["test_azimuths"]) != Config().test_azimuths:
+                    continue
+                for model, metrics in setting["models"].items():
+                    accuracy = metrics["held_out_accuracy"]
+                    found = found._replace(n_seeds=accuracy["n"])
+                    if "pixel-offset" in varied:
+                        found.offset.setdefault(model, {})[config["pixel_offset"]] = accuracy
+                    elif "standardize" in varied:
+                        found.prepared.setdefault(model, {})[config["standardize"]] = accuracy
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} is no result of this experiment by compare_seeds.py") from error
+    if not (found.offset and found.prepared):
+        raise UserError("no results to draw: they need a grid over --pixel-offset and one over --standardize")
+    return found
+
+
+PREPARED_NAMES = {"none": "raw", "image": "standardised"}
+
+
+def draw_backgrounds(found: Backgrounds) -> Figure:
+    about = f"{subtitle(Config(), seeds=found.n_seeds)} with 95 % intervals"
+    fig = new_figure(4.2, "Held-out accuracy against the value of black", about)
+    names = [name for name in MODELS if name in found.offset or name in found.prepared]
+    add_model_legend(fig, 0.62, 0.72, [MODELS[name] for name in names])
+    offsets = sorted({offset for samples in found.offset.values() for offset in samples})
+    blacks = {offset: with_minus_sign(f"{-offset:g}") if offset else "0" for offset in offsets}
+    default, chosen = add_axes(fig, 0.62, 1.35, 4.9, 2.3), add_axes(fig, 6.1, 1.35, 2.75, 2.3)
+    default.set(ylabel="accuracy on held-out views", xlabel="value of black (white is 1 more)")
+    chosen.set(xlabel="images")
+    bounds = [HALF_TURN]
+    panels: tuple[tuple[Axes, str, str, Mapping[Any, str], Mapping[str, Mapping[Any, dict[str, float]]]], ...] = (
+        (default, "default settings", "-", blacks, found.offset),
+        (chosen, "settings chosen for each network", "", PREPARED_NAMES, found.prepared),
+    )
+    for ax, title, line, places, samples in panels:
+        for m, name in enumerate(name for name in names if name in samples):
+            of_model = [(x, samples[name][place]) for x, place in enumerate(places) if place in samples[name]]
+            x = np.array([x + 0.06 * (m - 1) for x, _ in of_model])  # intervals stay apart
+            mean, high = (np.array([sample[key] for _, sample in of_model]) for key in ("mean", "high"))
+            ax.errorbar(x, mean, high - mean, **model_line(MODELS[name], linestyle=line), capsize=3, zorder=3)
+            bounds += [*(2 * mean - high), *high]
+        add_half_turn_line(ax, Config())
+        ax.set_title(title, loc="left")
+        ax.set_xticks(range(len(places)), [*places.values()])
+        ax.set_xlim(-0.35, len(places) - 0.65)
+    default.text(-0.3, HALF_TURN - 0.004, f"cross, T and frame alone: {HALF_TURN}", va="top", fontsize=9, color=GREY)
+    for ax in (default, chosen):
+        ax.set_ylim(min(bounds) - 0.03, max(bounds) + 0.03)
+    return fig
+
+
 def drawers(run: Run, seeds: dict[str, Array], pairs: dict[str, Split] | None) -> dict[str, Callable[[], Figure]]:
     """Name of each figure of a run, and what draws it (within ``figure_style``)."""
     found: dict[str, Callable[[], Figure]] = {
@@ -691,6 +773,7 @@ def drawers(run: Run, seeds: dict[str, Array], pairs: dict[str, Split] | None) -
 
 
 DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "azimuths.json"
+BACKGROUND_RESULTS = DEFAULT_RESULTS.with_name("pixel_offset.json"), DEFAULT_RESULTS.with_name("azimuths_c*.json")
 BOTH_ACCURACIES = ("familiar_accuracy", "held_out_accuracy")
 
 
@@ -700,10 +783,7 @@ def make_parser() -> argparse.ArgumentParser:
         [
             ("", "All figures, after training the three models for ten epochs: about 12 seconds."),
             ("--checkpoint run.npz", "All figures of the networks in run.npz: about 9 seconds."),
-            (
-                "--train-elevations 10:35 --test-elevations 40:70",
-                "All figures, with elevations held out: about 12 seconds.",
-            ),
+            ("--backgrounds", "Accuracy against the value of black, from committed results: about 2 seconds."),
         ],
         description="Draw the figures of the novel-viewpoint experiment, from a checkpoint or after training its"
         " models.",
@@ -718,6 +798,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--smallnorb-dir", type=Path, metavar="DIR",
         help="Draw these official smallNORB files; a sample will do. Default: the environment variable SMALLNORB_DIR.",
     )  # fmt: skip
+    add_results_alone(files, "--backgrounds", "backgrounds", *BACKGROUND_RESULTS)
     return parser
 
 
@@ -725,8 +806,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
     asked, folder = experiment.config_from_args(parser, args), args.outdir / experiment.EXPERIMENT
+    alone = results_alone(parser, args, "backgrounds", *BACKGROUND_RESULTS)
 
     def body() -> None:
+        if alone is not None:
+            require_writable(folder / "backgrounds.png")
+            found = read_backgrounds(alone)
+            write_figures(folder, {"backgrounds": lambda: draw_backgrounds(found)})
+            return
         # All errors are found before the training.
         for name in ("example_views", "smallnorb_pairs"):
             require_writable(folder / f"{name}.png")

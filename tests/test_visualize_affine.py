@@ -230,6 +230,7 @@ def test_wrong_answers_are_marked_and_no_others(run: figures.Run) -> None:
     assert colours.count(to_hex(WRONG)) == wrong + 1  # and one in the legend
     white = [text for text in fig.texts if text.get_color() == "white"]
     assert len(white) == wrong + 1
+    assert [text.get_text() for text in fig.texts if "true" in text.get_text()] == [f"true: {j}" for j in range(10)]
 
 
 def test_the_first_digits_of_each_class_are_shown(run: figures.Run) -> None:

@@ -160,6 +160,11 @@ def test_other_routings_are_drawn(run: figures.Run, answers: dict[str, np.ndarra
         figures.draw_vote_distances(other, answers).canvas.draw()
 
 
+def test_the_line_of_the_errors_is_named(run: figures.Run) -> None:
+    _, texts = drawn_texts(lambda: figures.draw_training_curves(run))
+    assert "chance 90 %" in [text.get_text() for text, _ in texts]
+
+
 def test_every_class_has_a_colour() -> None:
     assert len({animation.TRUE_COLOUR, *animation.OTHER_COLOURS}) == 10
 
@@ -336,6 +341,17 @@ def test_models_of_several_files_are_joined_by_seed(monkeypatch: pytest.MonkeyPa
     check_figure("attack_seeds", lambda: figures.draw_attack_seeds(*joined), "voxel objects", "settings of its own")
 
 
+@pytest.mark.parametrize("fraction", [0.5, 0.005])
+def test_nothing_below_the_attacks_is_blank(fraction: float) -> None:
+    """The note on images without a gradient makes the figure higher, where there are such images."""
+    compared("a", "capsules")
+    config, dataset, attacks = figures.join_attacks([Path("results", experiment.EXPERIMENT, "attacks_a.json")])
+    attacks = attacks._replace(zero_gradient={"capsules": fraction})
+    fig, texts = drawn_texts(lambda: figures.draw_attack_seeds(config, dataset, attacks))
+    assert any("no gradient at all" in text.get_text() for text, _ in texts) == (fraction == 0.5)
+    assert 0 < min(box.y0 for _, box in texts) < 0.2 * fig.dpi
+
+
 def test_attacks_that_cannot_be_joined(capsys: pytest.CaptureFixture[str]) -> None:
     check_failures([(figures, ["--attacks"], "there is no results/conv_matrix_capsules/attacks_*.json")], capsys)
     compared("a", "capsules")
@@ -380,6 +396,9 @@ def test_novel_viewpoints_are_drawn_from_results(monkeypatch: pytest.MonkeyPatch
     line = max(fig.axes[0].lines, key=lambda line: line.get_linewidth())
     points = np.array(line.get_xydata())
     assert points[:, 0].tolist() == [-20, 30, 60]  # the trained range, -60 to 40, is in the middle
+    ticks = {t.get_position()[0]: t.get_text() for t in fig.axes[0].get_xticklabels()}
+    assert ticks[-60] == "300"
+    assert ticks[0] == "0"
     np.testing.assert_allclose(points[:, 1], np.array([340, 30, 60]) / 512)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,17 @@ def test_pose_curves_are_the_winners_entries(run: figures.Run) -> None:
     assert shown == pytest.approx([pose[6]], rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("span", "circular", "text"),
+    [
+        ((300, 400), True, "300–40°"), ((200, 360), True, "200–360°"), ((-60, 40), True, "300–40°"),
+        ((0, 360), True, "0–360°"), ((-20, 35), False, "-20–35°"),
+    ],
+)  # fmt: skip
+def test_azimuths_past_360_are_written_from_0(span: tuple[float, float], circular: bool, text: str) -> None:
+    assert figures.degrees(span, circular=circular) == text
+
+
 def test_a_range_past_360_is_shaded_in_two_parts() -> None:
     fig = Figure()
     ax = fig.add_subplot()
@@ -182,6 +194,43 @@ def test_points_of_the_results_file_are_drawn(run: figures.Run) -> None:
         ax = figures.draw_extrapolation_bars(run, seeds).axes[0]
     drawn = sorted(y for line in ax.lines if line.get_marker() == "o" for y in np.asarray(line.get_ydata()))
     assert drawn == sorted([1.0, 0.9, 0.3, 0.4] * len(run.models))
+
+
+def compared(name: str, axis: str, settings: dict[str, dict[str, Any]]) -> None:
+    """A file as compare_seeds.py writes it: by setting its configuration and, by model, the mean accuracy."""
+    found = {}
+    for key, setting in settings.items():
+        means = {m: v for m, v in setting.items() if m in figures.MODELS}
+        config = {"test_azimuths": [200.0, 330.0], "pixel_offset": 0.0, "standardize": "none"}
+        models = {
+            m: {"held_out_accuracy": {"n": 4, "mean": v, "low": v - 0.125, "high": v + 0.125}} for m, v in means.items()
+        }
+        found[key] = {"config": config | {k: v for k, v in setting.items() if k not in means}, "models": models}
+    path = Path("results", experiment.EXPERIMENT, f"{name}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"axes": [[axis]], "dataset": "voxels", "settings": found}))
+
+
+def test_backgrounds_are_drawn_from_results(no_training: None, capsys: pytest.CaptureFixture[str]) -> None:
+    check_failures([(figures, ["--backgrounds"], "no results to draw")], capsys)
+    both = {"capsules": 0.75, "cnn": 0.625}
+    compared("pixel_offset", "pixel-offset", {"a": both, "b": {**both, "capsules": 0.875, "pixel_offset": 0.5}})
+    check_failures([(figures, ["--backgrounds"], "no results to draw")], capsys)
+    compared("azimuths_capsules", "standardize", {
+        "a": {"capsules": 0.5, "standardize": "image"},
+        "other views": {"capsules": 0.25, "standardize": "image", "test_azimuths": [213.0, 317.0]},
+    })  # fmt: skip
+    assert figures.main(["--backgrounds"]) == 0
+    check_pictures(FOLDER, ["backgrounds"], highest=1000, scale=0.5)
+    found = figures.read_backgrounds(sorted(Path("results", experiment.EXPERIMENT).iterdir()))
+    fig, texts = drawn_texts(lambda: figures.draw_backgrounds(found))
+    check_texts(fig, texts, "backgrounds")
+    assert any("means of 4 seeds with 95 % intervals" in text.get_text() for text, _ in texts)
+    shown: Any = [[bars.lines[0].get_ydata().tolist() for bars in ax.containers] for ax in fig.axes]  # type: ignore
+    assert shown == [[[0.75, 0.875], [0.625, 0.625]], [[0.5]]]
+    assert [label.get_text() for label in fig.axes[0].get_xticklabels()] == ["0", "−0.5"]
+    Path("other.json").write_text('{"settings": 3}')
+    check_failures([(figures, ["--backgrounds", "other.json"], "is no result of this experiment")], capsys)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
