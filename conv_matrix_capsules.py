@@ -1046,10 +1046,10 @@ def train(
             adamw_step(state, grads, learning_rate(config, model.name, progress), config.weight_decay, DECAYED)
         require_finite(state, losses["train_loss"], per_epoch)
         state.add(losses, weight=len(batch.labels))
+        state.seconds += time.perf_counter() - started
         epoch_ended = state.step % per_epoch == 0
         if epoch_ended:
             state.end_epoch(n, evaluate(model, state.params, data, config, workers))
-        state.seconds += time.perf_counter() - started
         if callback:
             callback(state, epoch_ended)
     return state.history

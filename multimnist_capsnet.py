@@ -1267,10 +1267,10 @@ def train(
             update(state, grads, config.lr_at(state.step) * model.lr_factor, config, workers)
         require_finite(state, losses["train_loss"], config.steps_per_epoch)
         state.add(losses)
+        state.seconds += time.perf_counter() - started
         epoch_ended = state.step % config.steps_per_epoch == 0
         if epoch_ended:
             state.end_epoch(config.steps_per_epoch, evaluate(model, state.params, data.test, workers))
-        state.seconds += time.perf_counter() - started
         if callback:
             callback(state, epoch_ended)
     return state.history

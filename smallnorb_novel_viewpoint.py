@@ -1183,10 +1183,10 @@ def train(
             adamw_step(state, [grads], config.lr, config.weight_decay, DECAYED)
         require_finite(state, loss, steps_per_epoch(config, data))
         state.add({"train_loss": loss}, weight=len(batch))
+        state.seconds += time.perf_counter() - started
         epoch_ended = state.step % steps_per_epoch(config, data) == 0
         if epoch_ended:
             state.end_epoch(n, evaluate(model, state.params, data))
-        state.seconds += time.perf_counter() - started
         if callback:
             callback(state, epoch_ended)
     return state.history

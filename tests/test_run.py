@@ -26,6 +26,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -419,6 +420,27 @@ def test_out_json_holds_what_the_contract_says(experiment: Experiment, whole: Ru
     rows = [line.split()[0] for line in whole.text.splitlines()]
     assert [row for row in rows if row in experiment.models] == list(experiment.models)
     assert "seed 0" in whole.text.splitlines()[0]
+
+
+def test_the_time_of_a_training_is_without_its_tests(
+    experiment: Experiment, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    script, clock = experiment.script, [0.0]
+
+    def taking(seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **options: Any) -> Any:
+            clock[0] += seconds
+            return function(*args, **options)
+
+        return timed
+
+    test = "validate" if experiment.name == "mnist_affine_capsnet" else "evaluate"
+    monkeypatch.setattr(script, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(script, "require_finite", taking(1, script.require_finite))
+    monkeypatch.setattr(script, test, taking(1000, getattr(script, test)))
+    run = finished(experiment, experiment.argv("--models cnn"), tmp_path)
+    assert run.result["models"]["cnn"]["train_seconds"] == N_STEPS
+    assert clock[0] == N_STEPS + 2000
 
 
 def test_the_command_of_a_result_writes_that_result(experiment: Experiment, whole: Run) -> None:
