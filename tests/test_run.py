@@ -453,6 +453,17 @@ def test_the_command_of_a_result_writes_that_result(experiment: Experiment, whol
     assert {key: recorded[key] for key in whole.result["config"]} == whole.result["config"]
 
 
+@pytest.mark.usefixtures("no_data")
+def test_figures_refuse_damaged_results_before_they_look_for_data(
+    experiment: Experiment, tmp_path: Path, capsys: Capture
+) -> None:
+    script = importlib.import_module(f"visualize_{experiment.name}")
+    for content, fault in ((b"{", "r.json is not JSON"), (b"\xff", "r.json: it is not text in UTF-8")):
+        (tmp_path / "r.json").write_bytes(content)
+        argv = [*experiment.argv(), "--results", str(tmp_path / "r.json"), "--outdir", str(tmp_path)]
+        assert failure(script, argv, capsys).endswith(f"{fault}\n")
+
+
 def test_from_the_shell_with_warnings_as_errors_and_no_bar(experiment: Experiment) -> None:
     argv = experiment.argv("--models cnn --n-epochs 1 --threads 2")
     process = run_script(f"{experiment.name}.py", *(word for word in argv if word != "--quiet"))
