@@ -274,11 +274,11 @@ def paired_differences(condition: Condition, read: Callable[[str], Json]) -> tup
 
 
 def p_value(differences: np.ndarray) -> float:
-    """Two-sided, of Student's t test that the mean is 0; 1 where there is no spread to judge by."""
+    """Two-sided, of Student's t test that the mean is 0. Of equal differences it is 0, and 1 where all are 0."""
     from scipy import stats
 
-    n, sd = len(differences), differences.std(ddof=1)
-    return float(2 * stats.t.sf(abs(differences.mean()) * math.sqrt(n) / sd, n - 1)) if sd else 1.0
+    n, mean, sd = len(differences), differences.mean(), differences.std(ddof=1)
+    return float(2 * stats.t.sf(abs(mean) * math.sqrt(n) / sd, n - 1)) if sd else float(mean == 0)
 
 
 def half_width(differences: np.ndarray, level: float) -> float:

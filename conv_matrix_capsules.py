@@ -1046,10 +1046,10 @@ def train(
             adamw_step(state, grads, learning_rate(config, model.name, progress), config.weight_decay, DECAYED)
         require_finite(state, losses["train_loss"], per_epoch)
         state.add(losses, weight=len(batch.labels))
+        state.seconds += time.perf_counter() - started
         epoch_ended = state.step % per_epoch == 0
         if epoch_ended:
             state.end_epoch(n, evaluate(model, state.params, data, config, workers))
-        state.seconds += time.perf_counter() - started
         if callback:
             callback(state, epoch_ended)
     return state.history
@@ -1134,19 +1134,20 @@ def robustness(model: Model, params: Params, examples: Examples, config: Config,
     def each(test: Callable[..., Array], *args: Any) -> Array:
         return in_parts(functools.partial(test, *args), examples, config, workers)
 
-    epsilons = (0.0, *config.epsilons)
-    right = {  # (epsilons, N) each
-        kind: np.array([each(correct, loss, epsilon, n_steps) for epsilon in epsilons])
-        for kind, (loss, n_steps) in attack_kinds(model, config).items()
+    epsilons, kinds = (0.0, *config.epsilons), attack_kinds(model, config)
+    answers = {  # (epsilons, N) each; what has two names, as all attacks on the CNN may, is done once
+        (loss, n_steps): np.array([each(correct, loss, epsilon, n_steps) for epsilon in epsilons])
+        for loss, n_steps in dict.fromkeys(kinds.values())
     }
+    right = {kind: answers[attacked] for kind, attacked in kinds.items()}
     right["worst_case"] = np.logical_and.accumulate(np.all(list(right.values()), axis=0))
     found: dict[str, Any] = {
         kind: {f"{epsilon:g}": float(now.mean()) for epsilon, now in zip(epsilons, by_epsilon, strict=True)}
         for kind, by_epsilon in right.items()
     }
-    for suffix, loss in attack_losses(model, config).items():
-        found["zero_gradient" + suffix] = float(each(has_no_gradient, loss).mean())
-    return found
+    losses = attack_losses(model, config)
+    unmoved = {loss: float(each(has_no_gradient, loss).mean()) for loss in dict.fromkeys(losses.values())}
+    return found | {"zero_gradient" + suffix: unmoved[loss] for suffix, loss in losses.items()}
 
 
 def attack_all(config: Config, states: dict[str, TrainState], data: Data, threads: int = 1) -> dict[str, Any]:

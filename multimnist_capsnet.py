@@ -67,6 +67,7 @@ from support.pictures import picture_sheet, read_strokes
 from support.results import result_document, run_script
 from support.spectral_conv import spectral_conv2d_backward, spectral_conv2d_forward
 from support.stroke_digits import stroke_digits
+from support.tables import routing_study_lines
 from support.workers import LEAST_PART, Workers, Workspace, default_threads
 
 from support.flags import (  # isort: skip
@@ -1267,10 +1268,10 @@ def train(
             update(state, grads, config.lr_at(state.step) * model.lr_factor, config, workers)
         require_finite(state, losses["train_loss"], config.steps_per_epoch)
         state.add(losses)
+        state.seconds += time.perf_counter() - started
         epoch_ended = state.step % config.steps_per_epoch == 0
         if epoch_ended:
             state.end_epoch(config.steps_per_epoch, evaluate(model, state.params, data.test, workers))
-        state.seconds += time.perf_counter() - started
         if callback:
             callback(state, epoch_ended)
     return state.history
@@ -1377,7 +1378,7 @@ def training_seed(result: dict[str, Any]) -> str:
 
 
 def format_table(result: dict[str, Any]) -> str:
-    """The result table."""
+    """The result table, and that of the routing study."""
     lines = [f"{'model':<10} {'both':>6} {'one':>6} {'digits':>6} {'recon MSE':>9} {'parameters':>10} {'seconds':>8}"]
     for name, m in result["models"].items():
         mse = f"{m['recon_mse']:9.4f}" if "recon_mse" in m else " " * 9
@@ -1385,7 +1386,7 @@ def format_table(result: dict[str, Any]) -> str:
             f"{name:<10} {m['set_accuracy']:6.3f} {m['soft_accuracy']:6.3f} {m['digit_accuracy']:6.3f} {mse}"
             f" {m['n_params']:10,} {m['train_seconds']:8.1f}"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *routing_study_lines(result["models"].get("capsnet", {}))])
 
 
 # ----------------------------------------------------------------------------------------------------------------------

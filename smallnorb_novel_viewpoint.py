@@ -53,7 +53,7 @@ from support.norb_files import NORB_SETS, read_norb_labels, stream_norb_pairs
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import border_level, grey_square, read_grey
 from support.results import result_document, run_script
-from support.tables import confusion_matrix, prediction_table
+from support.tables import confusion_matrix, prediction_table, routing_study_lines
 from support.toy_norb import cached_toys
 from support.workers import blas_threads
 
@@ -1183,10 +1183,10 @@ def train(
             adamw_step(state, [grads], config.lr, config.weight_decay, DECAYED)
         require_finite(state, loss, steps_per_epoch(config, data))
         state.add({"train_loss": loss}, weight=len(batch))
+        state.seconds += time.perf_counter() - started
         epoch_ended = state.step % steps_per_epoch(config, data) == 0
         if epoch_ended:
             state.end_epoch(n, evaluate(model, state.params, data))
-        state.seconds += time.perf_counter() - started
         if callback:
             callback(state, epoch_ended)
     return state.history
@@ -1272,13 +1272,23 @@ def describe(config: Viewpoints) -> str:
 
 
 def format_table(result: dict[str, Any]) -> str:
-    """The result table."""
+    """The result table, and what the studies have found."""
     lines = [f"{'model':<12} {'familiar':>8} {'held out':>8} {'drop':>6} {'parameters':>10} {'seconds':>8}"]
     lines += [
         f"{name:<12} {m['familiar_accuracy']:8.3f} {m['held_out_accuracy']:8.3f} {m['drop']:6.3f}"
         f" {m['n_params']:10,} {m['train_seconds']:8.2f}"
         for name, m in result["models"].items()
     ]
+    capsules = result["models"].get("capsules", {})
+    lines += routing_study_lines(capsules)
+    errors = {name: m["azimuth_error"] for name, m in result["models"].items() if "azimuth_error" in m}
+    errors |= {name: capsules[f"azimuth_error_of_{name}"] for name in ("pixels", "mean") if errors and capsules}
+    if errors:
+        found = ", ".join(f"{error:.1f} from {name}" for name, error in errors.items())
+        lines.append(f"mean error of the azimuths of L and tripod in degrees: {found}")
+    if "sign_accuracy" in capsules:
+        found = f"{capsules['sign_accuracy']:.3f}, with a bias of the votes {capsules['biased_sign_accuracy']:.3f}"
+        lines.append(f"poses told from their negatives: {found}")
     return "\n".join(lines)
 
 

@@ -522,11 +522,14 @@ def results_alone(
 
 
 def results_files(given: list[Path] | None, default: Path | None = None) -> list[Path]:
-    """The files of ``--results``; without the flag, the default if it exists. Raises UserError where one is missing."""
-    for path in given or ():
+    """The files of ``--results``; without the flag, the default if it exists. Raises UserError where one is missing or
+    is no JSON, before any data are looked for."""
+    found = given or ([default] if default and default.is_file() else [])
+    for path in found:
         if not os.path.exists(path):
             raise UserError(f"there is no results file {path}")
-    return given or ([default] if default and default.is_file() else [])
+        parse_json(path)
+    return found
 
 
 def require_runs(given: list[Path] | None, found: Any) -> None:

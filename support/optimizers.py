@@ -33,7 +33,7 @@ class TrainState:
         self.m: Params = {key: np.zeros_like(p) for key, p in params.items()}  # first moments, or Muon's momentum
         self.v: Params = {key: np.zeros_like(p) for key, p in params.items()}  # second moments
         self.step = 0
-        self.seconds = 0.0  # of training
+        self.seconds = 0.0  # of training, without the tests after epochs
         self.sums: dict[str, float] = {}  # weighted sums of the losses since the last epoch's end
         self.history: dict[str, list[float]] = {}  # by metric, an entry for each epoch
 

@@ -1,4 +1,4 @@
-"""Tables on the command line: confusion matrices, images of each class, predictions, accuracy under attack."""
+"""Tables on the command line: confusion matrices, images of each class, predictions, studies, accuracy under attack."""
 
 from __future__ import annotations
 
@@ -81,4 +81,14 @@ def attack_lines(attacks: Mapping[str, Mapping[str, Any]], epsilons: Sequence[st
                 if kind != "worst_case":
                     zero = found["zero_gradient" + ("_log_odds" if kind.endswith("_log_odds") else "")]
                     lines[-1] += f"  {zero:13.3f}"
+    return lines
+
+
+def routing_study_lines(capsules: Mapping[str, Any]) -> list[str]:
+    """What a routing study has found, a line for each kind of couplings; of a model without one none."""
+    names = [key.removesuffix("_entropy") for key in capsules if key.endswith("_entropy")]
+    lines = [f"{'couplings':<12} accuracy  changed  entropy"] * bool(names)
+    for name in names:
+        cells = " ".join(f"{capsules[f'{name}_{found}']:8.3f}" for found in ("accuracy", "changed", "entropy"))
+        lines.append(f"{name.replace('iters_', 'iterations '):<12} {cells}")
     return lines

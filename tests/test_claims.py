@@ -46,6 +46,8 @@ FILES = {
     "lower": document(0.1 + 0.01 * NOISE, [0.5] * 4),
     "near": document(0.5 + 0.01 * NOISE, [0.5] * 4),
     "single": document([0.9], [0.5]),
+    "constant": document([0.75] * 3, [0.5] * 3),
+    "equal": document([0.5] * 3, [0.5] * 3),
 }
 
 
@@ -59,6 +61,7 @@ FILES = {
         (["higher", "near"], ["holds", "undecided"], "depends"),
         (["single"], ["one seed"], "one seed"),
         (["higher", "single"], ["holds", "one seed"], "holds"),
+        (["constant", "equal"], ["holds", "undecided"], "depends"),
     ],
 )
 def test_the_word_is_that_of_the_interval(files: list[str], words: list[str], whole: str) -> None:
@@ -66,7 +69,8 @@ def test_the_word_is_that_of_the_interval(files: list[str], words: list[str], wh
     assert ([c["verdict"] for c in found["conditions"]], found["verdict"]) == (words, whole)
     for c in found["conditions"]:
         if c["low"] is not None:
-            assert c["low"] < c["difference"] < c["high"]
+            assert c["low"] <= c["difference"] <= c["high"]
+            assert (c["low"] == c["high"]) == (c["condition"] in ("constant", "equal"))
             side = 1 if c["low"] > 0 else -1 if c["high"] < 0 else 0
             assert c["verdict"] == {1: "holds", -1: "reversed", 0: "undecided"}[side]
 

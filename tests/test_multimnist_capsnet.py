@@ -462,7 +462,9 @@ def test_uniform_couplings_are_those_of_one_iteration(digits_dir: Path, capsys: 
     assert "argument --routing-iters: needs --assignments routed" in line
 
 
-def test_the_study_is_a_part_of_the_result_and_of_a_test(digits_dir: Path, tmp_path: Path) -> None:
+def test_the_study_is_a_part_of_the_result_and_of_a_test(
+    digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, checkpoint = tmp_path / "o.json", tmp_path / "c.npz"
     sizes = ["--conv-channels=2", "--primary-types=1", "--n-train=32", "--n-test=9", "--n-epochs=1", "--batch-size=8"]
     files = ["--data-dir", str(digits_dir), "--checkpoint", str(checkpoint), "--out-json", str(out), "--routing-study"]
@@ -471,6 +473,8 @@ def test_the_study_is_a_part_of_the_result_and_of_a_test(digits_dir: Path, tmp_p
     assert first["iters_3_accuracy"] == first["set_accuracy"]
     assert m.main([*files, "--eval-only", "--n-test=9", "--threads=1"]) == 0
     assert json.loads(out.read_text())["models"]["capsnet"] == first
+    said = [f"{first[f'random_{key}']:.3f}" for key in ("accuracy", "changed", "entropy")]
+    assert [line.split() for line in capsys.readouterr().out.splitlines()].count(["random", *said]) == 2
 
 
 def test_evaluation_is_pure(digits_dir: Path) -> None:

@@ -26,6 +26,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -421,6 +422,27 @@ def test_out_json_holds_what_the_contract_says(experiment: Experiment, whole: Ru
     assert "seed 0" in whole.text.splitlines()[0]
 
 
+def test_the_time_of_a_training_is_without_its_tests(
+    experiment: Experiment, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    script, clock = experiment.script, [0.0]
+
+    def taking(seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **options: Any) -> Any:
+            clock[0] += seconds
+            return function(*args, **options)
+
+        return timed
+
+    test = "validate" if experiment.name == "mnist_affine_capsnet" else "evaluate"
+    monkeypatch.setattr(script, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(script, "require_finite", taking(1, script.require_finite))
+    monkeypatch.setattr(script, test, taking(1000, getattr(script, test)))
+    run = finished(experiment, experiment.argv("--models cnn"), tmp_path)
+    assert run.result["models"]["cnn"]["train_seconds"] == N_STEPS
+    assert clock[0] == N_STEPS + 2000
+
+
 def test_the_command_of_a_result_writes_that_result(experiment: Experiment, whole: Run) -> None:
     python, script, *argv = shlex.split(whole.result["command"])
     assert (python, script) == ("python", f"{experiment.name}.py")
@@ -429,6 +451,17 @@ def test_the_command_of_a_result_writes_that_result(experiment: Experiment, whol
     assert args.out_json == whole.out
     recorded = json.loads(json.dumps(dataclasses.asdict(experiment.config(shlex.join(argv)))))
     assert {key: recorded[key] for key in whole.result["config"]} == whole.result["config"]
+
+
+@pytest.mark.usefixtures("no_data")
+def test_figures_refuse_damaged_results_before_they_look_for_data(
+    experiment: Experiment, tmp_path: Path, capsys: Capture
+) -> None:
+    script = importlib.import_module(f"visualize_{experiment.name}")
+    for content, fault in ((b"{", "r.json is not JSON"), (b"\xff", "r.json: it is not text in UTF-8")):
+        (tmp_path / "r.json").write_bytes(content)
+        argv = [*experiment.argv(), "--results", str(tmp_path / "r.json"), "--outdir", str(tmp_path)]
+        assert failure(script, argv, capsys).endswith(f"{fault}\n")
 
 
 def test_from_the_shell_with_warnings_as_errors_and_no_bar(experiment: Experiment) -> None:

@@ -210,8 +210,11 @@ def test_the_study_of_the_poses(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert all(0 < model["azimuth_error"] < 180 for model in models.values())
     # trained on 0, 75 and 150 degrees, whose mean is 75; held out are 200 and 330
     assert models["capsules"]["azimuth_error_of_mean"] == pytest.approx((125 + 105) / 2)
-    assert len({*(m["azimuth_error"] for m in models.values()), models["capsules"]["azimuth_error_of_pixels"]}) == 4
-    capsys.readouterr()
+    errors = {name: model["azimuth_error"] for name, model in models.items()}
+    errors |= {name: models["capsules"][f"azimuth_error_of_{name}"] for name in ("pixels", "mean")}
+    assert len({*errors.values()}) == 5
+    said = ", ".join(f"{error:.1f} from {name}" for name, error in errors.items())
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"in degrees: {said}")
     line = usage_error(s, ["--dataset", "smallnorb", "--data-dir", ".", "--pose-study"], capsys)
     assert "argument --pose-study: needs --dataset voxels" in line
 
@@ -244,6 +247,13 @@ def test_routing_learns_signs_with_a_bias_alone() -> None:
     found = s.sign_study(tiny())
     assert found["sign_accuracy"] == 0.5
     assert found["biased_sign_accuracy"] > 0.9
+
+
+def test_the_study_of_the_signs_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s, "sign_study", lambda config: {"sign_accuracy": 0.512, "biased_sign_accuracy": 0.987})
+    assert s.main(["--n-epochs=1", "--n-train-views=1", "--n-test-views=1", "--n-elev=1", "--sign-study"]) == 0
+    line = "poses told from their negatives: 0.512, with a bias of the votes 0.987"
+    assert capsys.readouterr().out.splitlines()[-1] == line
 
 
 def test_the_bias_is_one_more_parameter_of_the_capsules_alone() -> None:
@@ -299,7 +309,10 @@ def test_the_study_is_a_part_of_the_result(capsys: pytest.CaptureFixture[str], t
     models = json.loads((tmp_path / "o").read_text())["models"]
     assert models["capsules"]["iters_3_accuracy"] == models["capsules"]["held_out_accuracy"]
     assert "iters_3_accuracy" not in models["cnn"]
-    capsys.readouterr()
+    said = [f"{models['capsules'][f'iters_3_{key}']:.3f}" for key in ("accuracy", "changed", "entropy")]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["iterations", "3", *said] in lines
+    assert len([line for line in lines if line[0] in ("iterations", "random")]) == 6
     line = usage_error(s, ["--assignments", "random", "--em-iters", "2"], capsys)
     assert "argument --em-iters: needs --assignments routed" in line
 
