@@ -240,15 +240,9 @@ def voxel_points() -> tuple[Array, Array]:
 
 
 def render_voxels(
-    labels: Array,
-    azimuths: Array,
-    elevations: Array,
-    rng: np.random.Generator | None,
-    *,
-    margin: int = 4,
-    blob_sigma: float = 1.6,
-    noise: float = 0.04,
-) -> Array:
+    labels: Array, azimuths: Array, elevations: Array, rng: np.random.Generator | None, *, margin: int = 4,
+    blob_sigma: float = 1.6, noise: float = 0.04,
+) -> Array:  # fmt: skip
     """Draw one view per entry: labels (N,), angles (N,) in degrees -> images (N, 32, 32, 1) in [0, 1].
 
     An object turns about y by the azimuth, then about x by the elevation, and is projected along z with ``margin``
@@ -315,19 +309,13 @@ def voxel_views(
 def make_voxel_data(config: Viewpoints) -> Data:
     """Training, familiar and held-out sets: by default 450, 180 and 180 images."""
 
-    def views(
-        key: int, azimuths: Range, elevations: Range, n_azimuths: int, n_elevations: int, n_per_view: int
-    ) -> Split:
-        rng = generator(config.seed, Stream.DATA, key)
-        azimuth, elevation = evenly_spaced(azimuths, n_azimuths), evenly_spaced(elevations, n_elevations)
-        return voxel_views(config, azimuth, elevation, n_per_view, rng)
+    def views(key: int, azimuths: Array, elevations: Array, n_per_view: int) -> Split:
+        return voxel_views(config, azimuths, elevations, n_per_view, generator(config.seed, Stream.DATA, key))
 
     c = config
-    return Data(
-        train=views(0, c.train_azimuths, c.train_elevations, c.n_train_views, c.n_elev, c.n_per_combo),
-        familiar=views(1, c.train_azimuths, c.train_elevations, c.n_train_views, c.n_elev, 2),
-        held_out=views(2, c.test_azimuths, c.test_elevations, c.n_test_views, c.n_test_elev or c.n_elev, 2),
-    )
+    trained = evenly_spaced(c.train_azimuths, c.n_train_views), evenly_spaced(c.train_elevations, c.n_elev)
+    others = evenly_spaced(c.test_azimuths, c.n_test_views), evenly_spaced(c.test_elevations, c.n_test_elev or c.n_elev)
+    return Data(train=views(0, *trained, c.n_per_combo), familiar=views(1, *trained, 2), held_out=views(2, *others, 2))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -412,12 +400,8 @@ def load_smallnorb(config: Viewpoints, n_val: int | None = None) -> Data:
     familiar_range = within(config.train_azimuths, config.train_elevations)
     held_out_range = within(config.test_azimuths, config.test_elevations)
     train, test = smallnorb_halves(n_val)
-    data = Data(
-        *(
-            read_smallnorb(data_dir, half.subset, wanted, config.standardize, half.objects)
-            for half, wanted in ((train, familiar_range), (test, familiar_range), (test, held_out_range))
-        )
-    )
+    sets = (train, familiar_range), (test, familiar_range), (test, held_out_range)
+    data = Data(*(read_smallnorb(data_dir, h.subset, wanted, config.standardize, h.objects) for h, wanted in sets))
     for name, split in zip(Data._fields, data, strict=True):
         if not len(split.labels):
             raise UserError(f"no smallNORB image in {data_dir} falls into the {name.replace('_', '-')} range")
@@ -713,14 +697,9 @@ class EMCache(NamedTuple):
 
 
 def em_routing_forward(
-    votes: Array,
-    a_in: Array,
-    beta_a: Array,
-    beta_v: Array,
-    lambdas: list[float],
-    variance_floor: float = VARIANCE_FLOOR,
-    r: Array | None = None,
-) -> tuple[Array, Array, EMCache]:
+    votes: Array, a_in: Array, beta_a: Array, beta_v: Array, lambdas: list[float],
+    variance_floor: float = VARIANCE_FLOOR, r: Array | None = None,
+) -> tuple[Array, Array, EMCache]:  # fmt: skip
     """Fit one Gaussian per parent to its children's votes. [Hinton 2018, procedure 1]
 
     votes (B, I, J, D), a_in (B, I), beta_a and beta_v (J,), lambdas: inverse temperature of each iteration
@@ -732,8 +711,7 @@ def em_routing_forward(
     parent of the trained network keeps about one child, and the network generalises less. With a floor of the order of
     a squared vote a parent has several children.
     """
-    first = 1 / votes.shape[2] if r is None else r
-    r = np.full(votes.shape[:3], first, votes.dtype)  # (B, I, J)
+    r = np.full(votes.shape[:3], 1 / votes.shape[2] if r is None else r, votes.dtype)  # (B, I, J)
     cache = EMCache([], [])
     for t, lambda_ in enumerate(lambdas):
         mu, sigma_sq, a, log_a, m_step = m_step_forward(r, a_in, votes, beta_a, beta_v, lambda_, variance_floor)
@@ -854,9 +832,6 @@ def capsules_init(rng: np.random.Generator, config: Config) -> Params:
     def gaussian(std: float, *shape: int) -> Array:
         return rng.normal(0, std, shape).astype(config.dtype)
 
-    def zeros(*shape: int) -> Array:
-        return np.zeros(shape, config.dtype)
-
     fan_in = CONV_KERNEL**2 * config.in_channels
     n_primary_outputs = N_PRIMARY * (POSE_SIDE**2 + 1)
     # Each W_ij starts near the identity, so that at first a vote is about the child's own pose.
@@ -865,11 +840,11 @@ def capsules_init(rng: np.random.Generator, config: Config) -> Params:
     bias = np.full((N_CLASSES, POSE_SIDE**2), 0.1, config.dtype)
     return {
         "conv1.w": gaussian(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
-        "conv1.b": zeros(CONV_CHANNELS),
+        "conv1.b": np.zeros(CONV_CHANNELS, config.dtype),
         "primary.w": gaussian(math.sqrt(1 / config.n_features), config.n_features, n_primary_outputs),
-        "primary.b": zeros(n_primary_outputs),
+        "primary.b": np.zeros(n_primary_outputs, config.dtype),
         "class.w": class_w,
-        "class.beta_a": zeros(N_CLASSES),
+        "class.beta_a": np.zeros(N_CLASSES, config.dtype),
         "class.beta_v": np.full(N_CLASSES, config.beta_v_init, config.dtype),
     } | ({"class.bias": bias} if config.vote_bias == "learned" else {})
 
@@ -898,22 +873,15 @@ def capsules_backward(
     dscores: Array, cache: CapsulesCache, config: Config, need_dx: bool = False
 ) -> tuple[Params, Array | None]:
     """dscores (B, J) -> gradients under the parameters' names, and dx (B, 32, 32, C) where needed."""
+    grads: Params = {}
     dmu, da = class_scores_backward(dscores, cache.mu, config.loss)
-    dvotes, da_in, dbeta_a, dbeta_v = em_routing_backward(dmu, da, cache.routing, config.em_grad)
-    dpose, dclass_w = votes_backward(dvotes, cache.votes)
+    routing = em_routing_backward(dmu, da, cache.routing, config.em_grad)
+    dvotes, da_in, grads["class.beta_a"], grads["class.beta_v"] = routing
+    dpose, grads["class.w"] = votes_backward(dvotes, cache.votes)
     dprimary = np.concatenate([dpose.reshape(len(da), -1), sigmoid_backward(da_in, cache.a_in)], axis=1)
-    dflat, dprimary_w, dprimary_b = linear_backward(dprimary, cache.primary)
+    dflat, grads["primary.w"], grads["primary.b"] = linear_backward(dprimary, cache.primary)
     dconv = relu_backward(dflat.reshape(cache.relu.shape), cache.relu)
-    dx, dconv_w, dconv_b = conv2d_backward(dconv, cache.conv, need_dx)
-    grads = {
-        "conv1.w": dconv_w,
-        "conv1.b": dconv_b,
-        "primary.w": dprimary_w,
-        "primary.b": dprimary_b,
-        "class.w": dclass_w,
-        "class.beta_a": dbeta_a,
-        "class.beta_v": dbeta_v,
-    }
+    dx, grads["conv1.w"], grads["conv1.b"] = conv2d_backward(dconv, cache.conv, need_dx)
     if config.vote_bias == "learned":  # votes = M W + bias
         grads["class.bias"] = dvotes.sum(axis=(0, 1))  # (J, D)
     return grads, dx
@@ -954,18 +922,12 @@ def cnn_forward(params: Params, x: Array) -> tuple[Array, CNNCache]:
 
 def cnn_backward(dscores: Array, cache: CNNCache, need_dx: bool = False) -> tuple[Params, Array | None]:
     """dscores (B, J) -> gradients under the parameters' names, and dx (B, 32, 32, C) where needed."""
-    dunits, dout_w, dout_b = linear_backward(dscores, cache.out)
-    dhidden, dhidden_w, dhidden_b = linear_backward(relu_backward(dunits, cache.hidden_relu), cache.hidden)
-    dconv = relu_backward(dhidden.reshape(cache.conv_relu.shape), cache.conv_relu)
-    dx, dconv_w, dconv_b = conv2d_backward(dconv, cache.conv, need_dx)
-    grads = {
-        "conv1.w": dconv_w,
-        "conv1.b": dconv_b,
-        "hidden.w": dhidden_w,
-        "hidden.b": dhidden_b,
-        "out.w": dout_w,
-        "out.b": dout_b,
-    }
+    grads: Params = {}
+    dunits, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
+    dhidden = relu_backward(dunits, cache.hidden_relu)
+    dfeatures, grads["hidden.w"], grads["hidden.b"] = linear_backward(dhidden, cache.hidden)
+    dconv = relu_backward(dfeatures.reshape(cache.conv_relu.shape), cache.conv_relu)
+    dx, grads["conv1.w"], grads["conv1.b"] = conv2d_backward(dconv, cache.conv, need_dx)
     return grads, dx
 
 
@@ -1123,27 +1085,27 @@ def sign_study(config: Config, n_steps: int = 300) -> dict[str, float]:
         x = rng.random((n, N_PRIMARY, POSE_SIDE, POSE_SIDE)).astype(config.dtype)
         return np.concatenate([x, -x]), np.repeat([0, 1], n)
 
+    def forward(params: Params, pose: Array) -> tuple[Array, VotesCache, EMCache, Array]:
+        votes, votes_cache = votes_forward(pose, params["class.w"])
+        votes = votes + params["class.bias"] if "class.bias" in params else votes
+        beta_a, beta_v, a_in = params["class.beta_a"], params["class.beta_v"], np.ones_like(votes[:, :, 0, 0])
+        mu, a, cache = em_routing_forward(votes, a_in, beta_a, beta_v, config.lambdas, config.variance_floor)
+        return class_scores_forward(mu, a, "cross-entropy"), votes_cache, cache, mu
+
     for bias, metric in (("none", "sign_accuracy"), ("learned", "biased_sign_accuracy")):
         drawn = capsules_init(rng, dataclasses.replace(config, vote_bias=bias))
         two = {name: p[:, :2] if name == "class.w" else p[:2] for name, p in drawn.items() if "class." in name}
         params = {name: p.copy() for name, p in two.items()}  # class.w of two classes is no contiguous array
         state = TrainState("signs", params)
-        for step in range(n_steps + 1):
-            pose, labels = pairs(16 if step < n_steps else 500)
-            votes, votes_cache = votes_forward(pose, params["class.w"])
-            votes = votes + params.get("class.bias", np.zeros(1, config.dtype))
-            beta_a, beta_v, a_in = params["class.beta_a"], params["class.beta_v"], np.ones_like(votes[:, :, 0, 0])
-            mu, a, cache = em_routing_forward(votes, a_in, beta_a, beta_v, config.lambdas, config.variance_floor)
-            scores = class_scores_forward(mu, a, "cross-entropy")
-            if step == n_steps:
-                found[metric] = float((scores.argmax(axis=1) == labels).mean())
-                break
-            _, dscores = softmax_cross_entropy(scores, labels)
-            dmu, da = class_scores_backward(dscores, mu, "cross-entropy")
+        for _ in range(n_steps):
+            pose, labels = pairs(16)
+            scores, votes_cache, cache, mu = forward(params, pose)
+            dmu, da = class_scores_backward(softmax_cross_entropy(scores, labels)[1], mu, "cross-entropy")
             dvotes, _, dbeta_a, dbeta_v = em_routing_backward(dmu, da, cache, config.em_grad)
             grads = {"class.w": votes_backward(dvotes, votes_cache)[1], "class.bias": dvotes.sum(axis=(0, 1))}
-            grads |= {"class.beta_a": dbeta_a, "class.beta_v": dbeta_v}
-            adamw_step(state, [{name: grads[name] for name in params}], config.lr)
+            adamw_step(state, [grads | {"class.beta_a": dbeta_a, "class.beta_v": dbeta_v}], config.lr)
+        pose, labels = pairs(500)
+        found[metric] = float((forward(params, pose)[0].argmax(axis=1) == labels).mean())
     return found
 
 
@@ -1167,12 +1129,13 @@ def train(
     ``callback(state, epoch has ended)`` is called before the first step and after every one. Raises UserError where the
     loss stops being finite.
     """
-    n, n_steps = len(data.train.labels), steps_per_epoch(config, data) * config.n_epochs
+    n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
+    n_steps = per_epoch * config.n_epochs
     if callback and state.step == 0:
         callback(state, True)
     while state.step < n_steps:
         started = time.perf_counter()
-        epoch, position = divmod(state.step, steps_per_epoch(config, data))
+        epoch, position = divmod(state.step, per_epoch)
         batch = permutation(n, config.seed, epoch)[position * config.batch_size :][: config.batch_size]
         x = crop(data.train.images[batch], generator(config.seed, Stream.SHUFFLE, epoch, position))
         progress = state.step / max(1, n_steps - 1)
@@ -1181,10 +1144,10 @@ def train(
             loss, dscores = model.loss(scores, data.train.labels[batch], progress)
             grads, _ = model.backward(dscores, cache)
             adamw_step(state, [grads], config.lr, config.weight_decay, DECAYED)
-        require_finite(state, loss, steps_per_epoch(config, data))
+        require_finite(state, loss, per_epoch)
         state.add({"train_loss": loss}, weight=len(batch))
         state.seconds += time.perf_counter() - started
-        epoch_ended = state.step % steps_per_epoch(config, data) == 0
+        epoch_ended = state.step % per_epoch == 0
         if epoch_ended:
             state.end_epoch(n, evaluate(model, state.params, data))
         if callback:
@@ -1221,7 +1184,8 @@ def train_all(
 
 def make_result(config: Config, states: dict[str, TrainState], data: Data) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, those of the last epoch."""
-    models = {}
+    models: dict[str, dict[str, Any]] = {}
+    networks, tested, confusions = make_models(config), data.held_out, {}
     for name, state in states.items():
         familiar, held_out = state.history["familiar_accuracy"][-1], state.history["held_out_accuracy"][-1]
         models[name] = {
@@ -1231,16 +1195,13 @@ def make_result(config: Config, states: dict[str, TrainState], data: Data) -> di
             "drop": familiar - held_out,
             "train_seconds": round(state.seconds, 3),
         }
-    if "capsules" in states:
-        capsules = make_models(config)["capsules"]
-        models["capsules"]["true_class_mass"] = true_class_mass(capsules, states["capsules"].params, data.familiar)
-    result = result_document(
-        EXPERIMENT, config, config.dataset, models, states, None, "held_out_accuracy", 1 / N_CLASSES,
-    )  # fmt: skip
-    networks, tested, confusions = make_models(config), data.held_out, {}
-    for name, state in states.items():
+        if name == "capsules":
+            models[name]["true_class_mass"] = true_class_mass(networks[name], state.params, data.familiar)
         answers = predict_scores(networks[name], state.params, tested.images).argmax(axis=1)
         confusions[name] = confusion_matrix(tested.labels, answers, N_CLASSES)
+    result = result_document(
+        EXPERIMENT, config, config.dataset, models, states, None, "held_out_accuracy", 1 / N_CLASSES
+    )
     return add_confusions(result, config, confusions)
 
 
@@ -1334,6 +1295,10 @@ def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collec
 # ----------------------------------------------------------------------------------------------------------------------
 
 MAX_IMAGES = 50_000  # of one voxel set, which is drawn at once
+NORB_VIEWS: dict[str, Any] = {  # what smallNORB and toys have instead of the defaults of Viewpoints
+    "train_azimuths": (300.0, 400.0), "test_azimuths": (60.0, 280.0), "train_elevations": (30.0, 70.0),
+    "test_elevations": (30.0, 70.0), "standardize": "image",
+}  # fmt: skip
 
 
 def format_range(angles: Range) -> str:
@@ -1410,54 +1375,34 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def viewpoints_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of Viewpoints but data_dir; a usage error (status 2) where flags do not fit together."""
-    voxels = args.dataset == "voxels"
-    counts = {
-        name: getattr(args, name) for name in ("n_train_views", "n_test_views", "n_elev", "n_test_elev", "n_per_combo")
-    }
-    given = {name: count for name, count in counts.items() if count is not None}
-    if not voxels and given:
-        parser.error(f"argument {flag_of(Viewpoints, next(iter(given)))}: applies to --dataset voxels alone")
-    counts = {name: getattr(Viewpoints, name) for name in counts} | given
-
-    if (args.train_elevations is None) != (args.test_elevations is None):
+    """The fields of Viewpoints; a usage error (status 2) where flags do not fit together."""
+    given = {name: value for name, value in values_of(args, Viewpoints).items() if value is not None}
+    numbers = ("n_train_views", "n_test_views", "n_elev", "n_test_elev", "n_per_combo")
+    if args.dataset != "voxels" and (unused := [name for name in numbers if name in given]):
+        parser.error(f"argument {flag_of(Viewpoints, unused[0])}: applies to --dataset voxels alone")
+    if ("train_elevations" in given) != ("test_elevations" in given):
         parser.error("arguments --train-elevations and --test-elevations: give both or none")
-    if args.train_elevations is not None:
-        if args.test_azimuths is not None:
+    if "train_elevations" in given:
+        if "test_azimuths" in given:
             parser.error("argument --test-azimuths: elevation is held out already, and both sets have --train-azimuths")
         if overlap(args.train_elevations, args.test_elevations):
             parser.error("argument --test-elevations: overlaps --train-elevations")
-        elevations = args.train_elevations, args.test_elevations
-        train_azimuths = test_azimuths = args.train_azimuths or (0.0, 360.0)
-    else:
-        elevations = (Viewpoints.train_elevations if voxels else (30.0, 70.0),) * 2
-        train_azimuths = args.train_azimuths or ((0.0, 150.0) if voxels else (300.0, 400.0))
-        test_azimuths = args.test_azimuths or ((200.0, 330.0) if voxels else (60.0, 280.0))
-        if overlap(train_azimuths, test_azimuths, period=360):
-            parser.error(
-                f"argument --test-azimuths: {format_range(test_azimuths)} overlaps the training range"
-                f" {format_range(train_azimuths)} (modulo 360)"
-            )
-    standardize = args.standardize or ("none" if voxels else "image")
-    if standardize == "image" and args.pixel_offset:
+        given["train_azimuths"] = given["test_azimuths"] = args.train_azimuths or (0.0, 360.0)
+    v = Viewpoints(**({} if args.dataset == "voxels" else NORB_VIEWS) | given)
+    if v.held_out == "azimuth" and overlap(v.train_azimuths, v.test_azimuths, period=360):
+        parser.error(
+            f"argument --test-azimuths: {format_range(v.test_azimuths)} overlaps the training range"
+            f" {format_range(v.train_azimuths)} (modulo 360)"
+        )
+    if v.standardize == "image" and v.pixel_offset:
         parser.error("argument --pixel-offset: needs --standardize none")
-    n_familiar = counts["n_elev"] * counts["n_train_views"] * max(counts["n_per_combo"], 2)
-    n_held_out = (counts["n_test_elev"] or counts["n_elev"]) * counts["n_test_views"] * 2
+    n_familiar = v.n_elev * v.n_train_views * max(v.n_per_combo, 2)
+    n_held_out = (v.n_test_elev or v.n_elev) * v.n_test_views * 2
     n_images = N_CLASSES * max(n_familiar, n_held_out)
     if n_images > MAX_IMAGES:
-        flags = ", ".join(flag_of(Viewpoints, name) for name in counts)
+        flags = ", ".join(flag_of(Viewpoints, name) for name in numbers)
         parser.error(f"arguments {flags}: a set of {n_images:,} images is above the limit of {MAX_IMAGES:,}")
-    return {
-        "dataset": args.dataset,
-        "seed": args.seed,
-        "train_azimuths": train_azimuths,
-        "test_azimuths": test_azimuths,
-        "train_elevations": elevations[0],
-        "test_elevations": elevations[1],
-        "standardize": standardize,
-        "pixel_offset": args.pixel_offset,
-        **counts,
-    }
+    return dataclasses.asdict(v)
 
 
 def check_variance_floor(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
