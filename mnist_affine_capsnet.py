@@ -673,7 +673,9 @@ def describe(result: dict[str, Any]) -> str:
     """One line: what was trained and tested."""
     c = result["config"]
     match = (
-        "" if c["match_accuracy"] is None else f", stopped at {100 * c['match_accuracy']:g} % on {c['n_val']:,} others"
+        ""
+        if c["match_accuracy"] is None
+        else f", stopped at {100 * c['match_accuracy']:g} % on {c['n_val']:,} for validation"
     )
     return (
         f"{result['dataset']} on {c['image_size']}x{c['image_size']}: {c['n_test']:,} test digits;"

@@ -1361,13 +1361,14 @@ def evaluate_checkpoint(
 
 
 def describe(result: dict[str, Any]) -> str:
-    """One line: the test set and the training behind a result's numbers."""
+    """One line: the test or validation set and the training behind a result's numbers."""
     config = result["config"]
-    names = config["class_names"]
+    names, of_validation = config["class_names"], " of validation digits" if config["n_val"] else ""
     classes = f" ({len(names)} classes: {one_line(', '.join(names))})" if names else ""
     return (
-        f"{result['dataset']}{classes}: {config['n_test']:,} composites, IoU at least {config['min_iou']:g};"
-        f" seed {result['seed']}{training_seed(result)}, {config['n_epochs']} epochs of {config['n_train']:,}"
+        f"{result['dataset']}{classes}: {config['n_test']:,} composites{of_validation}, IoU at least"
+        f" {config['min_iou']:g}; seed {result['seed']}{training_seed(result)}, {config['n_epochs']} epochs of"
+        f" {config['n_train']:,}"
     )
 
 
@@ -1448,8 +1449,8 @@ def add_config_flags(parser: Parser) -> None:
     add_digit_flags(add)
     add("n_train", whole_number(1, 10**8), "An epoch has N composites, in whole batches.")
     add("n_test", whole_number(1, 100_000), "Test on N composites of test digits, the same for all models.")
-    add("n_val", whole_number(1, 10**6), "To choose settings: test on N training digits, which are not trained on.",
-        default="test on the test digits")
+    add("n_val", whole_number(1, 10**6), "To choose settings: use N training digits, which are not trained on, for"
+        " validation.", default="test on the test digits")
     add("min_iou", number(0, 1), "Least intersection over union of the two 28x28 boxes. The paper's is 0.", "X")
     add("pool", whole_number(0, 10**7),
         "Train on N composites drawn once, and shuffled every epoch. With 0 every batch is fresh.")
