@@ -71,7 +71,7 @@ from smallnorb_novel_viewpoint import (  # isort: skip
     sigmoid_forward, softmax_cross_entropy, viewpoints_from_args,
 )  # fmt: skip
 from support.flags import (  # isort: skip
-    Parser, add_file_flags, add_flags, check_file_flags, flag_of, list_of, names_of, non_empty, number,
+    Parser, add_file_flags, add_flags, flag_of, list_of, names_of, non_empty, number,
     values_of, whole_number,
 )  # fmt: skip
 from support.run import (  # isort: skip
@@ -1547,13 +1547,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_config_flags(parser)
     add_file_flags(parser, MODEL_NAMES)
+    parser.checks.append(config_from_args)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    check_file_flags(parser, args)
     config = config_from_args(parser, args)
     return run_script(
         EXPERIMENT, argv, args,

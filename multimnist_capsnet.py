@@ -71,7 +71,7 @@ from support.tables import routing_study_lines
 from support.workers import LEAST_PART, Workers, Workspace, default_threads
 
 from support.flags import (  # isort: skip
-    Parser, add_file_flags, add_flags, check_file_flags, non_empty, number, values_of, whole_number,
+    Parser, add_file_flags, add_flags, non_empty, number, values_of, whole_number,
 )  # fmt: skip
 from support.run import (  # isort: skip
     NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, of_models, permutation,
@@ -1522,6 +1522,12 @@ def config_from_args(args: argparse.Namespace) -> Config:
     return Config(**config_fields(args, Config))
 
 
+def check_study_flag(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A usage error (status 2) where the study has nothing to ask."""
+    if args.routing_study and "capsnet" not in args.models:
+        parser.error("argument --models: --routing-study asks the capsule network")
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         "--dataset --data-dir --seed --n-epochs --n-train --models --out-json --checkpoint --resume --predict",
@@ -1544,15 +1550,13 @@ def make_parser() -> argparse.ArgumentParser:
         help="Also test the trained capsules with 1 to 5 iterations and with random couplings.",
     )  # fmt: skip
     add_file_flags(parser, MODEL_NAMES, predict_png=True)
+    parser.checks.append(check_study_flag)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    check_file_flags(parser, args)
-    if args.routing_study and "capsnet" not in args.models:
-        parser.error("argument --models: --routing-study asks the capsule network")
     config, given = config_from_args(args), with_preset(args.given)
     return run_script(
         EXPERIMENT, argv, args,
