@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import support
-from report import MAX_BYTES, make_table, read_result, show_p
+from report import MAX_BYTES, load_script, make_table, read_result, show_p
 from support.console import exit_status, one_line, print_message, print_result, shows_progress
 from support.files import UserError, atomic_write, data_files, overwriting, require_writable, temporary_folder
 from support.flags import Parser, number, whole_number
@@ -738,8 +738,20 @@ def parse_command(argv: list[str]) -> tuple[argparse.Namespace, list[Setting]]:
     return args, settings
 
 
+def require_understood(script: Path, settings: list[Setting]) -> None:
+    """Ends with status 2 and the experiment's own line where it refuses the flags of a setting, before any run. A
+    script of another folder may do anything when it is imported, and refuses them in its first run."""
+    if script.parent != Path(__file__).resolve().parent or not hasattr(load_script(script.name), "make_parser"):
+        return
+    for setting in settings:
+        parser = load_script(script.name).make_parser()
+        parser.prog = script.name
+        parser.parse_args([*setting.args, "--seed=0", "--threads=1", "--quiet", "--out-json=out.json"])
+
+
 def compare(args: argparse.Namespace, settings: list[Setting]) -> None:
     args.code = code_fingerprint(args.script)
+    require_understood(args.script, settings)
     for path in (args.out, args.figure, args.cache / "a run"):
         require_writable(path)
     checkpoints = args.cache.resolve() if args.checkpoints else None

@@ -71,7 +71,7 @@ from smallnorb_novel_viewpoint import (  # isort: skip
     sigmoid_forward, softmax_cross_entropy, viewpoints_from_args,
 )  # fmt: skip
 from support.flags import (  # isort: skip
-    Parser, add_file_flags, add_flags, check_file_flags, flag_of, list_of, names_of, non_empty, number,
+    Parser, add_file_flags, add_flags, flag_of, list_of, names_of, non_empty, number,
     values_of, whole_number,
 )  # fmt: skip
 from support.run import (  # isort: skip
@@ -1372,6 +1372,8 @@ def describe(result: dict[str, Any]) -> str:
         data = viewpoint.describe(config) if config.holds_out else f"{data}: no viewpoints held out"
     if "classes" in result:
         data = describe_classes(result["classes"], config.image_size, config.colour) + "\n" + data
+    if config.n_val or config.n_val_objects:
+        data += f"; accuracies on validation {'digits' if config.n_val else 'objects'}"
     seed = f"{result['seed']}{multimnist.training_seed(result)}"
     return f"{data}; seed {seed}, {config.n_epochs} epochs, {config.loss} loss"
 
@@ -1452,15 +1454,15 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add("colour", ("grey", "rgb"), "What the networks see of own images.")
     add("n_train", count, "Train on N images, drawn with the seed.", default="all")
     add("n_test", count, "Test on N images, evenly spaced over the set.", default="all")
-    add("n_val", whole_number(1, 10**6), "To choose settings: test on N training digits, which are not trained on.",
-        default="test on the test digits")
+    add("n_val", whole_number(1, 10**6), "To choose settings: use N training digits, which are not trained on, for"
+        " validation.", default="test on the test digits")
     add("shift", whole_number(0, 8), "Shift every training image at random by up to N pixels on each axis.")
     add_viewpoint_flags(parser, Config, "viewpoints, of --dataset voxels, smallnorb and toys")
     add = add_flags(parser, "objects, of --dataset smallnorb and toys", Config)
     add("hold_out", ("viewpoints", "nothing"),
         "With nothing, train on all views of five objects a class, and test on all views of the five others.")
-    add("n_val_objects", whole_number(1, 4), "To choose settings: test on N of the five training objects of each class,"
-        " which are not trained on.", default="test on the five test objects")
+    add("n_val_objects", whole_number(1, 4), "To choose settings: use N of the five training objects of each"
+        " class, which are not trained on, for validation.", default="test on the five test objects")
     add = add_flags(parser, "capsules", Config)
     add("sizes", list_of(whole_number(1, 1024), 4, "32,8,8,8"), "Channels of conv1, and types of the primary capsules"
         " and of those of the two layers above. The paper has 32,32,32,32 and 64,8,16,16.", "A,B,C,D")
@@ -1545,13 +1547,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_config_flags(parser)
     add_file_flags(parser, MODEL_NAMES)
+    parser.checks.append(config_from_args)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    check_file_flags(parser, args)
     config = config_from_args(parser, args)
     return run_script(
         EXPERIMENT, argv, args,

@@ -58,7 +58,7 @@ import multimnist_capsnet as base
 from multimnist_capsnet import Array, Batch, Model, Params, assess, update
 from support.affnist_file import AFFNIST_SIDE, read_affnist
 from support.files import UserError, atomic_write
-from support.flags import Parser, add_file_flags, add_flags, check_file_flags, file_path, list_of, number, whole_number
+from support.flags import Parser, add_file_flags, add_flags, file_path, list_of, number, whole_number
 from support.optimizers import TrainState, count_params
 from support.pictures import picture_sheet, read_strokes
 from support.results import result_document, run_script
@@ -673,7 +673,9 @@ def describe(result: dict[str, Any]) -> str:
     """One line: what was trained and tested."""
     c = result["config"]
     match = (
-        "" if c["match_accuracy"] is None else f", stopped at {100 * c['match_accuracy']:g} % on {c['n_val']:,} others"
+        ""
+        if c["match_accuracy"] is None
+        else f", stopped at {100 * c['match_accuracy']:g} % on {c['n_val']:,} for validation"
     )
     return (
         f"{result['dataset']} on {c['image_size']}x{c['image_size']}: {c['n_test']:,} test digits;"
@@ -786,6 +788,14 @@ def config_from_args(args: argparse.Namespace) -> Config:
     return Config(**{"max_shift": max_shift(args.image_size)} | base.config_fields(args, Config))
 
 
+def check_test_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A usage error (status 2) where they do not fit together."""
+    if "check_every" in args.given and not args.match_accuracy:
+        parser.error("argument --check-every: needs --match-accuracy")
+    if args.affnist and not args.eval_only and args.image_size != AFFNIST_SIDE:
+        parser.error("argument --affnist: needs --canvas 40")
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         "--dataset --data-dir --canvas --seed --n-epochs --models --out-json --checkpoint --eval-only --predict",
@@ -806,17 +816,13 @@ def make_parser() -> argparse.ArgumentParser:
         help="Test on a published affNIST file (.mat) as well; needs --canvas 40.",
     )  # fmt: skip
     add_file_flags(parser, MODEL_NAMES, predict_png=True)
+    parser.checks.append(check_test_flags)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    check_file_flags(parser, args)
-    if "check_every" in args.given and not args.match_accuracy:
-        parser.error("argument --check-every: needs --match-accuracy")
-    if args.affnist and not args.eval_only and args.image_size != AFFNIST_SIDE:
-        parser.error("argument --affnist: needs --canvas 40")
     config, given = config_from_args(args), base.with_preset(args.given)
     return run_script(
         EXPERIMENT, argv, args,

@@ -71,7 +71,7 @@ from support.tables import routing_study_lines
 from support.workers import LEAST_PART, Workers, Workspace, default_threads
 
 from support.flags import (  # isort: skip
-    Parser, add_file_flags, add_flags, check_file_flags, non_empty, number, values_of, whole_number,
+    Parser, add_file_flags, add_flags, non_empty, number, values_of, whole_number,
 )  # fmt: skip
 from support.run import (  # isort: skip
     NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, of_models, permutation,
@@ -1361,13 +1361,14 @@ def evaluate_checkpoint(
 
 
 def describe(result: dict[str, Any]) -> str:
-    """One line: the test set and the training behind a result's numbers."""
+    """One line: the test or validation set and the training behind a result's numbers."""
     config = result["config"]
-    names = config["class_names"]
+    names, of_validation = config["class_names"], " of validation digits" if config["n_val"] else ""
     classes = f" ({len(names)} classes: {one_line(', '.join(names))})" if names else ""
     return (
-        f"{result['dataset']}{classes}: {config['n_test']:,} composites, IoU at least {config['min_iou']:g};"
-        f" seed {result['seed']}{training_seed(result)}, {config['n_epochs']} epochs of {config['n_train']:,}"
+        f"{result['dataset']}{classes}: {config['n_test']:,} composites{of_validation}, IoU at least"
+        f" {config['min_iou']:g}; seed {result['seed']}{training_seed(result)}, {config['n_epochs']} epochs of"
+        f" {config['n_train']:,}"
     )
 
 
@@ -1448,8 +1449,8 @@ def add_config_flags(parser: Parser) -> None:
     add_digit_flags(add)
     add("n_train", whole_number(1, 10**8), "An epoch has N composites, in whole batches.")
     add("n_test", whole_number(1, 100_000), "Test on N composites of test digits, the same for all models.")
-    add("n_val", whole_number(1, 10**6), "To choose settings: test on N training digits, which are not trained on.",
-        default="test on the test digits")
+    add("n_val", whole_number(1, 10**6), "To choose settings: use N training digits, which are not trained on, for"
+        " validation.", default="test on the test digits")
     add("min_iou", number(0, 1), "Least intersection over union of the two 28x28 boxes. The paper's is 0.", "X")
     add("pool", whole_number(0, 10**7),
         "Train on N composites drawn once, and shuffled every epoch. With 0 every batch is fresh.")
@@ -1521,6 +1522,12 @@ def config_from_args(args: argparse.Namespace) -> Config:
     return Config(**config_fields(args, Config))
 
 
+def check_study_flag(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A usage error (status 2) where the study has nothing to ask."""
+    if args.routing_study and "capsnet" not in args.models:
+        parser.error("argument --models: --routing-study asks the capsule network")
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         "--dataset --data-dir --seed --n-epochs --n-train --models --out-json --checkpoint --resume --predict",
@@ -1543,15 +1550,13 @@ def make_parser() -> argparse.ArgumentParser:
         help="Also test the trained capsules with 1 to 5 iterations and with random couplings.",
     )  # fmt: skip
     add_file_flags(parser, MODEL_NAMES, predict_png=True)
+    parser.checks.append(check_study_flag)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    check_file_flags(parser, args)
-    if args.routing_study and "capsnet" not in args.models:
-        parser.error("argument --models: --routing-study asks the capsule network")
     config, given = config_from_args(args), with_preset(args.given)
     return run_script(
         EXPERIMENT, argv, args,

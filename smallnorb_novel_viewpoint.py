@@ -58,7 +58,7 @@ from support.toy_norb import cached_toys
 from support.workers import blas_threads
 
 from support.flags import (  # isort: skip
-    Parser, add_file_flags, add_flags, angle_range, check_file_flags, flag_of, format_value, non_empty, number,
+    Parser, add_file_flags, add_flags, angle_range, flag_of, format_value, non_empty, number,
     values_of, whole_number,
 )  # fmt: skip
 from support.run import (  # isort: skip
@@ -1425,6 +1425,15 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     return Config(**values_of(args, Config) | viewpoints_from_args(parser, args))
 
 
+def check_study_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A usage error (status 2) where a study has nothing to ask."""
+    if args.pose_study and args.dataset != "voxels":
+        parser.error("argument --pose-study: needs --dataset voxels")
+    for study in ("routing_study", "sign_study"):
+        if getattr(args, study) and "capsules" not in (args.models or MODEL_NAMES):
+            parser.error(f"argument --{study.replace('_', '-')}: needs the capsules among --models")
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         "--dataset --data-dir --test-azimuths --seed --n-epochs --models --out-json --checkpoint --resume --predict",
@@ -1452,18 +1461,13 @@ def make_parser() -> argparse.ArgumentParser:
         help="Also train a layer of class capsules to tell poses from their negatives, without and with a bias.",
     )  # fmt: skip
     add_file_flags(parser, MODEL_NAMES, eval_only=False)
+    parser.checks += [check_study_flags, config_from_args]
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    check_file_flags(parser, args)
-    if args.pose_study and args.dataset != "voxels":
-        parser.error("argument --pose-study: needs --dataset voxels")
-    for study in ("routing_study", "sign_study"):
-        if getattr(args, study) and "capsules" not in (args.models or MODEL_NAMES):
-            parser.error(f"argument --{study.replace('_', '-')}: needs the capsules among --models")
     config = config_from_args(parser, args)
 
     def train_and_test(files: Files) -> dict[str, Any]:

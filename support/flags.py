@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         shows: Any = {"action": ShowHelp, "nargs": 0, "default": argparse.SUPPRESS}
         self.add_argument("-h", "--help", **shows, help="Show the usual flags, and examples.")
         self.add_argument("--help-all", **shows, help="Show every flag and its default.")
-        self.checks: list[Callable[[Parser, argparse.Namespace], None]] = []
+        self.checks: list[Callable[[Parser, argparse.Namespace], object]] = []
         self.data_dir: str | None = None  # the folder of data where --data-dir is not given
 
     def format_short_help(self) -> str:
@@ -207,10 +207,9 @@ def file_path(text: str) -> Path:
     return Path(non_empty(text))
 
 
-def add_file_flags(
-    parser: argparse.ArgumentParser, models: Sequence[str], *, eval_only: bool = True, predict_png: bool = False
-) -> None:
+def add_file_flags(parser: Parser, models: Sequence[str], *, eval_only: bool = True, predict_png: bool = False) -> None:
     """--models, and the files that a training reads and writes."""
+    parser.checks.append(check_file_flags)
     parser.epilog = "The result is printed as a table; --out-json FILE and --checkpoint FILE keep it and the networks."
     default = ",".join(models)
     add = parser.add_argument_group("files").add_argument

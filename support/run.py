@@ -7,7 +7,7 @@ What a new experiment must have, so that the rest of the project works with it:
     a history      ``train_loss`` and any metrics, a number an epoch (``TrainState.add`` and ``end_epoch``).
     a result       by ``results.result_document``; the floats of a model in it are its metrics.
     its flags      --seed, --threads, and those of ``flags.add_file_flags``; compare_seeds.py sets --seed, --threads,
-                   --quiet and --out-json.
+                   --quiet and --out-json. The parser of ``make_parser()`` refuses what does not fit together.
     for figures    the module's EXPERIMENT, add_config_flags, config_from_args, load_checkpoint, make_data, train_all;
                    labels and colours of its models in ``figures.MODEL_STYLES``, the data set's name in
                    ``figures.DATASET_NAMES``.

@@ -626,6 +626,31 @@ def test_usage_errors(fake: str, capsys: pytest.CaptureFixture[str], flags: str)
 
 
 @pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("smallnorb_novel_viewpoint --grid em-iters=1,x", "argument --em-iters: 'x' is not a whole number"),
+        ("smallnorb_novel_viewpoint --grid colour=red,blue", "unrecognized arguments: --colour=red"),
+        ("smallnorb_novel_viewpoint -- --n-epochs -3", "argument --n-epochs: -3 is not between"),
+        (
+            "smallnorb_novel_viewpoint --grid test-azimuths=200:330,100:200",
+            "argument --test-azimuths: 100:200 overlaps",
+        ),
+        ("conv_matrix_capsules -- --dataset smallnorb", "argument --dataset: smallnorb needs --data-dir DIR"),
+        ("multimnist_capsnet -- --models cnn --routing-study", "argument --models: --routing-study asks"),
+        ("mnist_affine_capsnet --grid check-every=100,200", "argument --check-every: needs --match-accuracy"),
+    ],
+)
+def test_what_an_experiment_refuses_is_said_once_and_before_any_run(
+    words: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare_seeds, "run_all", lambda *_: pytest.fail("a run has started"))
+    line = usage_error(compare_seeds, shlex.split(words), capsys)
+    assert line.startswith(f"{words.split()[0]}.py: error: {says}")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     ("source", "message"),
     [
         (b"\xff", "it is no Python program (UnicodeDecodeError)"),

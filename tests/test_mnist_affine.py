@@ -613,7 +613,7 @@ def test_out_json_table_and_eval_only(digits_dir: Path, tmp_path: Path, capsys: 
     assert m.main([*argv, *files, str(tmp_path / "a.json")]) == 0
     out, error = capsys.readouterr()
     assert error == ""
-    head = "custom on 40x40: 20 test digits; seed 0, 2 epochs of 24, stopped at 100 % on 16 others"
+    head = "custom on 40x40: 20 test digits; seed 0, 2 epochs of 24, stopped at 100 % on 16 for validation"
     assert out.splitlines()[0] == head
     assert [line.split()[0] for line in out.splitlines()[1:]] == ["model", *m.MODEL_NAMES, "paper:"]
     assert out.count("not reached") == 3

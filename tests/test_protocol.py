@@ -297,6 +297,18 @@ def test_both_experiments_hold_out(experiment: Any) -> None:
     config = experiment.Config(dataset="mnist", n_val=20)
     data = experiment.make_data(config)
     assert data.test[0].max() <= TRAIN / 255 + 1e-6
+    for n_val in (None, 20):
+        result = experiment.make_result(
+            dataclasses.replace(config, n_val=n_val), data, {}, *[{}] * (experiment is conv)
+        )
+        assert ("validation digits" in experiment.describe(result)) == (n_val is not None)
+
+
+def test_what_is_chosen_by_objects_is_said_to_be_validated() -> None:
+    for n_val_objects in (None, 1):
+        config = conv.Config(dataset="toys", hold_out="nothing", n_val_objects=n_val_objects)
+        said = conv.describe({"config": dataclasses.asdict(config), "dataset": "toys", "seed": 0})
+        assert ("validation objects" in said) == (n_val_objects is not None)
 
 
 @pytest.mark.usefixtures("marked")

@@ -46,7 +46,7 @@ from helpers import (
     usage_error,
 )
 from support import files, results, run
-from support.flags import check_file_flags, flag_of, format_value
+from support.flags import flag_of, format_value
 from support.optimizers import TrainState
 
 Array = np.ndarray
@@ -315,7 +315,6 @@ def test_help(name: str, capsys: Capture, monkeypatch: Patch) -> None:
         argv = shlex.split(example)
         args = parser.parse_args(argv[: argv.index("--")] if "--" in argv else argv)
         if hasattr(script, "config_from_args"):
-            check_file_flags(parser, args)
             n_parameters = len(inspect.signature(script.config_from_args).parameters)
             script.config_from_args(*[parser, args][-n_parameters:])
     assert (parser.epilog or "").splitlines()[0] in shown["--help"]
