@@ -103,7 +103,7 @@ CAPS_STRIDES = {"convcaps1": 2, "convcaps2": 1}
 
 DIGIT_SETS = ("auto", "mnist", "strokes")
 VIEW_SETS = ("voxels", "smallnorb", "toys")
-NORB_SETS = ("smallnorb", "toys")  # in the files of smallNORB
+OBJECT_SETS = ("smallnorb", "toys")  # in the files of smallNORB
 OWN_SET = "images"
 DEFAULT_SIDES = (20, 32)  # of the own set's images, in pixels; the nearest to their size is taken
 OWN_EPOCHS = 30  # by default, of the own set, which is mostly small
@@ -280,13 +280,8 @@ def make_data(config: Config, classes: Sequence[str] = ()) -> Data:
     if config.has_own_images:
         name, (classes, sets, pictures) = OWN_SET, read_own_images(config, classes)
     elif config.has_views:
-        name, sets = (
-            config.dataset,
-            [
-                Examples(split.images, split.labels, getattr(split, f"{config.held_out}s"))
-                for split in make_views(config)
-            ],
-        )
+        name, angles = config.dataset, f"{config.held_out}s"
+        sets = [Examples(split.images, split.labels, getattr(split, angles)) for split in make_views(config)]
     else:
         folder = Path(config.data_dir) if config.data_dir else None
         source = multimnist.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
@@ -319,9 +314,8 @@ def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
     B, side, m = len(images), images.shape[1], config.shift
     if not m:
         return images
-    padded = np.pad(
-        images, ((0, 0), (m, m), (m, m), (0, 0)), constant_values=-config.pixel_offset
-    )  # the background, or the mean of a standardised image
+    # The border is the background, or the mean of a standardised image.
+    padded = np.pad(images, ((0, 0), (m, m), (m, m), (0, 0)), constant_values=-config.pixel_offset)
     row, column = rng.integers(0, 2 * m + 1, (2, B, 1)) + np.arange(side)  # each (B, H)
     return padded[np.arange(B)[:, None, None], row[:, :, None], column[:, None, :]]
 
@@ -563,10 +557,10 @@ def field_e_step_forward(votes: Votes, step: MStep, fields: Fields) -> Array:
     # In logarithms, without D log(2 pi) / 2, which is equal for all parents.
     log_a = -np.logaddexp(0, -step.z)  # (L, J)
     # log a_j p_j(V) = log a - log_det / 2 - sum_d (v - mean)^2 / (2 sigma_sq), with the square expanded
-    constant = log_a - 0.5 * step.log_det - 0.5 * (step.mean * step.mean * precision).sum(axis=2)  # (L, J), of all m
+    log_ap0 = log_a - 0.5 * step.log_det - 0.5 * (step.mean * step.mean * precision).sum(axis=2)  # (L, J), of v = 0
     log_ap = (votes.v @ (step.mean * precision)[..., None])[..., 0]  # (L, J, M)
     log_ap += (votes.v_sq @ (-0.5 * precision)[..., None])[..., 0]
-    log_ap += constant[..., None]
+    log_ap += log_ap0[..., None]
     log_ap -= over_fields(log_ap.max(axis=1), fields, np.maximum)[:, None]
     r = np.exp(log_ap, out=log_ap)
     r /= over_fields(r.sum(axis=1), fields, np.add)[:, None]
@@ -793,12 +787,12 @@ def conv_capsnet_forward(params: Params, x: Array, config: Config, ws: Workspace
     """x (B, H, W, C) -> class scores (B, E)."""
 
     def route(
-        name: str, pose: Array, a: Array, w: Array, k: int, stride: int, offset: Array | None = None
+        name: str, pose: Array, a: Array, k: int, stride: int, offset: Array | None = None
     ) -> tuple[Array, Array, RoutingCache]:
-        beta_a, beta_v, lambdas = params[f"{name}.beta_a"], params[f"{name}.beta_v"], config.lambdas
-        bias = params.get(f"{name}.bias")
+        w = params["class.w"][None, None] if name == "class" else params[f"{name}.w"]  # (K, K, I, J, P, P)
         return field_routing_forward(
-            pose, a, w, beta_a, beta_v, lambdas, config.variance_floor, ws, k, stride, offset, bias
+            pose, a, w, params[f"{name}.beta_a"], params[f"{name}.beta_v"], config.lambdas, config.variance_floor, ws,
+            k, stride, offset, params.get(f"{name}.bias"),
         )  # fmt: skip
 
     conv, conv_cache = conv2d_forward(x, params["conv1.w"], params["conv1.b"], stride=2, pad=2)  # (B, 14, 14, channels)
@@ -807,14 +801,11 @@ def conv_capsnet_forward(params: Params, x: Array, config: Config, ws: Workspace
     n_pose = config.sizes[1] * POSE_SIDE**2
     pose = primary[..., :n_pose].reshape(*primary.shape[:3], -1, POSE_SIDE, POSE_SIDE)  # (B, 14, 14, types0, P, P)
     a_primary, _ = sigmoid_forward(primary[..., n_pose:])  # (B, 14, 14, types0)
-    pose, a, cache1 = route(
-        "convcaps1", pose, a_primary, params["convcaps1.w"], CAPS_KERNEL, CAPS_STRIDES["convcaps1"]
-    )  # (B, 6, 6, types1, P, P), (B, 6, 6, types1)
-    pose, a, cache2 = route(
-        "convcaps2", pose, a, params["convcaps2.w"], CAPS_KERNEL, CAPS_STRIDES["convcaps2"]
-    )  # (B, 4, 4, types2, P, P), (B, 4, 4, types2)
-    offset, class_w = coordinates(config.image_size, config.dtype), params["class.w"][None, None]
-    mu, a, cache3 = route("class", pose, a, class_w, len(offset), 1, offset)  # (B, 1, 1, E, P, P), (B, 1, 1, E)
+    k, (stride1, stride2) = CAPS_KERNEL, CAPS_STRIDES.values()
+    pose, a, cache1 = route("convcaps1", pose, a_primary, k, stride1)  # (B, 6, 6, types1, P, P), (B, 6, 6, types1)
+    pose, a, cache2 = route("convcaps2", pose, a, k, stride2)  # (B, 4, 4, types2, P, P), (B, 4, 4, types2)
+    offset = coordinates(config.image_size, config.dtype)
+    mu, a, cache3 = route("class", pose, a, len(offset), 1, offset)  # (B, 1, 1, E, P, P), (B, 1, 1, E)
     mu, a = mu.reshape(len(x), -1, POSE_SIDE**2), a.reshape(len(x), -1)
     scores = class_scores_forward(mu, a, config.loss)
     cache = ConvCapsnetCache(conv_cache, relu_cache, primary_cache, a_primary, cache1, cache2, cache3, mu, a)
@@ -833,11 +824,8 @@ def conv_capsnet_backward(
         if config.vote_bias == "learned":  # it moves all votes for a parent, and so their mean and not their variance
             grads[f"{layer}.bias"] = dpose.sum(axis=(0, 1, 2)).reshape(-1, POSE_SIDE**2)
         dpose, da, dw, dbeta_a, dbeta_v = field_routing_backward(dpose, da, routing, config.em_grad, ws)
-        grads |= {
-            f"{layer}.w": dw[0, 0] if layer == "class" else dw,
-            f"{layer}.beta_a": dbeta_a,
-            f"{layer}.beta_v": dbeta_v,
-        }
+        grads |= {f"{layer}.beta_a": dbeta_a, f"{layer}.beta_v": dbeta_v}
+        grads[f"{layer}.w"] = dw[0, 0] if layer == "class" else dw
     # pose, a_primary = primary[..., :n_pose], sigmoid(primary[..., n_pose:])
     dlogits = sigmoid_backward(da, cache.a_primary)
     dprimary = np.concatenate([dpose.reshape(*dlogits.shape[:3], -1), dlogits], axis=3)
@@ -931,7 +919,6 @@ class Model(NamedTuple):
 
 def make_models(config: Config) -> dict[str, Model]:
     """The capsule network and its baseline, by name, in the order of the result table."""
-
     capsules = Model(
         "capsules",
         lambda rng: conv_capsnet_init(rng, config),
@@ -1255,11 +1242,11 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
     return make_result(config, data, states, attack_all(config, states, data, threads), threads)
 
 
-VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed"}
+VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed", "pixel_offset"}
 RANGE_FIELDS = ("train_azimuths", "test_azimuths", "train_elevations", "test_elevations")
 TEST_FIELDS = (
     "dataset", "data_dir", "hold_out", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack",
-    *sorted(VIEW_FIELDS - {"standardize", "pixel_offset"}),  # which the networks were trained with
+    *sorted(VIEW_FIELDS - {"standardize"}),  # which the networks were trained with
 )  # fmt: skip
 
 
@@ -1294,11 +1281,11 @@ def evaluate_checkpoint(
             f"warning: {config.data_dir} has not the pictures of the training, which drew a test set from them: some of"
             f" those that are tested now may have been trained on. Test pictures in {config.data_dir}/test are safe"
         )
+    models = make_models(config)
     with Workers(threads, config.dtype) as workers:
-        for name, model in make_models(config).items():
-            if name in states:
-                metrics = evaluate(model, states[name].params, data, config, workers)
-                states[name].history = {metric: [value] for metric, value in metrics.items()}
+        for name, state in states.items():
+            metrics = evaluate(models[name], state.params, data, config, workers)
+            state.history = {metric: [value] for metric, value in metrics.items()}
     result = make_result(config, data, states, attack_all(config, states, data, threads), threads)
     return result | {"trained_with_seed": saved.seed}
 
@@ -1323,9 +1310,8 @@ def make_result(
                 models[name] |= {f"{kind}_{epsilon}_accuracy": v for epsilon, v in found.items()}
             else:
                 models[name][kind] = found
-    result = result_document(
-        EXPERIMENT, config, data.name, models, states, threads, config.headline, 1 / config.n_classes
-    )  # fmt: skip
+    chance = 1 / config.n_classes
+    result = result_document(EXPERIMENT, config, data.name, models, states, threads, config.headline, chance)
     if attacks:
         result["attack"] = attacks
     if config.has_own_images:
@@ -1495,8 +1481,8 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 
 
 FIELDS_OF_SETS: dict[str, tuple[str, ...]] = {  # which fields apply to some data sets alone
-    "side": (OWN_SET,), "colour": (OWN_SET,), "n_val": DIGIT_SETS, "n_val_objects": NORB_SETS, "hold_out": VIEW_SETS,
-    **dict.fromkeys(sorted(VIEW_FIELDS - {"pixel_offset"}), VIEW_SETS),
+    "side": (OWN_SET,), "colour": (OWN_SET,), "n_val": DIGIT_SETS, "n_val_objects": OBJECT_SETS, "hold_out": VIEW_SETS,
+    **dict.fromkeys(sorted(VIEW_FIELDS), VIEW_SETS),
 }  # fmt: skip
 
 
@@ -1513,9 +1499,9 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     if args.dataset == OWN_SET and args.data_dir is None:
         parser.error("argument --dataset: images needs --data-dir DIR, a folder with a sub-folder for each class")
     if args.hold_out == "nothing":
-        if args.dataset not in NORB_SETS:
+        if args.dataset not in OBJECT_SETS:
             parser.error("argument --hold-out: nothing needs --dataset smallnorb or toys")
-        for name in sorted((VIEW_FIELDS - {"pixel_offset"}) & args.given):
+        for name in sorted(VIEW_FIELDS & args.given):
             parser.error(f"argument {flag_of(Config, name)}: not together with --hold-out nothing")
     for name, sets in FIELDS_OF_SETS.items():
         if args.dataset not in sets and name in args.given:

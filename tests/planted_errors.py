@@ -291,7 +291,7 @@ ERRORS: list[Planted] = [
          "test_initial_parameters_of_convolutional_capsules"),
         ('gain = 1 if name == "out" else 2', 'gain = 1 if name == "out" else 1.4',
          "test_initial_parameters_of_convolutional_capsules"),
-        ("config.headline, 1 / config.n_classes", "config.headline, 1 / 10", "test_accuracies_and_drop_of_views"),
+        ("chance = 1 / config.n_classes", "chance = 1 / 10", "test_accuracies_and_drop_of_views"),
         ("model.loss(scores, labels, 1.0)", "model.loss(scores, labels, 0.0)",
          "test_the_margin_that_is_attacked_is_the_last_of_the_training"),
         ("config.cnn_lr if model ==", "config.lr if model ==",
