@@ -1,4 +1,8 @@
-"""Draw time and memory of a training step from results/benchmarks/scaling.json: ``python -m benchmarks.figure``."""
+"""Draw the training steps of results/benchmarks/: ``python -m benchmarks.figure``.
+
+scaling.png   time and memory of a step against batch size and width, and at the papers' sizes
+steps.png     time of a step beside the same network in PyTorch and JAX
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ NETWORKS = {
     "matrix_capsules": ("convolutional matrix capsules", GREEN),
 }
 UNITS = {"ms": "time of a step, ms", "MiB": "peak memory, MiB"}
-LEFT, WIDTH, HEIGHT, STEP = (0.9, 5.45), 3.4, 2.1, 2.95  # inches
+LEFT, WIDTH, HEIGHT, STEP = (1.0, 5.5), 3.35, 2.1, 2.95  # inches
 
 
 def columns_in(table: dict[str, Any], unit: str) -> list[int]:
@@ -66,21 +70,20 @@ def draw_bars(ax: Axes, tables: dict[str, Any], unit: str) -> None:
             for row in table["rows"]:
                 for n, k in enumerate(columns_in(table, unit)):
                     bar = ax.barh(len(labels) + 0.38 * n, row[k], 0.36, color=lightened(colour, 0.5 if n == 0 else 1))
-                    ax.bar_label(bar, fmt="{:,.0f}", padding=2, fontsize=8.5)
+                    ax.bar_label(bar, fmt="{:,.0f}", padding=2, fontsize=9)
                 labels.append(f"{label.split()[0]},\n{row[0]}".replace("convolutional", "conv."))
     ax.set_xlim(right=1.2 * ax.get_xlim()[1])
     ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    ax.set_yticks([k + 0.19 for k in range(len(labels))], labels, fontsize=8)
+    ax.set_yticks([k + 0.19 for k in range(len(labels))], labels, fontsize=9)
     ax.invert_yaxis()
     ax.grid(False, axis="y")
 
 
 def draw_scaling(tables: dict[str, Any]) -> Figure:
     """Time on the left, memory on the right: against batch size, against width, and at default and paper sizes."""
-    fig = new_figure(
-        9.6, "Time and memory of a training step", "numpy; each point a new process; both axes of the lines logarithmic"
-    )
+    text = "numpy; each point a new process; both axes of the lines logarithmic"
+    fig = new_figure(9.75, "Time and memory of a training step", text)
     handles = [Line2D([], [], color=colour, marker="o", label=label) for label, colour in NETWORKS.values()]
     threads = [column.split(",")[0] for column in tables["multimnist_batch"]["columns"][1:]]
     styles: Any = zip(dict.fromkeys(threads), ("--", "-"), strict=False)
@@ -97,13 +100,42 @@ def draw_scaling(tables: dict[str, Any]) -> Figure:
     return fig
 
 
+FORMS = {  # of a step, by their names in the tables
+    "numpy": "numpy", "PyTorch eager": "PyTorch",
+    "torch.compile, fused Adam, channels-last": "PyTorch, compiled", "JAX, jit": "JAX",
+}  # fmt: skip
+
+
+def draw_steps(tables: dict[str, Any]) -> Figure:
+    """A panel for each network, a bar for each form of its step."""
+    text = "batch of 32, two processor cores; each panel has a scale of its own"
+    fig = new_figure(2.6, "Time of a training step", text)
+    for k, (name, (label, colour)) in enumerate(NETWORKS.items()):
+        ax = add_axes(fig, 1.45 + 2.52 * k, 0.98, 2.2, 1.5)
+        ms = {row[0]: row[tables[name]["columns"].index("ms")] for row in tables[name]["rows"]}
+        colours = [colour if form == "numpy" else lightened(GREY, 0.5) for form in FORMS]
+        bars = ax.barh(range(len(FORMS)), [ms[form] for form in FORMS], 0.7, color=colours)
+        ax.bar_label(bars, fmt="{:,.0f} ms", padding=2, fontsize=9)
+        ax.set_title(label, loc="left")
+        ax.set_xlim(right=1.35 * ax.get_xlim()[1])
+        ax.set_yticks(range(len(FORMS)), FORMS.values() if k == 0 else [""] * len(FORMS))
+        ax.invert_yaxis()
+        ax.grid(False)
+        ax.set_xticks([])
+        ax.spines.bottom.set_visible(False)
+        ax.tick_params(length=0)
+    return fig
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m benchmarks.figure", description=__doc__)
     # fmt: off
     parser.add_argument("--results", type=Path, metavar="FILE", default=Path("results/benchmarks/scaling.json"),
-        help="Draw this. Default: %(default)s.")
+        help="Draw scaling.png of this. Default: %(default)s.")
+    parser.add_argument("--steps", type=Path, metavar="FILE", default=Path("results/benchmarks/steps.json"),
+        help="Draw steps.png of this. Default: %(default)s.")
     parser.add_argument("--outdir", type=Path, metavar="DIR", default=Path("viz"),
-        help="The figure goes to DIR/speed/. Default: %(default)s.")
+        help="The figures go to DIR/speed/. Default: %(default)s.")
     # fmt: on
     return parser
 
@@ -112,13 +144,15 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
 
     def body() -> None:
-        document = read_result(args.results)
+        scaling, steps = read_result(args.results), read_result(args.steps)
         require_writable(args.outdir / "speed" / "scaling.png")
-        try:
-            write_figures(args.outdir / "speed", {"scaling": lambda: draw_scaling(document["tables"])})
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # it is another result
-            command = f"python -m benchmarks --scaling --out {args.results}"
-            raise UserError(f"{args.results} has no such tables: {command}") from None
+        drawers = {"scaling": (args.results, " --scaling", lambda: draw_scaling(scaling["tables"])),
+                   "steps": (args.steps, "", lambda: draw_steps(steps["tables"]))}  # fmt: skip
+        for name, (path, flag, draw) in drawers.items():
+            try:
+                write_figures(args.outdir / "speed", {name: draw})
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # it is another result
+                raise UserError(f"{path} has no such tables: python -m benchmarks{flag} --out {path}") from None
 
     return exit_status(body)
 

@@ -15,7 +15,8 @@ import multimnist_capsnet as m
 from benchmarks import conv_matrix_capsules, figure, roofline, scaling, smallnorb
 from benchmarks import multimnist as benchmark
 from benchmarks.measure import in_fresh_process
-from helpers import failure
+from helpers import ROOT, failure
+from support.figures import figure_style
 from support.optimizers import count_params
 from support.results import save_result
 
@@ -180,10 +181,24 @@ def test_the_figure_is_drawn_of_a_scaling_file(
 ) -> None:
     monkeypatch.setattr(scaling, "time_and_peak", lambda build, repetitions, **sizes: (0.01, 90.0))
     save_result(tmp_path / "scaling.json", {"tables": scaling.measure(1, 2)})
-    argv = ["--results", str(tmp_path / "scaling.json"), "--outdir", str(tmp_path)]
+    rows = [[form, 1.0, 7.6, 54] for form in [*figure.FORMS, "another form"]]
+    steps = {
+        name: {"columns": ["training step", "time / numpy's", "ms", "MiB"], "rows": rows} for name in figure.NETWORKS
+    }
+    save_result(tmp_path / "steps.json", {"tables": steps})
+    argv = [f"--{flag}={tmp_path / name}" for flag, name in (("results", "scaling.json"), ("steps", "steps.json"))]
+    argv.append(f"--outdir={tmp_path}")
     assert figure.main(argv) == 0
-    assert (tmp_path / "speed" / "scaling.png").stat().st_size < 600_000
+    for name in ("scaling", "steps"):
+        assert (tmp_path / "speed" / f"{name}.png").stat().st_size < 600_000
+    with figure_style():
+        bars: Any = figure.draw_steps(steps).axes[1].patches
+    assert [bar.get_width() for bar in bars] == [7.6] * len(figure.FORMS)
     tables: list[Any] = [{}, {"multimnist_batch": []}, {"multimnist_batch": {"columns": [1, 2]}}]
     for wrong in ({}, *({"tables": table} for table in tables)):
         save_result(tmp_path / "scaling.json", wrong)
         assert "scaling.json has no such tables: python -m benchmarks --scaling" in failure(figure, argv, capsys)
+    save_result(tmp_path / "steps.json", {"tables": {}})
+    argv[0] = "--results=" + str(ROOT / "results/benchmarks/scaling.json")
+    assert figure.main(argv) == 1
+    assert "steps.json has no such tables: python -m benchmarks --out" in capsys.readouterr().err
