@@ -598,50 +598,29 @@ def axis(text: str) -> tuple[str, list[str]]:
     return name, listed
 
 
+# fmt: off
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         "--seeds --grid --metric --name --out --jobs --timeout --resume --cache --dask",
         [
             ("smallnorb_novel_viewpoint --seeds 0:3", "Three seeds: about 15 seconds."),
-            (
-                "smallnorb_novel_viewpoint --seeds 0:10 --grid em-iters=1,2,3",
-                "Ten seeds of each of three settings: about 2 minutes.",
-            ),
-            (
-                "multimnist_capsnet --seeds 0:3 --jobs 2 -- --n-epochs 2",
-                "Three short runs, two at a time: about 3 minutes.",
-            ),
+            ("smallnorb_novel_viewpoint --seeds 0:10 --grid em-iters=1,2,3",
+             "Ten seeds of each of three settings: about 2 minutes."),
+            ("multimnist_capsnet --seeds 0:3 --jobs 2 -- --n-epochs 2",
+             "Three short runs, two at a time: about 3 minutes."),
         ],
         usage="%(prog)s EXPERIMENT --seeds 0:3 [flags] [-- FLAGS OF THE EXPERIMENT]",
         description="Run an experiment with many seeds and settings and compare its models.",
         epilog="The result goes to results/EXPERIMENT/NAME.json, its figure to viz/EXPERIMENT/seeds_NAME.png.",
     )
-    count, cache = whole_number(1, 1024), Path(".cache/compare_seeds")
-    add = parser.add_argument_group("what runs").add_argument
-    add(
-        "experiment",
-        metavar="EXPERIMENT",
-        help="Name of the experiment, such as smallnorb_novel_viewpoint, or a script's path.",
-    )
-    add(
-        "--seeds", type=seed_list, metavar="LIST", help="Run the seeds START:STOP without STOP, or 0,1,2. Default: 0:3."
-    )
-    add(
-        "--grid",
-        type=axis,
-        nargs="+",
-        metavar="FLAG=A,B",
-        default=[],
-        help="Run every combination of these flags' values.",
-    )
-    add(
-        "--zip",
-        type=axis,
-        nargs="+",
-        metavar="FLAG=A,B",
-        default=[],
-        help="Run their first values, then their second, and so on.",
-    )
+    count, axes = whole_number(1, 1024), {"type": axis, "nargs": "+", "metavar": "FLAG=A,B", "default": []}
+    add: Callable[..., Any] = parser.add_argument_group("what runs").add_argument
+    add("experiment", metavar="EXPERIMENT",
+        help="Name of the experiment, such as smallnorb_novel_viewpoint, or a script's path.")
+    add("--seeds", type=seed_list, metavar="LIST",
+        help="Run the seeds START:STOP without STOP, or 0,1,2. Default: 0:3.")
+    add("--grid", **axes, help="Run every combination of these flags' values.")
+    add("--zip", **axes, help="Run their first values, then their second, and so on.")
     add("--metric", metavar="NAME", help="Show this metric in tables and figure. Default: the experiment's headline.")
     add = parser.add_argument_group("output").add_argument
     add("--name", metavar="NAME", help="Name of the files. Default: the seeds, or the swept flags.")
@@ -650,35 +629,19 @@ def make_parser() -> argparse.ArgumentParser:
     add("--keep-history", action="store_true", help="Store the values of every epoch too.")
     add("--keep-seconds", action="store_true", help="Store training times too, which differ from call to call.")
     add = parser.add_argument_group("how it runs").add_argument
-    add(
-        "--jobs",
-        type=count,
-        metavar="N",
-        default=os.cpu_count() or 1,
-        help="Do N runs at a time. Default: one for each core.",
-    )
+    add("--jobs", type=count, metavar="N", default=os.cpu_count() or 1,
+        help="Do N runs at a time. Default: one for each core.")
     add("--threads", type=count, metavar="N", default=1, help="A run has N threads. Default: %(default)s.")
-    add(
-        "--timeout",
-        type=number(0, MAX_SECONDS, above=True),
-        metavar="S",
-        help="Give a run up after S seconds. Default: never.",
-    )
+    add("--timeout", type=number(0, MAX_SECONDS, above=True), metavar="S",
+        help="Give a run up after S seconds. Default: never.")
     add("--resume", action="store_true", help="Do not repeat what has run with the same flags, data and code.")
-    add(
-        "--cache",
-        type=Path,
-        metavar="DIR",
-        default=cache,
-        help="Keep finished runs in this folder. Default: %(default)s.",
-    )
-    add(
-        "--checkpoints",
-        action="store_true",
-        help="Save every run in the cache after each of its epochs too; --resume goes on from there.",
-    )
+    add("--cache", type=Path, metavar="DIR", default=Path(".cache/compare_seeds"),
+        help="Keep finished runs in this folder. Default: %(default)s.")
+    add("--checkpoints", action="store_true",
+        help="Save every run in the cache after each of its epochs too; --resume goes on from there.")
     add("--dask", metavar="ADDRESS", help="Run on that Dask cluster, such as tcp://HOST:8786. --jobs does not apply.")
     return parser
+# fmt: on
 
 
 def recorded_command(argv: list[str]) -> str:

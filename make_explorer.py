@@ -339,13 +339,6 @@ def load_viewpoint(path: Path | None) -> Part:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def html_path(text: str) -> Path:
-    """A file name, for argparse."""
-    if Path(text).suffix.lower() != ".html":
-        raise argparse.ArgumentTypeError(f"{text} does not end in .html")
-    return Path(text)
-
-
 # fmt: off
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
@@ -365,7 +358,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.data_dir = digits.CACHE_DIR
     add("--data-dir", type=non_empty, metavar="DIR",
         help=f"Folder of the four MNIST files. Default: the checkpoint's, else {digits.CACHE_DIR}.")
-    add("--out", type=html_path, metavar="FILE", default=Path("explorer.html"),
+    add("--out", type=file_path, metavar="FILE", default=Path("explorer.html"),
         help="Write the page there. Default: %(default)s.")
     return parser
 # fmt: on

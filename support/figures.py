@@ -683,13 +683,6 @@ def frame_rate(text: str) -> float:
     return value
 
 
-def gif_path(text: str) -> Path:
-    """A file name, for argparse."""
-    if Path(text).suffix.lower() != ".gif":
-        raise argparse.ArgumentTypeError(f"{text} does not end in .gif")
-    return Path(text)
-
-
 def add_animation_arguments(parser: argparse.ArgumentParser, experiment: str, fps: float) -> argparse._ArgumentGroup:
     """``--fps``, ``--out`` and ``--quiet``."""
     parser.epilog = "The animation goes to the file of --out."
@@ -703,7 +696,7 @@ def add_animation_arguments(parser: argparse.ArgumentParser, experiment: str, fp
     )
     group.add_argument(
         "--out",
-        type=gif_path,
+        type=file_path,
         metavar="FILE",
         default=Path(f"{experiment}.gif"),
         help="File of the animation. Default: %(default)s.",

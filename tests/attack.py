@@ -429,7 +429,9 @@ def kill(attack: Attack, k: int) -> None:
         process.send_signal(number)
         error = process.communicate(timeout=120)[1]
     expected = {signal.SIGKILL: (-9, 0), signal.SIGINT: (130, 0), signal.SIGTERM: (143, -15, 0)}[number]
-    if ("Traceback" in error and str(ROOT) in error) or process.returncode not in expected:
+    # Ctrl-C before the first line of a script is Python's to report.
+    began = not error.endswith("line 0, in <module>\nKeyboardInterrupt\n")
+    if began and (("Traceback" in error and str(ROOT) in error) or process.returncode not in expected):
         attack.fault("kill", "traceback", (command[1], number.name, process.returncode, error[-300:]))
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline and (alive := [p for p in map(int, pids()) if is_ours(p, folder)]):

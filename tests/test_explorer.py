@@ -151,7 +151,6 @@ def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], tmp_path: Path,
 
 
 def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
-    assert "does not end in .html" in usage_error(explorer, ["--out", "a.png"], capsys)
     taken = tmp_path / "taken.html"
     taken.write_bytes(checkpoints[0].read_bytes())
     line = usage_error(explorer, ["--multimnist", str(taken), "--out", str(taken)], capsys)
@@ -160,7 +159,6 @@ def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_pa
     assert "there is no checkpoint" in failure(explorer, ["--viewpoint", str(tmp_path / "none"), *out], capsys)
     line = failure(explorer, ["--viewpoint", str(checkpoints[0]), *out], capsys)
     assert "is a checkpoint of multimnist_capsnet, not of" in line
-    assert "does not end in .gif" in usage_error(animation, ["--out", "a.png"], capsys)
     assert "there is no page" in failure(animation, ["--page", "none.html", "--out", str(tmp_path / "o.gif")], capsys)
 
 

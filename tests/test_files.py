@@ -29,6 +29,7 @@ import report
 from helpers import EXPERIMENTS, ROOT, Experiment, failure, script_environment, smallest, usage_error
 from support import affnist_file, console, files, norb_files, pictures, run
 from support.download import UnavailableError, download
+from support.flags import OUTPUTS
 from support.optimizers import TrainState
 from test_run import nobody_reads, process_of, streams
 
@@ -188,6 +189,17 @@ def test_a_file_that_is_missing_is_found_before_the_data(
     assert content(tmp_path) == {}
 
 
+def test_an_output_is_taken_by_any_name() -> None:
+    """By all scripts alike: no ending is asked for, and no input is replaced whatever its name."""
+    seen = set()
+    for name in (*SCRIPTS, "benchmarks.__main__"):
+        for action in importlib.import_module(name).make_parser()._actions:
+            if action.dest in OUTPUTS and action.option_strings:
+                assert action.type("x.txt") == Path("x.txt"), (name, action.dest)
+                seen.add(action.dest)
+    assert seen == {*OUTPUTS}
+
+
 @pytest.mark.parametrize("name", [*SCRIPTS, "benchmarks.__main__", "benchmarks.figure", "benchmarks.strokes"])
 def test_a_name_that_is_too_long_is_one_short_line(
     name: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
@@ -195,11 +207,10 @@ def test_a_name_that_is_too_long_is_one_short_line(
     """Of every file and folder that the flags of a script name."""
     monkeypatch.chdir(tmp_path)
     script, long = importlib.import_module(name), "x" * 200 + "/" + "y" * 5000
-    endings = {"gif_path": ".gif", "html_path": ".html"}
     for action in script.make_parser()._actions:
         if action.metavar not in ("FILE", "DIR", "IMAGE", "EXPERIMENT"):
             continue
-        argv = [*action.option_strings, long + endings.get(getattr(action.type, "__name__", ""), "")]
+        argv = [*action.option_strings, long]
         if action.dest == "data_dir":
             if name == "make_explorer":  # which trains first
                 continue

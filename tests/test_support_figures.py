@@ -287,12 +287,6 @@ def test_frame_rates_that_a_gif_cannot_have(text: str) -> None:
     assert figures.frame_rate("50") == 50
 
 
-def test_a_gif_is_named_so() -> None:
-    assert figures.gif_path("a/b.GIF") == Path("a/b.GIF")
-    with pytest.raises(argparse.ArgumentTypeError, match=r"a\.png does not end in \.gif"):
-        figures.gif_path("a.png")
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # All scripts
 # ----------------------------------------------------------------------------------------------------------------------
@@ -301,7 +295,7 @@ def test_a_gif_is_named_so() -> None:
 @pytest.mark.parametrize("script", [*FIGURE_SCRIPTS, *GIF_SCRIPTS])
 def test_wrong_flags(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--seed=-1", "--no-such-flag"]
-    for flag in flags + (["--fps=0", "--fps=51", "--out=a.png"] if script in GIF_SCRIPTS else []):
+    for flag in flags + (["--fps=0", "--fps=51", "--out="] if script in GIF_SCRIPTS else []):
         usage_error(script, [flag], capsys)
 
 
