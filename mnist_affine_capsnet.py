@@ -76,7 +76,6 @@ from support.run import (  # isort: skip
 
 EXPERIMENT = "mnist_affine_capsnet"
 SWEEP = tuple(range(-90, 91, 5))  # degrees
-PERTURBATIONS = np.linspace(-0.25, 0.25, 11)  # of one number of a digit capsule [Sabour 2017, fig. 4]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -426,16 +425,6 @@ def draw_capsules(params: Params, v: Array, labels: Array) -> Array:
     return base.reconstruct(params, v, labels[:, None], Workspace(v.dtype))[:, 0].copy()
 
 
-def perturb_capsule(params: Params, v: Array, label: int) -> Array:
-    """v (J, D), one image's capsules -> reconstructions (D, 11, S, S) from capsule ``label`` with one of its entries
-    changed by -0.25, -0.2 ... 0.25. [Sabour 2017, fig. 4]"""
-    D, n = v.shape[1], len(PERTURBATIONS)
-    perturbed = np.repeat(v[:, :, None], D * n, axis=2)  # (J, D, D*n)
-    perturbed[label, np.repeat(np.arange(D), n), np.arange(D * n)] += np.tile(PERTURBATIONS, D).astype(v.dtype)
-    pictures = draw_capsules(params, perturbed, np.full(D * n, label))
-    return pictures.reshape(D, n, *pictures.shape[1:])
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Training loop, with checks on the validation digits
 # ----------------------------------------------------------------------------------------------------------------------
@@ -520,55 +509,46 @@ def affnist_set(data: Data, config: Config) -> ImageSet:
     return ImageSet("affnist", data.test_labels, lambda: distort(digits, distortion))
 
 
-def affnist_file_set(images: Array, labels: Array, config: Config) -> ImageSet:
-    return ImageSet("affnist_file", labels, lambda: images * np.dtype(config.dtype).type(1 / 255))
-
-
 def make_image_sets(data: Data, config: Config, affnist: tuple[Array, Array] | None = None) -> list[ImageSet]:
     """All of the test sets but the sweep."""
     sets = [upright_set(data, config, degrees) for degrees in dict.fromkeys((0.0, *config.rotation))]
     if config.image_size == AFFNIST_SIDE:
         sets.append(affnist_set(data, config))
         if affnist:
-            sets.append(affnist_file_set(*affnist, config))
+            images, labels = affnist
+            sets.append(ImageSet("affnist_file", labels, lambda: images * np.dtype(config.dtype).type(1 / 255)))
     return sets
 
 
 def run_tests(
-    config: Config,
-    data: Data,
-    states: dict[str, TrainState],
-    workers: Workers,
+    config: Config, data: Data, states: dict[str, TrainState], workers: Workers,
     affnist: tuple[Array, Array] | None = None,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Metrics of every model on every test set, with the sweep and the confusion matrices."""
-    metrics: dict[str, dict[str, Any]] = {name: {} for name in states}
-    sweep: dict[str, dict[str, float]] = {name: {} for name in states}
-    confusion: dict[str, dict[str, Any]] = {name: {} for name in states}
+    tested: dict[str, dict[str, Any]] = {name: {"sweep": {}, "confusion": {}} for name in states}
     models = make_models(config)
 
-    def answer(image_set: ImageSet) -> Iterator[tuple[str, Array, float]]:
-        """For each model its answers (N,), and the squared error of its reconstructions."""
+    def answer(image_set: ImageSet) -> Iterator[tuple[dict[str, Any], Array, float]]:
+        """For each model its metrics, its answers (N,), and the squared error of its reconstructions."""
         batch = single_digits(image_set.images(), image_set.labels)
         for name, state in states.items():
             scores, error = assess(models[name], state.params, batch, workers)
-            yield name, scores.argmax(axis=1), error / batch.sources.size
+            yield tested[name], scores.argmax(axis=1), error / batch.sources.size
 
     for image_set in make_image_sets(data, config, affnist):
-        for name, answers, error in answer(image_set):
-            metrics[name][f"{image_set.name}_accuracy"] = float((answers == image_set.labels).mean())
+        for metrics, answers, error in answer(image_set):
+            metrics[f"{image_set.name}_accuracy"] = float((answers == image_set.labels).mean())
             matrix = confusion_matrix(image_set.labels, answers, base.N_CLASSES)
-            confusion[name][image_set.name] = matrix.tolist()
-            if image_set.name == "upright" and not math.isnan(error):
-                metrics[name]["recon_mse"] = error
+            metrics["confusion"][image_set.name] = matrix.tolist()
+            if image_set.name == "upright":
+                metrics["upright_error"] = round(1 - metrics["upright_accuracy"], 12)
+                if not math.isnan(error):
+                    metrics["recon_mse"] = error
     for degrees in SWEEP:
         image_set = upright_set(data, config, degrees, config.n_sweep)
-        for name, answers, _ in answer(image_set):
-            sweep[name][f"{degrees}"] = float((answers == image_set.labels).mean())
-    for name, found in metrics.items():
-        found["upright_error"] = round(1 - found["upright_accuracy"], 12)
-        found |= {"sweep": sweep[name], "confusion": confusion[name]}
-    return metrics
+        for metrics, answers, _ in answer(image_set):
+            metrics["sweep"][f"{degrees}"] = float((answers == image_set.labels).mean())
+    return tested
 
 
 def make_result(
@@ -643,13 +623,9 @@ TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "n_sweep", "rotation")
 
 
 def evaluate_checkpoint(
-    checkpoint: Path,
-    asked: Config,
-    given: Collection[str] = (),
-    names: Collection[str] = MODEL_NAMES,
-    threads: int = 1,
-    affnist: Path | None = None,
-) -> dict[str, Any]:
+    checkpoint: Path, asked: Config, given: Collection[str] = (), names: Collection[str] = MODEL_NAMES,
+    threads: int = 1, affnist: Path | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Test the named networks of a checkpoint on the test sets of ``asked``; see ``check_same`` for ``given``."""
     saved, states = load_checkpoint(checkpoint)
     check_same(checkpoint, saved, asked, given, (*TEST_FIELDS, "n_train"))  # which may stand for "all"

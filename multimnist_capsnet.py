@@ -209,10 +209,7 @@ class Digits(NamedTuple):
     test_labels: Array  # (N,) uint8
 
 
-MIRRORS = (
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-)
+MIRRORS = "https://storage.googleapis.com/cvdf-datasets/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MNIST_SHA256 = {
     "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
@@ -325,13 +322,9 @@ def has_mnist_files(folder: Path) -> bool:
 
 
 def resolve_dataset(
-    choice: str,
-    rng: np.random.Generator,
-    data_dir: Path | None = None,
-    stroke_counts: tuple[int, int] = (20_000, 5_000),
-    cache_dir: Path | None = None,
-    mirrors: Sequence[str] = MIRRORS,
-) -> Digits:
+    choice: str, rng: np.random.Generator, data_dir: Path | None = None,
+    stroke_counts: tuple[int, int] = (20_000, 5_000), cache_dir: Path | None = None, mirrors: Sequence[str] = MIRRORS,
+) -> Digits:  # fmt: skip
     """The digits that ``--dataset`` asks for: "mnist", "strokes", or "auto".
 
     "auto" is MNIST where it is there or can be downloaded, else strokes with a warning on stderr. A damaged file and a
@@ -499,12 +492,6 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def row_sum(x: Array) -> Array:
-    """x (..., C) -> (C,), by a product, which is faster than np.sum."""
-    flat = x.reshape(-1, x.shape[-1])
-    return np.ones(len(flat), x.dtype) @ flat
-
-
 class ConvCache(NamedTuple):
     name: str
     cols: Array  # (Ho, Wo, B, K, K, C)
@@ -535,7 +522,7 @@ def conv2d_backward(
     (Ho, Wo, _, n_out), K = dout.shape, len(w)
     w_matrix, dout_matrix = w.reshape(-1, n_out), dout.reshape(-1, n_out)  # (K*K*C, C'), (Ho*Wo*B, C')
     # out = cols w + b
-    db[...] = row_sum(dout)
+    db[...] = np.ones(len(dout_matrix), dout.dtype) @ dout_matrix  # the sum over rows, faster than np.sum
     np.matmul(cols.reshape(-1, len(w_matrix)).T, dout_matrix, out=dw.reshape(-1, n_out))
     if not need_dx:
         return None
@@ -727,20 +714,20 @@ def random_couplings(n_parents: int, n_children: int) -> Array:
 
 
 def routing_forward(
-    u: Array, w: Array, n_iters: int, ws: Workspace, first: Array | None = None, has_squash: bool = True
+    u: Array, w: Array, n_iters: int, ws: Workspace, couplings: Array | None = None, has_squash: bool = True
 ) -> tuple[Array, RoutingCache]:
-    """Dynamic routing [Sabour 2017, procedure 1]. u (P, I, B), w (J, P, I, D) -> v (J, D, B). The couplings of the
-    first iteration are ``first`` (J, I), or 1 / J. Without squash v = s."""
+    """Dynamic routing [Sabour 2017, procedure 1]. u (P, I, B), w (J, P, I, D) -> v (J, D, B). The first iteration has
+    the given couplings (J, I), or 1 / J. Without squash v = s."""
     J, P, I, D = w.shape
     B = u.shape[-1]
-    cache = RoutingCache(u, w, [], [], [], first is None)
+    cache = RoutingCache(u, w, [], [], [], couplings is None)
     b, sums = ws("routing.b", J, I, B), ws("routing.sums", J, P, D, B)
     product = ws("routing.product", J, P, I, B)  # memory of cu, then of wv
     b[...] = 0
     for t in range(n_iters):
         c, v = ws(f"routing.c{t}", J, I, B), ws(f"routing.v{t}", J, D, B)
         if t == 0:
-            c[...] = 1 / J if first is None else first[..., None]  # 1 / J: b is zero
+            c[...] = 1 / J if couplings is None else couplings[..., None]  # 1 / J: b is zero
         else:
             softmax_over_parents(b, c)
         is_uniform = t == 0 and cache.is_uniform
@@ -782,8 +769,8 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
     du, db = ws("routing.du", P, I, B), ws("routing.db", J, I, B)
     du[...] = db[...] = 0
     last = len(v) - 1
-    first = last if policy == "stop" else 0
-    for t in range(last, first - 1, -1):
+    earliest = last if policy == "stop" else 0
+    for t in range(last, earliest - 1, -1):
         if t < last:
             # b += a; a = sum_d v u_hat = sum_p u (w v)
             dbu = np.multiply(db[:, None], u, out=product)  # (J, P, I, B)
@@ -809,7 +796,7 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws:
         wds = np.matmul(w, ds[:, None], out=product)  # (J, P, I, B)
         du += wds.sum(axis=0) if is_uniform else np.einsum("jib,jpib->pib", c[t], wds)
         # c = softmax(b)
-        if t > first:
+        if t > earliest:
             db += softmax_backward(np.einsum("pib,jpib->jib", u, wds), c[t])
     return du
 
@@ -931,9 +918,9 @@ def capsnet_forward(params: Params, images: Array, config: Config, ws: Workspace
     w = params["routing.w"]
     if config.transform == "shared":
         w = shared_transform_forward(w, config.n_primary, ws)
-    first = random_couplings(config.n_classes, config.n_primary) if config.assignments == "random" else None
+    couplings = random_couplings(config.n_classes, config.n_primary) if config.assignments == "random" else None
     n_iters = config.routing_iters if config.assignments == "routed" else 1
-    v, routing = routing_forward(u, w, n_iters, ws, first, config.activation == "squash")  # (J, D, B)
+    v, routing = routing_forward(u, w, n_iters, ws, couplings, config.activation == "squash")  # (J, D, B)
     lengths = np.sqrt(np.square(v).sum(axis=1) + SQUASH_EPS)
     return lengths, CapsNetCache(conv1, h1, primary, squash, routing, v)
 
@@ -1153,12 +1140,9 @@ def make_models(config: Config, cnn_loss: Loss = sigmoid_cross_entropy) -> dict[
     C = config.conv_channels
     trunk = (ConvLayer(KERNEL, C), ConvLayer(KERNEL, PRIMARY_SIZE * config.primary_types, stride=2))
     pooled = (ConvLayer(KERNEL, 2 * C, pool=True), ConvLayer(5, 2 * C, pool=True))  # [Sabour 2017, sec. 6]: 512, 256
-    models = (
-        capsnet,
-        cnn_model("cnn", config, trunk, n_params, cnn_loss),
-        cnn_model("cnn_pool", config, pooled, n_params, cnn_loss),
-    )
-    return {model.name: model for model in models}
+    cnn = cnn_model("cnn", config, trunk, n_params, cnn_loss)
+    cnn_pool = cnn_model("cnn_pool", config, pooled, n_params, cnn_loss)
+    return {"capsnet": capsnet, "cnn": cnn, "cnn_pool": cnn_pool}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1338,7 +1322,7 @@ def run(
     return make_result(config, data, states, threads, study)
 
 
-TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "min_iou", "max_shift")
+TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "min_iou")
 
 
 def evaluate_checkpoint(
@@ -1352,11 +1336,11 @@ def evaluate_checkpoint(
     config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS})
     data = make_data(config, config.classes)
     config = resolved(config, data)
+    models = make_models(config)
     with Workers(threads, config.dtype) as workers:
-        for name, model in make_models(config).items():
-            if name in states:
-                metrics = evaluate(model, states[name].params, data.test, workers)
-                states[name].history = {metric: [value] for metric, value in metrics.items()}
+        for name, state in states.items():
+            metrics = evaluate(models[name], state.params, data.test, workers)
+            state.history = {metric: [value] for metric, value in metrics.items()}
     return make_result(config, data, states, threads, study) | {"trained_with_seed": saved.seed}
 
 
@@ -1435,11 +1419,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 # fmt: off
 def add_digit_flags(add: Callable[..., None]) -> None:
-    add(
-        "dataset",
-        ("auto", "mnist", "strokes"),
-        "Digits. auto is MNIST if it is there or can be downloaded, else strokes: generated digits.",
-    )
+    add("dataset", ("auto", "mnist", "strokes"),
+        "Digits. auto is MNIST if it is there or can be downloaded, else strokes: generated digits.")
     add("data_dir", non_empty, "Folder of the four MNIST files, or of others of their format.", "DIR", CACHE_DIR)
 
 

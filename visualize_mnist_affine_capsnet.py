@@ -42,7 +42,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 import mnist_affine_capsnet as experiment
 import multimnist_capsnet as base
 from mnist_affine_capsnet import SWEEP, Config, Data
-from multimnist_capsnet import Array
+from multimnist_capsnet import Array, Params
 from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
@@ -390,6 +390,19 @@ def draw_reconstructions(run: Run) -> Figure:
     return fig
 
 
+PERTURBATIONS = np.linspace(-0.25, 0.25, 11)  # of one number of a digit capsule [Sabour 2017, fig. 4]
+
+
+def perturb_capsule(params: Params, v: Array, label: int) -> Array:
+    """v (J, D), one image's capsules -> reconstructions (D, 11, S, S) from capsule ``label`` with one of its entries
+    changed by -0.25, -0.2 ... 0.25. [Sabour 2017, fig. 4]"""
+    D, n = v.shape[1], len(PERTURBATIONS)
+    perturbed = np.repeat(v[:, :, None], D * n, axis=2)  # (J, D, D*n)
+    perturbed[label, np.repeat(np.arange(D), n), np.arange(D * n)] += np.tile(PERTURBATIONS, D).astype(v.dtype)
+    pictures = experiment.draw_capsules(params, perturbed, np.full(D * n, label))
+    return pictures.reshape(D, n, *pictures.shape[1:])
+
+
 class Perturbed(NamedTuple):
     """The capsule of one digit of each class."""
 
@@ -408,7 +421,7 @@ def perturb(run: Run) -> Perturbed:
         right = np.square(v).sum(axis=1).argmax(axis=0) == j
         k = int(right.argmax())
         seen.append(images[k, j])
-        pictures.append(experiment.perturb_capsule(params, v[:, :, k], j))
+        pictures.append(perturb_capsule(params, v[:, :, k], j))
     return Perturbed(np.stack(seen), np.stack(pictures))
 
 
@@ -422,7 +435,7 @@ N_STRONGEST = 3
 
 def draw_capsule_dimensions(run: Run, perturbed: Perturbed) -> Figure:
     """For each digit the numbers whose two ends differ most."""
-    n, side = len(experiment.PERTURBATIONS), 0.336
+    n, side = len(PERTURBATIONS), 0.336
     left, top, gap = 0.74, 1.22, 0.2
     width, height = n * side, N_STRONGEST * side
     fig = new_figure(top + 5 * (height + gap) - 0.08, "What the numbers of a digit's capsule change",
@@ -442,7 +455,7 @@ def draw_capsule_dimensions(run: Run, perturbed: Perturbed) -> Figure:
             add_text(fig, x - 0.07, y + (r + 0.5) * side, str(d + 1), ha="right", va="center", fontsize=9, color=GREY)
         if j % 5 == 0:
             for m in (0, n // 2, n - 1):
-                text = with_minus_sign(f"{experiment.PERTURBATIONS[m]:+.2f}") if m != n // 2 else "as it is"
+                text = with_minus_sign(f"{PERTURBATIONS[m]:+.2f}") if m != n // 2 else "as it is"
                 add_text(fig, x + (m + 0.5) * side, top - 0.22, text, ha="center", fontsize=9,
                          fontweight="bold" if m == n // 2 else "normal")  # fmt: skip
     return fig

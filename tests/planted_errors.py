@@ -77,7 +77,8 @@ ERRORS: list[Planted] = [
         ("((1 - q) / (root", "((1 + q) / (root", "test_squash"),
         ("dc -= np.einsum", "dc += np.einsum", "test_softmax_over_parents"),
         ("ds /= J", "ds *= J", "test_routing"),
-        ('ws, first, config.activation == "squash")', "ws, first)", "test_loss_and_gradients_are_those_of_autograd"),
+        ('ws, couplings, config.activation == "squash")', "ws, couplings)",
+         "test_loss_and_gradients_are_those_of_autograd"),
         ("squash, u = None, relu_forward(s)", "squash, u = None, s", "test_loss_and_gradients_are_those_of_autograd"),
         ("np.sum(dcopies, axis=2,", "np.mean(dcopies, axis=2,", "test_shared_transform"),
         ("* np.exp(log_p) - positive) / n", "* np.exp(log_p) + positive) / n", "test_loss"),
@@ -305,7 +306,7 @@ ERRORS: list[Planted] = [
     # ------------------------------------------------------------------------------------------------------------------
     *in_file(
         "multimnist_capsnet.py", "test_protocol",
-        ("c[...] = 1 / J if first is None else first", "c[...] = 1 / J if first is None else 1 - first",
+        ("if couplings is None else couplings[", "if couplings is None else 1 - couplings[",
          "test_multimnist_gradients::test_routing_from_random_couplings"),
         ("(answers != trained).any(axis=1)", "(answers != trained).all(axis=1)",
          "test_multimnist_capsnet::test_the_study_of_the_routing_by_hand"),

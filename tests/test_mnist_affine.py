@@ -23,6 +23,7 @@ import pytest
 import compare_seeds
 import mnist_affine_capsnet as m
 import multimnist_capsnet as base
+import visualize_mnist_affine_capsnet as visualize
 from helpers import (
     MNIST,
     GradientError,
@@ -554,14 +555,14 @@ def test_confidences_and_pictures_for_figures() -> None:
     assert v.shape == (10, 16, 3)
     drawn = m.draw_capsules(params, v, np.array([1, 2, 3]))
     assert drawn.shape == (3, 40, 40)
-    perturbed = m.perturb_capsule(params, v[..., 1], 2)
+    perturbed = visualize.perturb_capsule(params, v[..., 1], 2)
     assert perturbed.shape == (16, 11, 40, 40)
     for k in range(16):
         np.testing.assert_allclose(perturbed[k, 5], drawn[1], atol=1e-6)  # unchanged in the middle
     changed = v[..., 1:2].copy()
     changed[2, 7] += 0.25
     np.testing.assert_allclose(perturbed[7, 10], m.draw_capsules(params, changed, np.array([2]))[0], atol=1e-6)
-    np.testing.assert_allclose(m.PERTURBATIONS, np.arange(-5, 6) * 0.05, atol=1e-12)
+    np.testing.assert_allclose(visualize.PERTURBATIONS, np.arange(-5, 6) * 0.05, atol=1e-12)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
