@@ -239,7 +239,8 @@ def test_results_and_checkpoints_in_the_folder_of_the_data_are_taken(experiment:
     parser = experiment.script.make_parser()
     for name in ("o.json", "c.npz"):
         (tmp_path / name).write_text("earlier")
-    flags = ["--data-dir", str(tmp_path), "--out-json", str(tmp_path / "o.json"), "--checkpoint"]
+    flags = ["--dataset", "smallnorb"] if "smallnorb" in experiment.name else []
+    flags += ["--data-dir", str(tmp_path), "--out-json", str(tmp_path / "o.json"), "--checkpoint"]
     assert parser.parse_args([*flags, str(tmp_path / "c.npz")])
 
 
@@ -314,10 +315,11 @@ def test_a_check_that_fails_leaves_no_folder(name: str, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     script = importlib.import_module(name)
     missing = ["--data-dir", "none", *(["--dataset", "smallnorb"] if "smallnorb" in name else [])]
+    compared = ["smallnorb_novel_viewpoint", "--out=a/o.json", "--figure=b/f", "--cache=c", "--", "--dataset=smallnorb"]
     runs = {
         "visualize": [["--outdir", "new/deep", "--checkpoint", "none"], ["--outdir", "new/deep", *missing]],
         "make": [["--out", "new/deep/x.gif", *missing]],
-        "compare": [["smallnorb_novel_viewpoint", "--out=a/o.json", "--figure=b/f", "--cache=c", "--", "--lr=x"]],
+        "compare": [[*compared, "--data-dir=none"]],
     }.get(name.partition("_")[0], [
         ["--out-json", "new/o.json", "--checkpoint", "new/deep/c.npz", *missing],
         ["--out-json", "new/o.json", "--checkpoint", "new/deep/c.npz", "--resume"],
