@@ -659,10 +659,12 @@ def report(check: bool, with_claims: bool = False) -> None:
         if why := unknown_history():
             print_message(f"warning: commits are not checked: {why}")
         results = sorted(Path("results").rglob("*.json"))
+        conditions = [condition for claim in claims.CLAIMS for condition in claim.conditions]
+        everything += " ".join(f"results/{runs.file}" for c in conditions for runs in (c.first, c.second))
         for path in results:
             problems += check_result(path, why is None)
             if path.as_posix() not in everything:
-                print_message(f"warning: {path} is used by no page")
+                problems.append(f"{path} is used by no page and no claim")
         older = [str(path.relative_to("results")) for path in results if is_older(path)]
         if older:
             print_message(
