@@ -704,11 +704,14 @@ def parse_command(argv: list[str]) -> tuple[argparse.Namespace, list[Setting]]:
 def require_understood(script: Path, settings: list[Setting], has_checkpoints: bool) -> None:
     """Ends with status 2 and the experiment's own line where it refuses the flags of a setting, before any run. A
     script of another folder may do anything when it is imported, and refuses them in its first run."""
-    if script.parent != Path(__file__).resolve().parent or not hasattr(load_script(script.name), "make_parser"):
+    if script.parent != Path(__file__).resolve().parent:
+        return
+    experiment = load_script(script.name)
+    if not hasattr(experiment, "make_parser"):
         return
     ours = ["--seed=0", "--threads=1", "--quiet", "--out-json=out.json", *["--checkpoint=out.npz"] * has_checkpoints]
     for setting in settings:
-        parser = load_script(script.name).make_parser()
+        parser = experiment.make_parser()
         parser.prog = script.name
         parser.parse_args([*setting.args, *ours])
 

@@ -287,8 +287,10 @@ def make_table(document: Json, kind: str, options: dict[str, str], name: str | N
             raise UserError(f"the file has no {option.removesuffix('s')} {', '.join(missing)}")
         return names
 
-    if kind in ("verdicts", "baselines"):
-        return verdicts_table(document) if kind == "verdicts" else baselines_table(document)
+    if kind == "verdicts":
+        return verdicts_table(document)
+    if kind == "baselines":
+        return baselines_table(document)
     if kind == "claims":
         return claims_table(document, options.get("page"))
     if kind == "table":
@@ -395,9 +397,7 @@ def render_page(text: str) -> tuple[str, list[str], list[str]]:
 
 ACCURACY = re.compile(r"(?<![\w.])(?:0\.[1-9]\d\d|1\.000)(?!\d)")  # as tables write it
 
-NO_SENTENCE = re.compile(  # code, comments, and what markers write
-    r"^```.*?^```|<!--.*?-->|`[^`]*`", re.DOTALL | re.MULTILINE
-)
+NO_SENTENCE = re.compile(r"^```.*?^```|<!--.*?-->|`[^`]*`", re.DOTALL | re.MULTILINE)  # code and comments
 
 
 def loose_accuracies(text: str) -> list[str]:
