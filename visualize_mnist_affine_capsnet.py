@@ -5,7 +5,7 @@
 
 draws what ``mnist_affine_capsnet.py --checkpoint FILE`` has trained; without ``--checkpoint`` the three models are
 trained first, with the flags of that script. The same run gives the same files byte for byte, and a file that would not
-change is left alone.
+change is left alone. ``--arrays FILE`` keeps what two of them show, and draws them again from there.
 
     predictions.png         a digit of every class, upright and rotated, with the answer of each model
     rotation_sweep.png      accuracy from -90 to 90 degrees, every seed of the results files as a line of its own
@@ -26,8 +26,9 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 # isort: split
 
 import argparse
+import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ import mnist_affine_capsnet as experiment
 import multimnist_capsnet as base
 from mnist_affine_capsnet import SWEEP, Config, Data
 from multimnist_capsnet import Array, Params
-from support.console import exit_status, print_result
+from support.console import exit_status, one_line, print_result
 from support.figures import (
     BLACK,
     BLUE,
@@ -79,8 +80,8 @@ from support.figures import (
     with_minus_sign,
     write_figures,
 )
-from support.files import UserError, require_writable
-from support.flags import Parser, names_of
+from support.files import UserError, atomic_write, require_writable
+from support.flags import Parser, file_path, names_of
 from support.optimizers import TrainState
 from support.run import Files
 from support.workers import Workers, blas_threads
@@ -362,34 +363,6 @@ def draw_affnist_examples(run: Run) -> Figure:
     return fig
 
 
-RECONSTRUCTED_ANGLES: tuple[float, ...] = (0, 15, 35, 60)
-
-
-def draw_reconstructions(run: Run) -> Figure:
-    chosen = of_each_class(run.data.test_labels)[0]
-    params = run.states["capsnet"].params
-    left, cell, pitch, top = 1.14, 0.66, 0.78, 0.78
-    row = 2 * cell + 0.04 + ANSWER_HEIGHT + 0.16
-    fig = new_figure(top + len(RECONSTRUCTED_ANGLES) * row - 0.04, "Reconstructions from the longest capsule",
-                     subtitle(run.config, run.data))  # fmt: skip
-    for r, angle in enumerate(RECONSTRUCTED_ANGLES):
-        images = turned(run, chosen, angle)
-        v = experiment.capsules(params, images, run.config)  # (J, D, 10)
-        answers = np.square(v).sum(axis=1).argmax(axis=0)
-        drawn = experiment.draw_capsules(params, v, answers)
-        y = top + r * row
-        add_text(fig, 0.12, y + cell + 0.02, degrees(angle) if angle else "upright", va="center", fontweight="bold",
-                 fontsize=10.5 if angle else 9.5)  # fmt: skip
-        for text, dy in (("image", 0.0), ("drawn", cell + 0.04)):
-            add_text(fig, left - 0.1, y + dy + cell / 2, text, ha="right", va="center")
-        for m, label in enumerate(run.data.test_labels[chosen]):
-            x = left + m * pitch
-            add_image(fig, x, y, cell, images[m])
-            add_image(fig, x, y + cell + 0.04, cell, drawn[m])
-            add_answers(fig, x, y + 2 * cell + 0.06, cell + 0.02, ["capsnet"], [int(answers[m])], int(label))
-    return fig
-
-
 PERTURBATIONS = np.linspace(-0.25, 0.25, 11)  # of one number of a digit capsule [Sabour 2017, fig. 4]
 
 
@@ -431,27 +404,104 @@ def sheet(pictures: Array) -> Array:
 
 
 N_STRONGEST = 3
+RECONSTRUCTED_ANGLES: tuple[float, ...] = (0, 15, 35, 60)
 
 
-def draw_capsule_dimensions(run: Run, perturbed: Perturbed) -> Figure:
-    """For each digit the numbers whose two ends differ most."""
+class Shown(NamedTuple):
+    """What the decoder drew, for a digit of each class; pictures are in [0, 1]."""
+
+    subtitle: str
+    images: Array  # (angles, J, S, S)
+    drawn: Array  # (angles, J, S, S) from the longest capsule
+    answers: Array  # (angles, J)
+    strongest: Array  # (J, 3) the entries of the capsule that change the picture most
+    changed: Array  # (J, 3, 11, S, S) drawn with these entries changed
+
+
+def make_shown(run: Run) -> Shown:
+    """The first test digit of each class for the reconstructions; for the changed entries see ``perturb``, and the
+    strongest are those whose two ends differ most."""
+    chosen, params = of_each_class(run.data.test_labels)[0], run.states["capsnet"].params
+    images = np.stack([turned(run, chosen, angle) for angle in RECONSTRUCTED_ANGLES])
+    drawn, answers = [], []
+    for rotated in images:
+        v = experiment.capsules(params, rotated, run.config)  # (J, D, 10)
+        answers.append(np.square(v).sum(axis=1).argmax(axis=0))
+        drawn.append(experiment.draw_capsules(params, v, answers[-1]))
+    pictures = perturb(run).pictures
+    effect = np.square(pictures[:, :, -1] - pictures[:, :, 0]).mean(axis=(2, 3))  # (J, D)
+    strongest = np.argsort(-effect, axis=1, kind="stable")[:, :N_STRONGEST]
+    changed = np.take_along_axis(pictures, strongest[:, :, None, None, None], axis=1)
+    text = subtitle(run.config, run.data)
+    return Shown(text, images, np.stack(drawn), np.stack(answers), strongest, changed)
+
+
+PICTURES = ("images", "drawn", "changed")  # of Shown; a file has them in 8 bits
+MAX_BYTES = 1 << 26  # of a file of arrays, unpacked
+
+
+def write_shown(path: Path, shown: Shown) -> None:
+    arrays = {name: np.asarray(value) for name, value in shown._asdict().items()}
+    arrays |= {name: (255 * np.clip(arrays[name], 0, 1)).round() for name in PICTURES}
+    stored = {name: v if name == "subtitle" else v.astype(np.uint8) for name, v in arrays.items()}
+    with atomic_write(path) as stream:
+        np.savez_compressed(stream, **stored)  # type: ignore[arg-type]
+
+
+def read_shown(path: Path) -> Shown:
+    """Raises UserError where it is no file of ``write_shown``."""
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
+            if sum(member.file_size for member in stored.zip.infolist()) > MAX_BYTES:
+                raise ValueError("it is too large")
+            arrays = {name: stored[name] for name in Shown._fields}
+        S = arrays["images"].shape[-1]
+        for name, shape, greatest in (
+            ("images", (4, J, S, S), 255), ("drawn", (4, J, S, S), 255), ("answers", (4, J), J - 1),
+            ("strongest", (J, N_STRONGEST), 15), ("changed", (J, N_STRONGEST, len(PERTURBATIONS), S, S), 255),
+        ):  # fmt: skip
+            if arrays[name].shape != shape or arrays[name].dtype != np.uint8 or arrays[name].max() > greatest:
+                raise ValueError(f"its {name} are not what --arrays writes")
+        pictures = {name: arrays[name] / 255 for name in PICTURES}
+        return Shown(**arrays | pictures | {"subtitle": str(arrays["subtitle"])})
+    except Exception as error:  # zipfile and numpy raise many kinds on a damaged file
+        raise UserError(f"{path} is no file that --arrays has written: {one_line(error)}") from error
+
+
+def draw_reconstructions(shown: Shown) -> Figure:
+    left, cell, pitch, top = 1.14, 0.66, 0.78, 0.78
+    row = 2 * cell + 0.04 + ANSWER_HEIGHT + 0.16
+    fig = new_figure(top + len(RECONSTRUCTED_ANGLES) * row - 0.04, "Reconstructions from the longest capsule",
+                     shown.subtitle)  # fmt: skip
+    for r, angle in enumerate(RECONSTRUCTED_ANGLES):
+        y = top + r * row
+        add_text(fig, 0.12, y + cell + 0.02, degrees(angle) if angle else "upright", va="center", fontweight="bold",
+                 fontsize=10.5 if angle else 9.5)  # fmt: skip
+        for text, dy in (("image", 0.0), ("drawn", cell + 0.04)):
+            add_text(fig, left - 0.1, y + dy + cell / 2, text, ha="right", va="center")
+        for j in range(J):
+            x = left + j * pitch
+            add_image(fig, x, y, cell, shown.images[r, j])
+            add_image(fig, x, y + cell + 0.04, cell, shown.drawn[r, j])
+            add_answers(fig, x, y + 2 * cell + 0.06, cell + 0.02, ["capsnet"], [int(shown.answers[r, j])], j)
+    return fig
+
+
+def draw_capsule_dimensions(shown: Shown) -> Figure:
     n, side = len(PERTURBATIONS), 0.336
     left, top, gap = 0.74, 1.22, 0.2
     width, height = n * side, N_STRONGEST * side
-    fig = new_figure(top + 5 * (height + gap) - 0.08, "What the numbers of a digit's capsule change",
-                     subtitle(run.config, run.data))  # fmt: skip
+    fig = new_figure(top + 5 * (height + gap) - 0.08, "What the numbers of a digit's capsule change", shown.subtitle)
     text = f"rows: the {N_STRONGEST} of its 16 numbers that change most; columns: what is added to that number"
     add_text(fig, 0.12, 0.64, f"{text} before the decoder draws")
-    effect = np.square(perturbed.pictures[:, :, -1] - perturbed.pictures[:, :, 0]).mean(axis=(2, 3))  # (J, D)
     for j in range(J):
         x, y = left + j // 5 * (width + 0.66), top + j % 5 * (height + gap)
-        best = np.argsort(-effect[j], kind="stable")[:N_STRONGEST]
-        add_sheet(fig, x, y, width, height, sheet(perturbed.pictures[j, best]), interpolation="hanning")
+        add_sheet(fig, x, y, width, height, sheet(shown.changed[j]), interpolation="hanning")
         middle = add_axes(fig, x + n // 2 * side, y, side, height)
         add_frame(middle, ORANGE, 2)
         middle.patch.set_visible(False)
         add_text(fig, x - 0.38, y + height / 2, str(j), ha="right", va="center", fontsize=17, fontweight="bold")
-        for r, d in enumerate(best):
+        for r, d in enumerate(shown.strongest[j]):
             add_text(fig, x - 0.07, y + (r + 0.5) * side, str(d + 1), ha="right", va="center", fontsize=9, color=GREY)
         if j % 5 == 0:
             for m in (0, n // 2, n - 1):
@@ -605,8 +655,8 @@ def drawers(run: Run, seeds: Seeds) -> dict[str, Callable[[], Figure]]:
         "predictions": lambda: draw_predictions(run),
         "rotation_sweep": lambda: draw_rotation_sweep(run, seeds),
         "affnist_examples": lambda: draw_affnist_examples(run),
-        "reconstructions": lambda: draw_reconstructions(run),
-        "capsule_dimensions": lambda: draw_capsule_dimensions(run, perturb(run)),
+        "reconstructions": lambda: draw_reconstructions(make_shown(run)),
+        "capsule_dimensions": lambda: draw_capsule_dimensions(make_shown(run)),
         "confusion_matrices": lambda: draw_confusion_matrices(run),
         "training_curves": lambda: draw_training_curves(run, seeds),
     }
@@ -642,6 +692,15 @@ def finish(config: Config, data: Data, states: dict[str, TrainState], threads: i
     return Run(config, data, states, tested)
 
 
+STORED = {"reconstructions": draw_reconstructions, "capsule_dimensions": draw_capsule_dimensions}  # in --arrays
+
+
+def draw_stored(path: Path, folder: Path, wanted: Collection[str]) -> None:
+    shown = read_shown(path)
+    chosen = {name: functools.partial(draw, shown) for name, draw in STORED.items() if name in wanted}
+    write_figures(folder, chosen, N_COLOURS)
+
+
 DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "upright.json"
 
 
@@ -665,7 +724,21 @@ def make_parser() -> argparse.ArgumentParser:
         "--figures", type=names_of(FIGURES), metavar="A,B",
         help=f"Draw only these. Default: all, which are {', '.join(FIGURES)} (affnist_examples only with --canvas 40).",
     )  # fmt: skip
+    files.add_argument(
+        "--arrays", type=file_path, metavar="FILE",
+        help=f"With --checkpoint: write there what {' and '.join(STORED)} show. Without: draw these two from it.",
+    )  # fmt: skip
+    parser.checks.append(check_arrays)
     return parser
+
+
+def check_arrays(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A usage error (status 2) where other flags do not fit to ``--arrays``."""
+    if args.arrays and not args.checkpoint:
+        if args.given - {"arrays", "figures", "outdir", "quiet"}:
+            parser.error("argument --arrays: only --figures and --outdir go with it, or --checkpoint")
+        if not STORED.keys() >= set(args.figures or STORED):
+            parser.error(f"argument --arrays: has {' and '.join(STORED)} alone")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -675,7 +748,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         # All errors are found before the training.
-        require_writable(folder / f"{FIGURES[0]}.png")
+        require_writable(folder / f"{FIGURES[0]}.png", args.arrays if args.checkpoint else None)
         results = results_files(args.results, DEFAULT_RESULTS)
         config, data, states = prepare(args)
         possible = possible_figures(config)
@@ -686,11 +759,15 @@ def main(argv: list[str] | None = None) -> int:
         require_runs(args.results, seeds.n)
         run = finish(config, data, states, args.threads, args.quiet)
         with blas_threads(1):
+            if args.arrays:
+                write_shown(args.arrays, make_shown(run))
             chosen = {name: draw for name, draw in drawers(run, seeds).items() if name in wanted}
             write_figures(folder, chosen, N_COLOURS)
         if results and not seeds.n:
             print_result(f"no curves of other seeds: {results[0]} holds no run with these flags")
 
+    if args.arrays and not args.checkpoint:
+        return exit_status(lambda: draw_stored(args.arrays, folder, args.figures or STORED))
     return exit_status(body)
 
 

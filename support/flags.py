@@ -261,7 +261,7 @@ def check_file_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         parser.error("argument --out-json: --predict has no result of this kind")
 
 
-OUTPUTS = ("out_json", "checkpoint", "predict_png", "out", "figure")
+OUTPUTS = ("out_json", "checkpoint", "predict_png", "out", "figure", "arrays")
 INPUTS = ("predict", "affnist", "results", "claims", "page", "multimnist", "viewpoint", "capsnet", "conv_capsules")
 
 

@@ -254,6 +254,53 @@ def test_perturbed_capsules_are_of_the_digit_that_is_named(run: figures.Run) -> 
     np.testing.assert_allclose(middle[:, 0], experiment.draw_capsules(params, v, np.arange(10)), atol=1e-6)
 
 
+def test_stored_arrays_give_the_same_figures(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = load(checkpoint)
+    figures.write_shown(tmp_path / "shown.npz", figures.make_shown(run))
+    shown, again = figures.make_shown(run), figures.read_shown(tmp_path / "shown.npz")
+    for name in figures.Shown._fields:
+        value, stored = np.asarray(getattr(shown, name)), np.asarray(getattr(again, name))
+        if name in figures.PICTURES:
+            np.testing.assert_allclose(stored, np.clip(value, 0, 1), atol=0.502 / 255)
+        else:
+            assert np.array_equal(value, stored)
+    with figure_style():
+        for draw in figures.STORED.values():
+            ours, theirs = draw(again), draw(shown)
+            assert [t.get_text() for t in ours.texts] == [t.get_text() for t in theirs.texts]
+            assert len(ours.axes) == len(theirs.axes)
+    capsys.readouterr()
+    assert figures.main([f"--arrays={tmp_path}/shown.npz", f"--outdir={tmp_path}/viz"]) == 0
+    assert sorted(pictures(tmp_path / "viz" / experiment.EXPERIMENT)) == sorted(figures.STORED)
+
+
+@pytest.mark.parametrize("fault", ["missing", "half", "shape", "kind", "class", "name"])
+def test_stored_arrays_that_are_damaged_are_one_line(
+    run: figures.Run, fault: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "shown.npz"
+    figures.write_shown(path, figures.make_shown(run))
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    if fault == "missing":
+        path.unlink()
+    elif fault == "half":
+        path.write_bytes(path.read_bytes()[:2000])
+    else:
+        changed = {"shape": arrays["drawn"][:3], "kind": arrays["drawn"] / 255, "class": arrays["answers"] + 10}
+        arrays["answers" if fault == "class" else "drawn"] = changed.get(fault, arrays["drawn"])
+        if fault == "name":
+            del arrays["drawn"]
+        np.savez_compressed(path, **arrays)
+    assert figures.main([f"--arrays={path}", f"--outdir={tmp_path}/viz"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert str(path) in error
+    assert not (tmp_path / "viz").exists()
+
+
 def test_furthest_turn_and_affnist_have_confusion_matrices(run: figures.Run, canvas_run: figures.Run) -> None:
     assert [key for key, _ in figures.confusion_sets(run)] == ["rotated_35"]
     assert [key for key, _ in figures.confusion_sets(canvas_run)] == ["rotated_35", "affnist"]
