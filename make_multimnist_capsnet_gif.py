@@ -151,8 +151,8 @@ class Reconstructions(Scene):
         self.values: list[Any] = []
         self.add_curve(TOP, "both digits right")
         self.add_curve(rows[4] - 0.36 - CURVE_HEIGHT, "pixel error (MSE)")
-        tested = min(N_TESTED, len(data.test.labels))
-        text = f"step   (on {tested} test composites)"
+        n_tested = min(N_TESTED, len(data.test.labels))
+        text = f"step   (on {n_tested} {figures.tested(config.n_val)} composites)"
         add_text(self.fig, CURVE_LEFT + CURVE_WIDTH / 2, rows[4], text, ha="center", fontsize=9, color=GREY)
         self.finish_background()
 

@@ -141,6 +141,11 @@ def has_long_names(config: Config) -> bool:
     return max(map(len, config.classes)) > 2
 
 
+def tested(config: Config) -> str:
+    """What the images are called on which accuracies are measured."""
+    return "validation" if config.n_val or config.n_val_objects else "test"
+
+
 def with_article(name: str) -> str:
     return f"{'an' if name in ('8', 'L') or name[:1] in [*'aeiou'] else 'a'} {name}"
 
@@ -299,7 +304,8 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
     found = tightness(run)
     iterations = np.arange(1, len(found.fraction) + 1)
     n_images = min(N_TIGHTNESS, len(labels))
-    add_text(fig, 0.12, foot + 0.18, f"Over {n_images}\ntest images", fontweight="bold", va="top", linespacing=1.3)
+    text = f"Over {n_images}\n{tested(config)} images"
+    add_text(fig, 0.12, foot + 0.18, text, fontweight="bold", va="top", linespacing=1.3)
     panels = (
         (found.distance, "mean distance, weighted by mass"),
         (found.fraction, "fraction of the mass, per capsule"),
@@ -754,12 +760,14 @@ def draw_training_curves(run: Run) -> Figure:
     errors = [
         f"{MODELS[name].short} {100 * (1 - state.history[accuracy][-1]):.2f} %" for name, state in run.states.items()
     ]
-    add_text(fig, WIDTH - 0.15, 0.72, "test errors at the end: " + ", ".join(errors), ha="right", fontweight="bold")
+    of_test = "test " if tested(config) == "test" else ""  # "validation" would touch the legend
+    text = f"{of_test}errors at the end: {', '.join(errors)}"
+    add_text(fig, WIDTH - 0.15, 0.72, text, ha="right", fontweight="bold")
     titles = {"train_loss": "training loss, each model's own"}
     if config.holds_out:
         titles |= {accuracy: "accuracy, familiar viewpoints", "held_out_accuracy": "accuracy, held-out viewpoints"}
     else:
-        titles |= {"error": "test error"}
+        titles |= {"error": f"{tested(config)} error"}
     width, pitch = (2.3, 2.95) if config.holds_out else (3.6, 4.4)
     for p, metric in enumerate(titles):
         ax = add_axes(fig, 0.62 + p * pitch, 1.3, width, 1.9)
@@ -804,8 +812,8 @@ def draw_confusion_matrix(run: Run, answers: dict[str, Array]) -> Figure:
         wrong = counts.sum() - np.trace(counts)
         add_text(fig, x, 0.68, MODELS[name].label, fontweight="bold", color=darkened(MODELS[name].colour),
                  fontsize=10.5)  # fmt: skip
-        text = f"{wrong:,} of {counts.sum():,} test images wrong: accuracy {np.trace(counts) / counts.sum():.4f}"
-        add_text(fig, x, 0.9, text)
+        text = f"{wrong:,} of {counts.sum():,} {tested(config)} images wrong"
+        add_text(fig, x, 0.9, f"{text}: accuracy {np.trace(counts) / counts.sum():.4f}")
         ax = add_axes(fig, x, top, side, side)
         off = np.where(np.eye(n, dtype=bool) | (counts == 0), np.nan, counts)
         most = max(2.0, float(np.nanmax(off)) if wrong else 2.0)
@@ -846,6 +854,7 @@ class Views(NamedTuple):
     trained: tuple[float, float]  # the range of the training
     accuracy: dict[float, Array]  # by angle: (seeds,)
     curves: list[tuple[list[float], list[float]]]  # of each seed: familiar and held-out accuracy after every epoch
+    validation: bool  # on training objects, to choose settings
 
 
 def read_views(paths: Sequence[Path]) -> list[Views]:
@@ -865,7 +874,8 @@ def read_views(paths: Sequence[Path]) -> list[Views]:
                              if (match := re.fullmatch(rf"{angle}_(-?[0-9.]+)_accuracy", key))}  # fmt: skip
                     accuracy = {at: np.array([run[key] for run in metrics]) for at, key in sorted(names.items())}
                     curves = [(h["familiar_accuracy"], h["held_out_accuracy"]) for h in histories]
-                    found.append(Views(model, document["dataset"], angle, (low, high), accuracy, curves))
+                    validation = bool(config.get("n_val_objects"))
+                    found.append(Views(model, document["dataset"], angle, (low, high), accuracy, curves, validation))
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise UserError(f"{path} holds no novel viewpoints by compare_seeds.py --keep-history") from error
     if not found:
@@ -882,7 +892,10 @@ def draw_novel_viewpoints(runs: Sequence[Views]) -> Figure:
         title += f" — {DATASET_NAMES[datasets.pop()]}"
     text = f"mean of {plural(n_seeds, 'seed')}, each seed a thin line"
     if not any(run.dataset == "voxels" for run in runs):
-        text += "; trained on five objects of each class, tested on five others"
+        if any(run.validation for run in runs):
+            text += "; validation on training objects that were held out"
+        else:
+            text += "; trained on five objects of each class, tested on five others"
     fig = new_figure(0.95 + 3.05 * len(angles), title, text)
     handles = [Line2D([], [], **model_line(MODELS[name])) for name in MODELS if name in {run.model for run in runs}]
     add_legend(fig, 0.5, 0.62, handles, ncols=2, columnspacing=1.6)

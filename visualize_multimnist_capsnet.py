@@ -140,6 +140,11 @@ def drawable(config: Config) -> Config:
     return dataclasses.replace(config, class_names=shown_names(config.class_names, NAME_LIMIT))
 
 
+def tested(n_val: int | None) -> str:
+    """What the composites are called on which accuracies are measured, by --n-val."""
+    return "validation" if n_val else "test"
+
+
 def two_names(config: Config, labels: Sequence[int]) -> tuple[str, str]:
     first, second = labels
     return config.classes[first], config.classes[second]
@@ -304,7 +309,7 @@ def draw_training_curves(run: Run, seeds: dict[str, Array]) -> Figure:
     ax.set_ylim(0, 1.08 * max(*history["recon_mse"], max(history["train_recon_loss"]) / pixels))
     ax.legend(
         [Line2D([], [], **{**style, "markevery": None}), Line2D([], [], color=BLUE, linestyle="--")],
-        ["test", "training"], loc="lower left", borderpad=0.2, handlelength=1.8,
+        [tested(config.n_val), "training"], loc="lower left", borderpad=0.2, handlelength=1.8,
     )  # fmt: skip
     epoch_axis(ax, n)
 
@@ -314,7 +319,7 @@ def draw_training_curves(run: Run, seeds: dict[str, Array]) -> Figure:
     for name, state in run.states.items():
         ax.plot(epochs, state.history["set_accuracy"], **model_line(MODELS[name], markevery=every, clip_on=False),
                 zorder=3 + (name == "capsnet"))  # fmt: skip
-    ax.set_title("both digits right, test", loc="left")
+    ax.set_title(f"both digits right, {tested(config.n_val)}", loc="left")
     epoch_axis(ax, n)
     add_model_legend(fig, 0.55, 0.74, [MODELS[name] for name in run.states])
     if seeds:
@@ -400,7 +405,8 @@ def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
 
 def draw_outcomes(run: Run, fig: Figure, x: float, top: float, bottom: float) -> None:
     """Stacked bars: for how many of all test composites both, one or none of a model's two answers is right."""
-    add_text(fig, x - 0.02, top, f"All {len(run.data.test.labels):,} test composites", fontsize=10, fontweight="bold")
+    text = f"All {len(run.data.test.labels):,} {tested(run.config.n_val)} composites"
+    add_text(fig, x - 0.02, top, text, fontsize=10, fontweight="bold")
     ax = add_axes(fig, x, top + 1.14, WIDTH - x - 0.12, bottom - top - 1.14)
     for m, state in enumerate(run.states.values()):
         both, any_right = (state.history[metric][-1] for metric in ("set_accuracy", "soft_accuracy"))
@@ -676,6 +682,7 @@ class Scaling(NamedTuple):
 
     dataset: str
     min_iou: float
+    tested: str  # see ``tested``
     accuracies: dict[Series, dict[int, list[float]]]  # by composites seen, of each seed: images with both digits right
 
 
@@ -685,7 +692,7 @@ def read_scaling(paths: Sequence[Path]) -> Scaling:
     Raises UserError where a file is none of these, where the test composites differ, and where one model has two
     settings of the same length.
     """
-    tests: set[tuple[str, float]] = set()
+    tests: set[tuple[str, float, str]] = set()
     found: dict[Series, dict[int, list[float]]] = {}
     for path in paths:
         document = read_json(path)
@@ -693,7 +700,7 @@ def read_scaling(paths: Sequence[Path]) -> Scaling:
             for setting in document["settings"].values():
                 config = setting["config"]
                 length = Config(**{name: config[name] for name in ("n_epochs", "n_train", "batch_size")})
-                tests.add((DATASET_NAMES[document["dataset"]], config["min_iou"]))
+                tests.add((DATASET_NAMES[document["dataset"]], config["min_iou"], tested(config.get("n_val"))))
                 for model in sorted({*setting["models"]} & {*MODELS}):
                     series = Series(model, config["routing_iters"] if model == "capsnet" else None)
                     lengths, seen = found.setdefault(series, {}), length.n_steps * length.batch_size
@@ -706,7 +713,7 @@ def read_scaling(paths: Sequence[Path]) -> Scaling:
     if not found:
         raise UserError(f"no results to draw: there is no {SCALING_RESULTS} by compare_seeds.py")
     if len(tests) > 1:
-        raise UserError(f"{', '.join(map(str, paths))} have different data sets or values of --min-iou")
+        raise UserError(f"{', '.join(map(str, paths))} have different data sets or values of --min-iou, or --n-val")
     order = sorted(found, key=lambda series: (list(MODELS).index(series.model), -(series.routing_iters or 0)))
     return Scaling(*tests.pop(), {series: dict(sorted(found[series].items())) for series in order})
 
@@ -756,7 +763,7 @@ def draw_scaling(scaling: Scaling) -> Figure:
         "the paper's CapsNet of 11.4 million parameters, on digits that may lie farther apart", (0, PAPER_ACCURACY),
         xycoords=("axes fraction", "data"), xytext=(4, 3), textcoords="offset points", fontsize=9, color=GREY,
     )  # fmt: skip
-    ax.set(ylabel="fraction of test images, both digits right", xlabel="composites seen in training")
+    ax.set(ylabel=f"fraction of {scaling.tested} images, both digits right", xlabel="composites seen in training")
     ax.set_ylim(max(0.0, 0.1 * np.floor(10 * (lowest - 0.01))), 1)
     ax.set_xscale("log")
     ax.set_xlim(min(all_lengths) / 1.25, max(all_lengths) * 1.25)
