@@ -159,8 +159,8 @@ class TurningObjects(Scene):
         """Five bar charts: the scores that a model gives each object."""
         config, style, top = self.config, MODELS[model], BARS_TOP[model]
         n = experiment.N_CLASSES
-        add_text(self.fig, 0.12, top - 0.42, f"{style.label} say" + "s" * (model != "capsules"),
-                 color=darkened(style.colour), fontweight="bold", fontsize=10.5)  # fmt: skip
+        add_text(self.fig, 0.12, top - 0.42, f"{style.label}: answers", color=darkened(style.colour),
+                 fontweight="bold", fontsize=10.5)  # fmt: skip
         for k in range(n):
             ax = add_axes(self.fig, LEFT + k * PITCH, top, CELL, BARS_HEIGHT)
             ax.set(xlim=(0, 1), ylim=(n - 0.5, -0.5), xticks=[])
