@@ -618,7 +618,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("experiment", metavar="EXPERIMENT",
         help="Name of the experiment, such as smallnorb_novel_viewpoint, or a script's path.")
     add("--seeds", type=seed_list, metavar="LIST",
-        help="Run the seeds START:STOP without STOP, or 0,1,2. Default: 0:3.")
+        help="Run the seeds START:STOP, STOP left out, or a list such as 0,1,2. Default: 0:3.")
     add("--grid", **axes, help="Run every combination of these flags' values.")
     add("--zip", **axes, help="Run their first values, then their second, and so on.")
     add("--metric", metavar="NAME", help="Show this metric in tables and figure. Default: the experiment's headline.")
@@ -631,9 +631,9 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("how it runs").add_argument
     add("--jobs", type=count, metavar="N", default=os.cpu_count() or 1,
         help="Do N runs at a time. Default: one for each core.")
-    add("--threads", type=count, metavar="N", default=1, help="A run has N threads. Default: %(default)s.")
+    add("--threads", type=count, metavar="N", default=1, help="Give each run N threads. Default: %(default)s.")
     add("--timeout", type=number(0, MAX_SECONDS, above=True), metavar="S",
-        help="Give a run up after S seconds. Default: never.")
+        help="Stop a run that takes more than S seconds. Default: never.")
     add("--resume", action="store_true", help="Do not repeat what has run with the same flags, data and code.")
     add("--cache", type=Path, metavar="DIR", default=Path(".cache/compare_seeds"),
         help="Keep finished runs in this folder. Default: %(default)s.")

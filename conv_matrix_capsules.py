@@ -1430,25 +1430,25 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of Config, which the figure scripts have too."""
     count, positive = whole_number(1, 10**7), number(0, 10, above=True)
     add = add_flags(parser, "data", Config)
-    add("dataset", (*DIGIT_SETS, *VIEW_SETS, OWN_SET), "Images. auto is MNIST if it is there or can be downloaded, else"
-        " strokes: generated digits; images are your own. toys are drawn once, in about a minute, into"
-        f" {CACHE_DIR}/toys-….")
-    add("data_dir", non_empty, "Folder of the four MNIST files, or of the six of smallNORB; of images with a sub-folder"
-        " for each class, or a .npz file of x_train, y_train, x_test, y_test.", "DIR", CACHE_DIR)
+    add("dataset", (*DIGIT_SETS, *VIEW_SETS, OWN_SET), "Use these images. auto is MNIST if it is there or can be"
+        " downloaded, else strokes: generated digits. voxels are rendered objects. toys are drawn in the format of"
+        f" smallnorb once, in about a minute, into {CACHE_DIR}/toys-…. images are your own.")
+    add("data_dir", non_empty, "Folder of the four MNIST files, of the six of smallNORB, or of your own images in a"
+        " sub-folder for each class; or a .npz file of x_train, y_train, x_test, y_test.", "DIR", CACHE_DIR)
     add("side", whole_number(13, 128), "Resize own images to N x N pixels.",
         default="their own size, but at least {} and at most {}".format(*DEFAULT_SIDES))
-    add("colour", ("grey", "rgb"), "What the networks see of own images.")
+    add("colour", ("grey", "rgb"), "Show own images to the networks in grey or in colour.")
     add("n_train", count, "Train on N images, drawn with the seed.", default="all")
     add("n_test", count, "Test on N images, evenly spaced over the set.", default="all")
-    add("n_val", whole_number(1, 10**6), "To choose settings: use N training digits, which are not trained on, for"
-        " validation.", default="test on the test digits")
+    add("n_val", whole_number(1, 10**6), "To choose settings, hold N training digits out and test on them.",
+        default="test on the test digits")
     add("shift", whole_number(0, 8), "Shift every training image at random by up to N pixels on each axis.")
     add_viewpoint_flags(parser, Config, "viewpoints, of --dataset voxels, smallnorb and toys")
     add = add_flags(parser, "objects, of --dataset smallnorb and toys", Config)
     add("hold_out", ("viewpoints", "nothing"),
         "With nothing, train on all views of five objects a class, and test on all views of the five others.")
-    add("n_val_objects", whole_number(1, 4), "To choose settings: use N of the five training objects of each"
-        " class, which are not trained on, for validation.", default="test on the five test objects")
+    add("n_val_objects", whole_number(1, 4), "To choose settings, hold N of the five training objects of each class"
+        " out and test on them.", default="test on the five test objects")
     add = add_flags(parser, "capsules", Config)
     add("sizes", list_of(whole_number(1, 1024), 4, "32,8,8,8"), "Channels of conv1, and types of the primary capsules"
         " and of those of the two layers above. The paper has 32,32,32,32 and 64,8,16,16.", "A,B,C,D")
@@ -1458,10 +1458,10 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add("vote_bias", ("none", "learned"),
         "With learned, add a bias to the votes of each capsule type, the same at all positions.")
     add = add_flags(parser, "training", Config)
-    add("seed", whole_number(0, 2**32 - 1), "Seed of the data, the initial weights and the order.")
+    add("seed", whole_number(0, 2**32 - 1), "Seed of the data, the initial weights and the order of the images.")
     add("n_epochs", whole_number(1, 100_000),
         f"Train for N passes over the training set ({OWN_EPOCHS} with --dataset images).")
-    add("batch_size", whole_number(1, 4096), "A step is taken on N images.")
+    add("batch_size", whole_number(1, 4096), "Take each step on N images.")
     add("lr", positive, "Learning rate of the capsules.", "X")
     add("cnn_lr", positive, "Learning rate of the CNN.", "X")
     add("lr_schedule", ("constant", "linear", "cosine"), "Course of the learning rate. linear and cosine fall to 0.")
@@ -1470,13 +1470,13 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         " cross-entropy of a score of pose and activation. The CNN always has cross-entropy.")
     add("dtype", ("float32", "float64"), "Number format of all arithmetic.")
     add = add_flags(parser, "attacks", Config)
-    add("attack", names_of(ATTACKS), "After the training, attack by fgsm, iterated or both, and test.", "A,B")
+    add("attack", names_of(ATTACKS), "Test under attack after the training, by fgsm, iterated or both.", "A,B")
     add("epsilons", list_of(number(0, 10, above=True), rising=True),
         "An attack moves no pixel by more than X: pixels are 0 to 1, standardised ones in standard deviations.", "X,Y")
     add("attack_steps", whole_number(1, 1000), "The iterated attack takes N steps, each of epsilon / N.")
     add("n_attack", count, "Attack N test images; of views, those of the training range.")
     parser.add_argument("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
-        help="Use N threads. No number depends on it. Default: one a processor, at most 4 (here: %(default)s).")
+        help="Use N threads. No result depends on it. Default: one for each processor, at most 4 (here: %(default)s).")
 # fmt: on
 
 

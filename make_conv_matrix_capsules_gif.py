@@ -274,13 +274,13 @@ def make_parser() -> argparse.ArgumentParser:
             ("--n-epochs 1 --n-train 2000 --snapshots 4 --out draft.gif", "A short draft: about 40 seconds."),
             ("--dataset voxels", "Views of voxel objects instead of digits: about 30 seconds."),
         ],
-        description="Train the convolutional matrix capsules and animate how their votes are routed on the way.",
+        description="Train the convolutional matrix capsules and animate the routing of their votes on the way.",
     )
     experiment.add_config_flags(parser)
     animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=6.0)
     animation.add_argument(
         "--snapshots", type=whole_number(2, MAX_FRAMES), metavar="N", default=30,
-        help="Show the network N times, before the first step and after the last too. Default: %(default)s.",
+        help="Show the network N times, from before the first step to after the last. Default: %(default)s.",
     )  # fmt: skip
     return parser
 

@@ -343,18 +343,18 @@ def load_viewpoint(path: Path | None) -> Part:
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         examples=[
-            ("", "Train both networks, then write explorer.html: about 4 minutes."),
+            ("", "Train all networks, then write explorer.html: about 4 minutes."),
             ("--multimnist digits.npz --viewpoint views.npz", "The page of two checkpoints: about 20 seconds."),
-            ("--multimnist digits.npz --out draft.html", "Train the second network only: about 30 seconds."),
+            ("--multimnist digits.npz --out draft.html", "Train only the networks of the object: about 30 seconds."),
         ],
         description="Write a page in which a person draws digits, moves the numbers of a capsule and turns an object.",
         epilog="The page is one file, --out. An experiment's --checkpoint FILE writes a checkpoint.",
     )
     add = parser.add_argument
     add("--multimnist", type=file_path, metavar="FILE",
-        help=f"Checkpoint of {digits.EXPERIMENT}.py. Default: train the capsule network first.")
+        help=f"Checkpoint of {digits.EXPERIMENT}.py. Default: train its CapsNet first.")
     add("--viewpoint", type=file_path, metavar="FILE",
-        help=f"Checkpoint of {viewpoint.EXPERIMENT}.py. Default: train both models first.")
+        help=f"Checkpoint of {viewpoint.EXPERIMENT}.py. Default: train its capsules and its CNN first.")
     parser.data_dir = digits.CACHE_DIR
     add("--data-dir", type=non_empty, metavar="DIR",
         help=f"Folder of the four MNIST files. Default: the checkpoint's, else {digits.CACHE_DIR}.")

@@ -131,11 +131,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         examples=[
             ("", "Record explorer.html as explorer.gif: about 30 seconds."),
-            ("--fps 4", "The same, slower: about 30 seconds."),
+            ("--fps 4", "The same, played more slowly: about 30 seconds."),
             ("--page draft.html --out draft.gif", "Record another page: about 30 seconds."),
         ],
-        description="Record explorer.html in use, in a headless browser, as a GIF.",
-        epilog="The animation goes to --out. It needs the packages of requirements-browser.txt, and Chromium.",
+        description="Record explorer.html in use, in a headless browser, as a GIF. This needs the packages of"
+        " requirements-browser.txt, and Chromium.",
     )
     group = add_animation_arguments(parser, "explorer", fps=6.0)
     group.add_argument("--page", type=file_path, metavar="FILE", default=Path("explorer.html"),

@@ -193,7 +193,7 @@ def make_parser() -> argparse.ArgumentParser:
                 "Three rotating digits, the networks of run.npz: about 1 minute.",
             ),
             ("--checkpoint run.npz --digits 6,9 --out 69.gif", "Two other digits: about 1 minute."),
-            ("--n-train 6000 --n-epochs 4", "The same after a short training: about 3 minutes."),
+            ("--n-train 6000 --n-epochs 4", "After a short training on 6,000 digits: about 3 minutes."),
         ],
         description="Animate the answers to rotating digits in the affine-digits experiment, from a checkpoint or after"
         " training its models.",

@@ -262,9 +262,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         "--out --fps --snapshots --sweep-frames --dataset --data-dir --seed --n-epochs --threads --quiet",
         [
-            ("", "Three epochs of ten, a turn by 10 degrees a frame each: about 20 seconds."),
-            ("--n-epochs 4 --sweep-frames 6 --out draft.gif", "A draft of four epochs: about 6 seconds."),
-            ("--snapshots 1 --sweep-frames 72", "The trained networks alone, by 5 degrees: about 15 seconds."),
+            ("", "A turn after each of three epochs of ten, 10 degrees a frame: about 20 seconds."),
+            ("--n-epochs 4 --sweep-frames 6 --out draft.gif", "Four epochs, six frames a turn: about 6 seconds."),
+            ("--snapshots 1 --sweep-frames 72", "The trained networks alone, 5 degrees a frame: about 15 seconds."),
         ],
         description="Train the models of the novel-viewpoint experiment and animate their answers to turning objects.",
     )
@@ -275,10 +275,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--snapshots",
         type=count,
         metavar="N",
-        help="Show N of the epochs. Default: 3, or --n-epochs where that is less.",
+        help="Show a turn after each of N epochs. Default: 3, or --n-epochs where that is less.",
     )
     animation.add_argument(
-        "--sweep-frames", type=count, metavar="N", default=36, help="A turn has N viewpoints. Default: %(default)s."
+        "--sweep-frames", type=count, metavar="N", default=36, help="Show N viewpoints in a turn. Default: %(default)s."
     )
     return parser
 

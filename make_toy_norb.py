@@ -244,7 +244,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--out-json", type=file_path, metavar="FILE", help="Write the result of --baselines there.")
     parser.data_dir = CACHE_DIR
     parser.add_argument("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
-        help="Use N threads. No bit of a drawing depends on it. Default: one a processor (here: %(default)s).",
+        help="Use N threads. No bit of a drawing depends on it. Default: one for each processor (here: %(default)s).",
         )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="Show no progress bar.")
     return parser

@@ -740,14 +740,15 @@ def add_config_flags(parser: Parser) -> None:
     base.add_digit_flags(add)
     parser.add_argument(
         "--canvas", dest="image_size", type=int, choices=(base.DIGIT_SIDE, AFFNIST_SIDE), default=Config.image_size,
-        help="Side of the images: digits as they are, or each anywhere on 40x40 as in affNIST. Default: %(default)s.",
+        help="Side of the images in pixels: 28 for digits as they are, 40 for digits anywhere on the canvas, as in"
+        " affNIST. Default: %(default)s.",
     )
     count = whole_number(0, 10**6)
     add("max_shift", whole_number(0, 12), "Shift every training digit at random by up to N pixels.",
         default="2 at 28x28, 6 (anywhere) at 40x40")
-    add("n_train", count, "Train on N digits. With 0 these are all that are not held out.")
-    add("n_val", whole_number(1, 10**6), "Hold out N training digits for validation.")
-    add("n_test", count, "Test on N digits. With 0 these are all.")
+    add("n_train", count, "Train on N digits, with 0 on all that are not held out for validation.")
+    add("n_val", whole_number(1, 10**6), "Hold N training digits out for validation.")
+    add("n_test", count, "Test on N digits, with 0 on all.")
     add("n_sweep", whole_number(1, 10**6), "Test N digits at each angle from -90 to 90 degrees in steps of 5.")
     add("rotation", list_of(number(-180, 180)),
         "Angles of the rotated test sets in degrees, counter-clockwise (--rotation=-20 is the other way).", "A,B")
@@ -755,7 +756,7 @@ def add_config_flags(parser: Parser) -> None:
     add = add_flags(parser, "stopping", Config)
     add("lenet_lr", number(0, 10, above=True), "Learning rate of LeNet-5, with the schedule of --lr.", "X")
     add("match_accuracy", number(0, 1, above=True),
-        "Stop each model as soon as it has the accuracy A on the digits held out.", "A", "train for all epochs")
+        "Stop each model as soon as it has the accuracy A on the validation digits.", "A", "train for all epochs")
     add("check_every", whole_number(1, 10**9), "Check every N steps whether a model has the --match-accuracy.")
 # fmt: on
 
@@ -777,10 +778,13 @@ def make_parser() -> argparse.ArgumentParser:
         "--dataset --data-dir --canvas --seed --n-epochs --models --out-json --checkpoint --eval-only --predict",
         [
             ("", "Three models, twelve epochs of MNIST: about 35 minutes."),
-            ("--n-train 6000 --n-epochs 4 --checkpoint run.npz", "A short training, which is kept: about 3 minutes."),
+            (
+                "--n-train 6000 --n-epochs 4 --checkpoint run.npz",
+                "A short training on 6,000 digits, which is kept: about 3 minutes.",
+            ),
             (
                 "--checkpoint run.npz --eval-only --rotation=-20,20",
-                "Test its networks at other angles: about 2 minutes.",
+                "Test its networks at other angles, in degrees: about 2 minutes.",
             ),
         ],
         description="Train a capsule network, a CNN and LeNet-5 on upright digits and test them on rotated and"

@@ -1420,7 +1420,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 # fmt: off
 def add_digit_flags(add: Callable[..., None]) -> None:
     add("dataset", ("auto", "mnist", "strokes"),
-        "Digits. auto is MNIST if it is there or can be downloaded, else strokes: generated digits.")
+        "Use these digits. auto is MNIST if it is there or can be downloaded, else strokes: generated digits.")
     add("data_dir", non_empty, "Folder of the four MNIST files, or of others of their format.", "DIR", CACHE_DIR)
 
 
@@ -1428,10 +1428,10 @@ def add_config_flags(parser: Parser) -> None:
     """The flags of Config, which the figure scripts have too."""
     add = add_flags(parser, "data", Config)
     add_digit_flags(add)
-    add("n_train", whole_number(1, 10**8), "An epoch has N composites, in whole batches.")
+    add("n_train", whole_number(1, 10**8), "Train on N composites in each epoch, rounded down to whole batches.")
     add("n_test", whole_number(1, 100_000), "Test on N composites of test digits, the same for all models.")
-    add("n_val", whole_number(1, 10**6), "To choose settings: use N training digits, which are not trained on, for"
-        " validation.", default="test on the test digits")
+    add("n_val", whole_number(1, 10**6), "To choose settings, hold N training digits out and test on composites of"
+        " them.", default="test on the test digits")
     add("min_iou", number(0, 1), "Least intersection over union of the two 28x28 boxes. The paper's is 0.", "X")
     add("pool", whole_number(0, 10**7),
         "Train on N composites drawn once, and shuffled every epoch. With 0 every batch is fresh.")
@@ -1460,9 +1460,9 @@ def add_network_flags(parser: Parser, config: type[Config]) -> None:
     add("capsnet_loss", tuple(CAPSNET_LOSSES), "Loss of the lengths of the digit capsules.")
     add("recon_weight", number(0, 1000), "Weight of the squared error of reconstruction in the loss.", "X")
     add = add_flags(parser, "training", config)
-    add("seed", whole_number(0, 2**32 - 1), "Seed of the data, the initial weights and the order.")
+    add("seed", whole_number(0, 2**32 - 1), "Seed of the data, the initial weights and the order of the images.")
     add("n_epochs", whole_number(1, 100_000), "Train for N passes over --n-train examples.")
-    add("batch_size", whole_number(1, 4096), "A step is taken on N images.")
+    add("batch_size", whole_number(1, 4096), "Take each step on N images.")
     add("optimizer", ("adam", "muon"), "Optimizer. muon takes orthogonal steps of convolutions, digit capsules and a"
         " CNN's hidden layer, and leaves the rest to Adam.")
     add("lr", number(0, 10, above=True), "Learning rate.", "X")
@@ -1520,7 +1520,7 @@ def make_parser() -> argparse.ArgumentParser:
             ),
             (
                 "--checkpoint run.npz --predict digits.png",
-                "Name the two digits of a picture with run.npz: about 1 second.",
+                "Name the two digits of a picture with the networks of run.npz: about 1 second.",
             ),
         ],
         description="Train a capsule network and two CNNs to recognise two digits that lie over each other.",

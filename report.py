@@ -690,7 +690,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--check", action="store_true",
-        help="Rewrite nothing; exit with status 1 where a page or a result is not true.")  # fmt: skip
+        help="Rewrite nothing; exit with status 1 where a page or a result is wrong.")  # fmt: skip
     add("--claims", action="store_true", help=f"Write {CLAIMS} before the pages.")
     add("--root", type=Path, metavar="DIR", default=Path(__file__).resolve().parent,
         help="The folder of README.md and results/. Default: that of this script.")  # fmt: skip

@@ -1319,17 +1319,19 @@ def add_viewpoint_flags(
     """The flags of the viewpoints, all None where they are not given; see ``viewpoints_from_args``."""
     azimuths, elevations, count = angle_range(-360, 720), angle_range(-90, 90), whole_number(1, 1000)
     add = add_flags(parser, title, config)
-    add("train_azimuths", azimuths, "Azimuths of the training views, in degrees.", "A:B", "0:150, smallnorb 300:400")
-    add("test_azimuths", azimuths, "Azimuths that are held out, in degrees.", "A:B", "200:330, smallnorb 60:280")
+    add("train_azimuths", azimuths, "Azimuths of the training views, in degrees.", "A:B",
+        "0:150, smallnorb and toys 300:400")
+    add("test_azimuths", azimuths, "Azimuths that are held out, in degrees.", "A:B",
+        "200:330, smallnorb and toys 60:280")
     add("train_elevations", elevations, "Elevations of training views, such as 10:35.", "A:B", "azimuth is held out")
     add("test_elevations", elevations, "Elevations that are held out, such as 40:70.", "A:B", "azimuth is held out")
     add("n_train_views", count, "Train on N azimuths.", default=str(config.n_train_views))
     add("n_test_views", count, "Hold out N azimuths.", default=str(config.n_test_views))
-    add("n_elev", count, "Every set has N elevations.", default=str(config.n_elev))
-    add("n_test_elev", count, "The held-out views have N elevations.", default="as --n-elev")
+    add("n_elev", count, "Use N elevations in every set.", default=str(config.n_elev))
+    add("n_test_elev", count, "Use N elevations in the held-out views.", default="as --n-elev")
     add("n_per_combo", count, "Draw N images of each training view.", default=str(config.n_per_combo))
     add("standardize", ("none", "image"), "With image, bring each image (channel of a stereo pair) to mean zero and"
-        " unit variance.", default="none, smallnorb image")
+        " unit variance.", default="none, smallnorb and toys image")
     add("pixel_offset", number(-10, 10), "Subtract X from every pixel before any network sees it.", "X")
 
 
@@ -1347,8 +1349,8 @@ def add_em_flags(add: Callable[..., None]) -> None:
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of Config, which the figure scripts have too."""
     add = add_flags(parser, "data", Config)
-    add("dataset", ("voxels", "smallnorb", "toys"), "Rendered voxel objects, the smallNORB files, or toys, which are"
-        f" drawn in their format once, in about a minute, into {CACHE_DIR}/toys-….")
+    add("dataset", ("voxels", "smallnorb", "toys"), "Use rendered voxel objects, the smallNORB files, or toys, which"
+        f" are drawn in the same format once, in about a minute, into {CACHE_DIR}/toys-….")
     add("data_dir", non_empty, "Folder of the six official smallNORB files, gzipped or not.", "DIR", "none")
     add_viewpoint_flags(parser, Config)
     add = add_flags(parser, "capsules", Config)
@@ -1360,9 +1362,10 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     add("vote_bias", ("none", "learned"),
         "With learned, add a bias to the votes of each class capsule, the same for all images.")
     add = add_flags(parser, "training", Config)
-    add("seed", whole_number(0, 2**32 - 1), "Seed of the data's noise, the initial weights and the order.")
+    add("seed", whole_number(0, 2**32 - 1),
+        "Seed of the data's noise, the initial weights and the order of the images.")
     add("n_epochs", whole_number(1, 100_000), "Train for N passes over the training set.")
-    add("batch_size", whole_number(1, 4096), "A step is taken on N images.")
+    add("batch_size", whole_number(1, 4096), "Take each step on N images.")
     add("lr", number(0, 10, above=True), "Learning rate of Adam.", "X")
     add("weight_decay", number(0, 100),
         "A step shrinks the weights of conv1 and the dense layers by lr * X, in all models.", "X")

@@ -96,7 +96,8 @@ def make_parser() -> argparse.ArgumentParser:
         description="Draw the verdicts on the papers' claims.",
         epilog="The picture goes to DIR/claims/, where DIR is --outdir.",
     )
-    parser.add_argument("--claims", type=Path, metavar="FILE", default=CLAIMS, help="Draw this. Default: %(default)s.")
+    parser.add_argument("--claims", type=Path, metavar="FILE", default=CLAIMS,
+        help="Draw the verdicts of this file. Default: %(default)s.")  # fmt: skip
     parser.add_argument("--outdir", type=file_path, metavar="DIR", default=Path("viz"),
                         help="Folder of the picture. Default: %(default)s.")  # fmt: skip
     return parser

@@ -972,14 +972,14 @@ def make_parser() -> argparse.ArgumentParser:
             ("--attacks", "Attack curves alone, from committed results of five seeds: about 5 seconds."),
             ("--viewpoints", "Novel viewpoints of the toys alone, from committed results: about 5 seconds."),
         ],
-        description="Draw the figures of the convolutional matrix capsules: from a checkpoint, or train first.",
+        description="Draw the figures of the convolutional matrix capsules, from a checkpoint or after training them.",
     )
     experiment.add_config_flags(parser)
     files = add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
-        "Draw the attack curves of these JSON files, one or many seeds a file. Default: attack the run itself, which"
-        " takes minutes.",
+        "Draw the attack curves of these JSON files, each of one seed or of many. Default: attack the networks"
+        " themselves, which takes minutes.",
     )
     add_results_alone(files, "--attacks", "attack_seeds", ATTACK_RESULTS)
     add_results_alone(files, "--viewpoints", "novel_viewpoints", VIEW_RESULTS)

@@ -788,7 +788,7 @@ def make_parser() -> argparse.ArgumentParser:
         [
             ("--checkpoint run.npz", "All figures of the networks in run.npz: about 9 seconds."),
             ("", "All figures, after training the three models for eight epochs: about 7 minutes."),
-            ("--scaling", "Accuracy against the length of training, of results files: about 2 seconds."),
+            ("--scaling", "Accuracy against the length of training, from committed results: about 2 seconds."),
         ],
         description="Draw the figures of the MultiMNIST experiment, from a checkpoint or after training its models.",
     )
@@ -796,7 +796,8 @@ def make_parser() -> argparse.ArgumentParser:
     files = add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
-        f"Draw a point for each seed in these JSON files. Default: {DEFAULT_RESULTS} where it exists.",
+        f"In training_curves.png, draw a point for each seed in these JSON files. Default: {DEFAULT_RESULTS} where it"
+        " exists.",
     )
     add_results_alone(files, "--scaling", "scaling", SCALING_RESULTS)
     return parser

@@ -792,11 +792,13 @@ def make_parser() -> argparse.ArgumentParser:
     files = add_figure_arguments(
         parser,
         experiment.EXPERIMENT,
-        f"Draw the seeds of these JSON files over the bars. Default: {DEFAULT_RESULTS} where it exists.",
+        f"In extrapolation_bars.png, draw a point for each seed in these JSON files. Default: {DEFAULT_RESULTS} where"
+        " it exists.",
     )
     files.add_argument(
         "--smallnorb-dir", type=Path, metavar="DIR",
-        help="Draw these official smallNORB files; a sample will do. Default: the environment variable SMALLNORB_DIR.",
+        help="Draw stereo pairs of these official smallNORB files; a sample will do. Default: the environment variable"
+        " SMALLNORB_DIR.",
     )  # fmt: skip
     add_results_alone(files, "--backgrounds", "backgrounds", *BACKGROUND_RESULTS)
     return parser

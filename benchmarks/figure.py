@@ -1,7 +1,7 @@
 """Draw the training steps of results/benchmarks/: ``python -m benchmarks.figure``.
 
 scaling.png   time and memory of a step against batch size and width, and at the papers' sizes
-steps.png     time of a step beside the same network in PyTorch and JAX
+steps.png     time of a step, and of the same network in PyTorch and JAX
 """
 
 from __future__ import annotations
@@ -128,7 +128,10 @@ def draw_steps(tables: dict[str, Any]) -> Figure:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m benchmarks.figure", description=__doc__)
+    parser = Parser(
+        prog="python -m benchmarks.figure",
+        description="Draw the training steps of results/benchmarks/ as scaling.png and steps.png.",
+    )
     # fmt: off
     parser.add_argument("--results", type=Path, metavar="FILE", default=Path("results/benchmarks/scaling.json"),
         help="Draw scaling.png of this. Default: %(default)s.")
