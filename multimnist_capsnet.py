@@ -1447,7 +1447,7 @@ def add_config_flags(parser: Parser) -> None:
 
 def add_network_flags(parser: Parser, config: type[NetworkConfig]) -> None:
     """The flags of the networks and of their training, the same in every experiment that trains these."""
-    parser.checks.append(check_digit_flags)
+    parser.checks.append(check_config_flags)
     parser.add_argument(
         "--preset", choices=tuple(PRESETS), default="small",
         help="Sizes of the network: 32 channels, 8 types and a decoder of 256-512 units, or the paper's 256, 32 and"
@@ -1486,8 +1486,8 @@ def add_network_flags(parser: Parser, config: type[NetworkConfig]) -> None:
 # fmt: on
 
 
-def check_digit_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """A usage error (status 2) where flags do not fit together."""
+def check_config_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A usage error (status 2) where they do not fit together."""
     if args.dataset == "strokes" and args.data_dir is not None:
         parser.error("argument --data-dir: strokes has no files")
     if args.assignments != "routed" and "routing_iters" in args.given:
