@@ -66,9 +66,9 @@ from support.workers import Workers, Workspace, default_threads
 
 from smallnorb_novel_viewpoint import (  # isort: skip
     MASS_FLOOR, POSE_SIDE, Array, ConvCache, LinearCache, Params, Viewpoints, add_em_flags, add_viewpoint_flags,
-    capsules_loss, check_variance_floor, class_scores_backward, class_scores_forward, conv2d_backward, conv2d_forward,
-    inverse_temperatures, linear_backward, linear_forward, relu_backward, relu_forward, sigmoid_backward,
-    sigmoid_forward, softmax_cross_entropy, viewpoints_from_args,
+    capsules_loss, check_variance_floor, check_viewpoint_flags, class_scores_backward, class_scores_forward,
+    conv2d_backward, conv2d_forward, inverse_temperatures, linear_backward, linear_forward, relu_backward, relu_forward,
+    sigmoid_backward, sigmoid_forward, softmax_cross_entropy, viewpoints_from_args,
 )  # fmt: skip
 from support.flags import (  # isort: skip
     Parser, add_file_flags, add_flags, flag_of, list_of, names_of, non_empty, number,
@@ -1426,8 +1426,9 @@ def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collec
 
 
 # fmt: off
-def add_config_flags(parser: argparse.ArgumentParser) -> None:
+def add_config_flags(parser: Parser) -> None:
     """The flags of Config, which the figure scripts have too."""
+    parser.checks.append(check_config_flags)
     count, positive = whole_number(1, 10**7), number(0, 10, above=True)
     add = add_flags(parser, "data", Config)
     add("dataset", (*DIGIT_SETS, *VIEW_SETS, OWN_SET), "Use these images. auto is MNIST if it is there or can be"
@@ -1491,10 +1492,8 @@ def one_of(names: Sequence[str]) -> str:
     return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Config:
-    """A usage error (status 2) where flags do not fit together."""
-    if args.dataset == "smallnorb" and args.data_dir is None:
-        parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
+def check_config_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A usage error (status 2) where they do not fit together."""
     check_variance_floor(parser, args)
     if args.dataset == OWN_SET and args.data_dir is None:
         parser.error("argument --dataset: images needs --data-dir DIR, a folder with a sub-folder for each class")
@@ -1512,12 +1511,17 @@ def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         parser.error(
             "argument --data-dir: toys are drawn into the cache; for a folder of them take --dataset smallnorb"
         )
-    fields = values_of(args, Config)
+    if args.dataset in VIEW_SETS:
+        check_viewpoint_flags(parser, args)
+
+
+def config_from_args(args: argparse.Namespace) -> Config:
+    fields = {name: value for name, value in values_of(args, Config).items() if value is not None}
     if args.dataset == OWN_SET and "n_epochs" not in args.given:
         fields["n_epochs"] = OWN_EPOCHS
     if args.dataset in VIEW_SETS:
-        return Config(**fields | viewpoints_from_args(parser, args))
-    return Config(**{name: value for name, value in fields.items() if value is not None})
+        fields |= dataclasses.asdict(viewpoints_from_args(args))
+    return Config(**fields)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -1533,14 +1537,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_config_flags(parser)
     add_file_flags(parser, MODEL_NAMES)
-    parser.checks.append(config_from_args)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    config = config_from_args(parser, args)
+    config = config_from_args(args)
     return run_script(
         EXPERIMENT, argv, args,
         predict=lambda: predict(args.checkpoint, args.predict, config, args.given),

@@ -288,7 +288,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    asked = experiment.config_from_args(parser, args)
+    asked = experiment.config_from_args(args)
     for field in ("attack", "epsilons", "attack_steps", "n_attack"):
         if field in args.given:
             parser.error(f"argument {flag_of(Config, field)}: nothing is attacked here")

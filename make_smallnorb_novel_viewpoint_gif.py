@@ -286,7 +286,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    config = experiment.config_from_args(parser, args)
+    config = experiment.config_from_args(args)
     snapshots = args.snapshots or min(3, config.n_epochs)
     if snapshots > config.n_epochs:
         parser.error(f"argument --snapshots: {snapshots} are more than --n-epochs {config.n_epochs}")

@@ -84,8 +84,8 @@ SWEEP = tuple(range(-90, 91, 5))  # degrees
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(base.Config):
-    """One run; other fields are those of multimnist_capsnet.py, of which ``pool`` and ``min_iou`` are not used."""
+class Config(base.NetworkConfig):
+    """One run; the other fields are those of multimnist_capsnet.py."""
 
     n_epochs: int = 12
     n_train: int = 0  # digits; 0: all that are not held out
@@ -94,8 +94,6 @@ class Config(base.Config):
     n_sweep: int = 2000
     max_shift: int = 2  # pixels [Sabour 2017, sec. 5]; 6 on the canvas of 40, where that is anywhere
     image_size: int = 28
-    n_labels: int = 1
-    min_iou: float = 0.0
     batch_size: int = 16
     lr: float = 2e-3
     lenet_lr: float = 2e-3
@@ -570,10 +568,7 @@ def make_result(
             "train_seconds": round(state.seconds, 3),
         }
     headline = f"rotated_{config.rotation[-1]:g}_accuracy" if config.rotation[-1] else "upright_accuracy"
-    result = result_document(EXPERIMENT, config, data.name, models, states, threads, headline, 1 / base.N_CLASSES)
-    for field in ("pool", "min_iou"):  # not used here
-        del result["config"][field]
-    return result
+    return result_document(EXPERIMENT, config, data.name, models, states, threads, headline, 1 / base.N_CLASSES)
 
 
 def check_affnist(affnist: Path | None, config: Config) -> tuple[Array, Array] | None:

@@ -104,8 +104,9 @@ WARMUP = 100  # steps
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """One run. The paper's values, where others are the default, are in the comments. [Sabour 2017, sec. 4 to 6]"""
+class NetworkConfig:
+    """Digits, networks and training, for every experiment that trains these networks. The paper's values, where others
+    are the default, are in the comments. [Sabour 2017, sec. 4 to 6]"""
 
     dataset: str = "auto"
     data_dir: str | None = None
@@ -114,11 +115,8 @@ class Config:
     n_train: int = 6000  # composites an epoch; 60 million in all
     n_test: int = 2000  # 10 million
     n_val: int | None = None
-    pool: int = 0  # composites drawn once and for all; 0: every batch is fresh
     max_shift: int = 4  # pixels
-    min_iou: float = 0.8  # 0
     image_size: int = 36
-    n_labels: int = 2
     conv_channels: int = 32  # 256
     primary_types: int = 8  # 32
     decoder: tuple[int, int] = (256, 512)  # 512, 1024
@@ -149,11 +147,6 @@ class Config:
     @property
     def n_classes(self) -> int:
         return len(self.classes)
-
-    @property
-    def n_pairs(self) -> int:
-        """Number of pairs of different classes."""
-        return self.n_classes * (self.n_classes - 1) // 2
 
     @property
     def free_to_change(self) -> set[str]:
@@ -192,6 +185,20 @@ class Config:
             "exponential": 0.96 ** (step / 2000),  # the authors' published code
         }[self.lr_schedule]
         return self.lr * factor * min(1.0, (step + 1) / WARMUP)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(NetworkConfig):
+    """One run on composites of two digits."""
+
+    pool: int = 0  # composites drawn once and for all; 0: every batch is fresh
+    min_iou: float = 0.8  # 0
+    n_labels: int = 2  # digits of a composite; no flag sets it
+
+    @property
+    def n_pairs(self) -> int:
+        """Number of pairs of different classes."""
+        return self.n_classes * (self.n_classes - 1) // 2
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -868,7 +875,7 @@ def gaussian(rng: np.random.Generator, dtype: str, std: float, *shape: int) -> A
     return rng.normal(0, std, shape).astype(dtype)
 
 
-def capsnet_init(rng: np.random.Generator, config: Config) -> Params:
+def capsnet_init(rng: np.random.Generator, config: NetworkConfig) -> Params:
     C, n_primary_out, dtype = config.conv_channels, PRIMARY_SIZE * config.primary_types, config.dtype
     # A vote is a sum of P terms, a digit capsule one of I votes; this is 0.1 at the default sizes.
     routing_std = math.sqrt(PRIMARY_SIZE / config.n_primary)
@@ -902,7 +909,7 @@ def as_map(capsules: Array, side: int) -> Array:
     return capsules.reshape(P, side, -1, side, B).transpose(1, 3, 4, 0, 2)
 
 
-def capsnet_forward(params: Params, images: Array, config: Config, ws: Workspace) -> tuple[Array, CapsNetCache]:
+def capsnet_forward(params: Params, images: Array, config: NetworkConfig, ws: Workspace) -> tuple[Array, CapsNetCache]:
     """images (B, H, W) -> lengths of the digit capsules (J, B). The cache has the capsules and their couplings."""
     side, B = config.primary_side, len(images)
     h1, conv1 = conv2d_forward(batch_last(images, ws), params["conv1.w"], params["conv1.b"], 1, ws, "conv1")
@@ -979,7 +986,7 @@ def reconstruct(params: Params, v: Array, labels: Array, ws: Workspace) -> Array
 
 
 def capsnet_loss_and_grads(
-    params: Params, batch: Batch, n: int, config: Config, grads: Params, ws: Workspace
+    params: Params, batch: Batch, n: int, config: NetworkConfig, grads: Params, ws: Workspace
 ) -> dict[str, float]:
     """Loss of the lengths of all digit capsules, plus the squared error of each digit's reconstruction from its own
     capsule: ``recon_weight`` weighs it, and with 0 the decoder does not learn.
@@ -1016,7 +1023,7 @@ def capsnet_loss_and_grads(
     }
 
 
-def capsnet_assess(params: Params, batch: Batch, config: Config, ws: Workspace) -> tuple[Array, float]:
+def capsnet_assess(params: Params, batch: Batch, config: NetworkConfig, ws: Workspace) -> tuple[Array, float]:
     """Scores (B, J), and the squared error of the true digits' pictures, summed over all pixels."""
     lengths, cache = capsnet_forward(params, batch.images, config, ws)
     pictures, _ = decoder_forward(params, mask_capsules(cache.v, batch.labels), ws)
@@ -1052,7 +1059,7 @@ class CNNCache(NamedTuple):
     hidden: Array
 
 
-def cnn_init(rng: np.random.Generator, config: Config, net: CNN) -> Params:
+def cnn_init(rng: np.random.Generator, config: NetworkConfig, net: CNN) -> Params:
     params: Params = {}
     side, C, dtype = config.image_size, 1, config.dtype
     for k, (K, n_out, stride, pool) in enumerate(net.convs, 1):
@@ -1112,7 +1119,7 @@ class Model(NamedTuple):
     lr_factor: float = 1.0
 
 
-def capsnet_model(config: Config) -> Model:
+def capsnet_model(config: NetworkConfig) -> Model:
     return Model(
         "capsnet",
         lambda rng: capsnet_init(rng, config),
@@ -1121,7 +1128,7 @@ def capsnet_model(config: Config) -> Model:
     )
 
 
-def cnn_model(name: str, config: Config, convs: tuple[ConvLayer, ...], n_params: int, loss: Loss) -> Model:
+def cnn_model(name: str, config: NetworkConfig, convs: tuple[ConvLayer, ...], n_params: int, loss: Loss) -> Model:
     """A CNN with as many hidden units as bring it to ``n_params`` parameters."""
     one, two = (count_params(cnn_init(np.random.default_rng(0), config, CNN(convs, n))) for n in (1, 2))
     net = CNN(convs, max(1, 1 + round((n_params - one) / (two - one))), loss, config.conv)
@@ -1133,7 +1140,7 @@ def cnn_model(name: str, config: Config, convs: tuple[ConvLayer, ...], n_params:
     )
 
 
-def make_models(config: Config, cnn_loss: Loss = sigmoid_cross_entropy) -> dict[str, Model]:
+def make_models(config: NetworkConfig, cnn_loss: Loss = sigmoid_cross_entropy) -> dict[str, Model]:
     """The capsule network and its two baselines, by name, in the order of the result table."""
     capsnet = capsnet_model(config)
     n_params = count_params(capsnet.init_params(np.random.default_rng(0)))
@@ -1225,7 +1232,7 @@ def routing_study(config: Config, params: Params, batch: Batch, workers: Workers
     return found
 
 
-def update(state: TrainState, grads: list[Params], lr: float, config: Config, workers: Workers) -> None:
+def update(state: TrainState, grads: list[Params], lr: float, config: NetworkConfig, workers: Workers) -> None:
     """One step of the optimiser; weights decay, biases do not."""
     decayed = [key for key in state.params if key.endswith(".w")]
     if config.optimizer == "muon":
@@ -1438,9 +1445,9 @@ def add_config_flags(parser: Parser) -> None:
     add_network_flags(parser, Config)
 
 
-def add_network_flags(parser: Parser, config: type[Config]) -> None:
+def add_network_flags(parser: Parser, config: type[NetworkConfig]) -> None:
     """The flags of the networks and of their training, the same in every experiment that trains these."""
-    parser.checks.append(check_digit_flags)
+    parser.checks.append(check_config_flags)
     parser.add_argument(
         "--preset", choices=tuple(PRESETS), default="small",
         help="Sizes of the network: 32 channels, 8 types and a decoder of 256-512 units, or the paper's 256, 32 and"
@@ -1479,8 +1486,8 @@ def add_network_flags(parser: Parser, config: type[Config]) -> None:
 # fmt: on
 
 
-def check_digit_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """A usage error (status 2) where flags do not fit together."""
+def check_config_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A usage error (status 2) where they do not fit together."""
     if args.dataset == "strokes" and args.data_dir is not None:
         parser.error("argument --data-dir: strokes has no files")
     if args.assignments != "routed" and "routing_iters" in args.given:
@@ -1489,7 +1496,7 @@ def check_digit_flags(parser: argparse.ArgumentParser, args: argparse.Namespace)
         parser.error(f"argument --n-train: {args.n_train} is less than a batch of --batch-size {args.batch_size}")
 
 
-def config_fields(args: argparse.Namespace, config: type[Config]) -> dict[str, Any]:
+def config_fields(args: argparse.Namespace, config: type[NetworkConfig]) -> dict[str, Any]:
     """Values of the fields of a Config: the preset's sizes, and those of the flags."""
     return PRESETS[args.preset] | {name: v for name, v in values_of(args, config).items() if v is not None}
 

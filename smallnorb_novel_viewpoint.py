@@ -1316,7 +1316,7 @@ def overlap(a: Range, b: Range, period: float | None = None) -> bool:
 def add_viewpoint_flags(
     parser: argparse.ArgumentParser, config: type[Viewpoints], title: str = "viewpoints"
 ) -> None:
-    """The flags of the viewpoints, all None where they are not given; see ``viewpoints_from_args``."""
+    """The flags of the viewpoints; see ``viewpoints_from_args``."""
     azimuths, elevations, count = angle_range(-360, 720), angle_range(-90, 90), whole_number(1, 1000)
     add = add_flags(parser, title, config)
     add("train_azimuths", azimuths, "Azimuths of the training views, in degrees.", "A:B",
@@ -1346,8 +1346,9 @@ def add_em_flags(add: Callable[..., None]) -> None:
     add("variance_floor", number(0, 1e6, above=True), "Add X to every variance of a routing iteration.", "X")
 
 
-def add_config_flags(parser: argparse.ArgumentParser) -> None:
+def add_config_flags(parser: Parser) -> None:
     """The flags of Config, which the figure scripts have too."""
+    parser.checks.append(check_config_flags)
     add = add_flags(parser, "data", Config)
     add("dataset", ("voxels", "smallnorb", "toys"), "Use rendered voxel objects, the smallNORB files, or toys, which"
         f" are drawn in the same format once, in about a minute, into {CACHE_DIR}/toys-….")
@@ -1377,21 +1378,30 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 # fmt: on
 
 
-def viewpoints_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of Viewpoints; a usage error (status 2) where flags do not fit together."""
+def viewpoints_from_args(args: argparse.Namespace) -> Viewpoints:
+    """Flags that are not given have the defaults of their data set. Where elevation is held out, the azimuths of both
+    sets are the same."""
     given = {name: value for name, value in values_of(args, Viewpoints).items() if value is not None}
-    numbers = ("n_train_views", "n_test_views", "n_elev", "n_test_elev", "n_per_combo")
-    if args.dataset != "voxels" and (unused := [name for name in numbers if name in given]):
-        parser.error(f"argument {flag_of(Viewpoints, unused[0])}: applies to --dataset voxels alone")
-    if ("train_elevations" in given) != ("test_elevations" in given):
-        parser.error("arguments --train-elevations and --test-elevations: give both or none")
     if "train_elevations" in given:
-        if "test_azimuths" in given:
+        given["train_azimuths"] = given["test_azimuths"] = args.train_azimuths or (0.0, 360.0)
+    return Viewpoints(**({} if args.dataset == "voxels" else NORB_VIEWS) | given)
+
+
+def check_viewpoint_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A usage error (status 2) where they do not fit together."""
+    if args.dataset == "smallnorb" and args.data_dir is None:
+        parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
+    numbers = ("n_train_views", "n_test_views", "n_elev", "n_test_elev", "n_per_combo")
+    if args.dataset != "voxels" and (unused := [name for name in numbers if name in args.given]):
+        parser.error(f"argument {flag_of(Viewpoints, unused[0])}: applies to --dataset voxels alone")
+    if ("train_elevations" in args.given) != ("test_elevations" in args.given):
+        parser.error("arguments --train-elevations and --test-elevations: give both or none")
+    if "train_elevations" in args.given:
+        if "test_azimuths" in args.given:
             parser.error("argument --test-azimuths: elevation is held out already, and both sets have --train-azimuths")
         if overlap(args.train_elevations, args.test_elevations):
             parser.error("argument --test-elevations: overlaps --train-elevations")
-        given["train_azimuths"] = given["test_azimuths"] = args.train_azimuths or (0.0, 360.0)
-    v = Viewpoints(**({} if args.dataset == "voxels" else NORB_VIEWS) | given)
+    v = viewpoints_from_args(args)
     if v.held_out == "azimuth" and overlap(v.train_azimuths, v.test_azimuths, period=360):
         parser.error(
             f"argument --test-azimuths: {format_range(v.test_azimuths)} overlaps the training range"
@@ -1405,7 +1415,6 @@ def viewpoints_from_args(parser: argparse.ArgumentParser, args: argparse.Namespa
     if n_images > MAX_IMAGES:
         flags = ", ".join(flag_of(Viewpoints, name) for name in numbers)
         parser.error(f"arguments {flags}: a set of {n_images:,} images is above the limit of {MAX_IMAGES:,}")
-    return dataclasses.asdict(v)
 
 
 def check_variance_floor(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -1416,16 +1425,18 @@ def check_variance_floor(parser: argparse.ArgumentParser, args: argparse.Namespa
         )
 
 
-def config_from_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Config:
-    """A usage error (status 2) where flags do not fit together."""
+def check_config_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A usage error (status 2) where they do not fit together."""
     if args.dataset != "smallnorb" and args.data_dir is not None:
         parser.error("argument --data-dir: needs --dataset smallnorb")
-    if args.dataset == "smallnorb" and args.data_dir is None:
-        parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
+    check_viewpoint_flags(parser, args)
     check_variance_floor(parser, args)
     if args.assignments != "routed" and "em_iters" in args.given:
         parser.error("argument --em-iters: needs --assignments routed")
-    return Config(**values_of(args, Config) | viewpoints_from_args(parser, args))
+
+
+def config_from_args(args: argparse.Namespace) -> Config:
+    return Config(**values_of(args, Config) | dataclasses.asdict(viewpoints_from_args(args)))
 
 
 def check_study_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -1433,7 +1444,7 @@ def check_study_flags(parser: argparse.ArgumentParser, args: argparse.Namespace)
     if args.pose_study and args.dataset != "voxels":
         parser.error("argument --pose-study: needs --dataset voxels")
     for study in ("routing_study", "sign_study"):
-        if getattr(args, study) and "capsules" not in (args.models or MODEL_NAMES):
+        if getattr(args, study) and "capsules" not in args.models:
             parser.error(f"argument --{study.replace('_', '-')}: needs the capsules among --models")
 
 
@@ -1464,14 +1475,14 @@ def make_parser() -> argparse.ArgumentParser:
         help="Also train a layer of class capsules to tell poses from their negatives, without and with a bias.",
     )  # fmt: skip
     add_file_flags(parser, MODEL_NAMES, eval_only=False)
-    parser.checks += [check_study_flags, config_from_args]
+    parser.checks.append(check_study_flags)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    config = config_from_args(parser, args)
+    config = config_from_args(args)
 
     def train_and_test(files: Files) -> dict[str, Any]:
         with blas_threads(args.threads):

@@ -989,7 +989,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    asked, folder = experiment.config_from_args(parser, args), args.outdir / experiment.EXPERIMENT
+    asked, folder = experiment.config_from_args(args), args.outdir / experiment.EXPERIMENT
 
     attacks_alone = results_alone(parser, args, "attacks", ATTACK_RESULTS)
     views_alone = results_alone(parser, args, "viewpoints", VIEW_RESULTS)

@@ -209,7 +209,7 @@ class Seeds(NamedTuple):
     val_error: dict[str, Array]  # model: (n,) of the last epoch, on the digits held out
 
 
-FREE = ("seed", "data_dir", "n_test", "n_sweep", "rotation", "pool", "min_iou")  # fields that no training depends on
+FREE = ("seed", "data_dir", "n_test", "n_sweep", "rotation")  # fields that no training depends on
 
 
 def read_seeds(paths: Sequence[Path], config: Config, dataset: str) -> Seeds:

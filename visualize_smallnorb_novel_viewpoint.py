@@ -807,7 +807,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    asked, folder = experiment.config_from_args(parser, args), args.outdir / experiment.EXPERIMENT
+    asked, folder = experiment.config_from_args(args), args.outdir / experiment.EXPERIMENT
     alone = results_alone(parser, args, "backgrounds", *BACKGROUND_RESULTS)
 
     def body() -> None:

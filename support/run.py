@@ -174,11 +174,13 @@ def fits(value: Any, kind: Any) -> bool:
 def config_of_header(
     header: dict[str, Any], config_class: type[ConfigT], parser: argparse.ArgumentParser | None
 ) -> ConfigT:
-    """The configuration of a checkpoint. Raises ValueError where a value is not of its field's type, or is none that
-    the field's flag takes."""
+    """The configuration of a checkpoint. Raises ValueError where there is a field that ``config_class`` does not have,
+    or a value that is not of its field's type, or is none that the field's flag takes."""
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in header["config"].items()}
-    config = config_class(**fields)
     kinds = typing.get_type_hints(config_class)
+    if unknown := set(fields) - set(kinds):
+        raise ValueError(f"it is of another version, which had a field {min(unknown)}")
+    config = config_class(**fields)
     actions = {action.dest: action for action in parser._actions} if parser else {}
     for field in dataclasses.fields(config_class):  # type: ignore[arg-type]
         value, action = getattr(config, field.name), actions.get(field.name)

@@ -118,11 +118,11 @@ def rod(start: Point, end: Point, radius: float, end_radius: float | None = None
     return Solid("cone", (a + b) / 2, axes, albedo, 1.0 if end_radius is None else end_radius / radius)
 
 
-def wheels(places: Iterable[float], half_track: float, radius: float, width: float) -> list[Solid]:
-    """A pair of wheels at each x."""
+def wheels(axles: Iterable[float], half_track: float, radius: float, width: float) -> list[Solid]:
+    """A pair of wheels on each axle, which is given by its x."""
     return [
         rod((x, side * (half_track - width), radius), (x, side * half_track, radius), radius, albedo=0.5)
-        for x in places
+        for x in axles
         for side in (-1, 1)
     ]
 
@@ -242,7 +242,7 @@ def airplane(rng: np.random.Generator) -> list[Solid]:
     """Fuselage, nose, tail, two wings, two tailplanes, a fin, a canopy, and engines, a propeller or floats."""
     u = middle_of(rng)
     radius, span, chord, tone = u(0.07, 0.2), u(0.35, 1.15), u(0.09, 0.34), u(0.85, 1.0)
-    sweep, place, dihedral = u(-12, 52), u(-0.25, 0.3), u(-6, 14)
+    sweep, wing_x, dihedral = u(-12, 52), u(-0.25, 0.3), u(-6, 14)
     z = radius + u(0.1, 0.25)
     height = z + rng.choice([-0.6, 0.0, 0.8]) * radius
     nose, tail = u(0.1, 0.5), u(0.15, 0.55)
@@ -256,7 +256,7 @@ def airplane(rng: np.random.Generator) -> list[Solid]:
     for side in (-1, 1):
         angles = {"yaw": -side * sweep, "roll": side * dihedral}
         lean = math.radians(sweep)
-        middle = (place - span / 2 * math.tan(lean) * 0.9, side * (span / 2 + 0.3 * radius), height)
+        middle = (wing_x - span / 2 * math.tan(lean) * 0.9, side * (span / 2 + 0.3 * radius), height)
         half = span / 2 / math.cos(lean)
         parts.append(
             box(middle, (chord, half, 0.022), tone, **angles)
@@ -280,7 +280,7 @@ def airplane(rng: np.random.Generator) -> list[Solid]:
         parts.append(ball((tip, 0, z), (0.06, 0.04, 0.04), 0.6))
     elif kind in (1, 2):  # two or four engines
         for side, out in itertools.product((-1, 1), (0.4, 0.7)[:kind]):
-            x, y = place - out * span * math.tan(math.radians(sweep)), side * out * span
+            x, y = wing_x - out * span * math.tan(math.radians(sweep)), side * out * span
             low = height - 0.06
             parts.append(rod((x - 0.12, y, low), (x + chord + 0.1, y, low), 0.07, albedo=0.8 * tone))
     else:  # floats
@@ -306,8 +306,8 @@ def truck(rng: np.random.Generator) -> list[Solid]:
     ]
     if bonnet:
         parts.append(box((front - bonnet, 0, deck + 0.45 * cab_height), (bonnet, half * 0.85, 0.45 * cab_height), tone))
-    places = [front - 0.3, -front + 0.3, -front + 0.3 + 2.3 * wheel][: rng.integers(2, 4)]
-    parts += wheels(places, half, wheel, u(0.08, 0.14))
+    axles = [front - 0.3, -front + 0.3, -front + 0.3 + 2.3 * wheel][: rng.integers(2, 4)]
+    parts += wheels(axles, half, wheel, u(0.08, 0.14))
     start, end = -front, x - cab - u(0.02, 0.1)
     middle, reach_x, shade = (start + end) / 2, (end - start) / 2, u(0.75, 1.0) * tone
     floor = deck + 0.05
@@ -601,11 +601,11 @@ def draw_view(toy: Toy, azimuth: float, elevation: float, eye: float, ground: Ar
         np.copyto(depth[window], leave, where=seen)
         np.copyto(owner[window], k, where=seen)
 
-    place = np.flatnonzero(owner >= 0)
-    place = place[np.argsort(owner.ravel()[place], kind="stable")]  # (N,) the points of each solid together
-    counts = np.bincount(owner.ravel()[place], minlength=len(toy.kinds))
-    row, column = np.divmod(place, n)
-    point = np.stack([u[column], u[::-1][row], depth.ravel()[place]]).astype(np.float32)  # (3, N)
+    hit = np.flatnonzero(owner >= 0)  # the rays that meet a solid
+    hit = hit[np.argsort(owner.ravel()[hit], kind="stable")]  # (N,) those of each solid together
+    counts = np.bincount(owner.ravel()[hit], minlength=len(toy.kinds))
+    row, column = np.divmod(hit, n)
+    point = np.stack([u[column], u[::-1][row], depth.ravel()[hit]]).astype(np.float32)  # (3, N)
     normal = normals(scene, counts, point)
     world = frame.astype(np.float32)  # from (u, v, t)
     light = BRIGHTNESS.astype(np.float32) @ np.maximum(LAMPS.astype(np.float32) @ world @ normal, 0)  # (K, N)

@@ -230,10 +230,7 @@ class Experiment(NamedTuple):
 
     def config(self, more: str = "") -> Any:
         """What the flags make of the default Config; those of ``argv`` are not among them."""
-        parser = self.script.make_parser()
-        args = parser.parse_args(more.split())
-        needs_parser = len(inspect.signature(self.script.config_from_args).parameters) == 2
-        return self.script.config_from_args(*[parser][:needs_parser], args)
+        return self.script.config_from_args(self.script.make_parser().parse_args(more.split()))
 
 
 _DIGITS = "--dataset mnist --data-dir {digits} --n-epochs 2 --batch-size 8 --n-train 24"

@@ -64,7 +64,7 @@ def some_digits(n: int) -> tuple[Array, Array]:
 
 def from_flags(*flags: str) -> m.Config:
     parser = m.make_parser()
-    return m.config_from_args(parser, parser.parse_args(flags))
+    return m.config_from_args(parser.parse_args(flags))
 
 
 def trained(config: m.Config, names: tuple[str, ...] = m.MODEL_NAMES, threads: int = 1) -> dict[str, m.TrainState]:
@@ -379,7 +379,7 @@ ELEVATIONS = ["--train-elevations", "10:35", "--test-elevations", "40:70"]
 )  # fmt: skip
 def test_voxel_views_are_those_of_the_viewpoint_script(flags: list[str], sizes: tuple[int, ...]) -> None:
     parser = views.make_parser()
-    other = views.config_from_args(parser, parser.parse_args(flags))
+    other = views.config_from_args(parser.parse_args(flags))
     config = from_flags("--dataset", "voxels", *flags)
     for field in dataclasses.fields(views.Viewpoints):
         assert getattr(config, field.name) == getattr(other, field.name), field.name
@@ -409,7 +409,7 @@ def write_smallnorb(folder: Path) -> Path:
 def test_smallnorb_views_are_those_of_the_viewpoint_script(flags: list[str], tmp_path: Path) -> None:
     flags = ["--dataset", "smallnorb", "--data-dir", str(write_smallnorb(tmp_path)), *flags]
     parser = views.make_parser()
-    other = views.config_from_args(parser, parser.parse_args(flags))
+    other = views.config_from_args(parser.parse_args(flags))
     sizes = tuple(len(split.labels) for split in views.make_data(other))
     assert_same_views(from_flags(*flags), other, sizes)
 
@@ -923,7 +923,7 @@ def test_real_smallnorb_files_are_learnt_attacked_and_tested_again(
     data_flags = ["--dataset", "smallnorb", "--data-dir", str(SMALLNORB)]
     ranges = ["--train-azimuths", "0:240", "--test-azimuths", "300:340"]
     parser = views.make_parser()
-    other = views.config_from_args(parser, parser.parse_args([*data_flags, *ranges]))
+    other = views.config_from_args(parser.parse_args([*data_flags, *ranges]))
     sizes = tuple(len(split.labels) for split in views.make_data(other))
     assert_same_views(from_flags(*data_flags, *ranges), other, sizes)
 

@@ -587,7 +587,7 @@ def test_a_variance_floor_is_one_that_the_numbers_carry(name: str, capsys: Captu
         assert f"argument --variance-floor: {float(refused):g} is below" in line
         assert "lr" not in line
         parser = script.make_parser()
-        assert script.config_from_args(parser, parser.parse_args([*argv, taken])).variance_floor == float(taken)
+        assert script.config_from_args(parser.parse_args([*argv, taken])).variance_floor == float(taken)
 
 
 @pytest.mark.usefixtures("no_run")

@@ -73,7 +73,7 @@ def folder(tmp_path: Path) -> Path:
 
 def config_of(path: Path, *flags: str) -> m.Config:
     parser = m.make_parser()
-    return m.config_from_args(parser, parser.parse_args(["--dataset=images", f"--data-dir={path}", *flags]))
+    return m.config_from_args(parser.parse_args(["--dataset=images", f"--data-dir={path}", *flags]))
 
 
 def data_of(path: Path, *flags: str) -> m.Data:
@@ -579,7 +579,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if module is compare_seeds:
             module, argv = m, argv[argv.index("--") + 1 :]
         parser = module.make_parser()
-        config = m.config_from_args(parser, parser.parse_args(argv))
+        config = m.config_from_args(parser.parse_args(argv))
         if data is None:
             data = m.make_data(config)
             config = m.resolved(config, data)

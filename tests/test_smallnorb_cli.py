@@ -66,7 +66,7 @@ def test_ranges_that_overlap_modulo_360_are_refused(train: str, test: str, capsy
 )
 def test_ranges_apart_are_taken(train: str, test: str) -> None:
     parser = s.make_parser()
-    config = s.config_from_args(parser, parser.parse_args(["--train-azimuths", train, "--test-azimuths", test]))
+    config = s.config_from_args(parser.parse_args(["--train-azimuths", train, "--test-azimuths", test]))
     assert s.format_range(config.train_azimuths) == train
     assert s.format_range(config.test_azimuths) == test
 
@@ -102,17 +102,17 @@ def test_flags_that_do_not_fit_together(
 
 def test_elevation_flags_hold_out_elevation() -> None:
     parser = s.make_parser()
-    config = s.config_from_args(parser, parser.parse_args(BOTH))
+    config = s.config_from_args(parser.parse_args(BOTH))
     assert config.held_out == "elevation"
     assert (config.train_elevations, config.test_elevations) == ((10, 35), (40, 70))
     assert config.train_azimuths == config.test_azimuths == (0, 360)
-    config = s.config_from_args(parser, parser.parse_args([*BOTH, "--train-azimuths", "0:90"]))
+    config = s.config_from_args(parser.parse_args([*BOTH, "--train-azimuths", "0:90"]))
     assert config.train_azimuths == config.test_azimuths == (0, 90)
 
 
 def test_defaults_are_the_headline_run() -> None:
     parser = s.make_parser()
-    config = s.config_from_args(parser, parser.parse_args([]))
+    config = s.config_from_args(parser.parse_args([]))
     assert config == s.Config()
     assert (config.seed, config.n_epochs, config.lr) == (0, 10, 2e-3)
     assert (config.train_azimuths, config.test_azimuths) == ((0, 150), (200, 330))

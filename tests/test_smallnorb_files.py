@@ -125,7 +125,7 @@ def test_splits_are_the_papers(tmp_path: Path) -> None:
     def data(*flags: str) -> s.Data:
         args = ["--dataset", "smallnorb", "--data-dir", str(tmp_path), *flags]
         parser = s.make_parser()
-        return s.make_data(s.config_from_args(parser, parser.parse_args(args)))
+        return s.make_data(s.config_from_args(parser.parse_args(args)))
 
     sets = data()
     low = {300, 320, 340, 0, 20, 40}

@@ -337,7 +337,7 @@ def test_each_channel_of_each_image_is_standardized() -> None:
 @pytest.mark.parametrize("ranges", [[], ["--train-elevations", "10:30", "--test-elevations", "40:70"]])
 def test_held_out_views_may_have_more_elevations(ranges: list[str]) -> None:
     parser = s.make_parser()
-    config = s.config_from_args(parser, parser.parse_args([*ranges, "--n-elev", "2", "--n-test-elev", "4"]))
+    config = s.config_from_args(parser.parse_args([*ranges, "--n-elev", "2", "--n-test-elev", "4"]))
     data = s.make_data(config)
     low, high = config.test_elevations
     assert sorted(set(data.train.elevations)) == sorted(set(data.familiar.elevations)) == [*config.train_elevations]
@@ -357,9 +357,9 @@ def test_standardized_images_have_no_offset(flags: list[str], capsys: pytest.Cap
     assert "argument --pixel-offset: needs --standardize none" in line
     parser = s.make_parser()
     args = parser.parse_args([*flags, "--standardize", "none", "--pixel-offset", "0.5"])
-    assert s.config_from_args(parser, args).standardize == "none"
-    assert s.config_from_args(parser, parser.parse_args(flags)).standardize == "image"
-    assert s.config_from_args(parser, parser.parse_args([])).standardize == "none"
+    assert s.config_from_args(args).standardize == "none"
+    assert s.config_from_args(parser.parse_args(flags)).standardize == "image"
+    assert s.config_from_args(parser.parse_args([])).standardize == "none"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
