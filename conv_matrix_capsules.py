@@ -1243,7 +1243,7 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
 
 
 VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed", "pixel_offset"}
-RANGE_FIELDS = ("train_azimuths", "test_azimuths", "train_elevations", "test_elevations")
+SPLIT_FIELDS = ("hold_out", "train_azimuths", "test_azimuths", "train_elevations", "test_elevations")
 TEST_FIELDS = (
     "dataset", "data_dir", "hold_out", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack",
     *sorted(VIEW_FIELDS - {"standardize"}),  # which the networks were trained with
@@ -1257,17 +1257,17 @@ def free_fields(config: Config) -> list[str]:
 
 
 def evaluate_checkpoint(
-    checkpoint: Path, asked: Config, given: Collection[str] = (), names: Collection[str] = MODEL_NAMES, threads: int = 1
+    checkpoint: Path, asked: Config, given: Collection[str], names: Collection[str], threads: int
 ) -> dict[str, Any]:
     """Test and attack the named networks of a checkpoint on the test set of ``asked``; see ``check_same`` for
     ``given``."""
     saved, states = load_checkpoint(checkpoint)
     check_same(checkpoint, saved, asked, given, free_fields(saved))
     states = of_models(checkpoint, states, names)
-    # Without a flag of ranges, those of the training: the default may hold out what the networks were trained on.
-    keeps_ranges = asked.dataset == saved.dataset and not {"hold_out", *RANGE_FIELDS} & {*given}
-    fields = [k for k in free_fields(saved) if not (keeps_ranges and k in {"hold_out", *RANGE_FIELDS})]
-    config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in fields})
+    # Without a flag of the split, that of the training: the default may hold out what the networks were trained on.
+    keeps_split = asked.dataset == saved.dataset and not {*SPLIT_FIELDS} & {*given}
+    fields = [name for name in free_fields(saved) if not (keeps_split and name in SPLIT_FIELDS)]
+    config = dataclasses.replace(saved, **{name: getattr(asked, name) for name in fields})
     shapes = [(c.image_size, c.in_channels, c.classes) for c in (saved, config)]
     if shapes[0] != shapes[1]:
         raise UserError(
@@ -1401,7 +1401,7 @@ def read_picture(path: Path, config: Config) -> Array:
     return digit[None, :, :, None] - np.float32(config.pixel_offset)
 
 
-def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collection[str] = ()) -> str:
+def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collection[str]) -> str:
     """A table: for each picture the class that each model predicts, and the class capsules' activations. Flags that
     were ``given`` must be those of the checkpoint."""
     config, states = load_checkpoint(checkpoint)

@@ -345,7 +345,7 @@ def lenet_forward(params: Params, images: Array, conv: str, ws: Workspace) -> tu
     """images (B, S, S), conv as in the configuration -> scores (J, B), before the softmax."""
     x, cache = base.batch_last(images, ws), LeNetCache([], [])
     for k in (1, 2):
-        forward, _ = base.CONVOLUTIONS[conv if k > 1 else "im2col"]
+        forward, _ = base.convolution(conv, k)
         y, conv_cache = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], 1, ws, f"conv{k}")
         base.relu_forward(y)
         x = avg_pool_forward(y, ws, f"pool{k}")
@@ -375,7 +375,7 @@ def lenet_loss_and_grads(
         cache, y, _ = convs[k - 1]
         dy = avg_pool_backward(dx, y, ws, f"pool{k}")
         base.relu_backward(dy, y)
-        _, backward = base.CONVOLUTIONS[conv if k > 1 else "im2col"]
+        _, backward = base.convolution(conv, k)
         dx = backward(dy, cache, grads[f"conv{k}.w"], grads[f"conv{k}.b"], ws, need_dx=k > 1)
     return {"train_loss": loss}
 
@@ -618,9 +618,8 @@ TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "n_sweep", "rotation")
 
 
 def evaluate_checkpoint(
-    checkpoint: Path, asked: Config, given: Collection[str] = (), names: Collection[str] = MODEL_NAMES,
-    threads: int = 1, affnist: Path | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    checkpoint: Path, asked: Config, given: Collection[str], names: Collection[str], threads: int, affnist: Path | None
+) -> dict[str, Any]:
     """Test the named networks of a checkpoint on the test sets of ``asked``; see ``check_same`` for ``given``."""
     saved, states = load_checkpoint(checkpoint)
     check_same(checkpoint, saved, asked, given, (*TEST_FIELDS, "n_train"))  # which may stand for "all"
@@ -693,13 +692,11 @@ def read_digit(path: Path, config: Config) -> Array:
     return picture
 
 
-def predict(
-    checkpoint: Path, paths: list[Path], out_png: Path, asked: Config | None = None, given: Collection[str] = ()
-) -> str:
+def predict(checkpoint: Path, paths: list[Path], out_png: Path, asked: Config, given: Collection[str]) -> str:
     """A table of each model's class for each picture; and a PNG with a row for each picture, as the networks get it and
     as the longest capsule reconstructs it. See ``check_same`` for ``asked`` and ``given``."""
     config, states = load_checkpoint(checkpoint)
-    check_same(checkpoint, config, asked or config, given)
+    check_same(checkpoint, config, asked, given)
     models = make_models(config)
     images = np.stack([read_digit(path, config) for path in paths])
     with Workers(1, config.dtype) as workers:

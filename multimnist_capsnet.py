@@ -543,10 +543,16 @@ def conv2d_backward(
     return dx
 
 
-CONVOLUTIONS: dict[str, tuple[Callable[..., tuple[Array, Any]], Callable[..., Any]]] = {
+Convolution = tuple[Callable[..., tuple[Array, Any]], Callable[..., Any]]  # forward and backward pass
+CONVOLUTIONS: dict[str, Convolution] = {
     "im2col": (conv2d_forward, conv2d_backward),
     "spectral": (spectral_conv2d_forward, spectral_conv2d_backward),
 }
+
+
+def convolution(conv: str, layer: int) -> Convolution:
+    """That of a network's layer, counted from 1: of one channel, in the first, it is always im2col."""
+    return CONVOLUTIONS[conv if layer > 1 else "im2col"]
 
 
 def max_pool_forward(x: Array, ws: Workspace, name: str) -> Array:
@@ -1048,10 +1054,6 @@ class CNN(NamedTuple):
     loss: Loss = sigmoid_cross_entropy
     conv: str = "spectral"
 
-    def convolution(self, k: int) -> tuple[Callable[..., tuple[Array, Any]], Callable[..., Any]]:
-        """Forward and backward pass of layer k, counted from 1; that of one channel is always im2col."""
-        return CONVOLUTIONS[self.conv if k > 1 else "im2col"]
-
 
 class CNNCache(NamedTuple):
     convs: list[tuple[Any, Array, Array]]  # cache, output before and after pooling
@@ -1078,7 +1080,7 @@ def cnn_forward(params: Params, images: Array, net: CNN, ws: Workspace) -> tuple
     """images (B, H, W) -> scores (J, B), before the sigmoid."""
     x, convs = batch_last(images, ws), []
     for k, layer in enumerate(net.convs, 1):
-        forward, _ = net.convolution(k)
+        forward, _ = convolution(net.conv, k)
         y, cache = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, ws, f"conv{k}")
         relu_forward(y)
         x = max_pool_forward(y, ws, f"pool{k}") if layer.pool else y
@@ -1101,7 +1103,7 @@ def cnn_loss_and_grads(
         cache, y, out = convs[k - 1]
         dy = max_pool_backward(dx, y, out, ws, f"pool{k}") if net.convs[k - 1].pool else dx
         relu_backward(dy, y)
-        _, backward = net.convolution(k)
+        _, backward = convolution(net.conv, k)
         dx = backward(dy, cache, grads[f"conv{k}.w"], grads[f"conv{k}.b"], ws, need_dx=k > 1)
     return {"train_loss": loss}
 
@@ -1168,25 +1170,29 @@ def top_labels(scores: Array, n_labels: int) -> Array:
     return np.argsort(-scores, axis=1, kind="stable")[:, :n_labels]
 
 
-def assess(model: Model, params: Params, batch: Batch, workers: Workers, part: int = 32) -> tuple[Array, float]:
+EVALUATION_BATCH = 32  # images that a thread classifies at a time
+
+
+def assess(model: Model, params: Params, batch: Batch, workers: Workers) -> tuple[Array, float]:
     """Scores (N, J), and the squared error of all reconstructions from the true digits' capsules, NaN where a model has
     none."""
 
     def work(start: int) -> tuple[Array, float]:
         with np.errstate(all="ignore"):
-            scores, error = model.assess(params, batch.part(start, start + part), workers.workspace)
+            part = batch.part(start, start + EVALUATION_BATCH)
+            scores, error = model.assess(params, part, workers.workspace)
         return scores.astype(float), error  # a copy: the next part overwrites the workspace
 
-    scores, errors = zip(*workers.map(work, range(0, len(batch.labels), part)), strict=True)
+    scores, errors = zip(*workers.map(work, range(0, len(batch.labels), EVALUATION_BATCH)), strict=True)
     return np.concatenate(scores), sum(errors)
 
 
-def evaluate(model: Model, params: Params, batch: Batch, workers: Workers, part: int = 32) -> dict[str, float]:
+def evaluate(model: Model, params: Params, batch: Batch, workers: Workers) -> dict[str, float]:
     """Test metrics. ``set_accuracy``: fraction of images whose two digits have the two highest scores;
     ``soft_accuracy``: of which one or both have; ``digit_accuracy``: fraction of digits that have. ``recon_mse``: mean
     squared error of a pixel in reconstructions from the true digits' capsules."""
     L = batch.labels.shape[1]
-    scores, error = assess(model, params, batch, workers, part)
+    scores, error = assess(model, params, batch, workers)
     n_correct = (top_labels(scores, L)[:, :, None] == batch.labels[:, None]).sum(axis=(1, 2))  # (N,)
     metrics = {
         "set_accuracy": float((n_correct == L).mean()),
@@ -1198,7 +1204,7 @@ def evaluate(model: Model, params: Params, batch: Batch, workers: Workers, part:
     return metrics
 
 
-def routing_study(config: Config, params: Params, batch: Batch, workers: Workers, part: int = 32) -> dict[str, float]:
+def routing_study(config: Config, params: Params, batch: Batch, workers: Workers) -> dict[str, float]:
     """The trained capsules with other couplings than they were trained with, as in I. Paik et al., "Capsule networks
     need an improved routing algorithm", ACML 2019.
 
@@ -1210,13 +1216,13 @@ def routing_study(config: Config, params: Params, batch: Batch, workers: Workers
 
     def answers_and_entropy(config: Config) -> tuple[Array, float]:
         def work(start: int) -> tuple[Array, Array]:
-            images = batch.part(start, start + part).images
+            images = batch.part(start, start + EVALUATION_BATCH).images
             lengths, cache = capsnet_forward(params, images, config, workers.workspace)
             c = cache.routing.c[-1]  # (J, I, B)
             entropy = -(c * np.log(np.maximum(c, np.finfo(c.dtype).tiny))).sum(axis=0).mean(axis=0)  # (B,)
             return np.sort(top_labels(lengths.T, batch.labels.shape[1]), axis=1), entropy / math.log(len(c))
 
-        answers, entropies = zip(*workers.map(work, range(0, len(batch.labels), part)), strict=True)
+        answers, entropies = zip(*workers.map(work, range(0, len(batch.labels), EVALUATION_BATCH)), strict=True)
         return np.concatenate(answers), float(np.concatenate(entropies).mean())
 
     trained, _ = answers_and_entropy(config)
@@ -1333,9 +1339,8 @@ TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "min_iou")
 
 
 def evaluate_checkpoint(
-    checkpoint: Path, asked: Config, given: Collection[str] = (), names: Collection[str] = MODEL_NAMES,
-    threads: int = 1, study: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+    checkpoint: Path, asked: Config, given: Collection[str], names: Collection[str], threads: int, study: bool
+) -> dict[str, Any]:
     """Test the named networks of a checkpoint on the test set of ``asked``; see ``check_same`` for ``given``."""
     saved, states = load_checkpoint(checkpoint)
     check_same(checkpoint, saved, asked, given, TEST_FIELDS)
@@ -1388,13 +1393,11 @@ def format_table(result: dict[str, Any]) -> str:
 BOX = 24  # pixels: one digit of MNIST has 20, two that are a few pixels apart have more
 
 
-def predict(
-    checkpoint: Path, paths: list[Path], out_png: Path, asked: Config | None = None, given: Collection[str] = ()
-) -> str:
+def predict(checkpoint: Path, paths: list[Path], out_png: Path, asked: Config, given: Collection[str]) -> str:
     """A table of the two longest capsules of each picture, and a PNG: a row each of the picture as the network gets it
     and what the two capsules draw. See ``check_same`` for ``asked`` and ``given``."""
     config, states = load_checkpoint(checkpoint)
-    check_same(checkpoint, config, asked or config, given)
+    check_same(checkpoint, config, asked, given)
     if "capsnet" not in states:
         raise UserError(f"{checkpoint} has no capsule network")
     params, ws = states["capsnet"].params, Workspace(config.dtype)

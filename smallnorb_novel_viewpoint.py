@@ -239,14 +239,14 @@ def voxel_points() -> tuple[Array, Array]:
     return points, mask
 
 
-def render_voxels(
-    labels: Array, azimuths: Array, elevations: Array, rng: np.random.Generator | None, *, margin: int = 4,
-    blob_sigma: float = 1.6, noise: float = 0.04,
-) -> Array:  # fmt: skip
+MARGIN, BLOB_SIGMA, NOISE = 4, 1.6, 0.04  # of an image of an object: in pixels, pixels, fractions of white
+
+
+def render_voxels(labels: Array, azimuths: Array, elevations: Array, rng: np.random.Generator | None) -> Array:
     """Draw one view per entry: labels (N,), angles (N,) in degrees -> images (N, 32, 32, 1) in [0, 1].
 
-    An object turns about y by the azimuth, then about x by the elevation, and is projected along z with ``margin``
-    pixels left free round [-1, 1]^2. A point is a Gaussian blob of ``blob_sigma`` pixels, its brightness linear in
+    An object turns about y by the azimuth, then about x by the elevation, and is projected along z with ``MARGIN``
+    pixels left free round [-1, 1]^2. A point is a Gaussian blob of ``BLOB_SIGMA`` pixels, its brightness linear in
     depth from 0.6 (z = -1, far) to 1.0 (z = +1, near). The blobs are summed and clipped; ``rng`` (or None) draws noise.
     """
     points, mask = voxel_points()
@@ -259,17 +259,17 @@ def render_voxels(
     x, y, z = np.moveaxis(points[labels] @ rotation.transpose(0, 2, 1), -1, 0)  # each (N, Q)
 
     pixels = np.arange(IMAGE_SIZE)
-    centre, scale = (IMAGE_SIZE - 1) / 2, IMAGE_SIZE / 2 - margin
+    centre, scale = (IMAGE_SIZE - 1) / 2, IMAGE_SIZE / 2 - MARGIN
     brightness = mask[labels] * (0.8 + 0.2 * z)
 
     # A round Gaussian is a product of a row profile and a column profile, so the sum over points is one matrix product.
     def profile(position: Array) -> Array:
-        return np.exp(-0.5 * ((pixels - position[..., None]) / blob_sigma) ** 2)  # (N, Q, 32)
+        return np.exp(-0.5 * ((pixels - position[..., None]) / BLOB_SIGMA) ** 2)  # (N, Q, 32)
 
     rows = profile(centre - scale * y) * brightness[..., None]
     images = np.clip(rows.transpose(0, 2, 1) @ profile(centre + scale * x), 0, 1)
     if rng is not None:
-        images = np.clip(images + rng.normal(0, noise, images.shape), 0, 1)
+        images = np.clip(images + rng.normal(0, NOISE, images.shape), 0, 1)
     return images[..., None].astype(np.float32)
 
 
@@ -391,17 +391,19 @@ def load_smallnorb(config: Viewpoints, n_val: int | None = None) -> Data:
     """The paper's split: training objects seen from the training range; other objects from both ranges. ``n_val``: see
     ``smallnorb_halves``."""
 
-    def within(azimuths: Range, elevations: Range) -> Callable[[Array, Array], Array]:
-        return lambda azimuth, elevation: (
-            in_range(azimuth, azimuths, circular=True) & in_range(elevation, elevations, circular=False)
-        )
+    def read(half: Half, azimuths: Range, elevations: Range) -> Split:
+        def wanted(azimuth: Array, elevation: Array) -> Array:
+            return in_range(azimuth, azimuths, circular=True) & in_range(elevation, elevations, circular=False)
 
-    data_dir = norb_folder(config)
-    familiar_range = within(config.train_azimuths, config.train_elevations)
-    held_out_range = within(config.test_azimuths, config.test_elevations)
+        return read_smallnorb(data_dir, half.subset, wanted, config.standardize, half.objects)
+
+    c, data_dir = config, norb_folder(config)
     train, test = smallnorb_halves(n_val)
-    sets = (train, familiar_range), (test, familiar_range), (test, held_out_range)
-    data = Data(*(read_smallnorb(data_dir, h.subset, wanted, config.standardize, h.objects) for h, wanted in sets))
+    data = Data(
+        train=read(train, c.train_azimuths, c.train_elevations),
+        familiar=read(test, c.train_azimuths, c.train_elevations),
+        held_out=read(test, c.test_azimuths, c.test_elevations),
+    )
     for name, split in zip(Data._fields, data, strict=True):
         if not len(split.labels):
             raise UserError(f"no smallNORB image in {data_dir} falls into the {name.replace('_', '-')} range")
@@ -443,7 +445,6 @@ class ConvCache(NamedTuple):
     columns: Array  # (K * K * C, B * Ho * Wo) the patches, one per column
     w: Array
     x_shape: tuple[int, ...]
-    out_shape: tuple[int, ...]
     stride: int
     pad: int
 
@@ -463,14 +464,13 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple
     columns = columns.reshape(K * K * C, -1)
     out = columns.T @ w.reshape(-1, F)  # (B * Ho * Wo, F)
     out += b
-    out = out.reshape(B, Ho, Wo, F)
-    return out, ConvCache(columns, w, x.shape, out.shape, stride, pad)
+    return out.reshape(B, Ho, Wo, F), ConvCache(columns, w, x.shape, stride, pad)
 
 
 def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Array | None, Array, Array]:
     """dout (B, Ho, Wo, F) -> dx (None if it is not needed, as in the first layer), dw, db."""
-    columns, w, (B, H, W, C), (_, Ho, Wo, F), stride, pad = cache
-    K = w.shape[0]
+    columns, w, (B, H, W, C), stride, pad = cache
+    (_, Ho, Wo, F), K = dout.shape, w.shape[0]
     rows = dout.reshape(-1, F)  # (B * Ho * Wo, F)
     # out = columns.T @ w + b
     dw = (columns @ rows).reshape(w.shape)
@@ -1072,12 +1072,12 @@ def pose_study(config: Config, states: dict[str, TrainState], data: Data) -> dic
     return found
 
 
-def sign_study(config: Config, n_steps: int = 300) -> dict[str, float]:
+def sign_study(config: Config) -> dict[str, float]:
     """Whether class capsules tell poses from their negatives, without and with a bias of the votes. [Peer 2019]
 
     Class 0 has children whose pose entries lie between 0 and 1, class 1 has the negatives of the same poses. All
     children are active. The layer has the parameters, routing, optimiser and rate of the capsule network, and
-    cross-entropy; it takes ``n_steps`` on 16 new pairs each. Accuracies on 500 new pairs; guessing has 0.5.
+    cross-entropy; it takes 300 steps on 16 new pairs each. Accuracies on 500 new pairs; guessing has 0.5.
     """
     rng, found = generator(config.seed, Stream.EVALUATION, *b"signs"), {}
 
@@ -1097,7 +1097,7 @@ def sign_study(config: Config, n_steps: int = 300) -> dict[str, float]:
         two = {name: p[:, :2] if name == "class.w" else p[:2] for name, p in drawn.items() if "class." in name}
         params = {name: p.copy() for name, p in two.items()}  # class.w of two classes is no contiguous array
         state = TrainState("signs", params)
-        for _ in range(n_steps):
+        for _ in range(300):
             pose, labels = pairs(16)
             scores, votes_cache, cache, mu = forward(params, pose)
             dmu, da = class_scores_backward(softmax_cross_entropy(scores, labels)[1], mu, "cross-entropy")
@@ -1215,12 +1215,12 @@ def run(
     data = make_data(config)
     states = train_all(config, data, files=files, **options)
     result = make_result(config, states, data)
-    if study and "capsules" in states:
+    if study:
         result["models"]["capsules"] |= routing_study(config, states["capsules"].params, data.held_out)
     if poses:
         for name, errors in pose_study(config, states, data).items():
             result["models"][name] |= errors
-    if signs and "capsules" in states:
+    if signs:
         result["models"]["capsules"] |= sign_study(config)
     return result
 
@@ -1275,7 +1275,7 @@ def read_picture(path: Path, config: Viewpoints) -> Array:
     return standardized(image) if config.standardize == "image" else image
 
 
-def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collection[str] = ()) -> str:
+def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collection[str]) -> str:
     """A table: for each picture the class that each model names, and the capsule network's class activations. Flags
     that were ``given`` must be those of the checkpoint."""
     config, states = load_checkpoint(checkpoint)

@@ -334,13 +334,14 @@ def test_no_large_array_is_allocated_in_a_step() -> None:
     assert peak < 2.5e6  # less than one copy of conv1's output, 1.6 MB, beside a few small ones
 
 
-def test_top_labels_and_figures() -> None:
+def test_top_labels_and_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(m, "EVALUATION_BATCH", 3)
     scores = np.array([[0.1, 0.9, 0.5, 0, 0, 0, 0, 0, 0, 0], [0.9, 0, 0, 0, 0, 0, 0, 0, 0.2, 0.3]])
     np.testing.assert_array_equal(m.top_labels(scores, 2), [[1, 2], [0, 9]])
     model = m.Model("fixed", lambda rng: {}, lambda *a: {}, lambda p, batch, ws: (scores[batch.labels[:, 0] // 5], 3.5))
     labels = np.array([[2, 1], [1, 3], [9, 7], [0, 9], [9, 0], [4, 5], [1, 2], [8, 7]])
     batch = m.Batch(np.zeros((8, 2, 2)), labels, np.zeros((8, 2, 2, 2)))
-    figures = m.evaluate(model, {}, batch, SERIAL, part=3)
+    figures = m.evaluate(model, {}, batch, SERIAL)
     # Images whose first label is below 5 score as the first row. Right: both, one, one, none, both, none, both, none.
     assert figures == {
         "set_accuracy": 3 / 8,
@@ -425,12 +426,13 @@ def test_threads_compute_the_gradient_of_the_whole_batch(name: str) -> None:
             np.testing.assert_allclose(g, results[0][1][key], rtol=1e-9, atol=1e-13, err_msg=key)
 
 
-def test_the_study_of_the_routing_by_hand(digits_dir: Path) -> None:
+def test_the_study_of_the_routing_by_hand(digits_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(m, "EVALUATION_BATCH", 5)
     config = small(digits_dir, dtype="float64", routing_iters=2)
     data = m.make_data(config)
     params = {key: 3 * p for key, p in m.capsnet_init(np.random.default_rng(0), config).items()}
     with Workers(2, config.dtype) as workers:
-        found = m.routing_study(config, params, data.test, workers, part=5)
+        found = m.routing_study(config, params, data.test, workers)
     labels = [set(pair) for pair in data.test.labels]
 
     def outputs(**changes: Any) -> tuple[list[set[int]], Array]:
@@ -477,13 +479,16 @@ def test_the_study_is_a_part_of_the_result_and_of_a_test(
     assert [line.split() for line in capsys.readouterr().out.splitlines()].count(["random", *said]) == 2
 
 
-def test_evaluation_is_pure(digits_dir: Path) -> None:
+def test_evaluation_is_pure(digits_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(digits_dir)
     state, data = trained(config), m.make_data(config)
     model, before = m.make_models(config)["capsnet"], {key: p.copy() for key, p in state.params.items()}
     for threads in (1, 3):
-        with Workers(threads) as workers:
-            figures = [m.evaluate(model, state.params, data.test, workers, part) for part in (32, 7)]
+        figures = []
+        for part in (32, 7):
+            monkeypatch.setattr(m, "EVALUATION_BATCH", part)
+            with Workers(threads) as workers:
+                figures.append(m.evaluate(model, state.params, data.test, workers))
         assert {k: v for k, v in figures[0].items() if k != "recon_mse"} == {
             k: state.history[k][-1] for k in figures[0] if k != "recon_mse"
         }

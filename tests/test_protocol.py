@@ -334,9 +334,10 @@ def test_composites_are_of_test_digits(scores: Any, both: float, one: float, dig
     assert numbers_of(multi.format_table(result).splitlines()[1])[:4] == [both, one, digits, 0.01]
 
 
-def test_the_loss_of_reconstruction_is_that_of_one_digit() -> None:
+def test_the_loss_of_reconstruction_is_that_of_one_digit(monkeypatch: Patch) -> None:
     """A decoder of zeros draws grey: 0.25 of squared error for each of 36 x 36 pixels."""
     rng = np.random.default_rng(0)
+    monkeypatch.setattr(multi, "EVALUATION_BATCH", 2)
     for n_labels in (1, 2):
         config = multi.Config(n_labels=n_labels, conv_channels=2, primary_types=1, decoder=(4, 4), dtype="float64")
         params = multi.capsnet_init(rng, config)
@@ -348,7 +349,7 @@ def test_the_loss_of_reconstruction_is_that_of_one_digit() -> None:
         assert losses["train_recon_loss"] == pytest.approx(0.25 * 36 * 36)
         total = losses["train_margin_loss"] + config.recon_weight * n_labels * 0.25 * 36 * 36
         assert losses["train_loss"] == pytest.approx(total)
-        found = multi.evaluate(multi.capsnet_model(config), params, batch, Workers(1, "float64"), part=2)
+        found = multi.evaluate(multi.capsnet_model(config), params, batch, Workers(1, "float64"))
         assert found["recon_mse"] == pytest.approx(0.25)
 
 
