@@ -481,8 +481,9 @@ class MStep(NamedTuple):
     mean: Array  # (L, J, D) mu - shift
     sigma_sq: Array  # (L, J, D)
     log_det: Array  # (L, J) sum_d log sigma_sq
-    z: Array  # (L, J) lambda (beta_a - cost)
-    a: Array  # (L, J) activations, sigmoid(z)
+    lambda_: float  # inverse temperature
+    a: Array  # (L, J) activations
+    log_a: Array  # (L, J) their logarithms
 
 
 class Layer(NamedTuple):
@@ -491,13 +492,13 @@ class Layer(NamedTuple):
     fields: Fields
     beta_a: Array  # (J,)
     beta_v: Array  # (J,) the cost of one pose entry at sigma = 1, the same for all D
-    lambdas: Sequence[float]  # inverse temperature of each iteration
     variance_floor: float  # added to sigma_sq
     mass_unit: float  # the mass in a cost is divided by this, see field_routing_forward
 
 
-def field_m_step_forward(votes: Votes, r: Array, a_in: Array, layer: Layer, inverse_temperature: float) -> MStep:
-    """r (L, J, M), a_in (L, M) -> means, variances and activations of the parents. [Hinton 2018, procedure 1]"""
+def field_m_step_forward(votes: Votes, r: Array, a_in: Array, layer: Layer, lambda_: float) -> MStep:
+    """r (L, J, M), a_in (L, M), inverse temperature lambda_ -> means, variances and activations of the
+    parents. [Hinton 2018, procedure 1, M-STEP]"""
     D = votes.v.shape[3]
     ra = r * a_in[:, None]  # (L, J, M)
     mass = ra.sum(axis=2) + MASS_FLOOR  # (L, J)
@@ -510,24 +511,26 @@ def field_m_step_forward(votes: Votes, r: Array, a_in: Array, layer: Layer, inve
     sigma_sq = np.maximum(variance, 0) + layer.variance_floor  # (L, J, D)
     log_det = np.log(sigma_sq).sum(axis=2)  # (L, J)
     cost = (D * layer.beta_v + 0.5 * log_det) * (mass / layer.mass_unit)  # (L, J)
-    z = inverse_temperature * (layer.beta_a - cost)  # (L, J)
+    z = lambda_ * (layer.beta_a - cost)  # (L, J)
     a, _ = sigmoid_forward(z)
-    return MStep(r, weight, mass, mean, sigma_sq, log_det, z, a)
+    log_a = -np.logaddexp(0, -z)  # finite where a is zero
+    return MStep(r, weight, mass, mean, sigma_sq, log_det, lambda_, a, log_a)
 
 
 def field_m_step_backward(
-    dmu: Array, dsigma_sq: Array, dz: Array, votes: Votes, step: MStep, layer: Layer, inverse_temperature: float,
-    policy: str,
-) -> tuple[Array, Array, Array, VotesGradient]:  # fmt: skip
-    """dmu and dsigma_sq (L, J, D), dz (L, J) -> dra (L, J, M), dbeta_a and dbeta_v (J,), dvotes; ra = r a_in.
+    dmu: Array, dsigma_sq: Array, dlog_a: Array, votes: Votes, step: MStep, layer: Layer, policy: str
+) -> tuple[Array, Array, Array, VotesGradient]:
+    """dmu and dsigma_sq (L, J, D), dlog_a (L, J) -> dra (L, J, M), dbeta_a and dbeta_v (J,), dvotes; ra = r a_in.
 
     policy "stop": assignments, mass, and the mean inside sigma_sq are constants.
     """
-    _, weight, mass, mean, sigma_sq, log_det, _, _ = step
+    _, weight, mass, mean, sigma_sq, log_det, lambda_, a, _ = step
     D = dmu.shape[2]
+    # log_a = log sigmoid(z)
+    dz = dlog_a * (1 - a)  # (L, J)
     # z = lambda (beta_a - cost)
-    dbeta_a = inverse_temperature * dz.sum(axis=0)
-    dmass_cost = -inverse_temperature * dz / layer.mass_unit  # (L, J), of cost * mass_unit
+    dbeta_a = lambda_ * dz.sum(axis=0)
+    dmass_cost = -lambda_ * dz / layer.mass_unit  # (L, J), of cost * mass_unit
     # cost * mass_unit = (D beta_v + log_det / 2) mass; log_det = sum_d log sigma_sq
     dbeta_v = D * (dmass_cost * mass).sum(axis=0)
     dsigma_sq = dsigma_sq + (0.5 * dmass_cost * mass)[..., None] / sigma_sq  # (L, J, D)
@@ -554,10 +557,9 @@ def field_e_step_forward(votes: Votes, step: MStep, fields: Fields) -> Array:
     """Assignments r (L, J, M), in proportion to a_j p_j(vote). A child's sum to 1 over all of its parents: all types at
     all positions whose field contains it. [Hinton 2018, procedure 1, and sec. 4 for the fields]"""
     precision = 1 / step.sigma_sq
-    # In logarithms, without D log(2 pi) / 2, which is equal for all parents.
-    log_a = -np.logaddexp(0, -step.z)  # (L, J)
-    # log a_j p_j(V) = log a - log_det / 2 - sum_d (v - mean)^2 / (2 sigma_sq), with the square expanded
-    log_ap0 = log_a - 0.5 * step.log_det - 0.5 * (step.mean * step.mean * precision).sum(axis=2)  # (L, J), of v = 0
+    # In logarithms, without D log(2 pi) / 2, which is equal for all parents:
+    # log a_j p_j(V) = log_a - log_det / 2 - sum_d (v - mean)^2 / (2 sigma_sq), with the square expanded
+    log_ap0 = step.log_a - 0.5 * step.log_det - 0.5 * (step.mean * step.mean * precision).sum(axis=2)  # (L, J), v = 0
     log_ap = (votes.v @ (step.mean * precision)[..., None])[..., 0]  # (L, J, M)
     log_ap += (votes.v_sq @ (-0.5 * precision)[..., None])[..., 0]
     log_ap += log_ap0[..., None]
@@ -570,7 +572,7 @@ def field_e_step_forward(votes: Votes, step: MStep, fields: Fields) -> Array:
 def field_e_step_backward(
     dr: Array, votes: Votes, step: MStep, r: Array, fields: Fields
 ) -> tuple[Array, Array, Array, VotesGradient]:
-    """dr (L, J, M), r of the E-step after the M-step ``step`` -> dmu, dsigma_sq, dz of that M-step; dvotes."""
+    """dr (L, J, M), r of the E-step after the M-step ``step`` -> dmu, dsigma_sq, dlog_a of that M-step; dvotes."""
     mean, precision = step.mean, 1 / step.sigma_sq
     # r = softmax(log_ap) over a child's parents
     dlog_ap = dr * r
@@ -582,9 +584,7 @@ def field_e_step_backward(
     total = dlog_a[..., None]  # sum_m dlog_ap
     dmu = (first - mean * total) * precision
     dsigma_sq = 0.5 * precision * ((second - 2 * mean * first + mean * mean * total) * precision - total)
-    # log_a = log sigmoid(z)
-    dz = dlog_a * (1 - step.a)
-    return dmu, dsigma_sq, dz, VotesGradient(dlog_ap, mean * precision, -precision)
+    return dmu, dsigma_sq, dlog_a, VotesGradient(dlog_ap, mean * precision, -precision)
 
 
 class RoutingCache(NamedTuple):
@@ -642,7 +642,7 @@ def field_routing_forward(
     fields, D = receptive_fields(H, W, k, stride), P * P
     L, M = B * math.prod(fields.out), k * k * I
     mass_unit = fields.n_covered * I / (math.prod(fields.out) * J)
-    layer = Layer(fields, beta_a, beta_v, lambdas, variance_floor, mass_unit)
+    layer = Layer(fields, beta_a, beta_v, variance_floor, mass_unit)
     poses = gather(pose.reshape(B, H, W, I, D), fields).reshape(L, k, k, I, D)
     a_fields = gather(a_in, fields).reshape(L, M)
     kron = kronecker_forward(w)
@@ -653,10 +653,10 @@ def field_routing_forward(
     uniform = np.repeat(uniform, I).reshape(-1, 1, M)  # (Ho * Wo, 1, M)
     r = np.broadcast_to(uniform, (B, len(uniform), J, M)).reshape(L, J, M)
     steps: list[MStep] = []
-    for t, inverse_temperature in enumerate(lambdas):
+    for t, lambda_ in enumerate(lambdas):
         if t:
             r = field_e_step_forward(votes, steps[-1], fields)
-        steps.append(field_m_step_forward(votes, r, a_fields, layer, inverse_temperature))
+        steps.append(field_m_step_forward(votes, r, a_fields, layer, lambda_))
     cache = RoutingCache(poses, a_fields, kron, offset, layer, votes.shift, steps)
     shape = (B, *fields.out, J)
     return (steps[-1].mean + votes.shift).reshape(*shape, P, P), steps[-1].a.reshape(shape), cache
@@ -675,13 +675,13 @@ def field_routing_backward(
     P = math.isqrt(D)
     votes = votes_forward(pose, kron, offset, ws)._replace(shift=shift)
     dmu, dsigma_sq = dmu.reshape(shift.shape), np.zeros_like(shift)  # (L, J, D)
-    dz = sigmoid_backward(da.reshape(-1, J), steps[-1].a)
+    dlog_a = da.reshape(-1, J) * steps[-1].a  # a = exp(log_a)
     da_fields, dbeta_a, dbeta_v = np.zeros_like(a_in), np.zeros_like(layer.beta_a), np.zeros_like(layer.beta_v)
     terms: list[VotesGradient] = []
     for t in reversed(range(len(steps))):
         # M-step
         dra, dbeta_a_step, dbeta_v_step, dvotes = field_m_step_backward(
-            dmu, dsigma_sq, dz, votes, steps[t], layer, layer.lambdas[t], policy
+            dmu, dsigma_sq, dlog_a, votes, steps[t], layer, policy
         )
         terms.append(dvotes)
         dbeta_a += dbeta_a_step
@@ -691,7 +691,7 @@ def field_routing_backward(
             break
         # E-step
         dr = dra * a_in[:, None]
-        dmu, dsigma_sq, dz, dvotes = field_e_step_backward(dr, votes, steps[t - 1], steps[t].r, fields)
+        dmu, dsigma_sq, dlog_a, dvotes = field_e_step_backward(dr, votes, steps[t - 1], steps[t].r, fields)
         terms.append(dvotes)
     dposes, dkron = votes_backward(terms, votes, pose, kron, ws)
     shape = (-1, *fields.out, *pose.shape[1:4])  # (B, Ho, Wo, K, K, I)
@@ -1025,7 +1025,6 @@ def train(
     while state.step < n_steps:
         started = time.perf_counter()
         batch, progress = training_batch(data, config, state.step), state.step / max(1, n_steps - 1)
-
         with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
             losses, grads = workers.gradients(
                 functools.partial(loss_and_grads, model, progress), state.params, batch, part_size(config)

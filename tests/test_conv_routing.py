@@ -342,10 +342,10 @@ def check_m_step(policy: str, activity: float = 1.0) -> None:
         "beta_v": rng.standard_normal(N_OUT),
     }
     dmu, dsigma_sq = rng.standard_normal((2, N_FIELDS, N_OUT, N_ENTRIES))
-    dz = rng.standard_normal((N_FIELDS, N_OUT)) * (activity == 1)  # of no mass no cost
+    dlog_a = rng.standard_normal((N_FIELDS, N_OUT)) * (activity == 1)  # of no mass no cost
 
     def layer(beta_a: Array, beta_v: Array) -> caps.Layer:
-        return caps.Layer(FIELDS, beta_a, beta_v, [temperature], FLOOR, mass_unit=2.5)
+        return caps.Layer(FIELDS, beta_a, beta_v, FLOOR, mass_unit=2.5)
 
     def forward(votes: Array, r: Array, a_in: Array, **betas: Array) -> caps.MStep:
         return caps.field_m_step_forward(shifted(votes, shift), r, activity * a_in, layer(**betas), temperature)
@@ -353,7 +353,7 @@ def check_m_step(policy: str, activity: float = 1.0) -> None:
     step, votes = forward(**inputs), shifted(inputs["votes"], shift)
     mu0, betas = step.mean + shift, (inputs["beta_a"], inputs["beta_v"])
     dra, dbeta_a, dbeta_v, dvotes = caps.field_m_step_backward(
-        dmu, dsigma_sq, dz, votes, step, layer(*betas), temperature, policy
+        dmu, dsigma_sq, dlog_a, votes, step, layer(*betas), policy
     )
     grads = {
         "votes": votes_gradient(dvotes, votes), "r": dra * activity * inputs["a_in"][:, None],
@@ -363,14 +363,14 @@ def check_m_step(policy: str, activity: float = 1.0) -> None:
     def f(votes: Array, r: Array, a_in: Array, beta_a: Array, beta_v: Array) -> float:
         if policy == "exact":
             now = forward(votes, r, a_in, beta_a=beta_a, beta_v=beta_v)
-            mu, sigma_sq, z = now.mean + shift, now.sigma_sq, now.z
+            mu, sigma_sq, log_a = now.mean + shift, now.sigma_sq, now.log_a
         else:
             weight = activity * r * a_in[:, None] / step.mass[..., None]
             mu = np.einsum("ljm,ljmd->ljd", weight, votes)
             sigma_sq = np.einsum("ljm,ljmd->ljd", weight, (votes - mu0[:, :, None]) ** 2) + FLOOR
             cost = (beta_v[:, None] + 0.5 * np.log(sigma_sq)).sum(axis=2) * step.mass / 2.5
-            z = temperature * (beta_a - cost)
-        return float((dmu * mu).sum() + (dsigma_sq * sigma_sq).sum() + (dz * z).sum())
+            log_a = -np.log1p(np.exp(-temperature * (beta_a - cost)))
+        return float((dmu * mu).sum() + (dsigma_sq * sigma_sq).sum() + (dlog_a * log_a).sum())
 
     names = inputs if activity == 1 else ("votes", "r", "a_in")
     rest = {name: x for name, x in inputs.items() if name not in names}
@@ -390,22 +390,22 @@ def check_e_step() -> None:
         "votes": rng.standard_normal((N_FIELDS, N_OUT, N_CHILDREN, N_ENTRIES)),
         "mu": rng.standard_normal((N_FIELDS, N_OUT, N_ENTRIES)),
         "sigma_sq": rng.uniform(0.5, 2, (N_FIELDS, N_OUT, N_ENTRIES)),
-        "z": rng.standard_normal((N_FIELDS, N_OUT)),
+        "log_a": -rng.exponential(1, (N_FIELDS, N_OUT)),
     }
     dr = rng.standard_normal((N_FIELDS, N_OUT, N_CHILDREN))
 
-    def m_step(mu: Array, sigma_sq: Array, z: Array) -> caps.MStep:
+    def m_step(mu: Array, sigma_sq: Array, log_a: Array) -> caps.MStep:
         unused = np.full(1, np.nan)
         log_det = np.log(sigma_sq).sum(axis=2)
-        return caps.MStep(unused, unused, unused, mu - shift, sigma_sq, log_det, z, 1 / (1 + np.exp(-z)))
+        return caps.MStep(unused, unused, unused, mu - shift, sigma_sq, log_det, math.nan, unused, log_a)
 
     def forward(votes: Array, **moments: Array) -> Array:
         return caps.field_e_step_forward(shifted(votes, shift), m_step(**moments), FIELDS)
 
     r, votes = forward(**inputs), shifted(inputs["votes"], shift)
-    step = m_step(*(inputs[name] for name in ("mu", "sigma_sq", "z")))
-    dmu, dsigma_sq, dz, dvotes = caps.field_e_step_backward(dr, votes, step, r, FIELDS)
-    grads = {"votes": votes_gradient(dvotes, votes), "mu": dmu, "sigma_sq": dsigma_sq, "z": dz}
+    step = m_step(*(inputs[name] for name in ("mu", "sigma_sq", "log_a")))
+    dmu, dsigma_sq, dlog_a, dvotes = caps.field_e_step_backward(dr, votes, step, r, FIELDS)
+    grads = {"votes": votes_gradient(dvotes, votes), "mu": dmu, "sigma_sq": dsigma_sq, "log_a": dlog_a}
     check_gradient(lambda **x: float((dr * forward(**x)).sum()), inputs, grads, rng)
 
 
