@@ -551,7 +551,7 @@ CONVOLUTIONS: dict[str, Convolution] = {
 
 
 def convolution(conv: str, layer: int) -> Convolution:
-    """That of a network's layer, counted from 1: of one channel, in the first, it is always im2col."""
+    """Those of a network's layer, counted from 1; the first, which has one channel, is always im2col."""
     return CONVOLUTIONS[conv if layer > 1 else "im2col"]
 
 
