@@ -455,15 +455,18 @@ def read_shown(path: Path) -> Shown:
             if sum(member.file_size for member in stored.zip.infolist()) > MAX_BYTES:
                 raise ValueError("it is too large")
             arrays = {name: stored[name] for name in Shown._fields}
-        S = arrays["images"].shape[-1]
+        A, S = len(RECONSTRUCTED_ANGLES), arrays["images"].shape[-1]
         for name, shape, greatest in (
-            ("images", (4, J, S, S), 255), ("drawn", (4, J, S, S), 255), ("answers", (4, J), J - 1),
-            ("strongest", (J, N_STRONGEST), 15), ("changed", (J, N_STRONGEST, len(PERTURBATIONS), S, S), 255),
+            ("images", (A, J, S, S), 255), ("drawn", (A, J, S, S), 255), ("answers", (A, J), J - 1),
+            ("strongest", (J, N_STRONGEST), base.CAPSULE_SIZE - 1),
+            ("changed", (J, N_STRONGEST, len(PERTURBATIONS), S, S), 255),
         ):  # fmt: skip
             if arrays[name].shape != shape or arrays[name].dtype != np.uint8 or arrays[name].max() > greatest:
                 raise ValueError(f"its {name} are not what --arrays writes")
         pictures = {name: arrays[name] / 255 for name in PICTURES}
         return Shown(**arrays | pictures | {"subtitle": str(arrays["subtitle"])})
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
     except Exception as error:  # zipfile and numpy raise many kinds on a damaged file
         raise UserError(f"{path} is no file that --arrays has written: {one_line(error)}") from error
 
@@ -651,12 +654,13 @@ def possible_figures(config: Config) -> list[str]:
 
 def drawers(run: Run, seeds: Seeds) -> dict[str, Callable[[], Figure]]:
     """Name of each possible figure of a run, and what draws it (within ``figure_style``)."""
+    shown = functools.cache(lambda: make_shown(run))
     known: dict[str, Callable[[], Figure]] = {
         "predictions": lambda: draw_predictions(run),
         "rotation_sweep": lambda: draw_rotation_sweep(run, seeds),
         "affnist_examples": lambda: draw_affnist_examples(run),
-        "reconstructions": lambda: draw_reconstructions(make_shown(run)),
-        "capsule_dimensions": lambda: draw_capsule_dimensions(make_shown(run)),
+        "reconstructions": lambda: draw_reconstructions(shown()),
+        "capsule_dimensions": lambda: draw_capsule_dimensions(shown()),
         "confusion_matrices": lambda: draw_confusion_matrices(run),
         "training_curves": lambda: draw_training_curves(run, seeds),
     }
