@@ -577,7 +577,7 @@ def draw_routing_assignments(run: Run) -> Figure:
     width = min(pitch - 0.14, 2.1)
     pitch = width + 0.14
     fig = new_figure(top + 2 * height + 0.34 + 1.25, f"EM routing of one {config.classes[k]}", subtitle(config))
-    heading = "assignment R of each primary capsule (row) to each class capsule (column), even at first"
+    heading = "assignment $r_{ij}$ of each primary capsule (row) to each class capsule (column), even at first"
     add_text(fig, maps_left, 0.72, heading)
     for b, (word, colour) in enumerate((("familiar view", TRAINED), ("held-out view", HELD_OUT))):
         v, y = 2 * k + b, top + b * (height + 0.34)
@@ -622,8 +622,8 @@ def draw_routing_assignments(run: Run) -> Figure:
             result.set_title("class score", loc="left")
     foot = top + 2 * height + 0.34 + 0.85
     add_colourbar(fig, drawn, maps_left, foot, 2.0)
-    add_text(fig, maps_left + 2.1, foot - 0.02, "R")
-    add_text(fig, maps_left + 2.6, foot - 0.02, "$a_i$: activation of capsule $i$")
+    add_text(fig, maps_left + 2.1, foot - 0.02, "$r_{ij}$")
+    add_text(fig, maps_left + 2.7, foot - 0.02, "$a_i$: activation of capsule $i$")
     add_text(fig, WIDTH - 0.15, foot - 0.02, "framed: the true class", color=VERMILLION, fontweight="bold", ha="right")
     return fig
 

@@ -89,8 +89,8 @@ class ModelStyle(NamedTuple):
 MODEL_STYLES: dict[str, dict[str, ModelStyle]] = {
     "smallnorb_novel_viewpoint": {
         "capsules": ModelStyle("Matrix capsules", "capsules", BLUE, "o"),
-        "cnn": ModelStyle("CNN, 64 units", "CNN, 64 units", VERMILLION, "^"),
-        "cnn_matched": ModelStyle("CNN, as many parameters", "CNN", ORANGE, "s"),
+        "cnn": ModelStyle("Small dense CNN", "small CNN", VERMILLION, "^"),
+        "cnn_matched": ModelStyle("Dense CNN", "dense CNN", ORANGE, "s"),
     },
     "multimnist_capsnet": {
         "capsnet": ModelStyle("CapsNet", "CapsNet", BLUE, "o"),
