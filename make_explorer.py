@@ -316,7 +316,7 @@ def load_digits(path: Path | None, data_dir: str | None, threads: int) -> Part:
     require_defaults(path, config, ("assignments", "transform", "activation"), ONLY_THESE)
     if config.classes != digits.DIGITS:
         raise UserError(f"{path} was trained on other classes than the ten digits: {ONLY_THESE}")
-    data = digits.make_data(config)
+    data = digits.make_data(dataclasses.replace(config, n_val=None))  # the page shows test digits, not validation ones
     config = digits.resolve_auto(config, data.name)
     if not states:
         print_message(f"{digits.EXPERIMENT}: no --multimnist, so the capsule network is trained first: 1 to 3 minutes")

@@ -14,6 +14,7 @@ alone.
     attacked_images.png     images in the worst case, what was added to them, and the answers
     training_curves.png     loss and errors, epoch by epoch
     confusion_matrix.png    how many images of each class get which answer
+    attention.png           of views: where the children lie that EM routing assigns to the true class, and to a rival
 
 ``--attacks`` and ``--viewpoints`` train nothing, and draw one figure each, from files that compare_seeds.py has
 written, attacks_*.json and toys_*.json:
@@ -42,7 +43,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LogNorm, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -69,8 +70,11 @@ from support.figures import (
     WRONG,
     accuracy_axis,
     add_axes,
+    add_colourbar,
     add_figure_arguments,
     add_frame,
+    add_heading_bar,
+    add_image,
     add_legend,
     add_model_legend,
     add_reference_line,
@@ -82,6 +86,7 @@ from support.figures import (
     decades_axis,
     epoch_axis,
     evenly_spaced_indices,
+    grey_levels,
     lightened,
     load_finished,
     mark_column,
@@ -845,6 +850,51 @@ def draw_confusion_matrix(run: Run, answers: dict[str, Array]) -> Figure:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def draw_attention(run: Run) -> Figure:
+    """Of the first familiar and the first held-out view of each class, at every position of ConvCaps2: the assignment
+    of its children to the true class and to the most active other one, as their activations weight it."""
+    config, params, held_out = run.config, run.states["capsules"].params, run.data.held_out
+    assert held_out
+    E, S = config.n_classes, experiment.grid_sides(config.image_size)[-1]
+    side, pitch, gap, top, left = 1.08, 1.42, 0.06, 1.16, 0.95
+    block = 3 * (side + gap)
+    fig = run_figure(run, top + E * pitch + 0.45, "Where the children of a class lie")
+    centres = experiment.coordinates(config.image_size, "float64")[:, 0, 0, -1] * config.image_size - 0.5  # in pixels
+    half = (centres[1] - centres[0]) / 2
+    extent = (centres[0] - half, centres[-1] + half, centres[-1] + half, centres[0] - half)
+    even = 1 / E
+    drawn: Any = None
+    for part, (head, colour, examples) in enumerate(
+        (("familiar viewpoints", GREEN, run.data.test), ("held-out viewpoints", PURPLE, held_out))
+    ):
+        x = left + part * (block + 0.45)
+        add_heading_bar(fig, x, 0.72, block - gap, head, colour)
+        chosen = np.array([np.flatnonzero(examples.labels == k)[0] for k in range(E)])
+        images = experiment.prepared(examples.images[chosen], config)
+        routing = experiment.class_routing(params, examples.images[chosen], config)
+        mass = routing.weights[-1].reshape(E, S, S, -1, E).sum(axis=3)  # (images, S, S, E)
+        r = mass / routing.a_in.reshape(E, S, S, -1, 1).sum(axis=3)  # the mean over types
+        for k in range(E):
+            y, scores = top + k * pitch, routing.a[-1, k]
+            rival = int(np.argsort(scores - 2 * np.eye(E)[k])[-1])
+            add_view(fig, x, y, side, images[k], colour, 2.0)
+            text, of_answer = verdict(config, int(scores.argmax()), k)
+            add_text(fig, x, y + side + 0.05, text, color=of_answer, fontsize=9)
+            pale = 0.4 + 0.6 * grey_levels(images[k])
+            for m, e in enumerate((k, rival), 1):
+                ax = add_image(fig, x + m * (side + gap), y, side, pale, interpolation="nearest").axes
+                drawn = ax.imshow(r[k, :, :, e], cmap="RdBu_r", norm=TwoSlopeNorm(even, 0, 1), alpha=0.6, extent=extent)
+                ax.set(xlim=(-0.5, config.image_size - 0.5), ylim=(config.image_size - 0.5, -0.5))
+                add_text(fig, x + m * (side + gap), y + side + 0.05, f"to {config.classes[e]}", fontsize=9)
+            if part == 0:
+                add_text(fig, left - 0.12, y + side / 2, config.classes[k], ha="right", va="center", fontweight="bold")
+    foot = top + E * pitch + 0.05
+    bar = add_colourbar(fig, drawn, left, foot, 2.1)
+    bar.set_xticks([0, even, 1], ["0", f"{even:g}: even", "1"])
+    add_text(fig, left + 2.4, foot - 0.02, "assignment $r$ of the children at a position, mean of their types")
+    return fig
+
+
 class Views(NamedTuple):
     """Runs of one model, over seeds, in which one angle is held out."""
 
@@ -947,6 +997,9 @@ def drawers(run: Run, attacks: Attacks | None, workers: Workers) -> dict[str, Ca
     }
     if run.config.pixel_range == (0.0, 1.0):  # the decoder's pixels are a sigmoid's
         found["pose_perturbation"] = lambda: draw_pose_perturbation(run, perturb(run, answers))
+    held_out = run.data.held_out
+    if held_out and all(len(set(part.labels.tolist())) == run.config.n_classes for part in (run.data.test, held_out)):
+        found["attention"] = lambda: draw_attention(run)
     return found
 
 

@@ -150,6 +150,16 @@ def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], tmp_path: Path,
     assert held_out["before"] == view_states["capsules"].history["held_out_accuracy"][-1]
 
 
+def test_examples_are_of_the_test_digits(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
+    config, _ = digits.load_checkpoint(checkpoints[0])
+    path = tmp_path / "validated.npz"
+    path.write_bytes(checkpoints[0].read_bytes())
+    header = header_of(path)
+    rewritten(path, header | {"config": header["config"] | {"n_val": 20}})
+    part = explorer.load_digits(path, None, 1)
+    np.testing.assert_array_equal(part.about["labels"], digits.make_data(config).test.labels[: explorer.N_EXAMPLES])
+
+
 def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
     taken = tmp_path / "taken.html"
     taken.write_bytes(checkpoints[0].read_bytes())

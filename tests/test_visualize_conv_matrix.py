@@ -138,14 +138,33 @@ def test_texts_are_large_enough_and_stay_apart(
             check_figure(name, drawer, "not MNIST", "2 seeds" if name == "attack_curves" else "seed 123")
 
 
+def check_attention(run: figures.Run, fig: Figure) -> None:
+    """The maps of the first held-out T are means over the types at a position, weighted by the activations."""
+    held_out = run.data.held_out
+    assert held_out
+    k = run.config.classes.index("T")
+    image = held_out.images[held_out.labels == k][:1]
+    routing = experiment.class_routing(run.states["capsules"].params, image, run.config)
+    side = experiment.grid_sides(run.config.image_size)[-1]
+    a, r = routing.a_in.reshape(side, side, -1), routing.r[-1].reshape(side, side, -1, run.config.n_classes)
+    rival = max((e for e in range(run.config.n_classes) if e != k), key=lambda e: routing.a[-1, 0, e])
+    drawn = [ax.images[1].get_array() for ax in fig.axes if len(ax.images) == 2]
+    assert len(drawn) == 2 * 2 * run.config.n_classes
+    first = 2 * (run.config.n_classes + k)
+    for e, shown in zip((k, rival), drawn[first : first + 2], strict=True):
+        expected = [[np.average(r[i, j, :, e], weights=a[i, j]) for j in range(side)] for i in range(side)]
+        np.testing.assert_allclose(np.asarray(shown), expected, rtol=1e-4)
+
+
 def test_views_of_objects_are_drawn_too(monkeypatch: pytest.MonkeyPatch) -> None:
     all_of_them = figures.drawers
 
     def drawers(*given: Any) -> dict[str, Any]:
         found = all_of_them(*given)
-        assert sorted(found) == ALL
-        for name in ("training_curves", "confusion_matrix", "attacked_images", "vote_distances"):
+        assert sorted(found) == sorted([*ALL, "attention"])
+        for name in ("training_curves", "confusion_matrix", "attacked_images", "vote_distances", "attention"):
             check_figure(name, found[name], "voxel objects", "seed 123")
+        check_attention(given[0], found["attention"]())
         return {}
 
     monkeypatch.setattr(figures, "drawers", drawers)
