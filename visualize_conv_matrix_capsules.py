@@ -106,7 +106,7 @@ from support.figures import (
     write_figures,
 )
 from support.files import UserError, require_writable
-from support.flags import Parser
+from support.flags import Parser, names_of
 from support.optimizers import TrainState, adamw_step
 from support.run import Files, Stream, generator, permutation, require_finite
 from support.tables import confusion_matrix
@@ -858,7 +858,7 @@ def draw_attention(run: Run) -> Figure:
     E, S = config.n_classes, experiment.grid_sides(config.image_size)[-1]
     side, pitch, gap, top, left = 1.08, 1.42, 0.06, 1.16, 0.95
     block = 3 * (side + gap)
-    fig = run_figure(run, top + E * pitch + 0.45, "Where the children of a class lie")
+    fig = run_figure(run, top + E * pitch + 0.45, "Which children are assigned to a class")
     centres = experiment.coordinates(config.image_size, "float64")[:, 0, 0, -1] * config.image_size - 0.5  # in pixels
     half = (centres[1] - centres[0]) / 2
     extent = (centres[0] - half, centres[-1] + half, centres[-1] + half, centres[0] - half)
@@ -985,22 +985,40 @@ def draw_novel_viewpoints(runs: Sequence[Views]) -> Figure:
     return fig
 
 
+FIGURES = (
+    "training_curves", "confusion_matrix", "vote_distances", "attacked_images", "attack_curves", "pose_perturbation",
+    "attention",
+)  # fmt: skip
+NEEDS = {
+    "pose_perturbation": "pixels between 0 and 1, which its decoder draws",
+    "attention": "familiar and held-out views of every class",
+}
+
+
+def possible_figures(config: Config, data: Data) -> list[str]:
+    """Those of FIGURES for which the images have what NEEDS says."""
+    views = [part.labels for part in (data.test, data.held_out) if part]
+    fits = {
+        "pose_perturbation": config.pixel_range == (0.0, 1.0),
+        "attention": len(views) == 2 and all(len(np.unique(labels)) == config.n_classes for labels in views),
+    }
+    return [name for name in FIGURES if fits.get(name, True)]
+
+
 def drawers(run: Run, attacks: Attacks | None, workers: Workers) -> dict[str, Callable[[], Figure]]:
-    """Name of each figure of a run, and what draws it (within ``figure_style``). Without ``attacks`` they are made."""
+    """Name of each possible figure of a run, and what draws it (within ``figure_style``). Without ``attacks`` they are
+    made."""
     answers = answers_of(run, workers)
-    found: dict[str, Callable[[], Figure]] = {
+    known: dict[str, Callable[[], Figure]] = {
         "training_curves": lambda: draw_training_curves(run),
         "confusion_matrix": lambda: draw_confusion_matrix(run, answers),
         "vote_distances": lambda: draw_vote_distances(run, answers),
         "attacked_images": lambda: draw_attacked_images(run, answers),
         "attack_curves": lambda: draw_attack_curves(run, attacks or measure_attacks(run, workers.n_threads)),
+        "pose_perturbation": lambda: draw_pose_perturbation(run, perturb(run, answers)),
+        "attention": lambda: draw_attention(run),
     }
-    if run.config.pixel_range == (0.0, 1.0):  # the decoder's pixels are a sigmoid's
-        found["pose_perturbation"] = lambda: draw_pose_perturbation(run, perturb(run, answers))
-    held_out = run.data.held_out
-    if held_out and all(len(set(part.labels.tolist())) == run.config.n_classes for part in (run.data.test, held_out)):
-        found["attention"] = lambda: draw_attention(run)
-    return found
+    return {name: known[name] for name in possible_figures(run.config, run.data)}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1034,6 +1052,10 @@ def make_parser() -> argparse.ArgumentParser:
         "Draw the attack curves of these JSON files, each of one seed or of many. Default: attack the networks"
         " themselves, which takes minutes.",
     )
+    files.add_argument(
+        "--figures", type=names_of(FIGURES), metavar="A,B",
+        help=f"Draw only these. Default: all, which are {', '.join(FIGURES)} (attention of views alone).",
+    )  # fmt: skip
     add_results_alone(files, "--attacks", "attack_seeds", ATTACK_RESULTS)
     add_results_alone(files, "--viewpoints", "novel_viewpoints", VIEW_RESULTS)
     return parser
@@ -1059,7 +1081,7 @@ def main(argv: list[str] | None = None) -> int:
             write_figures(folder, {"novel_viewpoints": lambda: draw_novel_viewpoints(runs)})
             return
         # All errors are found before the training.
-        require_writable(folder / "vote_distances.png")
+        require_writable(folder / f"{FIGURES[0]}.png")
         results = results_files(args.results)
         config, states = load_finished(
             experiment, args.checkpoint, asked, args.given, TEST_FIELDS, required=("capsules",)
@@ -1067,15 +1089,21 @@ def main(argv: list[str] | None = None) -> int:
         data = experiment.make_data(config, config.classes if states else ())
         config = experiment.resolved(config, data)
         require_test_images(len(data.test.labels), MIN_TEST)
+        possible = possible_figures(config, data)
+        for name in args.figures or ():
+            if name not in possible:
+                raise UserError(f"{name}.png needs {NEEDS[name]}")
         attacks = read_attacks(results, config, data.name)
         require_runs(args.results, attacks)
         states = states or experiment.train_all(config, data, threads=args.threads, files=Files(quiet=args.quiet))
         result = experiment.make_result(config, data, states, {}, args.threads)
         print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         with Workers(args.threads, config.dtype) as workers:
-            write_figures(folder, drawers(Run(drawable(config), data, states), attacks, workers))
-        if config.pixel_range != (0.0, 1.0):
-            print_result("skipped pose_perturbation.png: the decoder draws pixels between 0 and 1, which these are not")
+            known = drawers(Run(drawable(config), data, states), attacks, workers)
+            chosen = {name: draw for name, draw in known.items() if name in (args.figures or possible)}
+            write_figures(folder, chosen)
+        if not args.figures and "pose_perturbation" not in possible:
+            print_result(f"skipped pose_perturbation.png: it needs {NEEDS['pose_perturbation']}")
 
     return exit_status(body)
 

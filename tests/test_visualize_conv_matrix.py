@@ -26,7 +26,7 @@ from figure_checks import (
     drawn_texts,
     refuse,
 )
-from helpers import attacked_by_hand, usage_error
+from helpers import attacked_by_hand, failure, usage_error
 from support.figures import figure_style
 from support.run import save_checkpoint
 from support.tables import confusion_matrix
@@ -112,6 +112,14 @@ def test_training_and_checkpoint_give_the_same_figures(
     check_pictures(FOLDER, ALL, highest=1800, scale=0.5)
     refuse(monkeypatch, experiment, "train")
     check_unchanged(figures, [*TINY, f"--checkpoint={checkpoint}"], FOLDER, capsys)
+
+
+def test_only_the_figures_that_were_asked_for(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [f"--checkpoint={checkpoint}", "--outdir=few", "--quiet"]
+    assert figures.main([*argv, "--figures=confusion_matrix,training_curves"]) == 0
+    check_pictures(Path("few", experiment.EXPERIMENT), ["confusion_matrix", "training_curves"], highest=1800, scale=0.5)
+    line = failure(figures, [*argv, "--figures=attention"], capsys)
+    assert line == "error: attention.png needs familiar and held-out views of every class\n"
 
 
 def check_figure(name: str, drawer: Callable[[], Figure], title: str, subtitle: str) -> None:
