@@ -1039,7 +1039,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         COMMON_FLAGS,
         [
-            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 5 minutes."),
+            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 3 minutes."),
             ("--attacks", "Attack curves alone, from committed results of five seeds: about 5 seconds."),
             ("--viewpoints", "Novel viewpoints of the toys alone, from committed results: about 5 seconds."),
         ],
