@@ -46,8 +46,9 @@ from test_smallnorb_files import make_arrays, write_set  # noqa: E402
 
 SECONDS, BYTES = 20, 1 << 30  # that a refusal may take
 OTHERS = (  # neither train for themselves nor draw one experiment
-    "make_toy_norb", "make_explorer", "make_explorer_gif", "visualize_claims", "visualize_networks",
-    "visualize_how_capsules_work", "report", "benchmarks.__main__", "benchmarks.figure", "benchmarks.strokes",
+    "make_toy_norb", "make_explorer", "make_explorer_gif", "visualize_claims", "visualize_parts",
+    "visualize_networks", "visualize_how_capsules_work", "report", "benchmarks.__main__", "benchmarks.figure",
+    "benchmarks.strokes",
 )  # fmt: skip
 FIGURES = [p.stem for p in sorted(ROOT.glob("*.py")) if p.stem.partition("_")[2].removesuffix("_gif") in EXPERIMENTS]
 FAULTS = ("traceback", "no message", "changed input", "left behind", "orphan", "above 20 s", "above 1 GiB", "not seen")
@@ -190,6 +191,7 @@ def refused(name: str, made: dict[str, Path]) -> list[str]:
         "make_explorer": ["--multimnist", str(made["picture"])],
         "make_explorer_gif": ["--page", "none"],
         "visualize_claims": ["--claims", str(made["nothing"])],
+        "visualize_parts": ["--results", str(made["nothing"])],
         "visualize_networks": ["--outdir", "/dev/null"],
         "visualize_how_capsules_work": ["--capsnet", str(made["picture"])],
         "report": ["--root", "none"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 import claims
 import report
 import visualize_claims
-from claims import Claim, Condition, Runs, holm_levels, make_claims
+import visualize_parts
+from claims import Claim, Condition, Runs, holm_levels, make_claims, runs_by_seed
 from figure_checks import check_pictures, check_texts, drawn_texts
 from helpers import ROOT, failure
 from support.results import save_result
@@ -257,3 +259,35 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     save_result(Path("results/claims.json"), document)
     assert visualize_claims.main([]) == 0
     assert list(check_pictures(Path("viz/claims"), ["verdicts"], highest=1200)) == ["verdicts"]
+
+
+def test_the_picture_of_the_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "copy"
+    shutil.copytree(ROOT / "results", results)
+    samples = visualize_parts.read_samples(results)
+    fig, texts = drawn_texts(lambda: visualize_parts.draw_parts(samples))
+    check_texts(fig, texts, "parts")
+    words = [text.get_text() for text, _ in texts]
+    for row, cells in zip(visualize_parts.ROWS, samples, strict=True):
+        for (_, side, metric), cell in zip(visualize_parts.COLUMNS, cells, strict=True):
+            runs = getattr(row, side)
+            found = runs_by_seed(report.read_result(results / runs.file), runs).values()
+            values = [run["models"][runs.model][metric] for run in found]
+            assert cell["mean"] == pytest.approx(np.mean(values))
+            assert any(word.startswith(f"{np.mean(values):.3f} ± ") for word in words)
+    # Each row has what its name says, and all that the rows above it have.
+    settings = {row.name: row.affine.setting or "" for row in visualize_parts.ROWS}
+    added = {"+ routing": "assignments=routed", "+ squash": "activation=squash", "+ margin loss": "capsnet-loss=margin"}
+    for (name, part), before in zip(added.items(), ("+ transformation", "+ routing", "+ squash"), strict=True):
+        assert part in settings[name]
+        assert part not in settings[before]
+    monkeypatch.chdir(tmp_path)
+    assert "cannot read results/multimnist_capsnet/" in failure(visualize_parts, [], capsys)
+    wrong = results / "multimnist_capsnet" / "parts.json"
+    save_result(wrong, {"settings": {}})
+    assert failure(visualize_parts, ["--results", "copy"], capsys) == (
+        "error: copy/multimnist_capsnet/parts.json has no runs of + transformation with set_accuracy\n"
+    )
+    assert not Path("viz").exists()

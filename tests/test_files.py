@@ -330,9 +330,10 @@ def test_a_check_that_fails_leaves_no_folder(name: str, tmp_path: Path, monkeypa
         assert content(tmp_path) == {}
 
 
-@pytest.mark.parametrize(
-    "name", [*FIGURES, "visualize_claims", "visualize_networks", "visualize_how_capsules_work", "make_explorer"]
-)
+OTHERS = "visualize_claims", "visualize_parts", "visualize_networks", "visualize_how_capsules_work", "make_explorer"
+
+
+@pytest.mark.parametrize("name", [*FIGURES, *OTHERS])
 def test_an_output_without_a_name_is_refused(name: str, capsys: Capture) -> None:
     flag = "--outdir" if name.startswith("visualize") else "--out"
     assert f"argument {flag}: " in usage_error(importlib.import_module(name), [f"{flag}="], capsys)

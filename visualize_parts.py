@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""What each part of a CapsNet adds to a CNN, as a picture, from committed results.
+
+    python visualize_parts.py            # viz/claims/parts.png
+
+A row for each network between the CNN and the CapsNet, in which the five parts of [Gu 2021] are switched on one by one,
+and a column for each test. The docstring of ``multimnist_capsnet.py`` names the parts and their flags.
+
+[Gu 2021] J. Gu, V. Tresp, H. Hu, "Capsule network is not more robust than convolutional network", CVPR 2021 (arXiv
+2103.15459)
+"""
+
+from __future__ import annotations
+
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from claims import Runs, runs_by_seed
+from report import read_result
+from support.console import exit_status
+from support.files import UserError, require_writable
+from support.flags import Parser, file_path
+from support.statistics import describe_sample
+
+from support.figures import (  # isort: skip
+    BLUE, GREY, VERMILLION, add_axes, add_colourbar, add_text, new_figure, with_minus_sign, write_figures,
+)  # fmt: skip
+
+RESULTS = Path("results")
+DIGITS, AFFINE = "multimnist_capsnet", "mnist_affine_capsnet"
+NO_SQUASH = "activation=relu capsnet-loss=cross-entropy recon-weight=0"
+SQUASH = "assignments=routed activation=squash capsnet-loss=cross-entropy recon-weight=0"
+
+
+class Row(NamedTuple):
+    name: str
+    remark: str
+    digits: Runs  # 48,000 overlapping digits
+    affine: Runs  # distorted digits, at 0.98 on upright ones
+
+
+def parts(setting: str, digits: str, affine: str) -> tuple[Runs, Runs]:
+    """A network with some parts, whose setting has another end in the two files."""
+    return (
+        Runs(f"{DIGITS}/parts.json", "capsnet", f"{setting} {digits}"),
+        Runs(f"{AFFINE}/affnist_parts.json", "capsnet", f"{setting} {affine}"),
+    )
+
+
+ROWS = (
+    Row("CNN", "no pooling on overlapping digits", Runs(f"{DIGITS}/scaling_cnn_48000.json", "cnn"),
+        Runs(f"{AFFINE}/affnist_cnn.json", "cnn")),
+    Row("+ transformation", "a matrix for each part and whole",
+        *parts(f"assignments=uniform {NO_SQUASH}", "transform=own", "lr=0.004")),
+    Row("+ routing", "three iterations", *parts(f"assignments=routed {NO_SQUASH}", "transform=own", "lr=0.002")),
+    Row("+ squash", "instead of ReLU", *parts(SQUASH, "transform=own", "lr=0.002")),
+    Row("+ margin loss", "instead of cross-entropy", Runs(f"{DIGITS}/no_reconstruction.json", "capsnet"),
+        Runs(f"{AFFINE}/affnist_parts.json", "capsnet",
+             "assignments=routed activation=squash capsnet-loss=margin recon-weight=0 lr=0.004")),
+    Row("+ reconstruction", "the complete CapsNet", Runs(f"{DIGITS}/scaling_capsnet_48000.json", "capsnet"),
+        Runs(f"{AFFINE}/affnist_capsnet.json", "capsnet")),
+    Row("shared transformation", "one for all parts; no routing",
+        Runs(f"{DIGITS}/parts.json", "capsnet", "assignments=uniform activation=squash capsnet-loss=margin"
+             " recon-weight=0.005 transform=shared"),
+        Runs(f"{AFFINE}/affnist_shared.json", "capsnet")),
+)  # fmt: skip
+COLUMNS = (
+    ("overlapping:\nboth right", "digits", "set_accuracy"),
+    ("distorted", "affine", "affnist_accuracy"),
+    ("turned by 35°", "affine", "rotated_35_accuracy"),
+    ("upright", "affine", "upright_accuracy"),
+)  # of a Row; the runs of a column have the same training
+LIMIT = 0.15  # difference from the CNN at which colours end
+COLOURS = LinearSegmentedColormap.from_list("difference", [VERMILLION, "white", BLUE])
+TOP, LEFT, ROW, COLUMN = 1.2, 2.75, 0.44, 1.45  # inches
+
+
+def read_samples(folder: Path) -> list[list[dict[str, Any]]]:
+    """For each row and column the sample of its runs, see ``describe_sample``. Raises UserError."""
+    samples: list[list[dict[str, Any]]] = []
+    for row in ROWS:
+        samples.append([])
+        for _, side, metric in COLUMNS:
+            runs: Runs = getattr(row, side)
+            document = read_result(folder / runs.file)
+            try:
+                found = runs_by_seed(document, runs).values()
+                samples[-1].append(describe_sample([run["models"][runs.model][metric] for run in found]))
+            except (KeyError, TypeError, AttributeError) as error:
+                raise UserError(f"{folder / runs.file} has no runs of {row.name} with {metric}") from error
+    return samples
+
+
+def draw_parts(samples: list[list[dict[str, Any]]]) -> Figure:
+    """A heat map: mean and half of its 95 % interval, coloured by the difference of the mean from the CNN's."""
+    height, width = ROW * len(ROWS), COLUMN * len(COLUMNS)
+    subtitle = "means over three to five seeds, half of their 95 % intervals; colour: difference from the CNN"
+    fig = new_figure(TOP + height + 0.6, "The parts of a CapsNet, switched on one by one", subtitle)
+    means = np.array([[sample["mean"] for sample in row] for row in samples])
+    ax = add_axes(fig, LEFT, TOP, width, height)
+    image = ax.imshow(means - means[0], cmap=COLOURS, vmin=-LIMIT, vmax=LIMIT, aspect="auto")
+    ax.set_axis_off()
+    ax.axhline(len(ROWS) - 1.5, color=GREY, linewidth=1.2)  # what follows is no step of the series
+    for i, (row, cells) in enumerate(zip(ROWS, samples, strict=True)):
+        add_text(fig, 0.12, TOP + (i + 0.12) * ROW, row.name, fontweight="bold")
+        add_text(fig, 0.12, TOP + (i + 0.55) * ROW, row.remark, color=GREY, fontsize=9)
+        for k, cell in enumerate(cells):
+            half = cell["high"] - cell["mean"]
+            ax.text(k, i, f"{cell['mean']:.3f} ± {half:.3f}", ha="center", va="center", fontsize=10)
+    for k, (head, *_) in enumerate(COLUMNS):
+        ax.text(k, -0.62, head, ha="center", va="bottom", fontweight="bold")
+    bar = add_colourbar(fig, image, LEFT + width - 2 * COLUMN, TOP + height + 0.15, 2 * COLUMN)
+    bar.set_xticks([-LIMIT, 0, LIMIT], [with_minus_sign(f"{-LIMIT:.2f}"), "the CNN's", f"{LIMIT:+.2f}"])
+    return fig
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        examples=[
+            ("", "The picture of the committed results: about 1 second."),
+            ("--outdir draft", "The same, into draft/claims/: about 1 second."),
+            ("--results other/results", "From another folder of results: about 1 second."),
+        ],
+        description="Draw what each part of a CapsNet adds to a CNN.",
+        epilog="The picture goes to DIR/claims/, where DIR is --outdir.",
+    )
+    parser.add_argument("--results", type=Path, metavar="DIR", default=RESULTS,
+                        help="Folder of the results. Default: %(default)s.")  # fmt: skip
+    parser.add_argument("--outdir", type=file_path, metavar="DIR", default=Path("viz"),
+                        help="Folder of the picture. Default: %(default)s.")  # fmt: skip
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = make_parser().parse_args(argv)
+
+    def body() -> None:
+        folder = args.outdir / "claims"
+        require_writable(folder / "parts.png")
+        samples = read_samples(args.results)
+        write_figures(folder, {"parts": lambda: draw_parts(samples)})
+
+    return exit_status(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
