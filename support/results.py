@@ -63,6 +63,14 @@ def blas_name() -> tuple[str, int]:
     return names, max([1, *(lib["num_threads"] for lib in blas)])
 
 
+def git_commit() -> str | None:
+    """The commit of these files, with "-dirty" where they differ from it; None outside of a repository."""
+    if not shutil.which("git"):
+        return None
+    describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+    return subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or None
+
+
 def environment(n_threads: int | None = None) -> dict[str, Any]:
     """What the numbers of a run depend on besides its configuration. ``n_threads``: by default the BLAS's."""
     try:
@@ -70,10 +78,6 @@ def environment(n_threads: int | None = None) -> dict[str, Any]:
         cpu = next(line.split(":", 1)[1].strip() for line in cpu_lines if line.startswith("model name"))
     except (OSError, StopIteration):
         cpu = platform.processor() or platform.machine()
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    ) if shutil.which("git") else None  # fmt: skip
     blas, blas_threads = blas_name()
     return {
         "python": platform.python_version(),
@@ -82,7 +86,7 @@ def environment(n_threads: int | None = None) -> dict[str, Any]:
         "threads": n_threads or blas_threads,
         "cpu": cpu,
         "n_cpus": os.cpu_count(),
-        "git_commit": git.stdout.strip() or None if git else None,
+        "git_commit": git_commit(),
     }
 
 
@@ -134,8 +138,8 @@ def report_result(path: Path | None, result: dict[str, Any], text: str, files: F
     """Write the result, then print its table; the table is printed too where the file cannot be written. Raises
     UserError where the training could not save its last checkpoint."""
     try:
-        if path is not None:  # the fingerprint alone takes a quarter of a second
-            save_result(path, result | {"code": code_fingerprint(ROOT / f"{result['experiment']}.py")})
+        if path is not None:
+            save_result(path, result)
     finally:
         print_result(text)
     files.require_saved()
@@ -159,11 +163,16 @@ def run_script(
             print_result(predict())
             return
         require_writable(args.out_json, None if test else args.checkpoint)
+        if args.out_json:  # before the training, during which the code may be changed
+            commit, code = git_commit(), code_fingerprint(ROOT / f"{experiment}.py")
         if test:
             result = test() | {"checkpoint_command": checkpoint_command(args.checkpoint, experiment)}
         else:
             result = train(files)
-        report_result(args.out_json, result | {"command": command}, text(result), files)
+        if args.out_json:
+            result = result | {"environment": result["environment"] | {"git_commit": commit}}
+            result |= {"command": command, "code": code}
+        report_result(args.out_json, result, text(result), files)
 
     return exit_status(body)
 

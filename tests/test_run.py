@@ -6,6 +6,7 @@ A test with the argument ``experiment`` runs for each script of helpers.EXPERIME
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import fcntl
 import functools
@@ -588,6 +589,25 @@ def test_a_result_that_cannot_be_saved_is_printed(
     out, error = capsys.readouterr()
     assert out == whole.text
     assert error == f"error: cannot write {tmp_path / 'o.json'}: No space left on device\n"
+
+
+@pytest.mark.usefixtures("no_data")
+def test_a_result_names_the_code_from_before_the_training(
+    experiment: Experiment, whole: Run, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    version = ["before"]
+
+    def trained(*_: Any, **__: Any) -> dict[str, Any]:
+        version[0] = "edited meanwhile"
+        return copy.deepcopy(whole.result)
+
+    monkeypatch.setattr(experiment.script, "run", trained)
+    monkeypatch.setattr(results, "code_fingerprint", lambda script: f"{script.stem} {version[0]}")
+    monkeypatch.setattr(results, "git_commit", lambda: f"commit {version[0]}")
+    assert experiment.script.main([*experiment.argv(), "--out-json", str(tmp_path / "o.json")]) == 0
+    saved = json.loads((tmp_path / "o.json").read_text())
+    assert saved["code"] == f"{experiment.name} before"
+    assert saved["environment"]["git_commit"] == "commit before"
 
 
 def test_the_fingerprint_of_code_is_of_what_it_does(tmp_path: Path) -> None:
