@@ -60,8 +60,8 @@ from support.files import CACHE_DIR, UserError
 from support.labelled_pictures import Labelled, picture_sets, read_labelled, resized
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import read_square, read_strokes
-from support.results import result_document, run_script
-from support.tables import attack_lines, confusion_lines, confusion_matrix, describe_classes, prediction_table
+from support.results import model_metrics, result_document, run_script
+from support.tables import attack_lines, confusion_lines, confusion_matrix, describe_classes, prediction_table, seed_of
 from support.workers import Workers, Workspace, default_threads
 
 from smallnorb_novel_viewpoint import (  # isort: skip
@@ -130,7 +130,7 @@ class Config(Viewpoints):
     em_lambda: float = 1.0  # not given
     lambda_schedule: str = "constant"
     variance_floor: float = 0.5  # 0
-    beta_v_init: float = -0.2  # not given; below 0, every vote that agrees with the others raises the activation
+    beta_v_init: float = -0.2  # not given; added to -log(variance_floor) / 2: below 0, votes that agree activate
     vote_bias: str = "none"
     loss: str = "spread"
     batch_size: int = 32
@@ -345,7 +345,7 @@ class Fields(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def receptive_fields(height: int, width: int, k: int, stride: int) -> Fields:
     Ho, Wo = (height - k) // stride + 1, (width - k) // stride + 1
-    rows = stride * np.arange(Ho)[:, None] + np.arange(k)  # (Ho, K)
+    rows = stride * np.arange(Ho)[:, None] + np.arange(k)  # (Ho, K), of the map
     columns = stride * np.arange(Wo)[:, None] + np.arange(k)  # (Wo, K)
     position = rows[:, None, :, None] * width + columns[None, :, None, :]  # (Ho, Wo, K, K)
     n_fields = np.bincount(position.ravel())  # (H * W,) or up to the last position in a field
@@ -477,7 +477,7 @@ class MStep(NamedTuple):
 
     r: Array  # (L, J, M) assignments
     weight: Array  # (L, J, M) of a vote in the mean: r times the child's activation / mass; the sum over m is 1
-    mass: Array  # (L, J) sum_m r a_in
+    mass: Array  # (L, J) sum_m r a_in + MASS_FLOOR
     mean: Array  # (L, J, D) mu - shift
     sigma_sq: Array  # (L, J, D)
     log_det: Array  # (L, J) sum_d log sigma_sq
@@ -1231,7 +1231,6 @@ def train_all(
 
 def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: Any) -> dict[str, Any]:
     """Data, trainings, attacks, result. The options are those of ``train_all``."""
-    files.require_checkpoint(EXPERIMENT)
     data = make_data(config)
     config = resolved(config, data)
     if config.has_own_images and not files.quiet:
@@ -1297,11 +1296,7 @@ def make_result(
     epsilon, and also among a model's metrics for compare_seeds.py."""
     models = {}
     for name, state in states.items():
-        models[name] = {
-            "n_params": count_params(state.params),
-            **{k: v[-1] for k, v in state.history.items() if k.endswith("accuracy") and v},
-            "train_seconds": round(state.seconds, 3),
-        }
+        models[name] = model_metrics(state)
         if config.holds_out:
             models[name]["drop"] = models[name]["familiar_accuracy"] - models[name]["held_out_accuracy"]
         for kind, found in attacks.get(name, {}).items():
@@ -1316,23 +1311,15 @@ def make_result(
     if config.has_own_images:
         result["classes"] = class_counts(config, data)
     if config.has_own_images or data.held_out is not None:
-        for part in filter(None, (data.test, data.held_out)):  # the confusion matrices are those of the last
-            answers = class_answers(config, part, states, threads)
-            for name in states:
-                models[name] |= angle_accuracies(config, part, answers[name])
-            confusions = {k: confusion_matrix(part.labels, found, config.n_classes) for k, found in answers.items()}
-            result = viewpoint.add_confusions(result, config, confusions)
+        networks, confusions = make_models(config), {}
+        with Workers(threads, config.dtype) as workers:
+            for part in filter(None, (data.test, data.held_out)):  # the confusion matrices are those of the last
+                for name, state in states.items():
+                    answers = predict_scores(networks[name], state.params, part, config, workers).argmax(axis=1)
+                    models[name] |= angle_accuracies(config, part, answers)
+                    confusions[name] = confusion_matrix(part.labels, answers, config.n_classes)
+        result = viewpoint.add_confusions(result, config, confusions)
     return result
-
-
-def class_answers(config: Config, examples: Examples, states: dict[str, TrainState], threads: int) -> dict[str, Array]:
-    """The class (N,) that each model gives each of the examples."""
-    networks = make_models(config)
-    with Workers(threads, config.dtype) as workers:
-        return {
-            name: predict_scores(networks[name], state.params, examples, config, workers).argmax(axis=1)
-            for name, state in states.items()
-        }
 
 
 def angle_accuracies(config: Config, examples: Examples, answers: Array) -> dict[str, float]:
@@ -1359,8 +1346,7 @@ def describe(result: dict[str, Any]) -> str:
         data = describe_classes(result["classes"], config.image_size, config.colour) + "\n" + data
     if config.n_val or config.n_val_objects:
         data += f"; accuracies on validation {'digits' if config.n_val else 'objects'}"
-    seed = f"{result['seed']}{multimnist.training_seed(result)}"
-    return f"{data}; seed {seed}, {config.n_epochs} epochs, {config.loss} loss"
+    return f"{data}; seed {seed_of(result)}, {config.n_epochs} epochs, {config.loss} loss"
 
 
 def format_table(result: dict[str, Any]) -> str:

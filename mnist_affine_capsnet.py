@@ -62,7 +62,7 @@ from support.flags import Parser, add_file_flags, add_flags, file_path, list_of,
 from support.optimizers import TrainState, count_params
 from support.pictures import picture_sheet, read_strokes
 from support.results import result_document, run_script
-from support.tables import confusion_matrix
+from support.tables import confusion_matrix, seed_of
 from support.workers import SERIAL, Workers, Workspace
 
 from support.run import (  # isort: skip
@@ -605,7 +605,6 @@ def run(
     config: Config, files: Files = NO_FILES, threads: int = 1, affnist: Path | None = None, **options: Any
 ) -> dict[str, Any]:
     """Data, trainings, tests, result. The options are those of ``train_all``."""
-    files.require_checkpoint(EXPERIMENT)
     real = check_affnist(affnist, config)
     data = make_data(config)
     config = resolve_defaults(config, data)
@@ -649,7 +648,7 @@ def describe(result: dict[str, Any]) -> str:
     )
     return (
         f"{result['dataset']} on {c['image_size']}x{c['image_size']}: {c['n_test']:,} test digits;"
-        f" seed {result['seed']}{base.training_seed(result)}, {c['n_epochs']} epochs of {c['n_train']:,}{match}"
+        f" seed {seed_of(result)}, {c['n_epochs']} epochs of {c['n_train']:,}{match}"
     )
 
 

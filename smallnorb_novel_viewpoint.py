@@ -52,14 +52,14 @@ from support.files import CACHE_DIR, UserError
 from support.norb_files import NORB_SETS, read_norb_labels, stream_norb_pairs
 from support.optimizers import TrainState, adamw_step, count_params
 from support.pictures import border_level, grey_square, read_grey
-from support.results import result_document, run_script
-from support.tables import confusion_matrix, prediction_table, routing_study_lines
+from support.results import model_metrics, result_document, run_script
+from support.tables import confusion_matrix, pose_study_lines, prediction_table, routing_study_lines, sign_study_lines
 from support.toy_norb import cached_toys
 from support.workers import blas_threads
 
 from support.flags import (  # isort: skip
-    Parser, add_file_flags, add_flags, angle_range, flag_of, format_value, non_empty, number,
-    values_of, whole_number,
+    Parser, add_file_flags, add_flags, angle_range, flag_of, format_range, non_empty, number, overlap, values_of,
+    whole_number,
 )  # fmt: skip
 from support.run import (  # isort: skip
     NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, permutation,
@@ -67,10 +67,11 @@ from support.run import (  # isort: skip
 )  # fmt: skip
 
 # Dimension letters
-#   B  images of a batch             N  images of a set          H, W    rows and columns of a map     C  channels
-#   K  side of a kernel              I  primary capsules         Ho, Wo  the same of its convolution   F  filters, units
-#   P  side of a pose matrix (4)     J  class capsules           E       inputs of a dense layer
-#   D  pose entries, P * P           Q  points of a voxel object
+#   B  images of a batch             N  images of a set          H, W    rows and columns of a map
+#   K  side of a kernel              C  channels                 Ho, Wo  rows and columns of a convolution's output
+#   P  side of a pose matrix (4)     I  primary capsules         E       inputs of a dense layer
+#   D  pose entries, P * P           J  class capsules           F       filters, or units of a dense layer
+#   Q  points of a voxel object
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -194,7 +195,7 @@ class Split(NamedTuple):
 
 class Data(NamedTuple):
     train: Split
-    familiar: Split  # the training range, other images
+    familiar: Split  # the training range, with new noise (voxels) or of other objects (smallNORB, toys)
     held_out: Split
 
 
@@ -366,17 +367,17 @@ def read_smallnorb(
     return Split(images, labels[keep].astype(np.intp), azimuths[keep], elevations[keep], lit_objects)
 
 
-class Half(NamedTuple):
-    """Objects of an official set, or of a part of it."""
+class ObjectSet(NamedTuple):
+    """Objects of one official set."""
 
     subset: str  # "training" or "testing"
     objects: tuple[int, ...]
 
 
-def smallnorb_halves(n_val: int | None) -> tuple[Half, Half]:
+def smallnorb_halves(n_val: int | None) -> tuple[ObjectSet, ObjectSet]:
     """Objects to train and to test on: the official halves or, to choose settings, the training half alone, of which
     ``n_val`` objects of each class are tested on."""
-    train, test = (Half(subset, tuple(map(int, name[2:]))) for subset, name in NORB_SETS.items())
+    train, test = (ObjectSet(subset, tuple(map(int, name[2:]))) for subset, name in NORB_SETS.items())
     if n_val:
         train, test = train._replace(objects=train.objects[:-n_val]), train._replace(objects=train.objects[-n_val:])
     return train, test
@@ -391,7 +392,7 @@ def load_smallnorb(config: Viewpoints, n_val: int | None = None) -> Data:
     """The paper's split: training objects seen from the training range; other objects from both ranges. ``n_val``: see
     ``smallnorb_halves``."""
 
-    def read(half: Half, azimuths: Range, elevations: Range) -> Split:
+    def read(half: ObjectSet, azimuths: Range, elevations: Range) -> Split:
         def wanted(azimuth: Array, elevation: Array) -> Array:
             return in_range(azimuth, azimuths, circular=True) & in_range(elevation, elevations, circular=False)
 
@@ -487,14 +488,12 @@ def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tupl
     return dx_pad[:, pad : pad + H, pad : pad + W], dw, db
 
 
-class LinearCache(NamedTuple):
-    x: Array
-    w: Array
+LinearCache = tuple[Array, Array]  # x, w
 
 
 def linear_forward(x: Array, w: Array, b: Array) -> tuple[Array, LinearCache]:
     """x (B, E) @ w (E, F) + b (F,)."""
-    return x @ w + b, LinearCache(x, w)
+    return x @ w + b, (x, w)
 
 
 def linear_backward(dout: Array, cache: LinearCache) -> tuple[Array, Array, Array]:
@@ -524,9 +523,7 @@ def sigmoid_backward(dout: Array, out: Array) -> Array:
     return dout * out * (1 - out)
 
 
-class VotesCache(NamedTuple):
-    pose: Array
-    w: Array
+VotesCache = tuple[Array, Array]  # pose, w
 
 
 def votes_forward(pose: Array, w: Array) -> tuple[Array, VotesCache]:
@@ -535,7 +532,7 @@ def votes_forward(pose: Array, w: Array) -> tuple[Array, VotesCache]:
     rows = pose.transpose(1, 0, 2, 3).reshape(I, B * P, P)
     columns = w.transpose(0, 2, 1, 3).reshape(I, P, J * P)
     product = (rows @ columns).reshape(I, B, P, J, P)
-    return product.transpose(1, 0, 3, 2, 4).reshape(B, I, J, P * P), VotesCache(pose, w)
+    return product.transpose(1, 0, 3, 2, 4).reshape(B, I, J, P * P), (pose, w)
 
 
 def votes_backward(dvotes: Array, cache: VotesCache) -> tuple[Array, Array]:
@@ -573,7 +570,7 @@ class MStepCache(NamedTuple):
     r: Array  # (B, I, J) the assignments that were given
     a_in: Array  # (B, I) the children's activations
     votes: Array  # (B, I, J, D)
-    mass: Array  # (B, J) sum_i r a_in
+    mass: Array  # (B, J) sum_i r a_in + MASS_FLOOR
     weight: Array  # (B, I, J) of a vote in the mean; the sum over i is 1
     mu: Array  # (B, J, D)
     error: Array  # (B, I, J, D) votes - mu
@@ -834,7 +831,8 @@ def capsules_init(rng: np.random.Generator, config: Config) -> Params:
 
     fan_in = CONV_KERNEL**2 * config.in_channels
     n_primary_outputs = N_PRIMARY * (POSE_SIDE**2 + 1)
-    # Each W_ij starts near the identity, so that at first a vote is about the child's own pose.
+    # Each W_ij starts near the identity, so that at first a vote is about the child's own pose. It is drawn first: the
+    # order of the draws decides which weights a seed has.
     class_w = np.eye(POSE_SIDE, dtype=config.dtype) + gaussian(0.1, N_PRIMARY, N_CLASSES, POSE_SIDE, POSE_SIDE)
     # [Peer 2019]: the bias of each parent is added to its votes, and starts at 0.1.
     bias = np.full((N_CLASSES, POSE_SIDE**2), 0.1, config.dtype)
@@ -1188,14 +1186,8 @@ def make_result(config: Config, states: dict[str, TrainState], data: Data) -> di
     networks, tested, confusions = make_models(config), data.held_out, {}
     for name, state in states.items():
         familiar, held_out = state.history["familiar_accuracy"][-1], state.history["held_out_accuracy"][-1]
-        models[name] = {
-            "n_params": count_params(state.params),
-            "familiar_accuracy": familiar,
-            "held_out_accuracy": held_out,
-            "drop": familiar - held_out,
-            "train_seconds": round(state.seconds, 3),
-        }
-        if name == "capsules":
+        models[name] = model_metrics(state, drop=familiar - held_out)
+        if name == "capsules":  # on the familiar views
             models[name]["true_class_mass"] = true_class_mass(networks[name], state.params, data.familiar)
         answers = predict_scores(networks[name], state.params, tested.images).argmax(axis=1)
         confusions[name] = confusion_matrix(tested.labels, answers, N_CLASSES)
@@ -1211,7 +1203,6 @@ def run(
 ) -> dict[str, Any]:  # fmt: skip
     """Data, three trainings, result; with ``study`` the routing's too, with ``poses`` that of the poses, with ``signs``
     that of their signs. The options are those of ``train_all``."""
-    files.require_checkpoint(EXPERIMENT)
     data = make_data(config)
     states = train_all(config, data, files=files, **options)
     result = make_result(config, states, data)
@@ -1242,15 +1233,7 @@ def format_table(result: dict[str, Any]) -> str:
     ]
     capsules = result["models"].get("capsules", {})
     lines += routing_study_lines(capsules)
-    errors = {name: m["azimuth_error"] for name, m in result["models"].items() if "azimuth_error" in m}
-    errors |= {name: capsules[f"azimuth_error_of_{name}"] for name in ("pixels", "mean") if errors and capsules}
-    if errors:
-        found = ", ".join(f"{error:.1f} from {name}" for name, error in errors.items())
-        lines.append(f"mean error of the azimuths of L and tripod in degrees: {found}")
-    if "sign_accuracy" in capsules:
-        found = f"{capsules['sign_accuracy']:.3f}, with a bias of the votes {capsules['biased_sign_accuracy']:.3f}"
-        lines.append(f"poses told from their negatives: {found}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *pose_study_lines(result["models"]), *sign_study_lines(capsules)])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1299,17 +1282,6 @@ NORB_VIEWS: dict[str, Any] = {  # what smallNORB and toys have instead of the de
     "train_azimuths": (300.0, 400.0), "test_azimuths": (60.0, 280.0), "train_elevations": (30.0, 70.0),
     "test_elevations": (30.0, 70.0), "standardize": "image",
 }  # fmt: skip
-
-
-def format_range(angles: Range) -> str:
-    return format_value(angles, "Range")
-
-
-def overlap(a: Range, b: Range, period: float | None = None) -> bool:
-    """Whether two closed ranges have an angle in common, modulo ``period`` where one is given."""
-    if period is None:
-        return a[0] <= b[1] and b[0] <= a[1]
-    return (b[0] - a[0]) % period <= a[1] - a[0] or (a[0] - b[0]) % period <= b[1] - b[0]
 
 
 # fmt: off
@@ -1446,6 +1418,8 @@ def check_study_flags(parser: argparse.ArgumentParser, args: argparse.Namespace)
     for study in ("routing_study", "sign_study"):
         if getattr(args, study) and "capsules" not in args.models:
             parser.error(f"argument --{study.replace('_', '-')}: needs the capsules among --models")
+    if args.sign_study and args.assignments == "random":
+        parser.error("argument --sign-study: its layer has no --assignments random")
 
 
 def make_parser() -> argparse.ArgumentParser:

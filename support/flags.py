@@ -182,6 +182,17 @@ def angle_range(low: float, high: float) -> Callable[[str], tuple[float, float]]
     return parse
 
 
+def format_range(angles: tuple[float, float]) -> str:
+    return format_value(angles, "Range")
+
+
+def overlap(a: tuple[float, float], b: tuple[float, float], period: float | None = None) -> bool:
+    """Whether two closed ranges have an angle in common, modulo ``period`` where one is given."""
+    if period is None:
+        return a[0] <= b[1] and b[0] <= a[1]
+    return (b[0] - a[0]) % period <= a[1] - a[0] or (a[0] - b[0]) % period <= b[1] - b[0]
+
+
 def names_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     """Some of the known names, each once, with commas between them."""
 

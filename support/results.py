@@ -25,7 +25,7 @@ import numpy as np
 
 from support.console import exit_status, print_result
 from support.files import UserError, atomic_write, require_writable
-from support.optimizers import TrainState
+from support.optimizers import TrainState, count_params
 from support.run import NO_FILES, Files, checkpoint_command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,6 +47,14 @@ def result_document(
         "history": {name: state.history for name, state in states.items()},
         "environment": environment(n_threads),
     }
+
+
+def model_metrics(state: TrainState, **own: Any) -> dict[str, Any]:
+    """A model's entry in a result: the last value of each metric of its tests, and its ``own``."""
+    tests = {
+        metric: values[-1] for metric, values in state.history.items() if values and not metric.startswith("train_")
+    }
+    return {"n_params": count_params(state.params), **tests, **own, "train_seconds": round(state.seconds, 3)}
 
 
 def recorded_command(script: str, argv: Sequence[str] | None) -> str:
@@ -163,6 +171,8 @@ def run_script(
             print_result(predict())
             return
         require_writable(args.out_json, None if test else args.checkpoint)
+        if not test:
+            files.require_checkpoint(experiment)
         if args.out_json:  # before the training, during which the code may be changed
             commit, code = git_commit(), code_fingerprint(ROOT / f"{experiment}.py")
         if test:

@@ -14,6 +14,12 @@ Array = np.ndarray
 MAX_MATRIX, MAX_NAMES, MAX_COLUMNS = 12, 30, 10  # classes of a printed matrix, of a list, of a table
 
 
+def seed_of(result: Mapping[str, Any]) -> str:
+    """The seed that the test set was drawn with and, where it is another one, that of the training."""
+    seed = result.get("trained_with_seed", result["seed"])
+    return f"{result['seed']}" + (f" (trained with seed {seed})" if seed != result["seed"] else "")
+
+
 def confusion_matrix(labels: Array, answers: Array, n_classes: int) -> Array:
     """labels and answers (N,) -> counts (J, J): entry k, j is the number of images of class k that are classified as
     j."""
@@ -68,6 +74,18 @@ def prediction_table(
     return "\n".join(lines)
 
 
+def two_label_table(paths: Sequence[Path], classes: Sequence[str], named: Array, lengths: Array) -> str:
+    """For each picture the two classes ``named`` (N, 2), and the lengths of all capsules (J, N)."""
+    width, longest = max(len(str(path)) for path in paths), max(map(len, classes))
+    column = max(longest + len(" (0.00)"), len("longest"))
+    heads = f"{'longest':<{column}}    {'second':<{column}}"
+    lines = [f"{'picture':<{width}} {heads}   lengths of {classes[0]} ... {classes[-1]}"]
+    for path, two, length in zip(paths, named, lengths.T, strict=True):
+        both = "    ".join(f"{classes[j]:>{longest}} ({length[j]:.2f})".ljust(column) for j in two)
+        lines.append(f"{path!s:<{width}} {both}   " + " ".join(f"{x:.2f}" for x in length))
+    return "\n".join(lines)
+
+
 def attack_lines(attacks: Mapping[str, Mapping[str, Any]], epsilons: Sequence[str]) -> list[str]:
     """Accuracy under each attack on each model, ``attacks[model][kind][epsilon]``, and next to it the fraction of the
     images whose gradient is zero, ``attacks[model]["zero_gradient"]``, or ``["zero_gradient_log_odds"]``."""
@@ -82,6 +100,23 @@ def attack_lines(attacks: Mapping[str, Mapping[str, Any]], epsilons: Sequence[st
                     zero = found["zero_gradient" + ("_log_odds" if kind.endswith("_log_odds") else "")]
                     lines[-1] += f"  {zero:13.3f}"
     return lines
+
+
+def pose_study_lines(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What a study of the poses has found, in a line; of models without one none."""
+    errors = {name: m["azimuth_error"] for name, m in models.items() if "azimuth_error" in m}
+    if "capsules" in errors:
+        errors |= {name: models["capsules"][f"azimuth_error_of_{name}"] for name in ("pixels", "mean")}
+    found = ", ".join(f"{error:.1f} from {name}" for name, error in errors.items())
+    return [f"mean error of the azimuths of L and tripod in degrees: {found}"] * bool(errors)
+
+
+def sign_study_lines(capsules: Mapping[str, Any]) -> list[str]:
+    """What a study of the poses' signs has found, in a line; of a model without one none."""
+    if "sign_accuracy" not in capsules:
+        return []
+    found = f"{capsules['sign_accuracy']:.3f}, with a bias of the votes {capsules['biased_sign_accuracy']:.3f}"
+    return [f"poses told from their negatives: {found}"]
 
 
 def routing_study_lines(capsules: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from helpers import (
 )
 from support.optimizers import TrainState
 from support.pictures import read_strokes
+from support.tables import two_label_table
 from support.workers import SERIAL, Workers
 
 Array = np.ndarray
@@ -607,6 +609,18 @@ def test_pictures_of_odd_sizes_are_scaled_to_the_ink(size: tuple[int, int], tmp_
     assert abs(max(np.ptp(rows), np.ptp(columns)) + 1 - m.BOX) <= 1
     assert abs(rows.mean() - 17.5) <= 1
     assert abs(columns.mean() - 17.5) <= 1
+
+
+@pytest.mark.parametrize("classes", ["0123456789", ("ant", "hedgehog", "ox")])
+def test_the_heads_of_a_table_of_two_labels_stand_over_their_columns(classes: Sequence[str]) -> None:
+    lengths = np.full((len(classes), 2), 0.25)
+    paths, named = [Path("a.png"), Path("longer.png")], np.array([[0, 1], [2, 1]])
+    head, *rows = two_label_table(paths, classes, named, lengths).split("\n")
+    middle, last = head.index("second"), head.index("lengths of")
+    assert [row[last:] for row in rows] == [" ".join(["0.25"] * len(classes))] * 2
+    for row, (one, two) in zip(rows, ((0, 1), (2, 1)), strict=True):
+        assert row[head.index("longest") : middle].strip() == f"{classes[one]} (0.25)"
+        assert row[middle:last].strip() == f"{classes[two]} (0.25)"
 
 
 def test_predict_names_two_digits_and_draws_them(

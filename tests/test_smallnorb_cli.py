@@ -89,6 +89,7 @@ BOTH = ["--train-elevations", "10:35", "--test-elevations", "40:70"]
         (["--n-train-views", "1000", "--n-elev", "10", "--n-per-combo", "1"], "--n-train-views", "100,000 images"),
         (["--n-test-views", "1000", "--n-elev", "10"], "--n-test-views", "above the limit"),
         (["--models", "cnn", "--routing-study"], "--routing-study", "needs the capsules among --models"),
+        (["--sign-study", "--assignments", "random"], "--sign-study", "its layer has no --assignments random"),
         (["--models", "cnn", "--sign-study"], "--sign-study", "needs the capsules among --models"),
     ],
 )
