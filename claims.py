@@ -174,13 +174,13 @@ CLAIMS: tuple[Claim, ...] = (
         (digits(48000), digits(240000), digits(1200000)),
     ),
     Claim(
-        "Three iterations of dynamic routing are better than one",
+        "On overlapping digits, three iterations of dynamic routing are better than one",
         "MultiMNIST: error 5.2 % against 7.5 %",
         "docs/multimnist_capsnet.md",
         (capsnet_without("routing_iters", "routing-iters=1"),),
     ),
     Claim(
-        "Reconstruction makes a CapsNet classify better",
+        "Reconstruction makes a CapsNet classify overlapping digits better",
         "MNIST: error 0.25 % against 0.35 %",
         "docs/multimnist_capsnet.md",
         (capsnet_without("no_reconstruction"),),

@@ -137,8 +137,7 @@ class View(NamedTuple):
     def heads(self, prefix: str = "", models: list[str] | None = None) -> list[str]:
         """A column for each metric of each model."""
         names = self.models if models is None else models
-        short = len(self.metrics) == 1
-        return [f"{prefix}{m}" if short else f"{prefix}{m}: {k}" for k, m in itertools.product(self.metrics, names)]
+        return [f"{prefix}{m}: {k}" for k, m in itertools.product(self.metrics, names)]
 
 
 def seeds_table(entry: Json, view: View, reference: str) -> str:
@@ -190,15 +189,18 @@ def grid_table(document: Json, view: View) -> str:
 
 
 def rows_table(documents: list[Json], names: list[str], view: View) -> str:
-    """A row for each model and setting of several files."""
+    """A row for each model and setting of several files. A name "A|B|" of a file with three settings names the first
+    two and leaves the third out."""
     rows = []
-    for document, name in zip(documents, names, strict=True):
-        for setting, entry in document["settings"].items():
-            models = {m: entry["models"][m] for m in view.models or entry["models"] if m in entry["models"]}
+    for document, of_file in zip(documents, names, strict=True):
+        settings, own = document["settings"], "|" in of_file
+        labels = of_file.split("|") if own else [of_file] * len(settings)
+        for (setting, entry), name in zip(settings.items(), labels, strict=True):
+            models = {m: entry["models"][m] for m in view.models or entry["models"] if m in entry["models"] and name}
             for m, found in models.items():
                 label = f"{name}: {m}" if len(models) > 1 else name
                 means = [show_mean(found.get(k), view.digits) for k in view.metrics]
-                values = "" if setting == "default" else setting
+                values = "" if own or setting == "default" else setting
                 rows.append([label, f"{found['n_params']:,}", values, str(len(entry["runs"])), *means])
     columns = ["network", "parameters", "setting", "seeds", *view.metrics]
     if not any(row[2] for row in rows):
@@ -315,7 +317,8 @@ HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands be
   <!-- table: results/EXPERIMENT/FILE.json summary metrics=familiar_accuracy,held_out_accuracy -->    a row per model
   <!-- table: results/EXPERIMENT/FILE.json paired setting="em-iters=1 loss=spread" -->     capsules minus each baseline
   <!-- table: results/EXPERIMENT/FILE.json grid models=capsules,cnn digits=2 -->     a row per setting of a sweep
-  <!-- table: results/E/A.json,results/E/B.json rows names=capsules,CNN -->     a row per setting of several files
+  <!-- table: results/E/A.json,results/E/B.json rows names=capsules,CNN -->     a row per setting of several files;
+      of a file with three settings, "names=A,one|two|" names the first two and leaves the third out
   <!-- table: results/claims.json claims -->             a row per condition of each claim
   <!-- table: results/claims.json verdicts -->           a row per claim
   <!-- table: results/benchmarks/FILE.json table NAME columns=step,ms -->     a table of a benchmark file
@@ -335,6 +338,9 @@ def fill_rows(files: list[str], options: dict[str, str]) -> str:
     names = options["names"].split(",") if "names" in options else [Path(file).stem for file in files]
     if len(names) != len(files):
         raise UserError(f"names= has {len(names)} names for {len(files)} files")
+    for file, document, name in zip(files, documents, names, strict=True):
+        if "|" in name and (n := len(name.split("|"))) != len(document["settings"]):
+            raise UserError(f"names= has {n} names for the {len(document['settings'])} settings of {file}")
     metrics = (options.get("metrics") or str(documents[0]["headline"])).split(",")
     models = options["models"].split(",") if "models" in options else []
     there: set[str] = set()

@@ -111,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
         document = read_result(args.claims)
         require_writable(folder / "verdicts.png")
         try:
-            write_figures(folder, {"verdicts": lambda: draw_verdicts(document)})
+            write_figures(folder, {"verdicts": lambda: draw_verdicts(document)}, {"verdicts": 64})
         except (KeyError, TypeError, ValueError, AttributeError):  # it is another result
             raise UserError(f"{args.claims} holds no claims: python report.py --claims writes it") from None
 

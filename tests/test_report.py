@@ -41,6 +41,8 @@ old
 <!-- end -->
 <!-- table: results/fake/r.json,results/fake/g.json rows "names=one setting,four" models=cnn -->
 <!-- end -->
+<!-- table: results/fake/r.json,results/fake/g.json rows "names=plain,first||third|" models=cnn -->
+<!-- end -->
 The end: results/fake/one.json.
 """
 
@@ -129,16 +131,17 @@ def test_rewrite_then_check(page: Path, capsys: pytest.CaptureFixture[str]) -> N
     lines = faults(capsys)
     assert "README.md:6: table results/fake/r.json summary models=cnn differs from its file" in lines
     assert "docs/more.md:1: table results/fake/r.json summary models=cnn differs from its file" in lines
-    assert len(lines) == 7
+    assert len(lines) == 8
     assert page.read_text() == README
     assert run() == 0
-    assert capsys.readouterr().out == "README.md: 6 rewritten\ndocs/more.md: 1 rewritten\n"
+    assert capsys.readouterr().out == "README.md: 7 rewritten\ndocs/more.md: 1 rewritten\n"
     assert re.search(r"\| cnn +\| +99 \|", Path("docs/more.md").read_text())
     text = page.read_text()
     assert "By `<!-- table: any -->` markers." in text
     assert re.search(r"\| seed \| +capsules: top_accuracy \|.*cnn: loss \|\n\| ---- \|", text)
     assert re.search(r"summary models=cnn -->\n\n\| model \| parameters \| +top_accuracy \|\n", text)
-    assert re.search(r"\| kind \| gap \| seeds \| +capsules \| +cnn \| capsules − cnn \|", text)
+    heads = [f"{what}: top_accuracy" for what in ("capsules", "cnn", "capsules − cnn")]
+    assert re.search(rf"\| kind \| gap \| seeds \| +{heads[0]} \| +{heads[1]} \| +{heads[2]} \|", text)
     assert re.search(r"\| cnn +\| top_accuracy \| .* \| +3 of 3 \| 0.25 \| +\d+ % \|  higher \|", text)
     assert (
         "| code       | time / numpy's |\n| ---------- | -------------: |\n"
@@ -149,6 +152,11 @@ def test_rewrite_then_check(page: Path, capsys: pytest.CaptureFixture[str]) -> N
         r"\| one setting +\| +99 \| +\| +3 \| 0\.\d+ ± 0\.\d+ \|\n\| four +\| +99 \| kind=a gap=x \| +2 \|", text
     )
     assert len(re.findall(r"^\| four ", text, re.MULTILINE)) == 4
+    settings = load("results/fake/g.json")["settings"]
+    third = list(settings.values())[2]["models"]["cnn"]["top_accuracy"]["mean"]
+    rows = re.findall(r"^\| (plain|first|third) +\| +99 \| +([23]) \| +(\S+)", text, re.MULTILINE)
+    assert [row[:2] for row in rows] == [("plain", "3"), ("first", "2"), ("third", "2")]
+    assert rows[2][2] == f"{third:.3f}"
     assert "old" not in text
     assert run("--check") == 0
     assert run() == 0
@@ -192,6 +200,10 @@ def test_accuracies_in_sentences_are_those_of_the_tables() -> None:
         ("<!-- table: results/benchmarks/b.json table x --><!-- end -->", "no table 'x'"),
         ("<!-- table: results/benchmarks/b.json table steps columns=x --><!-- end -->", "no column x"),
         ("<!-- table: results/fake/r.json rows names=a,b --><!-- end -->", "names= has 2 names for 1 files"),
+        (
+            "<!-- table: results/fake/g.json rows names=a|b --><!-- end -->",
+            "2 names for the 4 settings of results/fake/g",
+        ),
         ("<!-- table: results/fake/r.json rows metrics=f1 --><!-- end -->", "no metric f1"),
         ("<!-- table: results/fake/r.json rows models=gpt --><!-- end -->", "no metric top_accuracy"),
         ("<!-- table: results/fake/r.json,none.json rows --><!-- end -->", "cannot read none.json"),
