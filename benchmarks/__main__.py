@@ -34,6 +34,9 @@ TORCH = {
     "torch.compile, fused Adam, channels-last": {"compiled": True, "fused": True, "channels_last": True},
 }
 BATCHES = [8, 16, 32, 64, 128]
+NETWORKS = {
+    "smallnorb": "dense matrix capsules", "matrix_capsules": "convolutional matrix capsules", "multimnist": "CapsNet",
+}  # fmt: skip
 
 
 def compare(builds: dict[str, tuple[Build, dict[str, Any]]], repetitions: int, memory: bool) -> dict[str, Any]:
@@ -83,7 +86,7 @@ def roofline(modules: dict[str, Any], tables: dict[str, Any], threads: int) -> d
         least = 1e3 * work.least_seconds(flop_rate, bandwidth)
         ms = next(row[2] for row in tables[name]["rows"] if row[0] == OURS)
         counts = (work.product_flops / 1e9, work.other_flops / 1e9, work.state_bytes / 1e6, work.call_bytes / 1e6)
-        rows.append([name, *(round(count, 3) for count in counts), *(round(x, 2) for x in (least, ms, ms / least))])
+        rows.append([NETWORKS[name], *(round(count, 3) for count in counts), *(round(x, 2) for x in (least, ms, ms / least))])
     counted = ["GFLOP in products", "other GFLOP", "MB of parameters and moments", "MB of all numpy calls"]
     columns = ["training step", *counted, "least ms", "ms", "ms / least"]
     return {
@@ -92,10 +95,10 @@ def roofline(modules: dict[str, Any], tables: dict[str, Any], threads: int) -> d
     }
 
 
-def default_command(repetitions: int, threads: int) -> dict[str, Any]:
+def default_command(repetitions: int) -> dict[str, Any]:
     """Median seconds of the whole smallNORB command: process start, three models trained, result table."""
     script = Path(smallnorb.experiment.__file__)
-    command = [sys.executable, str(script), "--quiet", "--threads", str(threads)]
+    command = [sys.executable, str(script), "--quiet"]
     run: dict[str, Step] = {"run": lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL)}
     seconds = interleave(run, repetitions, warm_up=1)["run"]
     return {"columns": ["command", "seconds"], "rows": [[f"python {script.name}", round(seconds, 2)]]}
@@ -168,7 +171,7 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
     }
     tables: dict[str, Any] = {}
     if only is None:
-        tables["smallnorb_command"] = default_command(max(3, repetitions // 8), threads)
+        tables["smallnorb_command"] = default_command(max(3, repetitions // 8))
     with threadpoolctl.threadpool_limits(threads):
         for name, part in parts.items():
             if only in (None, name):
