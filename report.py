@@ -174,6 +174,19 @@ def paired_table(entry: Json, view: View, reference: str) -> str:
     return markdown([f"{reference} minus", *columns], rows)
 
 
+def study_table(entry: Json, view: View, reference: str) -> str:
+    """A row for each kind of assignments with which a routing study tested the first model."""
+    model = entry["models"][view.models[0]]
+    kinds = [name.removesuffix("_entropy") for name in model if name.endswith("_entropy")]
+    if not kinds:
+        raise UserError(f"the file has no routing study of {view.models[0]}")
+    columns, rows = ["accuracy", "changed", "entropy"], []
+    for kind in kinds:
+        means = [show_mean(model.get(f"{kind}_{k}"), view.digits) for k in columns]
+        rows.append([kind.replace("iters_", "iterations: "), *means])
+    return markdown(["assignments in the test", *columns], rows)
+
+
 def grid_table(document: Json, view: View) -> str:
     axes = [name for group in document["axes"] for name in group]
     entries = list(document["settings"].values())
@@ -262,7 +275,7 @@ def baselines_table(document: Json) -> str:
     return markdown(["", "toys", "smallNORB"], rows)
 
 
-TABLES = {"seeds": seeds_table, "summary": summary_table, "paired": paired_table}
+TABLES = {"seeds": seeds_table, "summary": summary_table, "paired": paired_table, "study": study_table}
 
 
 def digits_of(options: dict[str, str]) -> int:
@@ -316,6 +329,7 @@ HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands be
   <!-- table: results/EXPERIMENT/FILE.json seeds -->     a row per seed, then mean, sd and 95 % interval
   <!-- table: results/EXPERIMENT/FILE.json summary metrics=familiar_accuracy,held_out_accuracy -->    a row per model
   <!-- table: results/EXPERIMENT/FILE.json paired setting="em-iters=1 loss=spread" -->     capsules minus each baseline
+  <!-- table: results/EXPERIMENT/FILE.json study models=capsules -->     a row per kind of assignments (--routing-study)
   <!-- table: results/EXPERIMENT/FILE.json grid models=capsules,cnn digits=2 -->     a row per setting of a sweep
   <!-- table: results/E/A.json,results/E/B.json rows names=capsules,CNN -->     a row per setting of several files;
       of a file with three settings, "names=A,one|two|" names the first two and leaves the third out

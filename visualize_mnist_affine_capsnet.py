@@ -645,6 +645,7 @@ FIGURES = (
 N_COLOURS = {
     "capsule_dimensions": 48,
     "reconstructions": 128,
+    "predictions": 128,
 }  # of a palette, for a small file
 
 

@@ -86,7 +86,9 @@ def roofline(modules: dict[str, Any], tables: dict[str, Any], threads: int) -> d
         least = 1e3 * work.least_seconds(flop_rate, bandwidth)
         ms = next(row[2] for row in tables[name]["rows"] if row[0] == OURS)
         counts = (work.product_flops / 1e9, work.other_flops / 1e9, work.state_bytes / 1e6, work.call_bytes / 1e6)
-        rows.append([NETWORKS[name], *(round(count, 3) for count in counts), *(round(x, 2) for x in (least, ms, ms / least))])
+        rows.append(
+            [NETWORKS[name], *(round(count, 3) for count in counts), *(round(x, 2) for x in (least, ms, ms / least))]
+        )
     counted = ["GFLOP in products", "other GFLOP", "MB of parameters and moments", "MB of all numpy calls"]
     columns = ["training step", *counted, "least ms", "ms", "ms / least"]
     return {

@@ -20,6 +20,7 @@ import report
 from helpers import DATA, run_script
 from report import main, render_page
 from support.results import code_fingerprint, save_result
+from support.statistics import describe_sample
 
 Json = dict[str, Any]
 
@@ -199,6 +200,7 @@ def test_accuracies_in_sentences_are_those_of_the_tables() -> None:
         ("<!-- table: results/benchmarks/b.json grid --><!-- end -->", "not a comparison of seeds"),
         ("<!-- table: results/benchmarks/b.json table x --><!-- end -->", "no table 'x'"),
         ("<!-- table: results/benchmarks/b.json table steps columns=x --><!-- end -->", "no column x"),
+        ("<!-- table: results/fake/r.json study --><!-- end -->", "the file has no routing study of capsules"),
         ("<!-- table: results/fake/r.json rows names=a,b --><!-- end -->", "names= has 2 names for 1 files"),
         (
             "<!-- table: results/fake/g.json rows names=a|b --><!-- end -->",
@@ -464,3 +466,15 @@ def test_project_is_true() -> None:
     """As CI runs it, from any folder."""
     process = run_script("report.py", "--check")
     assert process.returncode == 0, process.stderr
+
+
+def test_a_study_has_a_row_for_each_kind_of_assignments() -> None:
+    names = [f"{kind}_{k}" for kind in ("iters_1", "random") for k in ("accuracy", "changed", "entropy")]
+    found = {name: describe_sample([x, x + 0.1]) for x, name in enumerate(names)}
+    table = report.study_table({"models": {"capsules": found | {"loss": {}}}}, report.View(["capsules"], [], 2), "")
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.split("\n") if row]
+    half = "0.64"  # of 0.1 / 2 with one degree of freedom
+    assert rows[2:] == [
+        ["iterations: 1", f"0.05 ± {half}", f"1.05 ± {half}", f"2.05 ± {half}"],
+        ["random", f"3.05 ± {half}", f"4.05 ± {half}", f"5.05 ± {half}"],
+    ]
