@@ -1429,6 +1429,7 @@ def add_config_flags(parser: Parser) -> None:
     add("n_val", whole_number(1, 10**6), "To choose settings, hold N training digits out and test on them.",
         default="test on the test digits")
     add("shift", whole_number(0, 8), "Shift every training image at random by up to N pixels on each axis.")
+    add("pixel_offset", number(-10, 10), "Subtract X from every pixel before any network sees it.", "X")
     add_viewpoint_flags(parser, Config, "viewpoints, of --dataset voxels, smallnorb and toys")
     add = add_flags(parser, "objects, of --dataset smallnorb and toys", Config)
     add("hold_out", ("viewpoints", "nothing"),

@@ -1076,7 +1076,7 @@ class Model(NamedTuple):
     init_params: Callable[[np.random.Generator], Params]
     loss_and_grads: Callable[[Params, Batch, int, Params, Workspace], dict[str, float]]
     assess: Callable[[Params, Batch, Workspace], tuple[Array, float]]  # scores (B, J), squared error of reconstruction
-    lr_factor: float = 1.0
+    lr_factor: float = 1.0  # LeNet-5 of mnist_affine_capsnet.py has its own
 
 
 def capsnet_model(config: NetworkConfig) -> Model:

@@ -1304,7 +1304,6 @@ def add_viewpoint_flags(
     add("n_per_combo", count, "Draw N images of each training view.", default=str(config.n_per_combo))
     add("standardize", ("none", "image"), "With image, bring each image (channel of a stereo pair) to mean zero and"
         " unit variance.", default="none, smallnorb and toys image")
-    add("pixel_offset", number(-10, 10), "Subtract X from every pixel before any network sees it.", "X")
 
 
 def add_em_flags(add: Callable[..., None]) -> None:
@@ -1325,6 +1324,7 @@ def add_config_flags(parser: Parser) -> None:
     add("dataset", ("voxels", "smallnorb", "toys"), "Use rendered voxel objects, the smallNORB files, or toys, which"
         f" are drawn in the same format once, in about a minute, into {CACHE_DIR}/toys-….")
     add("data_dir", non_empty, "Folder of the six official smallNORB files, gzipped or not.", "DIR", "none")
+    add("pixel_offset", number(-10, 10), "Subtract X from every pixel before any network sees it.", "X")
     add_viewpoint_flags(parser, Config)
     add = add_flags(parser, "capsules", Config)
     add("assignments", ("routed", "uniform", "random"),
