@@ -12,7 +12,7 @@ BATCHES = {str(n): {"batch_size": n} for n in (8, 16, 32, 64, 128)}
 WIDTHS = {str(n): {"conv_channels": n} for n in (16, 32, 64, 128)}
 TYPES: dict[str, Any] = {str(n): {"sizes": (32, n, n, n)} for n in (4, 8, 16)}
 DEFAULT, PAPER = "default, batch 32", "paper, batch"
-MATRIX = "32, 8, 8, 8, batch 32"
+MATRIX = "8 types, batch 32"  # sizes 32, 8, 8, 8
 
 
 def scale(
