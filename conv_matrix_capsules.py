@@ -15,7 +15,8 @@ along the gradient of the loss, than a convolutional network is (section 6 and f
 
 Sizes: channels of conv1, capsule types of the primary layer, ConvCaps1, ConvCaps2. Here 32, 4, 4, 8; all 32 in the
 paper. The baseline is a CNN with convolutions of the same sides and strides instead of the capsules, and with as many
-channels as give it the same number of parameters.
+channels as give it the same number of parameters; or, with --cnn paper, that of the paper's section 5.1, which has 4.2
+million parameters and dropout.
 
 Deviations from the paper: narrower layers and two iterations of EM routing; a floor under the variances; a parent's
 cost is divided by the mass that even assignments would give it; the inverse temperature is the same in all iterations.
@@ -133,6 +134,7 @@ class Config(Viewpoints):
     beta_v_init: float = -0.2  # not given; added to -log(variance_floor) / 2: below 0, votes that agree activate
     vote_bias: str = "none"
     loss: str = "spread"
+    cnn: str = "matched"  # paper
     batch_size: int = 32
     lr: float = 0.015
     cnn_lr: float = 3e-3
@@ -217,13 +219,14 @@ class Examples(NamedTuple):
     images: Array  # (N, H, W, C) float32
     labels: Array  # (N,)
     angles: Array | None = None  # (N,) azimuths, or elevations where they are held out, of sets of views
+    dropout: Array | None = None  # (N, 1024) in the training of the paper's CNN: 0 for a unit that is left out, else 2
 
     def part(self, start: int, stop: int) -> Examples:
         return self.at(slice(start, stop))
 
     def at(self, chosen: Array | slice) -> Examples:
-        angles = None if self.angles is None else self.angles[chosen]
-        return Examples(self.images[chosen], self.labels[chosen], angles)
+        angles, dropout = (None if x is None else x[chosen] for x in (self.angles, self.dropout))
+        return Examples(self.images[chosen], self.labels[chosen], angles, dropout)
 
 
 class Data(NamedTuple):
@@ -864,12 +867,12 @@ def conv_cnn_channels(config: Config, n_params: int) -> int:
     return min(range(1, 1025), key=difference)
 
 
-def conv_cnn_init(rng: np.random.Generator, config: Config, n_channels: int) -> Params:
+def cnn_init(rng: np.random.Generator, shapes: dict[str, tuple[int, ...]], dtype: str) -> Params:
     params: Params = {}
-    for name, shape in conv_cnn_shapes(config, n_channels).items():
+    for name, shape in shapes.items():
         gain = 1 if name == "out" else 2  # a ReLU halves the second moment
-        params[f"{name}.w"] = rng.normal(0, math.sqrt(gain / math.prod(shape[:-1])), shape).astype(config.dtype)
-        params[f"{name}.b"] = np.zeros(shape[-1], config.dtype)
+        params[f"{name}.w"] = rng.normal(0, math.sqrt(gain / math.prod(shape[:-1])), shape).astype(dtype)
+        params[f"{name}.b"] = np.zeros(shape[-1], dtype)
     return params
 
 
@@ -905,6 +908,68 @@ def conv_cnn_backward(dscores: Array, cache: ConvCNNCache, need_dx: bool = False
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# The paper's CNN: two convolutions with max pooling, a hidden layer with dropout [Hinton 2018, sec. 5.1]
+# ----------------------------------------------------------------------------------------------------------------------
+
+N_HIDDEN = 1024
+
+
+def paper_cnn_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """4,253,349 parameters for stereo pairs of 32x32 pixels. The paper does not give the padding of the convolutions:
+    with 2 pixels they add up to its 4.2 million."""
+    k, side = CONV_KERNEL, config.image_size // 2 // 2
+    return {
+        "conv1": (k, k, config.in_channels, 32),
+        "conv2": (k, k, 32, 64),
+        "hidden": (side * side * 64, N_HIDDEN),
+        "out": (N_HIDDEN, config.n_classes),
+    }
+
+
+class PaperCNNCache(NamedTuple):
+    layers: list[tuple[ConvCache, Array, Array]]  # of both convolutions: cache; output and its maxima, (H, W, B, C)
+    hidden: LinearCache
+    relu: Array  # (B, 1024)
+    dropout: Array | None
+    out: LinearCache
+
+
+def paper_cnn_forward(params: Params, x: Array, ws: Workspace, dropout: Array | None) -> tuple[Array, PaperCNNCache]:
+    """x (B, H, W, C), dropout (B, 1024) or None in a test -> class scores (B, E)."""
+    layers = []
+    for name in ("conv1", "conv2"):
+        conv, conv_cache = conv2d_forward(x, params[f"{name}.w"], params[f"{name}.b"], stride=1, pad=2)
+        rows = conv.transpose(1, 2, 0, 3)  # (H, W, B, C)
+        pooled = multimnist.max_pool_forward(rows, ws, name)  # (H // 2, W // 2, B, C)
+        x, _ = relu_forward(pooled.transpose(2, 0, 1, 3))
+        layers.append((conv_cache, rows, pooled))
+    hidden, hidden_cache = linear_forward(x.reshape(len(x), -1), params["hidden.w"], params["hidden.b"])
+    relu, _ = relu_forward(hidden)
+    units = relu if dropout is None else relu * dropout
+    scores, out_cache = linear_forward(units, params["out.w"], params["out.b"])
+    return scores, PaperCNNCache(layers, hidden_cache, relu, dropout, out_cache)
+
+
+def paper_cnn_backward(
+    dscores: Array, cache: PaperCNNCache, ws: Workspace, need_dx: bool = False
+) -> tuple[Params, Array | None]:
+    """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
+    dx: Array | None
+    grads: Params = {}
+    dunits, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
+    drelu = dunits if cache.dropout is None else dunits * cache.dropout
+    dx, grads["hidden.w"], grads["hidden.b"] = linear_backward(relu_backward(drelu, cache.relu), cache.hidden)
+    for name, (conv_cache, rows, pooled) in zip(("conv2", "conv1"), reversed(cache.layers), strict=True):
+        assert dx is not None
+        H, W, B, C = pooled.shape
+        # x = relu(pooled), pooled = max_pool(rows), rows = conv; x and conv have the axes (B, H, W, C)
+        dpooled = relu_backward(dx.reshape(B, H, W, C).transpose(1, 2, 0, 3), pooled)
+        dconv = multimnist.max_pool_backward(dpooled, rows, pooled, ws, name).transpose(2, 0, 1, 3)
+        dx, grads[f"{name}.w"], grads[f"{name}.b"] = conv2d_backward(dconv, conv_cache, need_dx or name != "conv1")
+    return grads, dx
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # The models as the training loop sees them
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -912,9 +977,10 @@ def conv_cnn_backward(dscores: Array, cache: ConvCNNCache, need_dx: bool = False
 class Model(NamedTuple):
     name: str
     init_params: Callable[[np.random.Generator], Params]
-    forward: Callable[[Params, Array, Workspace], tuple[Array, Any]]  # params, x -> scores (B, E), cache
+    forward: Callable[..., tuple[Array, Any]]  # params, x, ws, dropout=None -> scores (B, E), cache
     backward: Callable[..., tuple[Params, Array | None]]  # dscores, cache, ws, need_dx=False -> grads, dx
     loss: Callable[[Array, Array, float], tuple[float, Array]]  # scores, labels, progress -> mean loss, dscores
+    part_size: int = PART  # number of images in a part of a training batch
 
 
 def make_models(config: Config) -> dict[str, Model]:
@@ -922,18 +988,27 @@ def make_models(config: Config) -> dict[str, Model]:
     capsules = Model(
         "capsules",
         lambda rng: conv_capsnet_init(rng, config),
-        lambda params, x, ws: conv_capsnet_forward(params, x, config, ws),
+        lambda params, x, ws, dropout=None: conv_capsnet_forward(params, x, config, ws),
         lambda dscores, cache, ws, need_dx=False: conv_capsnet_backward(dscores, cache, config, ws, need_dx),
         functools.partial(capsules_loss, config.loss),
+        part_size(config),
     )
     n_channels = conv_cnn_channels(config, count_params(capsules.init_params(np.random.default_rng(0))))
     cnn = Model(
         "cnn",
-        lambda rng: conv_cnn_init(rng, config, n_channels),
-        lambda params, x, ws: conv_cnn_forward(params, x),
+        lambda rng: cnn_init(rng, conv_cnn_shapes(config, n_channels), config.dtype),
+        lambda params, x, ws, dropout=None: conv_cnn_forward(params, x),
         lambda dscores, cache, ws, need_dx=False: conv_cnn_backward(dscores, cache, need_dx),
         lambda scores, labels, progress: softmax_cross_entropy(scores, labels),
+        part_size(config),
     )
+    if config.cnn == "paper":
+        cnn = cnn._replace(
+            init_params=lambda rng: cnn_init(rng, paper_cnn_shapes(config), config.dtype),
+            forward=lambda params, x, ws, dropout=None: paper_cnn_forward(params, x, ws, dropout),
+            backward=paper_cnn_backward,
+            part_size=2 * PART,  # each part has its own 4.2 million gradients
+        )
     return {"capsules": capsules, "cnn": cnn}
 
 
@@ -974,7 +1049,14 @@ def evaluate(model: Model, params: Params, data: Data, config: Config, workers: 
     return {metric: accuracy(model, params, examples, config, workers) for metric, examples in sets.items()}
 
 
-DECAYED = {"conv1.w", "conv2.w", "conv3.w", "primary.w", "out.w"}  # by weight decay: no parameter of EM routing
+DECAYED = {
+    "conv1.w",
+    "conv2.w",
+    "conv3.w",
+    "primary.w",
+    "hidden.w",
+    "out.w",
+}  # by weight decay: no parameter of EM routing
 
 
 def learning_rate(config: Config, model: str, progress: float) -> float:
@@ -996,14 +1078,17 @@ def training_batch(data: Data, config: Config, step: int) -> Examples:
     chosen = chosen[: config.batch_size]
     rng = generator(config.seed, Stream.SHUFFLE, epoch, position)
     images = augment(config, data.train.images[chosen], rng).astype(config.dtype, copy=False)
-    return Examples(images, data.train.labels[chosen])
+    dropout = None
+    if config.cnn == "paper":
+        dropout = 2 * rng.integers(0, 2, (len(chosen), N_HIDDEN)).astype(config.dtype)
+    return Examples(images, data.train.labels[chosen], dropout=dropout)
 
 
 def loss_and_grads(
     model: Model, progress: float, params: Params, part: Examples, n: int, grads: Params, ws: Workspace
 ) -> dict[str, float]:
     """The terms that a part of a batch of ``n`` examples adds to the mean loss and, in ``grads``, to its gradients."""
-    scores, cache = model.forward(params, part.images, ws)
+    scores, cache = model.forward(params, part.images, ws, part.dropout)
     loss, dscores = model.loss(scores, part.labels, progress)
     weight = len(part.labels) / n
     grads.update(model.backward(weight * dscores, cache, ws)[0])
@@ -1027,7 +1112,7 @@ def train(
         batch, progress = training_batch(data, config, state.step), state.step / max(1, n_steps - 1)
         with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
             losses, grads = workers.gradients(
-                functools.partial(loss_and_grads, model, progress), state.params, batch, part_size(config)
+                functools.partial(loss_and_grads, model, progress), state.params, batch, model.part_size
             )
             adamw_step(state, grads, learning_rate(config, model.name, progress), config.weight_decay, DECAYED)
         require_finite(state, losses["train_loss"], per_epoch)
@@ -1455,6 +1540,8 @@ def add_config_flags(parser: Parser) -> None:
     add("weight_decay", number(0, 100), "A step shrinks convolutions and the last layer by lr * X.", "X")
     add("loss", ("spread", "cross-entropy"), "Loss of the capsules: the paper's spread loss of the activations, or"
         " cross-entropy of a score of pose and activation. The CNN always has cross-entropy.")
+    add("cnn", ("matched", "paper"), "The CNN has the capsules' grids and as many parameters; or it is the paper's, of"
+        " 4.2 million parameters.")
     add("dtype", ("float32", "float64"), "Number format of all arithmetic.")
     add = add_flags(parser, "attacks", Config)
     add("attack", names_of(ATTACKS), "Test under attack after the training, by fgsm, iterated or both.", "A,B")

@@ -180,7 +180,7 @@ def multimnist_step(batch_size: int = 32, conv_channels: int = 32) -> Step:
 def matrix_capsules_step(batch_size: int = 32) -> Step:
     config = conv_matrix_capsules.config_of(conv_matrix_capsules.SIZES)
     params = conv.init_state(conv.make_models(config)["capsules"], config).params
-    images, labels, _ = conv_matrix_capsules._batch(batch_size)
+    images, labels, *_ = conv_matrix_capsules._batch(batch_size)
     return training_step(functools.partial(matrix_capsules_loss, config=config), params, images, labels)
 
 

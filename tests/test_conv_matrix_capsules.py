@@ -196,6 +196,41 @@ def test_both_models_have_as_many_parameters(sizes: tuple[int, int, int, int], d
     assert abs(counts["cnn"] / counts["capsules"] - 1) < (0.05 if sizes != SIZES else 0.15)
 
 
+def test_the_papers_cnn_has_4_2_million_parameters() -> None:
+    models = m.make_models(m.Config(dataset="smallnorb", cnn="paper"))
+    counts = {name: m.count_params(model.init_params(np.random.default_rng(0))) for name, model in models.items()}
+    assert counts["cnn"] == 50 * 32 + 32 + 800 * 64 + 64 + 4096 * 1024 + 1024 + 1024 * 5 + 5 == 4_253_349
+    assert counts["capsules"] < 12_000
+
+
+def test_half_of_the_hidden_units_are_left_out_in_training_and_none_in_a_test() -> None:
+    config = tiny(cnn="paper", n_train=60, dtype="float64")
+    data, model = m.make_data(config), m.make_models(config)["cnn"]
+    batch, again = m.training_batch(data, config, 3), m.training_batch(data, config, 3)
+    assert batch.dropout is not None
+    assert batch.dropout.shape == (8, 1024)
+    assert set(np.unique(batch.dropout)) == {0, 2}
+    np.testing.assert_array_equal(batch.dropout, again.dropout)
+    assert np.abs(batch.dropout - m.training_batch(data, config, 4).dropout).any()
+    assert (batch.dropout[0] != batch.dropout[1]).mean() == pytest.approx(0.5, abs=0.1)
+    np.testing.assert_array_equal(batch.images, m.training_batch(data, tiny(n_train=60, dtype="float64"), 3).images)
+    params = model.init_params(np.random.default_rng(0))
+    seen = model.forward(params, batch.images, WS, batch.dropout)[1].out[0]
+    units = model.forward(params, batch.images, WS)[1].out[0]  # as in a test
+    np.testing.assert_allclose(seen, units * batch.dropout, rtol=1e-12, atol=0)
+    part = m.loss_and_grads(model, 0.5, params, batch.part(2, 5), 8, {}, WS)["train_loss"]
+    scores, _ = model.forward(params, batch.images[2:5], WS, batch.dropout[2:5])
+    assert part == pytest.approx(3 / 8 * model.loss(scores, batch.labels[2:5], 0.5)[0], rel=1e-12)
+
+
+def test_threads_change_no_bit_of_the_papers_cnn() -> None:
+    config = tiny(cnn="paper", n_train=40, n_epochs=1, batch_size=40)
+    states = [trained(config, ("cnn",), threads)["cnn"] for threads in (1, 2)]
+    assert states[0].history == states[1].history
+    for key, p in states[0].params.items():
+        np.testing.assert_array_equal(p, states[1].params[key], err_msg=key)
+
+
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
 def test_a_batch_mate_changes_nothing(name: str) -> None:
     model, params, x, _ = whole_network(name)
@@ -272,10 +307,16 @@ def test_the_learning_rate_rises_then_falls_and_the_cnn_has_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("name", "decayed"),
-    [("capsules", {"conv1.w", "primary.w"}), ("cnn", {"conv1.w", "conv2.w", "conv3.w", "out.w"})],
+    [
+        ("capsules", {"conv1.w", "primary.w"}),
+        ("cnn", {"conv1.w", "conv2.w", "conv3.w", "out.w"}),
+        ("paper", {"conv1.w", "conv2.w", "hidden.w", "out.w"}),
+    ],
 )
-def test_weight_decay_shrinks_convolutions_and_the_last_layer_and_nothing_else(name: str, decayed: set[str]) -> None:
+def test_weight_decay_shrinks_weights_outside_of_the_routing(name: str, decayed: set[str]) -> None:
     config = tiny(n_train=8, n_epochs=1, dtype="float64")  # one step
+    if name == "paper":
+        name, config = "cnn", dataclasses.replace(config, cnn="paper")
     start = m.init_state(m.make_models(config)[name], config).params
     plain = trained(config, (name,))[name]
     shrunk = trained(dataclasses.replace(config, weight_decay=20.0), (name,))[name]

@@ -453,7 +453,7 @@ def check_capsnet_both() -> None:
 
 def check_conv_cnn() -> None:
     config, rng = net(sizes=(3, 1, 1, 1), in_channels=2), np.random.default_rng(7)
-    params = caps.conv_cnn_init(rng, config, 5)
+    params = caps.cnn_init(rng, caps.conv_cnn_shapes(config, 5), "float64")
     params = {name: p + 0.1 * rng.standard_normal(p.shape) for name, p in params.items()}
     x = rng.standard_normal((2, 28, 28, 2))
     scores, cache = caps.conv_cnn_forward(params, x)
@@ -468,6 +468,25 @@ def check_conv_cnn() -> None:
     assert caps.conv_cnn_backward(dscores, cache)[1] is None  # not wanted, not computed
 
 
+def check_paper_cnn() -> None:
+    """With an odd side, whose last row and column the pooling drops, and with and without dropout."""
+    config, rng = net(image_size=13, n_classes=3, in_channels=2), np.random.default_rng(8)
+    params = caps.cnn_init(rng, caps.paper_cnn_shapes(config), "float64")
+    params = {name: p + 0.01 * rng.standard_normal(p.shape) for name, p in params.items()}
+    x, half = rng.standard_normal((2, 13, 13, 2)), 2.0 * rng.integers(0, 2, (2, caps.N_HIDDEN))
+    for dropout in (None, half):
+        scores, cache = caps.paper_cnn_forward(params, x, WS, dropout)
+        dscores = rng.standard_normal(scores.shape)
+        grads, dx = caps.paper_cnn_backward(dscores, cache, WS, need_dx=True)
+        assert dx is not None
+
+        def f(x: Array, *, dropout: Array | None = dropout, dscores: Array = dscores, **params: Array) -> float:
+            return float((dscores * caps.paper_cnn_forward(params, x, WS, dropout)[0]).sum())
+
+        check_gradient(f, {**params, "x": x}, {**grads, "x": dx}, rng, step=1e-7)
+        assert caps.paper_cnn_backward(dscores, caps.paper_cnn_forward(params, x, WS, dropout)[1], WS)[1] is None
+
+
 CHECKS: dict[str, Callable[[], None]] = {  # those of the backwards with arithmetic to break
     "votes_backward": check_votes,
     "field_m_step_backward": check_m_steps,
@@ -475,6 +494,7 @@ CHECKS: dict[str, Callable[[], None]] = {  # those of the backwards with arithme
     "field_routing_backward": check_routing_all,
     "conv_capsnet_backward": check_capsnet_both,
     "conv_cnn_backward": check_conv_cnn,
+    "paper_cnn_backward": check_paper_cnn,
 }
 
 
@@ -845,7 +865,8 @@ def test_the_matched_cnn_has_about_as_many_parameters() -> None:
         n_channels = caps.conv_cnn_channels(config, n_params)
 
         def difference(n: int, config: Any = config, n_params: int = n_params) -> int:
-            return abs(sum(p.size for p in caps.conv_cnn_init(np.random.default_rng(0), config, n).values()) - n_params)
+            init = caps.cnn_init(np.random.default_rng(0), caps.conv_cnn_shapes(config, n), config.dtype)
+            return abs(sum(p.size for p in init.values()) - n_params)
 
         for other in (n_channels - 1, n_channels + 1):
             assert other == 0 or difference(n_channels) <= difference(other)

@@ -265,7 +265,7 @@ def test_matrix_capsules_are_tested_on_test_digits(brightness: int, accuracy: fl
     model = conv.Model(
         "cnn",
         fresh_weights,
-        lambda params, x, ws: (class_scores(x[..., 0], brightness), None),
+        lambda params, x, ws, dropout=None: (class_scores(x[..., 0], brightness), None),
         lambda *args, **options: (fresh_weights(np.random.default_rng(0)), None),
         lambda scores, labels, progress: (0.0, np.zeros_like(scores)),
     )
@@ -652,7 +652,7 @@ def test_the_convolutional_cnn_is_the_nearest_in_size(dataset: str, sizes: tuple
     rng = np.random.default_rng(0)
     config = conv.Config(dataset=dataset, sizes=sizes)
     models = {name: model.init_params(rng) for name, model in conv.make_models(config).items()}
-    n_params = lambda n: size(conv.conv_cnn_init(rng, config, n))  # noqa: E731
+    n_params = lambda n: size(conv.cnn_init(rng, conv.conv_cnn_shapes(config, n), "float32"))  # noqa: E731
     assert_nearest(n_params, models["cnn"]["conv2.b"].size, size(models["capsules"]))
 
 

@@ -154,7 +154,7 @@ OUTSIDE = {  # of numbers
 }  # fmt: skip
 CHOICES = (
     "--canvas --dataset --hold-out --conv --preset --em-grad --routing-grad --lambda-schedule --lr-schedule"
-    " --optimizer --loss --standardize --colour --assignments --vote-bias --transform --activation"
+    " --optimizer --loss --cnn --standardize --colour --assignments --vote-bias --transform --activation"
 )
 WRONG: dict[str, list[str]] = {
     **{flag: ["0", "-1", "1.5", "1,5", str(most + 1), *NO_NUMBER] for flag, most in MOST.items()},
@@ -904,7 +904,7 @@ OTHER_VALUES = {
     "--routing-iters": "1", "--routing-grad": "stop", "--recon-weight": "0.5", "--em-iters": "7", "--em-grad": "stop",
     "--em-lambda": "2", "--lambda-schedule": "linear", "--variance-floor": "0.25", "--beta-v-init": "-2",
     "--pixel-offset": "0.5", "--standardize": "image", "--weight-decay": "5", "--optimizer": "muon",
-    "--lr-schedule": "cosine", "--loss": "cross-entropy", "--dtype": "float64", "--conv": "im2col",
+    "--lr-schedule": "cosine", "--loss": "cross-entropy", "--cnn": "paper", "--dtype": "float64", "--conv": "im2col",
     "--sizes": "8,2,3,2", "--assignments": "uniform", "--vote-bias": "learned",
     "--transform": "shared", "--activation": "relu", "--capsnet-loss": "cross-entropy",
     "--train-azimuths": "0:140", "--test-azimuths": "200:320",

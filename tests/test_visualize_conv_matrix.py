@@ -249,7 +249,7 @@ def test_sum_and_slant() -> None:
 
 
 def test_the_decoder_learns_to_draw_and_leaves_the_capsules_alone(run: figures.Run) -> None:
-    config, (images, labels, _) = run.config, experiment.subset(run.data.train, 48)
+    config, (images, labels, *_) = run.config, experiment.subset(run.data.train, 48)
     params = run.states["capsules"].params
     before = {k: p.copy() for k, p in params.items()}
     decoder, losses = figures.train_decoder(params, images, labels, config, 20)
@@ -454,7 +454,7 @@ def test_worst_cases_of_different_attacks_are_not_averaged() -> None:
 
 
 def test_a_picture_that_is_misread_stays_misread_at_every_larger_epsilon() -> None:
-    model, (images, labels, _), config = attacked_by_hand()
+    model, (images, labels, *_), config = attacked_by_hand()
     found = figures.worst_cases(model, {}, images, labels, config)
     wrong = [model.forward({}, x, Workspace())[0].argmax(axis=1) != labels for x in found]
     # as many as by the accuracies of the script
