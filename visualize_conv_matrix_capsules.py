@@ -126,9 +126,9 @@ class Run(NamedTuple):
 def run_figure(run: Run, height: float, text: str, width: float = WIDTH, seed: str = "") -> Figure:
     """A canvas that names the data set in its title, and the network and its training below."""
     config = run.config
-    sizes = ", ".join(map(str, config.sizes))
+    channels, *types = config.sizes
     parts = [
-        f"capsules of (A, B, C, D) = ({sizes})",
+        f"{plural(channels, 'channel')}, capsules of {', '.join(map(str, types))} types",
         plural(config.em_iters, "EM iteration"),
         seed or f"seed {config.seed}",
         f"{plural(config.n_epochs, 'epoch')} of {len(run.data.train.labels):,} images",
