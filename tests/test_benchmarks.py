@@ -176,6 +176,17 @@ def test_jax_computes_our_losses_and_gradients(network: str) -> None:
         np.testing.assert_allclose(their_grads[key], grad, rtol=1e-6, atol=1e-9 * np.abs(grad).max(), err_msg=key)
 
 
+def test_every_step_in_jax_runs() -> None:
+    pytest.importorskip("jax")
+    from benchmarks import jax_networks
+
+    assert len(jax_networks.STEPS) == 3
+    for build in jax_networks.STEPS.values():
+        step = build(2)
+        step()
+        step()
+
+
 def test_the_figure_is_drawn_of_a_scaling_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
