@@ -409,14 +409,15 @@ def test_nothing_to_compare(fake: str, capsys: pytest.CaptureFixture[str], flags
     [
         ("status", "exit status 3: the last words"),
         ("signal", "killed by SIGKILL: the last words"),
-        ("hang", "not finished after 1.5 s: the last words"),
+        ("hang", "not finished after 6 s: the last words"),
         ("silence", "No such file"),
         ("deep", "its result is not the JSON of an experiment"),
         ("nan", "capsules's loss is nan"),
     ],
 )
 def test_a_run_that_dies(fake: str, capsys: pytest.CaptureFixture[str], death: str, message: str) -> None:
-    assert main([fake, "--seeds", "0:3", "--jobs", "3", "--timeout", "1.5", "--", f"--death={death}"]) == 1
+    seconds = "6" if death == "hang" else "60"  # a busy machine needs two seconds to start three runs
+    assert main([fake, "--seeds", "0:3", "--jobs", "3", "--timeout", seconds, "--", f"--death={death}"]) == 1
     out, err = capsys.readouterr()
     assert "seed 1, setting default: " in err
     assert message in err
