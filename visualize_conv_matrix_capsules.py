@@ -66,8 +66,10 @@ from support.figures import (
     PURPLE,
     REFERENCE_LINE,
     RIGHT,
+    VERMILLION,
     WIDTH,
     WRONG,
+    ModelStyle,
     accuracy_axis,
     add_axes,
     add_colourbar,
@@ -113,6 +115,12 @@ from support.tables import confusion_matrix
 from support.workers import Workers, Workspace
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
+PAPER_CNN = ModelStyle("CNN of the paper, 4.2 million parameters", "paper's CNN", VERMILLION, "^")
+
+
+def style_of(name: str, cnn: str) -> ModelStyle:
+    """Of a model, where ``cnn`` is that of its configuration."""
+    return PAPER_CNN if (name, cnn) == ("cnn", "paper") else MODELS[name]
 
 
 class Run(NamedTuple):
@@ -654,7 +662,7 @@ def plot_attacks(fig: Figure, config: Config, attacks: Attacks) -> Figure:
     )
     names = [name for name in MODELS if name in attacks.accuracy]
     kinds = [kind for kind in ATTACK_NAMES if any(kind in attacks.accuracy[name] for name in names)]
-    handles = [Line2D([], [], **model_line(MODELS[name])) for name in names]
+    handles = [Line2D([], [], **model_line(style_of(name, config.cnn))) for name in names]
     for p, kind in enumerate(kinds):
         ax = add_axes(fig, 0.62 + p * 4.3, 1.77, 3.85, 2.15)
         accuracy_axis(ax, "accuracy" if p == 0 else None, 1 / config.n_classes, side="left")
@@ -662,7 +670,7 @@ def plot_attacks(fig: Figure, config: Config, attacks: Attacks) -> Figure:
         for name in names:
             if kind not in attacks.accuracy[name]:
                 continue
-            style, values = model_line(MODELS[name]), attacks.accuracy[name][kind]
+            style, values = model_line(style_of(name, config.cnn)), attacks.accuracy[name][kind]
             if len(values) > 1:
                 ax.plot(attacks.epsilons, values.T, color=lightened(style["color"], 0.5), linewidth=0.8, zorder=2)
             ax.plot(attacks.epsilons, values.mean(axis=0), **style, clip_on=False, zorder=3)
@@ -737,8 +745,9 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
         for r, name in enumerate(names):
             y = y0 + r * row
             add_text(fig, left - 0.1, y + cell / 2 - 0.16, "against the", ha="right", color=GREY, fontsize=9)
-            add_text(fig, left - 0.1, y + cell / 2 + 0.02, MODELS[name].short, ha="right", fontweight="bold",
-                     color=darkened(MODELS[name].colour))  # fmt: skip
+            style = style_of(name, config.cnn)
+            add_text(fig, left - 0.1, y + cell / 2 + 0.02, style.short, ha="right", fontweight="bold",
+                     color=darkened(style.colour))  # fmt: skip
             for m, epsilon in enumerate(epsilons):
                 x = left + m * pitch
                 moved, answer = attacked[name][m][b], int(said[name][m][b])
@@ -760,10 +769,11 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
 def draw_training_curves(run: Run) -> Figure:
     config = run.config
     fig = run_figure(run, 3.75, "Training")
-    add_model_legend(fig, 0.62, 0.72, [MODELS[name] for name in run.states])
+    styles = {name: style_of(name, config.cnn) for name in run.states}
+    add_model_legend(fig, 0.62, 0.72, list(styles.values()))
     accuracy = "familiar_accuracy" if config.holds_out else "accuracy"
     errors = [
-        f"{MODELS[name].short} {100 * (1 - state.history[accuracy][-1]):.2f} %" for name, state in run.states.items()
+        f"{styles[name].short} {100 * (1 - state.history[accuracy][-1]):.2f} %" for name, state in run.states.items()
     ]
     of_test = "test " if tested(config) == "test" else ""  # "validation" would touch the legend
     text = f"{of_test}errors at the end: {', '.join(errors)}"
@@ -795,7 +805,7 @@ def draw_training_curves(run: Run) -> Figure:
         n = 1
         for name, line in values.items():
             n = len(line)
-            ax.plot(np.arange(1, n + 1), line, **model_line(MODELS[name]), markevery=max(1, n // 10),
+            ax.plot(np.arange(1, n + 1), line, **model_line(styles[name]), markevery=max(1, n // 10),
                     clip_on=False, zorder=3)  # fmt: skip
         ax.set_title(titles[metric], loc="left")
         epoch_axis(ax, n, max(0.3, 0.03 * n))
@@ -815,8 +825,8 @@ def draw_confusion_matrix(run: Run, answers: dict[str, Array]) -> Figure:
         x = left + m * pitch
         counts = confusion_matrix(labels, answers[name], n)
         wrong = counts.sum() - np.trace(counts)
-        add_text(fig, x, 0.68, MODELS[name].label, fontweight="bold", color=darkened(MODELS[name].colour),
-                 fontsize=10.5)  # fmt: skip
+        style = style_of(name, config.cnn)
+        add_text(fig, x, 0.68, style.label, fontweight="bold", color=darkened(style.colour), fontsize=10.5)
         text = f"{wrong:,} of {counts.sum():,} {tested(config)} images wrong"
         add_text(fig, x, 0.9, f"{text}: accuracy {np.trace(counts) / counts.sum():.4f}")
         ax = add_axes(fig, x, top, side, side)
@@ -899,6 +909,7 @@ class Views(NamedTuple):
     """Runs of one model, over seeds, in which one angle is held out."""
 
     model: str
+    style: ModelStyle
     dataset: str
     angle: str  # "azimuth" or "elevation"
     trained: tuple[float, float]  # the range of the training
@@ -925,7 +936,10 @@ def read_views(paths: Sequence[Path]) -> list[Views]:
                     accuracy = {at: np.array([run[key] for run in metrics]) for at, key in sorted(names.items())}
                     curves = [(h["familiar_accuracy"], h["held_out_accuracy"]) for h in histories]
                     validation = bool(config.get("n_val_objects"))
-                    found.append(Views(model, document["dataset"], angle, (low, high), accuracy, curves, validation))
+                    style = style_of(model, config.get("cnn", "matched"))  # older results have no such field
+                    found.append(
+                        Views(model, style, document["dataset"], angle, (low, high), accuracy, curves, validation)
+                    )
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise UserError(f"{path} holds no novel viewpoints by compare_seeds.py --keep-history") from error
     if not found:
@@ -947,8 +961,8 @@ def draw_novel_viewpoints(runs: Sequence[Views]) -> Figure:
         else:
             text += "; trained on five objects of each class, tested on five others"
     fig = new_figure(0.95 + 3.05 * len(angles), title, text)
-    handles = [Line2D([], [], **model_line(MODELS[name])) for name in MODELS if name in {run.model for run in runs}]
-    add_legend(fig, 0.5, 0.62, handles, ncols=2, columnspacing=1.6)
+    handles = [Line2D([], [], **model_line(style)) for style in dict.fromkeys(run.style for run in runs)]
+    add_legend(fig, 0.5, 0.62, handles, ncols=3, columnspacing=1.6)
     for row, angle in enumerate(angles):
         top = 1.28 + 3.05 * row
         at, course = add_axes(fig, 0.62, top, 4.4, 2.1), add_axes(fig, 5.75, top, 2.75, 2.1)
@@ -965,7 +979,7 @@ def draw_novel_viewpoints(runs: Sequence[Views]) -> Figure:
         course.set_xlim(familiar.min() - 0.04, min(1.02, familiar.max() + 0.04))
         course.set_ylim(held_out.min() - 0.04, min(1.02, held_out.max() + 0.04))
         for run in (run for run in runs if run.angle == angle):
-            style, values = model_line(MODELS[run.model]), np.array(list(run.accuracy.values()))  # (angles, seeds)
+            style, values = model_line(run.style), np.array(list(run.accuracy.values()))  # (angles, seeds)
             low, high = run.trained
             middle = (low + high) / 2
             x = np.array(list(run.accuracy))
@@ -1032,7 +1046,7 @@ MIN_TEST = 10  # images that the figures need
 TEST_FIELDS = ("data_dir", "n_test", "attack", "epsilons", "attack_steps", "n_attack")
 
 ATTACK_RESULTS = Path("results") / experiment.EXPERIMENT / "attacks_*.json"
-VIEW_RESULTS = Path("results") / experiment.EXPERIMENT / "toys_[ae]*.json"
+VIEW_RESULTS = Path("results") / experiment.EXPERIMENT / "toys_[ae]*s_*.json"  # azimuths and elevations
 
 
 def make_parser() -> argparse.ArgumentParser:

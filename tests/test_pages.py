@@ -15,6 +15,9 @@ import cmarkgfm
 import pytest
 from cmarkgfm.cmark import Options
 
+import visualize_conv_matrix_capsules
+import visualize_multimnist_capsnet
+import visualize_smallnorb_novel_viewpoint
 from helpers import ROOT
 from report import read_result
 
@@ -192,3 +195,20 @@ def test_the_command_of_a_page_is_that_of_the_result(path: str, words: list[str]
     stored = shlex.split(read_result(ROOT / path)["command"])
     k = words.index("--jobs") if "--jobs" in words else len(words)
     assert [word for word in words[:k] + words[k + 2 :] if word != "--resume"] == stored
+
+
+@pytest.mark.parametrize(
+    ("script", "flag"),
+    [
+        (visualize_smallnorb_novel_viewpoint, "--backgrounds"),
+        (visualize_multimnist_capsnet, "--scaling"),
+        (visualize_conv_matrix_capsules, "--attacks"),
+        (visualize_conv_matrix_capsules, "--viewpoints"),
+    ],
+)
+def test_figures_of_committed_results_are_drawn(
+    script: Any, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert script.main([flag, "--outdir", str(tmp_path)]) == 0
+    assert len(list(tmp_path.rglob("*.png"))) == 1

@@ -389,16 +389,31 @@ def test_attacks_that_cannot_be_joined(capsys: pytest.CaptureFixture[str]) -> No
     check_failures([(figures, ["--attacks", "other.json"], "is no result of this experiment")], capsys)
 
 
-def viewed(name: str, model: str, angle: str, dataset: str = "toys", **changes: Any) -> None:
+def viewed(name: str, model: str, angle: str, dataset: str = "toys", cnn: str = "matched", **changes: Any) -> None:
     """A file as compare_seeds.py --keep-history writes it, of two seeds of one model."""
     ranges = {"train_elevations": [30, 40]} if angle == "elevation" else {}
     accuracies = {f"{angle}_{at}_accuracy": at / 512 for at in (30, 60, 340)}
     history = {"familiar_accuracy": [0.5, 0.75], "held_out_accuracy": [0.25, 0.5]} | changes
     runs = [{"seed": s, "models": {model: accuracies}, "history": {model: history}} for s in (0, 1)]
-    config = dataclasses.asdict(experiment.Config(train_azimuths=(300, 400), test_azimuths=(60, 280))) | ranges
+    fields = dataclasses.asdict(experiment.Config(train_azimuths=(300, 400), test_azimuths=(60, 280), cnn=cnn))
+    config = fields | ranges
     path = Path("results", experiment.EXPERIMENT, f"toys_{name}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"dataset": dataset, "settings": {"": {"config": config, "runs": runs}}}))
+
+
+def test_the_papers_cnn_has_a_line_of_its_own() -> None:
+    for name, model, cnn in (
+        ("capsules", "capsules", "paper"),
+        ("cnn", "cnn", "matched"),
+        ("paper_cnn", "cnn", "paper"),
+    ):
+        viewed(f"azimuths_{name}", model, "azimuth", cnn=cnn)
+    fig = figures.draw_novel_viewpoints(figures.read_views(sorted(Path("results").rglob("*.json"))))
+    labels = [text.get_text() for text in fig.legends[0].get_texts()]
+    assert labels == ["Matrix capsules", "CNN, as many parameters", "CNN of the paper, 4.2 million parameters"]
+    colours = {line.get_color() for line in fig.axes[0].lines if line.get_marker() not in ("None", "")}
+    assert len(colours) == 3
 
 
 def test_novel_viewpoints_are_drawn_from_results(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,7 +424,7 @@ def test_novel_viewpoints_are_drawn_from_results(monkeypatch: pytest.MonkeyPatch
     refuse(monkeypatch, experiment, "train")
     assert figures.main(["--viewpoints"]) == 0
     check_pictures(FOLDER, ["novel_viewpoints"], highest=1420, scale=0.5)
-    paths = sorted(Path("results", experiment.EXPERIMENT).glob("toys_[ae]*.json"))
+    paths = sorted(Path("results", experiment.EXPERIMENT).glob("toys_[ae]*s_*.json"))
     runs = figures.read_views(paths)
     assert [(run.angle, run.model) for run in runs] == [
         ("azimuth", "capsules"), ("azimuth", "cnn"), ("elevation", "capsules"), ("elevation", "cnn")
@@ -430,9 +445,9 @@ def test_novel_viewpoints_are_drawn_from_results(monkeypatch: pytest.MonkeyPatch
 
 
 def test_results_without_novel_viewpoints(capsys: pytest.CaptureFixture[str]) -> None:
-    check_failures([(figures, ["--viewpoints"], "there is no results/conv_matrix_capsules/toys_[ae]*.json")], capsys)
-    viewed("a", "cnn", "azimuth")
-    path = Path("results", experiment.EXPERIMENT, "toys_a.json")
+    check_failures([(figures, ["--viewpoints"], "there is no results/conv_matrix_capsules/toys_[ae]*s_*.json")], capsys)
+    viewed("azimuths_a", "cnn", "azimuth")
+    path = Path("results", experiment.EXPERIMENT, "toys_azimuths_a.json")
     path.write_text(path.read_text().replace('"history"', '"other"'))
     check_failures([(figures, ["--viewpoints"], "holds no novel viewpoints")], capsys)
     Path("other.json").write_text('{"settings": 3}')
