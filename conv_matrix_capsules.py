@@ -1601,8 +1601,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         "--dataset --data-dir --seed --n-epochs --n-train --attack --out-json --checkpoint --resume --predict",
         [
-            ("", "Both models, five epochs of MNIST: about 45 minutes."),
-            ("--n-train 6000 --n-epochs 2 --attack fgsm", "A short training and an attack: about 2 minutes."),
+            ("", "Both models, five epochs of MNIST: about 10 minutes."),
+            ("--n-train 6000 --n-epochs 2 --attack fgsm", "A short training and an attack: about 50 seconds."),
             ("--dataset voxels", "Both models on held-out views of voxel objects: about 20 seconds."),
         ],
         description="Train convolutional matrix capsules and a CNN of equal size on digits or on views of objects, and"
