@@ -1049,14 +1049,8 @@ def evaluate(model: Model, params: Params, data: Data, config: Config, workers: 
     return {metric: accuracy(model, params, examples, config, workers) for metric, examples in sets.items()}
 
 
-DECAYED = {
-    "conv1.w",
-    "conv2.w",
-    "conv3.w",
-    "primary.w",
-    "hidden.w",
-    "out.w",
-}  # by weight decay: no parameter of EM routing
+# By weight decay: no parameter of EM routing
+DECAYED = {"conv1.w", "conv2.w", "conv3.w", "primary.w", "hidden.w", "out.w"}
 
 
 def learning_rate(config: Config, model: str, progress: float) -> float:
