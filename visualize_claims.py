@@ -48,8 +48,7 @@ def draw_verdicts(document: dict[str, Any]) -> Figure:
     total = sum(heights)
     n = plural(document["n_comparisons"], "comparison")
     subtitle = f"differences of accuracies over the same seeds, with intervals adjusted for {n} (Holm)"
-    subtitle += f"; logarithmic beyond {LINEAR:g}"
-    fig = new_figure(TOP + total + 0.55, "What the papers claim, and what is found here", subtitle)
+    fig = new_figure(TOP + total + 0.65, "What the papers claim, and what is found here", subtitle)
     ax = add_axes(fig, 5.05, TOP, 2.35, total)
     limit = 0.05 * math.ceil(
         20 * max(abs(c[key] or c["difference"]) for claim in document["claims"] for c in claim["conditions"]
@@ -62,9 +61,11 @@ def draw_verdicts(document: dict[str, Any]) -> Figure:
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
     ax.grid(False, axis="y")
-    ax.set_xlabel("← against the claim      in its favour →")
-    ticks = [x for x in (-0.6, -LINEAR, 0, LINEAR, 0.6) if abs(x) <= limit]
-    ax.set_xticks(ticks, [with_minus_sign(f"{x:+.1f}") if x else "0" for x in ticks])
+    ax.axvspan(-LINEAR, LINEAR, color="#f1f1f1", linewidth=0)
+    ax.set_xlabel("← against the claim      in its favour →\n(shaded: linear; beyond: logarithmic)")
+    ticks = [x for x in (-0.6, -0.3, -LINEAR, -LINEAR / 2, 0, LINEAR / 2, LINEAR, 0.3, 0.6) if abs(x) <= limit]
+    labelled = (-0.6, -LINEAR, LINEAR, 0.6)
+    ax.set_xticks(ticks, [with_minus_sign(f"{x:+g}") if x in labelled else "" if x else "0" for x in ticks])
     ax.xaxis.set_minor_locator(NullLocator())
     y = 0.0
     for head, claim, height in zip(heads, document["claims"], heights, strict=True):

@@ -35,6 +35,7 @@ NETWORKS = {
     "matrix_capsules": ("convolutional matrix capsules", GREEN),
 }
 UNITS = {"ms": "time of a step, ms", "MiB": "peak memory, MiB"}
+LABELS = {"batch": "batch size", "width": "conv1 channels (CapsNet) or capsule types (conv.)"}
 LEFT, WIDTH, HEIGHT, STEP = (1.0, 5.5), 3.35, 2.1, 2.95  # inches
 
 
@@ -90,7 +91,7 @@ def draw_scaling(tables: dict[str, Any]) -> Figure:
     handles += [Line2D([], [], color=BLACK, linestyle=style, label=label) for label, style in styles]
     add_legend(fig, 0.12, 0.68, handles, ncols=5, columnspacing=1.3)
     for left, (unit, title) in zip(LEFT, UNITS.items(), strict=True):
-        for row, (suffix, label) in enumerate({"batch": "batch size", "width": "channels or capsule types"}.items()):
+        for row, (suffix, label) in enumerate(LABELS.items()):
             ax = add_axes(fig, left, 1.2 + row * STEP, WIDTH, HEIGHT)
             draw_lines(ax, tables, suffix, unit)
             ax.set(xlabel=label, title=title)
@@ -115,7 +116,7 @@ def draw_steps(tables: dict[str, Any]) -> Figure:
         ms = {row[0]: row[tables[name]["columns"].index("ms")] for row in tables[name]["rows"]}
         colours = [colour if form == "numpy" else lightened(GREY, 0.5) for form in FORMS]
         bars = ax.barh(range(len(FORMS)), [ms[form] for form in FORMS], 0.7, color=colours)
-        ax.bar_label(bars, fmt="{:,.0f} ms", padding=2, fontsize=9)
+        ax.bar_label(bars, fmt="{:.3g} ms", padding=2, fontsize=9)
         ax.set_title(label, loc="left")
         ax.set_xlim(right=1.35 * ax.get_xlim()[1])
         ax.set_yticks(range(len(FORMS)), FORMS.values() if k == 0 else [""] * len(FORMS))
