@@ -485,9 +485,10 @@ def parse(module: ModuleType, argv: list[str]) -> tuple[argparse.Namespace, list
         raise UserError(f"{module.__name__} has no make_parser()") from None
 
 
-def parse_named(command: Any) -> Named:
+@functools.lru_cache(1024)
+def parse_named(command: str) -> Named:
     try:
-        words = shlex.split(command) if isinstance(command, str) else []
+        words = shlex.split(command)
     except ValueError:
         words = []
     if is_module := words[:2] == ["python", "-m"]:
@@ -507,7 +508,7 @@ def parse_named(command: Any) -> Named:
 
 def check_command(document: Json, path: Path) -> Iterator[str]:
     """Would the command write this file, and does the file hold what the command asks for?"""
-    named = parse_named(document.get("command"))
+    named = parse_named(str(document.get("command", "")))
     args = vars(named.args)
     out = args.get("out_json") or args.get("out")
     if out is None or Path(os.path.normpath(out)) != path:
@@ -516,7 +517,7 @@ def check_command(document: Json, path: Path) -> Iterator[str]:
         if "checkpoint_command" not in document:
             yield f"its command reads {args.get('checkpoint')}, and nothing says how that was made"
         else:
-            made = vars(parse_named(document["checkpoint_command"]).args)
+            made = vars(parse_named(str(document["checkpoint_command"])).args)
             if made.get("checkpoint") != args.get("checkpoint") or made.get("eval_only"):
                 yield f"its checkpoint_command does not make {args.get('checkpoint')}"
     if "settings" in document:
@@ -639,11 +640,14 @@ def check_result(path: Path, has_history: bool) -> Iterator[str]:
             yield f"{path} is not what compare_seeds.py writes ({type(error).__name__}: {error})"
 
 
+fingerprint = functools.lru_cache(code_fingerprint)
+
+
 def is_older(path: Path) -> bool:
     """Whether the code has changed since the result was made."""
     try:
         document = read_json(path)
-        return "code" in document and document["code"] != code_fingerprint(parse_named(document["command"]).script)
+        return "code" in document and document["code"] != fingerprint(parse_named(str(document["command"])).script)
     except (UserError, KeyError):
         return False  # what is wrong is a fault of its own
 
@@ -676,6 +680,8 @@ def report(check: bool, with_claims: bool = False) -> None:
                 stream.write(new.encode())
             print_result(f"{page}: {len(stale)} rewritten")
     if check:
+        parse_named.cache_clear()  # scripts may have changed since the last call
+        fingerprint.cache_clear()
         if why := unknown_history():
             print_message(f"warning: commits are not checked: {why}")
         results = sorted(Path("results").rglob("*.json"))

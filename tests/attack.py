@@ -11,7 +11,6 @@ import argparse
 import collections
 import concurrent.futures
 import contextlib
-import functools
 import gzip
 import importlib
 import io
@@ -480,7 +479,6 @@ def changed_numbers(attack: Attack) -> int:
     """Every number of every file is changed: plainly, which the checksum shows, and with the checksum computed again,
     when only what nothing else follows from may pass. The number of those that passed."""
     n_raw = 0
-    report.parse_named = functools.cache(report.parse_named)  # no number stands in a command
     for path in results_to_change(attack):
         document = json.loads(path.read_text())
         known = set(report.check_result(path, False))
