@@ -15,7 +15,7 @@ along the gradient of the loss, than a convolutional network is (section 6 and f
 
 Sizes: channels of conv1, capsule types of the primary layer, ConvCaps1, ConvCaps2. Here 32, 4, 4, 8; all 32 in the
 paper. The baseline is a CNN with convolutions of the same sides and strides instead of the capsules, and with as many
-channels as give it the same number of parameters; or, with --cnn paper, that of the paper's section 5.1, which has 4.2
+channels as give it the same number of parameters; or, with --cnn paper, that of the paper's section 5, which has 4.2
 million parameters and dropout.
 
 Deviations from the paper: narrower layers and two iterations of EM routing; a floor under the variances; a parent's
@@ -114,7 +114,7 @@ OWN_EPOCHS = 30  # by default, of the own set, which is mostly small
 class Config(Viewpoints):
     """One run. Comments give the paper's values where the defaults differ. [Hinton 2018, sec. 4 and 5]
 
-    The fields of Viewpoints are for --dataset voxels, smallnorb and toys. Of ``n_train`` and ``n_test`` None means all.
+    Those of VIEW_FIELDS are for --dataset voxels, smallnorb and toys. Of ``n_train`` and ``n_test`` None means all.
     """
 
     dataset: str = "auto"  # smallNORB
@@ -171,7 +171,7 @@ class Config(Viewpoints):
     def classes(self) -> tuple[str, ...]:
         if self.has_own_images:
             return self.class_names
-        return super().classes if self.has_views else tuple("0123456789")
+        return super().classes if self.has_views else multimnist.DIGITS
 
     @property
     def n_classes(self) -> int:
@@ -233,7 +233,7 @@ class Data(NamedTuple):
     name: str  # "mnist", "strokes", "custom", "voxels", "smallnorb", "toys" or "images"
     train: Examples
     test: Examples  # for views: other images from the range of the training
-    held_out: Examples | None = None  # viewpoints outside of that range, if the set has viewpoints
+    held_out: Examples | None = None  # viewpoints outside of that range; None where none are held out
     classes: tuple[str, ...] = ()  # of own images
     pictures: str = ""  # as in Config
 
@@ -317,7 +317,7 @@ def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
     B, side, m = len(images), images.shape[1], config.shift
     if not m:
         return images
-    # The border is the background, or the mean of a standardised image.
+    # The border is black, or the mean of a standardised image.
     padded = np.pad(images, ((0, 0), (m, m), (m, m), (0, 0)), constant_values=-config.pixel_offset)
     row, column = rng.integers(0, 2 * m + 1, (2, B, 1)) + np.arange(side)  # each (B, H)
     return padded[np.arange(B)[:, None, None], row[:, :, None], column[:, None, :]]
@@ -467,10 +467,9 @@ def votes_backward(
 
 # An iteration never forms V - mu; it multiplies the votes V and their squares by small arrays, in the BLAS. With
 # weight = r a_in / mass, mu = sum_m weight V and sigma^2 = sum_m weight V^2 - mu^2 (up to MASS_FLOOR), and the distance
-# is (V - mu)^2 / sigma^2 = V^2 / sigma^2 - 2 V mu / sigma^2 + mu^2 / sigma^2. Each step adds a term
-# weight_m (constant_d + slope_d V) to the gradient of V; votes_backward sums these. In float32 the differences of
-# moments would cancel for votes far from zero. So v = V - shift and mean = mu - shift are relative to one of a field's
-# votes.
+# is (V - mu)^2 / sigma^2 = V^2 / sigma^2 - 2 V mu / sigma^2 + mu^2 / sigma^2. In float32 the differences of moments
+# would cancel for votes far from zero. So v = V - shift and mean = mu - shift are relative to one of a field's votes.
+# Each step adds a term weight_m (constant_d + slope_d v) to the gradient of v; votes_backward sums these.
 #
 # smallnorb_novel_viewpoint.py has the same steps over stored votes, next to the paper's lines.
 
@@ -595,7 +594,7 @@ class RoutingCache(NamedTuple):
 
     pose: Array  # (L, K, K, I, D) of the children of every field
     a_in: Array  # (L, M)
-    kron: Array  # (K, K, I, D, J * D)
+    kron: Array  # (K, K, I, D, J * D), or (1, 1, I, D, J * D) if all positions share the matrices
     offset: Array | None
     layer: Layer
     shift: Array  # (L, J, D)
@@ -908,7 +907,7 @@ def conv_cnn_backward(dscores: Array, cache: ConvCNNCache, need_dx: bool = False
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The paper's CNN: two convolutions with max pooling, a hidden layer with dropout [Hinton 2018, sec. 5.1]
+# The paper's CNN: two convolutions with max pooling, a hidden layer with dropout [Hinton 2018, sec. 5]
 # ----------------------------------------------------------------------------------------------------------------------
 
 N_HIDDEN = 1024
@@ -1049,7 +1048,7 @@ def evaluate(model: Model, params: Params, data: Data, config: Config, workers: 
     return {metric: accuracy(model, params, examples, config, workers) for metric, examples in sets.items()}
 
 
-# By weight decay: no parameter of EM routing
+# Weights that decay: no bias, and no parameter of EM routing
 DECAYED = {"conv1.w", "conv2.w", "conv3.w", "primary.w", "hidden.w", "out.w"}
 
 
@@ -1431,8 +1430,8 @@ def describe(result: dict[str, Any]) -> str:
 def format_table(result: dict[str, Any]) -> str:
     """The result table, and one of the accuracy under each attack and the fraction of images without a gradient."""
     models = result["models"]
-    has_views = "drop" in next(iter(models.values()))
-    metrics = ("familiar_accuracy", "held_out_accuracy", "drop") if has_views else ("accuracy",)
+    holds_out = "drop" in next(iter(models.values()))
+    metrics = ("familiar_accuracy", "held_out_accuracy", "drop") if holds_out else ("accuracy",)
     heads = " ".join(f"{metric.removesuffix('_accuracy').replace('_', ' '):>8}" for metric in metrics)
     lines = [f"{'model':<10} {heads} {'parameters':>10} {'seconds':>8}"]
     for name, m in models.items():
@@ -1531,7 +1530,8 @@ def add_config_flags(parser: Parser) -> None:
     add("lr", positive, "Learning rate of the capsules.", "X")
     add("cnn_lr", positive, "Learning rate of the CNN.", "X")
     add("lr_schedule", ("constant", "linear", "cosine"), "Course of the learning rate. linear and cosine fall to 0.")
-    add("weight_decay", number(0, 100), "A step shrinks convolutions and the last layer by lr * X.", "X")
+    add("weight_decay", number(0, 100),
+        "A step shrinks the weights of convolutions, and of a CNN's dense layers, by lr * X.", "X")
     add("loss", ("spread", "cross-entropy"), "Loss of the capsules: the paper's spread loss of the activations, or"
         " cross-entropy of a score of pose and activation. The CNN always has cross-entropy.")
     add("cnn", ("matched", "paper"), "The CNN has the capsules' grids and as many parameters; or it is the paper's, of"
@@ -1567,7 +1567,7 @@ def check_config_flags(parser: argparse.ArgumentParser, args: argparse.Namespace
     if args.hold_out == "nothing":
         if args.dataset not in OBJECT_SETS:
             parser.error("argument --hold-out: nothing needs --dataset smallnorb or toys")
-        for name in sorted(VIEW_FIELDS & args.given):
+        for name in sorted((VIEW_FIELDS - {"standardize"}) & args.given):
             parser.error(f"argument {flag_of(Config, name)}: not together with --hold-out nothing")
     for name, sets in FIELDS_OF_SETS.items():
         if args.dataset not in sets and name in args.given:
@@ -1599,8 +1599,8 @@ def make_parser() -> argparse.ArgumentParser:
             ("--n-train 6000 --n-epochs 2 --attack fgsm", "A short training and an attack: about 50 seconds."),
             ("--dataset voxels", "Both models on held-out views of voxel objects: about 20 seconds."),
         ],
-        description="Train convolutional matrix capsules and a CNN of equal size on digits or on views of objects, and"
-        " attack both.",
+        description="Train convolutional matrix capsules and a CNN on digits, on views of objects or on your own"
+        " images; with --attack, attack both.",
     )
     add_config_flags(parser)
     add_file_flags(parser, MODEL_NAMES)

@@ -90,7 +90,7 @@ class Config(base.NetworkConfig):
     n_epochs: int = 12
     n_train: int = 0  # digits; 0: all that are not held out
     n_val: int = 5000  # training digits that are held out
-    n_test: int = 0  # digits of every test set but the sweep; 0: all
+    n_test: int = 0  # digits of every test set but the sweep and a published affNIST file; 0: all
     n_sweep: int = 2000
     max_shift: int = 2  # pixels [Sabour 2017, sec. 5]; 6 on the canvas of 40, where that is anywhere
     image_size: int = 28
@@ -195,7 +195,8 @@ def draw_distortions(rng: np.random.Generator, digits: Array) -> Distortion:
     shear = rng.uniform(-AFFNIST_SHEAR, AFFNIST_SHEAR, n)
     scale = rng.uniform(*AFFNIST_SCALE, (n, 2))
     fraction = rng.random((n, 2))
-    forward = Distortion(rotation, shear, scale, fraction).matrices
+    unplaced = Distortion(rotation, shear, scale, np.zeros((n, 2)))
+    forward = unplaced.matrices  # they do not depend on the middle
     # Bilinear sampling spreads a pixel of a stroke up to its neighbours.
     reach = np.abs(forward).sum(axis=2)  # (N, 2)
     low, high = np.empty((n, 2)), np.empty((n, 2))
@@ -206,10 +207,11 @@ def draw_distortions(rng: np.random.Generator, digits: Array) -> Distortion:
         stroke = digits[part].reshape(-1, 1, grid.shape[1]) > 0
         low[part] = np.where(stroke, position, np.inf).min(axis=2, initial=0)
         high[part] = np.where(stroke, position, -np.inf).max(axis=2, initial=0)
+    # Between these positions of its middle, no stroke of a digit leaves the canvas.
     first, last = reach - 1 - low, AFFNIST_SIDE - reach - high
     fits = first <= last
     middle = np.where(fits, first + fraction * (last - first), (first + last) / 2)
-    return Distortion(rotation, shear, scale, middle)
+    return unplaced._replace(middle=middle)
 
 
 def distort(digits: Array, distortion: Distortion) -> Array:
@@ -487,7 +489,7 @@ class ImageSet(NamedTuple):
     images: Callable[[], Array]  # (N, S, S) in [0, 1]
 
 
-def upright_set(data: Data, config: Config, degrees: float = 0.0, n: int | None = None) -> ImageSet:
+def rotated_set(data: Data, config: Config, degrees: float = 0.0, n: int | None = None) -> ImageSet:
     """The test digits rotated by an angle (upright at 0), or n of them, evenly spaced."""
     shift = evaluation_shifts(config, len(data.test_labels), 0)
     chosen = slice(None) if n is None else np.linspace(0, len(shift) - 1, min(n, len(shift))).round().astype(np.intp)
@@ -509,7 +511,7 @@ def affnist_set(data: Data, config: Config) -> ImageSet:
 
 def make_image_sets(data: Data, config: Config, affnist: tuple[Array, Array] | None = None) -> list[ImageSet]:
     """All of the test sets but the sweep."""
-    sets = [upright_set(data, config, degrees) for degrees in dict.fromkeys((0.0, *config.rotation))]
+    sets = [rotated_set(data, config, degrees) for degrees in dict.fromkeys((0.0, *config.rotation))]
     if config.image_size == AFFNIST_SIDE:
         sets.append(affnist_set(data, config))
         if affnist:
@@ -543,7 +545,7 @@ def run_tests(
                 if not math.isnan(error):
                     metrics["recon_mse"] = error
     for degrees in SWEEP:
-        image_set = upright_set(data, config, degrees, config.n_sweep)
+        image_set = rotated_set(data, config, degrees, config.n_sweep)
         for metrics, answers, _ in answer(image_set):
             metrics["sweep"][f"{degrees}"] = float((answers == image_set.labels).mean())
     return tested
@@ -744,7 +746,7 @@ def add_config_flags(parser: Parser) -> None:
     add("rotation", list_of(number(-180, 180)),
         "Angles of the rotated test sets in degrees, counter-clockwise (--rotation=-20 is the other way).", "A,B")
     base.add_network_flags(parser, Config)
-    add = add_flags(parser, "stopping", Config)
+    add = add_flags(parser, "LeNet-5 and stopping", Config)
     add("lenet_lr", number(0, 10, above=True), "Learning rate of LeNet-5, with the schedule of --lr.", "X")
     add("match_accuracy", number(0, 1, above=True),
         "Stop each model as soon as it has the accuracy A on the validation digits.", "A", "train for all epochs")
@@ -766,7 +768,7 @@ def check_test_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
-        "--dataset --data-dir --canvas --seed --n-epochs --models --out-json --checkpoint --eval-only --predict",
+        "--dataset --canvas --n-train --rotation --seed --n-epochs --out-json --checkpoint --eval-only --predict",
         [
             ("", "Three models, twelve epochs of MNIST: about 35 minutes."),
             (

@@ -20,7 +20,7 @@ Convolutions are shown by im2col; those of many channels are computed as product
 What sets a capsule network apart from a CNN can be switched off part by part. [Gu 2021] J. Gu, V. Tresp, H. Hu,
 "Capsule network is not more robust than convolutional network", CVPR 2021 (arXiv 2103.15459) names five parts:
 
-    transformation   u_hat_ij = u_i W_ij. All networks here but the CNNs have it; ``--transform shared`` has one W_j for
+    transformation   u_hat_ij = u_i W_ij. The capsule network always has it; ``--transform shared`` has one W_j for
                      all primary capsules, as in [Gu 2020] J. Gu, V. Tresp, "Improving the robustness of capsule
                      networks to image affine transformations", CVPR 2020 (arXiv 1911.07968), which does not route
     routing          ``--assignments uniform``: all couplings are 1 / J
@@ -30,8 +30,9 @@ What sets a capsule network apart from a CNN can be switched off part by part. [
 
 Deviations from the paper: conv1 has 32 channels and there are 8 types of primary capsules, not 256 and 32
 (``--preset paper`` has them). The paper's digits share 80 % of their boxes on average, which is an intersection over
-union of 0.68; here it is at least 0.8 in every image (``--min-iou 0`` draws as the paper does). There are 1,496 steps,
-and the reconstruction weighs ten times as much.
+union of 0.68; here it is at least 0.8 in every image (``--min-iou 0`` draws as the paper does). The CNN with pooling
+has as many channels in its second convolution as in its first, not half. There are 1,496 steps, and the reconstruction
+weighs ten times as much.
 
 Run it (eight epochs of 6,000 fresh composites, seed 0, three models):
 
@@ -194,7 +195,7 @@ class Config(NetworkConfig):
 
     pool: int = 0  # composites drawn once and for all; 0: every batch is fresh
     min_iou: float = 0.8  # 0
-    n_labels: int = 2  # digits of a composite; no flag sets it
+    n_labels: int = 2  # always; kept so that older checkpoints can be read
 
     @property
     def n_pairs(self) -> int:
@@ -635,7 +636,7 @@ def squash_backward(dv: Array, cache: SquashCache) -> Array:
 #     s[j, d] = sum_i c[j, i] u_hat[j, d, i] = sum_pi w[j, p, i, d] (c[j, i] u[p, i])    the parents' inputs
 #     a[j, i] = sum_d v[j, d] u_hat[j, d, i] = sum_p u[p, i] (sum_d w[j, p, i, d] v[j, d])    the agreements
 # The arrays in parentheses, cu and wv below, have P = 8 entries for each capsule and parent, where votes have D = 16.
-# In the first iteration all c are 1 / J, and u itself takes the place of cu.
+# Unless couplings are given, all c are 1 / J in the first iteration, and u itself takes the place of cu.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -809,7 +810,7 @@ def softmax_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float
 
 
 Loss = Callable[[Array, Array, int], tuple[float, Array]]  # scores and indicator (J, B), n -> loss, gradient of scores
-# Of digit capsules by their lengths; no sigmoid: a length is never negative, so that its sigmoid is never below 1/2.
+# Of the digit capsules' lengths. A sigmoid is not among them: a length is never negative, so it would be >= 1/2.
 CAPSNET_LOSSES: dict[str, Loss] = {"margin": margin_loss, "cross-entropy": softmax_cross_entropy}
 
 
@@ -841,7 +842,7 @@ def gaussian(rng: np.random.Generator, dtype: str, std: float, *shape: int) -> A
 
 def capsnet_init(rng: np.random.Generator, config: NetworkConfig) -> Params:
     C, n_primary_out, dtype = config.conv_channels, PRIMARY_SIZE * config.primary_types, config.dtype
-    # A vote is a sum of P terms, a digit capsule one of I votes; this is 0.1 at the default sizes.
+    # 0.1 at the default sizes. It falls as 1 / sqrt(I), as a digit capsule is a sum of I votes.
     routing_std = math.sqrt(PRIMARY_SIZE / config.n_primary)
     n_transforms = 1 if config.transform == "shared" else config.n_primary
     params = {
@@ -1106,7 +1107,8 @@ def make_models(config: NetworkConfig, cnn_loss: Loss = sigmoid_cross_entropy) -
     n_params = count_params(capsnet.init_params(np.random.default_rng(0)))
     C = config.conv_channels
     trunk = (ConvLayer(KERNEL, C), ConvLayer(KERNEL, PRIMARY_SIZE * config.primary_types, stride=2))
-    pooled = (ConvLayer(KERNEL, 2 * C, pool=True), ConvLayer(5, 2 * C, pool=True))  # [Sabour 2017, sec. 6]: 512, 256
+    # Of the kind of [Sabour 2017, sec. 6], where the layers have 512 and 256 channels.
+    pooled = (ConvLayer(KERNEL, 2 * C, pool=True), ConvLayer(5, 2 * C, pool=True))
     cnn = cnn_model("cnn", config, trunk, n_params, cnn_loss)
     cnn_pool = cnn_model("cnn_pool", config, pooled, n_params, cnn_loss)
     return {"capsnet": capsnet, "cnn": cnn, "cnn_pool": cnn_pool}
@@ -1147,8 +1149,8 @@ def assess(model: Model, params: Params, batch: Batch, workers: Workers) -> tupl
 
 def evaluate(model: Model, params: Params, batch: Batch, workers: Workers) -> dict[str, float]:
     """Test metrics. ``set_accuracy``: fraction of images whose two digits have the two highest scores;
-    ``soft_accuracy``: of which one or both have; ``digit_accuracy``: fraction of digits that have. ``recon_mse``: mean
-    squared error of a pixel in reconstructions from the true digits' capsules."""
+    ``soft_accuracy``: fraction in which at least one of them is among these; ``digit_accuracy``: fraction of all digits
+    that are. ``recon_mse``: mean squared error of a pixel in reconstructions from the true digits' capsules."""
     L = batch.labels.shape[1]
     scores, error = assess(model, params, batch, workers)
     n_correct = (top_labels(scores, L)[:, :, None] == batch.labels[:, None]).sum(axis=(1, 2))  # (N,)
@@ -1166,7 +1168,7 @@ def routing_study(config: Config, params: Params, batch: Batch, workers: Workers
     """The trained capsules with other couplings than they were trained with, as in I. Paik et al., "Capsule networks
     need an improved routing algorithm", ACML 2019.
 
-    These are those of 1 to 5 iterations, of which one alone has uniform couplings, and random ones. For each:
+    These are the couplings of 1 to 5 iterations (after one they are uniform), and random ones. For each:
     ``set_accuracy``; "changed", the fraction of images that get another pair of digits than with the couplings of the
     training; and "entropy", that of a primary capsule's last couplings over its maximum log J, mean over capsules and
     images.
@@ -1184,11 +1186,12 @@ def routing_study(config: Config, params: Params, batch: Batch, workers: Workers
         return np.concatenate(answers), float(np.concatenate(entropies).mean())
 
     trained, _ = answers_and_entropy(config)
-    changed: dict[str, dict[str, Any]] = {
-        f"iters_{n}": {"assignments": "routed", "routing_iters": n} for n in range(1, 6)
+    settings: dict[str, dict[str, Any]] = {
+        **{f"iters_{n}": {"assignments": "routed", "routing_iters": n} for n in range(1, 6)},
+        "random": {"assignments": "random"},
     }
     found = {}
-    for name, fields in (changed | {"random": {"assignments": "random"}}).items():
+    for name, fields in settings.items():
         answers, entropy = answers_and_entropy(dataclasses.replace(config, **fields))
         found[f"{name}_accuracy"] = float((answers == np.sort(batch.labels, axis=1)).all(axis=1).mean())
         found[f"{name}_changed"] = float((answers != trained).any(axis=1).mean())
@@ -1358,7 +1361,7 @@ def predict(checkpoint: Path, paths: list[Path], out_png: Path, asked: Config, g
 # ----------------------------------------------------------------------------------------------------------------------
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "small": {"conv_channels": 32, "primary_types": 8, "decoder": (256, 512)},
+    "small": {"conv_channels": 32, "primary_types": 8, "decoder": (256, 512)},  # the defaults of NetworkConfig
     "paper": {"conv_channels": 256, "primary_types": 32, "decoder": (512, 1024)},
 }
 
@@ -1380,7 +1383,7 @@ def add_config_flags(parser: Parser) -> None:
         " them.", default="test on the test digits")
     add("min_iou", number(0, 1), "Least intersection over union of the two 28x28 boxes. The paper's is 0.", "X")
     add("pool", whole_number(0, 10**7),
-        "Train on N composites drawn once, and shuffled every epoch. With 0 every batch is fresh.")
+        "Train on N composites drawn once, in a new order on each pass through them. With 0 every batch is fresh.")
     add_network_flags(parser, Config)
 
 
@@ -1407,7 +1410,7 @@ def add_network_flags(parser: Parser, config: type[NetworkConfig]) -> None:
     add("recon_weight", number(0, 1000), "Weight of the squared error of reconstruction in the loss.", "X")
     add = add_flags(parser, "training", config)
     add("seed", whole_number(0, 2**32 - 1), "Seed of the data, the initial weights and the order of the images.")
-    add("n_epochs", whole_number(1, 100_000), "Train for N passes over --n-train examples.")
+    add("n_epochs", whole_number(1, 100_000), "Train for N epochs, each of --n-train examples.")
     add("batch_size", whole_number(1, 4096), "Take each step on N images.")
     add("optimizer", ("adam", "muon"), "Optimizer. muon takes orthogonal steps of convolutions, digit capsules and a"
         " CNN's hidden layer, and leaves the rest to Adam.")
@@ -1466,10 +1469,11 @@ def make_parser() -> argparse.ArgumentParser:
             ),
             (
                 "--checkpoint run.npz --predict digits.png",
-                "Name the two digits of a picture with the networks of run.npz: about 1 second.",
+                "Name the two digits of a picture with the capsule network of run.npz: about 1 second.",
             ),
         ],
-        description="Train a capsule network and two CNNs to recognise two digits that lie over each other.",
+        description="Train a capsule network and two CNNs to recognise both digits of a composite: two digits laid over"
+        " each other.",
     )
     add_config_flags(parser)
     parser.add_argument(

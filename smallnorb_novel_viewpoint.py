@@ -22,6 +22,9 @@ spread`` is the paper's); a floor of 3 under the variances of EM routing, and we
 the same in all iterations, where the paper's rises (``--lambda-schedule``); beta_a and beta_v are one number for each
 class.
 
+Two studies test what later papers say of routing: ``--routing-study`` that of [Paik 2019], ``--sign-study`` and
+``--vote-bias`` that of [Peer 2019].
+
 [Paik 2019] I. Paik, T. Kwak, I. Kim, "Capsule networks need an improved routing algorithm", ACML 2019.
 [Peer 2019] D. Peer, S. Stabinger, A. Rodríguez-Sánchez, "Limitation of capsule networks", arXiv 1905.08744.
 
@@ -86,7 +89,7 @@ CONV_CHANNELS = 16
 CONV_KERNEL = 5
 VARIANCE_FLOOR = 3.0  # see em_routing_forward
 VOXEL_CLASSES = ("cross", "L", "T", "frame", "tripod")
-HARD_CLASSES = ("L", "tripod")  # see hard_accuracy
+HARD_CLASSES = ("L", "tripod")  # the other objects look the same after half a turn
 SMALLNORB_CLASSES = ("animal", "human", "airplane", "truck", "car")
 
 
@@ -145,7 +148,7 @@ class Config(Viewpoints):
     em_lambda: float = 1.0  # inverse temperature; the paper gives no value
     lambda_schedule: str = "constant"
     variance_floor: float = VARIANCE_FLOOR
-    beta_v_init: float = 0.0
+    beta_v_init: float = 0.0  # beta_v itself; conv_matrix_capsules.py counts it from -log(variance_floor) / 2
     vote_bias: str = "none"
     loss: str = "cross-entropy"
     dtype: str = "float32"
@@ -438,7 +441,10 @@ def crop(images: Array, rng: np.random.Generator | None) -> Array:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Primitives: each forward stands above the backward that undoes it
+# Primitives: each backward pass stands below its forward pass
+#
+# The batch is the first axis, and inputs are not overwritten. multimnist_capsnet.py has functions of the same names for
+# maps of other axes, most of which reuse memory.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -1009,7 +1015,7 @@ def true_class_mass(model: Model, params: Params, split: Split) -> float:
 def routing_study(config: Config, params: Params, split: Split) -> dict[str, float]:
     """The trained capsules with other assignments than they were trained with. [Paik 2019]
 
-    These are those of 1 to 5 iterations, of which one alone has uniform assignments, and random ones. For each, over a
+    These are the assignments of 1 to 5 iterations (after one they are uniform), and random ones. For each, over a
     set: accuracy; "changed", the fraction of images that get another class than with the assignments of the training;
     and "entropy", that of a child's last assignments over its maximum log J, mean over children and images.
     """
@@ -1023,9 +1029,12 @@ def routing_study(config: Config, params: Params, split: Split) -> dict[str, flo
         return np.concatenate(classes), float(np.concatenate(entropies).mean())
 
     trained, _ = classes_and_entropy(config)
-    changed: dict[str, dict[str, Any]] = {f"iters_{n}": {"assignments": "routed", "em_iters": n} for n in range(1, 6)}
+    settings: dict[str, dict[str, Any]] = {
+        **{f"iters_{n}": {"assignments": "routed", "em_iters": n} for n in range(1, 6)},
+        "random": {"assignments": "random"},
+    }
     found = {}
-    for name, fields in (changed | {"random": {"assignments": "random"}}).items():
+    for name, fields in settings.items():
         classes, entropy = classes_and_entropy(dataclasses.replace(config, **fields))
         found[f"{name}_accuracy"] = float((classes == split.labels).mean())
         found[f"{name}_changed"] = float((classes != trained).mean())
@@ -1092,8 +1101,9 @@ def sign_study(config: Config) -> dict[str, float]:
 
     for bias, metric in (("none", "sign_accuracy"), ("learned", "biased_sign_accuracy")):
         drawn = capsules_init(rng, dataclasses.replace(config, vote_bias=bias))
-        two = {name: p[:, :2] if name == "class.w" else p[:2] for name, p in drawn.items() if "class." in name}
-        params = {name: p.copy() for name, p in two.items()}  # class.w of two classes is no contiguous array
+        params = {  # of two classes
+            name: (p[:, :2] if name == "class.w" else p[:2]).copy() for name, p in drawn.items() if "class." in name
+        }
         state = TrainState("signs", params)
         for _ in range(300):
             pose, labels = pairs(16)
@@ -1201,8 +1211,8 @@ def run(
     config: Config, files: Files = NO_FILES, study: bool = False, poses: bool = False, signs: bool = False,
     **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Data, three trainings, result; with ``study`` the routing's too, with ``poses`` that of the poses, with ``signs``
-    that of their signs. The options are those of ``train_all``."""
+    """Data, trainings, result; with ``study``, ``poses`` and ``signs`` also that of ``routing_study``, ``pose_study``
+    and ``sign_study``. The options are those of ``train_all``."""
     data = make_data(config)
     states = train_all(config, data, files=files, **options)
     result = make_result(config, states, data)
@@ -1295,8 +1305,9 @@ def add_viewpoint_flags(
         "0:150, smallnorb and toys 300:400")
     add("test_azimuths", azimuths, "Azimuths that are held out, in degrees.", "A:B",
         "200:330, smallnorb and toys 60:280")
-    add("train_elevations", elevations, "Elevations of training views, such as 10:35.", "A:B", "azimuth is held out")
-    add("test_elevations", elevations, "Elevations that are held out, such as 40:70.", "A:B", "azimuth is held out")
+    add("train_elevations", elevations, "Elevations of the training views. With --test-elevations, hold elevations out"
+        " instead of azimuths.", "A:B", "10:50, smallnorb and toys 30:70")
+    add("test_elevations", elevations, "Elevations that are held out; needs --train-elevations.", "A:B", "none")
     add("n_train_views", count, "Train on N azimuths.", default=str(config.n_train_views))
     add("n_test_views", count, "Hold out N azimuths.", default=str(config.n_test_views))
     add("n_elev", count, "Use N elevations in every set.", default=str(config.n_elev))

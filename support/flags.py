@@ -235,7 +235,8 @@ def add_file_flags(parser: Parser, models: Sequence[str], *, eval_only: bool = T
         help="Let --checkpoint replace one of another experiment or of an older version too.")
     add("--checkpoint-every", type=whole_number(1, 10**9), metavar="N", help="Save every N steps as well.")
     add("--resume", action="store_true",
-        help="Continue from --checkpoint. With as many threads the numbers are, bit for bit, those without a break.")
+        help="Continue from --checkpoint. On the same number of threads the numbers are those of an unbroken run, bit"
+        " for bit.")
     if eval_only:
         add("--eval-only", action="store_true",
             help="Train nothing: test the networks of --checkpoint on the test set that the data flags describe.")

@@ -412,7 +412,7 @@ def test_augmentation_is_drawn_for_each_image_and_never_at_test(
     epoch = [m.training_batch(data, config, step).images.sum(axis=(1, 2)) for step in range(3)]
     np.testing.assert_allclose(np.sort(np.concatenate(epoch)), np.sort(data.images.sum(axis=(1, 2)) / 255), rtol=1e-5)
 
-    upright, held_out = m.upright_set(data, config), data.val.images
+    upright, held_out = m.rotated_set(data, config), data.val.images
     moved = shifts_of(upright.images(), data.test_images)
     free = (config.image_size - 28) // 2
     np.testing.assert_allclose(moved, m.evaluation_shifts(config, 20, 0), atol=1e-4)
@@ -437,17 +437,17 @@ def test_every_set_is_scaled_alike(changes: dict[str, int], digits_dir: Path) ->
         assert images.min() == 0, name
         assert 0.95 < images.max() <= 1, name
         assert images.sum() / len(images) == pytest.approx(ink["train"].sum() / 8, rel=0.25), name
-    turned = m.upright_set(data, config, -40.0).images()
+    turned = m.rotated_set(data, config, -40.0).images()
     np.testing.assert_allclose(turned.sum(axis=(1, 2)), ink["upright"].sum(axis=(1, 2)), rtol=0.02)
 
 
 def test_the_sweep_is_spread_over_the_test_digits(digits_dir: Path) -> None:
     config = small(digits_dir)
     data = m.make_data(config)
-    some, every = m.upright_set(data, config, 0.0, 4), m.upright_set(data, config)
+    some, every = m.rotated_set(data, config, 0.0, 4), m.rotated_set(data, config)
     np.testing.assert_array_equal(some.labels, every.labels[[0, 6, 13, 19]])
     np.testing.assert_array_equal(some.images(), every.images()[[0, 6, 13, 19]])
-    assert len(m.upright_set(data, config, 5.0, 99).images()) == 20
+    assert len(m.rotated_set(data, config, 5.0, 99).images()) == 20
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -532,7 +532,7 @@ def test_figures_are_counts_of_right_answers(digits_dir: Path) -> None:
             np.testing.assert_array_equal(confusion.sum(axis=1), np.bincount(image_set.labels, minlength=10))
         assert own["upright_error"] == pytest.approx(1 - own["upright_accuracy"])
         assert list(own["sweep"]) == ["-90", "0", "35"]
-        at_35 = m.upright_set(data, config, 35.0, 4)
+        at_35 = m.rotated_set(data, config, 35.0, 4)
         answers = m.scores_of(model, states[name], at_35.images()).argmax(axis=1)
         assert own["sweep"]["35"] == (answers == at_35.labels).mean()
         assert ("recon_mse" in own) == (name == "capsnet")

@@ -209,7 +209,7 @@ def test_digits_and_answers_are_those_of_the_tests(run: figures.Run, canvas_run:
         labels = drawn.data.test_labels
         chosen = np.arange(len(labels))
         for angle in angles:
-            image_set = experiment.upright_set(drawn.data, drawn.config, angle)
+            image_set = experiment.rotated_set(drawn.data, drawn.config, angle)
             images = figures.turned(drawn, chosen, angle)
             np.testing.assert_array_equal(images, image_set.images())
             for name, answers in zip(drawn.states, figures.answers_to(drawn, images).T, strict=True):
