@@ -115,7 +115,7 @@ def files_by_class(folder: Path) -> dict[str, list[Path]]:
 
 def class_name(text: object) -> str:
     """A folder's name, or a label, as it is shown: on one line, and the same from every file system."""
-    return one_line(unicodedata.normalize("NFC", str(text)), 60)
+    return one_line(unicodedata.normalize("NFC", str(text)).strip() or "(empty)", 60)
 
 
 def read_class_names(folder: Path | None, labels: Array) -> tuple[str, ...]:
@@ -139,8 +139,10 @@ def file_sizes(files: Sequence[Path]) -> list[int]:
     sizes = []
     with quiet_and_unlimited(Image):
         for k in np.linspace(0, len(files) - 1, min(len(files), N_MEASURED)).astype(int).tolist():
-            with contextlib.suppress(Exception), Image.open(files[k]) as opened:
-                sizes.append(max(opened.size))
+            with contextlib.suppress(Exception):
+                if files[k].is_file():  # a pipe would be waited for
+                    with Image.open(files[k]) as opened:
+                        sizes.append(max(opened.size))
     return sizes
 
 
@@ -210,9 +212,9 @@ def read_npz(path: Path, side: int | tuple[int, int], channels: int) -> tuple[La
         side = nearest_side([max(pictures["train"].shape[1:3])], side)
     require_memory(sum(map(len, labels.values())), side, channels)
     known = np.unique(labels["train"])
-    names = tuple(map(class_name, arrays.get("classes", known).ravel().tolist()))
-    if len(names) != len(known):
-        raise UserError(f"{path} has {len(names)} classes, but {len(known)} different labels in y_train")
+    names = tuple(map(class_name, decoded(arrays.get("classes", known)).ravel().tolist()))
+    if len(names) != len(known) or len(set(names)) < len(names):
+        raise UserError(f"{path} has {len(set(names))} different classes, but {len(known)} different labels in y_train")
     if "test" in parts and not np.isin(labels["test"], known).all():
         other = labels["test"][~np.isin(labels["test"], known)][0]
         raise UserError(f"{path} has the label {other} in y_test, but not in y_train")
@@ -247,17 +249,20 @@ def eight_bits(pictures: Array, most: float, what: str) -> Array:
     return np.rint(x * (255 if is_unit else 1 if most <= 255 else 1 / 257)).astype(np.uint8)
 
 
+def decoded(texts: Array) -> Array:
+    """Bytes as text; other arrays as they are."""
+    return np.char.decode(texts, "utf-8", "replace") if texts.dtype.kind == "S" else texts
+
+
 def whole_labels(labels: Array, n: int, what: str) -> Array:
     """(N,) or (N, 1) of whole numbers or texts -> (N,)."""
     if labels.shape not in ((n,), (n, 1)) or labels.dtype.kind not in "uifbUS":
         raise UserError(
             f"{what} has the shape {labels.shape} of {labels.dtype}: it must have one label for each picture"
         )
-    y = labels.ravel()
-    if y.dtype.kind == "S":
-        y = np.char.decode(y, "utf-8", "replace")
+    y = decoded(labels.ravel())
     if y.dtype.kind in "fb":
-        if not (y == np.rint(y)).all():
+        if not (np.isfinite(y) & (y == np.rint(y))).all():
             raise UserError(f"{what} has labels that are no whole numbers")
         y = y.astype(np.int64)
     return y

@@ -144,7 +144,7 @@ def open_checkpoint(path: Path, experiment: str) -> Iterator[tuple[Any, dict[str
             yield stored, header
     except FileNotFoundError:
         raise UserError(f"there is no checkpoint {path}") from None
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:  # zipfile and numpy raise many kinds on a damaged file: BadZipFile, struct.error, ...
         raise UserError(f"{path} is not a readable checkpoint of {experiment}: {one_line(error)}") from error

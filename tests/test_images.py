@@ -348,7 +348,9 @@ def test_npz_labels_and_their_names(tmp_path: Path) -> None:
         ({"y_train": np.linspace(0, 1, 9)}, "no whole numbers"),
         ({"y_train": np.full(9, np.nan)}, "no whole numbers"),
         ({"y_train": np.zeros(9, int)}, "one class alone"),
-        ({"classes": np.array(["a", "b"])}, "2 classes, but 3"),
+        ({"y_train": np.array([0.0, 1.0, np.inf] * 3)}, "no whole numbers"),
+        ({"classes": np.array(["a", "b"])}, "2 different classes, but 3"),
+        ({"classes": np.array(["a", "b", "a"])}, "2 different classes, but 3"),
         ({"x_test": np.zeros((1, 20, 20), np.uint8), "y_test": np.array([7])}, "label 7"),
     ],
 )  # fmt: skip
@@ -358,6 +360,16 @@ def test_a_wrong_npz_is_one_line(changes: dict[str, Any], words: str, tmp_path: 
     text = fault_of(path)
     assert words in text
     assert str(path) in text or "class" in text
+
+
+def test_names_of_classes_may_be_bytes_or_empty(tmp_path: Path) -> None:
+    np.savez(tmp_path / "set.npz", **arrays() | {"classes": np.array([b"a", b"b", b""])})
+    assert data_of(tmp_path / "set.npz").classes == ("a", "b", "(empty)")
+
+
+def test_a_pipe_among_the_pictures_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    assert labelled_pictures.file_sizes([tmp_path / "pipe.png"]) == []
 
 
 def test_a_pipe_and_what_unpacks_a_hundredfold_are_no_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

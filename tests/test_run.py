@@ -1136,6 +1136,11 @@ def predict_argv(experiment: Experiment, checkpoint: Path, *pictures: Path) -> l
     return ["--checkpoint", str(checkpoint), *png, "--predict", *map(str, pictures)]
 
 
+def test_a_checkpoint_for_which_memory_is_too_small_is_not_called_damaged(experiment: Experiment, good: Path) -> None:
+    with pytest.raises(MemoryError), run.open_checkpoint(good, experiment.name):
+        raise MemoryError
+
+
 @pytest.mark.usefixtures("no_training")
 @pytest.mark.parametrize("kind", NO_CHECKPOINTS)
 def test_what_is_no_checkpoint_is_one_line(
