@@ -398,7 +398,7 @@ def make_document(
     if not results:
         raise UserError(f"none of the {len(jobs)} runs gave a result: {outcomes[0]['error']}")
     pairs = [(m, k) for m, model in results[0]["models"].items() for k in model if (m, k) in (common.pairs or ())]
-    names = list(dict.fromkeys(name for name, _ in pairs))
+    names = list(dict.fromkeys(name for name, key in pairs if args.metric in (None, key)))
     reference = next((name for name in names if name.startswith("caps")), names[0])
     headline, chance = main_metric(args.metric, results, [pair for pair in pairs if pair[0] == reference] or pairs)
     document: Json = {
@@ -533,11 +533,11 @@ def figure_title(document: Json) -> str:
         f"{plain(document['experiment'])} ({document['dataset']})",
         "–".join(map(str, counts)) + (" seed" if counts == [1] else " seeds"),
     ]
-    lengths = {tuple(map(entry["config"].get, ("n_epochs", "n_train", "match_accuracy"))) for entry in entries}
-    if len(lengths) == 1:
-        epochs, examples, stops_early = lengths.pop()
-        if epochs and not stops_early:
-            parts.append(f"{epochs} epoch{'s' * (epochs != 1)}" + (f" of {examples:,}" if examples else ""))
+    lengths = [[entry["config"].get(key) for key in ("n_epochs", "n_train", "match_accuracy")] for entry in entries]
+    epochs, examples, stops_early = lengths[0]
+    if all(length == lengths[0] for length in lengths) and isinstance(epochs, int) and not stops_early:
+        of = f" of {examples:,}" if examples and isinstance(examples, int) else ""
+        parts.append(f"{epochs} epoch{'s' * (epochs != 1)}{of}")
     return ", ".join(parts) + (": means with 95 % intervals" if len(entries) > 1 else "")
 
 
@@ -677,6 +677,8 @@ def parse_command(argv: list[str]) -> tuple[argparse.Namespace, list[Setting]]:
         parser.error(f"--{own[0]} is not for the experiment here: --seeds, --threads and the cache stand for it")
     if twice := sorted(given & set(names)):
         parser.error(f"--{twice[0]} is both swept and given after --")
+    if args.dask is not None and not re.fullmatch(r"(\w+://)?[^/\s]+:\d+", args.dask):
+        parser.error(f"argument --dask: {args.dask!r} is no address such as tcp://HOST:8786")
     args.zip, args.grid, args.seeds = dict(args.zip), dict(args.grid), args.seeds or [0, 1, 2]
     if len({len(values) for values in args.zip.values()}) > 1:
         parser.error("argument --zip: the flags have different numbers of values")

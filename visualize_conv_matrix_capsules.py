@@ -252,7 +252,7 @@ def name_size(config: Config, width: float, largest: float = 10) -> float:
     return min(largest, 72 * width / (0.62 * max(map(len, config.classes))))
 
 
-def foremost_classes(config: Config, a: Array, *named: int) -> list[int]:
+def foremost_classes(a: Array, *named: int) -> list[int]:
     """At most ten classes, in their order: the ``named`` ones, and of the others the most active, a (E,)."""
     order = dict.fromkeys([*named, *np.argsort(-a, kind="stable").tolist()])
     return sorted(list(order)[:MAX_COLUMNS])
@@ -282,7 +282,7 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
         y = top + b * block
         label, answer = int(labels[k]), int(answers["capsules"][k])
         histogram = mass_histogram(routing, b, edges)
-        classes = foremost_classes(config, routing.a[-1, b], label, answer)
+        classes = foremost_classes(routing.a[-1, b], label, answer)
         add_view(fig, 0.12, y, side, run.data.test.images[k])
         add_text(
             fig, 0.12, y + side + 0.06, f"true class {config.classes[label]}", fontweight="bold", color=darkened(GREEN)
@@ -591,6 +591,14 @@ def attacks_among(metrics: dict[str, Any]) -> dict[str, Any]:
     return kinds
 
 
+def one_data_set(document: dict[str, Any]) -> str:
+    """The data set of a comparison of seeds. Raises TypeError where it has several, KeyError where it is not known."""
+    name = document["dataset"]
+    if name not in DATASET_NAMES:  # a TypeError for a list
+        raise KeyError(name)
+    return name
+
+
 def join_attacks(paths: Sequence[Path]) -> tuple[Config, str, Attacks]:
     """Configuration, data set and attacks of files by compare_seeds.py, in which models of the same seed are one run.
 
@@ -603,7 +611,7 @@ def join_attacks(paths: Sequence[Path]) -> tuple[Config, str, Attacks]:
         try:
             for setting in document["settings"].values():
                 configs.append({name: setting["config"][name] for name in ATTACKED_ALIKE})
-                configs[-1]["dataset"] = document["dataset"]
+                configs[-1]["dataset"] = one_data_set(document)
                 for run in setting["runs"]:
                     for name, metrics in run["models"].items():
                         runs.setdefault(run["seed"], {})[name] = attacks_among(metrics)
@@ -938,7 +946,7 @@ def read_views(paths: Sequence[Path]) -> list[Views]:
                     validation = bool(config.get("n_val_objects"))
                     style = style_of(model, config.get("cnn", "matched"))  # older results have no such field
                     found.append(
-                        Views(model, style, document["dataset"], angle, (low, high), accuracy, curves, validation)
+                        Views(model, style, one_data_set(document), angle, (low, high), accuracy, curves, validation)
                     )
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise UserError(f"{path} holds no novel viewpoints by compare_seeds.py --keep-history") from error

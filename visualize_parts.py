@@ -26,14 +26,14 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from claims import Runs, runs_by_seed
-from report import read_result
+from report import read_result, show_mean
 from support.console import exit_status
 from support.files import UserError, require_writable
 from support.flags import Parser, file_path
 from support.statistics import describe_sample
 
 from support.figures import (  # isort: skip
-    BLUE, GREY, VERMILLION, add_axes, add_colourbar, add_text, new_figure, with_minus_sign, write_figures,
+    BLUE, GREY, VERMILLION, add_axes, add_colourbar, add_text, new_figure, plural, with_minus_sign, write_figures,
 )  # fmt: skip
 
 RESULTS = Path("results")
@@ -104,7 +104,9 @@ def read_samples(folder: Path) -> list[list[dict[str, Any]]]:
 def draw_parts(samples: list[list[dict[str, Any]]]) -> Figure:
     """A heat map: mean and half of its 95 % interval, coloured by the difference of the mean from the CNN's."""
     height, width = ROW * len(ROWS), COLUMN * len(COLUMNS)
-    subtitle = "means over three to five seeds, half of their 95 % intervals; colour: difference from the CNN"
+    counts = sorted({sample["n"] for row in samples for sample in row})
+    seeds = plural(counts[-1], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    subtitle = f"means over {seeds}, half of their 95 % intervals; colour: difference from the CNN"
     fig = new_figure(TOP + height + 0.6, "The parts of a CapsNet, switched on one by one", subtitle)
     means = np.array([[sample["mean"] for sample in row] for row in samples])
     ax = add_axes(fig, LEFT, TOP, width, height)
@@ -115,8 +117,7 @@ def draw_parts(samples: list[list[dict[str, Any]]]) -> Figure:
         add_text(fig, 0.12, TOP + (i + 0.12) * ROW, row.name, fontweight="bold")
         add_text(fig, 0.12, TOP + (i + 0.55) * ROW, row.remark, color=GREY, fontsize=9)
         for k, cell in enumerate(cells):
-            half = cell["high"] - cell["mean"]
-            ax.text(k, i, f"{cell['mean']:.3f} ± {half:.3f}", ha="center", va="center", fontsize=10)
+            ax.text(k, i, show_mean(cell, 3), ha="center", va="center", fontsize=10)
     for k, (head, *_) in enumerate(COLUMNS):
         ax.text(k, -0.62, head, ha="center", va="bottom", fontweight="bold")
     bar = add_colourbar(fig, image, LEFT + width - 2 * COLUMN, TOP + height + 0.15, 2 * COLUMN)

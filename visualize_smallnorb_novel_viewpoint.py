@@ -733,7 +733,8 @@ def draw_backgrounds(found: Backgrounds) -> Figure:
         for m, name in enumerate(name for name in names if name in samples):
             of_model = [(x, samples[name][place]) for x, place in enumerate(places) if place in samples[name]]
             x = np.array([x + 0.06 * (m - 1) for x, _ in of_model])  # intervals stay apart
-            mean, high = (np.array([sample[key] for _, sample in of_model]) for key in ("mean", "high"))
+            mean = np.array([sample["mean"] for _, sample in of_model])
+            high = np.array([sample["mean"] if sample["high"] is None else sample["high"] for _, sample in of_model])
             ax.errorbar(x, mean, high - mean, **model_line(MODELS[name], linestyle=line), capsize=3, zorder=3)
             bounds += [*(2 * mean - high), *high]
         add_half_turn_line(ax, Config())

@@ -20,7 +20,7 @@ from claims import Claim, Condition, Runs, holm_levels, make_claims, runs_by_see
 from figure_checks import check_pictures, check_texts, drawn_texts
 from helpers import ROOT, failure
 from support.results import save_result
-from support.statistics import best_setting
+from support.statistics import best_setting, describe_sample
 
 Json = dict[str, Any]
 NOISE = np.array([-1.5, -0.5, 0.5, 1.5])  # sd sqrt(5 / 3)
@@ -277,6 +277,10 @@ def test_the_picture_of_the_parts(
             values = [run["models"][runs.model][metric] for run in found]
             assert cell["mean"] == pytest.approx(np.mean(values))
             assert any(word.startswith(f"{np.mean(values):.3f} ± ") for word in words)
+    alone = [[describe_sample([cell["mean"]]) for cell in cells] for cells in samples]
+    _, texts = drawn_texts(lambda: visualize_parts.draw_parts(alone))
+    assert not any(" ± " in text.get_text() for text, _ in texts)
+    assert any("means over 1 seed," in text.get_text() for text, _ in texts)
     # Each row has what its name says, and all that the rows above it have.
     settings = {row.name: row.affine.setting or "" for row in visualize_parts.ROWS}
     added = {"+ routing": "assignments=routed", "+ squash": "activation=squash", "+ margin loss": "capsnet-loss=margin"}

@@ -230,6 +230,13 @@ def test_experiment_without_a_headline(fake: str) -> None:
     assert (document["headline"], document["chance"]) == ("top_accuracy", None)
 
 
+def test_metric_of_another_model_than_the_capsules(fake: str) -> None:
+    Path(fake).write_text(FAKE.replace("    result = {", '    models["cnn"]["odd"] = 1.0\n    result = {'))
+    assert main([fake, "--seeds", "0", "--metric", "odd"]) == 0
+    document = load("results/fake/0.json")
+    assert (document["headline"], document["reference"]) == ("odd", "cnn")
+
+
 def test_figure_shows_the_chance_level(drawn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
@@ -620,6 +627,8 @@ def test_sweep_of_one_value(drawn: str) -> None:
         "FAKE --name a/b",
         "FAKE --out a.png --figure ./a.png",
         "FAKE --out FAKE",
+        "FAKE --dask nowhere",
+        "FAKE --dask http:///8786",
     ],
 )
 def test_usage_errors(fake: str, capsys: pytest.CaptureFixture[str], flags: str) -> None:

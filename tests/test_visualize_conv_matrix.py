@@ -387,6 +387,9 @@ def test_attacks_that_cannot_be_joined(capsys: pytest.CaptureFixture[str]) -> No
         check_failures([(figures, ["--attacks"], "have no attacks in common")], capsys)
     Path("other.json").write_text('{"settings": 3}')
     check_failures([(figures, ["--attacks", "other.json"], "is no result of this experiment")], capsys)
+    path = Path("results", experiment.EXPERIMENT, "attacks_a.json")
+    path.write_text(path.read_text().replace('"dataset": "voxels"', '"dataset": ["voxels", "mnist"]', 1))
+    check_failures([(figures, ["--attacks", str(path)], "is no result of this experiment")], capsys)
 
 
 def viewed(name: str, model: str, angle: str, dataset: str = "toys", cnn: str = "matched", **changes: Any) -> None:
