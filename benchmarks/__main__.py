@@ -1,4 +1,4 @@
-"""Measure every table of the benchmarks in one run: ``python -m benchmarks``."""
+"""Time training steps against other frameworks, or with --scaling against their sizes: ``python -m benchmarks``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 
 # isort: split
 
-import functools
 import shlex
 import subprocess
 import sys
@@ -23,23 +22,22 @@ from support.files import require_writable
 from support.flags import Parser, whole_number
 from support.results import code_fingerprint, environment, save_result
 
-OURS, PRODUCTS, EAGER = "numpy", "its matrix products alone", "PyTorch eager"
+OURS, PRODUCTS = "numpy", "its matrix products alone"
 Build = Callable[..., Step]
 TORCH = {
-    EAGER: {},
+    "PyTorch eager": {},
     "PyTorch eager, fused Adam": {"fused": True},
     "torch.compile": {"compiled": True},
     "torch.compile, fused Adam": {"compiled": True, "fused": True},
     "torch.compile, fused Adam, bfloat16 autocast": {"compiled": True, "fused": True, "bfloat16": True},
     "torch.compile, fused Adam, channels-last": {"compiled": True, "fused": True, "channels_last": True},
 }
-BATCHES = [8, 16, 32, 64, 128]
 NETWORKS = {
     "smallnorb": "dense matrix capsules", "matrix_capsules": "convolutional matrix capsules", "multimnist": "CapsNet",
 }  # fmt: skip
 
 
-def compare(builds: dict[str, tuple[Build, dict[str, Any]]], repetitions: int, memory: bool) -> dict[str, Any]:
+def compare(builds: dict[str, tuple[Build, dict[str, Any]]], repetitions: int) -> dict[str, Any]:
     """A row per candidate: time as a multiple of ours, milliseconds, peak MiB. One that does not build is left out."""
     steps: dict[str, Step] = {}
     for name, (build, arguments) in builds.items():
@@ -50,26 +48,12 @@ def compare(builds: dict[str, tuple[Build, dict[str, Any]]], repetitions: int, m
             steps.pop(name, None)
             print_message(f"{name} is left out: {type(error).__name__}")
     seconds = interleave(steps, repetitions)
-    columns = ["training step", "time / numpy's", "ms", *(["peak MiB"] if memory else [])]
     rows = []
     for name in steps:
-        row: list[Any] = [name, round(seconds[name] / seconds[OURS], 2), round(1e3 * seconds[name], 2)]
-        if memory:
-            build, arguments = builds[name]
-            row.append(round(peak_memory(build, **arguments)))
-        rows.append(row)
-    return {"columns": columns, "rows": rows}
-
-
-def growth(builds: dict[str, Build], label: str, flag: str, values: list[int], repetitions: int) -> dict[str, Any]:
-    """A row per value of one size: our time as a multiple of each other candidate's, and our milliseconds."""
-    others = [name for name in builds if name != OURS]
-    rows = []
-    for value in values:
-        seconds = interleave({name: build(**{flag: value}) for name, build in builds.items()}, repetitions)
-        ratios = [round(seconds[OURS] / seconds[name], 2) for name in others]
-        rows.append([str(value), *ratios, round(1e3 * seconds[OURS], 2)])
-    return {"columns": [label, *(f"numpy / {name}" for name in others), "numpy, ms"], "rows": rows}
+        build, arguments = builds[name]
+        times = round(seconds[name] / seconds[OURS], 2), round(1e3 * seconds[name], 2)
+        rows.append([name, *times, round(peak_memory(build, **arguments))])
+    return {"columns": ["training step", "time / numpy's", "ms", "peak MiB"], "rows": rows}
 
 
 def roofline(modules: dict[str, Any], tables: dict[str, Any], threads: int) -> dict[str, Any]:
@@ -98,7 +82,7 @@ def roofline(modules: dict[str, Any], tables: dict[str, Any], threads: int) -> d
 
 
 def default_command(repetitions: int) -> dict[str, Any]:
-    """Median seconds of the whole smallNORB command: process start, three models trained, result table."""
+    """Median seconds of the whole default command: process start, three models trained, result table."""
     script = Path(smallnorb.experiment.__file__)
     command = [sys.executable, str(script), "--quiet"]
     run: dict[str, Step] = {"run": lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL)}
@@ -131,40 +115,19 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
     crew = {"threads": threads}
     few = max(3, repetitions // 4)
 
-    def plain(module: Any, options: dict[str, Any]) -> dict[str, Build]:
-        builds: dict[str, Build] = {OURS: module.numpy_step, PRODUCTS: module.products_step}
-        builds |= {EAGER: module.torch_step} if torch else {}
-        return {name: functools.partial(build, **options) for name, build in builds.items()}
-
     def measure_smallnorb() -> dict[str, Any]:
-        return {
-            "smallnorb": compare(with_others(smallnorb), repetitions, memory=True),
-            "smallnorb_batch": growth(plain(smallnorb, {}), "batch size", "batch_size", BATCHES, repetitions),
-        }
+        return compare(with_others(smallnorb), repetitions)
 
     def measure_matrix_capsules() -> dict[str, Any]:
         builds = with_others(matrix_capsules, **crew)
         builds["numpy, one thread"] = (matrix_capsules.numpy_step, {"threads": 1})
-        paper = {"sizes": (32, 32, 32, 32), "threads": threads}
-        rows = [["A = B = C = D = 32, batch 32", round(peak_memory(matrix_capsules.numpy_step, **paper))]]
-        return {
-            "matrix_capsules": compare(builds, few, memory=True),
-            "matrix_capsules_paper": {"columns": ["training step", "peak MiB"], "rows": rows},
-        }
+        return compare(builds, few)
 
     def measure_multimnist() -> dict[str, Any]:
         builds = with_others(multimnist, **crew)
         builds["matrix products of the usual form"] = (multimnist.usual_products_step, crew)
         builds["drawing its composites"] = (multimnist.overlay_step, {})
-        paper = {"batch_size": 128, "conv_channels": 256, "threads": threads}
-        rows = [["paper preset, batch 128", round(peak_memory(multimnist.numpy_step, **paper))]]
-        widths = [16, 32, 64, 128]
-        return {
-            "multimnist": compare(builds, repetitions, memory=True),
-            "multimnist_paper": {"columns": ["training step", "peak MiB"], "rows": rows},
-            "multimnist_batch": growth(plain(multimnist, crew), "batch size", "batch_size", BATCHES, few),
-            "multimnist_width": growth(plain(multimnist, crew), "conv1 channels", "conv_channels", widths, few),
-        }
+        return compare(builds, repetitions)
 
     parts = {
         "smallnorb": measure_smallnorb,
@@ -177,7 +140,7 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
     with threadpoolctl.threadpool_limits(threads):
         for name, part in parts.items():
             if only in (None, name):
-                tables |= part()
+                tables[name] = part()
     modules = {"smallnorb": smallnorb, "matrix_capsules": matrix_capsules, "multimnist": multimnist}
     return tables | roofline({name: modules[name] for name in parts if only in (None, name)}, tables, threads)
 

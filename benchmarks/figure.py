@@ -111,15 +111,16 @@ def draw_steps(tables: dict[str, Any]) -> Figure:
     """A panel for each network, a bar for each form of its step."""
     text = "batch of 32, two processor cores; each panel has a scale of its own"
     fig = new_figure(2.6, "Time of a training step", text)
+    forms = [form for form in FORMS if all(form in {row[0] for row in tables[name]["rows"]} for name in NETWORKS)]
     for k, (name, (label, colour)) in enumerate(NETWORKS.items()):
         ax = add_axes(fig, 1.45 + 2.52 * k, 0.98, 2.2, 1.5)
         ms = {row[0]: row[tables[name]["columns"].index("ms")] for row in tables[name]["rows"]}
-        colours = [colour if form == "numpy" else lightened(GREY, 0.5) for form in FORMS]
-        bars = ax.barh(range(len(FORMS)), [ms[form] for form in FORMS], 0.7, color=colours)
+        colours = [colour if form == "numpy" else lightened(GREY, 0.5) for form in forms]
+        bars = ax.barh(range(len(forms)), [ms[form] for form in forms], 0.7, color=colours)
         ax.bar_label(bars, fmt="{:.3g} ms", padding=2, fontsize=9)
         ax.set_title(label, loc="left")
         ax.set_xlim(right=1.35 * ax.get_xlim()[1])
-        ax.set_yticks(range(len(FORMS)), FORMS.values() if k == 0 else [""] * len(FORMS))
+        ax.set_yticks(range(len(forms)), [FORMS[form] if k == 0 else "" for form in forms])
         ax.invert_yaxis()
         ax.grid(False)
         ax.set_xticks([])

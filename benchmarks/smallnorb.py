@@ -1,4 +1,4 @@
-"""Steps of the smallNORB capsule network: numpy, its bare matrix products, and the same network in PyTorch."""
+"""Steps of the dense matrix capsules: numpy, its bare matrix products, and the same network in PyTorch."""
 
 from __future__ import annotations
 

@@ -47,7 +47,6 @@ SECONDS, BYTES = 20, 1 << 30  # that a refusal may take
 OTHERS = (  # neither train for themselves nor draw one experiment
     "make_toy_norb", "make_explorer", "make_explorer_gif", "visualize_claims", "visualize_parts",
     "visualize_networks", "visualize_how_capsules_work", "report", "benchmarks.__main__", "benchmarks.figure",
-    "benchmarks.strokes",
 )  # fmt: skip
 FIGURES = [p.stem for p in sorted(ROOT.glob("*.py")) if p.stem.partition("_")[2].removesuffix("_gif") in EXPERIMENTS]
 FAULTS = ("traceback", "no message", "changed input", "left behind", "orphan", "above 20 s", "above 1 GiB", "not seen")
@@ -196,7 +195,6 @@ def refused(name: str, made: dict[str, Path]) -> list[str]:
         "report": ["--root", "none"],
         "benchmarks.__main__": ["--out", "/dev/null/x"],
         "benchmarks.figure": ["--results", str(made["nothing"])],
-        "benchmarks.strokes": ["--out", "/dev/null/x"],
     }[name]
 
 

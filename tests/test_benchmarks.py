@@ -204,7 +204,10 @@ def test_the_figure_is_drawn_of_a_scaling_file(
         assert (tmp_path / "speed" / f"{name}.png").stat().st_size < 600_000
     with figure_style():
         bars: Any = figure.draw_steps(steps).axes[1].patches
+        without = {name: table | {"rows": rows[:1] + rows[2:]} for name, table in steps.items()}  # as without PyTorch
+        fewer: Any = figure.draw_steps(without).axes[1].patches
     assert [bar.get_width() for bar in bars] == [7.6] * len(figure.FORMS)
+    assert len(fewer) == len(figure.FORMS) - 1
     tables: list[Any] = [{}, {"multimnist_batch": []}, {"multimnist_batch": {"columns": [1, 2]}}]
     for wrong in ({}, *({"tables": table} for table in tables)):
         save_result(tmp_path / "scaling.json", wrong)

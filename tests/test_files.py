@@ -200,7 +200,7 @@ def test_an_output_is_taken_by_any_name() -> None:
     assert seen == {*OUTPUTS}
 
 
-@pytest.mark.parametrize("name", [*SCRIPTS, "benchmarks.__main__", "benchmarks.figure", "benchmarks.strokes"])
+@pytest.mark.parametrize("name", [*SCRIPTS, "benchmarks.__main__", "benchmarks.figure"])
 def test_a_name_that_is_too_long_is_one_short_line(
     name: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
@@ -214,7 +214,7 @@ def test_a_name_that_is_too_long_is_one_short_line(
         if action.dest == "data_dir":
             if name == "make_explorer":  # which trains first
                 continue
-            argv += ["--dataset", "smallnorb" if "smallnorb" in name else "mnist"] * (name != "benchmarks.strokes")
+            argv += ["--dataset", "smallnorb" if "smallnorb" in name else "mnist"]
         for more in ([], ["--dataset", "images"]) if action.dest == "data_dir" and "conv" in name else ([],):
             assert status_of(script, [*argv, *more]) in (1, 2), argv
             out, error = capsys.readouterr()
