@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from support.statistics import t_quantile
+
 Json = dict[str, Any]
 ALPHA = 0.05
 
@@ -285,16 +287,13 @@ def p_value(differences: np.ndarray) -> float:
     """Two-sided, of Student's t test that the mean is 0. Of equal differences it is 0, and 1 where all are 0."""
     from scipy import stats
 
-    n, mean, sd = len(differences), differences.mean(), differences.std(ddof=1)
-    return float(2 * stats.t.sf(abs(mean) * math.sqrt(n) / sd, n - 1)) if sd else float(mean == 0)
+    return float(stats.ttest_1samp(differences, 0).pvalue) if np.ptp(differences) else float(differences[0] == 0)
 
 
 def half_width(differences: np.ndarray, level: float) -> float:
     """Of the interval of the mean at that level."""
-    from scipy import stats
-
     n = len(differences)
-    return float(stats.t.isf(level / 2, n - 1) * differences.std(ddof=1) / math.sqrt(n))
+    return t_quantile(n, level) * float(differences.std(ddof=1)) / math.sqrt(n)
 
 
 def make_claims(claims: Sequence[Claim], read: Callable[[str], Json]) -> Json:

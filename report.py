@@ -550,6 +550,9 @@ def differences(stored: Any, computed: Any, where: str) -> Iterator[str]:
     if isinstance(stored, dict) and isinstance(computed, dict):
         for key in dict.fromkeys((*computed, *stored)):
             yield from differences(stored.get(key), computed.get(key), f"{where}.{key}" if where else key)
+    elif isinstance(stored, list) and isinstance(computed, list) and len(stored) == len(computed):
+        for k, (old, new) in enumerate(zip(stored, computed, strict=True)):
+            yield from differences(old, new, f"{where}[{k}]")
     elif isinstance(stored, float) and isinstance(computed, float):
         if not math.isclose(stored, computed, rel_tol=TOLERANCE, abs_tol=1e-12):
             yield f"{where} is {stored}, but its runs give {computed}"

@@ -15,11 +15,11 @@ N_FLIPS = 99_999
 
 
 @functools.lru_cache
-def t_quantile(n: int) -> float:
-    """Half the width of a mean's 95 % interval in standard errors, for n values."""
+def t_quantile(n: int, level: float = 0.05) -> float:
+    """Half the width, in standard errors, of the interval of a mean of n values: by default that of 95 %."""
     from scipy import stats
 
-    return float(stats.t.ppf(0.975, n - 1))
+    return float(stats.t.isf(level / 2, n - 1))
 
 
 def describe_sample(values: list[float]) -> Json:
