@@ -31,9 +31,14 @@ from support.figures import (
     BLACK,
     BLUE,
     DATASET_NAMES,
+    GREEN,
     GREY,
     MAX_FRAMES,
+    ORANGE,
+    PURPLE,
     RIGHT,
+    SKY,
+    VERMILLION,
     WRONG,
     Scene,
     accuracy_axis,
@@ -57,11 +62,8 @@ from support.workers import Workers
 
 N_TESTED = 500  # test images of the accuracy curve, spread over the set
 N_GREYS, N_COLOURS = 32, 160  # of the palette
-TRUE_COLOUR = "#D55E00"
-# Okabe and Ito's other colours, and four more, of the other classes
-OTHER_COLOURS = (
-    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#8C6D31", "#7F7F7F", "#6A51A3", "#A6B800",
-)  # fmt: skip
+TRUE_COLOUR = VERMILLION
+OTHER_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, "#8C6D31", "#7F7F7F", "#6A51A3", "#A6B800")  # of the other classes
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from support.browser import headless_browser
+from support.browser import headless_browser, show_as
 from support.console import exit_status, print_result
 from support.figures import add_animation_arguments, encode_gif, write_if_changed
 from support.files import UserError, require_writable
@@ -76,10 +76,7 @@ def draw_line(driver: Any, canvas_id: str, points: Points) -> None:
 def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
     """Frames (HEIGHT, WIDTH, 3) of an open page; ``strokes``: of each digit at most, ``steps``: of each movement."""
     frames: list[Array] = []
-    driver.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False},
-    )
+    show_as(driver, WIDTH, HEIGHT)
 
     def show(selector: str) -> None:
         driver.execute_script(

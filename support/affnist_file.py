@@ -23,12 +23,10 @@ def read_affnist(path: Path) -> tuple[Array, Array]:
 
     It is a MATLAB file (version 5) of one struct, ``affNISTdata``, whose ``image`` is (1600, N) uint8 and whose
     ``label_int`` has the N digits. Files differ in whether the 1600 run along rows or columns: images are transposed if
-    the ones would lie down. Needs scipy. Raises UserError for any other file.
+    the ones would lie down. Raises UserError for any other file.
     """
-    try:
-        from scipy.io import loadmat
-    except ImportError:
-        raise UserError("--affnist needs scipy: pip install scipy") from None
+    from scipy.io import loadmat
+
     require_bounded(path)
     try:
         with path.open("rb") as opened:  # loadmat's own word on a missing file does not say that it is missing

@@ -6,6 +6,7 @@ Lengths and positions on a figure are in inches, counted from its upper left cor
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import io
 import json
@@ -14,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import imageio.v3 as iio
 import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
@@ -85,7 +85,7 @@ class ModelStyle(NamedTuple):
     marker: str
 
 
-# By experiment and model: a key such as "cnn" is not the same network in every experiment. A new experiment is added.
+# By experiment and model: a key such as "cnn" is not the same network in every experiment. Add new experiments here.
 MODEL_STYLES: dict[str, dict[str, ModelStyle]] = {
     "smallnorb_novel_viewpoint": {
         "capsules": ModelStyle("Matrix capsules", "capsules", BLUE, "o"),
@@ -441,8 +441,9 @@ def read_seeds(paths: Sequence[Path], config: Any, dataset: str, names: Sequence
 
 def write_if_changed(path: Path, content: bytes) -> str:
     """Write a file whole, unless it has this content already. Returns a line that says which."""
-    if path.is_file() and path.read_bytes() == content:
-        return f"unchanged {path} ({len(content) / 1000:.0f} kB)"
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == content:
+            return f"unchanged {path} ({len(content) / 1000:.0f} kB)"
     with atomic_write(path) as stream:
         stream.write(content)
     return f"wrote {path} ({len(content) / 1000:.0f} kB)"
@@ -649,16 +650,15 @@ def encode_gif(
         round(255 * part) for c in text_colours for strength in (1, 0.8, 0.6, 0.35) for part in lightened(c, strength)
     ]
     palette.putpalette(greys + kept + (reduced.getpalette() or [])[: 3 * n_colours])
-    few = [
-        np.asarray(Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE).convert("RGB"))
-        for frame in frames
+    first, *rest = [
+        Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE).convert("RGB") for frame in frames
     ]
     duration = [round(100 / fps) * 10.0] * len(frames)  # milliseconds; a GIF counts in hundredths of a second
     for k in holds:
         duration[k] = max(duration[k], 1000 * HOLD_SECONDS)
     duration[-1] = max(duration[-1], 1000 * LAST_SECONDS)
     stream = io.BytesIO()
-    iio.imwrite(stream, few, extension=".gif", plugin="pillow", duration=duration, loop=0)
+    first.save(stream, "GIF", save_all=True, append_images=rest, duration=duration, loop=0)
     return stream.getvalue()
 
 

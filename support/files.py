@@ -135,7 +135,7 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 def same_file(a: Path, b: Path) -> bool:
-    """Whether two names, of which none need exist, are of one file: by symbolic and by hard links too."""
+    """Whether two paths are of the same file, by symbolic and by hard links too; neither needs to exist."""
     with contextlib.suppress(OSError, ValueError):
         found = os.path.exists(a), os.path.exists(b)
         if all(found):
@@ -162,11 +162,13 @@ def data_files(*folders: Path, pictures: bool = False) -> list[Path]:
 
 def project_files() -> list[Path]:
     """The code and the pages of this project."""
-    return [*ROOT.glob("*.py"), *ROOT.glob("*/*.py"), *ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.t*")]
+    patterns = ("*.py", "*/*.py", "*.md", "docs/*.md", "*.t*", "support/explorer/*", "LICENSE", "*.cff", ".ci/run")
+    return [path for pattern in patterns for path in ROOT.glob(pattern)]
 
 
 def overwriting(outputs: Mapping[str, Path], inputs: Iterable[tuple[str, Path]]) -> str | None:
-    """In words, which output would replace another one or an input; a ``(what, path)`` each, an output by its flag."""
+    """A message if an output would replace an input or another output, else None. ``outputs``: paths by flag;
+    ``inputs``: what each is, and its path."""
     for (flag, path), (other, same) in itertools.combinations(outputs.items(), 2):
         if same_file(path, same):
             return f"argument {flag}: is the same file as {other}"

@@ -59,21 +59,18 @@ def read_norb_header(stream: IO[bytes], path: Path) -> tuple[np.dtype[Any], tupl
     return NORB_DTYPES[magic], tuple(sizes)
 
 
-def stream_norb(path: Path, dtype: np.dtype, item_shape: tuple[int | None, ...]) -> Iterator[Array]:
+def stream_norb(path: Path, dtype: np.dtype, item_shape: tuple[int, ...]) -> Iterator[Array]:
     """Yield the file's items a chunk at a time, so that no more than a chunk is ever decoded.
 
-    Raises UserError where the element type or the item shape (None: any) is not the expected one, where the file ends
-    early, or goes on after its last item.
+    Raises UserError where the element type or the item shape is not the expected one, where the file ends early, or
+    goes on after its last item.
     """
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rb") as opened:
             stream = cast(IO[bytes], opened)
             found, sizes = read_norb_header(stream, path)
-            matches = len(sizes) == 1 + len(item_shape) and all(
-                want in (None, have) for want, have in zip(item_shape, sizes[1:], strict=True)
-            )
-            if found != dtype or not matches:
+            if found != dtype or sizes[1:] != item_shape:
                 raise UserError(
                     f"{path} holds {found} items of shape {sizes[1:]}, not {dtype} {item_shape}: are files swapped?"
                 )

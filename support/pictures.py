@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import stat
 import warnings
 from collections.abc import Iterator
@@ -129,7 +130,7 @@ def read_strokes(path: Path, side: int, box: int) -> Array:
 
 @contextlib.contextmanager
 def quiet_and_unlimited(image: Any) -> Iterator[None]:
-    """Without Pillow's warnings of what it reads nevertheless, and without its own limit, which is twice a warning."""
+    """Without Pillow's warnings of what it reads nevertheless, and without its limit on the number of pixels."""
     limit, image.MAX_IMAGE_PIXELS = image.MAX_IMAGE_PIXELS, None
     try:
         with warnings.catch_warnings():
@@ -146,8 +147,10 @@ def border_level(image: Array) -> float:
 
 def picture_sheet(tiles: Array) -> bytes:
     """tiles (rows, columns, H, W) in [0, 1] -> a PNG of them, four times as large, between white lines."""
-    import imageio.v3 as iio
+    from PIL import Image
 
     tiles = np.pad(tiles, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=1)
     sheet = tiles.transpose(0, 2, 1, 3).reshape(len(tiles) * tiles.shape[2], -1).repeat(4, axis=0).repeat(4, axis=1)
-    return iio.imwrite("<bytes>", (255 * np.clip(sheet, 0, 1)).astype(np.uint8), extension=".png")
+    stream = io.BytesIO()
+    Image.fromarray((255 * np.clip(sheet, 0, 1)).astype(np.uint8)).save(stream, "PNG")
+    return stream.getvalue()

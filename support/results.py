@@ -24,11 +24,9 @@ from typing import Any
 import numpy as np
 
 from support.console import exit_status, print_result
-from support.files import UserError, atomic_write, require_writable
+from support.files import ROOT, UserError, atomic_write, require_writable
 from support.optimizers import TrainState, count_params
 from support.run import NO_FILES, Files, checkpoint_command
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def result_document(

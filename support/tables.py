@@ -103,7 +103,7 @@ def attack_lines(attacks: Mapping[str, Mapping[str, Any]], epsilons: Sequence[st
 
 
 def pose_study_lines(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What a study of the poses has found, in a line; of models without one none."""
+    """What a study of the poses has found, in a line; empty if there was none."""
     errors = {name: m["azimuth_error"] for name, m in models.items() if "azimuth_error" in m}
     if "capsules" in errors:
         errors |= {name: models["capsules"][f"azimuth_error_of_{name}"] for name in ("pixels", "mean")}
@@ -112,7 +112,7 @@ def pose_study_lines(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def sign_study_lines(capsules: Mapping[str, Any]) -> list[str]:
-    """What a study of the poses' signs has found, in a line; of a model without one none."""
+    """What a study of the poses' signs has found, in a line; empty if there was none."""
     if "sign_accuracy" not in capsules:
         return []
     found = f"{capsules['sign_accuracy']:.3f}, with a bias of the votes {capsules['biased_sign_accuracy']:.3f}"
@@ -120,7 +120,7 @@ def sign_study_lines(capsules: Mapping[str, Any]) -> list[str]:
 
 
 def routing_study_lines(capsules: Mapping[str, Any]) -> list[str]:
-    """What a routing study has found, a line for each kind of couplings; of a model without one none."""
+    """What a routing study has found, a line for each kind of couplings; empty if there was none."""
     names = [key.removesuffix("_entropy") for key in capsules if key.endswith("_entropy")]
     lines = [f"{'couplings':<12} accuracy  changed  entropy"] * bool(names)
     for name in names:

@@ -125,11 +125,8 @@ SERIAL = Workers(1)
 
 
 @contextlib.contextmanager
-def blas_threads(n: int | None) -> Iterator[None]:
-    """Limit the BLAS to ``n`` threads; None leaves it as it is."""
-    if n is None:
-        yield
-        return
+def blas_threads(n: int) -> Iterator[None]:
+    """Limit the BLAS to ``n`` threads."""
     import threadpoolctl
 
     with threadpoolctl.threadpool_limits(n, user_api="blas"):

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import imageio.v3 as iio
 import numpy as np
 import pytest
+from PIL import Image
 
 import multimnist_capsnet as m
 from helpers import (
@@ -581,7 +581,7 @@ def test_what_needs_the_capsule_network_asks_for_it(capsys: pytest.CaptureFixtur
 
 def picture(folder: Path, array: Array) -> Path:
     path = folder / f"{len(list(folder.iterdir()))}.png"
-    iio.imwrite(path, array)
+    Image.fromarray(array).save(path)
     return path
 
 
@@ -640,7 +640,7 @@ def test_predict_names_two_digits_and_draws_them(
         first, second = m.top_labels(length[None], 2)[0]
         assert line.startswith(f"{path} {first} ({length[first]:.2f})    {second} ({length[second]:.2f})   ")
     assert printed[-1].endswith(str(out))
-    assert iio.imread(out).shape == (2 * 38 * 4, 3 * 38 * 4)
+    assert np.asarray(Image.open(out)).shape == (2 * 38 * 4, 3 * 38 * 4)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

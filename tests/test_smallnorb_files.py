@@ -452,14 +452,12 @@ def test_any_header_is_read_or_refused(content: bytes) -> None:
 
 
 @FUZZ
-@given(content=contents, zipped=st.booleans(), cut=st.integers(0, 12), expect=st.integers(0, 3))
+@given(content=contents, zipped=st.booleans(), cut=st.integers(0, 12), expect=st.integers(0, 2))
 def test_any_file_is_read_or_refused(content: bytes, zipped: bool, cut: int, expect: int, tmp_path: Path) -> None:
     raw = gzip.compress(content, 1) if zipped else content
     path = tmp_path / ("file.mat.gz" if zipped else "file.mat")
     path.write_bytes(raw[: len(raw) - cut] if cut else raw)
-    kinds: list[tuple[str, tuple[int | None, ...]]] = [
-        ("<i4", ()), ("<i4", (4,)), ("u1", (2, 96, 96)), ("u1", (None, None, None)),
-    ]  # fmt: skip
+    kinds: list[tuple[str, tuple[int, ...]]] = [("<i4", ()), ("<i4", (4,)), ("u1", (2, 96, 96))]
     dtype, shape = kinds[expect]
     tracemalloc.start()
     try:

@@ -137,7 +137,6 @@ def test_the_blas_is_limited_inside_alone() -> None:
             (Workers(2), {1}),
             (Workers(1), {1}),
             (blas_threads(1), {1}),
-            (blas_threads(None), before),
         ):
             with context:
                 assert blas_now() == inside
