@@ -229,9 +229,9 @@ def test_backgrounds_are_drawn_from_results(no_training: None, capsys: pytest.Ca
     shown: Any = [[bars.lines[0].get_ydata().tolist() for bars in ax.containers] for ax in fig.axes]  # type: ignore
     assert shown == [[[0.75, 0.875], [0.625, 0.625]], [[0.5]]]
     assert [label.get_text() for label in fig.axes[0].get_xticklabels()] == ["0", "−0.5"]
-    for samples in found.offset.values():
-        for sample in samples.values():
-            sample |= {"low": None, "high": None}  # one seed
+    alone: Any = [sample for samples in found.offset.values() for sample in samples.values()]
+    for sample in alone:  # as of one seed
+        sample |= {"low": None, "high": None}
     drawn_texts(lambda: figures.draw_backgrounds(found))
     Path("other.json").write_text('{"settings": 3}')
     check_failures([(figures, ["--backgrounds", "other.json"], "is no result of this experiment")], capsys)
