@@ -3,10 +3,11 @@
 
     python make_explorer.py --multimnist multimnist.ckpt.npz --viewpoint viewpoint.ckpt.npz --out explorer.html
 
-The page holds the weights of a capsule network and its forward pass in JavaScript (``support/explorer/``). In it one
-draws two digits and sees which capsules find them, moves the sixteen numbers of a digit capsule, and turns a voxel
-object. Weights are rounded to 8 bits, with one scale for each output channel; the accuracy on the test sets is measured
-here with the weights as trained and with the rounded ones, and the page states both.
+The page holds the weights of two capsule networks and of a CNN, and their forward passes in JavaScript
+(``support/explorer/``). In it one draws two digits and sees which capsules find them, moves the sixteen numbers of a
+digit capsule, and turns a voxel object. Large arrays of weights are rounded to 8 bits, with one scale for each index of
+the last axis; the accuracy on the test sets is measured here with the weights as trained and with the rounded ones, and
+the page states both.
 
 Without --multimnist or --viewpoint the network is trained first, by the default flags of its script.
 """
@@ -177,9 +178,9 @@ def dimension_names(config: Any, params: Params, test: digits.Batch) -> list[lis
                 plus, minus = values.reshape(D, 2, n)[d].mean(axis=1)
                 if spread[key] > 0.05:  # pixels; or a class that has no loops would be named by its noise
                     effects[key] = (plus - minus) / spread[key]
-            name = max(effects, key=lambda key: abs(effects[key]))
-            named = abs(effects[name]) >= LEAST_EFFECT
-            rows.append({"name": name if named else "", "effect": round(float(effects[name]), 2)})
+            name = max(effects, key=lambda key: abs(effects[key]), default="")  # none where there is one capsule
+            effect = float(effects.get(name, 0.0))
+            rows.append({"name": name if abs(effect) >= LEAST_EFFECT else "", "effect": round(effect, 2)})
         names.append(rows)
     return names
 
@@ -312,11 +313,12 @@ ONLY_THESE = "the page computes no other network"
 def load_digits(path: Path | None, data_dir: str | None, threads: int) -> Part:
     """Load the checkpoint, or train."""
     asked, given = digits.Config(data_dir=data_dir), ({"data_dir"} if data_dir else set())
-    config, states = load_finished(digits, path, asked, given, required=("capsnet",) if path else ())
+    config, states = load_finished(digits, path, asked, given, required=("capsnet",))
     require_defaults(path, config, ("assignments", "transform", "activation"), ONLY_THESE)
     if config.classes != digits.DIGITS:
         raise UserError(f"{path} was trained on other classes than the ten digits: {ONLY_THESE}")
-    data = digits.make_data(dataclasses.replace(config, n_val=None))  # the page shows test digits, not validation ones
+    # The page shows test digits, not validation ones.
+    data = digits.make_data(dataclasses.replace(config, n_val=None), config.classes)
     config = digits.resolve_auto(config, data.name)
     if not states:
         print_message(f"{digits.EXPERIMENT}: no --multimnist, so the capsule network is trained first: 1 to 3 minutes")
@@ -326,7 +328,7 @@ def load_digits(path: Path | None, data_dir: str | None, threads: int) -> Part:
 
 def load_viewpoint(path: Path | None) -> Part:
     """Load the checkpoint, or train."""
-    config, states = load_finished(viewpoint, path, viewpoint.Config(), (), required=VIEW_MODELS if path else ())
+    config, states = load_finished(viewpoint, path, viewpoint.Config(), (), required=VIEW_MODELS)
     require_defaults(path, config, ("dataset", "standardize", "assignments", "vote_bias"), ONLY_THESE)
     if not states:
         print_message(f"{viewpoint.EXPERIMENT}: no --viewpoint, so its networks are trained first: some seconds")

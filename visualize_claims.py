@@ -26,11 +26,12 @@ from matplotlib.ticker import NullLocator
 from report import CLAIMS, read_result
 
 from support.figures import (  # isort: skip
-    BLUE, GREY, VERMILLION, add_axes, add_text, darkened, new_figure, plural, with_minus_sign, write_figures,
+    BLUE, GREY, VERMILLION, add_axes, add_outdir, add_text, darkened, new_figure, plural, with_minus_sign,
+    write_figures,
 )  # fmt: skip
 from support.console import exit_status
 from support.files import UserError, require_writable
-from support.flags import Parser, file_path
+from support.flags import Parser
 
 COLOURS = {"holds": BLUE, "reversed": VERMILLION, "undecided": GREY, "one seed": GREY, "depends": GREY}
 LINEAR = 0.1  # beyond it the axis is logarithmic
@@ -99,8 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--claims", type=Path, metavar="FILE", default=CLAIMS,
         help="Draw the verdicts of this file. Default: %(default)s.")  # fmt: skip
-    parser.add_argument("--outdir", type=file_path, metavar="DIR", default=Path("viz"),
-                        help="Folder of the picture. Default: %(default)s.")  # fmt: skip
+    add_outdir(parser, "picture")
     return parser
 
 

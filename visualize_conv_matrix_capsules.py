@@ -52,7 +52,6 @@ from matplotlib.ticker import MaxNLocator, MultipleLocator
 import conv_matrix_capsules as experiment
 import multimnist_capsnet as multimnist
 from conv_matrix_capsules import POSE_SIDE, Array, Config, Data, Params, viewpoint
-from report import read_json
 from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
@@ -97,6 +96,7 @@ from support.figures import (
     new_figure,
     plural,
     read_runs,
+    reading_seeds,
     require_runs,
     require_test_images,
     results_alone,
@@ -382,7 +382,8 @@ def sum_and_slant(pictures: Array) -> Array:
 
 
 def decoder_init(rng: np.random.Generator, config: Config) -> Params:
-    """Of the decoder of multimnist_capsnet.py, which draws an image from the pose of one class capsule."""
+    """Initial parameters of a decoder like that of multimnist_capsnet.py, which draws an image from the pose of one
+    class capsule."""
     widths = (config.n_classes * POSE_SIDE**2, *DECODER_WIDTHS, config.image_size**2 * config.in_channels)
     params = {}
     for k, (n_in, n_out) in enumerate(itertools.pairwise(widths), start=1):
@@ -607,16 +608,13 @@ def join_attacks(paths: Sequence[Path]) -> tuple[Config, str, Attacks]:
     runs: dict[int, dict[str, dict[str, Any]]] = {}
     configs: list[dict[str, Any]] = []
     for path in paths:
-        document = read_json(path)
-        try:
+        with reading_seeds(path) as document:
             for setting in document["settings"].values():
                 configs.append({name: setting["config"][name] for name in ATTACKED_ALIKE})
                 configs[-1]["dataset"] = one_data_set(document)
                 for run in setting["runs"]:
                     for name, metrics in run["models"].items():
                         runs.setdefault(run["seed"], {})[name] = attacks_among(metrics)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is no result of this experiment by compare_seeds.py") from error
     if not configs:
         raise UserError(f"no results to draw: there is no {ATTACK_RESULTS} by compare_seeds.py")
     found = gather_attacks(list(runs.values()))
@@ -930,8 +928,7 @@ def read_views(paths: Sequence[Path]) -> list[Views]:
     """The runs of each model in files by compare_seeds.py --keep-history. Raises UserError for any other file."""
     found = []
     for path in paths:
-        document = read_json(path)
-        try:
+        with reading_seeds(path, "holds no novel viewpoints by compare_seeds.py --keep-history") as document:
             for setting in document["settings"].values():
                 config = setting["config"]
                 angle = "azimuth" if config["train_elevations"] == config["test_elevations"] else "elevation"
@@ -943,13 +940,13 @@ def read_views(paths: Sequence[Path]) -> list[Views]:
                              if (match := re.fullmatch(rf"{angle}_(-?[0-9.]+)_accuracy", key))}  # fmt: skip
                     accuracy = {at: np.array([run[key] for run in metrics]) for at, key in sorted(names.items())}
                     curves = [(h["familiar_accuracy"], h["held_out_accuracy"]) for h in histories]
+                    if not (accuracy and np.array(curves, float).size):  # lengths that differ are a ValueError
+                        raise LookupError("no accuracies")
                     validation = bool(config.get("n_val_objects"))
                     style = style_of(model, config.get("cnn", "matched"))  # older results have no such field
                     found.append(
                         Views(model, style, one_data_set(document), angle, (low, high), accuracy, curves, validation)
                     )
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise UserError(f"{path} holds no novel viewpoints by compare_seeds.py --keep-history") from error
     if not found:
         raise UserError(f"no results to draw: there is no {VIEW_RESULTS} by compare_seeds.py")
     return found

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Ellipse
@@ -43,7 +44,7 @@ from support.workers import Workspace, default_threads
 
 from support.figures import (  # isort: skip
     BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, VERMILLION, add_axes, add_frame, add_image, add_legend,
-    add_text, darkened, lightened, load_finished, new_figure, require_checkpoints, require_defaults,
+    add_outdir, add_text, darkened, lightened, load_finished, new_figure, require_checkpoints, require_defaults,
     write_figures,
 )  # fmt: skip
 
@@ -77,7 +78,7 @@ def composite_example(config: digits.Config, params: digits.Params) -> Composite
         raise UserError(
             f"the pictures have room for {MOST_ITERS} iterations of routing, and not {config.routing_iters}"
         )
-    data, ws = digits.make_data(config), Workspace(config.dtype)
+    data, ws = digits.make_data(config, config.classes), Workspace(config.dtype)
     for k, labels in enumerate(data.test.labels[:500]):
         lengths, cache = digits.capsnet_forward(params, data.test.images[k : k + 1], config, ws)
         if lengths[labels, 0].min() > max(0.6, np.delete(lengths[:, 0], labels).max()):
@@ -110,7 +111,8 @@ class View(NamedTuple):
 
 
 def view_example(seed: int) -> View:
-    """The first held-out view that is recognised. The training starts where votes that agree activate a capsule."""
+    """The first held-out view that is recognised. beta_v starts at -1, so that votes that agree activate a capsule from
+    the first step on."""
     config = views.Config(seed=seed, beta_v_init=-1.0)
     data = views.make_data(config)
     model = views.make_models(config)["capsules"]
@@ -202,7 +204,7 @@ def draw_dynamic_routing(composite: Composite) -> Figure:
     add_image(fig, 0.12, 1.05, 1.45, composite.image)
     add_text(fig, 0.12, 2.62, "its two digits")
     both = 1 - sum(
-        source[..., None] * (1 - np.array(lightened(colour, 1.0)))
+        source[..., None] * (1 - np.array(to_rgb(colour)))
         for source, colour in zip(composite.sources, (FIRST, SECOND), strict=True)
     )
     ax = add_axes(fig, 0.12, 2.85, 1.45, 1.45)
@@ -222,7 +224,7 @@ def draw_dynamic_routing(composite: Composite) -> Figure:
         ax = add_axes(fig, at, 1.05, side, side)
         ax.imshow(1 - 0.2 * composite.image, cmap="gray", vmin=0, vmax=1)
         strength = np.clip(np.abs(preference[t]) / most, 0, 1)[..., None]
-        ends = np.where((preference[t] > 0)[..., None], lightened(FIRST, 1.0), lightened(SECOND, 1.0))
+        ends = np.where((preference[t] > 0)[..., None], to_rgb(FIRST), to_rgb(SECOND))
         colours = strength * ends + (1 - strength) * 0.62
         ax.scatter(x, y, s=130 * (length / length.max()) ** 2, c=colours.reshape(-1, 3), linewidths=0.6,
                    edgecolors="white")  # fmt: skip
@@ -392,8 +394,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--dataset", choices=conv.DIGIT_SETS, default="auto", help="Train on these digits. Default: auto.")
     add("--data-dir", type=non_empty, metavar="DIR",
         help=f"Folder of the four MNIST files. Default: {digits.CACHE_DIR}.")
-    add("--outdir", type=file_path, metavar="DIR", default=Path("viz"),
-        help="Folder of the pictures. Default: %(default)s.")
+    add_outdir(parser, "pictures")
     add("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
         help="Use N threads. Default: one for each processor, at most 4 (here: %(default)s).")
     add("--quiet", action="store_true", help="Show no progress bar.")
@@ -408,8 +409,10 @@ def network(script: Any, name: str, config: Any, path: Path | None, args: argpar
     config, states = load_finished(script, path, asked, given, required=(name,))
     if script is digits:
         require_defaults(path, config, ("assignments", "activation"), "the pictures are of dynamic routing with squash")
+        if config.classes != digits.DIGITS:
+            raise UserError(f"{path} was trained on other classes than the ten digits, which the pictures show")
     if not states:
-        data = script.make_data(config)
+        data = script.make_data(config, config.classes)
         config = digits.resolve_auto(config, data.name)
         states = script.train_all(config, data, names=(name,), threads=args.threads, files=Files(quiet=args.quiet))
     return config, states[name].params

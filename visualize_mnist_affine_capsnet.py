@@ -16,7 +16,7 @@ change is left alone. ``--arrays FILE`` keeps what two of them show, and draws t
     training_curves.png     losses and errors, epoch by epoch
 
 Which digits are shown never depends on how the models do on them: it is the first of each class in the test set.
-Capsules are perturbed for the first that the capsule network classifies correctly.
+Capsules are perturbed for the first of these, among twenty, that the capsule network classifies correctly.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class Seeds(NamedTuple):
     val_error: dict[str, Array]  # model: (n,) of the last epoch, on the digits held out
 
 
-FREE = ("seed", "data_dir", "n_test", "n_sweep", "rotation")  # fields that no training depends on
+TEST_FIELDS = ("data_dir", "n_test", "n_sweep", "rotation")  # on which no training depends
 
 
 def read_seeds(paths: Sequence[Path], config: Config, dataset: str) -> Seeds:
@@ -218,7 +218,7 @@ def read_seeds(paths: Sequence[Path], config: Config, dataset: str) -> Seeds:
     file cannot be read."""
     runs: list[dict[str, tuple[list[float], float]]] = []
     try:
-        for models in read_runs(paths, config, dataset, ("upright_accuracy",), FREE):
+        for models in read_runs(paths, config, dataset, ("upright_accuracy",), ("seed", *TEST_FIELDS)):
             runs.append({
                 name: ([float(m["sweep"][f"{a}"]) for a in SWEEP], 1 - float(m["val_accuracy"]))
                 for name, m in models.items()
@@ -384,7 +384,8 @@ class Perturbed(NamedTuple):
 
 
 def perturb(run: Run) -> Perturbed:
-    """Of the first digit of each class that the capsule network classifies correctly, or else the first."""
+    """Of each class the first of its first twenty digits that the capsule network classifies correctly, or else the
+    very first."""
     config, labels, params = run.config, run.data.test_labels, run.states["capsnet"].params
     rows = of_each_class(labels, 20)
     images = np.stack([turned(run, row, 0) for row in rows])  # (rows, J, S, S)
@@ -671,9 +672,6 @@ def drawers(run: Run, seeds: Seeds) -> dict[str, Callable[[], Figure]]:
 # ----------------------------------------------------------------------------------------------------------------------
 # Files and command line
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-TEST_FIELDS = ("data_dir", "n_test", "n_sweep", "rotation")  # which may differ from those of a checkpoint
 
 
 def prepare(args: argparse.Namespace) -> tuple[Config, Data, dict[str, TrainState]]:

@@ -46,7 +46,6 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 import multimnist_capsnet as experiment
 from multimnist_capsnet import Array, Batch, Config, Data
-from report import read_json
 from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
@@ -57,7 +56,6 @@ from support.figures import (
     GREY,
     MODEL_STYLES,
     ORANGE,
-    REFERENCE_LINE,
     RIGHT,
     SKY,
     VERMILLION,
@@ -90,6 +88,7 @@ from support.figures import (
     new_figure,
     plural,
     read_seeds,
+    reading_seeds,
     require_runs,
     require_test_images,
     results_alone,
@@ -695,8 +694,7 @@ def read_scaling(paths: Sequence[Path]) -> Scaling:
     tests: set[tuple[str, float, str]] = set()
     found: dict[Series, dict[int, list[float]]] = {}
     for path in paths:
-        document = read_json(path)
-        try:
+        with reading_seeds(path) as document:
             for setting in document["settings"].values():
                 config = setting["config"]
                 length = Config(**{name: config[name] for name in ("n_epochs", "n_train", "batch_size")})
@@ -706,10 +704,9 @@ def read_scaling(paths: Sequence[Path]) -> Scaling:
                     lengths, seen = found.setdefault(series, {}), length.n_steps * length.batch_size
                     if seen in lengths:
                         raise UserError(f"{path}: {model} has another setting of {seen:,} composites")
-                    runs = [run["models"][model] for run in setting["runs"]]
-                    lengths[seen] = [float(metrics["set_accuracy"]) for metrics in runs]
-        except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
-            raise UserError(f"{path} is no result of this experiment by compare_seeds.py") from error
+                    lengths[seen] = [float(run["models"][model]["set_accuracy"]) for run in setting["runs"]]
+                    if not lengths[seen]:
+                        raise LookupError("no runs")
     if not found:
         raise UserError(f"no results to draw: there is no {SCALING_RESULTS} by compare_seeds.py")
     if len(tests) > 1:
@@ -758,7 +755,7 @@ def draw_scaling(scaling: Scaling) -> Figure:
         one: dict[str, Any] = {"linestyle": "--", "marker": "o", "markerfacecolor": "white", "label": "one seed"}
         handles.append(Line2D([], [], color=GREY, **one))
     add_legend(fig, 0.75, 0.7, handles, ncols=len(handles), columnspacing=2.0, handletextpad=0.6)
-    ax.axhline(PAPER_ACCURACY, **REFERENCE_LINE, zorder=1.5)
+    add_reference_line(ax, PAPER_ACCURACY)
     ax.annotate(
         "the paper's CapsNet of 11.4 million parameters, on digits that may lie farther apart", (0, PAPER_ACCURACY),
         xycoords=("axes fraction", "data"), xytext=(4, 3), textcoords="offset points", fontsize=9, color=GREY,

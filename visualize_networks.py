@@ -16,7 +16,6 @@ import argparse
 import io
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -31,17 +30,17 @@ import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from support.console import exit_status, print_result
 from support.files import require_writable
-from support.flags import Parser, file_path
+from support.flags import Parser
 from support.optimizers import count_params
 from support.workers import Workspace
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, GREEN, GREY, MODEL_STYLES, ORANGE, add_axes, add_text, darkened, figure_style, lightened, new_figure,
-    write_if_changed,
+    BLACK, BLUE, GREEN, GREY, MODEL_STYLES, ORANGE, WIDTH, add_axes, add_outdir, add_text, darkened, figure_style,
+    lightened, new_figure, write_if_changed,
 )  # fmt: skip
 
 Array = np.ndarray
-WIDTH, HEIGHT = 9.0, 3.35  # inches
+HEIGHT = 3.35  # inches
 
 
 class Stage(NamedTuple):
@@ -121,16 +120,14 @@ NETWORKS: dict[str, tuple[Any, Stages]] = {
 }
 
 
-def draw_stack(ax: Axes, x: float, y: float, side: float, n: int, colour: str, cells: int = 0) -> float:
-    """Maps behind one another, at most five, the front one centred at x, y; ``cells``: lines of a grid on it. Returns
-    half of its height."""
+def draw_stack(ax: Axes, x: float, y: float, side: float, n: int, colour: str, cells: int) -> None:
+    """Maps behind one another, at most five, the front one centred at x, y; ``cells``: lines of a grid on it."""
     for depth in reversed(range(min(n, 5))):
         corner = x - side / 2 + 0.05 * depth, y - side / 2 + 0.05 * depth
         ax.add_patch(Rectangle(corner, side, side, facecolor=lightened(colour, 0.25), edgecolor=colour, linewidth=0.8))
     for line in np.linspace(-side / 2, side / 2, cells + 1)[1:-1] if cells else ():
         ax.plot([x + line] * 2, [y - side / 2, y + side / 2], color=colour, linewidth=0.4)
         ax.plot([x - side / 2, x + side / 2], [y + line] * 2, color=colour, linewidth=0.4)
-    return side / 2
 
 
 def draw_stage(ax: Axes, x: float, y: float, stage: Stage, largest: int) -> float:
@@ -164,7 +161,7 @@ def draw_network(name: str) -> Figure:
     stages, styles = stages_of(config, params[capsules]), MODEL_STYLES[name]
     baselines = "; ".join(f"{styles[key].label}: {count_params(params[key]):,}" for key in others)
     subtitle = f"{count_params(params[capsules]):,} parameters (of each layer in green); {baselines}"
-    fig = new_figure(HEIGHT, f"The capsule network of {name}.py", subtitle, WIDTH)
+    fig = new_figure(HEIGHT, f"The capsule network of {name}.py", subtitle)
     ax = add_axes(fig, 0, 0, WIDTH, HEIGHT)
     ax.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0))
     ax.axis("off")
@@ -206,8 +203,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--networks", nargs="+", choices=tuple(NETWORKS), default=list(NETWORKS),
                         help="Draw only these. Default: all.")  # fmt: skip
-    parser.add_argument("--outdir", type=file_path, metavar="DIR", default=Path("viz"),
-                        help="Folder of the drawings. Default: %(default)s.")  # fmt: skip
+    add_outdir(parser, "drawings")
     return parser
 
 

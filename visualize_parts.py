@@ -29,11 +29,12 @@ from claims import Runs, runs_by_seed
 from report import read_result, show_mean
 from support.console import exit_status
 from support.files import UserError, require_writable
-from support.flags import Parser, file_path
+from support.flags import Parser
 from support.statistics import describe_sample
 
 from support.figures import (  # isort: skip
-    BLUE, GREY, VERMILLION, add_axes, add_colourbar, add_text, new_figure, plural, with_minus_sign, write_figures,
+    BLUE, GREY, VERMILLION, add_axes, add_colourbar, add_outdir, add_text, new_figure, plural, with_minus_sign,
+    write_figures,
 )  # fmt: skip
 
 RESULTS = Path("results")
@@ -137,8 +138,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--results", type=Path, metavar="DIR", default=RESULTS,
                         help="Folder of the results. Default: %(default)s.")  # fmt: skip
-    parser.add_argument("--outdir", type=file_path, metavar="DIR", default=Path("viz"),
-                        help="Folder of the picture. Default: %(default)s.")  # fmt: skip
+    add_outdir(parser, "picture")
     return parser
 
 

@@ -10,7 +10,7 @@ has trained. The same run gives the same files byte for byte, and a file that wo
     elevation_strip.png       the same objects at rising elevations
     training_curves.png       loss and both accuracies, epoch by epoch
     extrapolation_bars.png    familiar against held-out accuracy, and every seed of a results file as a point
-    azimuth_accuracy.png      accuracy over the full circle, on images drawn for this figure alone
+    azimuth_accuracy.png      accuracy over the full circle: of voxels on fresh images, else on the test images
     elevation_accuracy.png    the same over elevations, where elevation is held out
     class_poses.png           pose matrices of the class capsules, a familiar and a held-out view of each class
     pose_curves.png           pose entries of the winning class capsule while L and tripod turn (voxels alone)
@@ -44,7 +44,6 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 import smallnorb_novel_viewpoint as experiment
-from report import read_json
 from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split
 from support.console import exit_status, print_result
 from support.figures import (
@@ -83,6 +82,7 @@ from support.figures import (
     new_figure,
     plural,
     read_seeds,
+    reading_seeds,
     require_runs,
     results_alone,
     results_files,
@@ -225,7 +225,7 @@ def accuracy_by_angle(run: Run, angle: str) -> tuple[Array, dict[str, Array]]:
     """Angles (A,) and each model's accuracy at every one of them.
 
     Voxels: fresh images every 10 degrees of azimuth, or 5 of elevation, the other angle within the training range.
-    smallNORB: the test images, by their angle.
+    smallNORB and toys: the test images, by their angle.
     """
     config = run.config
     if config.dataset == "voxels":
@@ -690,22 +690,19 @@ def read_backgrounds(paths: Sequence[Path]) -> Backgrounds:
     held-out azimuths. Raises UserError where they are none of these."""
     found = Backgrounds({}, {}, 0)
     for path in paths:
-        document = read_json(path)
-        try:
+        with reading_seeds(path) as document:
             varied = [name for axis in document["axes"] for name in axis]
             for setting in document["settings"].values():
                 config = setting["config"]
                 if tuple(config["test_azimuths"]) != Config().test_azimuths:
                     continue
                 for model, metrics in setting["models"].items():
-                    accuracy = metrics["held_out_accuracy"]
+                    accuracy = {key: metrics["held_out_accuracy"][key] for key in ("n", "mean", "high")}
                     found = found._replace(n_seeds=accuracy["n"])
                     if "pixel-offset" in varied:
                         found.offset.setdefault(model, {})[config["pixel_offset"]] = accuracy
                     elif "standardize" in varied:
                         found.prepared.setdefault(model, {})[config["standardize"]] = accuracy
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is no result of this experiment by compare_seeds.py") from error
     if not (found.offset and found.prepared):
         raise UserError("no results to draw: they need a grid over --pixel-offset and one over --standardize")
     return found

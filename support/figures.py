@@ -434,6 +434,15 @@ def read_seeds(paths: Sequence[Path], config: Any, dataset: str, names: Sequence
     return {name: np.array(rows) for name, rows in points.items()}
 
 
+@contextlib.contextmanager
+def reading_seeds(path: Path, fault: str = "is no result of this experiment by compare_seeds.py") -> Iterator[Any]:
+    """The document of a file by compare_seeds.py. Raises UserError where the body does not find in it what it needs."""
+    try:
+        yield parse_json(path)
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise UserError(f"{path} {fault}") from error
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures as files, and the flags of the figure scripts
 # ----------------------------------------------------------------------------------------------------------------------
@@ -476,27 +485,25 @@ COMMON_FLAGS = (  # of a figure script's --help
 )
 
 
+def add_outdir(parser: Any, what: str) -> None:
+    parser.add_argument("--outdir", type=file_path, metavar="DIR", default=Path("viz"),
+                        help=f"Folder of the {what}. Default: %(default)s.")  # fmt: skip
+
+
 def add_figure_arguments(
-    parser: argparse.ArgumentParser, experiment: str, results_help: str | None = None
+    parser: argparse.ArgumentParser, experiment: str, results_help: str
 ) -> argparse._ArgumentGroup:
-    """``--outdir``, ``--checkpoint``, ``--quiet`` and, with a help text, ``--results``."""
+    """``--outdir``, ``--checkpoint``, ``--quiet`` and ``--results``."""
     parser.epilog = f"The figures go to DIR/{experiment}/, where DIR is --outdir."
     files = parser.add_argument_group("files")
-    files.add_argument(
-        "--outdir",
-        type=file_path,
-        metavar="DIR",
-        default=Path("viz"),
-        help="Folder of the figures. Default: %(default)s.",
-    )
+    add_outdir(files, "figures")
     files.add_argument(
         "--checkpoint",
         type=Path,
         metavar="FILE",
         help="Draw the finished training of this file. Default: train first, with the flags of the experiment.",
     )
-    if results_help:
-        files.add_argument("--results", type=Path, metavar="FILE", nargs="+", help=results_help)
+    files.add_argument("--results", type=Path, metavar="FILE", nargs="+", help=results_help)
     files.add_argument("--quiet", action="store_true", help="Show no progress bar.")
     return files
 

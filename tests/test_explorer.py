@@ -160,6 +160,15 @@ def test_examples_are_of_the_test_digits(checkpoints: tuple[Path, Path], tmp_pat
     np.testing.assert_array_equal(part.about["labels"], digits.make_data(config).test.labels[: explorer.N_EXAMPLES])
 
 
+def test_a_dimension_of_one_capsule_has_no_name(
+    checkpoints: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explorer, "N_CAPSULES", 1)
+    config, states = digits.load_checkpoint(checkpoints[0])
+    names = explorer.dimension_names(config, states["capsnet"].params, digits.make_data(config).test)
+    assert {(row["name"], row["effect"]) for rows in names for row in rows} == {("", 0.0)}
+
+
 def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
     taken = tmp_path / "taken.html"
     taken.write_bytes(checkpoints[0].read_bytes())

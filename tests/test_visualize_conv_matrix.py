@@ -453,6 +453,11 @@ def test_results_without_novel_viewpoints(capsys: pytest.CaptureFixture[str]) ->
     path = Path("results", experiment.EXPERIMENT, "toys_azimuths_a.json")
     path.write_text(path.read_text().replace('"history"', '"other"'))
     check_failures([(figures, ["--viewpoints"], "holds no novel viewpoints")], capsys)
+    viewed("azimuths_a", "cnn", "azimuth", held_out_accuracy=[0.5])
+    check_failures([(figures, ["--viewpoints"], "holds no novel viewpoints")], capsys)
+    viewed("azimuths_a", "cnn", "azimuth")
+    path.write_text(path.read_text().replace("[300, 400]", "[300, 400, 500]"))
+    check_failures([(figures, ["--viewpoints"], "holds no novel viewpoints")], capsys)
     Path("other.json").write_text('{"settings": 3}')
     check_failures([(figures, ["--viewpoints", "other.json"], "holds no novel viewpoints")], capsys)
 

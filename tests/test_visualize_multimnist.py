@@ -275,6 +275,8 @@ def test_one_routing_iteration_is_a_series_of_its_own() -> None:
     ("second", "fault"),
     [
         ({"settings": 3}, "scaling_b.json is no result of this experiment by compare_seeds.py"),
+        (lengths("cnn", {(9, 6000): []}), "scaling_b.json is no result of this experiment by compare_seeds.py"),
+        (lengths("cnn", {(9, 6000): ["x"]}), "scaling_b.json is no result of this experiment by compare_seeds.py"),  # type: ignore
         (lengths("cnn", {(8, 6000): [0.5]}, lr=0.1), "scaling_b.json: cnn has another setting of 47,872 composites"),
         (lengths("cnn", {(9, 6000): [0.5]}, min_iou=0.0), "have different data sets or values of --min-iou"),
     ],

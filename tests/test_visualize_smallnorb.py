@@ -233,8 +233,10 @@ def test_backgrounds_are_drawn_from_results(no_training: None, capsys: pytest.Ca
     for sample in alone:  # as of one seed
         sample |= {"low": None, "high": None}
     drawn_texts(lambda: figures.draw_backgrounds(found))
-    Path("other.json").write_text('{"settings": 3}')
-    check_failures([(figures, ["--backgrounds", "other.json"], "is no result of this experiment")], capsys)
+    path = Path("results", experiment.EXPERIMENT, "pixel_offset.json")
+    for text in ('{"settings": 3}', path.read_text().replace('"mean"', '"other"')):
+        Path("other.json").write_text(text)
+        check_failures([(figures, ["--backgrounds", "other.json"], "is no result of this experiment")], capsys)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
