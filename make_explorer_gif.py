@@ -74,7 +74,7 @@ def draw_line(driver: Any, canvas_id: str, points: Points) -> None:
 
 
 def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
-    """Frames (HEIGHT, WIDTH, 3) of an open page; ``strokes``: of each digit at most, ``steps``: of each movement."""
+    """Frames (HEIGHT, WIDTH, 3) of an open page; ``strokes``: of each digit at most; ``steps``: of each movement."""
     frames: list[Array] = []
     show_as(driver, WIDTH, HEIGHT)
 

@@ -57,19 +57,13 @@ N_GREYS, N_COLOURS = 32, 96  # of the palette
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def shown_digits(run: Run, classes: tuple[int, ...]) -> Array:
-    """The first test digit of each of the classes."""
-    labels = run.data.test_labels
-    return np.array([int(np.flatnonzero(labels == j)[0]) for j in classes])
-
-
 class Turning:
     """Digits at every angle of the animation, and the models' outputs."""
 
     def __init__(self, run: Run, classes: tuple[int, ...], n_frames: int) -> None:
         self.classes = classes
         self.angles = np.linspace(SWEEP[0], SWEEP[-1], n_frames)
-        chosen = shown_digits(run, classes)
+        chosen = figures.of_each_class(run.data.test_labels)[0][list(classes)]  # the first of each
         self.images = np.stack([figures.turned(run, chosen, angle) for angle in self.angles])  # (frames, n, S, S)
         outputs = figures.outputs(run, self.images.reshape(-1, *self.images.shape[2:]))
         self.outputs = {name: scores.reshape(n_frames, len(classes), J) for name, scores in outputs.items()}

@@ -68,7 +68,8 @@ class Sweep(NamedTuple):
 
 
 def make_sweep(config: Config, data: Data, n_frames: int) -> Sweep:
-    """From the start of the training range once round, at its middle elevation; or up through all elevations."""
+    """From the start of the training range once round, at its middle elevation; or up through all elevations, at the
+    middle azimuth of the training."""
     if config.held_out == "azimuth":
         angles = config.train_azimuths[0] + 360 * np.arange(n_frames) / n_frames
         other = np.full(n_frames, figures.middle(config, data, "elevation", "train"))
@@ -77,7 +78,8 @@ def make_sweep(config: Config, data: Data, n_frames: int) -> Sweep:
     else:
         bounds = (*config.train_elevations, *config.test_elevations)
         angles = np.linspace(min(bounds), max(bounds), n_frames)
-        views = figures.pick_views(config, data, np.full(n_frames, 60.0), angles)
+        other = np.full(n_frames, figures.middle(config, data, "azimuth", "train"))
+        views = figures.pick_views(config, data, other, angles)
         angles = views.elevations[:n_frames]
     return Sweep(angles, views)
 

@@ -1,6 +1,6 @@
 """Toys instead of smallNORB: a drawn set of the same structure, in the same files.
 
-Five categories of ten toys. A toy is a list of 8 to 14 solids (ellipsoids, boxes, cones; a cylinder is a cone that does
+Five categories of ten toys. A toy is a list of 9 to 14 solids (ellipsoids, boxes, cones; a cylinder is a cone that does
 not taper), whose sizes and details come from a random generator of its own. Each is seen under 9 elevations (30 to 70
 degrees), 18 azimuths and 6 lightings by a pair of cameras, as 96x96 grey levels on a plain ground with a soft shadow.
 
@@ -10,7 +10,7 @@ polynomial of u and v is positive, and between t's that are linear in u and v, u
 view serves all lightings: an image is a sum over lamps, and a lighting is their brightness. Shadows on the ground are
 the same rays along the light; they are computed once for all elevations of an azimuth.
 
-    N  pixels of a view that a toy covers     S  solids of a toy     K  lightings     Q  lamps
+    N  rays of a view that meet a toy     S  solids of a toy     K  lightings     T  cells a side of a map of shadows
 
 World coordinates: x to the right of the cameras, y away from them, z up; the ground is z = 0. The lamps stay where the
 cameras are, and the toy turns, as on the turntable of the real set.
@@ -337,7 +337,7 @@ def truck(rng: np.random.Generator) -> list[Solid]:
 
 
 def car(rng: np.random.Generator) -> list[Solid]:
-    """Body, bonnet, boot, cabin with windscreen and windows, four wheels, bumpers, and often a spoiler."""
+    """Body, bonnet, cabin with windscreen and windows, four wheels, bumpers, and often a spoiler."""
     u = middle_of(rng)
     length, half, wheel, tone = u(0.95, 1.75), u(0.26, 0.42), u(0.1, 0.2), u(0.85, 1.0)
     belly, waist = wheel * u(0.6, 1.0), wheel * u(1.9, 3.2)
@@ -564,8 +564,8 @@ class Resampling(NamedTuple):
     """From the map of shadows to the screen, for one elevation and eye, by linear interpolation."""
 
     rows: Array  # (96, T) zero outside the map
-    left: Array  # (96 * 96,) in the rows of the screen, one after the other: the cell to the left
-    fraction: Array  # (96 * 96,) of the way from there to the next
+    left: Array  # (96 * 96,) of each pixel the cell to its left, an index into the (96, T) rows of a lighting
+    fraction: Array  # (96 * 96,) how far the pixel is on the way from that cell to the next
 
 
 def shadow_resampling(elevation: float, eye: float, height: float) -> Resampling:
