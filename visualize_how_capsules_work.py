@@ -379,8 +379,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         examples=[
             ("--capsnet capsnet.npz --conv-capsules conv.npz", "All pictures, from two checkpoints: about 7 seconds."),
-            ("", "All pictures, after training all networks: about 5 minutes."),
-            ("--dataset strokes --outdir draft", "The same on generated digits, into draft/: about 5 minutes."),
+            ("", "All pictures, after training all networks: about 2 minutes."),
+            ("--dataset strokes --outdir draft", "The same on generated digits, into draft/: about 2 minutes."),
         ],
         description="Draw the pictures of docs/how_capsules_work.md.",
         epilog=f"The pictures go to DIR/{NAME}/, where DIR is --outdir.",
