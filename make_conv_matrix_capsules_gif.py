@@ -272,7 +272,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         "--out --fps --snapshots --dataset --data-dir --seed --n-epochs --n-train --threads --quiet",
         [
-            ("--n-epochs 1 --n-train 20000", "One epoch of 20,000 digits: about a minute."),
+            ("--n-epochs 1 --n-train 20000", "One epoch of 20,000 digits: about 1 minute."),
             ("--n-epochs 1 --n-train 2000 --snapshots 4 --out draft.gif", "A short draft: about 15 seconds."),
             ("--dataset voxels", "Views of voxel objects instead of digits: about 15 seconds."),
         ],
