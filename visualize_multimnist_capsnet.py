@@ -62,6 +62,7 @@ from support.figures import (
     WIDTH,
     WRONG,
     YELLOW,
+    Colour,
     accuracy_axis,
     add_axes,
     add_colourbar,
@@ -669,38 +670,44 @@ def drawers(run: Run, seeds: dict[str, Array]) -> dict[str, Callable[[], Figure]
 # ----------------------------------------------------------------------------------------------------------------------
 
 PAPER_ACCURACY = 1 - 0.052  # of the CapsNet [Sabour 2017, sec. 6]
+PAPER_CHANNELS = experiment.PRESETS["paper"]["conv_channels"]
 
 
 class Series(NamedTuple):
     model: str
     routing_iters: int | None  # of the capsules
+    as_in_paper: bool = False  # of the paper's size, on digits that may lie as far apart as the paper's
 
 
 class Scaling(NamedTuple):
     """Trainings of several lengths. The rate falls to 0 in each, so that every length is a training of its own."""
 
     dataset: str
-    min_iou: float
     tested: str  # see ``tested``
+    min_iou: float  # of all but the series as in the paper
     accuracies: dict[Series, dict[int, list[float]]]  # by composites seen, of each seed: images with both digits right
 
 
 def read_scaling(paths: Sequence[Path]) -> Scaling:
     """All settings and seeds of files by compare_seeds.py, the lengths in rising order.
 
-    Raises UserError where a file is none of these, where the test composites differ, and where one model has two
-    settings of the same length.
+    Raises UserError where a file is none of these, where one model has two settings of the same length, and where the
+    test composites differ, unless by the paper's overlap.
     """
-    tests: set[tuple[str, float, str]] = set()
+    tests: set[tuple[str, str]] = set()
+    overlaps: set[float] = set()
     found: dict[Series, dict[int, list[float]]] = {}
     for path in paths:
         with reading_seeds(path) as document:
             for setting in document["settings"].values():
                 config = setting["config"]
                 length = Config(**{name: config[name] for name in ("n_epochs", "n_train", "batch_size")})
-                tests.add((DATASET_NAMES[document["dataset"]], config["min_iou"], tested(config.get("n_val"))))
+                tests.add((DATASET_NAMES[document["dataset"]], tested(config.get("n_val"))))
+                as_in_paper = config["min_iou"] == 0 and config["conv_channels"] == PAPER_CHANNELS
+                overlaps |= set() if as_in_paper else {config["min_iou"]}
                 for model in sorted({*setting["models"]} & {*MODELS}):
-                    series = Series(model, config["routing_iters"] if model == "capsnet" else None)
+                    routing_iters = config["routing_iters"] if model == "capsnet" else None
+                    series = Series(model, routing_iters, as_in_paper)
                     lengths, seen = found.setdefault(series, {}), length.n_steps * length.batch_size
                     if seen in lengths:
                         raise UserError(f"{path}: {model} has another setting of {seen:,} composites")
@@ -709,10 +716,13 @@ def read_scaling(paths: Sequence[Path]) -> Scaling:
                         raise LookupError("no runs")
     if not found:
         raise UserError(f"no results to draw: there is no {SCALING_RESULTS} by compare_seeds.py")
-    if len(tests) > 1:
+    if max(len(tests), len(overlaps)) > 1:
         raise UserError(f"{', '.join(map(str, paths))} have different data sets or values of --min-iou, or --n-val")
-    order = sorted(found, key=lambda series: (list(MODELS).index(series.model), -(series.routing_iters or 0)))
-    return Scaling(*tests.pop(), {series: dict(sorted(found[series].items())) for series in order})
+    order = sorted(
+        found, key=lambda series: (series.as_in_paper, list(MODELS).index(series.model), -(series.routing_iters or 0))
+    )
+    min_iou = overlaps.pop() if overlaps else 0.0
+    return Scaling(*tests.pop(), min_iou, {series: dict(sorted(found[series].items())) for series in order})
 
 
 def composites(n: float) -> str:
@@ -728,12 +738,15 @@ def draw_scaling(scaling: Scaling) -> Figure:
     fig = new_figure(4.6, "Both digits right against composites seen", " · ".join(parts))
     ax = add_axes(fig, 0.75, 1.05, WIDTH - 1.0, 2.9)
     all_lengths = [n for lengths in scaling.accuracies.values() for n in lengths]
-    one_iteration_count = len({series.routing_iters for series in scaling.accuracies if series.routing_iters}) < 2
+    iterations = {series.routing_iters for series in scaling.accuracies if not series.as_in_paper} - {None}
     handles, lowest = [], 1.0
     for k, (series, lengths) in enumerate(scaling.accuracies.items()):
         dodge = 1.03 ** (k - (len(scaling.accuracies) - 1) / 2)  # intervals stay apart
-        label, _, colour, marker = MODELS[series.model]
-        if series.routing_iters and not one_iteration_count:
+        label, _, own_colour, marker = MODELS[series.model]
+        colour: Colour = own_colour
+        if series.as_in_paper:
+            label, colour, marker = f"{label} of the paper's size, any overlap", darkened(own_colour), "P"
+        elif series.routing_iters and len(iterations) > 1:
             label += f", {plural(series.routing_iters, 'iteration')}"
             colour, marker = (colour, marker) if k == 0 else (SKY, "D")
         samples = [(n * dodge, values, describe_sample(values)) for n, values in lengths.items()]
@@ -750,7 +763,11 @@ def draw_scaling(scaling: Scaling) -> Figure:
             if several:
                 ax.plot([x] * len(values), values, ".", color=lightened(colour, 0.5), zorder=3)
             lowest = min(lowest, *values, sample["mean"] - half)
-        handles.append(Line2D([], [], color=colour, marker=marker, label=label))
+        if series.as_in_paper:  # its name stands beside its last point, as the legend has no room
+            x, _, sample = samples[-1]
+            ax.annotate(label, (x, sample["mean"]), (8, -4), textcoords="offset points", fontsize=9, color=colour)
+        else:
+            handles.append(Line2D([], [], color=colour, marker=marker, label=label))
     if counts and any(len(v) == 1 for lengths in scaling.accuracies.values() for v in lengths.values()):
         one: dict[str, Any] = {"linestyle": "--", "marker": "o", "markerfacecolor": "white", "label": "one seed"}
         handles.append(Line2D([], [], color=GREY, **one))

@@ -271,6 +271,16 @@ def test_one_routing_iteration_is_a_series_of_its_own() -> None:
     assert "one seed" not in words
 
 
+def test_a_training_as_in_the_paper_is_drawn_with_those_of_another_overlap() -> None:
+    paper = lengths("capsnet", {(8, 6000): [0.9]}, min_iou=0.0, conv_channels=256)
+    ax, words = scaling_axes({"capsnet": THREE["capsnet"], "paper": paper})
+    assert {"CapsNet", "CapsNet of the paper's size, any overlap"} <= {*words}
+    assert any("IoU ≥ 0.8" in word for word in words)
+    assert [float(bars.lines[0].get_ydata()[0]) for bars in ax.containers] == pytest.approx([0.68, 0.87, 0.9])
+    write_lengths("capsnet", paper)
+    assert figures.read_scaling([Path("results", experiment.EXPERIMENT, "scaling_capsnet.json")]).min_iou == 0
+
+
 @pytest.mark.parametrize(
     ("second", "fault"),
     [
