@@ -1,4 +1,5 @@
-"""Imported first by every script: Ctrl-C while it imports the rest ends it with one word and status 130.
+"""Imported first by every script: Ctrl-C while it imports the rest ends it with one word and status 130, and matplotlib
+draws into memory whatever MPLBACKEND says, as a notebook sets it to a backend that the project may not have.
 
 It imports little itself, for until it has run Ctrl-C gives a traceback.
 """
@@ -31,8 +32,7 @@ def is_a_script(file: str | None) -> bool:
     return file is not None and os.path.dirname(os.path.realpath(file)) in (root, os.path.join(root, "benchmarks"))
 
 
-if (
-    is_a_script(getattr(sys.modules["__main__"], "__file__", None))
-    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-):
-    signal.signal(signal.SIGINT, end)
+if is_a_script(getattr(sys.modules["__main__"], "__file__", None)):
+    os.environ["MPLBACKEND"] = "agg"
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end)

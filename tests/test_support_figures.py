@@ -30,7 +30,7 @@ import visualize_mnist_affine_capsnet
 import visualize_multimnist_capsnet
 import visualize_smallnorb_novel_viewpoint
 from figure_checks import check_failures, refuse
-from helpers import ROOT, usage_error
+from helpers import ROOT, run_script, usage_error
 from support import figures
 from support.files import UserError
 from support.optimizers import TrainState
@@ -413,3 +413,18 @@ def test_a_gif_keeps_white_and_the_colours_of_letters() -> None:
     assert (last[39, 59] == 255).all()
     assert last[30, 30].tolist() == [0, 255, 0]
     assert np.abs(last[5, 5].astype(int) - (200, 30, 30)).max() < 12
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in ROOT.glob("*.py")))
+def test_a_notebooks_backend_stops_no_script(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notebooks set MPLBACKEND for the commands that they start; the project does not have that backend."""
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    process = run_script(script, "--help")
+    assert (process.returncode, process.stderr) == (0, "")
+
+
+def test_a_notebooks_backend_stops_no_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    process = run_script("visualize_networks.py", f"--outdir={tmp_path}")
+    assert (process.returncode, process.stderr) == (0, "")
+    assert len(list(tmp_path.glob("networks/*.svg"))) == 4
