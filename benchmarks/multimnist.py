@@ -200,7 +200,8 @@ def torch_step(
     positive = torch.tensor(experiment.indicator(batch.labels, np.dtype(np.float32)).T.copy())
     mask = functional.one_hot(torch.tensor(batch.labels), 10).float()[..., None]  # (B, 2, 10, 1)
     if channels_last:
-        network, x = network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,unused-ignore]  # in new stubs
+        x = x.to(memory_format=torch.channels_last)
     forward = torch.compile(network) if compiled else network
 
     def step() -> None:

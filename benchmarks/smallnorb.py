@@ -111,7 +111,8 @@ def torch_step(
     images, classes = _batch(batch_size)
     x, labels = torch.tensor(images.transpose(0, 3, 1, 2).copy()), torch.tensor(classes)
     if channels_last:
-        network, x = network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,unused-ignore]  # in new stubs
+        x = x.to(memory_format=torch.channels_last)
     forward = torch.compile(network) if compiled else network
 
     def step() -> None:
