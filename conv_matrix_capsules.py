@@ -24,9 +24,9 @@ The transformation matrices start near the identity, and beta_v where agreement 
 starts without dead capsules.
 
 The images are digits (MNIST, or strokes drawn by this project), or views of objects of which some are held out: voxel
-objects and smallNORB, as in smallnorb_novel_viewpoint.py, and toys, a drawn set in the files of smallNORB. Views have
-32x32 pixels and 5 classes; the grids then have sides of 16, 7 and 5. Or the images are a person's own, of any classes,
-from a folder (docs/your_own_images.md).
+objects, shapes and smallNORB, as in smallnorb_novel_viewpoint.py, and toys, a drawn set in the files of smallNORB.
+Views have 32x32 pixels and 5 classes; the grids then have sides of 16, 7 and 5. Or the images are a person's own, of
+any classes, from a folder (docs/your_own_images.md).
 
 Run it (both models, seed 0, and both attacks; then novel viewpoints):
 
@@ -103,7 +103,7 @@ CAPS_STRIDES = {"convcaps1": 2, "convcaps2": 1}
 
 
 DIGIT_SETS = ("auto", "mnist", "strokes")
-VIEW_SETS = ("voxels", "smallnorb", "toys")
+VIEW_SETS = ("voxels", "shapes", "smallnorb", "toys")
 OBJECT_SETS = ("smallnorb", "toys")  # in the files of smallNORB
 OWN_SET = "images"
 DEFAULT_SIDES = (20, 32)  # of the own set's images, in pixels; the nearest to their size is taken
@@ -114,7 +114,7 @@ OWN_EPOCHS = 30  # by default, of the own set, which is mostly small
 class Config(Viewpoints):
     """One run. Comments give the paper's values where the defaults differ. [Hinton 2018, sec. 4 and 5]
 
-    Those of VIEW_FIELDS are for --dataset voxels, smallnorb and toys. Of ``n_train`` and ``n_test`` None means all.
+    Those of VIEW_FIELDS are for VIEW_SETS. Of ``n_train`` and ``n_test`` None means all.
     """
 
     dataset: str = "auto"  # smallNORB
@@ -230,7 +230,7 @@ class Examples(NamedTuple):
 
 
 class Data(NamedTuple):
-    name: str  # "mnist", "strokes", "custom", "voxels", "smallnorb", "toys" or "images"
+    name: str  # "mnist", "strokes", "custom", "voxels", "shapes", "smallnorb", "toys" or "images"
     train: Examples
     test: Examples  # for views: other images from the range of the training
     held_out: Examples | None = None  # viewpoints outside of that range; None where none are held out
@@ -1322,14 +1322,14 @@ VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"datas
 SPLIT_FIELDS = ("hold_out", "train_azimuths", "test_azimuths", "train_elevations", "test_elevations")
 TEST_FIELDS = (
     "dataset", "data_dir", "hold_out", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack",
-    *sorted(VIEW_FIELDS - {"standardize"}),  # which the networks were trained with
+    *sorted(VIEW_FIELDS - {"standardize", "shapes_seed"}),  # which the networks were trained with
 )  # fmt: skip
 
 
 def free_fields(config: Config) -> list[str]:
-    """Fields that may differ between a training and a test. The seed draws which of the own images are for the test:
-    with another one the test set would hold images of the training."""
-    return [name for name in TEST_FIELDS if name != "seed" or not config.has_own_images]
+    """Fields that may differ between a training and a test. The seed draws shapes, and which of the own images are for
+    the test: with another one there would be other objects, or images of the training."""
+    return [name for name in TEST_FIELDS if name != "seed" or not (config.has_own_images or config.dataset == "shapes")]
 
 
 def evaluate_checkpoint(
@@ -1495,8 +1495,9 @@ def add_config_flags(parser: Parser) -> None:
     count, positive = whole_number(1, 10**7), number(0, 10, above=True)
     add = add_flags(parser, "data", Config)
     add("dataset", (*DIGIT_SETS, *VIEW_SETS, OWN_SET), "Use these images. auto is MNIST if it is there or can be"
-        " downloaded, else strokes: generated digits. voxels are rendered objects. toys are drawn in the format of"
-        f" smallnorb once, in about a minute, into {CACHE_DIR}/toys-…. images are your own.")
+        " downloaded, else strokes: generated digits. voxels are rendered objects, shapes are drawn"
+        " for every seed. toys are drawn in the format of smallnorb once, in about a minute,"
+        f" into {CACHE_DIR}/toys-…. images are your own.")
     add("data_dir", non_empty, "Folder of the four MNIST files, of the six of smallNORB, or of your own images in a"
         " sub-folder for each class; or a .npz file of x_train, y_train, x_test, y_test.", "DIR", CACHE_DIR)
     add("side", whole_number(13, 128), "Resize own images to N x N pixels.",
@@ -1508,7 +1509,7 @@ def add_config_flags(parser: Parser) -> None:
         default="test on the test digits")
     add("shift", whole_number(0, 8), "Shift every training image at random by up to N pixels on each axis.")
     add("pixel_offset", number(-10, 10), "Subtract X from every pixel before any network sees it.", "X")
-    add_viewpoint_flags(parser, Config, "viewpoints, of --dataset voxels, smallnorb and toys")
+    add_viewpoint_flags(parser, Config, "viewpoints, of --dataset voxels, shapes, smallnorb and toys")
     add = add_flags(parser, "objects, of --dataset smallnorb and toys", Config)
     add("hold_out", ("viewpoints", "nothing"),
         "With nothing, train on all views of five objects a class, and test on all views of the five others.")
@@ -1572,7 +1573,7 @@ def check_config_flags(parser: argparse.ArgumentParser, args: argparse.Namespace
     for name, sets in FIELDS_OF_SETS.items():
         if args.dataset not in sets and name in args.given:
             parser.error(f"argument {flag_of(Config, name)}: needs --dataset {one_of(sets)}")
-    if args.dataset in ("voxels", "strokes") and args.data_dir is not None:
+    if args.dataset in ("voxels", "shapes", "strokes") and args.data_dir is not None:
         parser.error(f"argument --data-dir: {args.dataset} has no files")
     if args.dataset == "toys" and args.data_dir is not None:
         parser.error(

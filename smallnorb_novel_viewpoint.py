@@ -15,8 +15,9 @@ viewpoints that it never saw. Matrix capsules lose less of their accuracy than a
 The CNNs keep conv1 and put a dense ReLU layer where the capsules are: one with 64 units, one with as many as give it
 the capsule network's parameter count. All three go through the same loop, data and optimiser.
 
-Deviations from the paper: voxel objects stand in for the smallNORB images by default (``--dataset smallnorb`` reads the
-real files, ``--dataset toys`` a drawn set of the same structure); the primary capsules come from one dense layer, so
+Deviations from the paper: voxel objects stand in for the smallNORB images by default (``--dataset shapes`` has other
+objects for every seed, ``--dataset smallnorb`` reads the real files, ``--dataset toys`` a drawn set of the same
+structure); the primary capsules come from one dense layer, so
 there is no grid of capsules and no coordinate addition; the default loss is cross-entropy on the score above (``--loss
 spread`` is the paper's); a floor of 3 under the variances of EM routing, and weight decay; the inverse temperature is
 the same in all iterations, where the paper's rises (``--lambda-schedule``); beta_a and beta_v are one number for each
@@ -51,6 +52,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.shapes import draw_shapes
 from support.files import CACHE_DIR, UserError
 from support.norb_files import NORB_SETS, read_norb_labels, stream_norb_pairs
 from support.optimizers import TrainState, adamw_step, count_params
@@ -90,6 +92,7 @@ CONV_KERNEL = 5
 VARIANCE_FLOOR = 3.0  # see em_routing_forward
 VOXEL_CLASSES = ("cross", "L", "T", "frame", "tripod")
 HARD_CLASSES = ("L", "tripod")  # the other objects look the same after half a turn
+SHAPE_CLASSES = ("shape 1", "shape 2", "shape 3", "shape 4", "shape 5")
 SMALLNORB_CLASSES = ("animal", "human", "airplane", "truck", "car")
 
 
@@ -108,6 +111,7 @@ class Viewpoints:
     dataset: str = "voxels"
     data_dir: str | None = None
     seed: int = 0
+    shapes_seed: int | None = None  # as seed
     train_azimuths: Range = (0.0, 150.0)
     test_azimuths: Range = (200.0, 330.0)
     train_elevations: Range = (10.0, 50.0)
@@ -127,11 +131,16 @@ class Viewpoints:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return VOXEL_CLASSES if self.dataset == "voxels" else SMALLNORB_CLASSES
+        return {"voxels": VOXEL_CLASSES, "shapes": SHAPE_CLASSES}.get(self.dataset, SMALLNORB_CLASSES)
 
     @property
     def in_channels(self) -> int:
-        return 1 if self.dataset == "voxels" else 2
+        return 1 if self.is_rendered else 2
+
+    @property
+    def is_rendered(self) -> bool:
+        """Whether there is a view of every angle."""
+        return self.dataset in ("voxels", "shapes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +191,7 @@ def inverse_temperatures(schedule: str, scale: float, n_iters: int) -> list[floa
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Data, 1: voxel objects
+# Data, 1: voxel objects and drawn shapes
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -193,12 +202,12 @@ class Split(NamedTuple):
     labels: Array  # (N,) class numbers
     azimuths: Array  # (N,) degrees
     elevations: Array  # (N,) degrees
-    objects: Array  # (N,) which object of its class in which lighting, as one number; 0 of voxels
+    objects: Array  # (N,) which object of its class in which lighting, as one number; 0 of voxels and shapes
 
 
 class Data(NamedTuple):
     train: Split
-    familiar: Split  # the training range, with new noise (voxels) or of other objects (smallNORB, toys)
+    familiar: Split  # the training range, with new noise (voxels, shapes) or of other objects (smallNORB, toys)
     held_out: Split
 
 
@@ -243,17 +252,33 @@ def voxel_points() -> tuple[Array, Array]:
     return points, mask
 
 
+@functools.lru_cache(maxsize=4)
+def shape_points(seed: int) -> tuple[Array, Array]:
+    """The five shapes of a seed, as ``voxel_points``. Cached: do not write to them."""
+    return draw_shapes(generator(seed, Stream.OBJECTS), N_CLASSES)
+
+
+def points_of(config: Viewpoints) -> tuple[Array, Array]:
+    if config.dataset == "voxels":
+        return voxel_points()
+    return shape_points(config.seed if config.shapes_seed is None else config.shapes_seed)
+
+
 MARGIN, BLOB_SIGMA, NOISE = 4, 1.6, 0.04  # of an image of an object: in pixels, pixels, fractions of white
 
 
-def render_voxels(labels: Array, azimuths: Array, elevations: Array, rng: np.random.Generator | None) -> Array:
-    """Draw one view per entry: labels (N,), angles (N,) in degrees -> images (N, 32, 32, 1) in [0, 1].
+def render_voxels(
+    labels: Array, azimuths: Array, elevations: Array, rng: np.random.Generator | None,
+    objects: tuple[Array, Array] | None = None,
+) -> Array:  # fmt: skip
+    """Draw one view per entry: labels (N,), angles (N,) in degrees -> images (N, 32, 32, 1) in [0, 1]. The ``objects``
+    are those of ``voxel_points``, or others in its form.
 
     An object turns about y by the azimuth, then about x by the elevation, and is projected along z with ``MARGIN``
     pixels left free round [-1, 1]^2. A point is a Gaussian blob of ``BLOB_SIGMA`` pixels, its brightness linear in
     depth from 0.6 (z = -1, far) to 1.0 (z = +1, near). The blobs are summed and clipped; ``rng`` (or None) draws noise.
     """
-    points, mask = voxel_points()
+    points, mask = objects or voxel_points()
     azimuth, elevation = np.deg2rad(azimuths), np.deg2rad(elevations)
     ca, sa, ce, se = np.cos(azimuth), np.sin(azimuth), np.cos(elevation), np.sin(elevation)
     zero = np.zeros_like(ca)
@@ -296,7 +321,7 @@ def voxel_split(
     config: Viewpoints, labels: Array, azimuths: Array, elevations: Array, rng: np.random.Generator | None
 ) -> Split:
     """One image per entry of labels, azimuths and elevations (N,), as ``config`` prepares it."""
-    images = render_voxels(labels, azimuths, elevations, rng)
+    images = render_voxels(labels, azimuths, elevations, rng, points_of(config))
     images = standardized(images) if config.standardize == "image" else images
     return Split(images, labels, azimuths, elevations, np.zeros_like(labels))
 
@@ -416,7 +441,7 @@ def load_smallnorb(config: Viewpoints, n_val: int | None = None) -> Data:
 
 def make_data(config: Viewpoints, n_val: int | None = None) -> Data:
     """``n_val``: objects of each class of smallNORB to choose settings on."""
-    return make_voxel_data(config) if config.dataset == "voxels" else load_smallnorb(config, n_val)
+    return make_voxel_data(config) if config.is_rendered else load_smallnorb(config, n_val)
 
 
 def crop(images: Array, rng: np.random.Generator | None) -> Array:
@@ -425,7 +450,7 @@ def crop(images: Array, rng: np.random.Generator | None) -> Array:
     With ``rng`` (training) a crop is taken at random, and contrast (0.8 to 1.2) and brightness (-0.2 to 0.2, in
     standard deviations if the images are standardised) are drawn for each image; without (test) the crop is central.
     [Hinton 2018, sec. 5]; the amounts are ours. Images that have the network's size already, or less, pass unchanged:
-    voxels do.
+    voxels and shapes do.
     """
     n, side = images.shape[:2]
     slack = side - IMAGE_SIZE
@@ -1254,12 +1279,12 @@ def format_table(result: dict[str, Any]) -> str:
 def read_picture(path: Path, config: Viewpoints) -> Array:
     """A picture file -> (1, 32 or 48, same, C), prepared as the data set is.
 
-    A picture of any size is padded to a square with the grey of its border and resized. For voxels, a picture with a
-    bright background is inverted. For smallNORB, a picture twice as wide as high is a stereo pair; any other one is
-    used for both eyes. Raises UserError where it cannot be read.
+    A picture of any size is padded to a square with the grey of its border and resized. For voxels and shapes, one
+    with a bright background is inverted. For smallNORB, a picture twice as wide as high is a stereo pair; any other
+    one is used for both eyes. Raises UserError where it cannot be read.
     """
     grey = np.rint(255 * read_grey(path)).astype(np.uint8)  # (H, W)
-    if config.dataset != "voxels":
+    if not config.is_rendered:
         height, width = grey.shape
         pair = (grey[:, :height], grey[:, height:]) if width == 2 * height else (grey, grey)
         return shrink(np.stack([grey_square(eye, 2 * NORB_SIDE) for eye in pair])[None], config.standardize)
@@ -1287,10 +1312,13 @@ def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collec
 # Command line
 # ----------------------------------------------------------------------------------------------------------------------
 
-MAX_IMAGES = 50_000  # of one voxel set, which is drawn at once
-NORB_VIEWS: dict[str, Any] = {  # what smallNORB and toys have instead of the defaults of Viewpoints
+MAX_IMAGES = 50_000  # of one set of voxels or shapes, which is drawn at once
+NORB_VIEWS: dict[str, Any] = {
     "train_azimuths": (300.0, 400.0), "test_azimuths": (60.0, 280.0), "train_elevations": (30.0, 70.0),
     "test_elevations": (30.0, 70.0), "standardize": "image",
+}  # fmt: skip
+VIEWS: dict[str, dict[str, Any]] = {  # what data sets have instead of the defaults of Viewpoints
+    "shapes": {"standardize": "image"}, "smallnorb": NORB_VIEWS, "toys": NORB_VIEWS,
 }  # fmt: skip
 
 
@@ -1313,8 +1341,10 @@ def add_viewpoint_flags(
     add("n_elev", count, "Use N elevations in every set.", default=str(config.n_elev))
     add("n_test_elev", count, "Use N elevations in the held-out views.", default="as --n-elev")
     add("n_per_combo", count, "Draw N images of each training view.", default=str(config.n_per_combo))
+    add("shapes_seed", whole_number(0, 2**32 - 1), "Draw the objects of --dataset shapes, and the azimuth at which the"
+        " ranges begin, with this seed.", default="as --seed")
     add("standardize", ("none", "image"), "With image, bring each image (channel of a stereo pair) to mean zero and"
-        " unit variance.", default="none, smallnorb and toys image")
+        " unit variance.", default="image, voxels none")
 
 
 def add_em_flags(add: Callable[..., None]) -> None:
@@ -1332,7 +1362,8 @@ def add_config_flags(parser: Parser) -> None:
     """The flags of Config, which the figure scripts have too."""
     parser.checks.append(check_config_flags)
     add = add_flags(parser, "data", Config)
-    add("dataset", ("voxels", "smallnorb", "toys"), "Use rendered voxel objects, the smallNORB files, or toys, which"
+    add("dataset", ("voxels", "shapes", "smallnorb", "toys"), "Use rendered voxel objects, block shapes that the seed"
+        " draws together with the azimuth at which the ranges begin, the smallNORB files, or toys, which"
         f" are drawn in the same format once, in about a minute, into {CACHE_DIR}/toys-….")
     add("data_dir", non_empty, "Folder of the six official smallNORB files, gzipped or not.", "DIR", "none")
     add("pixel_offset", number(-10, 10), "Subtract X from every pixel before any network sees it.", "X")
@@ -1367,7 +1398,7 @@ def viewpoints_from_args(args: argparse.Namespace) -> Viewpoints:
     given = {name: value for name, value in values_of(args, Viewpoints).items() if value is not None}
     if "train_elevations" in given:
         given["train_azimuths"] = given["test_azimuths"] = args.train_azimuths or (0.0, 360.0)
-    return Viewpoints(**({} if args.dataset == "voxels" else NORB_VIEWS) | given)
+    return Viewpoints(**VIEWS.get(args.dataset, {}) | given)
 
 
 def check_viewpoint_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -1375,8 +1406,10 @@ def check_viewpoint_flags(parser: argparse.ArgumentParser, args: argparse.Namesp
     if args.dataset == "smallnorb" and args.data_dir is None:
         parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
     numbers = ("n_train_views", "n_test_views", "n_elev", "n_test_elev", "n_per_combo")
-    if args.dataset != "voxels" and (unused := [name for name in numbers if name in args.given]):
-        parser.error(f"argument {flag_of(Viewpoints, unused[0])}: applies to --dataset voxels alone")
+    if args.dataset not in ("voxels", "shapes") and (unused := [name for name in numbers if name in args.given]):
+        parser.error(f"argument {flag_of(Viewpoints, unused[0])}: applies to --dataset voxels and shapes alone")
+    if args.dataset != "shapes" and "shapes_seed" in args.given:
+        parser.error("argument --shapes-seed: needs --dataset shapes")
     if ("train_elevations" in args.given) != ("test_elevations" in args.given):
         parser.error("arguments --train-elevations and --test-elevations: give both or none")
     if "train_elevations" in args.given:

@@ -960,7 +960,7 @@ def draw_novel_viewpoints(runs: Sequence[Views]) -> Figure:
     if len(datasets) == 1:
         title += f" — {DATASET_NAMES[datasets.pop()]}"
     text = f"mean of {plural(n_seeds, 'seed')}, each seed a thin line"
-    if not any(run.dataset == "voxels" for run in runs):
+    if not any(run.dataset in ("voxels", "shapes") for run in runs):
         if any(run.validation for run in runs):
             text += "; validation on training objects that were held out"
         else:

@@ -171,15 +171,15 @@ def require_every_class(config: Config, data: Data) -> None:
 def pick_views(config: Config, data: Data, azimuths: Array, elevations: Array) -> Split:
     """Every class at each of M (azimuth, elevation) pairs: M views of class 0, then of class 1, …
 
-    Voxel objects are drawn for the purpose; of smallNORB it is the test image whose viewpoint comes nearest, and of
-    several the same object in the same lighting as far as there is one.
+    Voxel objects and shapes are drawn for the purpose; of smallNORB it is the test image whose viewpoint comes nearest,
+    and of several the same object in the same lighting as far as there is one.
     """
     labels, azimuths, elevations = (
         np.repeat(np.arange(experiment.N_CLASSES), len(azimuths)),
         np.tile(np.asarray(azimuths, float), experiment.N_CLASSES),
         np.tile(np.asarray(elevations, float), experiment.N_CLASSES),
     )
-    if config.dataset == "voxels":
+    if config.is_rendered:
         rng = generator(config.seed, Stream.EVALUATION, VIEWS_KEY)
         return experiment.voxel_split(config, labels, azimuths, elevations, rng)
     split = testing_split(data)
@@ -192,7 +192,7 @@ def pick_views(config: Config, data: Data, azimuths: Array, elevations: Array) -
 def shown_angles(config: Config, data: Data, angle: str, part: str, n: int) -> Array:
     """At most ``n`` angles spread over the training ("train") or held-out ("test") range, in its order."""
     span: Range = getattr(config, f"{part}_{angle}s")
-    if config.dataset == "voxels":
+    if config.is_rendered:
         return experiment.evenly_spaced(span, n)
     split = data.familiar if part == "train" else data.held_out
     angles = np.unique(getattr(split, f"{angle}s"))
@@ -224,11 +224,12 @@ def capsule_outputs(run: Run, images: Array) -> tuple[Array, Any]:
 def accuracy_by_angle(run: Run, angle: str) -> tuple[Array, dict[str, Array]]:
     """Angles (A,) and each model's accuracy at every one of them.
 
-    Voxels: fresh images every 10 degrees of azimuth, or 5 of elevation, the other angle within the training range.
+    Voxels and shapes: fresh images every 10 degrees of azimuth, or 5 of elevation, the other angle within the training
+    range.
     smallNORB and toys: the test images, by their angle.
     """
     config = run.config
-    if config.dataset == "voxels":
+    if config.is_rendered:
         if angle == "azimuth":
             azimuths, elevations = np.arange(0.0, 360, 10), experiment.evenly_spaced(config.train_elevations, 5)
             rng = generator(config.seed, Stream.EVALUATION, AZIMUTH_KEY)
@@ -424,8 +425,8 @@ def draw_angle_accuracy(run: Run, angle: str) -> Figure:
     else:
         ax.set_xlim(angles[0], angles[-1])
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}°")
-    ax.set_xlabel(angle + ("   (dots: the ones trained on)" if config.dataset == "voxels" else ""))
-    if config.dataset == "voxels":
+    ax.set_xlabel(angle + ("   (dots: the ones trained on)" if config.is_rendered else ""))
+    if config.is_rendered:
         marks = np.unique(getattr(run.data.train, f"{angle}s") % (360 if circular else 1e9))
         ax.plot(marks, np.full(len(marks), 0.03), ".", color=TRAINED, markersize=7, zorder=2, clip_on=False)
     return fig

@@ -112,6 +112,7 @@ DATASET_NAMES = {  # by the "dataset" of a result
     "strokes": "generated strokes, not MNIST",
     "custom": "files of --data-dir",
     "voxels": "voxel objects",
+    "shapes": "drawn shapes",
     "smallnorb": "smallNORB",
     "images": "own images",
     "toys": "generated toys, not smallNORB",
@@ -581,7 +582,7 @@ def load_finished(
         return asked, {}
     config, states = experiment.load_checkpoint(path)
     check_same(path, config, asked, given, free)
-    if "data_dir" in given and config.dataset in ("strokes", "voxels", "toys"):
+    if "data_dir" in given and config.dataset in ("strokes", "voxels", "shapes", "toys"):
         raise UserError(f"{path} was trained on {config.dataset}, which have no files: leave --data-dir out")
     for name in dict.fromkeys((*required, *states)):
         done = len(states[name].history.get("train_loss", [])) if name in states else 0

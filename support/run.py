@@ -60,6 +60,7 @@ class Stream(IntEnum):
     INIT = 1
     SHUFFLE = 2
     EVALUATION = 3
+    OBJECTS = 4
 
 
 @functools.lru_cache(maxsize=2)

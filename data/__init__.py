@@ -1,0 +1,1 @@
+"""What is read or drawn, and is no experiment."""

@@ -1,0 +1,145 @@
+"""Shapes that the seed draws: what they are made of, how they differ, and which networks see which."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import conv_matrix_capsules as conv
+import smallnorb_novel_viewpoint as views
+from data.shapes import draw_shapes
+from helpers import usage_error
+
+Array = np.ndarray
+SEEDS = st.integers(0, 2**32 - 1)
+FEW = ["--n-train-views", "2", "--n-test-views", "3", "--n-elev", "1", "--n-per-combo", "1", "--n-epochs", "1"]
+SCRIPTS = pytest.mark.parametrize("script", [views, conv])
+
+
+def shapes_of(seed: int, n: int = 5) -> list[Array]:
+    points, mask = draw_shapes(np.random.default_rng(seed), n)
+    assert set(np.unique(mask)) <= {0.0, 1.0}
+    return [p[m == 1] for p, m in zip(points, mask, strict=True)]
+
+
+def turned(points: Array, degrees: float) -> Array:
+    """By the complex plane of the horizontal coordinates."""
+    z = (points[:, 0] + 1j * points[:, 2]) * np.exp(1j * np.deg2rad(degrees))
+    return np.stack([z.real, points[:, 1], z.imag], axis=1)
+
+
+def start_of(points: Array) -> float:
+    """By how many degrees, up to a quarter turn, the rods are turned from the axes."""
+    x, y, z = np.diff(points, axis=0).T
+    level = np.flatnonzero(np.abs(y) < 1e-9)[0]
+    return float(np.rad2deg(np.arctan2(z[level], x[level])) % 90)
+
+
+def farthest(a: Array, b: Array) -> float:
+    """How far the point of either set that is the farthest from the other set is from it."""
+    return max(
+        max(min(float(np.linalg.norm(p - q)) for q in others) for p in ones) for ones, others in ((a, b), (b, a))
+    )
+
+
+@settings(max_examples=10, deadline=None)
+@given(SEEDS)
+def test_no_shape_is_another_or_itself_after_a_turn(seed: int) -> None:
+    """Least after quarter turns, which bring rods onto rods; after others rods meet at an angle."""
+    shapes = shapes_of(seed)
+    for k, shape in enumerate(shapes):
+        assert min(farthest(shape, turned(shape, turn)) for turn in (90, 180)) > 0.3
+        assert min(farthest(shape, turned(shape, turn)) for turn in range(30, 181, 30)) > 0.05
+        for other in shapes[:k]:
+            assert min(farthest(other, turned(shape, turn)) for turn in (-90, 0, 90, 180)) > 0.3
+            assert min(farthest(other, turned(shape, turn)) for turn in range(-150, 181, 30)) > 0.05
+
+
+@settings(max_examples=50, deadline=None)
+@given(SEEDS)
+def test_a_shape_is_made_of_rods_along_three_axes_within_the_unit_ball(seed: int) -> None:
+    for points in shapes_of(seed):
+        assert np.linalg.norm(points, axis=1).max() == pytest.approx(1)
+        box = turned(points, -start_of(points))
+        np.testing.assert_allclose(box.min(axis=0), -box.max(axis=0), atol=1e-9)
+        assert np.ptp(box, axis=0).min() > 0.1, "a flat shape"
+        steps = np.diff(box, axis=0)
+        along = steps[np.linalg.norm(steps, axis=1) < 0.21]  # the others jump to an earlier end
+        assert (np.sort(np.abs(along), axis=1)[:, :2] < 1e-9).all()
+        apart = np.linalg.norm(points[:, None] - points, axis=2) + 9 * np.eye(len(points))
+        assert (apart.min(axis=0) < 0.2 + 1e-9).all()
+        assert apart.min() > 0.05, "rods within each other"
+
+
+def test_ranges_begin_anywhere_and_together() -> None:
+    starts = []
+    for seed in range(200):
+        of_seed = np.array([start_of(points) for points in shapes_of(seed, 2)])
+        assert np.ptp(of_seed) < 1e-6
+        starts.append(of_seed[0])
+    assert np.histogram(starts, 5, (0, 90))[0].min() > 20
+
+
+def first_views(script: ModuleType, *flags: str) -> Array:
+    config = script.config_from_args(script.make_parser().parse_args(["--dataset", "shapes", *FEW, *flags]))
+    return script.make_data(config).train.images
+
+
+@SCRIPTS
+def test_the_seed_draws_the_shapes_unless_they_have_their_own(script: ModuleType) -> None:
+    def clean(*flags: str) -> Array:
+        config = script.config_from_args(script.make_parser().parse_args(["--dataset", "shapes", *flags]))
+        return views.points_of(config)[0]
+
+    assert clean("--seed", "1").shape[0] == 5
+    assert not np.array_equal(clean("--seed", "1")[:, :9], clean("--seed", "2")[:, :9])
+    np.testing.assert_array_equal(clean("--seed", "2"), clean("--seed", "1", "--shapes-seed", "2"))
+    np.testing.assert_array_equal(clean("--seed", "0"), clean("--seed", "1", "--shapes-seed", "0"))
+    same_shapes = first_views(script, "--seed", "1", "--shapes-seed", "2"), first_views(script, "--seed", "2")
+    assert not np.array_equal(*same_shapes)  # but not the same noise
+    assert np.corrcoef([images.ravel() for images in same_shapes])[0, 1] > 0.98
+
+
+def test_both_scripts_show_the_same_standardised_views() -> None:
+    images = first_views(views, "--seed", "3")
+    np.testing.assert_array_equal(images, first_views(conv, "--seed", "3"))
+    np.testing.assert_allclose(images.mean(axis=(1, 2, 3)), 0, atol=1e-5)
+    np.testing.assert_allclose(images.std(axis=(1, 2, 3)), 1, atol=1e-3)
+    raw = first_views(views, "--seed", "3", "--standardize", "none")
+    assert (raw.min(), raw.max()) == (0, 1)
+    np.testing.assert_allclose(images, views.standardized(raw))
+
+
+@SCRIPTS
+def test_a_run_on_shapes(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found, path, flags = [], tmp_path / "run.json", ["--dataset", "shapes", *FEW, "--seed", "4", "--quiet"]
+    for names in (script.MODEL_NAMES, script.MODEL_NAMES[1:]):
+        assert script.main([*flags, "--models", ",".join(names), "--out-json", str(path)]) == 0
+        found.append(json.loads(path.read_text()))
+    assert found[0]["dataset"] == "shapes"
+    for name in script.MODEL_NAMES[1:]:  # the others' training changes nothing
+        assert found[0]["history"][name] == found[1]["history"][name]
+    assert "shapes: azimuths 200:330 held out" in capsys.readouterr().out
+
+
+def test_shapes_are_tested_as_they_were_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = ["--dataset", "shapes", *FEW[:-2], "--checkpoint", str(tmp_path / "run.npz"), "--models", "cnn", "--quiet"]
+    assert conv.main([*saved, "--n-epochs", "1", "--seed", "4"]) == 0
+    trained = capsys.readouterr().out.split("cnn")[1].split()[:2]
+    assert conv.main([*saved, "--eval-only"]) == 0
+    assert capsys.readouterr().out.split("cnn")[1].split()[:2] == trained
+    assert conv.main([*saved, "--eval-only", "--seed", "5"]) == 1
+    assert "seed" in capsys.readouterr().err
+
+
+@SCRIPTS
+def test_flags_of_shapes(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    error = usage_error(script, ["--dataset", "voxels", "--shapes-seed", "1"], capsys)
+    assert "--shapes-seed: needs --dataset shapes" in error
+    assert "--data-dir" in usage_error(script, ["--dataset", "shapes", "--data-dir", "f"], capsys)
