@@ -56,11 +56,11 @@ import numpy as np
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as viewpoint
+from data.labelled_pictures import Labelled, picture_sets, read_labelled, resized
+from data.pictures import read_square, read_strokes
 from support.console import print_message
 from support.files import CACHE_DIR, UserError
-from support.labelled_pictures import Labelled, picture_sets, read_labelled, resized
 from support.optimizers import TrainState, adamw_step, count_params
-from support.pictures import read_square, read_strokes
 from support.results import model_metrics, result_document, run_script
 from support.tables import attack_lines, confusion_lines, confusion_matrix, describe_classes, prediction_table, seed_of
 from support.workers import Workers, Workspace, default_threads

@@ -52,11 +52,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.pictures import border_level, grey_square, read_grey
 from data.shapes import draw_shapes
 from support.files import CACHE_DIR, UserError
 from support.norb_files import NORB_SETS, read_norb_labels, stream_norb_pairs
 from support.optimizers import TrainState, adamw_step, count_params
-from support.pictures import border_level, grey_square, read_grey
 from support.results import model_metrics, result_document, run_script
 from support.tables import confusion_matrix, pose_study_lines, prediction_table, routing_study_lines, sign_study_lines
 from support.toy_norb import cached_toys

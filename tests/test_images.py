@@ -25,9 +25,10 @@ import make_multimnist_capsnet_gif as overlay_animation
 import multimnist_capsnet as overlay
 import visualize_conv_matrix_capsules as figures
 import visualize_multimnist_capsnet as overlay_figures
+from data import labelled_pictures, pictures
 from figure_checks import draw_coarsely
 from helpers import failure, usage_error
-from support import labelled_pictures, pictures, tables
+from support import tables
 from support.figures import shown_names
 from support.files import ROOT, UserError
 

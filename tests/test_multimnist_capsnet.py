@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 import multimnist_capsnet as m
+from data.pictures import read_strokes
 from helpers import (
     EXPERIMENTS,
     MNIST,
@@ -29,7 +30,6 @@ from helpers import (
     usage_error,
 )
 from support.optimizers import TrainState
-from support.pictures import read_strokes
 from support.tables import two_label_table
 from support.workers import SERIAL, Workers
 

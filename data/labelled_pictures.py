@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data.pictures import quiet_and_unlimited, read_square, squared
 from support.console import one_line, print_message, shows_progress
 from support.files import UserError
-from support.pictures import quiet_and_unlimited, read_square, squared
 
 Array = np.ndarray
 
