@@ -1327,9 +1327,9 @@ TEST_FIELDS = (
 
 
 def free_fields(config: Config) -> list[str]:
-    """Fields that may differ between a training and a test. The seed draws shapes, and which of the own images are for
-    the test: with another one there would be other objects, or images of the training."""
-    return [name for name in TEST_FIELDS if name != "seed" or not (config.has_own_images or config.dataset == "shapes")]
+    """Fields that may differ between a training and a test. The seed draws shapes and toys, and which of the own images
+    are for the test: with another one there would be other objects, or images of the training."""
+    return [name for name in TEST_FIELDS if name != "seed" or config.dataset not in (OWN_SET, "shapes", "toys")]
 
 
 def evaluate_checkpoint(
@@ -1495,9 +1495,9 @@ def add_config_flags(parser: Parser) -> None:
     count, positive = whole_number(1, 10**7), number(0, 10, above=True)
     add = add_flags(parser, "data", Config)
     add("dataset", (*DIGIT_SETS, *VIEW_SETS, OWN_SET), "Use these images. auto is MNIST if it is there or can be"
-        " downloaded, else strokes: generated digits. voxels are rendered objects, shapes are drawn"
-        " for every seed. toys are drawn in the format of smallnorb once, in about a minute,"
-        f" into {CACHE_DIR}/toys-…. images are your own.")
+        " downloaded, else strokes: generated digits. voxels are rendered objects. shapes and toys are"
+        " drawn for every seed, toys in the format of smallnorb and in about a minute, into"
+        f" {CACHE_DIR}/toys-…. images are your own.")
     add("data_dir", non_empty, "Folder of the four MNIST files, of the six of smallNORB, or of your own images in a"
         " sub-folder for each class; or a .npz file of x_train, y_train, x_test, y_test.", "DIR", CACHE_DIR)
     add("side", whole_number(13, 128), "Resize own images to N x N pixels.",

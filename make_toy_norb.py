@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draw toys in the files of smallNORB: 48,600 stereo pairs of fifty toys, in about a minute and 0.9 GB.
 
-The set has the structure, the file names and the format of the real one (see support/toy_norb.py), so that everything
+The set has the structure, the file names and the format of the real one (see data/toy_norb.py), so that everything
 that reads smallNORB reads it:
 
     python make_toy_norb.py --out-dir toys
@@ -32,16 +32,16 @@ from typing import Any
 import numpy as np
 
 import conv_matrix_capsules as conv
+from data.norb_files import read_norb_labels, stream_norb_pairs
 from support.console import exit_status, print_result
 from support.figures import write_if_changed
 from support.files import CACHE_DIR, UserError, require_writable
 from support.flags import Parser, file_path, whole_number
-from support.norb_files import read_norb_labels, stream_norb_pairs
 from support.results import code_fingerprint, environment, recorded_command, report_result
 from support.run import Files
 from support.workers import blas_threads, default_threads
 
-from support.toy_norb import (  # isort: skip
+from data.toy_norb import (  # isort: skip
     AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, PARTS, SIDE, STEREO, cached_toys, draw_ground, draw_toy,
     draw_view, file_name, make_toy, shadow_maps, shadow_resampling, write_toy_norb,
 )  # fmt: skip
@@ -136,7 +136,7 @@ def drawing_seconds() -> float:
 
 def baselines(command: str, threads: int, quiet: bool) -> dict[str, Any]:
     """Test errors of nearest neighbour, linear classifier and CNN on the whole set."""
-    folder = cached_toys(Path(CACHE_DIR).expanduser())
+    folder = cached_toys(Path(CACHE_DIR).expanduser(), CNN.seed)
     with blas_threads(threads):
         models = pixel_baselines(folder)
     with blas_threads(1):

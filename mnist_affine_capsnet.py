@@ -55,9 +55,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import multimnist_capsnet as base
+from data.affnist_file import AFFNIST_SIDE, read_affnist
 from data.pictures import picture_sheet, read_strokes
 from multimnist_capsnet import Array, Batch, Model, Params, assess, update
-from support.affnist_file import AFFNIST_SIDE, read_affnist
 from support.files import UserError, atomic_write
 from support.flags import Parser, add_file_flags, add_flags, file_path, list_of, number, whole_number
 from support.optimizers import TrainState, count_params

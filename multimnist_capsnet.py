@@ -61,6 +61,7 @@ import numpy as np
 
 from data.labelled_pictures import read_class_names
 from data.pictures import picture_sheet, read_strokes
+from data.stroke_digits import stroke_digits
 from support.console import one_line, print_message
 from support.download import UnavailableError, download
 from support.files import CACHE_DIR, UserError, atomic_write
@@ -68,7 +69,6 @@ from support.mnist_files import find_mnist_file, read_idx
 from support.optimizers import TrainState, adamw_step, count_params, muon_step
 from support.results import model_metrics, result_document, run_script
 from support.spectral_conv import spectral_conv2d_backward, spectral_conv2d_forward
-from support.stroke_digits import stroke_digits
 from support.tables import routing_study_lines, seed_of, two_label_table
 from support.workers import LEAST_PART, Workers, Workspace, default_threads
 

@@ -52,14 +52,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.norb_files import NORB_SETS, read_norb_labels, stream_norb_pairs
 from data.pictures import border_level, grey_square, read_grey
 from data.shapes import draw_shapes
+from data.toy_norb import cached_toys
 from support.files import CACHE_DIR, UserError
-from support.norb_files import NORB_SETS, read_norb_labels, stream_norb_pairs
 from support.optimizers import TrainState, adamw_step, count_params
 from support.results import model_metrics, result_document, run_script
 from support.tables import confusion_matrix, pose_study_lines, prediction_table, routing_study_lines, sign_study_lines
-from support.toy_norb import cached_toys
 from support.workers import blas_threads
 
 from support.flags import (  # isort: skip
@@ -412,8 +412,10 @@ def smallnorb_halves(n_val: int | None) -> tuple[ObjectSet, ObjectSet]:
 
 
 def norb_folder(config: Viewpoints) -> Path:
-    """That of the six files. Toys are drawn into the cache once; from there on they are smallNORB."""
-    return cached_toys(Path(CACHE_DIR).expanduser()) if config.dataset == "toys" else Path(config.data_dir or ".")
+    """That of the six files. The toys of a seed are drawn into the cache; from there on they are smallNORB."""
+    if config.dataset == "toys":
+        return cached_toys(Path(CACHE_DIR).expanduser(), config.seed)
+    return Path(config.data_dir or ".")
 
 
 def load_smallnorb(config: Viewpoints, n_val: int | None = None) -> Data:
@@ -1363,8 +1365,8 @@ def add_config_flags(parser: Parser) -> None:
     parser.checks.append(check_config_flags)
     add = add_flags(parser, "data", Config)
     add("dataset", ("voxels", "shapes", "smallnorb", "toys"), "Use rendered voxel objects, block shapes that the seed"
-        " draws together with the azimuth at which the ranges begin, the smallNORB files, or toys, which"
-        f" are drawn in the same format once, in about a minute, into {CACHE_DIR}/toys-….")
+        " draws together with the azimuth at which the ranges begin, the smallNORB files, or toys, which the seed draws"
+        f" in their format, in about a minute, into {CACHE_DIR}/toys-….")
     add("data_dir", non_empty, "Folder of the six official smallNORB files, gzipped or not.", "DIR", "none")
     add("pixel_offset", number(-10, 10), "Subtract X from every pixel before any network sees it.", "X")
     add_viewpoint_flags(parser, Config)

@@ -44,6 +44,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 import smallnorb_novel_viewpoint as experiment
+from data.norb_files import NORB_SETS, norb_path
 from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split
 from support.console import exit_status, print_result
 from support.figures import (
@@ -91,7 +92,6 @@ from support.figures import (
 )
 from support.files import UserError, require_writable
 from support.flags import Parser
-from support.norb_files import NORB_SETS, norb_path
 from support.optimizers import TrainState
 from support.run import Files, Stream, generator
 from support.tables import confusion_matrix

@@ -26,9 +26,9 @@ from PIL import Image
 from scipy.io import savemat
 
 import report
-from data import pictures
+from data import affnist_file, norb_files, pictures
 from helpers import EXPERIMENTS, ROOT, Experiment, failure, script_environment, smallest, usage_error
-from support import affnist_file, console, files, norb_files, run
+from support import console, files, run
 from support.download import UnavailableError, download
 from support.flags import OUTPUTS
 from support.optimizers import TrainState

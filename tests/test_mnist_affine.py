@@ -23,6 +23,7 @@ import compare_seeds
 import mnist_affine_capsnet as m
 import multimnist_capsnet as base
 import visualize_mnist_affine_capsnet as visualize
+from data.affnist_file import read_affnist
 from helpers import (
     MNIST,
     GradientError,
@@ -31,7 +32,6 @@ from helpers import (
     needs_mnist,
     usage_error,
 )
-from support.affnist_file import read_affnist
 from support.run import permutation
 from support.workers import SERIAL, Workers
 

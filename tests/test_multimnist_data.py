@@ -23,9 +23,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import multimnist_capsnet as data
+from data import stroke_digits
 from helpers import MNIST, needs_mnist
 from multimnist_capsnet import UserError
-from support import download, stroke_digits
+from support import download
 from support.files import TEMPORARY
 
 STEMS = tuple(data.MNIST_SHA256)

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 import conv_matrix_capsules as conv
 import smallnorb_novel_viewpoint as s
+from data import norb_files as norb
 from helpers import SMALLNORB, needs_smallnorb
-from support import norb_files as norb
 from support.optimizers import adamw_step
 
 Array = np.ndarray

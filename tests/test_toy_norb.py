@@ -1,4 +1,4 @@
-"""support/toy_norb.py and make_toy_norb.py: the solids, the images, the six files and the baselines."""
+"""data/toy_norb.py and make_toy_norb.py: the solids, the images, the six files and the baselines."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from PIL import Image
 import conv_matrix_capsules as conv
 import make_toy_norb as script
 import smallnorb_novel_viewpoint as views
+from data import norb_files
+from data import toy_norb as toys
 from helpers import failure, usage_error
-from support import norb_files
-from support import toy_norb as toys
 
 Array = np.ndarray
 Capture = pytest.CaptureFixture[str]
@@ -180,9 +180,52 @@ def test_the_ground_is_plain_and_its_shadow_soft() -> None:
     assert (np.ptp(ground / toys.GROUND[:, None, None], axis=0).max()) > 0.15  # it moves with the light
 
 
+@pytest.mark.parametrize("azimuth", [40, 200])
+def test_a_toy_and_its_shadow_turn_together(azimuth: int, monkeypatch: Patch) -> None:
+    """A view of a toy is that of a turned toy from the front, with the lamps where they were."""
+    turn, toy = toys.turned(yaw=azimuth), toys.make_toy(3, 2)
+    turned = toy._replace(axes=turn @ toy.axes, centres=toy.centres @ turn.T)
+    monkeypatch.setattr(toys, "ELEVATIONS", (40,))
+    images = []
+    for made, azimuths in ((toy, (0, azimuth)), (turned, (0,))):
+        monkeypatch.setattr(toys, "make_toy", lambda *_, made=made: made)
+        monkeypatch.setattr(toys, "AZIMUTHS", azimuths)
+        images.append(toys.draw_toy(3, 2)[0, -1].astype(int))
+    assert (np.abs(images[0] - images[1]) > 2).mean() < 1e-3  # a ray beside an edge, a cell of the shadow
+    shadows = [toys.shadow_maps(toy, azimuth), toys.shadow_maps(turned, 0)]
+    np.testing.assert_allclose(shadows[0], shadows[1], atol=0.02)
+    assert np.abs(shadows[0] - toys.shadow_maps(toy, 0)).max() > 0.1
+
+
+@pytest.mark.parametrize("category", range(5))
+def test_no_two_toys_are_the_same(category: int) -> None:
+    """Neither in the halves of a set nor in the sets of two seeds, by the sizes of their solids."""
+    halves = [instance for subset in ("training", "testing") for instance in toys.INSTANCES[subset]]
+    assert sorted(halves) == list(range(10))
+    made = [toys.make_toy(category, instance, seed) for seed in (0, 1) for instance in halves]
+    sizes = [np.sort(np.abs(np.linalg.det(toy.axes))) for toy in made]
+    for a, b in itertools.combinations(sizes, 2):
+        assert len(a) != len(b) or np.abs(a / b - 1).max() > 0.1
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The six files
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("few_views")
+def test_every_pair_shows_the_toy_of_its_label(tmp_path: Path) -> None:
+    """So that no test toy is among the training toys."""
+    toys.write_toy_norb(tmp_path, 5, 1, seed=3, quiet=True)
+    for subset in toys.INSTANCES:
+        raw = np.fromfile(tmp_path / toys.file_name(subset, "dat"), "u1", offset=24).reshape(-1, 2, 96, 96)
+        labels = np.fromfile(tmp_path / toys.file_name(subset, "cat"), "<i4", offset=20)
+        info = np.fromfile(tmp_path / toys.file_name(subset, "info"), "<i4", offset=20).reshape(-1, 4)
+        assert set(info[:, 0]) == set(toys.INSTANCES[subset])
+        assert len(raw) == len(labels) == len(info) == 5 * 5 * 2 * 4
+        for pair, category, (instance, elevation, azimuth, lighting) in zip(raw, labels, info, strict=True):
+            images = toys.draw_toy(int(category), int(instance), 1, 3)
+            np.testing.assert_array_equal(pair, images[elevation, azimuth // 2, lighting])
 
 
 @pytest.mark.usefixtures("few_views")
@@ -272,22 +315,43 @@ def test_an_interruption_leaves_the_older_set(tmp_path: Path, monkeypatch: Patch
 def small_cache(tmp_path: Path, monkeypatch: Patch, few_views: None) -> Path:
     """One object of each half in one lighting stand for the whole set."""
     write = toys.write_toy_norb
-    monkeypatch.setattr(toys, "write_toy_norb", lambda folder: write(folder, 1, 1, quiet=True))
+    monkeypatch.setattr(toys, "write_toy_norb", lambda folder, seed: write(folder, 1, 1, seed, quiet=True))
     for module in (views, script):
         monkeypatch.setattr(module, "CACHE_DIR", str(tmp_path))
     return tmp_path
 
 
 def test_toys_are_drawn_once_and_again_where_a_file_is_missing(small_cache: Path, capsys: Capture) -> None:
-    folder = toys.cached_toys(small_cache)
-    assert capsys.readouterr().err.startswith(f"drawing the toys, once, into {folder}: about a minute")
+    folder = toys.cached_toys(small_cache, 0)
+    assert capsys.readouterr().err.startswith(f"drawing the toys of seed 0 into {folder}: about a minute, 0.9 GB")
     assert set(contents(folder)) == NAMES
-    assert toys.cached_toys(small_cache) == folder
+    assert toys.cached_toys(small_cache, 0) == folder
     assert capsys.readouterr().err == ""
     next(folder.iterdir()).unlink()
-    assert toys.cached_toys(small_cache) == folder
+    assert toys.cached_toys(small_cache, 0) == folder
     assert set(contents(folder)) == NAMES
     assert "drawn in" in capsys.readouterr().err
+
+
+def test_every_seed_has_its_toys_and_the_cache_keeps_four_sets(small_cache: Path) -> None:
+    folders = [toys.cached_toys(small_cache, seed) for seed in (0, 1, 2, 3)]
+    assert toys.cached_toys(small_cache, 0) == folders[0]
+    images = [(folder / toys.file_name("testing", "dat")).read_bytes() for folder in folders]
+    assert len({*folders}) == len({*images}) == 4
+    folders.append(toys.cached_toys(small_cache, 4))
+    assert sorted(small_cache.iterdir()) == sorted(folders[:1] + folders[2:])  # without the one used longest ago
+
+
+@pytest.mark.parametrize("script", [views, conv])
+def test_a_run_has_the_toys_of_its_seed(script: Any, small_cache: Path) -> None:
+    def data_of(seed: int) -> Any:
+        args = script.make_parser().parse_args(["--dataset", "toys", "--seed", str(seed)])
+        return script.make_data(script.config_from_args(args))
+
+    first, second = data_of(6), data_of(7)
+    of_seed = views.read_smallnorb(toys.cached_toys(small_cache, 7), "training", standardize="image")
+    assert {x.tobytes() for x in second.train.images} <= {x.tobytes() for x in of_seed.images}
+    assert not {x.tobytes() for x in first.train.images} & {x.tobytes() for x in of_seed.images}
 
 
 TINY = ["--dataset", "toys", "--n-epochs", "1", "--sizes", "4,2,2,2", "--models", "cnn", "--threads", "1", "--quiet"]
@@ -333,7 +397,7 @@ def test_the_experiment_holds_out_viewpoints_or_nothing(small_cache: Path, capsy
 def test_without_held_out_views_the_halves_are_the_official_ones(small_cache: Path) -> None:
     data = conv.make_data(conv.Config(dataset="toys", hold_out="nothing", standardize="image"))
     assert data.held_out is None
-    folder = toys.cached_toys(small_cache)
+    folder = toys.cached_toys(small_cache, 0)
     for examples, half in ((data.train, "training"), (data.test, "testing")):
         split = views.read_smallnorb(folder, half)
         np.testing.assert_array_equal(examples.images, split.images)
@@ -351,7 +415,7 @@ def test_without_held_out_views_the_halves_are_the_official_ones(small_cache: Pa
             "--test-azimuths: not together with --hold-out nothing",
         ),
         (["--dataset", "voxels", "--n-val-objects", "1"], "--n-val-objects: needs --dataset smallnorb or toys"),
-        (["--dataset", "toys", "--n-elev", "2"], "--n-elev: applies to --dataset voxels alone"),
+        (["--dataset", "toys", "--n-elev", "2"], "--n-elev: applies to --dataset voxels and shapes alone"),
     ],
 )
 def test_flags_of_the_experiment_that_do_not_fit_together(argv: list[str], says: str, capsys: Capture) -> None:
@@ -396,7 +460,7 @@ def test_baselines_of_a_small_set(small_cache: Path, monkeypatch: Patch, capsys:
     result = json.loads(out.read_text())
     assert list(result["models"]) == ["nearest_neighbour", "linear", "cnn"]
     assert all(0 <= model["error"] <= 1 for model in result["models"].values())
-    raw = np.fromfile(toys.cached_toys(small_cache) / toys.file_name("testing", "dat"), "u1", offset=24)
+    raw = np.fromfile(toys.cached_toys(small_cache, 0) / toys.file_name("testing", "dat"), "u1", offset=24)
     images = raw.reshape(-1, 96 * 96).astype(float)
     assert result["grey_levels"]["mean"] == pytest.approx(images.mean())
     assert result["grey_levels"]["spread"] == pytest.approx(images.std(axis=1).mean())

@@ -1,4 +1,4 @@
-"""Toys instead of smallNORB: a drawn set of the same structure, in the same files.
+"""Toys instead of smallNORB: drawn sets of the same structure, in the same files, one for each seed.
 
 Five categories of ten toys. A toy is a list of 9 to 14 solids (ellipsoids, boxes, cones; a cylinder is a cone that does
 not taper), whose sizes and details come from a random generator of its own. Each is seen under 9 elevations (30 to 70
@@ -23,6 +23,7 @@ import hashlib
 import itertools
 import math
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -66,6 +67,7 @@ SKY = 1.5  # light from everywhere, in units of BRIGHTNESS
 SHADOW_SIDE, SHADOW_HALF = 64, 1.05  # cells and half width of the map of shadows; a toy is about 1 wide
 SHADOW = 0.6  # fraction of the light kept from the ground that does not come back from around
 SHADOW_BLUR, SKY_BLUR = 0.05, 0.08  # standard deviations
+KEPT_SETS = 4  # in the cache, of 0.9 GB each
 MAGIC = {"u1": 0x1E3D4C55, "<i4": 0x1E3D4C54}
 
 
@@ -753,15 +755,19 @@ def reserve(file: IO[bytes], size: int) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def cached_toys(cache: Path) -> Path:
-    """The folder below ``cache`` with the whole set of seed 0, drawn unless it is there. Its name has a fingerprint of
-    this file's code, so that another version is drawn anew. Raises UserError where it cannot be written."""
+def cached_toys(cache: Path, seed: int) -> Path:
+    """The folder below ``cache`` with the whole set of a seed, drawn unless it is there. Its name has a fingerprint of
+    this file's code, so that another version is drawn anew. Of all sets only the ``KEPT_SETS`` used last are kept.
+    Raises UserError where it cannot be written."""
     code = plain_code(Path(__file__).read_text(encoding="utf-8"))
-    folder = cache / f"toys-{hashlib.sha256(code.encode()).hexdigest()[:8]}"
+    folder = cache / f"toys-{hashlib.sha256(code.encode()).hexdigest()[:8]}-{seed}"
     names = [folder / file_name(subset, part) for subset in INSTANCES for part in PARTS]
     if not all(os.path.isfile(name) for name in names):
-        print_message(f"drawing the toys, once, into {folder}: about a minute, 0.9 GB")
+        for old in sorted(cache.glob("toys-*"), key=lambda old: old.stat().st_mtime)[: 1 - KEPT_SETS]:
+            shutil.rmtree(old, ignore_errors=True)
+        print_message(f"drawing the toys of seed {seed} into {folder}: about a minute, 0.9 GB")
         started = time.monotonic()
-        write_toy_norb(folder)
+        write_toy_norb(folder, seed=seed)
         print_message(f"drawn in {time.monotonic() - started:.0f} s")
+    os.utime(folder)
     return folder
