@@ -58,6 +58,7 @@ import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as viewpoint
 from data.labelled_pictures import Labelled, picture_sets, read_labelled, resized
 from data.pictures import read_square, read_strokes
+from fast import field_em
 from support.console import print_message
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, adamw_step, count_params
@@ -66,10 +67,11 @@ from support.tables import attack_lines, confusion_lines, confusion_matrix, desc
 from support.workers import Workers, Workspace, default_threads
 
 from smallnorb_novel_viewpoint import (  # isort: skip
-    MASS_FLOOR, POSE_SIDE, Array, ConvCache, LinearCache, Params, Viewpoints, add_em_flags, add_viewpoint_flags,
+    POSE_SIDE, Array, ConvCache, EMCache, LinearCache, Params, Viewpoints, VotesCache, add_viewpoint_flags,
     capsules_loss, check_variance_floor, check_viewpoint_flags, class_scores_backward, class_scores_forward,
-    conv2d_backward, conv2d_forward, inverse_temperatures, linear_backward, linear_forward, relu_backward, relu_forward,
-    sigmoid_backward, sigmoid_forward, softmax_cross_entropy, viewpoints_from_args,
+    conv2d_backward, conv2d_forward, em_routing_backward, em_routing_forward, linear_backward, linear_forward,
+    relu_backward, relu_forward, sigmoid_backward, sigmoid_forward, softmax_cross_entropy, viewpoints_from_args,
+    votes_backward, votes_forward,
 )  # fmt: skip
 from support.flags import (  # isort: skip
     Parser, add_file_flags, add_flags, flag_of, list_of, names_of, non_empty, number,
@@ -86,7 +88,7 @@ from support.run import (  # isort: skip
 #   K  side of a kernel, of a field   I       capsule types below             J       capsule types above
 #   P  side of a pose matrix (4)      D       pose entries, P * P             E       class capsules (= classes)
 #   L  receptive fields, B * Ho * Wo  M       children of a field, K * K * I  S       side of the grid of ConvCaps2
-#   R  terms of the votes' gradient   T       iterations of EM routing
+#   T  iterations of EM routing
 # A child is a capsule of the layer below, a parent one of the layer above; the children of a parent are its field's.
 
 EXPERIMENT = "conv_matrix_capsules"
@@ -128,11 +130,8 @@ class Config(Viewpoints):
     sizes: tuple[int, int, int, int] = (32, 4, 4, 8)  # 32, 32, 32, 32; or 64, 8, 16, 16
     em_iters: int = 2  # 3, the best of its table 1 by a small margin
     em_grad: str = "exact"
-    em_lambda: float = 1.0  # not given
-    lambda_schedule: str = "constant"
     variance_floor: float = 0.5  # 0
     beta_v_init: float = -0.2  # not given; added to -log(variance_floor) / 2: below 0, votes that agree activate
-    vote_bias: str = "none"
     loss: str = "spread"
     cnn: str = "matched"  # paper
     batch_size: int = 32
@@ -141,6 +140,7 @@ class Config(Viewpoints):
     lr_schedule: str = "linear"
     weight_decay: float = 0.0
     dtype: str = "float32"
+    plain: bool = False
     attack: tuple[str, ...] = ()
     epsilons: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
     attack_steps: int = 10
@@ -197,10 +197,6 @@ class Config(Viewpoints):
         if self.standardize == "image":
             return -math.inf, math.inf
         return 0.0 - self.pixel_offset, 1.0 - self.pixel_offset
-
-    @property
-    def lambdas(self) -> list[float]:
-        return inverse_temperatures(self.lambda_schedule, self.em_lambda, self.em_iters)
 
     @property
     def free_to_change(self) -> set[str]:
@@ -329,7 +325,11 @@ def prepared(images: Array, config: Config) -> Array:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Receptive fields
+# EM routing over receptive fields [Hinton 2018, sec. 4]
+#
+# A field's parents get votes from its children alone, and fit them as in smallnorb_novel_viewpoint.py, with a field in
+# the place of an image. One thing is different: a child has more parents than those of one field. They are all types at
+# all positions whose field contains the child, and the E-step divides by the sum over all of them.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -337,27 +337,23 @@ class Fields(NamedTuple):
     """Receptive fields of K x K positions, ``stride`` apart, on a map of H x W, without padding."""
 
     size: tuple[int, int]  # H, W
-    out: tuple[int, int]  # Ho, Wo
     k: int
     stride: int
-    position: Array  # (Ho, Wo, K, K) index of each field's positions on the flattened map
-    n_fields: Array  # (Ho, Wo, K, K) how many fields contain it
-    n_covered: int  # positions of the map that lie in a field
 
-
-@functools.lru_cache(maxsize=64)
-def receptive_fields(height: int, width: int, k: int, stride: int) -> Fields:
-    Ho, Wo = (height - k) // stride + 1, (width - k) // stride + 1
-    rows = stride * np.arange(Ho)[:, None] + np.arange(k)  # (Ho, K), of the map
-    columns = stride * np.arange(Wo)[:, None] + np.arange(k)  # (Wo, K)
-    position = rows[:, None, :, None] * width + columns[None, :, None, :]  # (Ho, Wo, K, K)
-    n_fields = np.bincount(position.ravel())  # (H * W,) or up to the last position in a field
-    return Fields((height, width), (Ho, Wo), k, stride, position, n_fields[position], int((n_fields > 0).sum()))
+    @property
+    def out(self) -> tuple[int, int]:
+        """Ho, Wo"""
+        H, W = self.size
+        return (H - self.k) // self.stride + 1, (W - self.k) // self.stride + 1
 
 
 def gather(x: Array, fields: Fields) -> Array:
     """x (B, H, W, ...) -> the entries of every field (B, Ho, Wo, K, K, ...)."""
-    return np.take(x.reshape(len(x), -1, *x.shape[3:]), fields.position, axis=1)
+    (Ho, Wo), k, stride = fields.out, fields.k, fields.stride
+    out = np.empty((len(x), Ho, Wo, k, k, *x.shape[3:]), x.dtype)
+    for i, j in itertools.product(range(k), range(k)):
+        out[:, :, :, i, j] = x[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]
+    return out
 
 
 def scatter(x: Array, fields: Fields, combine: np.ufunc = np.add) -> Array:
@@ -365,342 +361,111 @@ def scatter(x: Array, fields: Fields, combine: np.ufunc = np.add) -> Array:
     the backward pass of ``gather``."""
     (Ho, Wo), k, stride = fields.out, fields.k, fields.stride
     out = np.full((len(x), *fields.size, *x.shape[5:]), 0 if combine is np.add else -np.inf, x.dtype)
-    # gather(out)[:, row, column, i, j] = out[:, stride row + i, stride column + j]
     for i, j in itertools.product(range(k), range(k)):
         window = out[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]  # (B, Ho, Wo, ...)
         combine(window, x[:, :, :, i, j], out=window)
     return out
 
 
-def over_fields(x: Array, fields: Fields, combine: np.ufunc) -> Array:
-    """x (L, M), a number for each child of each field -> (L, M), combined over all fields that contain the child."""
-    k = fields.k
-    if fields.out == (1, 1):  # each child lies in one field
-        return x
-    by_field = x.reshape(-1, *fields.out, k, k, x.shape[1] // k**2)  # (B, Ho, Wo, K, K, I)
-    return gather(scatter(by_field, fields, combine), fields).reshape(x.shape)
+def over_parents(fields: Fields, x: Array, combine: np.ufunc) -> Array:
+    """x (L, M, J), a number for each child and each parent of a field -> (L, M, 1), combined over all of the child's
+    parents: all types at all positions whose field contains it."""
+    L, M, _ = x.shape
+    by_field = combine.reduce(x, axis=2).reshape(-1, *fields.out, fields.k, fields.k, M // fields.k**2)
+    return gather(scatter(by_field, fields, combine), fields).reshape(L, M, 1)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Votes
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def kronecker_forward(w: Array) -> Array:
-    """w (K, K, I, J, P, P) -> (K, K, I, D, J * D): a pose, as a row of D entries, times this is pose @ w for all J."""
-    k, _, n_in, n_out, p, _ = w.shape
-    kron = np.zeros((k, k, n_in, p, p, n_out, p, p), w.dtype)
-    for row in range(p):
-        kron[:, :, :, row, :, :, row] = w.swapaxes(3, 4)
-    return kron.reshape(k, k, n_in, p * p, n_out * p * p)
-
-
-def kronecker_backward(dkron: Array, p: int) -> Array:
-    """dkron (K, K, I, D, J * D) -> dw (K, K, I, J, P, P)."""
-    blocks = dkron.reshape(*dkron.shape[:3], p, p, -1, p, p)
-    # kron[:, :, :, row, :, :, row] = w
-    return np.einsum("klirajrb->klijab", blocks)
-
-
-class Votes(NamedTuple):
-    """The votes of all children of all fields, in the workspace: valid until those of another layer are computed."""
-
-    v: Array  # (L, J, M, D) votes - shift
-    v_sq: Array  # (L, J, M, D) their squares
-    shift: Array  # (L, J, D) the vote of the child in the middle of the M
-
-
-def votes_forward(pose: Array, kron: Array, offset: Array | None, ws: Workspace) -> Votes:
-    """V = pose W as matrices: pose (L, K, K, I, D), kron (K, K, I, D, J * D), see ``kronecker_forward`` -> votes.
-
-    kron may be (1, 1, I, D, J * D): the same at all positions of a field. offset (K, K, P, P), None for no offset, is
-    added to the votes of each position.
-    """
-    (L, K, _, I, D), J = pose.shape, kron.shape[4] // pose.shape[4]
-    M = K * K * I
-    v, v_sq = ws("votes", L, M, J, D), ws("squares", L, M, J, D)
-    rows, out = pose.transpose(1, 2, 3, 0, 4), v.reshape(L, K, K, I, J * D).transpose(1, 2, 3, 0, 4)
-    np.matmul(rows, kron, out=out)  # (K, K, I, L, J * D)
-    if offset is not None:
-        v += np.repeat(offset.reshape(K * K, 1, D), I, axis=0)  # (M, 1, D)
-    columns = v.reshape(L, M, J * D)
-    shift = columns[:, M // 2].copy()  # (L, J * D)
-    columns -= shift[:, None]
-    np.multiply(v, v, out=v_sq)
-    return Votes(v.swapaxes(1, 2), v_sq.swapaxes(1, 2), shift.reshape(L, J, D))
-
-
-class VotesGradient(NamedTuple):
-    """A term of the votes' gradient: weight_m (constant_d + slope_d v_md)."""
-
-    weight: Array  # (L, J, M)
-    constant: Array  # (L, J, D)
-    slope: Array  # (L, J, D)
-
-
-def votes_backward(
-    terms: list[VotesGradient], votes: Votes, pose: Array, kron: Array, ws: Workspace
-) -> tuple[Array, Array]:
-    """The terms of dvotes -> dpose (L, K, K, I, D), dkron (K, K, I, D, J * D)."""
-    L, K, _, I, _ = pose.shape
-    weight, constant, slope = (np.stack(parts, axis=2) for parts in zip(*terms, strict=True))  # (L, J, R, M or D)
-    v = votes.v.swapaxes(1, 2)  # (L, M, J, D)
-    dv = votes.v_sq.swapaxes(1, 2)  # its memory: the squares are no longer needed
-    by_v = ws("by_v", *v.shape)
-    # dv = sum over the terms of weight (constant + slope v)
-    np.matmul(weight.swapaxes(2, 3), constant, out=dv.swapaxes(1, 2))
-    np.matmul(weight.swapaxes(2, 3), slope, out=by_v.swapaxes(1, 2))
-    by_v *= v
-    dv += by_v
-    # v = rows @ kron + offset - shift; the shift cancels in every result, so that it has no gradient
-    rows = pose.transpose(1, 2, 3, 0, 4)  # (K, K, I, L, D)
-    dout = dv.reshape(L, K, K, I, -1).transpose(1, 2, 3, 0, 4)  # (K, K, I, L, J * D)
-    dpose = np.empty_like(pose)
-    np.matmul(dout, kron.swapaxes(3, 4), out=dpose.transpose(1, 2, 3, 0, 4))
-    dkron = rows.swapaxes(3, 4) @ dout  # (K, K, I, D, J * D)
-    return dpose, dkron if len(kron) == K else dkron.sum(axis=(0, 1), keepdims=True)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# EM routing over receptive fields [Hinton 2018, procedure 1 and sec. 4]
-# ----------------------------------------------------------------------------------------------------------------------
-
-# An iteration never forms V - mu; it multiplies the votes V and their squares by small arrays, in the BLAS. With
-# weight = r a_in / mass, mu = sum_m weight V and sigma^2 = sum_m weight V^2 - mu^2 (up to MASS_FLOOR), and the distance
-# is (V - mu)^2 / sigma^2 = V^2 / sigma^2 - 2 V mu / sigma^2 + mu^2 / sigma^2. In float32 the differences of moments
-# would cancel for votes far from zero. So v = V - shift and mean = mu - shift are relative to one of a field's votes.
-# Each step adds a term weight_m (constant_d + slope_d v) to the gradient of v; votes_backward sums these.
-#
-# smallnorb_novel_viewpoint.py has the same steps over stored votes, next to the paper's lines.
-
-
-class MStep(NamedTuple):
-    """Inputs and results of an M-step."""
-
-    r: Array  # (L, J, M) assignments
-    weight: Array  # (L, J, M) of a vote in the mean: r times the child's activation / mass; the sum over m is 1
-    mass: Array  # (L, J) sum_m r a_in + MASS_FLOOR
-    mean: Array  # (L, J, D) mu - shift
-    sigma_sq: Array  # (L, J, D)
-    log_det: Array  # (L, J) sum_d log sigma_sq
-    lambda_: float  # inverse temperature
-    a: Array  # (L, J) activations
-    log_a: Array  # (L, J) their logarithms
-
-
-class Layer(NamedTuple):
-    """Parameters and settings of a layer's routing, the same in all of its steps."""
-
+class FieldRoutingCache(NamedTuple):
     fields: Fields
-    beta_a: Array  # (J,)
-    beta_v: Array  # (J,) the cost of one pose entry at sigma = 1, the same for all D
-    variance_floor: float  # added to sigma_sq
-    mass_unit: float  # the mass in a cost is divided by this, see field_routing_forward
-
-
-def field_m_step_forward(votes: Votes, r: Array, a_in: Array, layer: Layer, lambda_: float) -> MStep:
-    """r (L, J, M), a_in (L, M), inverse temperature lambda_ -> means, variances and activations of the
-    parents. [Hinton 2018, procedure 1, M-STEP]"""
-    D = votes.v.shape[3]
-    ra = r * a_in[:, None]  # (L, J, M)
-    mass = ra.sum(axis=2) + MASS_FLOOR  # (L, J)
-    weight = ra / mass[..., None]  # (L, J, M)
-    first = (weight[:, :, None] @ votes.v)[:, :, 0]  # (L, J, D) sum_m weight v
-    second = (weight[:, :, None] @ votes.v_sq)[:, :, 0]  # (L, J, D) sum_m weight v^2
-    deficit = (MASS_FLOOR / mass)[..., None]  # 1 - sum_m weight
-    mean = first - deficit * votes.shift  # sum_m weight V - shift
-    variance = second - mean * (2 * first - (1 - deficit) * mean)  # sum_m weight (v - mean)^2
-    sigma_sq = np.maximum(variance, 0) + layer.variance_floor  # (L, J, D)
-    log_det = np.log(sigma_sq).sum(axis=2)  # (L, J)
-    cost = (D * layer.beta_v + 0.5 * log_det) * (mass / layer.mass_unit)  # (L, J)
-    z = lambda_ * (layer.beta_a - cost)  # (L, J)
-    a, _ = sigmoid_forward(z)
-    log_a = -np.logaddexp(0, -z)  # finite where a is zero
-    return MStep(r, weight, mass, mean, sigma_sq, log_det, lambda_, a, log_a)
-
-
-def field_m_step_backward(
-    dmu: Array, dsigma_sq: Array, dlog_a: Array, votes: Votes, step: MStep, layer: Layer, policy: str
-) -> tuple[Array, Array, Array, VotesGradient]:
-    """dmu and dsigma_sq (L, J, D), dlog_a (L, J) -> dra (L, J, M), dbeta_a and dbeta_v (J,), dvotes; ra = r a_in.
-
-    policy "stop": assignments, mass, and the mean inside sigma_sq are constants.
-    """
-    _, weight, mass, mean, sigma_sq, log_det, lambda_, a, _ = step
-    D = dmu.shape[2]
-    # log_a = log sigmoid(z)
-    dz = dlog_a * (1 - a)  # (L, J)
-    # z = lambda (beta_a - cost)
-    dbeta_a = lambda_ * dz.sum(axis=0)
-    dmass_cost = -lambda_ * dz / layer.mass_unit  # (L, J), of cost * mass_unit
-    # cost * mass_unit = (D beta_v + log_det / 2) mass; log_det = sum_d log sigma_sq
-    dbeta_v = D * (dmass_cost * mass).sum(axis=0)
-    dsigma_sq = dsigma_sq + (0.5 * dmass_cost * mass)[..., None] / sigma_sq  # (L, J, D)
-    # sigma_sq = sum_m weight (V - mu)^2 + floor; its derivative by mu is -2 sum_m weight (V - mu) = -2 deficit mu
-    if policy == "exact":
-        dmu = dmu - 2 * dsigma_sq * (MASS_FLOOR / mass)[..., None] * (mean + votes.shift)
-    # mu = sum_m weight V; sigma_sq as above, with V - mu = v - mean: dV = weight (dmu + 2 dsigma_sq (v - mean)), and
-    # dweight_m = sum_d dmu V + dsigma_sq (v - mean)^2, first without the terms that are the same for all m
-    constant = dmu - 2 * dsigma_sq * mean  # (L, J, D)
-    dweight = (votes.v @ constant[..., None])[..., 0]  # (L, J, M)
-    dweight += (votes.v_sq @ dsigma_sq[..., None])[..., 0]
-    dvotes = VotesGradient(weight, constant, 2 * dsigma_sq)
-    if policy == "stop":
-        dweight += (dsigma_sq * mean * mean + dmu * votes.shift).sum(axis=2)[..., None]
-        return dweight / mass[..., None], dbeta_a, dbeta_v, dvotes
-    # weight = ra / mass; mass = sum_m ra: the quotient rule subtracts sum_m weight dweight, which is
-    # sum_d dmu mu + dsigma_sq (sigma_sq - floor); mu = mean + shift, and the shift cancels
-    dweight += (dsigma_sq * (mean * mean - sigma_sq + layer.variance_floor) - dmu * mean).sum(axis=2)[..., None]
-    dmass = dmass_cost * (D * layer.beta_v + 0.5 * log_det)  # (L, J)
-    return dweight / mass[..., None] + dmass[..., None], dbeta_a, dbeta_v, dvotes
-
-
-def field_e_step_forward(votes: Votes, step: MStep, fields: Fields) -> Array:
-    """Assignments r (L, J, M), in proportion to a_j p_j(vote). A child's sum to 1 over all of its parents: all types at
-    all positions whose field contains it. [Hinton 2018, procedure 1, and sec. 4 for the fields]"""
-    precision = 1 / step.sigma_sq
-    # In logarithms, without D log(2 pi) / 2, which is equal for all parents:
-    # log a_j p_j(V) = log_a - log_det / 2 - sum_d (v - mean)^2 / (2 sigma_sq), with the square expanded
-    log_ap0 = step.log_a - 0.5 * step.log_det - 0.5 * (step.mean * step.mean * precision).sum(axis=2)  # (L, J), v = 0
-    log_ap = (votes.v @ (step.mean * precision)[..., None])[..., 0]  # (L, J, M)
-    log_ap += (votes.v_sq @ (-0.5 * precision)[..., None])[..., 0]
-    log_ap += log_ap0[..., None]
-    log_ap -= over_fields(log_ap.max(axis=1), fields, np.maximum)[:, None]
-    r = np.exp(log_ap, out=log_ap)
-    r /= over_fields(r.sum(axis=1), fields, np.add)[:, None]
-    return r
-
-
-def field_e_step_backward(
-    dr: Array, votes: Votes, step: MStep, r: Array, fields: Fields
-) -> tuple[Array, Array, Array, VotesGradient]:
-    """dr (L, J, M), r of the E-step after the M-step ``step`` -> dmu, dsigma_sq, dlog_a of that M-step; dvotes."""
-    mean, precision = step.mean, 1 / step.sigma_sq
-    # r = softmax(log_ap) over a child's parents
-    dlog_ap = dr * r
-    dlog_ap -= r * over_fields(dlog_ap.sum(axis=1), fields, np.add)[:, None]
-    # log_ap = log_a - log_det / 2 - sum_d (v - mean)^2 / (2 sigma_sq)
-    dlog_a = dlog_ap.sum(axis=2)  # (L, J)
-    first = (dlog_ap[:, :, None] @ votes.v)[:, :, 0]  # (L, J, D) sum_m dlog_ap v
-    second = (dlog_ap[:, :, None] @ votes.v_sq)[:, :, 0]  # (L, J, D) sum_m dlog_ap v^2
-    total = dlog_a[..., None]  # sum_m dlog_ap
-    dmu = (first - mean * total) * precision
-    dsigma_sq = 0.5 * precision * ((second - 2 * mean * first + mean * mean * total) * precision - total)
-    return dmu, dsigma_sq, dlog_a, VotesGradient(dlog_ap, mean * precision, -precision)
-
-
-class RoutingCache(NamedTuple):
-    """A layer's routing without its votes, which the backward pass computes again: they would take most memory."""
-
-    pose: Array  # (L, K, K, I, D) of the children of every field
-    a_in: Array  # (L, M)
-    kron: Array  # (K, K, I, D, J * D), or (1, 1, I, D, J * D) if all positions share the matrices
-    offset: Array | None
-    layer: Layer
-    shift: Array  # (L, J, D)
-    steps: list[MStep]
+    n_in: int  # I
+    shared: bool  # whether w is (1, 1, I, J, P, P)
+    votes: VotesCache
+    mass_unit: float
+    em: EMCache  # a field in place of an image, with its M children and J parents
 
     @property
     def assignments(self) -> list[Array]:
         """r of every M-step: (B, Ho, Wo, K, K, I, J). A child's sum to 1 over all its parents."""
-        shape = (-1, *self.layer.fields.out, self.shift.shape[1], *self.pose.shape[1:4])
-        return [np.moveaxis(step.r.reshape(shape), 3, -1) for step in self.steps]
+        shape = (-1, *self.fields.out, self.fields.k, self.fields.k, self.n_in)
+        return [step.r.reshape(*shape, step.r.shape[2]) for step in self.em.m_steps]
 
     @property
     def mu(self) -> list[Array]:
         """Poses of every M-step: (B, Ho, Wo, J, D)."""
-        shape = (-1, *self.layer.fields.out, *self.shift.shape[1:])
-        return [(step.mean + self.shift).reshape(shape) for step in self.steps]
+        return [step.mu.reshape(-1, *self.fields.out, *step.mu.shape[1:]) for step in self.em.m_steps]
 
     @property
     def a(self) -> list[Array]:
         """Activations of every M-step: (B, Ho, Wo, J)."""
-        return [step.a.reshape(-1, *self.layer.fields.out, self.shift.shape[1]) for step in self.steps]
-
-    def votes(self, ws: Workspace) -> Array:
-        """All votes, (B, Ho, Wo, K, K, I, J, D): a large array."""
-        votes = votes_forward(self.pose, self.kron, self.offset, ws)
-        n_out, d = self.shift.shape[1:]
-        v = (votes.v + self.shift[:, :, None]).swapaxes(1, 2)  # (L, M, J, D)
-        return v.reshape(-1, *self.layer.fields.out, *self.pose.shape[1:4], n_out, d)
+        return [step.a.reshape(-1, *self.fields.out, step.a.shape[1]) for step in self.em.m_steps]
 
 
 def field_routing_forward(
-    pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, lambdas: Sequence[float], variance_floor: float,
-    ws: Workspace, k: int, stride: int = 1, offset: Array | None = None, bias: Array | None = None,
-) -> tuple[Array, Array, RoutingCache]:  # fmt: skip
+    pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, variance_floor: float, k: int,
+    stride: int = 1, offset: Array | None = None,
+) -> tuple[Array, Array, FieldRoutingCache]:  # fmt: skip
     """EM routing where a parent's children are the capsules of its K x K field, and w is the same at all positions.
 
-    pose (B, H, W, I, P, P), a_in (B, H, W, I), w (K, K, I, J, P, P) or (1, 1, I, J, P, P), beta_a and beta_v (J,),
-    offset (K, K, P, P) added to the votes of the children there, bias (J, D) to those for a type of parent -> poses
-    (B, Ho, Wo, J, P, P), activations (B, Ho, Wo, J), cache. One iteration per entry of ``lambdas``. A child may lie in
-    several fields; it is then assigned to the parents of all of them.
+    pose (B, H, W, I, P, P), a_in (B, H, W, I), w (K, K, I, J, P, P), or (1, 1, I, J, P, P) for the same matrices at all
+    positions of a field, beta_a and beta_v (J,), offset (K, K, P, P) added to the votes of the children there
+    -> poses (B, Ho, Wo, J, P, P), activations (B, Ho, Wo, J), cache.
 
     ``variance_floor`` is added to sigma_sq. It keeps the logarithm and the division finite where all votes agree. The
-    mass in a parent's cost is divided by what the parent would get from active children with uniform assignments
+    mass in a parent's cost is divided by its mean over all parents if all children are active and assigned evenly
     (``mass_unit``), so that a cost means the same in layers with different numbers of children and parents.
     """
-    (B, H, W, I, P, _), J = pose.shape, w.shape[3]
-    fields, D = receptive_fields(H, W, k, stride), P * P
-    L, M = B * math.prod(fields.out), k * k * I
-    mass_unit = fields.n_covered * I / (math.prod(fields.out) * J)
-    layer = Layer(fields, beta_a, beta_v, variance_floor, mass_unit)
-    poses = gather(pose.reshape(B, H, W, I, D), fields).reshape(L, k, k, I, D)
-    a_fields = gather(a_in, fields).reshape(L, M)
-    kron = kronecker_forward(w)
-    votes = votes_forward(poses, kron, offset, ws)
-    if bias is not None:
-        votes = votes._replace(shift=votes.shift + bias)
-    uniform = 1 / (J * fields.n_fields.astype(pose.dtype))  # (Ho, Wo, K, K)
-    uniform = np.repeat(uniform, I).reshape(-1, 1, M)  # (Ho * Wo, 1, M)
-    r = np.broadcast_to(uniform, (B, len(uniform), J, M)).reshape(L, J, M)
-    steps: list[MStep] = []
-    for t, lambda_ in enumerate(lambdas):
-        if t:
-            r = field_e_step_forward(votes, steps[-1], fields)
-        steps.append(field_m_step_forward(votes, r, a_fields, layer, lambda_))
-    cache = RoutingCache(poses, a_fields, kron, offset, layer, votes.shift, steps)
-    shape = (B, *fields.out, J)
-    return (steps[-1].mean + votes.shift).reshape(*shape, P, P), steps[-1].a.reshape(shape), cache
+    (I, P), J, fields = pose.shape[3:5], w.shape[3], Fields(pose.shape[1:3], k, stride)
+    poses = gather(pose, fields).reshape(-1, k * k * I, P, P)  # (L, M, P, P)
+    a_fields = gather(a_in, fields).reshape(poses.shape[:2])  # (L, M)
+    w_fields = np.broadcast_to(w, (k, k, I, J, P, P)).reshape(-1, J, P, P)  # (M, J, P, P)
+    votes, votes_cache = votes_forward(poses, w_fields)  # (L, M, J, D)
+    if offset is not None:
+        votes += np.repeat(offset.reshape(-1, 1, P * P), I, axis=0)  # (M, 1, D)
+    over = functools.partial(over_parents, fields)
+    r = np.ones(votes.shape[:3], votes.dtype)
+    r /= over(r, np.add)  # 1 / the number of the child's parents
+    mass_unit = float(r.sum(axis=1).mean())
+    # cost / mass_unit with beta_a is cost with mass_unit beta_a, at an inverse temperature of 1 / mass_unit
+    mu, a, em = em_routing_forward(
+        votes, a_fields, mass_unit * beta_a, beta_v, [1 / mass_unit] * n_iters, variance_floor, r, over
+    )
+    shape = (len(pose), *fields.out, J)
+    cache = FieldRoutingCache(fields, I, w.shape[0] < k, votes_cache, mass_unit, em)
+    return mu.reshape(*shape, P, P), a.reshape(shape), cache
 
 
 def field_routing_backward(
-    dmu: Array, da: Array, cache: RoutingCache, policy: str, ws: Workspace
+    dmu: Array, da: Array, cache: FieldRoutingCache, policy: str
 ) -> tuple[Array, Array, Array, Array, Array]:
     """dmu (B, Ho, Wo, J, P, P), da (B, Ho, Wo, J) -> dpose, da_in, dw, dbeta_a, dbeta_v, of the inputs' shapes.
 
     policy "exact": the gradient of what the forward pass computes, through every iteration.
     policy "stop": that of the last M-step alone, with r, the mass, and the mean inside sigma_sq held constant.
     """
-    pose, a_in, kron, offset, layer, shift, steps = cache
-    fields, (J, D) = layer.fields, shift.shape[1:]
-    P = math.isqrt(D)
-    votes = votes_forward(pose, kron, offset, ws)._replace(shift=shift)
-    dmu, dsigma_sq = dmu.reshape(shift.shape), np.zeros_like(shift)  # (L, J, D)
-    dlog_a = da.reshape(-1, J) * steps[-1].a  # a = exp(log_a)
-    da_fields, dbeta_a, dbeta_v = np.zeros_like(a_in), np.zeros_like(layer.beta_a), np.zeros_like(layer.beta_v)
-    terms: list[VotesGradient] = []
-    for t in reversed(range(len(steps))):
-        # M-step
-        dra, dbeta_a_step, dbeta_v_step, dvotes = field_m_step_backward(
-            dmu, dsigma_sq, dlog_a, votes, steps[t], layer, policy
-        )
-        terms.append(dvotes)
-        dbeta_a += dbeta_a_step
-        dbeta_v += dbeta_v_step
-        da_fields += (dra * steps[t].r).sum(axis=1)
-        if t == 0 or policy == "stop":  # the first assignments are constants
-            break
-        # E-step
-        dr = dra * a_in[:, None]
-        dmu, dsigma_sq, dlog_a, dvotes = field_e_step_backward(dr, votes, steps[t - 1], steps[t].r, fields)
-        terms.append(dvotes)
-    dposes, dkron = votes_backward(terms, votes, pose, kron, ws)
-    shape = (-1, *fields.out, *pose.shape[1:4])  # (B, Ho, Wo, K, K, I)
+    fields, I, shared, votes_cache, mass_unit, em = cache
+    (B, Ho, Wo, J, P, _), k = dmu.shape, fields.k
+    # mu, a = em_routing(votes, a_fields, mass_unit beta_a, beta_v)
+    dvotes, da_fields, dbeta_a, dbeta_v = em_routing_backward(dmu.reshape(-1, J, P * P), da.reshape(-1, J), em, policy)
+    # votes = poses @ w_fields + offset
+    dposes, dw_fields = votes_backward(dvotes, votes_cache)
+    dw = dw_fields.reshape(k, k, I, J, P, P)
+    if shared:
+        dw = dw.sum(axis=(0, 1), keepdims=True)
     # poses, a_fields = gather(pose), gather(a_in)
-    dpose = scatter(dposes.reshape(*shape, D), fields)
-    da_in = scatter(da_fields.reshape(shape), fields)
-    return dpose.reshape(*da_in.shape, P, P), da_in, kronecker_backward(dkron, P), dbeta_a, dbeta_v
+    dpose = scatter(dposes.reshape(B, Ho, Wo, k, k, I, P, P), fields)
+    da_in = scatter(da_fields.reshape(B, Ho, Wo, k, k, I), fields)
+    return dpose, da_in, dw, mass_unit * dbeta_a, dbeta_v
+
+
+class Routing(NamedTuple):
+    """A pair of the signatures of ``field_routing_forward`` and ``field_routing_backward``."""
+
+    forward: Callable[..., tuple[Array, Array, Any]]
+    backward: Callable[..., tuple[Array, Array, Array, Array, Array]]
+
+
+PLAIN = Routing(field_routing_forward, field_routing_backward)
+FAST = Routing(field_em.field_routing_forward, field_em.field_routing_backward)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -753,9 +518,9 @@ class ConvCapsnetCache(NamedTuple):
     relu: Array
     primary: ConvCache
     a_primary: Array  # (B, H, W, types0)
-    convcaps1: RoutingCache
-    convcaps2: RoutingCache
-    routing: RoutingCache  # of the class capsules, whose one field is the whole grid
+    convcaps1: Any  # FieldRoutingCache, or that of another pair
+    convcaps2: Any
+    routing: Any  # of the class capsules, whose one field is the whole grid
     mu: Array  # (B, E, D) class poses
     a: Array  # (B, E) class activations
 
@@ -780,22 +545,20 @@ def conv_capsnet_init(rng: np.random.Generator, config: Config) -> Params:
         params[f"{layer}.w"] = eye + gaussian(0.1, *shape, POSE_SIDE, POSE_SIDE)
         params[f"{layer}.beta_a"] = np.zeros(shape[-1], config.dtype)
         params[f"{layer}.beta_v"] = np.full(shape[-1], beta_v, config.dtype)
-        if config.vote_bias == "learned":  # as in smallnorb_novel_viewpoint.py
-            params[f"{layer}.bias"] = np.full((shape[-1], POSE_SIDE**2), 0.1, config.dtype)
     return params
 
 
-def conv_capsnet_forward(params: Params, x: Array, config: Config, ws: Workspace) -> tuple[Array, ConvCapsnetCache]:
+def conv_capsnet_forward(
+    params: Params, x: Array, config: Config, routing: Routing = FAST
+) -> tuple[Array, ConvCapsnetCache]:
     """x (B, H, W, C) -> class scores (B, E)."""
 
     def route(
-        name: str, pose: Array, a: Array, k: int, stride: int, offset: Array | None = None
-    ) -> tuple[Array, Array, RoutingCache]:
-        w = params["class.w"][None, None] if name == "class" else params[f"{name}.w"]  # (K, K, I, J, P, P)
-        return field_routing_forward(
-            pose, a, w, params[f"{name}.beta_a"], params[f"{name}.beta_v"], config.lambdas, config.variance_floor, ws,
-            k, stride, offset, params.get(f"{name}.bias"),
-        )  # fmt: skip
+        layer: str, pose: Array, a: Array, k: int, stride: int, offset: Array | None = None
+    ) -> tuple[Array, Array, Any]:
+        w = params["class.w"][None, None] if layer == "class" else params[f"{layer}.w"]  # (K, K, I, J, P, P)
+        betas = params[f"{layer}.beta_a"], params[f"{layer}.beta_v"]
+        return routing.forward(pose, a, w, *betas, config.em_iters, config.variance_floor, k, stride, offset)
 
     conv, conv_cache = conv2d_forward(x, params["conv1.w"], params["conv1.b"], stride=2, pad=2)  # (B, 14, 14, channels)
     hidden, relu_cache = relu_forward(conv)
@@ -815,17 +578,15 @@ def conv_capsnet_forward(params: Params, x: Array, config: Config, ws: Workspace
 
 
 def conv_capsnet_backward(
-    dscores: Array, cache: ConvCapsnetCache, config: Config, ws: Workspace, need_dx: bool = False
+    dscores: Array, cache: ConvCapsnetCache, config: Config, routing: Routing = FAST, need_dx: bool = False
 ) -> tuple[Params, Array | None]:
     """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
     dmu, da = class_scores_backward(dscores, cache.mu, config.loss)
     n = len(da)
     dpose, da = dmu.reshape(n, 1, 1, -1, POSE_SIDE, POSE_SIDE), da.reshape(n, 1, 1, -1)
     grads: Params = {}
-    for layer, routing in (("class", cache.routing), ("convcaps2", cache.convcaps2), ("convcaps1", cache.convcaps1)):
-        if config.vote_bias == "learned":  # it moves all votes for a parent, and so their mean and not their variance
-            grads[f"{layer}.bias"] = dpose.sum(axis=(0, 1, 2)).reshape(-1, POSE_SIDE**2)
-        dpose, da, dw, dbeta_a, dbeta_v = field_routing_backward(dpose, da, routing, config.em_grad, ws)
+    for layer, routed in (("class", cache.routing), ("convcaps2", cache.convcaps2), ("convcaps1", cache.convcaps1)):
+        dpose, da, dw, dbeta_a, dbeta_v = routing.backward(dpose, da, routed, config.em_grad)
         grads |= {f"{layer}.beta_a": dbeta_a, f"{layer}.beta_v": dbeta_v}
         grads[f"{layer}.w"] = dw[0, 0] if layer == "class" else dw
     # pose, a_primary = primary[..., :n_pose], sigmoid(primary[..., n_pose:])
@@ -933,13 +694,13 @@ class PaperCNNCache(NamedTuple):
     out: LinearCache
 
 
-def paper_cnn_forward(params: Params, x: Array, ws: Workspace, dropout: Array | None) -> tuple[Array, PaperCNNCache]:
+def paper_cnn_forward(params: Params, x: Array, dropout: Array | None) -> tuple[Array, PaperCNNCache]:
     """x (B, H, W, C), dropout (B, 1024) or None in a test -> class scores (B, E)."""
     layers = []
     for name in ("conv1", "conv2"):
         conv, conv_cache = conv2d_forward(x, params[f"{name}.w"], params[f"{name}.b"], stride=1, pad=2)
         rows = conv.transpose(1, 2, 0, 3)  # (H, W, B, C)
-        pooled = multimnist.max_pool_forward(rows, ws, name)  # (H // 2, W // 2, B, C)
+        pooled = multimnist.max_pool_forward(rows, Workspace(x.dtype), name)  # (H // 2, W // 2, B, C)
         x, _ = relu_forward(pooled.transpose(2, 0, 1, 3))
         layers.append((conv_cache, rows, pooled))
     hidden, hidden_cache = linear_forward(x.reshape(len(x), -1), params["hidden.w"], params["hidden.b"])
@@ -949,9 +710,7 @@ def paper_cnn_forward(params: Params, x: Array, ws: Workspace, dropout: Array | 
     return scores, PaperCNNCache(layers, hidden_cache, relu, dropout, out_cache)
 
 
-def paper_cnn_backward(
-    dscores: Array, cache: PaperCNNCache, ws: Workspace, need_dx: bool = False
-) -> tuple[Params, Array | None]:
+def paper_cnn_backward(dscores: Array, cache: PaperCNNCache, need_dx: bool = False) -> tuple[Params, Array | None]:
     """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
     dx: Array | None
     grads: Params = {}
@@ -963,7 +722,7 @@ def paper_cnn_backward(
         H, W, B, C = pooled.shape
         # x = relu(pooled), pooled = max_pool(rows), rows = conv; x and conv have the axes (B, H, W, C)
         dpooled = relu_backward(dx.reshape(B, H, W, C).transpose(1, 2, 0, 3), pooled)
-        dconv = multimnist.max_pool_backward(dpooled, rows, pooled, ws, name).transpose(2, 0, 1, 3)
+        dconv = multimnist.max_pool_backward(dpooled, rows, pooled, Workspace(dx.dtype), name).transpose(2, 0, 1, 3)
         dx, grads[f"{name}.w"], grads[f"{name}.b"] = conv2d_backward(dconv, conv_cache, need_dx or name != "conv1")
     return grads, dx
 
@@ -976,35 +735,41 @@ def paper_cnn_backward(
 class Model(NamedTuple):
     name: str
     init_params: Callable[[np.random.Generator], Params]
-    forward: Callable[..., tuple[Array, Any]]  # params, x, ws, dropout=None -> scores (B, E), cache
-    backward: Callable[..., tuple[Params, Array | None]]  # dscores, cache, ws, need_dx=False -> grads, dx
+    forward: Callable[..., tuple[Array, Any]]  # params, x, dropout=None -> scores (B, E), cache
+    backward: Callable[..., tuple[Params, Array | None]]  # dscores, cache, need_dx=False -> grads, dx
     loss: Callable[[Array, Array, float], tuple[float, Array]]  # scores, labels, progress -> mean loss, dscores
     part_size: int = PART  # number of images in a part of a training batch
 
 
-def make_models(config: Config) -> dict[str, Model]:
-    """The capsule network and its baseline, by name, in the order of the result table."""
-    capsules = Model(
+def make_capsules(config: Config, routing: Routing | None = None) -> Model:
+    """``routing``: another pair than that of the configuration."""
+    pair = routing or (PLAIN if config.plain else FAST)
+    return Model(
         "capsules",
         lambda rng: conv_capsnet_init(rng, config),
-        lambda params, x, ws, dropout=None: conv_capsnet_forward(params, x, config, ws),
-        lambda dscores, cache, ws, need_dx=False: conv_capsnet_backward(dscores, cache, config, ws, need_dx),
+        lambda params, x, dropout=None: conv_capsnet_forward(params, x, config, pair),
+        lambda dscores, cache, need_dx=False: conv_capsnet_backward(dscores, cache, config, pair, need_dx),
         functools.partial(capsules_loss, config.loss),
         part_size(config),
     )
+
+
+def make_models(config: Config) -> dict[str, Model]:
+    """The capsule network and its baseline, by name, in the order of the result table."""
+    capsules = make_capsules(config)
     n_channels = conv_cnn_channels(config, count_params(capsules.init_params(np.random.default_rng(0))))
     cnn = Model(
         "cnn",
         lambda rng: cnn_init(rng, conv_cnn_shapes(config, n_channels), config.dtype),
-        lambda params, x, ws, dropout=None: conv_cnn_forward(params, x),
-        lambda dscores, cache, ws, need_dx=False: conv_cnn_backward(dscores, cache, need_dx),
+        lambda params, x, dropout=None: conv_cnn_forward(params, x),
+        conv_cnn_backward,
         lambda scores, labels, progress: softmax_cross_entropy(scores, labels),
         part_size(config),
     )
     if config.cnn == "paper":
         cnn = cnn._replace(
             init_params=lambda rng: cnn_init(rng, paper_cnn_shapes(config), config.dtype),
-            forward=lambda params, x, ws, dropout=None: paper_cnn_forward(params, x, ws, dropout),
+            forward=lambda params, x, dropout=None: paper_cnn_forward(params, x, dropout),
             backward=paper_cnn_backward,
             part_size=2 * PART,  # each part has its own 4.2 million gradients
         )
@@ -1017,21 +782,19 @@ def make_models(config: Config) -> dict[str, Model]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def in_parts(
-    work: Callable[[Array, Array, Workspace], Array], examples: Examples, config: Config, workers: Workers
-) -> Array:
-    """work(images, labels, ws) of each part of the examples, as the networks are given them in a test -> (N, ...)."""
+def in_parts(work: Callable[[Array, Array], Array], examples: Examples, config: Config, workers: Workers) -> Array:
+    """work(images, labels) of each part of the examples, as the networks are given them in a test -> (N, ...)."""
     images, size = prepared(examples.images, config), part_size(config)
 
     def part(start: int) -> Array:
-        return work(images[start : start + size], examples.labels[start : start + size], workers.workspace)
+        return work(images[start : start + size], examples.labels[start : start + size])
 
     return np.concatenate(workers.map(part, range(0, len(images), size)))
 
 
 def predict_scores(model: Model, params: Params, examples: Examples, config: Config, workers: Workers) -> Array:
     """Class scores (N, E)."""
-    return in_parts(lambda x, _, ws: model.forward(params, x, ws)[0], examples, config, workers)
+    return in_parts(lambda x, _: model.forward(params, x)[0], examples, config, workers)
 
 
 def accuracy(model: Model, params: Params, examples: Examples, config: Config, workers: Workers) -> float:
@@ -1078,13 +841,13 @@ def training_batch(data: Data, config: Config, step: int) -> Examples:
 
 
 def loss_and_grads(
-    model: Model, progress: float, params: Params, part: Examples, n: int, grads: Params, ws: Workspace
+    model: Model, progress: float, params: Params, part: Examples, n: int, grads: Params, _: Workspace
 ) -> dict[str, float]:
     """The terms that a part of a batch of ``n`` examples adds to the mean loss and, in ``grads``, to its gradients."""
-    scores, cache = model.forward(params, part.images, ws, part.dropout)
+    scores, cache = model.forward(params, part.images, part.dropout)
     loss, dscores = model.loss(scores, part.labels, progress)
     weight = len(part.labels) / n
-    grads.update(model.backward(weight * dscores, cache, ws)[0])
+    grads.update(model.backward(weight * dscores, cache)[0])
     return {"train_loss": weight * loss}
 
 
@@ -1157,16 +920,16 @@ def attack_kinds(model: Model, config: Config) -> dict[str, tuple[Loss, int]]:
     return {name + suffix: (loss, steps[name]) for suffix, loss in losses.items() for name in config.attack}
 
 
-def image_gradient(model: Model, params: Params, images: Array, labels: Array, loss: Loss, ws: Workspace) -> Array:
+def image_gradient(model: Model, params: Params, images: Array, labels: Array, loss: Loss) -> Array:
     """Gradient of the loss with respect to the images (B, H, W, C)."""
-    scores, cache = model.forward(params, images, ws)
-    dx = model.backward(loss(scores, labels)[1], cache, ws, need_dx=True)[1]
+    scores, cache = model.forward(params, images)
+    dx = model.backward(loss(scores, labels)[1], cache, need_dx=True)[1]
     assert dx is not None
     return dx
 
 
 def attack(
-    model: Model, params: Params, images: Array, labels: Array, loss: Loss, epsilon: float, ws: Workspace,
+    model: Model, params: Params, images: Array, labels: Array, loss: Loss, epsilon: float,
     n_steps: int = 1, pixel_range: tuple[float, float] = (0.0, 1.0),
 ) -> Array:  # fmt: skip
     """Images (B, H, W, C) that raise the loss, no pixel of which is moved by more than ``epsilon`` or out of its range.
@@ -1177,7 +940,7 @@ def attack(
     low, high = np.maximum(images - epsilon, pixel_range[0]), np.minimum(images + epsilon, pixel_range[1])
     x = images
     for _ in range(n_steps):
-        step = epsilon / n_steps * np.sign(image_gradient(model, params, x, labels, loss, ws))
+        step = epsilon / n_steps * np.sign(image_gradient(model, params, x, labels, loss))
         x = np.clip(x + step, low, high)
     return x
 
@@ -1187,13 +950,13 @@ def robustness(model: Model, params: Params, examples: Examples, config: Config,
     any of the attacks misleads the model with that epsilon or a smaller one; and the fraction of images on which an
     attack can have no effect, as the gradient is zero at every pixel."""
 
-    def correct(loss: Loss, epsilon: float, n_steps: int, x: Array, labels: Array, ws: Workspace) -> Array:
+    def correct(loss: Loss, epsilon: float, n_steps: int, x: Array, labels: Array) -> Array:
         if epsilon:
-            x = attack(model, params, x, labels, loss, epsilon, ws, n_steps, config.pixel_range)
-        return model.forward(params, x, ws)[0].argmax(axis=1) == labels
+            x = attack(model, params, x, labels, loss, epsilon, n_steps, config.pixel_range)
+        return model.forward(params, x)[0].argmax(axis=1) == labels
 
-    def has_no_gradient(loss: Loss, x: Array, labels: Array, ws: Workspace) -> Array:
-        return (image_gradient(model, params, x, labels, loss, ws) == 0).all(axis=(1, 2, 3))
+    def has_no_gradient(loss: Loss, x: Array, labels: Array) -> Array:
+        return (image_gradient(model, params, x, labels, loss) == 0).all(axis=(1, 2, 3))
 
     def each(test: Callable[..., Array], *args: Any) -> Array:
         return in_parts(functools.partial(test, *args), examples, config, workers)
@@ -1237,9 +1000,9 @@ def attack_all(config: Config, states: dict[str, TrainState], data: Data, thread
 
 def class_capsules(params: Params, images: Array, config: Config) -> tuple[Array, Array]:
     """Images (N, H, W, C) of a data set -> poses (N, E, D) and activations (N, E) of the class capsules."""
-    poses, activations, ws, size = [], [], Workspace(config.dtype), part_size(config)
+    model, poses, activations, size = make_capsules(config), [], [], part_size(config)
     for start in range(0, len(images), size):
-        cache = conv_capsnet_forward(params, prepared(images[start : start + size], config), config, ws)[1]
+        cache = model.forward(params, prepared(images[start : start + size], config))[1]
         poses.append(cache.mu)
         activations.append(cache.a)
     return np.concatenate(poses), np.concatenate(activations)
@@ -1267,12 +1030,11 @@ class ClassRouting(NamedTuple):
 
 def class_routing(params: Params, images: Array, config: Config) -> ClassRouting:
     """The class layer's routing of a few images (N, H, W, C), every iteration."""
-    ws = Workspace(config.dtype)
-    routing = conv_capsnet_forward(params, prepared(images, config), config, ws)[1].routing
+    routing = make_capsules(config, PLAIN).forward(params, prepared(images, config))[1].routing
     n, n_classes = len(images), config.n_classes
     return ClassRouting(
-        routing.votes(ws).reshape(n, -1, n_classes, POSE_SIDE**2),
-        routing.a_in.reshape(n, -1),
+        routing.em.m_steps[0].votes,
+        routing.em.m_steps[0].a_in,
         np.stack([r.reshape(n, -1, n_classes) for r in routing.assignments]),
         np.stack([mu.reshape(n, n_classes, -1) for mu in routing.mu]),
         np.stack([a.reshape(n, n_classes) for a in routing.a]),
@@ -1518,11 +1280,12 @@ def add_config_flags(parser: Parser) -> None:
     add = add_flags(parser, "capsules", Config)
     add("sizes", list_of(whole_number(1, 1024), 4, "32,8,8,8"), "Channels of conv1, and types of the primary capsules"
         " and of those of the two layers above. The paper has 32,32,32,32 and 64,8,16,16.", "A,B,C,D")
-    add_em_flags(add)
+    add("em_iters", whole_number(1, 20), "Route in N iterations.")
+    add("em_grad", ("exact", "stop"),
+        "Differentiate through all iterations, or through the last M-step alone, with constant assignments and mass.")
+    add("variance_floor", number(0, 1e6, above=True), "Add X to every variance of a routing iteration.", "X")
     add("beta_v_init", number(-10, 10),
         "Initial beta_v, counted from -log(variance floor) / 2, at which votes that agree cost nothing.", "X")
-    add("vote_bias", ("none", "learned"),
-        "With learned, add a bias to the votes of each capsule type, the same at all positions.")
     add = add_flags(parser, "training", Config)
     add("seed", whole_number(0, 2**32 - 1), "Seed of the data, the initial weights and the order of the images.")
     add("n_epochs", whole_number(1, 100_000),
@@ -1538,6 +1301,8 @@ def add_config_flags(parser: Parser) -> None:
     add("cnn", ("matched", "paper"), "The CNN has the capsules' grids and as many parameters; or it is the paper's, of"
         " 4.2 million parameters.")
     add("dtype", ("float32", "float64"), "Number format of all arithmetic.")
+    parser.add_argument("--plain", action="store_true",
+        help="Route by the plain form, which follows the paper line by line, and not by its fast twin.")
     add = add_flags(parser, "attacks", Config)
     add("attack", names_of(ATTACKS), "Test under attack after the training, by fgsm, iterated or both.", "A,B")
     add("epsilons", list_of(number(0, 10, above=True), rising=True),

@@ -676,33 +676,45 @@ def m_step_backward(
     return dra * a_in[:, :, None], dvotes, (dra * r).sum(axis=2), dbeta_a, dbeta_v
 
 
+OverParents = Callable[[Array, np.ufunc], Array]
+
+
+def over_parents(x: Array, combine: np.ufunc) -> Array:
+    """x (B, I, J) -> (B, I, 1): np.add or np.maximum over all parents of a child."""
+    return combine.reduce(x, axis=2, keepdims=True)
+
+
 class EStepCache(NamedTuple):
     scaled: Array  # (B, I, J, D) (votes - mu) / sigma_sq
     sigma_sq: Array  # (B, J, D)
     r: Array  # (B, I, J)
+    over: OverParents
 
 
-def e_step_forward(mu: Array, sigma_sq: Array, log_a: Array, votes: Array) -> tuple[Array, EStepCache]:
+def e_step_forward(
+    mu: Array, sigma_sq: Array, log_a: Array, votes: Array, over: OverParents = over_parents
+) -> tuple[Array, EStepCache]:
     """Assign each child to the parents in proportion to a_j p_j(votes). [Hinton 2018, procedure 1, E-STEP]
 
     mu and sigma_sq (B, J, D), log_a (B, J), votes (B, I, J, D) -> r (B, I, J), whose sum over j is 1, and the cache.
-    In logarithms, since a product of D densities may leave the range of float32.
+    In logarithms, since a product of D densities may leave the range of float32. Where a child has other parents than
+    the J, ``over`` combines over all of them.
     """
     error = votes - mu[:, None]  # (B, I, J, D)
     scaled = error / sigma_sq[:, None]
     distance = np.einsum("bijd,bijd->bij", scaled, error)
     log_p = -0.5 * (distance + np.log(sigma_sq).sum(axis=2)[:, None])  # without D log(2 pi) / 2, equal for all parents
     log_ap = log_a[:, None] + log_p  # (B, I, J)
-    ap = np.exp(log_ap - log_ap.max(axis=2, keepdims=True))
-    r = ap / ap.sum(axis=2, keepdims=True)
-    return r, EStepCache(scaled, sigma_sq, r)
+    ap = np.exp(log_ap - over(log_ap, np.maximum))
+    r = ap / over(ap, np.add)
+    return r, EStepCache(scaled, sigma_sq, r, over)
 
 
 def e_step_backward(dr: Array, cache: EStepCache) -> tuple[Array, Array, Array, Array]:
     """dr (B, I, J) -> dmu, dsigma_sq (B, J, D), dlog_a (B, J), dvotes (B, I, J, D)."""
-    scaled, sigma_sq, r = cache
+    scaled, sigma_sq, r, over = cache
     # r = ap / sum_j ap; ap = exp(log_ap)
-    dlog_ap = r * (dr - (dr * r).sum(axis=2, keepdims=True))  # (B, I, J)
+    dlog_ap = r * (dr - over(dr * r, np.add))  # (B, I, J)
     # log_ap = log_a + log_p
     dlog_a = dlog_ap.sum(axis=1)  # (B, J)
     # log_p = -(distance + sum_d log sigma_sq) / 2
@@ -728,13 +740,13 @@ class EMCache(NamedTuple):
 
 def em_routing_forward(
     votes: Array, a_in: Array, beta_a: Array, beta_v: Array, lambdas: list[float],
-    variance_floor: float = VARIANCE_FLOOR, r: Array | None = None,
+    variance_floor: float = VARIANCE_FLOOR, r: Array | None = None, over: OverParents = over_parents,
 ) -> tuple[Array, Array, EMCache]:  # fmt: skip
     """Fit one Gaussian per parent to its children's votes. [Hinton 2018, procedure 1]
 
     votes (B, I, J, D), a_in (B, I), beta_a and beta_v (J,), lambdas: inverse temperature of each iteration
     -> poses mu (B, J, D), activations (B, J), cache. Each parent has one beta_v for all of its D pose entries. The
-    first assignments are ``r`` (I, J), or 1 / J.
+    first assignments are ``r`` (I, J) or (B, I, J), or 1 / J. ``over``: see ``e_step_forward``.
 
     ``variance_floor`` is added to sigma_sq. It keeps the logarithm and the division finite when all votes agree. It
     also softens the assignments: a product of D narrow Gaussians has such sharp peaks that, with a floor of 1e-4, a
@@ -747,7 +759,7 @@ def em_routing_forward(
         mu, sigma_sq, a, log_a, m_step = m_step_forward(r, a_in, votes, beta_a, beta_v, lambda_, variance_floor)
         cache.m_steps.append(m_step)
         if t < len(lambdas) - 1:
-            r, e_step = e_step_forward(mu, sigma_sq, log_a, votes)
+            r, e_step = e_step_forward(mu, sigma_sq, log_a, votes, over)
             cache.e_steps.append(e_step)
     return mu, a, cache
 

@@ -697,17 +697,17 @@ def worst_cases(model: experiment.Model, params: dict[str, Array], images: Array
                 ) -> list[Array]:  # fmt: skip
     """For each epsilon of ``config``, the images (N, H, W, C) as they mislead the model: under the first attack that
     does so with this epsilon, else as with a smaller one. Images that nothing misleads are under the last attack."""
-    ws, found = Workspace(config.dtype), [images]
+    found = [images]
 
     def are_misread(x: Array) -> Array:
-        return model.forward(params, x, ws)[0].argmax(axis=1) != labels
+        return model.forward(params, x)[0].argmax(axis=1) != labels
 
     misread = are_misread(images)
     for epsilon in config.epsilons:
         x = found[-1].copy()
         fresh = np.zeros(len(images), bool)  # misread with this epsilon
         for loss, n_steps in experiment.attack_kinds(model, config).values():
-            moved = experiment.attack(model, params, images, labels, loss, epsilon, ws, n_steps, config.pixel_range)
+            moved = experiment.attack(model, params, images, labels, loss, epsilon, n_steps, config.pixel_range)
             wrong = are_misread(moved)
             take = ~fresh & (wrong | ~misread)
             x[take] = moved[take]
@@ -726,14 +726,14 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
     epsilons = [config.epsilons[i] for i in shown]
     images = experiment.prepared(run.data.test.images[chosen], config).astype(np.float64)
     exact = dataclasses.replace(config, dtype="float64", em_grad="exact", attack=config.attack or experiment.ATTACKS)
-    models, ws = experiment.make_models(exact), Workspace("float64")
+    models = experiment.make_models(exact)
     attacked, said = {}, {}  # by model: by epsilon
     with np.errstate(all="ignore"):
         for name in names:
             params = {k: p.astype(np.float64) for k, p in run.states[name].params.items()}
             found = worst_cases(models[name], params, images, labels[chosen], exact)
             attacked[name] = [found[i] for i in shown]
-            said[name] = [models[name].forward(params, x, ws)[0].argmax(axis=1) for x in attacked[name]]
+            said[name] = [models[name].forward(params, x)[0].argmax(axis=1) for x in attacked[name]]
     left, top, cell = 1.82, 1.4, 0.78
     pitch = (WIDTH - left - 0.04) / max(len(epsilons), 4)
     row = cell + 0.3

@@ -96,7 +96,7 @@ def view_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
 
 def conv_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
     blank = np.zeros((1, config.image_size, config.image_size, config.in_channels), config.dtype)
-    _, cache = conv.conv_capsnet_forward(params, blank, config, Workspace(config.dtype))
+    _, cache = conv.make_capsules(config, conv.PLAIN).forward(params, blank)
     K, P = params["conv1.w"].shape[0], params["class.w"].shape[-1]
     k = params["convcaps1.w"].shape[0]
     pose, routing = f"poses {P}×{P},\nactivations", f"votes, EM routing,\n{config.em_iters} times"

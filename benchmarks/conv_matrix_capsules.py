@@ -50,7 +50,7 @@ def torch_network(sizes: tuple[int, int, int, int] = SIZES) -> Any:
     from torch.nn import functional
 
     config = config_of(sizes)
-    lambdas, floor = config.lambdas, config.variance_floor
+    floor = config.variance_floor
 
     class ConvCaps(nn.Module):
         """Capsules whose children are those of a field of k x k; with ``offset`` one matrix serves all positions."""
@@ -85,16 +85,16 @@ def torch_network(sizes: tuple[int, int, int, int] = SIZES) -> Any:
             votes = votes.reshape(n, places, k2 * n_in, n_out, 16)
             a = a.reshape(n, places, k2 * n_in, 1)
             r = self.first.expand(n, places, k2, n_in, n_out).reshape(n, places, k2 * n_in, n_out)
-            for t, inverse_temperature in enumerate(lambdas):
+            for t in range(config.em_iters):
                 ra = r * a
-                mass = ra.sum(2) + experiment.MASS_FLOOR  # (B, places, J)
+                mass = ra.sum(2) + viewpoint.MASS_FLOOR  # (B, places, J)
                 weight = ra / mass[:, :, None]
                 mu = torch.einsum("bpcj,bpcjd->bpjd", weight, votes)
                 square = (votes - mu[:, :, None]) ** 2
                 sigma_sq = torch.einsum("bpcj,bpcjd->bpjd", weight, square) + floor
                 log_det = sigma_sq.log().sum(3)
-                z = inverse_temperature * (self.beta_a - (16 * self.beta_v + 0.5 * log_det) * mass / self.mass_unit)
-                if t < len(lambdas) - 1:
+                z = self.beta_a - (16 * self.beta_v + 0.5 * log_det) * mass / self.mass_unit
+                if t < config.em_iters - 1:
                     log_p = -0.5 * torch.einsum("bpcjd,bpjd->bpcj", square, 1 / sigma_sq) - 0.5 * log_det[:, :, None]
                     log_r = (functional.logsigmoid(z)[:, :, None] + log_p).reshape(n, places * k2, n_in, n_out)
                     # a child's parents are all types at all positions that see it

@@ -19,6 +19,7 @@ import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from benchmarks import conv_matrix_capsules, multimnist, smallnorb
 from benchmarks.measure import Step
+from fast import field_em
 
 Params = dict[str, Any]
 
@@ -117,7 +118,7 @@ def field_routing(
     -> (B, Ho, Wo, J, P, P), (B, Ho, Wo, J)."""
     B, H, W, I, P, _ = pose.shape
     w = params[f"{name}.w"]
-    J, D, fields = w.shape[-3], P * P, conv.receptive_fields(H, W, k, stride)
+    J, D, fields = w.shape[-3], P * P, field_em.receptive_fields(H, W, k, stride)
     L, child = fields.position.size // k**2, fields.position.ravel()  # of each entry (position, kernel place)
     poses = pose.reshape(B, H * W, I, P, P)[:, child].reshape(B, L, k * k, I, P, P)
     a = a_in.reshape(B, H * W, I)[:, child].reshape(B, L, k * k * I, 1)
@@ -129,17 +130,17 @@ def field_routing(
     first = (1 / (J * fields.n_fields)).reshape(L, k * k, 1, 1)
     r = jnp.broadcast_to(first.astype(votes.dtype), (B, L, k * k, I, J)).reshape(B, L, -1, J)
     mass_unit = fields.n_covered * I / (L * J)
-    for t, inverse_temperature in enumerate(config.lambdas):
+    for t in range(config.em_iters):
         ra = r * a
-        mass = ra.sum(2) + conv.MASS_FLOOR  # (B, L, J)
+        mass = ra.sum(2) + views.MASS_FLOOR  # (B, L, J)
         weight = ra / mass[:, :, None]
         mu = jnp.einsum("blcj,blcjd->bljd", weight, votes)
         square = (votes - mu[:, :, None]) ** 2
         sigma_sq = jnp.einsum("blcj,blcjd->bljd", weight, square) + config.variance_floor
         log_det = jnp.log(sigma_sq).sum(3)
         cost = (D * params[f"{name}.beta_v"] + 0.5 * log_det) * mass / mass_unit
-        z = inverse_temperature * (params[f"{name}.beta_a"] - cost)
-        if t < len(config.lambdas) - 1:
+        z = params[f"{name}.beta_a"] - cost
+        if t < config.em_iters - 1:
             log_p = -0.5 * jnp.einsum("blcjd,bljd->blcj", square, 1 / sigma_sq) - 0.5 * log_det[:, :, None]
             log_r = (jax.nn.log_sigmoid(z)[:, :, None] + log_p).reshape(B, L * k * k, I, J)
             # a child's parents are all types at all positions that see it

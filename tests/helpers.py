@@ -335,14 +335,14 @@ def attacked_by_hand() -> tuple[conv.Model, conv.Examples, conv.Config]:
     images[:, 0, 0, 0] = (0.5, 0.5, 0.5, 0.5, 0.6, 0.05)
     images[:, 0, 2, 0] = kinds
 
-    def forward(params: Any, x: Any, ws: Any) -> tuple[Any, Any]:
+    def forward(params: Any, x: Any) -> tuple[Any, Any]:
         p, q, kind = x[:, 0, :, 0].T
         rules = {0: (p > 0.55) & (p < 0.75), 1: q > 0.1, 0.75: (p > 0.75) & (q < 0.05), 0.5: (p > 0.75) & (p < 0.85)}
         wrong = np.select([kind == k for k in rules], list(rules.values()))
         right = np.where(wrong, 0.1, np.where(kind == 0.5, 0.99, 0.6))
         return np.stack([right, 1 - right], axis=1), x
 
-    def backward(dscores: Any, x: Any, ws: Any, need_dx: bool = False) -> tuple[Any, Any]:
+    def backward(dscores: Any, x: Any, need_dx: bool = False) -> tuple[Any, Any]:
         dx = np.zeros_like(x)
         dx[:, 0, 0, 0] = dscores[:, 1] - dscores[:, 0]
         dx[:, 0, 1, 0] = dx[:, 0, 0, 0] * (x[:, 0, 0, 0] > 0.6)

@@ -265,7 +265,7 @@ def test_matrix_capsules_are_tested_on_test_digits(brightness: int, accuracy: fl
     model = conv.Model(
         "cnn",
         fresh_weights,
-        lambda params, x, ws, dropout=None: (class_scores(x[..., 0], brightness), None),
+        lambda params, x, dropout=None: (class_scores(x[..., 0], brightness), None),
         lambda *args, **options: (fresh_weights(np.random.default_rng(0)), None),
         lambda scores, labels, progress: (0.0, np.zeros_like(scores)),
     )
@@ -445,11 +445,11 @@ def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: P
     """Pixels are 0.04, 0.12 and 0.3 away from where the answer changes; two of the eight images have no gradient, and
     the held-out images, which are not attacked, are all named wrongly."""
 
-    def forward(params: Any, x: Array, ws: Any) -> tuple[Array, Array]:
+    def forward(params: Any, x: Array) -> tuple[Array, Array]:
         pixel = x[:, 0, 0, 0]
         return np.stack([0.5 - pixel, pixel - 0.5], axis=1), x
 
-    def backward(dscores: Array, x: Array, ws: Any, need_dx: bool = False) -> tuple[dict[str, Array], Array]:
+    def backward(dscores: Array, x: Array, need_dx: bool = False) -> tuple[dict[str, Array], Array]:
         dx = np.zeros_like(x)
         dx[:, 0, 0, 0] = (dscores[:, 1] - dscores[:, 0]) * (x[:, 0, 0, 1] == 0)
         return {}, dx

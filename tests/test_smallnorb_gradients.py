@@ -270,7 +270,7 @@ def check_m_step(activity: float = 1.0) -> None:
 
 def check_e_step() -> None:
     rng = np.random.default_rng(10)
-    inputs = {
+    inputs: dict[str, Any] = {
         "mu": rng.standard_normal((3, 4, 7)),
         "sigma_sq": rng.uniform(0.7, 3, (3, 4, 7)),
         "log_a": rng.standard_normal((3, 4)),

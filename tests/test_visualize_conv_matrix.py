@@ -30,7 +30,7 @@ from helpers import attacked_by_hand, failure, usage_error
 from support.figures import figure_style
 from support.run import save_checkpoint
 from support.tables import confusion_matrix
-from support.workers import SERIAL, Workspace
+from support.workers import SERIAL
 
 SMALL = [
     "--seed=123",
@@ -216,7 +216,7 @@ def test_the_histograms_weights_add_up_to_the_assigned_mass(run: figures.Run) ->
     n_children = 4 * 4 * run.config.sizes[3]
     assert routing.weights.shape == (3, 2, n_children, 10)
     x = experiment.prepared(run.data.test.images[:2], run.config)
-    cache = experiment.conv_capsnet_forward(run.states["capsules"].params, x, run.config, Workspace())[1]
+    cache = experiment.conv_capsnet_forward(run.states["capsules"].params, x, run.config)[1]
     for image in range(2):
         for limit in (0.5, 100):  # with nearly all votes beyond, and with none
             histogram = figures.mass_histogram(routing, image, np.linspace(0, limit, 6))
@@ -479,7 +479,7 @@ def test_worst_cases_of_different_attacks_are_not_averaged() -> None:
 def test_a_picture_that_is_misread_stays_misread_at_every_larger_epsilon() -> None:
     model, (images, labels, *_), config = attacked_by_hand()
     found = figures.worst_cases(model, {}, images, labels, config)
-    wrong = [model.forward({}, x, Workspace())[0].argmax(axis=1) != labels for x in found]
+    wrong = [model.forward({}, x)[0].argmax(axis=1) != labels for x in found]
     # as many as by the accuracies of the script
     assert [np.flatnonzero(row).tolist() for row in wrong] == [[0, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
     for epsilon, x in zip(config.epsilons, found, strict=True):
