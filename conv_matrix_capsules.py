@@ -56,8 +56,8 @@ import numpy as np
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as viewpoint
-from data.labelled_pictures import Labelled, picture_sets, read_labelled, resized
-from data.pictures import read_square, read_strokes
+from data.labelled_pictures import read_sets
+from data.pictures import BYTES, read_strokes, square_of_set
 from fast import field_em
 from support.console import print_message
 from support.files import CACHE_DIR, UserError
@@ -246,21 +246,11 @@ def read_own_images(config: Config, classes: Sequence[str]) -> tuple[tuple[str, 
     """The classes, training and test set, and ``Config.pictures``; see ``make_data``."""
     if not config.data_dir:
         raise UserError("--dataset images needs --data-dir DIR, the folder of the images")
-    path = Path(config.data_dir)
-    train: Labelled
-    test: Labelled | None
-    if multimnist.has_mnist_files(path):
-        digits, names = multimnist.named_classes(multimnist.load_mnist(path), path)
-        side = config.side or multimnist.DIGIT_SIDE
-        train, test = (
-            Labelled(resized(x[..., None], side, config.in_channels), y, names) for x, y in (digits[1:3], digits[3:5])
-        )
-    else:
-        train, test = read_labelled(path, config.side or DEFAULT_SIDES, config.in_channels)
-    found = picture_sets(train, test, generator(config.seed, Stream.DATA, 2), classes)
-    pairs = (found.train_images, found.train_labels), (found.test_images, found.test_labels)
-    pictures = f"{zlib.crc32(found.train_images.tobytes()):08x}" if test is None else ""
-    return found.classes, [Examples(x * np.float32(1 / 255), y) for x, y in pairs], pictures
+    path, side, rng = Path(config.data_dir), config.side or DEFAULT_SIDES, generator(config.seed, Stream.DATA, 2)
+    levels = {BYTES: (0.0, 255.0)} if path.is_dir() and not multimnist.has_mnist_files(path) else None
+    found = read_sets(path, side, config.in_channels, rng, classes, levels)
+    pictures = f"{zlib.crc32(found.train.images.tobytes()):08x}" if found.is_drawn else ""
+    return found.classes, [Examples(x * np.float32(1 / 255), y) for x, y in (found.train, found.test)], pictures
 
 
 def make_views(config: Config) -> Sequence[viewpoint.Split]:
@@ -1218,7 +1208,7 @@ DIGIT_BOX = 20  # pixels: MNIST's digits fill a box of this side
 def read_picture(path: Path, config: Config) -> Array:
     """A picture file -> (1, H, W, C), prepared as the data set is. Raises UserError where it cannot be read."""
     if config.has_own_images:
-        square = read_square(path, config.image_size, config.in_channels)[None]
+        square = square_of_set(path, config.image_size, config.in_channels, {})[None]
         return square * np.float32(1 / 255) - np.float32(config.pixel_offset)
     if config.has_views:
         return viewpoint.read_picture(path, config) - np.float32(config.pixel_offset)

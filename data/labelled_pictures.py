@@ -1,121 +1,371 @@
-"""A person's own pictures, each of a class: a folder with a sub-folder for each class, or a .npz file."""
+"""A person's own pictures, each of a class: a folder, a .npz file, or files of MNIST's format of any size."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
+import hashlib
+import math
 import os
+import re
 import unicodedata
 import zipfile
-from collections.abc import Mapping, Sequence
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.pictures import quiet_and_unlimited, read_square, squared
+from data.pictures import Levels, Square, array_square, eight_bits, quiet_and_unlimited, read_square
 from support.console import one_line, print_message, shows_progress
 from support.files import UserError
 
 Array = np.ndarray
+Files = list[tuple[tuple[str, ...], Path]]  # each file with the names of the folders that lead to it, and its own name
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
 TEST_FRACTION = 0.2  # of each class, where there is no test set
 N_MEASURED = 200  # pictures whose size is looked at
-MAX_BYTES = 1 << 29  # of all pictures, resized; in float32 they take four times as many
+MAX_BYTES = 1 << 31  # of all pictures, resized, in float32
+FLAT = 4  # of 255 levels: a set whose median picture has a standard deviation below this shows nearly nothing
+ROLES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
+         "testing": "test"}  # fmt: skip
+LAYOUTS = (
+    "make FOLDER/CLASS/1.jpg … of all pictures, or FOLDER/train/CLASS/1.jpg … and FOLDER/test/CLASS/2.jpg …, with a"
+    " folder for each CLASS"
+)
+
+
+class Source(NamedTuple):
+    """Where pictures come from: files, or rows of arrays."""
+
+    parts: list[tuple[Any, Array]]  # of the training and perhaps of the test: items, and numbers of names
+    names: tuple[str, ...]  # of the classes
+    load: Callable[[Any, int, int], Square]
+    size: Callable[[Any], int]  # of an item's longer side, in pixels
 
 
 class Labelled(NamedTuple):
-    """Pictures of one size, each of a class."""
-
     images: Array  # (N, S, S, C) uint8
-    labels: Array  # (N,) numbers of the names
-    names: tuple[str, ...]  # of the classes
+    labels: Array  # (N,) numbers of classes
 
 
 class PictureSets(NamedTuple):
-    """Labels are numbers of ``classes``."""
-
     classes: tuple[str, ...]
-    train_images: Array  # (N, S, S, C) uint8
-    train_labels: Array  # (N,)
-    test_images: Array  # (M, S, S, C) uint8
-    test_labels: Array  # (M,)
+    train: Labelled
+    test: Labelled
+    levels: Levels  # which became black and white
+    is_drawn: bool  # whether the test set was drawn from the pictures
 
 
-def read_labelled(path: Path, side: int | tuple[int, int], channels: int) -> tuple[Labelled, Labelled | None]:
-    """The training pictures and, if they are apart from these, the test pictures of a folder or a .npz file.
+def read_sets(
+    path: Path, side: int | tuple[int, int], channels: int, rng: np.random.Generator, classes: Sequence[str] = (),
+    levels: Levels | None = None,
+) -> PictureSets:  # fmt: skip
+    """Training and test set of a folder or a .npz file; a test set that is not there is drawn, see ``picture_sets``.
 
     ``side``: that of the images in pixels, or the least and the greatest from which the one nearest to the pictures'
-    own (the median of their longer sides) is taken. Raises UserError; a picture that cannot be read is left out, with
-    a warning.
+    own (the median of their longer sides) is taken. ``classes`` and ``levels``: those of a trained network. Raises
+    UserError; a picture that cannot be read is left out, with a warning.
     """
-    if os.path.isdir(path):
-        return read_folders(path, side, channels)
     if not os.path.exists(path):
         raise UserError(f"there is no folder and no .npz file {path}")
-    return read_npz(path, side, channels)
-
-
-def read_folders(folder: Path, side: int | tuple[int, int], channels: int) -> tuple[Labelled, Labelled | None]:
-    """A folder with a sub-folder of pictures for each class, which has the class's name; or with the folders ``train``
-    and ``test``, each of which has such sub-folders."""
-    parts = [folder]
-    if all((folder / name).is_dir() and not picture_files(folder / name)[0] for name in ("train", "test")):
-        parts = [folder / "train", folder / "test"]
-    found = [files_by_class(part) for part in parts]
-    files = [path for by_class in found for paths in by_class.values() for path in paths]
+    files = visible_files(path) if os.path.isdir(path) else []
+    idx = [file for _, file in files if IDX_NAME.fullmatch(file.name)]
+    source = idx_source(path, idx) if idx else folder_source(path, files) if os.path.isdir(path) else npz_source(path)
     if not isinstance(side, int):
-        side = nearest_side(file_sizes(files), side)
-    require_memory(len(files), side, channels)
-    unreadable: list[Path] = []
-    sets = [read_files(by_class, side, channels, unreadable) for by_class in found]
+        items = source.parts[0][0]
+        chosen = np.linspace(0, len(items) - 1, min(len(items), N_MEASURED)).astype(int).tolist()
+        sizes = [size for k in chosen if (size := source.size(items[k]))]
+        side = int(np.clip(round(float(np.median(sizes or side[1:]))), *side))
+    parts, levels = read_all(path, source, side, channels, levels)
+    return picture_sets(parts, source.names, levels, rng, classes)
+
+
+def read_all(
+    path: Path, source: Source, side: int, channels: int, levels: Levels | None
+) -> tuple[list[Labelled], Levels]:
+    """Every picture is resized when it is read: memory depends on the number of pictures alone, not on their sizes.
+    Black and white are the least and the greatest number of all training pictures of one kind of numbers."""
+    from tqdm import tqdm
+
+    n = sum(len(labels) for _, labels in source.parts)
+    if 4 * n * side * side * channels > MAX_BYTES:
+        raise UserError(f"{n:,} pictures of {side} x {side} pixels need more than {MAX_BYTES >> 20} MiB: take fewer, or"
+                        " a smaller --image-size")  # fmt: skip
+    known, unreadable, sets = dict(levels or {}), [], []
+    bar = tqdm(total=n, desc="pictures", leave=False, disable=not shows_progress())
+    for is_test, (items, labels) in enumerate(source.parts):
+        raw, kinds = np.empty((len(items), side, side, channels), np.float32), np.empty(len(items), object)
+        greatest = dict[str, float]()
+        for k, item in enumerate(items):
+            with contextlib.suppress(UserError):
+                raw[k], kind, (low, high) = source.load(item, side, channels)
+                if not is_test and levels is None:
+                    known[kind] = min(low, known.get(kind, (low,))[0]), max(high, known.get(kind, (high, high))[1])
+                greatest[kind] = max(high, greatest.get(kind, high))
+                kinds[k] = kind
+            bar.update()
+        for kind in {*greatest} & {*known}:
+            low, high = known[kind]
+            if greatest[kind] - low > 4 * (high - low):  # such as 0 to 255 after a training with 0 to 1
+                text = f"values up to {greatest[kind]:g}, and those of the training up to {high:g}"
+                raise UserError(f"the pictures of {path} for the test have {text}: scale both alike")
+        images = np.empty(raw.shape, np.uint8)
+        for k, kind in enumerate(kinds):
+            if kind in known:
+                images[k] = eight_bits(raw[k], known[kind])
+        is_read = np.array([kind in known for kind in kinds], bool)
+        unreadable += [items[k] for k in np.flatnonzero(~is_read).tolist()]
+        sets.append(Labelled(images[is_read], labels[is_read]))
+    bar.close()
     if unreadable:
-        shown = ", ".join(str(path.relative_to(folder)) for path in unreadable[:5])
+        shown = ", ".join(str(file.relative_to(path)) for file in unreadable[:5])
         more = f" and {len(unreadable) - 5:,} more" if len(unreadable) > 5 else ""
-        text = f"{len(unreadable):,} of {len(files):,} pictures of {folder} cannot be read"
-        if len(unreadable) == len(files):
+        text = f"{len(unreadable):,} of {n:,} pictures of {path} cannot be read"
+        if not len(sets[0].labels):
             raise UserError(f"{text}, none is left: {shown}{more}")
         print_message(f"warning: {one_line(f'{text} and are left out: {shown}{more}', 500)}")
-    return sets[0], sets[1] if len(sets) > 1 else None
+    some = sets[0].images[:: math.ceil(len(sets[0].labels) / 1000)]
+    if np.median(some.std(axis=(1, 2, 3))) < FLAT:
+        print_message(
+            f"warning: the pictures of {path} span almost no grey levels, so that the networks see almost nothing"
+        )
+    return sets, known
 
 
-def picture_files(folder: Path) -> tuple[list[Path], int]:
-    """The picture files of a folder by their endings, sorted by name, and how many other files it has. Hidden ones do
-    not count."""
-    try:
-        with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and not entry.is_dir())
-    except OSError as error:
-        raise UserError(f"cannot read the folder {folder}: {error.strerror}") from error
-    files = [folder / name for name in names if os.path.splitext(name)[1].lower() in SUFFIXES]
-    return files, len(names) - len(files)
+# ----------------------------------------------------------------------------------------------------------------------
+# A folder: which of its files are of which class
+# ----------------------------------------------------------------------------------------------------------------------
 
 
-def files_by_class(folder: Path) -> dict[str, list[Path]]:
-    """The picture files by the name of the sub-folder, both sorted. Raises UserError where there are none."""
-    found: dict[str, list[Path]] = {}
-    try:
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-    except OSError as error:
-        raise UserError(f"cannot read the folder {folder}: {error.strerror}") from error
-    n_other = 0
-    for name in names:
-        if not name.startswith("."):
-            files, n = picture_files(folder / name)
-            n_other += n
-            if files:
-                found.setdefault(class_name(name), []).extend(files)
-    if not found:
-        direct, n = picture_files(folder)
-        what = f"{len(direct):,} pictures but no sub-folder with pictures" if direct else "no sub-folder with pictures"
-        others = f" (other files: {n + n_other:,}; known endings: {' '.join(sorted(SUFFIXES))})" if n + n_other else ""
-        raise UserError(f"{folder} has {what}{others}: put those of each class into a sub-folder with the class's name")
+def visible_files(folder: Path) -> Files:
+    """All files below a folder, sorted, without hidden ones and those in hidden folders."""
+    found: Files = []
+    seen = set()
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"cannot read the folder {error.filename}: {error.strerror}") from error
+
+    for at, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        seen.add(os.path.realpath(at))
+        folders[:] = sorted(f for f in folders if f[0] != "." and os.path.realpath(os.path.join(at, f)) not in seen)
+        parts = Path(at).relative_to(folder).parts
+        found += [((*parts, name), Path(at, name)) for name in sorted(names) if name[0] != "."]
     return found
+
+
+def inner_folders(files: Files) -> dict[str, Files]:
+    """The files of each sub-folder, by its name, as seen from there."""
+    found: dict[str, Files] = {}
+    for (first, *rest), path in files:
+        if rest:
+            found.setdefault(first, []).append((tuple(rest), path))
+    return found
+
+
+def by_name(files: Files) -> dict[str, list[Path]]:
+    """The files that lie in no sub-folder by what comes before the first dot or number of their names: circle.0.jpg."""
+    found: dict[str, list[Path]] = {}
+    for parts, path in files:
+        name = re.split(r"[.\d]", parts[0])[0].strip(" _-(")
+        if len(parts) == 1 and name:
+            found.setdefault(class_name(name), []).append(path)
+    return found
+
+
+def names_classes(files: Files) -> bool:
+    """Whether the files' own names are those of two classes or more, of two files or more each."""
+    return len(found := by_name(files)) > 1 and min(map(len, found.values())) > 1
+
+
+def by_class(files: Files) -> dict[str, list[Path]]:
+    """The files by the sub-folder, or by their own names. A folder around the classes' folders is looked through."""
+    inner = inner_folders(files)
+    only = next(iter(inner.values())) if len(inner) == 1 else []
+    if inner_folders(only) or names_classes(only):
+        return by_class(only)
+    found: dict[str, list[Path]] = {}
+    for name, below in inner.items():
+        found.setdefault(class_name(name), []).extend(path for _, path in below)
+    return found or (by_name(files) if names_classes(files) else {})
+
+
+def by_role(files: Files) -> dict[str, Files]:
+    """The files of the folders train, val and test, by these names, or all as those of "train". Names may be longer,
+    as in seg_train or test1. A folder train beside others that are none of the three, and without any folders or
+    classes in it, is a class of this name."""
+    inner, found = inner_folders(files), dict[str, Files]()
+    for name, below in inner.items():
+        if roles := [ROLES[word] for word in re.findall("[a-z]+", name.lower()) if word in ROLES]:
+            found[roles[0]] = found.get(roles[0], []) + below
+    train = found.get("train", [])
+    if len(found) > 1 or inner_folders(train) or names_classes(train) or len(inner) == len(found) > 0:
+        return found
+    if len(inner) == 1 and len(deeper := by_role(*inner.values())) > 1:
+        return deeper
+    return {"train": files}
+
+
+def folder_source(folder: Path, files: Files) -> Source:
+    """A folder with a sub-folder of pictures for each class, which has the class's name; or with the folders ``train``
+    and ``test`` (or ``val``), each of which has such sub-folders."""
+    from PIL import Image
+
+    Image.init()
+    known = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    left_out = Counter(path.suffix.lower() or "no ending" for _, path in files if path.suffix.lower() not in known)
+    files = [file for file in files if file[1].suffix.lower() in known]
+    roles, said = by_role(files), []
+    found = {role: by_class(part) for role, part in roles.items()}
+    train = found.setdefault("train", {})
+    if train and not inner_folders(roles["train"]):  # the test's names may be of no class
+        said.append(f"the classes are from the files' names: {one_line(', '.join(train))}")
+        found |= {role: {k: v for k, v in by_name(roles[role]).items() if k in train} for role in roles}
+    if "val" in found:
+        role = "train" if found.get("test") else "test"
+        said.append(f"the validation pictures are in the {'training' if role == 'train' else role} set")
+        for name, paths in found.pop("val").items():
+            found.setdefault(role, {}).setdefault(name, []).extend(paths)
+    parts = [part for role in ("train", "test") if (part := found.get(role))]
+    items = [[path for paths in part.values() for path in paths] for part in parts]
+    if n := len(files) - sum(map(len, items)):
+        left_out[f"picture{'s' * (n > 1)} of no class"] = n
+    shown = ", ".join(f"{n:,} {what}" for what, n in left_out.most_common(8))
+    if not train:
+        what = f"{len(files):,} pictures, but no folder for each class of a training" if files else "no pictures"
+        raise UserError(f"{folder} has {what}{f' (left out: {shown})' * bool(shown)}: {LAYOUTS}")
+    for line in said + [f"left out: {shown}"] * bool(shown):
+        print_message(f"{folder}: {line}")
+    names = tuple(dict.fromkeys(name for part in parts for name in part))
+    labels = [np.repeat([names.index(k) for k in part], [len(v) for v in part.values()]) for part in parts]
+    return Source(list(zip(items, labels, strict=True)), names, read_square, file_size)
 
 
 def class_name(text: object) -> str:
     """A folder's name, or a label, as it is shown: on one line, and the same from every file system."""
     return one_line(unicodedata.normalize("NFC", str(text)).strip() or "(empty)", 60)
+
+
+def file_size(path: Path) -> int:
+    """The longer side of a picture in pixels; 0 where it cannot be read."""
+    from PIL import Image
+
+    with contextlib.suppress(Exception), quiet_and_unlimited(Image):
+        if path.is_file():  # a pipe would be waited for
+            with Image.open(path) as opened:
+                return max(opened.size)
+    return 0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Arrays: a .npz file, or files of MNIST's format
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def array_source(pictures: Sequence[Array], labels: Sequence[Array], names: tuple[str, ...]) -> Source:
+    parts = list(zip(pictures, labels, strict=True))
+    return Source(parts, names, array_square, lambda picture: max(picture.shape[:2]))
+
+
+def npz_source(path: Path) -> Source:
+    """``x_train``, ``y_train`` and, if there, ``x_test``, ``y_test``: pictures (N, H, W), (N, H, W, 1) or (N, H, W, 3)
+    of any numbers; labels (N,), whole numbers or texts. ``classes``: the names of the labels, in their order."""
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            raise ValueError("it is no regular file")
+        if not zipfile.is_zipfile(path):  # numpy would speak of pickled data, and of how to load them
+            raise ValueError("it is damaged, or of another kind")
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {k: stored[k] for k in ("x_train", "y_train", "x_test", "y_test", "classes") if k in stored}
+    except Exception as error:  # zipfile and numpy raise many kinds on a damaged file
+        raise UserError(f"{path} is not a folder, nor a .npz file that can be read: {one_line(error)}") from error
+    pictures, labels = [], []
+    for part in ("train", "test") if "x_test" in arrays else ("train",):
+        for key in (f"x_{part}", f"y_{part}"):
+            if key not in arrays:
+                raise UserError(f"{path} has no {key}: it needs x_train, y_train and, for a test set, x_test, y_test")
+        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+        x = x[..., None] if x.ndim == 3 else x
+        if x.ndim != 4 or x.shape[-1] not in (1, 3) or 0 in x.shape:
+            raise UserError(f"x_{part} of {path} has the shape {x.shape}: it must be (N, H, W) or (N, H, W, 1 or 3)")
+        if x.dtype.kind not in "uifb" or not np.isfinite([x.min(), x.max()]).all():
+            raise UserError(f"x_{part} of {path} must hold finite numbers, but holds {x.dtype} with some that are not")
+        if y.shape not in ((len(x),), (len(x), 1)) or y.dtype.kind not in "uifbUS":
+            raise UserError(f"y_{part} of {path} has the shape {y.shape} of {y.dtype}: it must have one label for each"
+                            " picture")  # fmt: skip
+        y = decoded(y.ravel())
+        if y.dtype.kind in "fb":
+            if not (np.isfinite(y) & (y == np.rint(y))).all():
+                raise UserError(f"y_{part} of {path} has labels that are no whole numbers")
+            y = y.astype(np.int64)
+        pictures.append(x)
+        labels.append(y)
+    known = np.unique(labels[0])
+    names = tuple(map(class_name, decoded(arrays.get("classes", known)).ravel().tolist()))
+    if len(names) != len(known) or len(set(names)) < len(names):
+        raise UserError(f"{path} has {len(set(names))} different classes, but {len(known)} different labels in y_train")
+    if other := [y for y in np.unique(labels[-1]).tolist() if y not in known.tolist()]:
+        raise UserError(f"{path} has the label {other[0]} in y_test, but not in y_train")
+    return array_source(pictures, [np.searchsorted(known, y) for y in labels], names)
+
+
+def decoded(texts: Array) -> Array:
+    """Bytes as text; other arrays as they are."""
+    return np.char.decode(texts, "utf-8", "replace") if texts.dtype.kind == "S" else texts
+
+
+IDX_NAME = re.compile(r"(.*?)[-_.]?(train|t10k|test)[-_.](images|labels)[-_.]idx[13][-_.]ubyte(\.gz)?", re.I)
+
+
+def idx_source(folder: Path, paths: Sequence[Path]) -> Source:
+    """Files of MNIST's names and format below a folder, of one set, whose pictures may have any size. EMNIST's are
+    turned upright. The names of the labels: see ``read_class_names``."""
+    found: dict[str, Path] = {}
+    sets: dict[str, None] = {}
+    for path in paths:
+        prefix, part, what = re.sub(IDX_NAME, r"\1 \2 \3", path.name.lower()).rsplit(" ", 2)
+        place = path.parent.parent if IDX_NAME.fullmatch(path.parent.name) else path.parent  # unpacked into a folder
+        sets[f"{place.relative_to(folder)} {prefix}".strip(" .")] = None
+        found.setdefault(f"{part.replace('test', 't10k')}-{what}", path)
+    if len(sets) > 1:
+        raise UserError(
+            f"{folder} holds several sets, {', '.join(sets)}: put the files of one into a folder of its own"
+        )
+    pictures, labels = [], []
+    for part in ("train", "t10k")[: 2 if "t10k-images" in found else 1]:
+        for key in (f"{part}-images", f"{part}-labels"):
+            if key not in found:
+                raise UserError(f"{folder} has no {key}-idx{3 if 'images' in key else 1}-ubyte beside the others")
+        x, y = read_idx(found[f"{part}-images"]), read_idx(found[f"{part}-labels"])
+        if x.ndim != 3 or y.shape != (len(x),):
+            raise UserError(f"{found[f'{part}-images']} has the shape {x.shape}, and its labels {y.shape}")
+        pictures.append(x[..., None])
+        labels.append(y)
+    if any("emnist" in name for name in sets):
+        print_message(f"{folder}: EMNIST's pictures lie on their side and are turned upright")
+        pictures = [x.swapaxes(1, 2) for x in pictures]
+    known = np.unique(np.concatenate(labels))
+    return array_source(pictures, [np.searchsorted(known, y) for y in labels], read_class_names(folder, known))
+
+
+def read_idx(path: Path) -> Array:
+    """A file of MNIST's format, gzipped or not, told by its content: 8-bit numbers of any shape. Raises UserError."""
+    try:
+        with path.open("rb") as plain:
+            magic = plain.read(2)
+            plain.seek(0)
+            with gzip.GzipFile(fileobj=plain) if magic == b"\x1f\x8b" else plain as file:
+                head = file.read(4)
+                shape = np.frombuffer(file.read(4 * head[3]), ">u4").astype(int).tolist()
+                if head[:3] != bytes((0, 0, 8)) or len(shape) != head[3] or not 0 < math.prod(shape) <= MAX_BYTES:
+                    raise ValueError("it is no IDX file of 8-bit numbers")
+                if len(content := file.read(math.prod(shape) + 1)) != math.prod(shape):
+                    raise ValueError(f"it has not the {math.prod(shape):,} bytes that its header claims")
+    except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
+        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def read_class_names(folder: Path | None, labels: Array) -> tuple[str, ...]:
@@ -132,187 +382,54 @@ def read_class_names(folder: Path | None, labels: Array) -> tuple[str, ...]:
     return names
 
 
-def file_sizes(files: Sequence[Path]) -> list[int]:
-    """Longer sides, in pixels, of some of the pictures, evenly spaced."""
-    from PIL import Image
-
-    sizes = []
-    with quiet_and_unlimited(Image):
-        for k in np.linspace(0, len(files) - 1, min(len(files), N_MEASURED)).astype(int).tolist():
-            with contextlib.suppress(Exception):
-                if files[k].is_file():  # a pipe would be waited for
-                    with Image.open(files[k]) as opened:
-                        sizes.append(max(opened.size))
-    return sizes
+# ----------------------------------------------------------------------------------------------------------------------
+# Training and test set
+# ----------------------------------------------------------------------------------------------------------------------
 
 
-def nearest_side(sizes: Sequence[int], limits: tuple[int, int]) -> int:
-    """The side within the limits that is nearest to the median of the sizes."""
-    return int(np.clip(round(float(np.median(sizes or [limits[1]]))), *limits))
-
-
-def require_memory(n: int, side: int, channels: int) -> None:
-    if n * side * side * channels > MAX_BYTES:
-        raise UserError(
-            f"{n:,} pictures of {side} x {side} pixels need more than {MAX_BYTES >> 20} MiB: take fewer, or a"
-            " smaller --image-size"
-        )
-
-
-def read_files(by_class: Mapping[str, list[Path]], side: int, channels: int, unreadable: list[Path]) -> Labelled:
-    """Every picture is resized when it is read: memory depends on the number of pictures alone, not on their sizes.
-    Those that cannot be read are added to ``unreadable``."""
-    from tqdm import tqdm
-
-    n_files = sum(map(len, by_class.values()))
-    images, labels, n = np.empty((n_files, side, side, channels), np.uint8), np.empty(n_files, np.intp), 0
-    with tqdm(total=n_files, desc="pictures", leave=False, disable=not shows_progress()) as bar:
-        for label, paths in enumerate(by_class.values()):
-            for path in paths:
-                try:
-                    images[n] = read_square(path, side, channels)
-                    labels[n] = label
-                    n += 1
-                except UserError:
-                    unreadable.append(path)
-                bar.update()
-    return Labelled(images[:n], labels[:n], tuple(by_class))
-
-
-def read_npz(path: Path, side: int | tuple[int, int], channels: int) -> tuple[Labelled, Labelled | None]:
-    """``x_train``, ``y_train`` and, if there, ``x_test``, ``y_test``: pictures (N, H, W) or (N, H, W, C), of 0 to 255,
-    or of 0 to 1 in floats; labels (N,), whole numbers or texts. ``classes``: the names of the labels, in their order.
-    """
-    arrays: dict[str, Array] = {}
-    try:
-        if not path.is_file():  # a pipe would be waited for
-            raise ValueError("it is no regular file")
-        with path.open("rb") as opened:
-            if not zipfile.is_zipfile(path):  # numpy would speak of pickled data, and of how to load them
-                raise ValueError("it is damaged, or of another kind")
-            stored = np.load(opened, allow_pickle=False)
-            if zipped := getattr(stored, "zip", None):
-                unpacked = sum(member.file_size for member in zipped.infolist())
-                if unpacked > max(MAX_BYTES, 100 * path.stat().st_size):
-                    raise ValueError("it unpacks to more than 100 times its size")
-            for key in ("x_train", "y_train", "x_test", "y_test", "classes"):
-                if key in stored:
-                    arrays[key] = stored[key]
-    except Exception as error:  # zipfile and numpy raise many kinds on a damaged file
-        raise UserError(f"{path} is not a folder, nor a .npz file that can be read: {one_line(error)}") from error
-    parts = ("train", "test") if "x_test" in arrays else ("train",)
-    for part in parts:
-        for key in (f"x_{part}", f"y_{part}"):
-            if key not in arrays:
-                raise UserError(f"{path} has no {key}: it needs x_train, y_train and, for a test set, x_test, y_test")
-    most = max(greatest(arrays[f"x_{part}"]) for part in parts)
-    pictures = {part: eight_bits(arrays[f"x_{part}"], most, f"x_{part} of {path}") for part in parts}
-    labels = {part: whole_labels(arrays[f"y_{part}"], len(pictures[part]), f"y_{part} of {path}") for part in parts}
-    if not isinstance(side, int):
-        side = nearest_side([max(pictures["train"].shape[1:3])], side)
-    require_memory(sum(map(len, labels.values())), side, channels)
-    known = np.unique(labels["train"])
-    names = tuple(map(class_name, decoded(arrays.get("classes", known)).ravel().tolist()))
-    if len(names) != len(known) or len(set(names)) < len(names):
-        raise UserError(f"{path} has {len(set(names))} different classes, but {len(known)} different labels in y_train")
-    if "test" in parts and not np.isin(labels["test"], known).all():
-        other = labels["test"][~np.isin(labels["test"], known)][0]
-        raise UserError(f"{path} has the label {other} in y_test, but not in y_train")
-    sets = [
-        Labelled(resized(pictures[part], side, channels), np.searchsorted(known, labels[part]), names) for part in parts
-    ]
-    return sets[0], sets[1] if len(sets) > 1 else None
-
-
-def greatest(x: Array) -> float:
-    """The greatest number of an array, at most what fits its kind: 255 for floats, 65535 for whole numbers."""
-    if not x.size or x.dtype.kind not in "uifb":
-        return 0.0
-    return min(float(x.max()), 255.0 if x.dtype.kind == "f" else 65535.0)
-
-
-def eight_bits(pictures: Array, most: float, what: str) -> Array:
-    """(N, H, W) or (N, H, W, C) of numbers -> (N, H, W, C) uint8, C = 1, 3 or 4 (with transparency). ``most``: the
-    greatest number in the file, which says what white is: 1, 255 or 65535."""
-    x = pictures[..., None] if pictures.ndim == 3 else pictures
-    if x.ndim != 4 or x.shape[-1] not in (1, 3, 4) or 0 in x.shape:
-        raise UserError(f"{what} has the shape {pictures.shape}: it must be (N, H, W) or (N, H, W, 1, 3 or 4)")
-    if x.dtype.kind not in "uifb":
-        raise UserError(f"{what} holds {x.dtype}: it must hold numbers")
-    if x.dtype == np.uint8:
-        return x
-    if not (x.min() >= 0 and x.max() <= most):  # a NaN fails this too
-        raise UserError(
-            f"{what} has values from {x.min():g} to {x.max():g}: they must be 0 to 1, 0 to 255, or whole to 65535"
-        )
-    is_unit = x.dtype.kind in "fb" and most <= 1
-    return np.rint(x * (255 if is_unit else 1 if most <= 255 else 1 / 257)).astype(np.uint8)
-
-
-def decoded(texts: Array) -> Array:
-    """Bytes as text; other arrays as they are."""
-    return np.char.decode(texts, "utf-8", "replace") if texts.dtype.kind == "S" else texts
-
-
-def whole_labels(labels: Array, n: int, what: str) -> Array:
-    """(N,) or (N, 1) of whole numbers or texts -> (N,)."""
-    if labels.shape not in ((n,), (n, 1)) or labels.dtype.kind not in "uifbUS":
-        raise UserError(
-            f"{what} has the shape {labels.shape} of {labels.dtype}: it must have one label for each picture"
-        )
-    y = decoded(labels.ravel())
-    if y.dtype.kind in "fb":
-        if not (np.isfinite(y) & (y == np.rint(y))).all():
-            raise UserError(f"{what} has labels that are no whole numbers")
-        y = y.astype(np.int64)
-    return y
-
-
-def resized(pictures: Array, side: int, channels: int) -> Array:
-    """(N, H, W, C) uint8 -> (N, S, S, C') uint8, as pictures from files; those that fit already are returned as they
-    are."""
-    from PIL import Image
-
-    if pictures.shape[1:] == (side, side, channels):
-        return pictures
-    images = np.empty((len(pictures), side, side, channels), np.uint8)
-    for n, picture in enumerate(pictures):
-        plain = picture[..., 0] if picture.shape[-1] == 1 else picture
-        images[n] = squared(Image.fromarray(np.ascontiguousarray(plain)).convert("RGBA"), side, channels)
-    return images
+def identities(images: Array) -> Array:
+    """A number for each image, the same for identical ones."""
+    return np.array([int.from_bytes(hashlib.blake2b(x.tobytes(), digest_size=7).digest(), "little") for x in images])
 
 
 def picture_sets(
-    train: Labelled, test: Labelled | None, rng: np.random.Generator, classes: Sequence[str] = ()
+    parts: Sequence[Labelled],
+    found: Sequence[str],
+    levels: Levels,
+    rng: np.random.Generator,
+    classes: Sequence[str] = (),
 ) -> PictureSets:
-    """Training and test set. Without a test set ``rng`` draws a fifth of each class, at least one picture, for it.
+    """Training and test set. Without a test set ``rng`` draws a fifth of each class, at least one picture, for it;
+    copies of a picture stay on one side.
 
-    ``classes``: those of a trained network, among which all must be; without it, those of which there are training
-    pictures. Raises UserError where there are not enough pictures.
+    ``found``: the names of the labels. ``classes``: those of a trained network, among which all must be; without it,
+    those of which there are training pictures. Raises UserError where there are not enough pictures.
     """
-    counts = np.bincount(train.labels, minlength=len(train.names))
-    names = tuple(classes) or tuple(name for name, n in zip(train.names, counts, strict=True) if n)
-    for known in (train, test):
-        for name in () if known is None else (known.names[k] for k in np.unique(known.labels)):
-            if name not in names:
-                where = "the network was trained on" if classes else "there are training pictures of"
-                raise UserError(f"there are pictures of the class {name}, which is none that {where}")
+    names = tuple(classes) or tuple(found[k] for k in np.unique(parts[0].labels))
+    for name in (found[k] for part in parts for k in np.unique(part.labels)):
+        if name not in names:
+            where = "the network was trained on" if classes else "there are training pictures of"
+            raise UserError(f"there are pictures of the class {name}, which is none that {where}")
     if len(names) < 2:
-        raise UserError(f"there are pictures of one class alone, {', '.join(names)}: a network needs two or more")
-
-    def numbered(part: Labelled) -> Array:
-        numbers = {name: k for k, name in enumerate(names)}
-        return np.array([numbers.get(name, -1) for name in part.names], np.intp)[part.labels]
-
-    labels = numbered(train)
-    if test is not None:
+        raise UserError(f"there are pictures of one class alone, {', '.join(names)}: {LAYOUTS}")
+    numbers = np.array([names.index(name) if name in names else -1 for name in found], np.intp)
+    train, *rest = (Labelled(part.images, numbers[part.labels]) for part in parts)
+    same = identities(train.images)
+    for test in rest:
         if not len(test.labels):
             raise UserError("there is no test picture that can be read")
-        return PictureSets(names, train.images, labels, test.images, numbered(test))
-    is_test = np.zeros(len(train.labels), bool)
+        if n := int(np.isin(identities(test.images), same).sum()):
+            print_message(f"warning: {n:,} of {len(test.labels):,} test pictures are in the training set too")
+        return PictureSets(names, train, test, levels, False)
+    _, first, group, counts = np.unique(same, return_index=True, return_inverse=True, return_counts=True)
+    if n := int((counts - 1).sum()):
+        print_message(f"warning: {n:,} of {len(same):,} pictures are copies; all of a picture go to the same set")
+    is_test = np.zeros(len(counts), bool)
     for label, name in enumerate(names):
-        own = np.flatnonzero(labels == label)
+        own = np.flatnonzero(train.labels[first] == label)
         if len(own) == 1:
             raise UserError(f"there is one picture of the class {name}: two are needed, for training and for the test")
         is_test[rng.permutation(own)[: max(1, round(TEST_FRACTION * len(own)))] if len(own) else []] = True
-    return PictureSets(names, train.images[~is_test], labels[~is_test], train.images[is_test], labels[is_test])
+    chosen = is_test[group.ravel()]
+    drawn = [Labelled(train.images[k], train.labels[k]) for k in (~chosen, chosen)]
+    return PictureSets(names, drawn[0], drawn[1], levels, True)

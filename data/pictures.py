@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,19 +18,21 @@ from support.files import UserError
 
 Array = np.ndarray
 
-
 MAX_PIXELS = 50_000_000
+MNIST_SIDE = 28
+Levels = Mapping[str, tuple[float, float]]  # black and white, by the kind of a file's numbers
+BYTES, WHOLE, FLOATS, NUMBERS = "8 bits", "whole numbers", "floating point", "arrays"  # the kinds
 
 
-def read_grey(path: Path) -> Array:
-    """A picture file -> grey levels (H, W) in [0, 1], float32, upright as its EXIF orientation says. Raises UserError
-    where it cannot be read."""
-    return over_background(open_upright(path), 1)[..., 0]
+# ----------------------------------------------------------------------------------------------------------------------
+# A file as an image of Pillow
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def open_upright(path: Path, side: int | None = None) -> Any:
-    """A picture file -> an image of Pillow, RGBA. With ``side`` a JPEG may be decoded at a fraction of its size, not
-    below twice ``side`` in either direction. Raises UserError where the file cannot be read."""
+    """A picture file -> an image of Pillow, upright as its EXIF orientation says: RGBA, or F where a pixel has more
+    than 8 bits. With ``side`` a JPEG may be decoded at a fraction of its size, not below twice ``side`` in either
+    direction. Raises UserError where the file cannot be read."""
     from PIL import Image, ImageOps
 
     try:
@@ -43,15 +46,32 @@ def open_upright(path: Path, side: int | None = None) -> Any:
             if side:
                 opened.draft(None, (2 * side, 2 * side))
             upright = ImageOps.exif_transpose(opened)
-            wide = upright.mode.startswith("I")  # 16 bits of grey
-            narrow = Image.fromarray((np.asarray(upright).clip(0, 65535) // 257).astype(np.uint8)) if wide else upright
-            return narrow.convert("RGBA")
+            if upright.mode[0] not in "IF":
+                return upright.convert("RGBA")
+            pixels = np.asarray(upright)
+            if not np.isfinite(pixels).all():
+                raise UserError(f"{path} has pixels that are no numbers")
+            deep = Image.fromarray(pixels.astype(np.float32))
+            deep.info["kind"] = FLOATS if pixels.dtype.kind == "f" else WHOLE
+            return deep
     except UserError:
         raise
     except FileNotFoundError:
         raise UserError(f"there is no picture {path}") from None
     except Exception as error:  # Pillow's decoders raise many kinds on a damaged file: SyntaxError, struct.error, ...
         raise UserError(f"{path} is not a picture that can be read: {one_line(error)}") from error
+
+
+@contextlib.contextmanager
+def quiet_and_unlimited(image: Any) -> Iterator[None]:
+    """Without Pillow's warnings of what it reads nevertheless, and without its limit on the number of pixels."""
+    limit, image.MAX_IMAGE_PIXELS = image.MAX_IMAGE_PIXELS, None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        image.MAX_IMAGE_PIXELS = limit
 
 
 def over_background(rgba: Any, channels: int) -> Array:
@@ -64,25 +84,92 @@ def over_background(rgba: Any, channels: int) -> Array:
     return alpha * colours + (1 - alpha) * background
 
 
-def read_square(path: Path, side: int, channels: int) -> Array:
-    """A picture file -> (S, S, C) uint8, S = ``side``, C = 1, grey, or 3: see ``squared``. Raises UserError."""
-    return squared(open_upright(path, side), side, channels)
+def border_level(image: Array) -> float:
+    """The median of the outermost pixels of (H, W): the background's level."""
+    return float(np.median(np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])))
 
 
-def squared(rgba: Any, side: int, channels: int) -> Array:
-    """An RGBA image of Pillow -> (S, S, C) uint8: resized until its longer side is S, in the middle of a square of the
-    median of its border."""
+# ----------------------------------------------------------------------------------------------------------------------
+# Squares, whose black and white are those of a set
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Square(NamedTuple):
+    pixels: Array  # (S, S, C) float32, in the numbers of the picture
+    kind: str  # of these numbers
+    extremes: tuple[float, float]  # least and greatest of the whole picture
+
+
+def read_square(path: Path, side: int, channels: int) -> Square:
+    """A picture file as a square of S = ``side``, C = 1, grey, or 3: see ``squared``. Raises UserError."""
+    image = open_upright(path, side)
+    bands = image.getextrema()
+    if image.mode == "F":
+        return Square(squared(image, side, channels), image.info["kind"], bands)
+    is_opaque = bands[3][0] == 255  # others have a background of black or white
+    extremes = (min(band[0] for band in bands[:3]), max(band[1] for band in bands[:3])) if is_opaque else (0, 255)
+    return Square(squared(image, side, channels), BYTES, extremes)
+
+
+def array_square(numbers: Array, side: int, channels: int) -> Square:
+    """The same of a picture (H, W, C'), C' = 1 or 3, of any numbers."""
     from PIL import Image
 
-    width, height = (max(1, round(n * side / max(rgba.size))) for n in rgba.size)
-    shrinks = max(rgba.size) > side
-    small = rgba.resize((width, height), Image.Resampling.BOX if shrinks else Image.Resampling.BILINEAR)
-    pixels = np.rint(255 * over_background(small, channels)).astype(np.uint8)  # (height, width, C)
-    square = np.empty((side, side, channels), np.uint8)
+    x = numbers.astype(np.float32)
+    if channels < x.shape[-1]:
+        x = (x @ np.array([0.299, 0.587, 0.114], np.float32))[..., None]
+    planes = [squared(Image.fromarray(plane), side, 1) for plane in np.moveaxis(x, 2, 0)]
+    pixels = np.broadcast_to(np.concatenate(planes, axis=2), (side, side, channels))
+    return Square(pixels, NUMBERS, (float(x.min()), float(x.max())))
+
+
+def squared(image: Any, side: int, channels: int) -> Array:
+    """An image of Pillow, RGBA or F -> (S, S, C) float32, of 0 to 255 or of its own numbers: resized until its longer
+    side is S, in the middle of a square of the median of its border."""
+    from PIL import Image
+
+    width, height = (max(1, round(n * side / max(image.size))) for n in image.size)
+    shrinks = max(image.size) > side
+    small = image.resize((width, height), Image.Resampling.BOX if shrinks else Image.Resampling.BILINEAR)
+    grey = small.mode == "F"
+    pixels = np.asarray(small)[..., None].repeat(channels, axis=2) if grey else 255 * over_background(small, channels)
+    square = np.empty((side, side, channels), np.float32)
     square[...] = [border_level(pixels[..., c]) for c in range(channels)]
     top, left = (side - height) // 2, (side - width) // 2
     square[top : top + height, left : left + width] = pixels
     return square
+
+
+def eight_bits(numbers: Array, levels: tuple[float, float]) -> Array:
+    """Numbers of any shape -> uint8, 0 at the lower level and 255 at the upper one; what lies beyond them is cut."""
+    low, high = levels
+    return np.rint(np.clip((numbers - low) * (255 / max(high - low, 1e-30)), 0, 255)).astype(np.uint8)
+
+
+def square_of_set(path: Path, side: int, channels: int, levels: Levels) -> Array:
+    """A picture file -> (S, S, C) uint8, read as the pictures of a training with these levels. Raises UserError, also
+    where the training had none of its kind of numbers."""
+    square = read_square(path, side, channels)
+    known = {BYTES: (0.0, 255.0), **levels}
+    if square.kind not in known:
+        raise UserError(f"{path} holds {square.kind}, and no picture of the training does: save it in another format")
+    return eight_bits(square.pixels, known[square.kind])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Single pictures
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def read_grey(path: Path) -> Array:
+    """A picture file -> grey levels (H, W) in [0, 1], float32. Of more than 8 bits white is the power of two that the
+    picture's greatest number needs. Raises UserError where it cannot be read."""
+    image = open_upright(path)
+    if image.mode != "F":
+        return over_background(image, 1)[..., 0]
+    low, high = image.getextrema()
+    white = 2 ** math.ceil(math.log2(max(high, 1) + 1) - 0.01) - 1  # 1.0000004 is 1
+    return np.clip((np.asarray(image) - min(low, 0)) / np.float32(white - min(low, 0)), 0, 1)
 
 
 def grey_square(grey: Array, side: int) -> Array:
@@ -90,14 +177,7 @@ def grey_square(grey: Array, side: int) -> Array:
     border."""
     from PIL import Image
 
-    height, width = (max(1, round(n * side / max(grey.shape))) for n in grey.shape)
-    square = Image.new("L", (side, side), int(border_level(grey)))
-    small = Image.fromarray(grey).resize((width, height), Image.Resampling.BOX)
-    square.paste(small, ((side - width) // 2, (side - height) // 2))
-    return np.asarray(square)
-
-
-MNIST_SIDE = 28
+    return np.rint(squared(Image.fromarray(grey.astype(np.float32)), side, 1)[..., 0]).astype(np.uint8)
 
 
 def read_strokes(path: Path, side: int, box: int) -> Array:
@@ -128,29 +208,15 @@ def read_strokes(path: Path, side: int, box: int) -> Array:
     return picture
 
 
-@contextlib.contextmanager
-def quiet_and_unlimited(image: Any) -> Iterator[None]:
-    """Without Pillow's warnings of what it reads nevertheless, and without its limit on the number of pixels."""
-    limit, image.MAX_IMAGE_PIXELS = image.MAX_IMAGE_PIXELS, None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        image.MAX_IMAGE_PIXELS = limit
-
-
-def border_level(image: Array) -> float:
-    """The median of the outermost pixels of (H, W): the background's level."""
-    return float(np.median(np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])))
-
-
 def picture_sheet(tiles: Array) -> bytes:
-    """tiles (rows, columns, H, W) in [0, 1] -> a PNG of them, four times as large, between white lines."""
+    """tiles (rows, columns, H, W) in [0, 1], or (rows, columns, H, W, 3) -> a PNG of them, four times as large, between
+    white lines."""
     from PIL import Image
 
-    tiles = np.pad(tiles, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=1)
-    sheet = tiles.transpose(0, 2, 1, 3).reshape(len(tiles) * tiles.shape[2], -1).repeat(4, axis=0).repeat(4, axis=1)
+    tiles = np.pad(tiles, [(0, 0), (0, 0), (1, 1), (1, 1), (0, 0)][: tiles.ndim], constant_values=1)
+    rows, columns, height, width = tiles.shape[:4]
+    sheet = tiles.swapaxes(1, 2).reshape(rows * height, columns * width, *tiles.shape[4:])
+    sheet = sheet.repeat(4, axis=0).repeat(4, axis=1)
     stream = io.BytesIO()
     Image.fromarray((255 * np.clip(sheet, 0, 1)).astype(np.uint8)).save(stream, "PNG")
     return stream.getvalue()

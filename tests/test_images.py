@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import shlex
 import shutil
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ import make_multimnist_capsnet_gif as overlay_animation
 import multimnist_capsnet as overlay
 import visualize_conv_matrix_capsules as figures
 import visualize_multimnist_capsnet as overlay_figures
-from data import labelled_pictures, pictures
 from figure_checks import draw_coarsely
 from helpers import failure, usage_error
 from support import tables
@@ -81,15 +79,6 @@ def data_of(path: Path, *flags: str) -> m.Data:
     return m.make_data(config_of(path, *flags))
 
 
-def fault_of(path: Path, *flags: str) -> str:
-    with pytest.raises(UserError) as caught:
-        data_of(path, *flags)
-    text = str(caught.value)
-    assert "\n" not in text
-    assert len(text) < 500
-    return text
-
-
 def idx(array: Array) -> bytes:
     return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
@@ -107,304 +96,6 @@ def write_mnist(root: Path, labels: Sequence[int], n: int = 12) -> Path:
         (root / f"{part}-images-idx3-ubyte").write_bytes(idx(x))
         (root / f"{part}-labels-idx1-ubyte").write_bytes(idx(y))
     return root
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# One picture
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_picture_is_resized_and_padded_with_the_level_of_its_border(tmp_path: Path) -> None:
-    wide = np.full((10, 40), 80, np.uint8)
-    wide[2:8, 10:30] = 240
-    Image.fromarray(wide).save(tmp_path / "wide.png")
-    square = pictures.read_square(tmp_path / "wide.png", 20, 1)[..., 0]
-    assert square.shape == (20, 20)
-    assert (square[:7] == 80).all()
-    assert (square[13:] == 80).all()
-    assert (square[9:11, 6:14] == 240).all()
-    small = pictures.read_square(tmp_path / "wide.png", 80, 1)[..., 0]  # is enlarged
-    assert small[40, 40] == 240
-    assert small[5, 5] == 80
-
-
-def test_colours_grey_and_their_weights(tmp_path: Path) -> None:
-    Image.new("RGB", (16, 16), (200, 100, 50)).save(tmp_path / "a.bmp")
-    assert (pictures.read_square(tmp_path / "a.bmp", 16, 3) == [200, 100, 50]).all()
-    grey = pictures.read_square(tmp_path / "a.bmp", 16, 1)
-    assert abs(int(grey[0, 0, 0]) - (0.299 * 200 + 0.587 * 100 + 0.114 * 50)) <= 1
-
-
-def test_16_bits_palettes_bits_and_transparency(tmp_path: Path) -> None:
-    ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
-    Image.fromarray(ramp).save(tmp_path / "wide.png")
-    np.testing.assert_allclose(pictures.read_square(tmp_path / "wide.png", 16, 1)[..., 0], ramp / 257, atol=1)
-    Image.new("L", (16, 16), 255).convert("1").save(tmp_path / "bits.png")
-    assert (pictures.read_square(tmp_path / "bits.png", 16, 1) == 255).all()
-    clear = np.zeros((16, 16, 4), np.uint8)
-    clear[4:12, 4:12] = (20, 20, 20, 255)  # dark on transparent: on white
-    Image.fromarray(clear).save(tmp_path / "clear.png")
-    for channels in (1, 3):
-        read = pictures.read_square(tmp_path / "clear.png", 16, channels)
-        assert (read[0, 0] == 255).all()
-        assert (read[8, 8] == 20).all()
-    frames = [Image.new("L", (16, 16), level) for level in (90, 200)]
-    frames[0].save(tmp_path / "two.gif", save_all=True, append_images=frames[1:])
-    assert (pictures.read_square(tmp_path / "two.gif", 16, 1) == 90).all()
-
-
-def test_a_photograph_is_upright_and_may_be_decoded_at_a_fraction_of_its_size(tmp_path: Path) -> None:
-    image = np.zeros((800, 1200), np.uint8)
-    image[:, 900:] = 255  # bright on the right; turned clockwise by a quarter: below
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.fromarray(image).save(tmp_path / "photo.jpg", exif=exif, quality=95)
-    assert pictures.open_upright(tmp_path / "photo.jpg", 32).height < 1200
-    read = pictures.read_square(tmp_path / "photo.jpg", 32, 1)[..., 0]
-    assert read[28, 16] > 240
-    assert read[4, 16] < 15
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A folder
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_sub_folders_are_classes_and_a_fifth_of_each_is_the_test_set(folder: Path) -> None:
-    data = data_of(folder)
-    assert data.classes == tuple(sorted(CLASSES))
-    assert data.train.images.shape == (18, 20, 20, 1)
-    assert data.train.images.dtype == np.float32
-    assert np.bincount(data.train.labels).tolist() == [6, 6, 6]
-    assert np.bincount(data.test.labels).tolist() == [2, 2, 2]
-    for part in (data.train, data.test):
-        bands = part.images[..., 0].reshape(len(part.labels), 20, 20)[:, :, [3, 10, 17]].mean(axis=1).argmax(axis=1)
-        np.testing.assert_array_equal(bands, part.labels)
-        assert 0 <= part.images.min() <= part.images.max() <= 1
-    together = np.concatenate([data.train.images, data.test.images]).reshape(24, -1)
-    assert len(np.unique(together, axis=0)) == 24  # no picture is in both
-
-
-def test_the_seed_draws_the_test_set(folder: Path) -> None:
-    first, again, other = (data_of(folder, f"--seed={seed}") for seed in (0, 0, 1))
-    np.testing.assert_array_equal(first.test.images, again.test.images)
-    assert (first.test.images != other.test.images).any()
-
-
-def test_sizes_endings_and_colours_may_be_mixed(tmp_path: Path) -> None:
-    root = write_folder(tmp_path / "mixed", n=10, sides=(17, 24, 90), endings=(".png", ".JPG", ".bmp", ".gif", ".webp"))
-    Image.new("I;16", (30, 40), 40_000).save(root / CLASSES[0] / "deep.png")
-    Image.new("RGBA", (30, 40), (0, 0, 0, 0)).save(root / CLASSES[1] / "clear.png")
-    data = data_of(root)
-    assert data.train.images.shape[1:] == (24, 24, 1)  # the median of the sides
-    assert len(data.train.labels) + len(data.test.labels) == 32
-    assert data_of(root, "--image-size=14", "--colour=rgb").train.images.shape[1:] == (14, 14, 3)
-    big = write_folder(tmp_path / "big", n=2, sides=(70,))
-    assert data_of(big).train.images.shape[1] == 32
-    assert data_of(write_folder(tmp_path / "small", n=2, sides=(9,))).train.images.shape[1] == 20
-
-
-def test_folders_of_training_and_test(tmp_path: Path) -> None:
-    root = tmp_path / "both"
-    write_folder(root / "train", n=3)
-    write_folder(root / "test", CLASSES[:2], n=5)
-    data = data_of(root)
-    assert len(data.train.labels) == 9
-    assert np.bincount(data.test.labels, minlength=3).tolist() == [5, 5, 0]
-    write_folder(root / "test", ["bird"], n=1)
-    assert "the class bird, which is none" in fault_of(root)
-
-
-def test_hidden_and_other_files_are_no_pictures(folder: Path, capsys: Capture) -> None:
-    write_folder(folder, [".hidden"], n=2)
-    (folder / CLASSES[0] / "._bild 0.png").write_bytes(b"x")
-    (folder / CLASSES[0] / "notes.txt").write_text("x")
-    (folder / "empty").mkdir()
-    (folder / "loose.png").write_bytes(b"x")
-    assert data_of(folder).classes == tuple(sorted(CLASSES))
-    assert capsys.readouterr().err == ""
-
-
-def test_unreadable_pictures_are_named_counted_and_left_out(folder: Path, capsys: Capture) -> None:
-    whole = (folder / CLASSES[0] / "bild 0ß.png").read_bytes()
-    (folder / CLASSES[0] / "cut.png").write_bytes(whole[: len(whole) // 2])
-    (folder / CLASSES[1] / "empty.jpg").write_bytes(b"")
-    (folder / CLASSES[1] / "page.jpeg").write_text("<html>")
-    (folder / CLASSES[1] / "folder.gif").mkdir()
-    data = data_of(folder)
-    assert len(data.train.labels) + len(data.test.labels) == 24
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: 3 of 27 pictures")
-    for name in ("cut.png", "empty.jpg", "page.jpeg"):
-        assert name in line
-    for path in folder.rglob("*.png"):
-        path.write_bytes(whole[:30])
-    text = fault_of(folder)
-    assert "27 of 27 pictures" in text
-    assert "none is left" in text
-    assert "and 22 more" in text
-
-
-def test_too_few_classes_or_pictures_are_one_line(tmp_path: Path) -> None:
-    assert "one class alone, cat" in fault_of(write_folder(tmp_path / "one", ["cat"]))
-    assert "one picture of the class" in fault_of(write_folder(tmp_path / "single", n=1))
-    assert len(data_of(write_folder(tmp_path / "pairs", n=2)).test.labels) == 3
-    (tmp_path / "nothing").mkdir()
-    assert "no sub-folder with pictures" in fault_of(tmp_path / "nothing")
-    flat = tmp_path / "flat"
-    shutil.copytree(tmp_path / "one" / "cat", flat)
-    text = fault_of(flat)
-    assert "8 pictures but no sub-folder" in text
-    assert "sub-folder with the class's name" in text
-    phone = tmp_path / "phone" / "cat"
-    phone.mkdir(parents=True)
-    (phone / "IMG_1.heic").write_bytes(b"x")
-    assert "(other files: 1; known endings: .bmp" in fault_of(tmp_path / "phone")
-    for path in (tmp_path / "nowhere", Path("a" * 300)):
-        assert "there is no folder" in fault_of(path)
-
-
-def test_memory_depends_on_the_number_of_pictures_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """100,000 files: the limit, and one resized picture after the other."""
-    labelled_pictures.require_memory(100_000, 32, 3)
-    with pytest.raises(UserError, match="take fewer, or a smaller --image-size"):
-        labelled_pictures.require_memory(100_000, 128, 1)
-    read: list[Path] = []
-
-    def counted(path: Path, side: int, channels: int) -> Array:
-        read.append(path)
-        return np.full((side, side, channels), len(read) % 256, np.uint8)
-
-    monkeypatch.setattr(labelled_pictures, "read_square", counted)
-    files = {name: [Path(name) / f"{k}.png" for k in range(1000)] for name in "ab"}
-    found = labelled_pictures.read_files(files, 16, 1, [])
-    assert found.images.dtype == np.uint8
-    assert read == [path for paths in files.values() for path in paths]
-    assert found.labels.tolist() == [0] * 1000 + [1] * 1000
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A .npz file, and files of MNIST's format
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def arrays(n: int = 9, side: int = 20) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    y = np.arange(n) % 3
-    return {"x_train": np.stack([picture(int(k), rng, side) for k in y]), "y_train": y}
-
-
-def test_npz_of_any_numbers(tmp_path: Path) -> None:
-    path = tmp_path / "set.npz"
-    plain = arrays()
-    grey = plain["x_train"][..., 0]
-    kinds: Mapping[str, Array] = {
-        "bytes": grey,
-        "one channel": grey[..., None],
-        "0 to 1": grey / 255.0,
-        "0 to 255": grey.astype(np.float32),
-        "16 bits": grey.astype(np.uint16) * 257,
-        "integers": grey.astype(np.int64),
-    }
-    for kind, x in kinds.items():
-        x = x.copy()
-        x.flat[0] = {"0 to 1": 1, "16 bits": 65535}.get(kind, 255)
-        np.savez(path, x_train=x, y_train=plain["y_train"], x_test=x, y_test=plain["y_train"][:, None])
-        data = data_of(path)
-        assert data.classes == ("0", "1", "2")
-        np.testing.assert_allclose(data.test.images[1:, ..., 0], grey[1:] / 255, atol=1e-6, err_msg=kind)
-    np.savez(path, **plain, x_test=plain["x_train"][:3], y_test=plain["y_train"][:3])
-    assert data_of(path, "--colour=rgb").test.images.shape == (3, 20, 20, 3)
-    assert data_of(path, "--image-size=30").test.images.shape == (3, 30, 30, 1)
-
-
-def test_npz_labels_and_their_names(tmp_path: Path) -> None:
-    path, plain = tmp_path / "set.npz", arrays()
-    x, y = plain["x_train"], plain["y_train"]
-    np.savez(path, x_train=x, y_train=np.array(["z", "b", "猫"])[y])
-    assert data_of(path).classes == ("b", "z", "猫")
-    np.savez(path, x_train=x, y_train=10.0 * y + 5, classes=np.array(["five", "fifteen", "twenty-five"]))
-    data = data_of(path)
-    assert data.classes == ("five", "fifteen", "twenty-five")
-    assert np.bincount(data.train.labels).tolist() == [2, 2, 2]
-    assert len(data.test.labels) == 3
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"x_train": None}, "no x_train"),
-        ({"y_train": None}, "no y_train"),
-        ({"x_test": np.zeros((2, 20, 20), np.uint8)}, "no y_test"),
-        ({"x_train": np.zeros((9, 20), np.uint8)}, "shape (9, 20)"),
-        ({"x_train": np.zeros((9, 20, 20, 2), np.uint8)}, "shape"),
-        ({"x_train": np.zeros((0, 20, 20), np.uint8), "y_train": np.zeros(0, int)}, "shape"),
-        ({"x_train": np.full((9, 20, 20), np.nan)}, "nan"),
-        ({"x_train": np.full((9, 20, 20), -1.0)}, "-1"),
-        ({"x_train": np.full((9, 20, 20), 300.0)}, "300"),
-        ({"x_train": np.full((9, 20, 20), "a")}, "must hold numbers"),
-        ({"x_train": np.array([{}] * 9)}, "cannot be loaded"),
-        ({"y_train": np.zeros((9, 3), int)}, "one label for each picture"),
-        ({"y_train": np.arange(8)}, "one label for each picture"),
-        ({"y_train": np.linspace(0, 1, 9)}, "no whole numbers"),
-        ({"y_train": np.full(9, np.nan)}, "no whole numbers"),
-        ({"y_train": np.zeros(9, int)}, "one class alone"),
-        ({"y_train": np.array([0.0, 1.0, np.inf] * 3)}, "no whole numbers"),
-        ({"classes": np.array(["a", "b"])}, "2 different classes, but 3"),
-        ({"classes": np.array(["a", "b", "a"])}, "2 different classes, but 3"),
-        ({"x_test": np.zeros((1, 20, 20), np.uint8), "y_test": np.array([7])}, "label 7"),
-    ],
-)  # fmt: skip
-def test_a_wrong_npz_is_one_line(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
-    path = tmp_path / "set.npz"
-    np.savez(path, **{key: value for key, value in (arrays() | changes).items() if value is not None})
-    text = fault_of(path)
-    assert words in text
-    assert str(path) in text or "class" in text
-
-
-def test_names_of_classes_may_be_bytes_or_empty(tmp_path: Path) -> None:
-    np.savez(tmp_path / "set.npz", **arrays() | {"classes": np.array([b"a", b"b", b""])})
-    assert data_of(tmp_path / "set.npz").classes == ("a", "b", "(empty)")
-
-
-def test_a_pipe_among_the_pictures_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.png")
-    assert labelled_pictures.file_sizes([tmp_path / "pipe.png"]) == []
-
-
-def test_a_pipe_and_what_unpacks_a_hundredfold_are_no_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    assert "it is no regular file" in fault_of(tmp_path / "pipe")
-    np.savez_compressed(tmp_path / "set.npz", **arrays() | {"x_train": np.zeros((6, 500, 500), np.uint8)})
-    monkeypatch.setattr(labelled_pictures, "MAX_BYTES", 1_000_000)
-    assert "it unpacks to more than 100 times its size" in fault_of(tmp_path / "set.npz")
-
-
-def test_a_damaged_npz_and_other_files_are_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "set.npz"
-    np.savez(path, **arrays())
-    whole = path.read_bytes()
-    for content in (b"", b"x", whole[: len(whole) // 2], whole[:-40]):
-        path.write_bytes(content)
-        assert fault_of(path).endswith("nor a .npz file that can be read: it is damaged, or of another kind")
-    np.save(tmp_path / "array.npy", np.zeros(3))
-    assert "of another kind" in fault_of(tmp_path / "array.npy")
-
-
-def test_files_of_mnists_format_with_names(tmp_path: Path) -> None:
-    root = write_mnist(tmp_path / "letters", [1, 2, 26])
-    data = data_of(root)
-    assert data.classes == ("1", "2", "26")
-    assert data.train.images.shape == (36, 28, 28, 1)
-    (root / "classes.txt").write_text("A\nB\n\nŽ\n", encoding="utf-8")
-    data = data_of(root, "--image-size=20")
-    assert data.classes == ("A", "B", "Ž")
-    assert data.test.images.shape == (18, 20, 20, 1)
-    (root / "classes.txt").write_text("A\nB\n")
-    assert "2 different names, but the files have 3 labels" in fault_of(root)
-    (root / "classes.txt").write_bytes(b"\xff\xfe\n\xff")
-    assert "cannot read" in fault_of(root)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -489,7 +180,7 @@ def test_resuming(trained: tuple[Any, ...], tmp_path: Path, capsys: Capture) -> 
     line = failure(m, [*argv, f"--data-dir={other}"], capsys)
     assert "it was made with the classes dark left,heller,猫, not bird,heller,猫" in line
     grown = shutil.copytree(folder, tmp_path / "grown")
-    shutil.copy(next((grown / CLASSES[0]).iterdir()), grown / CLASSES[0] / "one more.png")
+    Image.new("L", (20, 20), 90).save(grown / CLASSES[0] / "one more.png")
     assert "made with pictures with the checksum " in failure(m, [*argv, f"--data-dir={grown}"], capsys)
 
 
@@ -536,7 +227,7 @@ def test_no_output_replaces_a_picture_or_the_set(folder: Path, tmp_path: Path, c
     images = ["--dataset=images", f"--data-dir={folder}"]
     path = folder / CLASSES[0] / "bild 0ß.png"
     assert "would overwrite" in usage_error(m, [*images, f"--out-json={path}"], capsys)
-    np.savez(tmp_path / "set.npz", **arrays())
+    np.savez(tmp_path / "set.npz", x_train=np.zeros((6, 20, 20)), y_train=np.arange(6))
     argv = ["--dataset=images", f"--data-dir={tmp_path / 'set.npz'}", f"--checkpoint={tmp_path / 'set.npz'}"]
     assert "would overwrite" in usage_error(m, argv, capsys)
 

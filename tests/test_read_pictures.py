@@ -1,0 +1,660 @@
+"""A person's own pictures: how they are read, and what is said of those that cannot be."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data import labelled_pictures, pictures
+from data.labelled_pictures import PictureSets, read_sets
+from support.files import UserError
+
+Array = np.ndarray
+Capture = pytest.CaptureFixture[str]
+
+CLASSES = ("dark left", "heller", "猫")  # a blank, and another alphabet
+
+
+def picture(label: int, rng: np.random.Generator, side: int = 20) -> Array:
+    """Bright in a band that the class determines."""
+    image = rng.integers(0, 60, (side, side, 3))
+    image[:, label * side // 3 : (label + 1) * side // 3] += 150
+    image[0, 0], image[-1, -1] = 0, 255
+    return image.astype(np.uint8)
+
+
+def write_folder(
+    root: Path,
+    names: Sequence[str] = CLASSES,
+    n: int = 8,
+    sides: Sequence[int] = (20,),
+    endings: Sequence[str] = (".png",),
+    seed: int = 0,
+) -> Path:
+    rng = np.random.default_rng(seed)
+    for label, name in enumerate(names):
+        (root / name).mkdir(parents=True)
+        for k in range(n):
+            image = Image.fromarray(picture(label, rng, sides[k % len(sides)]))
+            image.save(root / name / f"bild {k}ß{endings[k % len(endings)]}")
+    return root
+
+
+def write_deep(root: Path, ending: str, convert: Callable[[Array], Array], n: int = 4) -> Path:
+    """Grey pictures of two classes, whose levels of 0 to 255 ``convert`` makes others of."""
+    rng = np.random.default_rng(0)
+    for label in range(2):
+        (root / f"class {label}").mkdir(parents=True)
+        for k in range(n):
+            grey = picture(label, rng)[..., 0]
+            Image.fromarray(convert(grey.astype(np.float64))).save(root / f"class {label}" / f"{k}{ending}")
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "own images")
+
+
+def sets_of(path: Path, side: int | tuple[int, int] = (20, 32), channels: int = 1, seed: int = 0) -> PictureSets:
+    return read_sets(path, side, channels, np.random.default_rng(seed))
+
+
+def fault_of(path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        sets_of(path)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 500
+    return text
+
+
+def everything(sets: PictureSets) -> Array:
+    """All pictures, sorted, whichever set they are in."""
+    images = np.concatenate([sets.train.images, sets.test.images])
+    return images[np.lexsort(images.reshape(len(images), -1).T)]
+
+
+def bands(images: Array) -> Array:
+    """The class of each picture, from where it is bright."""
+    return images[..., 0][:, :, [3, 10, 17]].mean(axis=1).argmax(axis=1)
+
+
+def idx(array: Array) -> bytes:
+    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_idx(root: Path, labels: Sequence[int], side: int = 28, prefix: str = "", turned: bool = False) -> Path:
+    """The four files; bright in columns that the label's place determines, or in rows if ``turned``."""
+    root.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 6), ("t10k", 3)):
+        y = np.resize(np.array(labels, np.uint8), count * len(labels))
+        x = rng.integers(0, 40, (len(y), side, side)).astype(np.uint8)
+        for image, label in zip(x, y, strict=True):
+            k = list(labels).index(int(label))
+            (image.T if turned else image)[:, 5 + 3 * k : 8 + 3 * k] = 255
+        name = part if not prefix or part == "train" else "test"
+        (root / f"{prefix}{name}-images-idx3-ubyte").write_bytes(idx(x))
+        (root / f"{prefix}{name}-labels-idx1-ubyte").write_bytes(idx(y))
+    return root
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One picture
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def read_square(path: Path, side: int, channels: int) -> Array:
+    return pictures.square_of_set(path, side, channels, {})
+
+
+def test_a_picture_is_resized_and_padded_with_the_level_of_its_border(tmp_path: Path) -> None:
+    wide = np.full((10, 40), 80, np.uint8)
+    wide[2:8, 10:30] = 240
+    Image.fromarray(wide).save(tmp_path / "wide.png")
+    square = read_square(tmp_path / "wide.png", 20, 1)[..., 0]
+    assert square.shape == (20, 20)
+    assert (square[:7] == 80).all()
+    assert (square[13:] == 80).all()
+    assert (square[9:11, 6:14] == 240).all()
+    small = read_square(tmp_path / "wide.png", 80, 1)[..., 0]  # is enlarged
+    assert small[40, 40] == 240
+    assert small[5, 5] == 80
+
+
+def test_colours_grey_and_their_weights(tmp_path: Path) -> None:
+    Image.new("RGB", (16, 16), (200, 100, 50)).save(tmp_path / "a.bmp")
+    assert (read_square(tmp_path / "a.bmp", 16, 3) == [200, 100, 50]).all()
+    grey = read_square(tmp_path / "a.bmp", 16, 1)
+    assert abs(int(grey[0, 0, 0]) - (0.299 * 200 + 0.587 * 100 + 0.114 * 50)) <= 1
+
+
+def test_palettes_bits_frames_and_transparency(tmp_path: Path) -> None:
+    Image.new("L", (16, 16), 255).convert("1").save(tmp_path / "bits.png")
+    assert (read_square(tmp_path / "bits.png", 16, 1) == 255).all()
+    clear = np.zeros((16, 16, 4), np.uint8)
+    clear[4:12, 4:12] = (20, 20, 20, 255)  # dark on transparent: on white
+    Image.fromarray(clear).save(tmp_path / "clear.png")
+    for channels in (1, 3):
+        read = read_square(tmp_path / "clear.png", 16, channels)
+        assert (read[0, 0] == 255).all()
+        assert (read[8, 8] == 20).all()
+    frames = [Image.new("L", (16, 16), level) for level in (90, 200)]
+    frames[0].save(tmp_path / "two.gif", save_all=True, append_images=frames[1:])
+    assert (read_square(tmp_path / "two.gif", 16, 1) == 90).all()
+
+
+def test_a_photograph_is_upright_and_may_be_decoded_at_a_fraction_of_its_size(tmp_path: Path) -> None:
+    image = np.zeros((800, 1200), np.uint8)
+    image[:, 900:] = 255  # bright on the right; turned clockwise by a quarter: below
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(image).save(tmp_path / "photo.jpg", exif=exif, quality=95)
+    assert pictures.open_upright(tmp_path / "photo.jpg", 32).height < 1200
+    read = read_square(tmp_path / "photo.jpg", 32, 1)[..., 0]
+    assert read[28, 16] > 240
+    assert read[4, 16] < 15
+
+
+def test_a_single_deep_picture_has_the_white_of_the_bits_that_it_uses(tmp_path: Path) -> None:
+    for most, white in ((4000, 4095), (200, 255), (65_535, 65_535)):
+        Image.fromarray(np.full((8, 8), most, np.uint16)).save(tmp_path / "deep.png")
+        assert pictures.read_grey(tmp_path / "deep.png").max() == pytest.approx(most / white)
+    Image.fromarray(np.full((8, 8), 1.0000004, np.float32)).save(tmp_path / "deep.tif")
+    assert pictures.read_grey(tmp_path / "deep.tif").max() == 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Grey levels are those of the set
+# ----------------------------------------------------------------------------------------------------------------------
+
+DEEP: dict[str, tuple[str, Callable[[Array], Array], tuple[float, float]]] = {
+    "16 bits": (".png", lambda x: (x * 257).astype(np.uint16), (0, 65_535)),
+    "12 of 16 bits": (".png", lambda x: np.rint(x * (4095 / 255)).astype(np.uint16), (0, 4095)),
+    "8 of 16 bits": (".tif", lambda x: x.astype(np.uint16), (0, 255)),
+    "12 bits from 1000": (".tiff", lambda x: np.rint(1000 + x * 4).astype(np.uint16), (1000, 2020)),
+    "32 bits": (".tif", lambda x: (x * 1_000_000).astype(np.int32), (0, 255_000_000)),
+    "signed": (".tif", lambda x: (x * 8 - 1000).astype(np.int32), (-1000, 1040)),
+    "0 to 1": (".tif", lambda x: (x / 255).astype(np.float32), (0, 1)),
+    "-1 to 1": (".tif", lambda x: (x / 127.5 - 1).astype(np.float32), (-1, 1)),
+    "0 to 255 in floats": (".tif", lambda x: x.astype(np.float32), (0, 255)),
+    "pgm": (".pgm", lambda x: np.rint(x * (4095 / 255)).astype(np.uint16).astype(np.int32), (0, 4095)),
+    "8 bits of 0 to 15": (".png", lambda x: np.rint(x / 17).astype(np.uint8), (0, 15)),
+    "8 bits of 0 and 1": (".png", lambda x: (x > 40).astype(np.uint8), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_black_and_white_are_the_least_and_the_greatest_level_of_the_training_pictures(
+    kind: str, tmp_path: Path, capsys: Capture
+) -> None:
+    ending, convert, expected = DEEP[kind]
+    plain = everything(sets_of(write_deep(tmp_path / "plain", ".png", lambda x: x.astype(np.uint8))))
+    sets = sets_of(write_deep(tmp_path / "deep", ending, convert))
+    assert list(sets.levels.values()) == [pytest.approx(expected, abs=1e-6)]
+    if kind == "8 bits of 0 and 1":
+        np.testing.assert_array_equal(everything(sets), 255 * (everything(sets) > 127))
+        assert everything(sets).mean() == pytest.approx(255 * (plain > 40).mean())
+    else:
+        farthest = np.abs(everything(sets)[:, None].astype(int) - plain.astype(int)).max(axis=(2, 3, 4))
+        assert farthest.min(axis=1).max() <= (9 if "15" in kind else 1)
+    assert capsys.readouterr().err == ""
+    path = next((tmp_path / "deep" / "class 0").iterdir())
+    read = pictures.square_of_set(path, 20, 1, sets.levels)  # as --predict does
+    assert (read == everything(sets)).all(axis=(1, 2, 3)).any()
+
+
+def test_deep_and_other_pictures_may_be_mixed(tmp_path: Path) -> None:
+    root = write_deep(tmp_path / "mixed", ".png", lambda x: x.astype(np.uint8))
+    write_deep(tmp_path / "deep", ".png", lambda x: (16 * x).astype(np.uint16))
+    shutil.copytree(tmp_path / "deep" / "class 0", root / "class 0" / "scanner")
+    sets = sets_of(root)
+    assert sets.levels == {"8 bits": (0, 255), "whole numbers": (0, 4080)}
+    assert everything(sets).max(axis=(1, 2, 3)).min() == 255
+
+
+def test_a_set_that_shows_nothing_is_a_warning(tmp_path: Path, capsys: Capture) -> None:
+    root = write_deep(tmp_path / "dim", ".png", lambda x: np.rint(8 * x).astype(np.uint16))
+    spoilt = np.zeros((20, 20), np.uint16)
+    spoilt[3, 3] = 65_535  # a pixel of the camera that is always bright
+    Image.fromarray(spoilt).save(root / "class 0" / "spoilt.png")
+    sets_of(root)
+    assert "span almost no grey levels" in capsys.readouterr().err
+    np.savez(tmp_path / "flat.npz", x_train=np.full((6, 20, 20), 7), y_train=np.arange(6) % 2)
+    assert "one picture of the class" in fault_of(tmp_path / "flat.npz")
+    assert "span almost no grey levels" in capsys.readouterr().err
+
+
+def test_pixels_that_are_no_numbers_and_kinds_that_no_training_had(tmp_path: Path, capsys: Capture) -> None:
+    def with_hole(x: Array) -> Array:
+        return np.where(np.arange(x.size).reshape(x.shape) == 5, np.nan, x / 255).astype(np.float32)
+
+    root = write_deep(tmp_path / "set", ".tif", lambda x: (x / 255).astype(np.float32))
+    write_deep(tmp_path / "bad", ".tif", with_hole, n=1)
+    shutil.copy(tmp_path / "bad" / "class 0" / "0.tif", root / "class 0" / "hole.tif")
+    sets = sets_of(root)
+    assert "1 of 9 pictures" in (said := capsys.readouterr().err)
+    assert "hole.tif" in said
+    deep = write_deep(tmp_path / "deep", ".png", lambda x: (16 * x).astype(np.uint16))
+    with pytest.raises(UserError, match="holds whole numbers, and no picture of the training does"):
+        pictures.square_of_set(deep / "class 0" / "0.png", 20, 1, sets.levels)
+    with pytest.raises(UserError, match="8 of 8 pictures"):
+        read_sets(deep, 20, 1, np.random.default_rng(0), sets.classes, sets.levels)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A folder
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_sub_folders_are_classes_and_a_fifth_of_each_is_the_test_set(folder: Path) -> None:
+    sets = sets_of(folder)
+    assert sets.classes == tuple(sorted(CLASSES))
+    assert sets.train.images.shape == (18, 20, 20, 1)
+    assert sets.train.images.dtype == np.uint8
+    assert np.bincount(sets.train.labels).tolist() == [6, 6, 6]
+    assert np.bincount(sets.test.labels).tolist() == [2, 2, 2]
+    assert sets.is_drawn
+    for part in (sets.train, sets.test):
+        np.testing.assert_array_equal(bands(part.images), part.labels)
+    assert len(np.unique(everything(sets), axis=0)) == 24  # no picture is in both
+    again, other = sets_of(folder), sets_of(folder, seed=1)
+    np.testing.assert_array_equal(sets.test.images, again.test.images)
+    assert (sets.test.images != other.test.images).any()
+
+
+def test_sizes_endings_and_colours_may_be_mixed(tmp_path: Path) -> None:
+    endings = (".png", ".JPG", ".jfif", ".jpe", ".WebP", ".bmp", ".gif", ".TIF", ".PPM")
+    root = write_folder(tmp_path / "mixed", n=18, sides=(17, 24, 90), endings=endings)
+    Image.new("RGBA", (30, 40), (0, 0, 0, 0)).save(root / CLASSES[1] / "clear.png")
+    sets = sets_of(root)
+    assert sets.train.images.shape[1:] == (24, 24, 1)  # the median of the sides
+    assert len(sets.train.labels) + len(sets.test.labels) == 55
+    assert sets_of(root, 14, 3).train.images.shape[1:] == (14, 14, 3)
+    big = write_folder(tmp_path / "big", n=2, sides=(70,))
+    assert sets_of(big).train.images.shape[1] == 32
+    assert sets_of(write_folder(tmp_path / "small", n=2, sides=(9,))).train.images.shape[1] == 20
+
+
+def test_folders_in_the_folder_of_a_class_belong_to_it(folder: Path, tmp_path: Path) -> None:
+    write_folder(tmp_path / "more", n=3, seed=1)
+    for name in CLASSES:
+        shutil.copytree(tmp_path / "more" / name, folder / name / "2024" / "May")
+    sets = sets_of(folder)
+    assert sets.classes == tuple(sorted(CLASSES))
+    assert len(sets.train.labels) + len(sets.test.labels) == 33
+
+
+def test_what_is_left_out_is_counted_by_its_endings(folder: Path, capsys: Capture) -> None:
+    write_folder(folder, [".hidden"], n=2)
+    (folder / CLASSES[0] / "._bild 0.png").write_bytes(b"x")
+    (folder / "empty").mkdir()
+    sets_of(folder)
+    assert capsys.readouterr().err == ""
+    for name in ("a.heic", "b.HEIC", "notes.txt", "README"):
+        (folder / CLASSES[0] / name).write_bytes(b"x")
+    (folder / "loose.png").write_bytes(b"x")
+    assert sets_of(folder).classes == tuple(sorted(CLASSES))
+    assert capsys.readouterr().err == f"{folder}: left out: 2 .heic, 1 no ending, 1 .txt, 1 picture of no class\n"
+
+
+def test_unreadable_pictures_are_named_counted_and_left_out(folder: Path, capsys: Capture) -> None:
+    whole = (folder / CLASSES[0] / "bild 0ß.png").read_bytes()
+    (folder / CLASSES[0] / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (folder / CLASSES[1] / "empty.jpg").write_bytes(b"")
+    (folder / CLASSES[1] / "page.jpeg").write_text("<html>")
+    (folder / CLASSES[1] / "folder.gif").mkdir()
+    os.mkfifo(folder / CLASSES[1] / "pipe.png")
+    sets = sets_of(folder)
+    assert len(sets.train.labels) + len(sets.test.labels) == 24
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: 4 of 28 pictures")
+    for name in ("cut.png", "empty.jpg", "page.jpeg", "pipe.png"):
+        assert name in line
+    for path in folder.rglob("*.png"):
+        if path.is_file():
+            path.write_bytes(whole[:30])
+    text = fault_of(folder)
+    assert "28 of 28 pictures" in text
+    assert "none is left" in text
+    assert "and 23 more" in text
+
+
+def test_copies_stay_on_one_side(tmp_path: Path, capsys: Capture) -> None:
+    root = write_folder(tmp_path / "copies", n=10)
+    for path in list(root.rglob("*.png")):
+        for k in range(3):
+            shutil.copy(path, path.with_name(f"{path.stem} ({k}).png"))
+    for seed in range(5):
+        sets = sets_of(root, seed=seed)
+        train, test = (set(map(bytes, part.images)) for part in (sets.train, sets.test))
+        assert not train & test
+        assert np.bincount(sets.test.labels).tolist() == [8, 8, 8]  # all four of two pictures
+        assert "90 of 120 pictures are copies" in capsys.readouterr().err
+
+
+def test_pictures_of_the_training_in_the_test_are_counted(tmp_path: Path, capsys: Capture) -> None:
+    write_folder(tmp_path / "set" / "train", n=5)
+    write_folder(tmp_path / "set" / "test", n=5, seed=1)
+    sets_of(tmp_path / "set")
+    assert capsys.readouterr().err == ""
+    for name in CLASSES[:2]:
+        for k in range(2):
+            shutil.copy(
+                tmp_path / "set" / "train" / name / f"bild {k}ß.png", tmp_path / "set" / "test" / name / f"{k}.png"
+            )
+    sets_of(tmp_path / "set")
+    assert "warning: 4 of 19 test pictures are in the training set too" in capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Layouts
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parts", "counts", "said"),
+    [
+        (["train", "test"], (9, 9), ""),
+        (["Training", "Testing"], (9, 9), ""),
+        (["TRAIN", "val"], (9, 9), "the validation pictures are in the test set"),
+        (["train", "Validation"], (9, 9), "the validation pictures are in the test set"),
+        (["train", "valid", "test"], (18, 9), "the validation pictures are in the training set"),
+        (["seg_train/seg_train", "seg_test/seg_test"], (9, 9), ""),
+        (["photos/train", "photos/test"], (9, 9), ""),
+        (["a/b/train", "a/b/valid"], (9, 9), "the validation pictures are in the test set"),
+    ],
+)
+def test_folders_of_training_and_test(
+    parts: list[str], counts: tuple[int, int], said: str, tmp_path: Path, capsys: Capture
+) -> None:
+    for k, part in enumerate(parts):
+        write_folder(tmp_path / "set" / part, n=3, seed=k)
+    sets = sets_of(tmp_path / "set")
+    assert sets.classes == tuple(sorted(CLASSES))
+    assert (len(sets.train.labels), len(sets.test.labels)) == counts
+    assert not sets.is_drawn
+    error = capsys.readouterr().err
+    assert (said in error) if said else (error == "")
+
+
+def test_a_folder_around_the_classes_is_looked_through(tmp_path: Path) -> None:
+    write_folder(tmp_path / "set" / "archive" / "shapes", n=3)
+    assert sets_of(tmp_path / "set").classes == tuple(sorted(CLASSES))
+
+
+def test_train_may_be_a_class_of_its_own(tmp_path: Path) -> None:
+    assert sets_of(write_folder(tmp_path / "set", ["bus", "car", "train"])).classes == ("bus", "car", "train")
+
+
+def write_names(root: Path, names: Sequence[str], n: int = 6, text: str = "{name}.{k}.png") -> None:
+    root.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for label, name in enumerate(names):
+        for k in range(n):
+            Image.fromarray(picture(label, rng)).save(root / text.format(name=name, k=k))
+
+
+@pytest.mark.parametrize("text", ["{name}.{k}.png", "{name}_{k:03}.png", "{name}{k}.png", "{name} ({k}).png"])
+def test_the_layout_of_competitions_has_its_classes_in_the_names(text: str, tmp_path: Path, capsys: Capture) -> None:
+    write_names(tmp_path / "set" / "train", ["circle", "square"], text=text)
+    sets = sets_of(tmp_path / "set")
+    assert sets.classes == ("circle", "square")
+    assert "the classes are from the files' names: circle, square" in capsys.readouterr().err
+    write_names(tmp_path / "set" / "test1", [""], n=9, text="{name}{k}.png")
+    sets = sets_of(tmp_path / "set")
+    assert sets.classes == ("circle", "square")
+    assert sets.is_drawn
+    assert "9 pictures of no class" in capsys.readouterr().err
+    write_names(tmp_path / "set" / "test2", ["circle", "square"], n=3)
+    sets = sets_of(tmp_path / "set")
+    assert (len(sets.train.labels), len(sets.test.labels), sets.is_drawn) == (12, 6, False)
+
+
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["train", "test1"], ["IMG_"]),
+        (["train", "test"], [""]),
+        (["set"], ["DSC"]),
+        (["train"], [""]),
+        (["test"], [""]),
+    ],
+)
+def test_pictures_without_classes_are_refused_with_the_layouts(
+    folders: list[str], names: list[str], tmp_path: Path
+) -> None:
+    for name in folders:
+        write_names(tmp_path / "set" / name, names)
+    text = fault_of(tmp_path / "set")
+    assert "FOLDER/CLASS/1.jpg" in text
+    assert "FOLDER/train/CLASS/1.jpg … and FOLDER/test/CLASS/2.jpg" in text
+
+
+def test_too_few_classes_or_pictures_are_one_line(tmp_path: Path) -> None:
+    assert "one class alone, cat" in fault_of(write_folder(tmp_path / "one", ["cat"]))
+    assert "one picture of the class" in fault_of(write_folder(tmp_path / "single", n=1))
+    assert len(sets_of(write_folder(tmp_path / "pairs", n=2)).test.labels) == 3
+    (tmp_path / "nothing").mkdir()
+    assert "has no pictures: make FOLDER/CLASS" in fault_of(tmp_path / "nothing")
+    flat = shutil.copytree(tmp_path / "one" / "cat", tmp_path / "flat")
+    assert "8 pictures, but no folder for each class" in fault_of(Path(flat))
+    phone = tmp_path / "phone" / "cat"
+    phone.mkdir(parents=True)
+    (phone / "IMG_1.heic").write_bytes(b"x")
+    assert "has no pictures (left out: 1 .heic)" in fault_of(tmp_path / "phone")
+    for path in (tmp_path / "nowhere", Path("a" * 300)):
+        assert "there is no folder" in fault_of(path)
+    write_folder(tmp_path / "both" / "train", n=3)
+    write_folder(tmp_path / "both" / "test", ["bird"], n=1)
+    assert "the class bird, which is none that there are training pictures of" in fault_of(tmp_path / "both")
+
+
+def test_memory_depends_on_the_number_of_pictures_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100,000 files: the limit, and one resized picture after the other."""
+    square = pictures.Square(np.zeros((16, 16, 1), np.float32), pictures.BYTES, (0, 255))
+    read: list[int] = []
+
+    def load(item: int, side: int, channels: int) -> pictures.Square:
+        read.append(item)
+        return square._replace(pixels=square.pixels + item % 256)
+
+    def source(n: int) -> labelled_pictures.Source:
+        return labelled_pictures.Source([(range(n), np.arange(n) % 2)], ("a", "b"), load, lambda item: 16)
+
+    (part,), _ = labelled_pictures.read_all(tmp_path, source(2000), 16, 1, None)
+    assert read == list(range(2000))
+    assert part.images.nbytes == 2000 * 16 * 16
+    assert part.images[:, 0, 0, 0].tolist() == [k % 256 for k in range(2000)]
+    for side, channels in ((128, 1), (64, 3)):
+        with pytest.raises(UserError, match="take fewer, or a smaller --image-size"):
+            labelled_pictures.read_all(tmp_path, source(100_000), side, channels, None)
+    assert labelled_pictures.MAX_BYTES >= 4 * 100_000 * 32 * 32 * 3
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A .npz file
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def arrays(n: int = 9, side: int = 20) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    y = np.arange(n) % 3
+    return {"x_train": np.stack([picture(int(k), rng, side) for k in y]), "y_train": y}
+
+
+def test_npz_of_any_numbers(tmp_path: Path, capsys: Capture) -> None:
+    path, plain = tmp_path / "set.npz", arrays()
+    grey = plain["x_train"][..., 0]
+    overshoot = grey / 255 * (1.0000004 + 1e-8) - 1e-8  # as resizing leaves it
+    kinds: Mapping[str, tuple[Array, float]] = {
+        "bytes": (grey, 0),
+        "one channel": (grey[..., None], 0),
+        "0 to 1": (grey / 255, 0),
+        "overshoot": (overshoot.astype(np.float32), 0),
+        "0 to 255": (grey.astype(np.float32), 0),
+        "16 bits": (grey.astype(np.uint16) * 257, 0),
+        "integers": (grey.astype(np.int64), 0),
+        "0 to 16": (np.rint(grey / 255 * 16).astype(np.uint8), 8.5),
+        "0 to 100": (np.rint(grey / 255 * 100).astype(np.int32), 2),
+        "0 and 1": ((grey > 127).astype(np.uint8), 128),
+        "true and false": (grey > 127, 128),
+        "-1 to 1": (grey / 127.5 - 1, 0),
+    }
+    for kind, (x, tolerance) in kinds.items():
+        np.savez(path, x_train=x, y_train=plain["y_train"], x_test=x, y_test=plain["y_train"][:, None])
+        sets = sets_of(path)
+        assert sets.classes == ("0", "1", "2")
+        read = sets.test.images[..., 0].astype(int)
+        assert (read.min(), read.max()) == (0, 255), kind
+        np.testing.assert_allclose(read, grey.astype(int), atol=tolerance + 1, err_msg=kind)
+    capsys.readouterr()
+    np.savez(path, **plain, x_test=plain["x_train"][:3], y_test=plain["y_train"][:3])
+    assert sets_of(path, channels=3).test.images.shape == (3, 20, 20, 3)
+    np.testing.assert_array_equal(sets_of(path, channels=3).test.images, plain["x_train"][:3])
+    assert sets_of(path, 30).test.images.shape == (3, 30, 30, 1)
+    np.savez(path, x_train=grey / 255, y_train=plain["y_train"], x_test=grey, y_test=plain["y_train"])
+    assert "values up to 255, and those of the training up to 1: scale both alike" in fault_of(path)
+
+
+def test_npz_labels_and_their_names(tmp_path: Path) -> None:
+    path, plain = tmp_path / "set.npz", arrays()
+    x, y = plain["x_train"], plain["y_train"]
+    np.savez(path, x_train=x, y_train=np.array(["z", "b", "猫"])[y])
+    assert sets_of(path).classes == ("b", "z", "猫")
+    np.savez(path, x_train=x, y_train=10.0 * y + 5, classes=np.array(["five", "fifteen", "twenty-five"]))
+    sets = sets_of(path)
+    assert sets.classes == ("five", "fifteen", "twenty-five")
+    assert np.bincount(sets.train.labels).tolist() == [2, 2, 2]
+    assert len(sets.test.labels) == 3
+    np.savez(path, **plain, classes=np.array([b"a", b"b", b""]))
+    assert sets_of(path).classes == ("a", "b", "(empty)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x_train": None}, "no x_train"),
+        ({"y_train": None}, "no y_train"),
+        ({"x_test": np.zeros((2, 20, 20), np.uint8)}, "no y_test"),
+        ({"x_train": np.zeros((9, 20), np.uint8)}, "shape (9, 20)"),
+        ({"x_train": np.zeros((9, 20, 20, 4), np.uint8)}, "shape"),
+        ({"x_train": np.zeros((0, 20, 20), np.uint8), "y_train": np.zeros(0, int)}, "shape"),
+        ({"x_train": np.full((9, 20, 20), np.nan)}, "finite numbers"),
+        ({"x_train": np.full((9, 20, 20), "a")}, "finite numbers"),
+        ({"x_train": np.array([{}] * 9)}, "cannot be loaded"),
+        ({"y_train": np.zeros((9, 3), int)}, "one label for each picture"),
+        ({"y_train": np.arange(8)}, "one label for each picture"),
+        ({"y_train": np.linspace(0, 1, 9)}, "no whole numbers"),
+        ({"y_train": np.full(9, np.nan)}, "no whole numbers"),
+        ({"y_train": np.zeros(9, int)}, "one class alone"),
+        ({"y_train": np.array([0.0, 1.0, np.inf] * 3)}, "no whole numbers"),
+        ({"classes": np.array(["a", "b"])}, "2 different classes, but 3"),
+        ({"classes": np.array(["a", "b", "a"])}, "2 different classes, but 3"),
+        ({"x_test": np.zeros((1, 20, 20), np.uint8), "y_test": np.array([7])}, "label 7"),
+    ],
+)  # fmt: skip
+def test_a_wrong_npz_is_one_line(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = tmp_path / "set.npz"
+    np.savez(path, **{key: value for key, value in (arrays() | changes).items() if value is not None})
+    text = fault_of(path)
+    assert words in text
+    assert str(path) in text or "class" in text
+
+
+def test_a_damaged_npz_and_other_files_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "set.npz"
+    np.savez(path, **arrays())
+    whole = path.read_bytes()
+    for content in (b"", b"x", whole[: len(whole) // 2], whole[:-40]):
+        path.write_bytes(content)
+        assert fault_of(path).endswith("nor a .npz file that can be read: it is damaged, or of another kind")
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    assert "of another kind" in fault_of(tmp_path / "array.npy")
+    os.mkfifo(tmp_path / "pipe")
+    assert "it is no regular file" in fault_of(tmp_path / "pipe")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Files of MNIST's format
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_files_of_mnists_format_with_names(tmp_path: Path) -> None:
+    root = write_idx(tmp_path / "letters", [1, 2, 26])
+    sets = sets_of(root)
+    assert sets.classes == ("1", "2", "26")
+    assert sets.train.images.shape == (18, 28, 28, 1)
+    assert not sets.is_drawn
+    (root / "classes.txt").write_text("A\nB\n\nŽ\n", encoding="utf-8")
+    sets = sets_of(root, 20)
+    assert sets.classes == ("A", "B", "Ž")
+    assert sets.test.images.shape == (9, 20, 20, 1)
+    (root / "classes.txt").write_text("A\nB\n")
+    assert "2 different names, but the files have 3 labels" in fault_of(root)
+    (root / "classes.txt").write_bytes(b"\xff\xfe\n\xff")
+    assert "cannot read" in fault_of(root)
+
+
+def packed(path: Path, name: str) -> None:
+    path.with_name(name).write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+
+
+def test_files_of_mnists_format_are_found_where_other_tools_leave_them(tmp_path: Path) -> None:
+    plain = sets_of(write_idx(tmp_path / "plain", [1, 2], 32))
+    assert plain.train.images.shape[1:] == (32, 32, 1)
+    write_idx(tmp_path / "torch" / "MNIST" / "raw", [1, 2], 32)
+    around = write_idx(tmp_path / "around", [1, 2], 32)
+    for path in list(around.iterdir()):  # a folder of the file's name around the file
+        path.rename(around / "x")
+        path.mkdir()
+        (around / "x").rename(path / path.name)
+    dotted = write_idx(tmp_path / "dotted", [1, 2], 32)
+    for k, path in enumerate(sorted(dotted.iterdir())):
+        packed(path, path.name.replace("-idx", ".idx") + ".gz" * (k % 2))  # one half packed under its old name
+    for root in (tmp_path / "torch", around, dotted):
+        np.testing.assert_array_equal(sets_of(root).train.images, plain.train.images)
+    write_idx(tmp_path / "torch" / "FashionMNIST" / "raw", [1, 2])
+    assert "several sets, FashionMNIST/raw, MNIST/raw" in fault_of(tmp_path / "torch")
+
+
+def test_emnist_is_turned_upright(tmp_path: Path, capsys: Capture) -> None:
+    train = sets_of(write_idx(tmp_path / "emnist", [1, 2], prefix="emnist-letters-", turned=True)).train
+    for label, column in ((0, 6), (1, 9)):
+        assert (train.images[train.labels == label][:, :, column] == 255).all()
+    assert "EMNIST's pictures lie on their side and are turned upright" in capsys.readouterr().err
+    write_idx(tmp_path / "more", [1, 2], prefix="emnist-digits-")
+    for path in (tmp_path / "more").iterdir():
+        path.rename(tmp_path / "emnist" / path.name)
+    assert "several sets, emnist-digits, emnist-letters" in fault_of(tmp_path / "emnist")
+
+
+def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:
+    root = write_idx(tmp_path / "set", [1, 2])
+    images, labels = root / "train-images-idx3-ubyte", root / "train-labels-idx1-ubyte"
+    whole = images.read_bytes()
+    for content, words in (
+        (whole[:-1], "has not the 9,408 bytes"),
+        (whole + b"x", "has not the 9,408 bytes"),
+        (b"", "cannot be read"),
+        (gzip.compress(whole)[:-9], "cannot be read"),
+        (b"\x00\x00\x0d\x03" + whole[4:], "no IDX file of 8-bit numbers"),
+    ):
+        images.write_bytes(content)
+        assert words in fault_of(root)
+    images.write_bytes(whole)
+    labels.write_bytes(idx(np.zeros(5, np.uint8)))
+    assert "has the shape (12, 28, 28), and its labels (5,)" in fault_of(root)
+    labels.unlink()
+    assert "has no train-labels-idx1-ubyte beside the others" in fault_of(root)
