@@ -5,8 +5,10 @@
     python report.py --claims   # write results/claims.json first, from the list in claims.py
     python report.py --check    # exit status 1, with a line for each fault
 
-Checked are the pages against the files, and each file by itself: every derived number is computed again from the runs,
-the command named in it is parsed by its own script and would write that very file, its commit is part of the history.
+Checked are the pages against the files, and each file by itself: its checksum, its commit, which is part of the
+history, and its command, which is parsed by its own script and would write that very file. A result is older than the
+code where git finds a difference between its commit and the files that its script imports; these are listed, and their
+commands are those of their commits.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 # isort: split
 
 import argparse
+import ast
 import contextlib
 import functools
 import importlib
@@ -30,47 +33,85 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import claims
 from support.console import exit_status, print_message, print_result
-from support.files import UserError, atomic_write, same_file
+from support.files import UserError, atomic_write
 from support.flags import Parser
-from support.results import checksum, code_fingerprint, parse_json, read_text, save_result
-from support.statistics import best_setting, summarise
+from support.results import checksum, parse_json, read_text, save_result
+from support.statistics import read_comparison
 
 Json = dict[str, Any]
 
-NEWLINE = "\n"
+HERE = Path(__file__).resolve().parent
 CLAIMS = Path("results/claims.json")
 MAX_BYTES = 200_000  # of a committed result
 TOLERANCE = 1e-9  # of a number that is computed again: other versions of numpy add in another order
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Files
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def read_json(path: Path) -> Json:
-    """A JSON object of finite numbers. Raises UserError for anything else."""
-    document = parse_json(path)
-    if not isinstance(document, dict):
-        raise UserError(f"{path} is not a JSON object")
-    return document
-
-
 def read_result(path: Path) -> Json:
-    """A JSON object whose checksum is right. Raises UserError for anything else."""
-    document = read_json(path)
-    if "checksum" not in document:
-        raise UserError(f"{path} has no checksum")
+    """A JSON object of finite numbers whose checksum is right. Raises UserError for anything else."""
+    document = parse_json(path)
+    if not isinstance(document, dict) or "checksum" not in document:
+        raise UserError(f"{path} is no result with a checksum")
     if document["checksum"] != checksum(document):
         raise UserError(f"{path} has been changed since it was written: its checksum is of another content")
     return document
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Scripts
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def code_files(script: Path) -> list[Path]:
+    """The script and the modules of its folder that it imports, directly or not. Raises UserError where one cannot be
+    read."""
+    root = script.parent if script.parent.name != "benchmarks" else script.parent.parent
+    found: set[Path] = set()
+    todo = [script]
+    while todo:
+        path = todo.pop()
+        if path in found:
+            continue
+        found.add(path)
+        try:
+            nodes = list(ast.walk(ast.parse(path.read_bytes())))
+        except (OSError, ValueError, SyntaxError) as error:
+            raise UserError(f"{path} is no Python program that can be read ({type(error).__name__})") from None
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        for node in (node for node in nodes if isinstance(node, ast.ImportFrom)):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            for part in itertools.accumulate(name.split("."), lambda a, b: f"{a}/{b}"):
+                todo += [file for file in (root / f"{part}.py", root / part / "__init__.py") if file.is_file()]
+    return sorted(found)
+
+
+def load_script(path: Path) -> ModuleType:
+    """A script, imported. Raises UserError where that fails."""
+    try:
+        if path.is_relative_to(HERE):
+            return importlib.import_module(".".join(path.relative_to(HERE).with_suffix("").parts))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec
+        assert spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    except Exception as error:
+        raise UserError(f"{path.name} cannot be imported: {type(error).__name__}: {error}") from None
+
+
+def parse_flags(script: Path, argv: Sequence[str]) -> Any:
+    """The flags as the script's own parser understands them; it ends with status 2 where it does not."""
+    parser = load_script(script).make_parser()
+    parser.prog = script.name
+    return parser.parse_args(argv)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -107,24 +148,8 @@ def show_interval(sample: Json, digits: int, sign: str = "") -> str:
     return f"{sample['low']:{sign}.{digits}f} to {sample['high']:{sign}.{digits}f}" if known else ""
 
 
-def show_p(p: float) -> str:
-    return "< 0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.1 else f"{p:.2f}"
-
-
-def pick_setting(document: Json, name: str | None) -> Json:
-    settings = document.get("settings")
-    if not settings:
-        raise UserError("the file is not a comparison of seeds")
-    if name is None and len(settings) > 1:
-        raise UserError(f"the file holds {len(settings)} settings: add setting=NAME, such as {min(settings)!r}")
-    if name is not None and name not in settings:
-        raise UserError(f"the file has no setting {name!r}")
-    chosen: Json = settings[name or next(iter(settings))]
-    return chosen
-
-
 class View(NamedTuple):
-    """What of a result a table shows."""
+    """What of a comparison a table shows."""
 
     models: list[str]
     metrics: list[str]
@@ -140,7 +165,34 @@ class View(NamedTuple):
         return [f"{prefix}{m}: {k}" for k, m in itertools.product(self.metrics, names)]
 
 
-def seeds_table(entry: Json, view: View, reference: str) -> str:
+def view_of(documents: list[Json], options: dict[str, str]) -> View:
+    """Raises UserError for a model or metric that the documents have not."""
+    there: dict[str, set[str]] = {}
+    for entry in (entry for document in documents for entry in document["settings"].values()):
+        for model, metrics in entry["models"].items():
+            there.setdefault(model, set()).update(metrics)
+    models = options["models"].split(",") if "models" in options else list(there)
+    metrics = options["metrics"].split(",") if "metrics" in options else [documents[0]["headline"]]
+    if missing := [name for name in models if name not in there]:
+        raise UserError(f"there is no model {', '.join(missing)}")
+    if missing := [name for name in metrics if not any(name in there[m] for m in models)]:
+        raise UserError(f"there is no metric {', '.join(missing)}")
+    return View(models, metrics, int(options.get("digits", 3)))
+
+
+def pick_setting(document: Json, name: str | None) -> Json:
+    settings: Json = document["settings"]
+    if name is None and len(settings) > 1:
+        raise UserError(f"the file holds {len(settings)} settings: add setting=NAME, such as {min(settings)!r}")
+    if name is not None and name not in settings:
+        raise UserError(f"the file has no setting {name!r}")
+    chosen: Json = settings[name or next(iter(settings))]
+    return chosen
+
+
+def seeds_table(document: Json, options: dict[str, str]) -> str:
+    """A row for each seed, then mean, standard deviation and interval."""
+    entry, view = pick_setting(document, options.get("setting")), view_of([document], options)
     samples = [entry["models"][m].get(k, {}) for k, m in view.pairs]
     rows = [
         [str(run["seed"]), *(show(run["models"][m].get(k), view.digits) for k, m in view.pairs)]
@@ -153,29 +205,22 @@ def seeds_table(entry: Json, view: View, reference: str) -> str:
     return markdown(["seed", *view.heads()], rows)
 
 
-def summary_table(entry: Json, view: View, reference: str) -> str:
-    models = {name: entry["models"][name] for name in view.models}
-    rows = [
-        [name, f"{m.get('n_params', 0):,}", *(show_mean(m.get(k), view.digits) for k in view.metrics)]
-        for name, m in models.items()
-    ]
-    return markdown(["model", "parameters", *view.metrics], rows)
-
-
-def paired_table(entry: Json, view: View, reference: str) -> str:
+def paired_table(document: Json, options: dict[str, str]) -> str:
+    """The reference minus each other model; a verdict with five seeds or more."""
+    entry, view = pick_setting(document, options.get("setting")), view_of([document], options)
     rows = []
     for metric, name in view.pairs:
         if s := entry["paired"].get(name, {}).get(metric):
             mean, interval = f"{s['mean']:+.{view.digits}f}", show_interval(s, view.digits, "+")
-            less = f"{100 * s['error_reduction']:.0f} %" if s.get("error_reduction") is not None else ""
-            higher = f"{s['higher']} of {s['n']}"
-            rows.append([name, metric, mean, interval, higher, show_p(s["p"]), less, s["verdict"]])
-    columns = ["metric", "difference", "95 % interval", "higher on", "p", "fewer errors", "verdict"]
-    return markdown([f"{reference} minus", *columns], rows)
+            rows.append([name, metric, mean, interval, f"{s['higher']} of {s['n']}", s["verdict"] or ""])
+    columns = [f"{document['reference']} minus", "metric", "difference", "95 % interval", "higher on", "verdict"]
+    keep = [k for k in range(6) if k < 5 or any(row[k] for row in rows)]
+    return markdown([columns[k] for k in keep], [[row[k] for k in keep] for row in rows])
 
 
-def study_table(entry: Json, view: View, reference: str) -> str:
+def study_table(document: Json, options: dict[str, str]) -> str:
     """A row for each kind of assignments with which a routing study tested the first model."""
+    entry, view = pick_setting(document, options.get("setting")), view_of([document], options)
     model = entry["models"][view.models[0]]
     kinds = [name.removesuffix("_entropy") for name in model if name.endswith("_entropy")]
     if not kinds:
@@ -187,7 +232,9 @@ def study_table(entry: Json, view: View, reference: str) -> str:
     return markdown(["assignments in the test", *columns], rows)
 
 
-def grid_table(document: Json, view: View) -> str:
+def grid_table(document: Json, options: dict[str, str]) -> str:
+    """A row for each setting of a sweep."""
+    view = view_of([document], options)
     axes = [name for group in document["axes"] for name in group]
     entries = list(document["settings"].values())
     baselines = [m for m in view.models if any(m in entry["paired"] for entry in entries)]
@@ -201,29 +248,41 @@ def grid_table(document: Json, view: View) -> str:
     return markdown([*axes, "seeds", *view.heads(), *view.heads(f"{document['reference']} − ", baselines)], rows)
 
 
-def rows_table(documents: list[Json], names: list[str], view: View) -> str:
-    """A row for each model and setting of several files. A name "A|B|" of a file with three settings names the first
-    two and leaves the third out."""
+def rows_table(documents: list[Json], options: dict[str, str]) -> str:
+    """A row for each model and setting of one or several files, named by ``names``. A name "A|B|" of a file with three
+    settings names the first two and leaves the third out. Without names a row has the model's."""
+    view = view_of(documents, options)
+    names = options["names"].split(",") if "names" in options else [""] * len(documents)
+    if len(names) != len(documents):
+        raise UserError(f"names= has {len(names)} names for {len(documents)} files")
     rows = []
     for document, of_file in zip(documents, names, strict=True):
         settings, own = document["settings"], "|" in of_file
         labels = of_file.split("|") if own else [of_file] * len(settings)
+        if len(labels) != len(settings):
+            raise UserError(f"names= has {len(labels)} names for {len(settings)} settings")
         for (setting, entry), name in zip(settings.items(), labels, strict=True):
-            models = {m: entry["models"][m] for m in view.models or entry["models"] if m in entry["models"] and name}
-            for m, found in models.items():
-                label = f"{name}: {m}" if len(models) > 1 else name
-                means = [show_mean(found.get(k), view.digits) for k in view.metrics]
+            models = [m for m in view.models if m in entry["models"] and (name or not own)]
+            for m in models:
+                label = f"{name}: {m}" if name and len(models) > 1 else name or m
+                means = [show_mean(entry["models"][m].get(k), view.digits) for k in view.metrics]
                 values = "" if own or setting == "default" else setting
-                rows.append([label, f"{found['n_params']:,}", values, str(len(entry["runs"])), *means])
+                n_params = f"{entry['models'][m].get('n_params', 0):,}"
+                rows.append([label, n_params, values, str(len(entry["runs"])), *means])
     columns = ["network", "parameters", "setting", "seeds", *view.metrics]
-    if not any(row[2] for row in rows):
-        columns, rows = [*columns[:2], *columns[3:]], [[*row[:2], *row[3:]] for row in rows]
-    return markdown(columns, rows)
+    keep = [k for k in range(len(columns)) if k != 2 or any(row[2] for row in rows)]
+    return markdown([columns[k] for k in keep], [[row[k] for k in keep] for row in rows])
 
 
-def plain_table(table: Json, columns: list[str], digits: int) -> str:
-    where = [table["columns"].index(name) for name in columns]
-    return markdown(columns, [[show(row[k], digits) for k in where] for row in table["rows"]])
+def plain_table(document: Json, name: str, options: dict[str, str]) -> str:
+    table = document.get("tables", {}).get(name)
+    if table is None:
+        raise UserError(f"the file has no table {name!r}")
+    columns = options["columns"].split(",") if "columns" in options else table["columns"]
+    if missing := [column for column in columns if column not in table["columns"]]:
+        raise UserError(f"the table has no column {', '.join(missing)}")
+    where = [table["columns"].index(column) for column in columns]
+    return markdown(columns, [[show(row[k], int(options.get("digits", 3))) for k in where] for row in table["rows"]])
 
 
 def claims_table(document: Json, page: str | None) -> str:
@@ -275,50 +334,35 @@ def baselines_table(document: Json) -> str:
     return markdown(["", "toys", "smallNORB"], rows)
 
 
-TABLES = {"seeds": seeds_table, "summary": summary_table, "paired": paired_table, "study": study_table}
+COMPARISON_TABLES = {"seeds": seeds_table, "paired": paired_table, "study": study_table, "grid": grid_table}
+OPTIONS = {
+    "seeds": "models metrics digits setting", "paired": "models metrics digits setting",
+    "study": "models digits setting",
+    "grid": "models metrics digits", "rows": "models metrics digits names", "table": "columns digits", "claims": "page",
+    "verdicts": "", "baselines": "",
+}  # fmt: skip
 
 
-def digits_of(options: dict[str, str]) -> int:
-    if not re.fullmatch(r"\d", digits := options.get("digits", "3")):
-        raise UserError("digits= is a number from 0 to 9")
-    return int(digits)
-
-
-def make_table(document: Json, kind: str, options: dict[str, str], name: str | None = None) -> str:
-    """A Markdown table of one kind; see HELP_MARKERS. Raises UserError where kind, options and file do not fit."""
-    known: dict[str, set[str]] = {
-        "grid": {"metrics", "models", "digits"}, "table": {"columns", "digits"}, "claims": {"page"}, "verdicts": set(),
-        "baselines": set(),
-    }  # fmt: skip
-    if kind not in (*TABLES, *known):
-        raise UserError(f"{kind!r} is not a kind of table, which are {', '.join((*TABLES, *known))}")
-    if extra := set(options) - known.get(kind, {"metrics", "models", "digits", "setting"}):
+def make_table(files: list[str], kind: str, name: str | None, options: dict[str, str]) -> str:
+    """A Markdown table of one kind; see HELP_MARKERS. Raises UserError where kind, options and files do not fit."""
+    if kind not in OPTIONS:
+        raise UserError(f"{kind!r} is not a kind of table, which are {', '.join(OPTIONS)}")
+    if extra := set(options) - set(OPTIONS[kind].split()):
         raise UserError(f"a table of kind {kind} takes no {', '.join(sorted(extra))}=")
-    digits = digits_of(options)
-
-    def chosen(option: str, default: list[str], there: Iterable[str]) -> list[str]:
-        names = options[option].split(",") if option in options else default
-        if missing := [n for n in names if n not in there]:
-            raise UserError(f"the file has no {option.removesuffix('s')} {', '.join(missing)}")
-        return names
-
-    if kind == "verdicts":
-        return verdicts_table(document)
-    if kind == "baselines":
-        return baselines_table(document)
+    if not re.fullmatch(r"\d", options.get("digits", "3")):
+        raise UserError("digits= is a number from 0 to 9")
+    if (name is None) == (kind == "table") or (len(files) > 1 and kind != "rows"):
+        raise UserError("a marker names a file, then a kind of table; a table of kind table has a name, no other has")
+    if kind == "rows":
+        return rows_table([read_comparison(file) for file in files], options)
+    if kind in COMPARISON_TABLES:
+        return COMPARISON_TABLES[kind](read_comparison(files[0]), options)
+    document = read_result(Path(files[0]))
+    if kind == "table":
+        return plain_table(document, str(name), options)
     if kind == "claims":
         return claims_table(document, options.get("page"))
-    if kind == "table":
-        table = document.get("tables", {}).get(name)
-        if table is None:
-            raise UserError(f"the file has no table {name!r}")
-        return plain_table(table, chosen("columns", table["columns"], table["columns"]), digits)
-    first = next(iter(document.get("settings") or [None])) if kind == "grid" else options.get("setting")
-    entry = pick_setting(document, first)
-    models = chosen("models", list(entry["models"]), entry["models"])
-    metrics = chosen("metrics", [document["headline"]], {k for m in models for k in entry["models"][m]})
-    view = View(models, metrics, digits)
-    return grid_table(document, view) if kind == "grid" else TABLES[kind](entry, view, document["reference"])
+    return verdicts_table(document) if kind == "verdicts" else baselines_table(document)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -326,13 +370,13 @@ def make_table(document: Json, kind: str, options: dict[str, str], name: str | N
 # ----------------------------------------------------------------------------------------------------------------------
 
 HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands between is rewritten:
+  <!-- table: results/EXPERIMENT/FILE.json rows metrics=familiar_accuracy,held_out_accuracy -->    a row per model
+  <!-- table: results/E/A.json,results/E/B.json#PART rows names=capsules,CNN -->     of several files, or of a part;
+      of a file with three settings, "names=A,one|two|" names the first two and leaves the third out
+  <!-- table: results/EXPERIMENT/FILE.json grid models=capsules,cnn digits=2 -->     a row per setting of a sweep
   <!-- table: results/EXPERIMENT/FILE.json seeds -->     a row per seed, then mean, sd and 95 % interval
-  <!-- table: results/EXPERIMENT/FILE.json summary metrics=familiar_accuracy,held_out_accuracy -->    a row per model
   <!-- table: results/EXPERIMENT/FILE.json paired setting="em-iters=1 loss=spread" -->     capsules minus each baseline
   <!-- table: results/EXPERIMENT/FILE.json study models=capsules -->     a row per kind of assignments (--routing-study)
-  <!-- table: results/EXPERIMENT/FILE.json grid models=capsules,cnn digits=2 -->     a row per setting of a sweep
-  <!-- table: results/E/A.json,results/E/B.json rows names=capsules,CNN -->     a row per setting of several files;
-      of a file with three settings, "names=A,one|two|" names the first two and leaves the third out
   <!-- table: results/claims.json claims -->             a row per condition of each claim
   <!-- table: results/claims.json verdicts -->           a row per claim
   <!-- table: results/benchmarks/FILE.json table NAME columns=step,ms -->     a table of a benchmark file
@@ -343,46 +387,14 @@ A marker inside `backquotes` is left alone."""
 MARKER = re.compile(r"(?<!`)<!--\s*(?:table:\s*(.*?)|end)\s*-->(?!`)", re.DOTALL)
 
 
-def fill_rows(files: list[str], options: dict[str, str]) -> str:
-    """The table of kind rows. Raises UserError where files and options do not fit."""
-    documents = [read_json(Path(file)) for file in files]
-    entries = [pick_setting(document, next(iter(document.get("settings") or [None]))) for document in documents]
-    if extra := set(options) - {"names", "metrics", "models", "digits"}:
-        raise UserError(f"a table of kind rows takes no {', '.join(sorted(extra))}=")
-    names = options["names"].split(",") if "names" in options else [Path(file).stem for file in files]
-    if len(names) != len(files):
-        raise UserError(f"names= has {len(names)} names for {len(files)} files")
-    for file, document, name in zip(files, documents, names, strict=True):
-        if "|" in name and (n := len(name.split("|"))) != len(document["settings"]):
-            raise UserError(f"names= has {n} names for the {len(document['settings'])} settings of {file}")
-    metrics = (options.get("metrics") or str(documents[0]["headline"])).split(",")
-    models = options["models"].split(",") if "models" in options else []
-    there: set[str] = set()
-    for entry in entries:
-        there = there.union(*(entry["models"].get(m, {}) for m in models or entry["models"]))
-    if missing := [k for k in metrics if k not in there]:
-        raise UserError(f"the files have no metric {', '.join(missing)}")
-    return rows_table(documents, names, View(models, metrics, digits_of(options)))
-
-
 def fill_marker(text: str) -> str:
     """What belongs between a marker and its end. Raises UserError where the marker or its file is at fault."""
     try:
         words = shlex.split(text)
-    except ValueError as error:
-        raise UserError(f"{error}") from None
-    option = re.compile(r"(metrics|models|digits|setting|columns|page|names)=(.*)", re.DOTALL)
-    options = {found[1]: found[2] for word in words if (found := option.fullmatch(word))}
-    plain_words = [word for word in words if not option.fullmatch(word)]
-    if not 2 <= len(plain_words) <= 3:
-        raise UserError("a marker names a file, then a kind of table")
-    file, kind, *rest = plain_words
-    try:
-        if (kind, rest) == ("rows", []):
-            return f"\n\n{fill_rows(file.split(','), options)}\n\n"
-        if rest and kind != "table":
-            raise UserError(f"{rest[0]!r} is not an option: write NAME=VALUE")
-        return f"\n\n{make_table(read_json(Path(file)), kind, options, *rest)}\n\n"
+        option = re.compile(r"([a-z]+)=(.*)", re.DOTALL)
+        options = {found[1]: found[2] for word in words if (found := option.fullmatch(word))}
+        files, kind, *name = [word for word in words if not option.fullmatch(word)]
+        return f"\n\n{make_table(files.split(','), kind, ' '.join(name) or None, options)}\n\n"
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(f"the marker does not fit the file ({type(error).__name__}: {error})") from error
 
@@ -393,12 +405,16 @@ def render_page(text: str) -> tuple[str, list[str], list[str]]:
     stale: list[str] = []
     faults: list[str] = []
     end, opened = 0, None
+
+    def line_of(marker: re.Match[str]) -> int:
+        return text.count("\n", 0, marker.start()) + 1
+
     for marker in MARKER.finditer(text):
         if (marker[1] is None) == (opened is None):  # an end without a beginning, or a second beginning
             what = "closes nothing" if opened is None else f"stands before the end of {opened[0]}"
-            faults.append(f"{text.count(NEWLINE, 0, marker.start()) + 1}: {marker[0]} {what}")
+            faults.append(f"{line_of(marker)}: {marker[0]} {what}")
         elif opened is not None:
-            at = f"{text.count(NEWLINE, 0, opened.start()) + 1}: table {opened[1]}"
+            at = f"{line_of(opened)}: table {opened[1]}"
             parts.append(text[end : opened.end()])
             old, end = text[opened.end() : marker.start()], marker.start()
             try:
@@ -411,7 +427,7 @@ def render_page(text: str) -> tuple[str, list[str], list[str]]:
             parts.append(new)
         opened = marker if marker[1] else None
     if opened is not None:
-        faults.append(f"{text.count(NEWLINE, 0, opened.start()) + 1}: {opened[0]} has no end")
+        faults.append(f"{line_of(opened)}: {opened[0]} has no end")
     return "".join(parts) + text[end:], stale, faults
 
 
@@ -436,159 +452,6 @@ def loose_accuracies(text: str) -> list[str]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class Named(NamedTuple):
-    """What the command in a result stands for."""
-
-    script: Path
-    module: ModuleType
-    args: argparse.Namespace
-    settings: list[Any] | None  # of a comparison of seeds
-
-
-def load_script(name: str, is_module: bool = False) -> ModuleType:
-    """A script of this folder, imported; or a module of a package, by its dotted name."""
-    try:
-        if is_module:  # python -m benchmarks
-            if not re.fullmatch(r"\w+(\.\w+)?", name) or not Path(__file__).with_name(name.split(".")[0]).is_dir():
-                raise UserError(f"there is no package {name} here")
-            return importlib.import_module(name if "." in name else f"{name}.__main__")
-        places = (Path(name), Path(__file__).parent / name) if re.fullmatch(r"(\./)?\w+\.py", name) else ()
-        path = next((path.resolve() for path in places if path.is_file()), None)
-        if path is None:
-            raise UserError(f"there is no script {name} here")
-        known = sys.modules.get(path.stem)
-        if known and known.__file__ and Path(known.__file__).resolve() == path:
-            return known
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec
-        assert spec.loader
-        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    except (Exception, SystemExit) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}") from None
-
-
-def parse(module: ModuleType, argv: list[str]) -> tuple[argparse.Namespace, list[Any] | None]:
-    """The flags as the script's own parser understands them. Raises UserError in its words."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-            if hasattr(module, "parse_command"):
-                return module.parse_command(argv)
-            return module.make_parser().parse_args(argv), None
-    except SystemExit:
-        raise UserError(f"its command is no longer understood: {' '.join(said.getvalue().split())}") from None
-    except AttributeError:
-        raise UserError(f"{module.__name__} has no make_parser()") from None
-
-
-@functools.lru_cache(1024)
-def parse_named(command: str) -> Named:
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        words = []
-    if is_module := words[:2] == ["python", "-m"]:
-        del words[1]
-    if len(words) < 2 or words[0] != "python":
-        raise UserError("names no command that made it, such as: python SCRIPT.py FLAGS")
-    module = load_script(words[1], is_module)
-    args, settings = parse(module, words[2:])
-    script = Path(module.__file__ or "")
-    if settings is not None:  # the experiment's parser must know the flags after -- too
-        script = args.script
-        experiment = load_script(os.path.relpath(script))
-        for setting in settings:
-            parse(experiment, [*setting.args, "--seed=0", "--threads=1", "--quiet", "--out-json=x.json"])
-    return Named(script, module, args, settings)
-
-
-def check_command(document: Json, path: Path) -> Iterator[str]:
-    """Would the command write this file, and does the file hold what the command asks for?"""
-    named = parse_named(str(document.get("command", "")))
-    args = vars(named.args)
-    out = args.get("out_json") or args.get("out")
-    if out is None or Path(os.path.normpath(out)) != path:
-        yield f"its command writes {out or 'no file'}"
-    if args.get("eval_only") or args.get("resume"):
-        if "checkpoint_command" not in document:
-            yield f"its command reads {args.get('checkpoint')}, and nothing says how that was made"
-        else:
-            made = vars(parse_named(str(document["checkpoint_command"])).args)
-            if made.get("checkpoint") != args.get("checkpoint") or made.get("eval_only"):
-                yield f"its checkpoint_command does not make {args.get('checkpoint')}"
-    if "settings" in document:
-        if named.settings is None:
-            yield "holds a comparison of seeds, and its command makes none"
-        else:
-            yield from check_settings(document, named)
-
-
-def check_settings(document: Json, named: Named) -> Iterator[str]:
-    asked = {setting.name: setting for setting in named.settings or []}
-    if document["experiment"] != named.script.stem or document["seeds"] != named.args.seeds:
-        yield "its experiment or seeds are not those of its command"
-    if document["axes"] != named.module.axes_of(named.args):
-        yield "its axes are not those of its command"
-    if named.args.metric not in (None, document["headline"]):
-        yield "its headline is not the metric of its command"
-    if list(document["settings"]) != list(asked):
-        yield "its settings are not those of its command"
-    for name, entry in document["settings"].items():
-        if name in asked and (entry["values"], entry["args"]) != (asked[name].values, list(asked[name].args)):
-            yield f"setting {name}: its flags are not those of its command"
-        seeds = [run["seed"] for run in (*entry["runs"], *entry["failures"])]
-        if sorted(seeds) != sorted(document["seeds"]):
-            yield f"setting {name}: its runs are not of its seeds"
-
-
-def differences(stored: Any, computed: Any, where: str) -> Iterator[str]:
-    """Where a stored value is not the computed one."""
-    if isinstance(stored, dict) and isinstance(computed, dict):
-        for key in dict.fromkeys((*computed, *stored)):
-            yield from differences(stored.get(key), computed.get(key), f"{where}.{key}" if where else key)
-    elif isinstance(stored, list) and isinstance(computed, list) and len(stored) == len(computed):
-        for k, (old, new) in enumerate(zip(stored, computed, strict=True)):
-            yield from differences(old, new, f"{where}[{k}]")
-    elif isinstance(stored, float) and isinstance(computed, float):
-        if not math.isclose(stored, computed, rel_tol=TOLERANCE, abs_tol=1e-12):
-            yield f"{where} is {stored}, but its runs give {computed}"
-    elif stored != computed or type(stored) is not type(computed):
-        yield f"{where} is {stored}, but its runs give {computed}"
-
-
-def check_numbers(document: Json) -> Iterator[str]:
-    """Every number that follows from others, computed again."""
-    for name, entry in document.get("settings", {}).items():
-        reference = document["reference"]
-        stored = {key: entry[key] for key in ("models", "paired")}
-        if reference not in entry["models"] or document["headline"] not in entry["models"][reference]:
-            yield f"setting {name} has no {document['headline']} of {reference}"
-        for model in (run["models"] for run in entry["runs"]):
-            if any(
-                m.get("n_params") != entry["models"][k].get("n_params")
-                for k, m in model.items()
-                if k in entry["models"]
-            ):
-                yield f"setting {name}: the n_params of its runs differ"
-        computed = summarise(entry["runs"], reference)
-        yield from (f"setting {name}: {fault}" for fault in differences(stored, computed, ""))
-    if "best" in document:
-        best = {m: best_setting(document["settings"], m, document["headline"]) for m in document["best"]}
-        yield from differences(document["best"], best, "best")
-
-
-def make_claims() -> Json:
-    """results/claims.json from the list in claims.py. Raises UserError where runs are missing."""
-    try:
-        return claims.make_claims(claims.CLAIMS, functools.cache(lambda file: read_json(Path("results") / file)))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"claims.py does not fit the results ({type(error).__name__}: {error})") from error
-
-
 def git(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", *words], capture_output=True, text=True, check=False)
 
@@ -602,57 +465,146 @@ def unknown_history() -> str | None:
     return None
 
 
-def check_commits(document: Json, has_history: bool) -> Iterator[str]:
+@functools.cache
+def is_ancestor(commit: str) -> bool:
+    return git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
+
+
+known_files = functools.cache(code_files)
+
+
+@functools.cache
+def is_changed(commit: str, script: Path) -> bool:
+    """Whether a script or what it imports has changed since."""
+    return git("diff", "--quiet", commit, "--", *map(str, known_files(script))).returncode != 0
+
+
+def commits_of(document: Json) -> list[Any]:
     environment = document.get("environment")
     commits = environment.get("git_commit") if isinstance(environment, dict) else None
-    for commit in commits if isinstance(commits, list) and commits else [commits]:
+    return commits if isinstance(commits, list) and commits else [commits]
+
+
+def check_commits(document: Json, has_history: bool) -> Iterator[str]:
+    for commit in commits_of(document):
         if isinstance(commit, str) and commit.endswith("-dirty"):
             yield f"was made from a tree with uncommitted changes, at {commit}"
         elif not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{40}", commit):
             yield "names no commit that made it"
-        elif has_history and git("merge-base", "--is-ancestor", commit, "HEAD").returncode:
+        elif has_history and not is_ancestor(commit):
             yield f"was made at {commit}, which is not in the history"
 
 
-def check_result(path: Path, has_history: bool) -> Iterator[str]:
-    """What is wrong with one result file, each fault a line."""
+def find_script(command: object) -> tuple[Path, list[str]]:
+    """The script of a recorded command, and its flags. Raises UserError."""
+    words = shlex.split(command) if isinstance(command, str) else []
+    if words[:2] == ["python", "-m"] and len(words) > 2:
+        words[1:3] = [f"{words[2].replace('.', '/')}/__main__.py"]
+    if len(words) < 2 or words[0] != "python":
+        raise UserError("names no command that made it, such as: python SCRIPT.py FLAGS")
+    places = (Path(words[1]).resolve(), HERE / words[1])
+    for path in places:
+        if path.is_file():
+            return path, words[2:]
+    raise UserError(f"there is no script {words[1]} here")
+
+
+def understand(script: Path, flags: Sequence[str]) -> Any:
+    """``parse_flags``. Raises UserError in the parser's words."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            if script.name == "compare_seeds.py":
+                return load_script(script).parse_command(flags)
+            return parse_flags(script, flags)
+    except SystemExit:
+        raise UserError(f"its command is no longer understood: {' '.join(said.getvalue().split())}") from None
+
+
+def check_command(document: Json, path: Path, part: str | None, has_history: bool) -> Iterator[str | None]:
+    """Would the command write this, and does the file hold what the command asks for? None for a result that is older
+    than the code, whose command may be another one today."""
+    script, flags = find_script(document.get("command"))
+    if script.name == "compare_seeds.py" and "settings" in document:
+        args, settings = understand(script, flags)
+        yield from check_settings(document, args, settings)
+        script = args.script
+    elif "settings" in document:
+        yield "holds a comparison of seeds, and its command makes none"
+        return
+    if not has_history or any(is_changed(commit, script) for commit in commits_of(document)):
+        if has_history:
+            yield None
+        return
+    if "settings" in document:
+        for setting in settings:
+            understand(script, [*setting.args, "--seed=0", "--threads=1", "--quiet", "--out-json=x.json"])
+    else:
+        args = understand(script, flags)
+    out = vars(args).get("out_json") or vars(args).get("out")
+    written = f"{os.path.normpath(out) if out else 'no file'}" + (f"#{args.part}" if vars(args).get("part") else "")
+    if written != f"{path}" + (f"#{part}" if part else ""):
+        yield f"its command writes {written}"
+
+
+def check_settings(document: Json, args: argparse.Namespace, settings: list[Any]) -> Iterator[str]:
+    if document["experiment"] != args.script.stem or document["seeds"] != args.seeds:
+        yield "its experiment or seeds are not those of its command"
+    if [tuple(group) for group in document["axes"]] != [tuple(args.zip)] * bool(args.zip) + [(k,) for k in args.grid]:
+        yield "its axes are not those of its command"
+    if [(name, entry["values"]) for name, entry in document["settings"].items()] != [
+        (s.name, dict(s.values)) for s in settings
+    ]:
+        yield "its settings are not those of its command"
+    for name, entry in document["settings"].items():
+        if sorted(run["seed"] for run in (*entry["runs"], *entry["failures"])) != sorted(document["seeds"]):
+            yield f"setting {name}: its runs are not of its seeds"
+        elif document["headline"] not in entry["runs"][0]["models"].get(document["reference"], {}):
+            yield f"setting {name} has no {document['headline']} of {document['reference']}"
+
+
+def make_claims() -> Json:
+    """results/claims.json from the list in claims.py. Raises UserError where runs are missing."""
+    try:
+        return claims.make_claims(claims.CLAIMS, functools.cache(lambda file: read_comparison(f"results/{file}")))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"claims.py does not fit the results ({type(error).__name__}: {error})") from error
+
+
+def is_same(stored: Any, computed: Any) -> bool:
+    if isinstance(stored, dict) and isinstance(computed, dict):
+        return stored.keys() == computed.keys() and all(is_same(stored[key], computed[key]) for key in computed)
+    if isinstance(stored, list) and isinstance(computed, list):
+        return len(stored) == len(computed) and all(map(is_same, stored, computed))
+    if isinstance(stored, float) and isinstance(computed, float):
+        return math.isclose(stored, computed, rel_tol=TOLERANCE, abs_tol=1e-12)
+    return type(stored) is type(computed) and bool(stored == computed)
+
+
+def check_result(path: Path, has_history: bool) -> Iterator[str | None]:
+    """What is wrong with one result file, each fault a line; None for each of its parts that is older than the
+    code."""
     if path.is_file() and path.stat().st_size > MAX_BYTES:
         yield f"{path} is {path.stat().st_size:,} bytes, above {MAX_BYTES:,}"
     try:
-        document = read_json(path)
+        document = read_result(path)
+        if path == CLAIMS:
+            if not is_same(document, make_claims() | {"checksum": document["checksum"]}):
+                yield f"{path} is not what claims.py and the results give; python report.py --claims writes it"
+            return
+        for part, content in document.get("parts", {None: document}).items():
+            where = f"{path}#{part}" if part else f"{path}"
+            try:
+                faults = list(check_commits(content, has_history))
+                yield from (f"{where}: {fault}" for fault in faults)
+                for fault in check_command(content, path, part, has_history and not faults):
+                    yield fault and f"{where}: {fault}"
+            except UserError as error:
+                yield f"{where}: {error}"
     except UserError as error:
         yield str(error)
-        return
-    try:
-        read_result(path)
-    except UserError as error:
-        yield str(error)
-    checks: list[Callable[[], Iterator[str]]] = [
-        lambda: check_command(document, path),
-        lambda: check_commits(document, has_history),
-        lambda: check_numbers(document),
-    ]
-    if path == CLAIMS:
-        checks = [lambda: differences({**document, "checksum": ""}, {**make_claims(), "checksum": ""}, "")]
-    for check in checks:
-        try:
-            yield from (f"{path}: {fault}" for fault in check())
-        except UserError as error:
-            yield f"{path}: {error}"
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            yield f"{path} is not what compare_seeds.py writes ({type(error).__name__}: {error})"
-
-
-fingerprint = functools.lru_cache(code_fingerprint)
-
-
-def is_older(path: Path) -> bool:
-    """Whether the code has changed since the result was made."""
-    try:
-        document = read_json(path)
-        return "code" in document and document["code"] != fingerprint(parse_named(str(document["command"])).script)
-    except (UserError, KeyError):
-        return False  # what is wrong is a fault of its own
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        yield f"{path} is not what compare_seeds.py writes ({type(error).__name__}: {error})"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -660,17 +612,13 @@ def is_older(path: Path) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def report(check: bool, with_claims: bool = False) -> None:
+def report(check: bool, with_claims: bool) -> None:
     """Rewrite the pages of the working folder, or say what is wrong with them and the results."""
     if with_claims:
         save_result(CLAIMS, make_claims())
-    pages = [Path("README.md"), *sorted(Path("docs").glob("*.md"))]
-    for page, path in itertools.product(pages, Path("results").rglob("*.json")):
-        if same_file(page, path):
-            raise UserError(f"{page} and {path} are the same file")
-    problems: list[str] = []
+    problems: list[str | None] = []
     n_stale, everything = 0, ""
-    for page in pages:
+    for page in (Path("README.md"), *sorted(Path("docs").glob("*.md"))):
         text = read_text(page)
         everything += text
         new, stale, faults = render_page(text)
@@ -683,25 +631,23 @@ def report(check: bool, with_claims: bool = False) -> None:
                 stream.write(new.encode())
             print_result(f"{page}: {len(stale)} rewritten")
     if check:
-        parse_named.cache_clear()  # scripts may have changed since the last call
-        fingerprint.cache_clear()
+        for cached in (known_files, is_changed, is_ancestor):  # the tree may be another one than at the last call
+            cached.cache_clear()
         if why := unknown_history():
             print_message(f"warning: commits are not checked: {why}")
-        results = sorted(Path("results").rglob("*.json"))
-        conditions = [condition for claim in claims.CLAIMS for condition in claim.conditions]
-        everything += " ".join(f"results/{runs.file}" for c in conditions for runs in (c.first, c.second))
+        results, older = sorted(Path("results").rglob("*.json")), []
+        everything += " ".join(f"results/{r.file}" for claim in claims.CLAIMS for c in claim.conditions for r in c[1:3])
         for path in results:
-            problems += check_result(path, why is None)
+            found = list(check_result(path, why is None))
+            problems += [fault for fault in found if fault]
+            older += [str(path)] * (None in found)
             if path.as_posix() not in everything:
                 problems.append(f"{path} is used by no page and no claim")
-        older = [str(path.relative_to("results")) for path in results if is_older(path)]
         if older:
-            print_message(
-                f"warning: {len(older)} of {len(results)} results are older than the code: {', '.join(older[:2])}"
-                + ", ..." * (len(older) > 2)
-            )
+            names = ", ".join(older[:3]) + ", ..." * (len(older) > 3)
+            print_message(f"warning: {len(older)} of {len(results)} results are older than the code: {names}")
     if problems:
-        print_message("\n".join(problems))
+        print_message("\n".join(map(str, problems)))
         hint = "; python report.py rewrites the pages" if n_stale and check else ""
         raise UserError(f"{len(problems)} problem{'s' * (len(problems) > 1)} in the pages and results{hint}")
 

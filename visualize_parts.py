@@ -26,11 +26,11 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from claims import Runs, runs_by_seed
-from report import read_result, show_mean
+from report import show_mean
 from support.console import exit_status
 from support.files import UserError, require_writable
 from support.flags import Parser
-from support.statistics import describe_sample
+from support.statistics import describe_sample, read_comparison
 
 from support.figures import (  # isort: skip
     BLUE, GREY, VERMILLION, add_axes, add_colourbar, add_outdir, add_text, new_figure, plural, with_minus_sign,
@@ -93,7 +93,7 @@ def read_samples(folder: Path) -> list[list[dict[str, Any]]]:
         samples.append([])
         for _, side, metric in COLUMNS:
             runs: Runs = getattr(row, side)
-            document = read_result(folder / runs.file)
+            document = read_comparison(folder / runs.file)
             try:
                 found = runs_by_seed(document, runs).values()
                 samples[-1].append(describe_sample([run["models"][runs.model][metric] for run in found]))

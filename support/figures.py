@@ -36,6 +36,7 @@ from support.flags import file_path, number
 from support.optimizers import TrainState
 from support.results import parse_json
 from support.run import check_same, first_difference, open_checkpoint
+from support.statistics import read_comparison
 
 Array = np.ndarray
 Colour = str | tuple[float, float, float]
@@ -391,7 +392,7 @@ def find_runs(node: Any, names: Sequence[str], config: Any = None, dataset: Any 
         for child in node:
             yield from find_runs(child, names, config, dataset)
     elif isinstance(node, dict):
-        config = node["config"] if isinstance(node.get("config"), dict) else config
+        config = {**(config or {}), **node["config"]} if isinstance(node.get("config"), dict) else config
         dataset = node["dataset"] if isinstance(node.get("dataset"), str) else dataset
         models = node.get("models")
         if isinstance(models, dict) and any(numbers_of(m, names) for m in models.values()):
@@ -439,7 +440,7 @@ def read_seeds(paths: Sequence[Path], config: Any, dataset: str, names: Sequence
 def reading_seeds(path: Path, fault: str = "is no result of this experiment by compare_seeds.py") -> Iterator[Any]:
     """The document of a file by compare_seeds.py. Raises UserError where the body does not find in it what it needs."""
     try:
-        yield parse_json(path)
+        yield read_comparison(path)
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{path} {fault}") from error
 

@@ -133,11 +133,24 @@ def parse_json(path: Path) -> Any:
 def save_result(path: Path, result: dict[str, Any]) -> None:
     """Write a result with its checksum, whole or not at all. Raises UserError where it cannot be written."""
     try:
-        text = json.dumps(result | {"checksum": checksum(result)}, indent=1, allow_nan=False)
+        text = format_json(result | {"checksum": checksum(result)})
     except ValueError:
         raise UserError(f"cannot write {path}: the result holds a number that is not finite") from None
     with atomic_write(path) as stream:
         stream.write((text + "\n").encode())
+
+
+def format_json(value: Any, depth: int = 0) -> str:
+    """JSON in which what fits a line stands on one. Raises ValueError for a number that is not finite."""
+    line = json.dumps(value, allow_nan=False)
+    if len(line) + depth <= 160 or not isinstance(value, dict | list):
+        return line
+    if isinstance(value, dict):
+        items = [f"{json.dumps(key)}: {format_json(v, depth + 1)}" for key, v in value.items()]
+    else:
+        items = [format_json(v, depth + 1) for v in value]
+    pad = "\n" + " " * (depth + 1)
+    return line[0] + pad + ("," + pad).join(items) + pad[:-1] + line[-1]
 
 
 def report_result(path: Path | None, result: dict[str, Any], text: str, files: Files = NO_FILES) -> None:

@@ -1,17 +1,20 @@
-"""Statistics of runs that are paired by their seed: means with intervals, differences of the same seed, verdicts."""
+"""Statistics of runs that are paired by their seed: means with intervals, and differences of the same seed."""
 
 from __future__ import annotations
 
 import functools
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from support.files import UserError
+from support.results import parse_json
+
 Json = dict[str, Any]
 
-EXACT_UP_TO = 20  # seeds; all 2^n sign flips are tried, above it this many random ones:
-N_FLIPS = 99_999
+MIN_SEEDS = 5  # of a verdict
 
 
 @functools.lru_cache
@@ -22,54 +25,44 @@ def t_quantile(n: int, level: float = 0.05) -> float:
     return float(stats.t.isf(level / 2, n - 1))
 
 
-def describe_sample(values: list[float]) -> Json:
-    """Size, mean, standard deviation, and the 95 % interval of the mean by Student's t; None where n is 1."""
+def describe_sample(values: list[float], level: float = 0.05) -> Json:
+    """Size, mean, standard deviation, and the interval of the mean by Student's t: that of 95 %, or of 1 - ``level``.
+    They are None where n is 1."""
     n, mean = len(values), float(np.mean(values))
     if n == 1:
         return {"n": n, "mean": mean, "sd": None, "low": None, "high": None}
     sd = float(np.std(values, ddof=1))
-    half = t_quantile(n) * sd / math.sqrt(n)
+    half = t_quantile(n, level) * sd / math.sqrt(n)
     return {"n": n, "mean": mean, "sd": sd, "low": mean - half, "high": mean + half}
 
 
-def sign_flip_p(differences: np.ndarray) -> float:
-    """Two-sided p value of paired differences (n,): the fraction of all choices of their signs that give a mean at
-    least as far from zero."""
-    if len(differences) > EXACT_UP_TO:
-        from scipy import stats
-
-        test = stats.permutation_test(
-            (differences,), lambda x, axis: np.mean(x, axis), permutation_type="samples",
-            n_resamples=N_FLIPS, batch=4096, rng=np.random.default_rng(0),
-        )  # fmt: skip
-        return float(test.pvalue)
-    # scipy's exact test draws up every sign vector: 2 s for 20 seeds, where the sums alone take 10 ms.
-    sums = differences[:1]  # a vector of signs and its negative give the same |sum|
-    for difference in differences[1:]:
-        sums = np.concatenate([sums + difference, sums - difference])
-    return float(np.mean(np.abs(sums) >= abs(differences.sum()) * (1 - 1e-12)))
+def seeds_needed(sd: float, n_comparisons: int, half_width: float = 0.02) -> int:
+    """How many seeds make the interval of a mean at most ``half_width`` to either side, where it is one of so many
+    that hold together at 95 % [Bonferroni]. ``sd``: of the differences of the same seed, as a pilot shows it."""
+    n = 2
+    while t_quantile(n, 0.05 / n_comparisons) * sd / math.sqrt(n) > half_width:
+        n += 1
+    return n
 
 
-def verdict(difference: Json) -> str:
-    """Whether the 95 % interval of a mean difference is above zero, below it, or contains it: higher, lower,
-    undecided."""
+def verdict(difference: Json) -> str | None:
+    """Whether the interval of a mean difference is above zero, below it, or contains it: higher, lower, undecided.
+    None with fewer than five seeds."""
     low, high = difference["low"], difference["high"]
-    return "undecided" if low is None or low <= 0 <= high else "higher" if low > 0 else "lower"
+    if difference["n"] < MIN_SEEDS:
+        return None
+    return "undecided" if low <= 0 <= high else "higher" if low > 0 else "lower"
 
 
-def compare_pairs(values: list[float], others: list[float], is_accuracy: bool) -> Json:
+def compare_pairs(values: list[float], others: list[float]) -> Json:
     """Differences of the same seed, ``values`` minus ``others``: their mean with its interval, how many are above zero,
-    p, verdict, and for accuracies the relative reduction of the errors."""
+    and the verdict."""
     differences = np.subtract(values, others)
     entry = describe_sample(differences.tolist())
-    entry |= {"higher": int(np.sum(differences > 0)), "p": sign_flip_p(differences), "verdict": verdict(entry)}
-    if is_accuracy:
-        errors = 1 - float(np.mean(others))
-        entry["error_reduction"] = 1 - (1 - float(np.mean(values))) / errors if errors else None
-    return entry
+    return entry | {"higher": int(np.sum(differences > 0)), "verdict": verdict(entry)}
 
 
-def summarise(runs: list[Json], reference: str) -> Json:
+def summarise(runs: list[Json], reference: str | None) -> Json:
     """``{"models": {name: {metric: sample}}, "paired": {other: {metric: sample of reference minus other}}}``.
 
     A run is ``{"models": {name: {"n_params": int, metric: float}}}``; every float is a metric. A model or metric that
@@ -87,11 +80,39 @@ def summarise(runs: list[Json], reference: str) -> Json:
                     models[name][metric] = describe_sample(column)
     paired: Json = {name: {} for name in models if name != reference}
     for (name, metric), column in values.items():
-        if name != reference and (reference, metric) in values:
-            paired[name][metric] = compare_pairs(values[reference, metric], column, metric.endswith("accuracy"))
+        if name != reference and (own := values.get((str(reference), metric))):
+            paired[name][metric] = compare_pairs(own, column)
     return {"models": models, "paired": {name: entry for name, entry in paired.items() if entry}}
+
+
+def summarise_comparison(document: Json) -> Json:
+    """The content of a file by compare_seeds.py with what follows from its runs: for each setting its whole
+    configuration, and the means and differences of ``summarise``."""
+    settings = {
+        name: {
+            **entry,
+            "config": document.get("config", {}) | entry.get("config", {}),
+            **summarise(entry["runs"], document.get("reference")),
+        }
+        for name, entry in document["settings"].items()
+    }
+    return {**document, "settings": settings}
 
 
 def best_setting(settings: Json, model: str, metric: str) -> str:
     """The name of the setting with the model's highest mean; the first of equal ones."""
     return max(settings, key=lambda name: settings[name]["models"][model][metric]["mean"])
+
+
+def read_comparison(where: str | Path) -> Json:
+    """``summarise_comparison`` of a file by compare_seeds.py, or of one of its parts: FILE.json#PART. Raises UserError
+    where there is none."""
+    file, _, part = str(where).partition("#")
+    document = parse_json(Path(file))
+    if part or "parts" in document:
+        if part not in document.get("parts", ()):
+            raise UserError(f"{file} has no part {part!r}, but {', '.join(document.get('parts', ())) or 'none'}")
+        document = document["parts"][part]
+    if not document.get("settings"):
+        raise UserError(f"{where} is not a comparison of seeds")
+    return summarise_comparison(document)

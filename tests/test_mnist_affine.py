@@ -33,6 +33,7 @@ from helpers import (
     usage_error,
 )
 from support.run import permutation
+from support.statistics import read_comparison
 from support.workers import SERIAL, Workers
 
 Array = np.ndarray
@@ -655,9 +656,9 @@ def test_out_json_table_and_eval_only(digits_dir: Path, tmp_path: Path, capsys: 
 def test_compare_seeds_takes_it(digits_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "error")  # of the runs
     argv = flags(small(digits_dir, n_epochs=1))[3:]
-    out = [f"--out={tmp_path / 'r.json'}", f"--figure={tmp_path / 'r.png'}", f"--cache={tmp_path / 'cache'}"]
-    assert compare_seeds.main(["mnist_affine_capsnet", "--seeds", "0:2", *out, "--", *argv]) == 0
-    document = json.loads((tmp_path / "r.json").read_text())
+    monkeypatch.chdir(tmp_path)
+    assert compare_seeds.main(["mnist_affine_capsnet", "--seeds", "0:2", "--out", "r.json", "--", *argv]) == 0
+    document = read_comparison("r.json")
     assert document["headline"].endswith("_accuracy")
     (entry,) = document["settings"].values()
     assert set(entry["paired"]) == {"cnn", "lenet"}

@@ -19,7 +19,7 @@ import visualize_conv_matrix_capsules
 import visualize_multimnist_capsnet
 import visualize_smallnorb_novel_viewpoint
 from helpers import ROOT
-from report import read_result
+from support.statistics import read_comparison
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = {"p", "pre", "table", "ul", "ol", "blockquote", "h1", "h2", "h3", "h4", "h5", "h6", "hr"}
@@ -192,7 +192,7 @@ def seed_commands() -> list[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize(("path", "words"), seed_commands(), ids=[path for path, _ in seed_commands()])
 def test_the_command_of_a_page_is_that_of_the_result(path: str, words: list[str]) -> None:
-    stored = shlex.split(read_result(ROOT / path)["command"])
+    stored = shlex.split(read_comparison(ROOT / path)["command"])
     k = words.index("--jobs") if "--jobs" in words else len(words)
     assert [word for word in words[:k] + words[k + 2 :] if word != "--resume"] == stored
 

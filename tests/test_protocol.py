@@ -6,7 +6,6 @@ settings in tests/data/defaults.json are those of every experiment; who changes 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 import compare_seeds
 import conv_matrix_capsules as conv
@@ -31,7 +29,6 @@ from support.files import UserError
 from support.optimizers import TrainState, count_params
 from support.results import checksum, save_result
 from support.run import require_finite
-from support.statistics import compare_pairs, describe_sample, summarise, t_quantile, verdict
 from support.workers import SERIAL, Workers, Workspace
 
 Array = np.ndarray
@@ -513,94 +510,13 @@ def test_the_margin_that_is_attacked_is_the_last_of_the_training() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Statistics, by hand
+# Numbers that are not finite
 # ----------------------------------------------------------------------------------------------------------------------
-
-T_2, T_3 = 4.30265273, 3.18244631  # quantiles of Student's t for two and three degrees of freedom, from a table
-
-
-def runs_of(values: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """A run for each seed, with the values of each model's only metric."""
-    seeds = range(len(next(iter(values.values()))))
-    return [
-        {"seed": k, "models": {name: {"n_params": 3, "x_accuracy": v[k]} for name, v in values.items()}} for k in seeds
-    ]
-
-
-def test_three_seeds_by_hand() -> None:
-    assert (t_quantile(3), t_quantile(4)) == (pytest.approx(T_2), pytest.approx(T_3))
-    sample, sd = describe_sample([0.2, 0.3, 0.7]), math.sqrt((0.04 + 0.01 + 0.09) / 2)
-    half = T_2 * sd / math.sqrt(3)
-    expected = {"n": 3, "mean": 0.4, "sd": sd, "low": 0.4 - half, "high": 0.4 + half}
-    assert sample == pytest.approx(expected)
-    assert verdict(sample) == "undecided"
-
-
-@pytest.mark.parametrize("order", [("capsules", "cnn"), ("cnn", "capsules")])
-@pytest.mark.parametrize(("sign", "word", "higher"), [(1, "higher", 4), (-1, "lower", 0)])
-def test_a_pair_by_hand_whatever_the_order(order: tuple[str, str], sign: int, word: str, higher: int) -> None:
-    cnn = np.array([0.5, 0.6, 0.4, 0.7])
-    values = {"cnn": cnn.tolist(), "capsules": (cnn + sign * np.array([0.1, 0.2, 0.1, 0.2])).tolist()}
-    summary = summarise(runs_of({name: values[name] for name in order}), "capsules")
-    assert list(summary["paired"]) == ["cnn"]
-    pair = summary["paired"]["cnn"]["x_accuracy"]
-    half = T_3 * math.sqrt(0.01 / 3) / 2
-    ends = [pair["mean"], pair["low"], pair["high"], pair["error_reduction"]]
-    np.testing.assert_allclose(ends, [sign * 0.15, sign * 0.15 - half, sign * 0.15 + half, sign * 0.15 / 0.45])
-    assert (pair["verdict"], pair["higher"], pair["n"], pair["p"]) == (word, higher, 4, 2 / 2**4)
-    view = report.View(["cnn"], ["x_accuracy"], 3)
-    cells = [cell.strip() for cell in report.paired_table(summary, view, "capsules").splitlines()[-1].split("|")[1:-1]]
-    interval = f"{ends[1]:+.3f} to {ends[2]:+.3f}"
-    assert cells == [
-        "cnn", "x_accuracy", f"{sign * 0.15:+.3f}", interval, f"{higher} of 4", "0.12", f"{sign * 33} %", word,
-    ]  # fmt: skip
-    row = report.summary_table(summary, view, "capsules").splitlines()[-1]
-    assert f"0.550 ± {T_3 * math.sqrt(0.05 / 3) / 2:.3f}" in row
-
-
-def test_a_tie_is_not_higher_and_zero_inside_is_undecided() -> None:
-    pair = compare_pairs([0.5, 0.6, 0.7, 0.9], [0.5, 0.6, 0.7, 0.5], True)
-    assert (pair["higher"], pair["p"], pair["verdict"]) == (1, 1.0, "undecided")
-    assert compare_pairs([0.5, 0.25], [0.5, 0.25], True)["higher"] == 0
-
-
-def test_capsules_are_the_reference_wherever_they_stand(tmp_path: Path) -> None:
-    values = {"cnn": [0.5, 0.6], "capsules": [0.7, 0.9]}
-    setting = compare_seeds.Setting("default", {}, ())
-    script = tmp_path / "x.py"
-    args = argparse.Namespace(
-        command="", script=script, metric=None, seeds=[0, 1], zip={}, grid={}, code="", keep_history=False
-    )
-    jobs = [compare_seeds.Job(script, setting, seed, 1, None, "", tmp_path) for seed in args.seeds]
-    for names in (["cnn", "capsules"], ["capsules", "cnn"]):
-        outcomes = [{"result": run} for run in runs_of({name: values[name] for name in names})]
-        common = compare_seeds.Comparison(None, ())
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            common.add(job, outcome)
-        document = compare_seeds.make_document(args, [setting], jobs, outcomes, common)
-        assert document["reference"] == "capsules"
-        paired = document["settings"]["default"]["paired"]
-        assert list(paired) == ["cnn"]
-        assert paired["cnn"]["x_accuracy"]["mean"] == pytest.approx(0.25)
-
-
-def test_a_figure_has_the_intervals_of_its_samples() -> None:
-    sample = describe_sample([0.2, 0.3, 0.7])
-    style = compare_seeds.model_style("smallnorb_novel_viewpoint", "capsules", 0)
-    bar = compare_seeds.draw_points(Figure().subplots(), 0.0, [0.2, 0.3, 0.7], sample, style)
-    (interval,) = bar.lines[2][0].get_segments()
-    np.testing.assert_allclose(interval[:, 1], [sample["low"], sample["high"]])
-    np.testing.assert_allclose(np.asarray(bar.lines[0].get_ydata(), float), [0.4])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_no_number_that_is_not_finite_is_a_result(value: float, tmp_path: Path) -> None:
-    (run,) = runs_of({"cnn": [0.5]})
-    assert compare_seeds.fault_of(run, 0) is None
-    for place in ("history", "config"):
-        assert "not finite" in str(compare_seeds.fault_of({**run, place: {"x": [0.5, value]}}, 0))
-    run["models"]["cnn"]["x_accuracy"] = value
-    assert compare_seeds.fault_of(run, 0) == f"cnn's x_accuracy is {value}"
+    run = {"headline": "x_accuracy", "models": {"cnn": {"n_params": 3, "x_accuracy": value}}}
     with pytest.raises(UserError, match="not finite"):
         save_result(tmp_path / "result.json", run)
     with pytest.raises(ValueError, match="JSON compliant"):
@@ -608,7 +524,9 @@ def test_no_number_that_is_not_finite_is_a_result(value: float, tmp_path: Path) 
     path = tmp_path / "other.json"
     path.write_text(json.dumps(run))
     with pytest.raises(UserError, match="holds NaN"):
-        report.read_json(path)
+        report.read_result(path)
+    with pytest.raises(ValueError, match=r"its result holds -?(NaN|Infinity)"):
+        compare_seeds.read_run(path)
     state = TrainState("cnn", fresh_weights(np.random.default_rng(0)))
     state.step = 3
     require_finite(state, 1.0, 3)

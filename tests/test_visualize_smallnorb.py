@@ -202,10 +202,9 @@ def compared(name: str, axis: str, settings: dict[str, dict[str, Any]]) -> None:
     for key, setting in settings.items():
         means = {m: v for m, v in setting.items() if m in figures.MODELS}
         config = {"test_azimuths": [200.0, 330.0], "pixel_offset": 0.0, "standardize": "none"}
-        models = {
-            m: {"held_out_accuracy": {"n": 4, "mean": v, "low": v - 0.125, "high": v + 0.125}} for m, v in means.items()
-        }
-        found[key] = {"config": config | {k: v for k, v in setting.items() if k not in means}, "models": models}
+        runs = [{"seed": n, "models": {m: {"held_out_accuracy": v + sign / 64} for m, v in means.items()}}
+                for n, sign in enumerate((1, -1, 1, -1))]  # fmt: skip
+        found[key] = {"config": config | {k: v for k, v in setting.items() if k not in means}, "runs": runs}
     path = Path("results", experiment.EXPERIMENT, f"{name}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"axes": [[axis]], "dataset": "voxels", "settings": found}))
@@ -234,7 +233,7 @@ def test_backgrounds_are_drawn_from_results(no_training: None, capsys: pytest.Ca
         sample |= {"low": None, "high": None}
     drawn_texts(lambda: figures.draw_backgrounds(found))
     path = Path("results", experiment.EXPERIMENT, "pixel_offset.json")
-    for text in ('{"settings": 3}', path.read_text().replace('"mean"', '"other"')):
+    for text in ('{"settings": 3}', path.read_text().replace('"held_out_accuracy"', '"other"')):
         Path("other.json").write_text(text)
         check_failures([(figures, ["--backgrounds", "other.json"], "is no result of this experiment")], capsys)
 

@@ -1,0 +1,141 @@
+"""statistics: means, intervals and differences by hand, by scipy, and of files."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import report
+from support.files import UserError
+from support.results import save_result
+from support.statistics import (
+    best_setting,
+    compare_pairs,
+    describe_sample,
+    read_comparison,
+    seeds_needed,
+    summarise,
+    t_quantile,
+    verdict,
+)  # fmt: skip
+
+T_2, T_3, T_4 = 4.30265273, 3.18244631, 2.77644511  # quantiles of Student's t for 2 to 4 degrees of freedom, a table's
+
+
+def runs_of(values: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """A run for each seed, with the values of each model's only metric."""
+    seeds = range(len(next(iter(values.values()))))
+    return [
+        {"seed": k, "models": {name: {"n_params": 3, "x_accuracy": v[k]} for name, v in values.items()}} for k in seeds
+    ]
+
+
+def comparison_of(**settings: dict[str, list[float]]) -> dict[str, Any]:
+    """As compare_seeds.py writes it."""
+    entries = {
+        name: {"values": {"lr": name}, "config": {"lr": name}, "runs": runs_of(v)} for name, v in settings.items()
+    }
+    return {"headline": "x_accuracy", "reference": "capsules", "config": {"n_epochs": 3}, "settings": entries}
+
+
+def test_three_seeds_by_hand() -> None:
+    assert (t_quantile(3), t_quantile(4)) == (pytest.approx(T_2), pytest.approx(T_3))
+    sample, sd = describe_sample([0.2, 0.3, 0.7]), math.sqrt((0.04 + 0.01 + 0.09) / 2)
+    half = T_2 * sd / math.sqrt(3)
+    assert sample == pytest.approx({"n": 3, "mean": 0.4, "sd": sd, "low": 0.4 - half, "high": 0.4 + half})
+
+
+def test_a_sample_has_the_interval_of_scipy_at_every_level() -> None:
+    values = np.random.default_rng(5).normal(size=13)
+    for level in (0.05, 0.002):
+        sample = describe_sample(values.tolist(), level)
+        interval = stats.ttest_1samp(values, 0).confidence_interval(1 - level)
+        np.testing.assert_allclose([sample["low"], sample["high"]], [interval.low, interval.high])
+
+
+def test_one_value_has_no_interval_and_equal_values_a_point() -> None:
+    assert describe_sample([0.25]) == {"n": 1, "mean": 0.25, "sd": None, "low": None, "high": None}
+    assert describe_sample([0.25] * 3) == {"n": 3, "mean": 0.25, "sd": 0.0, "low": 0.25, "high": 0.25}
+
+
+@pytest.mark.parametrize("order", [("capsules", "cnn"), ("cnn", "capsules")])
+@pytest.mark.parametrize(("sign", "word", "higher"), [(1, "higher", 5), (-1, "lower", 0)])
+def test_a_pair_by_hand_whatever_the_order(order: tuple[str, str], sign: int, word: str, higher: int) -> None:
+    """Differences of 0.1, 0.2, 0.1, 0.2 and 0.15, or their negatives."""
+    cnn = np.array([0.5, 0.6, 0.4, 0.7, 0.3])
+    values = {"cnn": cnn.tolist(), "capsules": (cnn + sign * np.array([0.1, 0.2, 0.1, 0.2, 0.15])).tolist()}
+    summary = summarise(runs_of({name: values[name] for name in order}), "capsules")
+    assert list(summary["models"]) == list(order)
+    assert list(summary["paired"]) == ["cnn"]
+    pair = summary["paired"]["cnn"]["x_accuracy"]
+    half = T_4 * 0.05 / math.sqrt(5)
+    np.testing.assert_allclose([pair["mean"], pair["low"], pair["high"]], sign * 0.15 + np.array([0, -half, half]))
+    assert (pair["verdict"], pair["higher"], pair["n"]) == (word, higher, 5)
+    document = {"headline": "x_accuracy", "reference": "capsules", "settings": {"default": summary}}
+    row = report.paired_table(document, {}).splitlines()[-1]
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    interval = f"{pair['low']:+.3f} to {pair['high']:+.3f}"
+    assert cells == ["cnn", "x_accuracy", f"{sign * 0.15:+.3f}", interval, f"{higher} of 5", word]
+
+
+def test_the_verdict_is_the_intervals_with_five_seeds_or_more() -> None:
+    for low, high, word in (
+        (0.1, 0.3, "higher"),
+        (-0.3, -0.1, "lower"),
+        (-0.1, 0.3, "undecided"),
+        (0.0, 0.1, "undecided"),
+        (-0.1, 0.0, "undecided"),
+    ):
+        assert verdict({"n": 5, "low": low, "high": high}) == word
+        assert verdict({"n": 4, "low": low, "high": high}) is None
+
+
+def test_a_tie_is_not_higher() -> None:
+    pair = compare_pairs([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.7, 0.8, 0.5])
+    assert (pair["higher"], pair["verdict"]) == (1, "undecided")
+    assert compare_pairs([0.5, 0.25], [0.5, 0.25])["higher"] == 0
+
+
+def test_what_not_every_run_has_is_left_out() -> None:
+    made = runs_of({"cnn": [0.7, 0.6], "capsules": [0.9, 0.8]})
+    made[0]["models"]["other"] = {"n_params": 1, "x_accuracy": 0.5}
+    made[1]["models"]["cnn"]["extra"] = 1.0
+    summary = summarise(made, "capsules")
+    assert list(summary["models"]) == ["cnn", "capsules"]
+    assert list(summary["models"]["cnn"]) == ["n_params", "x_accuracy"]
+
+
+def test_the_seeds_needed_are_the_fewest_that_make_the_interval_narrow_enough() -> None:
+    for sd, n_comparisons, half_width in ((0.1, 1, 0.02), (0.08, 28, 0.02), (0.02, 28, 0.02), (0.0, 3, 0.02)):
+        n = seeds_needed(sd, n_comparisons, half_width)
+        level = 1 - 0.05 / n_comparisons
+        widths = [stats.t.interval(level, k - 1)[1] * sd / math.sqrt(k) for k in (n - 1, n) if k > 1]
+        assert widths[-1] <= half_width
+        assert n == 2 or widths[0] > half_width
+    assert seeds_needed(0.1, 1) == 99  # 1.98 standard errors of 0.01
+
+
+def test_a_file_is_read_with_its_means_and_whole_configurations(tmp_path: Path) -> None:
+    first = comparison_of(low={"capsules": [0.2, 0.4]}, high={"capsules": [0.5, 0.7]})
+    save_result(path := tmp_path / "one.json", first)
+    settings = read_comparison(path)["settings"]
+    assert settings["low"]["config"] == {"n_epochs": 3, "lr": "low"}
+    assert settings["high"]["models"]["capsules"]["x_accuracy"]["mean"] == pytest.approx(0.6)
+    assert best_setting(settings, "capsules", "x_accuracy") == "high"
+    save_result(path := tmp_path / "parts.json", {"parts": {"a": first, "b": comparison_of(only={"cnn": [0.1]})}})
+    assert list(read_comparison(f"{path}#b")["settings"]) == ["only"]
+    for where, message in (
+        (path, "has no part '', but a, b"),
+        (f"{path}#c", "has no part 'c', but a, b"),
+        (f"{tmp_path / 'one.json'}#a", "has no part 'a', but none"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read_comparison(where)
+    save_result(path, {"settings": {}})
+    with pytest.raises(UserError, match="is not a comparison of seeds"):
+        read_comparison(path)
