@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""The pictures of docs/how_capsules_work.md: what each step of a capsule network does on a real example.
+"""The pictures of docs/how_capsules_work.md: what each step of a capsule network does.
 
+    parts_and_wholes     a face, the same face turned, and its parts scrambled, each part with its vote for the whole
+    worked_example       four votes in the plane for two parents, and their routing in two iterations
     squash               lengths of ten digit capsules before and after squash, and the slope of squash
     dynamic_routing      couplings of the primary capsules and lengths of the digit capsules, by iteration
-    coordinate_addition  the votes for one class capsule before and after coordinate addition
+    coordinate_addition  equal votes of a grid of children before and after coordinate addition
     em_routing           votes, Gaussians, assignments and activations, by iteration
     losses               margin loss, spread loss and reconstruction
 
-Three networks are needed: the CapsNet of multimnist_capsnet.py, the convolutional matrix capsules of
-conv_matrix_capsules.py, and the matrix capsules of smallnorb_novel_viewpoint.py, which are trained here in seconds.
-The first two are read from checkpoints, or trained too:
+Two networks are needed: the CapsNet of multimnist_capsnet.py, from a checkpoint or trained, and the matrix capsules of
+smallnorb_novel_viewpoint.py, which are trained here in seconds:
 
-    python visualize_how_capsules_work.py --capsnet capsnet.npz --conv-capsules conv.npz
+    python visualize_how_capsules_work.py --capsnet capsnet.npz
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 # isort: split
 
 import argparse
-import dataclasses
 import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,9 +30,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Ellipse
+from matplotlib.patches import Arc, Ellipse
 
-import conv_matrix_capsules as conv
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from support.console import exit_status
@@ -43,15 +41,16 @@ from support.run import Files
 from support.workers import Workspace, default_threads
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, VERMILLION, add_axes, add_frame, add_image, add_legend,
-    add_outdir, add_text, darkened, lightened, load_finished, new_figure, require_checkpoints, require_defaults,
-    write_figures,
+    BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, RIGHT, SKY, VERMILLION, WRONG, add_axes, add_frame,
+    add_image, add_legend, add_outdir, add_text, darkened, lightened, load_finished, new_figure, require_checkpoints,
+    require_defaults, write_figures,
 )  # fmt: skip
 
 Array = np.ndarray
 NAME = "how_capsules_work"
 FIRST, SECOND = BLUE, VERMILLION  # the two digits of an image, the two classes of an object
 MOST_ITERS = 3
+FULL_COLOUR = 1 / 3  # of the preference for one of two parents: where one coupling is twice the other
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The examples
@@ -111,14 +110,14 @@ class View(NamedTuple):
 
 
 def view_example(seed: int) -> View:
-    """The first held-out view that is recognised. beta_v starts at -1, so that votes that agree activate a capsule from
-    the first step on."""
-    config = views.Config(seed=seed, beta_v_init=-1.0)
+    """The first held-out view of an L that is recognised, by the default network."""
+    config = views.Config(seed=seed)
     data = views.make_data(config)
     model = views.make_models(config)["capsules"]
     params = views.train_all(config, data, names=("capsules",), files=Files(quiet=True))["capsules"].params
     scores, cache = model.forward(params, data.held_out.images)
-    k = int(np.flatnonzero(scores.argmax(axis=1) == data.held_out.labels)[0])
+    answers, labels = scores.argmax(axis=1), data.held_out.labels
+    k = int(np.flatnonzero((answers == labels) & (labels == views.VOXEL_CLASSES.index("L")))[0])
     votes, a_in = cache.routing.m_steps[0].votes[k], cache.a_in[k]
     steps = cache.routing.m_steps
     return View(
@@ -127,36 +126,108 @@ def view_example(seed: int) -> View:
     )  # fmt: skip
 
 
-class Grid(NamedTuple):
-    """A digit in the convolutional matrix capsules, and the votes of the grid below for its class."""
-
-    dataset: str
-    image: Array  # (H, W)
-    label: int
-    offset: Array  # (S, S, 2) what is added to the votes of each position: row and column
-    votes: Array  # (S, S, I, 2) the same two entries of the votes, coordinates included
-    mass: Array  # (S, S, I) activation times assignment in the last iteration
-
-
-def grid_example(config: conv.Config, params: conv.Params) -> Grid:
-    """The first test image that is recognised."""
-    data = conv.make_data(config)
-    for k, label in enumerate(data.test.labels[:500]):
-        routing = conv.class_routing(params, data.test.images[k : k + 1], config)
-        if routing.a[-1, 0].argmax() == label:
-            break
-    else:
-        raise UserError("the matrix capsules recognise none of the first 500 test images: train them longer")
-    offset = conv.coordinates(config.image_size, config.dtype)  # (S, S, P, P)
-    S, P = len(offset), conv.POSE_SIDE
-    votes = routing.votes[0, :, label].reshape(S, S, -1, P, P)[..., :2, -1]
-    mass = routing.weights[-1, 0, :, label].reshape(S, S, -1)
-    return Grid(data.name, data.test.images[k, :, :, 0], int(label), offset[..., :2, -1], votes, mass)
+# Four votes of two numbers each for two parents: three agree on A, and none on B.
+WORKED_EXAMPLE = np.array(
+    [[[1, 0], [0, 1]], [[1, 0], [0, -1]], [[1, 0], [1, 0]], [[-1, 0], [-1, 0]]], float
+)  # (I, J, D)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+FACE = {  # name of a part, where it is in the face, and its colour; a face is 2 high
+    "left eye": (-0.32, 0.28, BLUE), "right eye": (0.32, 0.28, SKY), "nose": (0.0, -0.05, GREEN),
+    "mouth": (0.0, -0.48, VERMILLION),
+}  # fmt: skip
+
+
+def draw_part(ax: Axes, name: str, at: Array, degrees: float, colour: str) -> None:
+    x, y = map(float, at)
+    outline: dict[str, Any] = {"edgecolor": colour, "linewidth": 2.2, "zorder": 4}
+    if "eye" in name:
+        ax.add_patch(Ellipse((x, y), 0.34, 0.2, angle=degrees, facecolor="white", **outline))
+        ax.plot(x, y, "o", color=colour, markersize=4.5, zorder=5)
+    elif name == "nose":
+        points = turned(np.array([[0.0, 0.2], [0.12, -0.13], [-0.05, -0.13]]), degrees) + at
+        ax.plot(*points.T, color=colour, linewidth=2.2, zorder=4, solid_capstyle="round")
+    else:
+        ax.add_patch(Arc((x, y), 0.6, 0.3, angle=degrees, theta1=190, theta2=350, facecolor="none", **outline))
+
+
+def turned(points: Array, degrees: float) -> Array:
+    """Points (..., 2), turned to the left about the origin."""
+    cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+    return points @ np.array([[cos, sin], [-sin, cos]])
+
+
+def draw_parts_and_wholes() -> Figure:
+    side, gap = 2.75, 0.255
+    fig = new_figure(4.25, "Parts and wholes", "Each part votes for the face that it would belong to: an oval of its"
+                     " colour, with a cross at its centre")  # fmt: skip
+    scrambled = {"left eye": (0.35, -0.5, 25), "right eye": (-0.55, -0.2, -40), "nose": (0.45, 0.4, 115),
+                 "mouth": (-0.3, 0.55, 160)}  # fmt: skip
+    panels: tuple[tuple[str, float, dict[str, Any], str], ...] = (
+        ("a face", 0.0, {}, "The votes agree: a face."),
+        ("the same face, turned", -35.0, {}, "The votes turn too, and agree again."),
+        ("the same parts, scrambled", 0.0, scrambled, "No agreement: all parts, but no face."),
+    )
+    for k, (title, degrees, moved, text) in enumerate(panels):
+        left = 0.12 + k * (side + gap)
+        add_text(fig, left, 0.78, title, fontweight="bold")
+        ax = add_axes(fig, left, 1.02, side, side)
+        for n, (name, (x, y, colour)) in enumerate(FACE.items()):
+            at, angle = turned(np.array([x, y]), degrees), degrees
+            if moved:
+                *position, angle = moved[name]
+                at = np.array(position)
+            centre = at - turned(np.array([x, y]), angle)  # the vote: where the face would be
+            size = 1 - 0.03 * n  # or ovals that agree would hide each other
+            ax.add_patch(Ellipse(centre, 1.6 * size, 2 * size, angle=angle, facecolor="none", edgecolor=colour,
+                                 linewidth=1.3, linestyle=(0, (4, 2))))  # fmt: skip
+            ax.plot(*centre, "+", color=colour, markersize=11 - 1.5 * n, markeredgewidth=1.8, zorder=3)
+            ax.plot(*np.stack([at, centre]).T, color=colour, linewidth=0.9, zorder=2)
+            draw_part(ax, name, at, angle, colour)
+        ax.set(xlim=(-1.6, 1.6), ylim=(-1.6, 1.6))
+        add_frame(ax, GREY, 0.8)
+        add_text(fig, left, 3.95, text, color=darkened(WRONG if moved else RIGHT), fontweight="bold", fontsize=9)
+    return fig
+
+
+def draw_arrow(ax: Axes, start: Array, stop: Array, colour: str, width: float) -> None:
+    style = {"arrowstyle": "-|>", "color": colour, "linewidth": width, "shrinkA": 0, "shrinkB": 0}
+    ax.annotate("", (stop[0], stop[1]), (start[0], start[1]), arrowprops=style)
+
+
+def draw_worked_example() -> Figure:
+    fig = new_figure(3.55, "Four votes, two parents, two iterations", "Grey: the votes, as wide as their couplings."
+                     " In colour: the output v of the parent")  # fmt: skip
+    side, gap = 1.85, 0.37
+    b = np.zeros(WORKED_EXAMPLE.shape[:2])
+    for t in range(2):
+        c = np.exp(b) / np.exp(b).sum(axis=1, keepdims=True)
+        s = np.einsum("ij,ijd->jd", c, WORKED_EXAMPLE)
+        length = np.sqrt((s * s).sum(axis=1, keepdims=True))
+        v = s * length / (1 + length**2)
+        b += np.einsum("ijd,jd->ij", WORKED_EXAMPLE, v)
+        for j, colour in enumerate((FIRST, SECOND)):
+            left = 0.12 + (2 * t + j) * (side + gap)
+            add_text(fig, left, 0.78, f"iteration {t + 1}, parent {'AB'[j]}", fontweight="bold", color=darkened(colour))
+            ax = add_axes(fig, left, 1.02, side, side)
+            for i, vote in enumerate(WORKED_EXAMPLE[:, j]):
+                equal = np.flatnonzero((WORKED_EXAMPLE[:, j] == vote).all(axis=1))  # side by side
+                aside = 0.16 * (np.flatnonzero(equal == i)[0] - (len(equal) - 1) / 2) * turned(vote, 90)
+                draw_arrow(ax, aside, vote + aside, "#a5a5a5", 5 * c[i, j])
+                x, y = 1.18 * vote + 1.3 * aside
+                ax.text(x, y, str(i + 1), ha="center", va="center", color=GREY, fontsize=9)
+            if v[j].any():
+                draw_arrow(ax, np.zeros(2), v[j], colour, 3)
+            ax.plot(0, 0, "o", color=colour, markersize=5, zorder=6)
+            ax.set(xlim=(-1.4, 1.4), ylim=(-1.4, 1.4))
+            add_frame(ax, GREY, 0.8)
+            add_text(fig, left, 3.02, f"length of v: {length[j, 0] ** 2 / (1 + length[j, 0] ** 2):.2f}", fontsize=9.5)
+    return fig
 
 
 def pair(composite: Composite) -> str:
@@ -199,7 +270,7 @@ def draw_squash(composite: Composite) -> Figure:
 
 def draw_dynamic_routing(composite: Composite) -> Figure:
     n_iters, side, left = len(composite.v), 2.05, 2.05
-    fig = new_figure(5.3, "Dynamic routing", f"An image of {pair(composite)}; {DATASET_NAMES[composite.dataset]}")
+    fig = new_figure(5.8, "Dynamic routing", f"An image of {pair(composite)}; {DATASET_NAMES[composite.dataset]}")
     add_text(fig, 0.12, 0.78, "the image")
     add_image(fig, 0.12, 1.05, 1.45, composite.image)
     add_text(fig, 0.12, 2.62, "its two digits")
@@ -217,62 +288,61 @@ def draw_dynamic_routing(composite: Composite) -> Figure:
     total = composite.u.sum(axis=1)
     a, b = ((composite.c[:, j] * composite.u).sum(axis=2) / total for j in composite.labels)  # (T, rows, columns)
     preference = (a - b) / np.maximum(a + b, 1e-12)  # from -1 to 1
-    most = max(float(np.quantile(np.abs(preference[-1]), 0.95)), 1e-12)  # 0 after one iteration
     for t in range(n_iters):
         at = left + t * (side + 0.28)
         add_text(fig, at, 0.78, f"iteration {t + 1}", fontweight="bold")
         ax = add_axes(fig, at, 1.05, side, side)
         ax.imshow(1 - 0.2 * composite.image, cmap="gray", vmin=0, vmax=1)
-        strength = np.clip(np.abs(preference[t]) / most, 0, 1)[..., None]
+        strength = np.clip(np.abs(preference[t]) / FULL_COLOUR, 0, 1)[..., None]
         ends = np.where((preference[t] > 0)[..., None], to_rgb(FIRST), to_rgb(SECOND))
-        colours = strength * ends + (1 - strength) * 0.62
+        colours = strength * ends + (1 - strength) * 0.75
         ax.scatter(x, y, s=130 * (length / length.max()) ** 2, c=colours.reshape(-1, 3), linewidths=0.6,
                    edgecolors="white")  # fmt: skip
         ax.set(xlim=(x.min() - 3, x.max() + 3), ylim=(y.max() + 3, y.min() - 3))
         add_frame(ax, GREY, 0.8)
-        ax = add_axes(fig, at, 3.77, side, 0.95)
+        for d, label in enumerate(composite.labels):
+            low, high = np.quantile(composite.c[t, label], [0.05, 0.95])
+            text = f"{low:.3f} to {high:.3f}" if t else f"all {low:.3f}"
+            add_text(fig, at, 3.2 + 0.2 * d, f"couplings to {label}: {text}", color=darkened((FIRST, SECOND)[d]))
+        ax = add_axes(fig, at, 4.27, side, 0.95)
         colours_of_bars = [digit_colour(composite, j) for j in range(digits.N_CLASSES)]
         ax.bar(range(digits.N_CLASSES), composite.v[t], color=colours_of_bars)
         ax.set(ylim=(0, 1), xticks=range(digits.N_CLASSES), yticks=[0, 0.5, 1], xlabel="digit capsule")
         if t > 0:
             ax.set_yticklabels([])
-    add_text(fig, left, 3.5, "lengths ‖v‖ of the digit capsules")
+    add_text(fig, left, 4.02, "lengths ‖v‖ of the digit capsules")
     handles = [
-        Line2D([], [], ls="", marker="o", color=colour, label=f"coupled more to {label}")
+        Line2D([], [], ls="", marker="o", color=colour, label=f"coupling to {label} twice the other")
         for label, colour in zip(composite.labels, (FIRST, SECOND), strict=True)
     ]
-    add_legend(fig, left, 3.2, [*handles, Line2D([], [], ls="", marker="o", color="#9e9e9e", label="to both equally")],
+    add_legend(fig, left, 3.68, [*handles, Line2D([], [], ls="", marker="o", color="#bfbfbf", label="to both equally")],
                ncols=3, columnspacing=1.6, handletextpad=0.2)  # fmt: skip
     return fig
 
 
-def draw_coordinate_addition(grid: Grid) -> Figure:
-    S = len(grid.offset)
-    fig = new_figure(4.1, "Coordinate addition", f"A {grid.label}; {DATASET_NAMES[grid.dataset]}. Votes of"
-                     f" {S} × {S} positions × {grid.mass.shape[2]} types for class {grid.label}")  # fmt: skip
-    row, column = np.meshgrid(np.linspace(0, 1, S), np.linspace(0, 1, S), indexing="ij")
+def draw_coordinate_addition() -> Figure:
+    """Votes that are all equal, of a grid of S x S children; the addition is that of the paper."""
+    S = 4
+    centres = (np.arange(S) + 0.5) / S  # as fractions of the image
+    row, column = (part.ravel() for part in np.meshgrid(centres, centres, indexing="ij"))
+    votes = np.tile([0.15, -0.1], (S * S, 1))  # row and column: the whole lies a little below and to the left
+    fig = new_figure(4.0, "Coordinate addition", f"{S} × {S} children that all make the same vote for a class")
     colours = np.stack([0.15 + 0.75 * row, 0.55 - 0.35 * np.abs(row - column), 0.9 - 0.8 * column], axis=-1)
-    add_text(fig, 0.12, 0.78, "the digit and the centres of the fields")
-    ax = add_axes(fig, 0.12, 1.05, 2.45, 2.45)
-    ax.imshow(grid.image, cmap="gray_r", vmin=0, vmax=2)
-    pixels = grid.offset * len(grid.image)  # (S, S, 2)
-    ax.scatter(pixels[..., 1] - 0.5, pixels[..., 0] - 0.5, s=70, c=colours.reshape(-1, 3), edgecolors="white")
-    add_frame(ax, GREY, 0.8)
-    weight = grid.mass / grid.mass.sum(axis=2, keepdims=True)  # (S, S, I)
-    after = (weight[..., None] * grid.votes).sum(axis=2)  # (S, S, 2) the mean over types
-    before = after - grid.offset
-    centre = (np.concatenate([before, after]).reshape(-1, 2).min(axis=0) + np.max([before, after], axis=(0, 1, 2))) / 2
-    reach = np.abs(np.stack([before, after]) - centre).max() + 0.15
-    for at, text, votes in ((3.45, "votes before the addition", before), (6.35, "votes after it", after)):
-        ax = add_axes(fig, at, 1.05, 2.45, 2.45)
-        ax.scatter(votes[..., 1], votes[..., 0], s=70, c=colours.reshape(-1, 3), edgecolors="white", zorder=3)
-        ax.set(xlim=centre[1] + np.array([-reach, reach]), ylim=centre[0] + np.array([reach, -reach]))
-        ax.set_xlabel("entry (2, 4): column")
-        if at < 4:
-            ax.set_ylabel("entry (1, 4): row")
-        else:
-            ax.set_yticklabels([])
-        add_text(fig, at, 0.78, text)
+    panels = (
+        ("where the children are", row, column, "column, as a part of the image", "row, as a part of the image"),
+        ("their votes", votes[:, 0], votes[:, 1], "entry (2, 4)", "entry (1, 4)"),
+        ("after the addition", votes[:, 0] + row, votes[:, 1] + column, "entry (2, 4) + column", "entry (1, 4) + row"),
+    )
+    for k, (title, y, x, x_label, y_label) in enumerate(panels):
+        at = 0.62 + 2.95 * k
+        add_text(fig, at, 0.78, title, fontweight="bold")
+        ax = add_axes(fig, at, 1.05, 2.3, 2.3)
+        ax.scatter(x, y, s=70, c=colours, edgecolors="white", zorder=3)
+        ax.set(
+            xlim=(-0.3, 1.2), ylim=(1.2, -0.3), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1], xlabel=x_label, ylabel=y_label
+        )
+        if k == 1:
+            ax.annotate("all 16", (votes[0, 1], votes[0, 0]), xytext=(9, -3), textcoords="offset points")
     return fig
 
 
@@ -378,8 +448,8 @@ def draw_losses(composite: Composite, view: View) -> Figure:
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         examples=[
-            ("--capsnet capsnet.npz --conv-capsules conv.npz", "All pictures, from two checkpoints: about 7 seconds."),
-            ("", "All pictures, after training all networks: about 2 minutes."),
+            ("--capsnet capsnet.npz", "All pictures, from a checkpoint: about 7 seconds."),
+            ("", "All pictures, after training the networks: about 2 minutes."),
             ("--dataset strokes --outdir draft", "The same on generated digits, into draft/: about 2 minutes."),
         ],
         description="Draw the pictures of docs/how_capsules_work.md.",
@@ -389,9 +459,7 @@ def make_parser() -> argparse.ArgumentParser:
     # fmt: off
     add("--capsnet", type=file_path, metavar="FILE",
         help="Checkpoint of multimnist_capsnet.py. Default: train its CapsNet as the script does by default.")
-    add("--conv-capsules", type=file_path, metavar="FILE",
-        help="Checkpoint of conv_matrix_capsules.py. Default: train two epochs of 6,000 images.")
-    add("--dataset", choices=conv.DIGIT_SETS, default="auto", help="Train on these digits. Default: auto.")
+    add("--dataset", choices=("auto", "mnist", "strokes"), default="auto", help="Train on these digits. Default: auto.")
     add("--data-dir", type=non_empty, metavar="DIR",
         help=f"Folder of the four MNIST files. Default: {digits.CACHE_DIR}.")
     add_outdir(parser, "pictures")
@@ -402,20 +470,20 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def network(script: Any, name: str, config: Any, path: Path | None, args: argparse.Namespace) -> tuple[Any, Any]:
-    """Configuration and parameters of the network ``name``, from the checkpoint ``path`` or trained."""
-    asked = dataclasses.replace(config, dataset=args.dataset, data_dir=args.data_dir)
-    given = {"dataset", "data_dir"} & args.given
-    config, states = load_finished(script, path, asked, given, required=(name,))
-    if script is digits:
-        require_defaults(path, config, ("assignments", "activation"), "the pictures are of dynamic routing with squash")
-        if config.classes != digits.DIGITS:
-            raise UserError(f"{path} was trained on other classes than the ten digits, which the pictures show")
+def capsnet(args: argparse.Namespace) -> tuple[digits.Config, digits.Params]:
+    """Its configuration and parameters, from the checkpoint or trained."""
+    path, given = args.capsnet, {"dataset", "data_dir"} & args.given
+    asked = digits.Config(dataset=args.dataset, data_dir=args.data_dir)
+    config, states = load_finished(digits, path, asked, given, required=("capsnet",))
+    require_defaults(path, config, ("assignments", "activation"), "the pictures are of dynamic routing with squash")
+    if config.classes != digits.DIGITS:
+        raise UserError(f"{path} was trained on other classes than the ten digits, which the pictures show")
     if not states:
-        data = script.make_data(config, config.classes)
+        data = digits.make_data(config, config.classes)
         config = digits.resolve_auto(config, data.name)
-        states = script.train_all(config, data, names=(name,), threads=args.threads, files=Files(quiet=args.quiet))
-    return config, states[name].params
+        files = Files(quiet=args.quiet)
+        states = digits.train_all(config, data, names=("capsnet",), threads=args.threads, files=files)
+    return config, states["capsnet"].params
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -427,17 +495,17 @@ def main(argv: list[str] | None = None) -> int:
 
     def body() -> None:
         require_writable(folder / "squash.png")
-        require_checkpoints({digits: args.capsnet, conv: args.conv_capsules})
-        composite = composite_example(*network(digits, "capsnet", digits.Config(), args.capsnet, args))
-        short = conv.Config(n_train=6000, n_epochs=2)
-        grid = grid_example(*network(conv, "capsules", short, args.conv_capsules, args))
+        require_checkpoints({digits: args.capsnet})
+        composite = composite_example(*capsnet(args))
         view = view_example(seed=0)
         write_figures(
             folder,
             {
+                "parts_and_wholes": draw_parts_and_wholes,
+                "worked_example": draw_worked_example,
                 "squash": lambda: draw_squash(composite),
                 "dynamic_routing": lambda: draw_dynamic_routing(composite),
-                "coordinate_addition": lambda: draw_coordinate_addition(grid),
+                "coordinate_addition": draw_coordinate_addition,
                 "em_routing": lambda: draw_em_routing(view),
                 "losses": lambda: draw_losses(composite, view),
             },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import conv_matrix_capsules as conv
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
+import visualize_how_capsules_work as teaching
 from helpers import ROOT, check_gradient
 from support.workers import Workspace
 
@@ -26,15 +28,16 @@ same = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10)
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def code_blocks() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", TEACHING.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+def code_blocks(*, in_torch: bool = False) -> list[str]:
+    blocks = re.findall(r"^```python\n(.*?)^```", TEACHING.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [block for block in blocks if ("torch" in block) == in_torch]
 
 
 @functools.cache
-def page() -> Any:
+def page(*, in_torch: bool = False) -> Any:
     """What the code blocks define, as attributes."""
     names: dict[str, Any] = {}
-    for block in code_blocks():
+    for block in code_blocks(in_torch=in_torch):
         exec(compile(block, str(TEACHING), "exec"), names)
     return type("Page", (), {name: staticmethod(value) for name, value in names.items() if callable(value)})
 
@@ -247,3 +250,78 @@ def test_score() -> None:
     inputs, dscore = {"mu": cache.mu[0], "a": cache.a[0]}, rng().normal(size=5)
     dmu, da = page().score_backward(dscore, cache.mu[0])
     check_gradient(gradient(page().score, dscore, **inputs), inputs, {"mu": dmu, "a": da}, rng())
+
+
+def test_the_example_by_hand_has_the_numbers_of_its_code() -> None:
+    text = TEACHING.read_text(encoding="utf-8")
+    (example,) = re.findall(r"^example = np.array\((.*?)\)$", text, re.MULTILINE)
+    rows = re.findall(r"^\| \d \| \((.*?)\) \| \((.*?)\) \|$", text, re.MULTILINE)
+    in_table = [[[int(n.replace("−", "-")) for n in vote.split(", ")] for vote in row] for row in rows]
+    assert in_table == ast.literal_eval(example) == teaching.WORKED_EXAMPLE.tolist()
+    _, steps = page().dynamic_routing(np.array(in_table), 2)
+    (_, _, first), (c, s, v) = steps
+    same(first, [[0.5, 0], [0, 0]])
+    np.testing.assert_allclose(c[:, 0], [0.62, 0.62, 0.62, 0.38], atol=0.005)
+    np.testing.assert_allclose(s, [[1.49, 0], [-0.245, 0]], atol=0.005)
+    np.testing.assert_allclose(np.linalg.norm(v, axis=1), [0.69, 0.06], atol=0.005)
+
+
+def in_both(name: str, inputs: dict[str, Array], backward: Any, *more: Any) -> None:
+    """A function in numpy and in PyTorch: the results, and what ``backward(douts, out)`` and autograd say of inputs."""
+    torch = pytest.importorskip("torch")
+    ours = getattr(page(), name)(*inputs.values(), *more)
+    tensors = [torch.tensor(x, requires_grad=True) for x in inputs.values()]
+    more = tuple(torch.tensor(x) if isinstance(x, np.ndarray) else x for x in more)
+    theirs = getattr(page(in_torch=True), name)(*tensors, *more)
+    outs = theirs if isinstance(theirs, tuple) else (theirs,)
+    for out, expected in zip(outs, ours if isinstance(ours, tuple) else (ours,), strict=False):
+        same(out.detach().numpy(), expected)
+    douts = [rng().normal(size=tuple(out.shape)) for out in outs]
+    torch.autograd.backward(outs, [torch.tensor(dout) for dout in douts])
+    for x, grad in zip(tensors, backward(*douts, ours), strict=True):
+        same(x.grad.numpy(), grad)
+
+
+def test_pytorch_beside_the_numpy_gives_the_same() -> None:
+    pytest.importorskip("torch")
+    p, draw, (I, J, P, D) = page(), rng(), (5, 4, 3, 2)
+    defined = re.findall(r"^def (\w+)", "\n".join(code_blocks(in_torch=True)), re.MULTILINE)
+    tests = Path(__file__).read_text(encoding="utf-8")
+    assert not [name for name in defined if f'in_both("{name}"' not in tests]
+
+    inputs = {"u": draw.normal(size=(I, P)), "w": draw.normal(size=(I, J, P, D))}
+    in_both("votes", inputs, lambda dout, _: p.votes_backward(dout, **inputs))
+    s = draw.normal(size=(I, D))
+    in_both("squash", {"s": s}, lambda dv, _: (p.squash_backward(dv, s),))
+    u_hat = draw.normal(size=(I, J, D))
+    in_both("dynamic_routing", {"u_hat": u_hat}, lambda dv, out: (p.dynamic_routing_backward(dv, u_hat, out[1]),), 3)
+    poses = {"m": draw.normal(size=(I, 4, 4)), "w": draw.normal(size=(I, J, 4, 4))}
+    in_both("matrix_votes", poses, lambda dout, _: p.matrix_votes_backward(dout, **poses))
+    row, column = draw.uniform(size=(2, I))
+    in_both("add_coordinates", {"votes": draw.normal(size=(I, J, 4, 4))},
+            lambda dout, _: (p.add_coordinates_backward(dout),), row, column)  # fmt: skip
+
+    fit = {"r": draw.dirichlet(np.ones(J), I), "a": draw.uniform(0.1, 0.9, I), "votes": u_hat,
+           "beta_a": draw.normal(size=J), "beta_v": draw.normal(size=J)}  # fmt: skip
+    more = (0.7, 0.3, 1.7)
+    in_both("m_step", fit, lambda dmu, dsigma_sq, dz, _: p.m_step_backward(dmu, dsigma_sq, dz, *fit.values(), *more),
+            *more)  # fmt: skip
+    gaussians = {"mu": draw.normal(size=(J, D)), "sigma_sq": draw.uniform(0.5, 2, (J, D)), "z": draw.normal(size=J),
+                 "votes": u_hat}  # fmt: skip
+    seen = draw.uniform(size=(I, J)) < 0.7
+    seen[:, 0] = True
+    in_both("e_step", gaussians, lambda dr, r: p.e_step_backward(dr, r, **gaussians), seen)
+    routed = {name: fit[name] for name in ("votes", "a", "beta_a", "beta_v")}
+    lambdas = [0.4, 0.7, 1.1]
+    in_both("em_routing", routed, lambda dmu, da, out: p.em_routing_backward(
+        dmu, da, *routed.values(), lambdas, 0.3, out[2], 1.0), lambdas, 0.3, 1.0)  # fmt: skip
+
+    def of_loss(dloss: Array, out: Any) -> tuple[Array]:
+        return (dloss * out[1],)
+
+    in_both("margin_loss", {"v": draw.normal(size=(10, 3)) * 0.4}, of_loss, np.eye(10)[3] + np.eye(10)[5])
+    in_both("spread_loss", {"a": draw.uniform(size=5)}, of_loss, 2, 0.9)
+    in_both("cross_entropy", {"score": draw.normal(size=5)}, of_loss, 2)
+    in_both("reconstruction_loss", {"drawn": draw.uniform(size=36)}, of_loss, draw.uniform(size=36), 0.005)
+    mu = {"mu": draw.normal(size=(J, D)), "a": draw.uniform(size=J)}
+    in_both("score", mu, lambda dscore, _: p.score_backward(dscore, mu["mu"]))

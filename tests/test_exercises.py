@@ -13,7 +13,11 @@ import exercises
 from helpers import ROOT
 
 PAGE = (ROOT / "docs" / "how_capsules_work.md").read_text(encoding="utf-8")
-BLOCKS = [block for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S) if "torch" not in block]
+BLOCKS = [
+    block
+    for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    if "torch" not in block and "example" not in block
+]
 SOLUTION = "\n".join(BLOCKS).replace("votes, seen):", "votes, seen=True):")
 
 

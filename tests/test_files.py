@@ -141,7 +141,6 @@ def inputs(tmp_path: Path, monkeypatch: Patch) -> Path:
         ("make_explorer_gif", "--page page.gif --out hard.gif", "--out: would overwrite page.gif"),
         ("visualize_claims", "--claims c.npz --outdir out", "--outdir: figure.png: would overwrite c.npz"),
         ("visualize_how_capsules_work", "--capsnet c.npz --outdir out", "--outdir: figure.png: would overwrite c.npz"),
-        ("visualize_how_capsules_work", "--conv-capsules c.npz --outdir out", "--outdir: figure.png: would overwrite"),
     ],
 )  # fmt: skip
 def test_no_output_replaces_an_input(which: str, argv: str, says: str, inputs: Path, capsys: Capture) -> None:
@@ -173,7 +172,6 @@ def test_no_output_replaces_an_input(which: str, argv: str, says: str, inputs: P
         ("make_explorer", "--multimnist none.npz", "there is no checkpoint none.npz"),
         ("make_explorer", "--viewpoint none.npz", "there is no checkpoint none.npz"),
         ("visualize_how_capsules_work", "--capsnet none.npz", "there is no checkpoint none.npz"),
-        ("visualize_how_capsules_work", "--conv-capsules none.npz", "there is no checkpoint none.npz"),
     ],
 )
 def test_a_file_that_is_missing_is_found_before_the_data(

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import conv_matrix_capsules as conv
 import multimnist_capsnet as digits
 import visualize_how_capsules_work as pictures
 import visualize_networks as networks
@@ -49,10 +48,10 @@ def test_drawings_are_small_and_the_same_every_time(tmp_path: Path, capsys: Capt
 def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.chdir(tmp_path)
     smallest(monkeypatch)
-    for name, flags in (("multimnist_capsnet", "--models capsnet"), ("conv_matrix_capsules", "--models capsules")):
-        experiment = EXPERIMENTS[name]
-        assert experiment.script.main([*experiment.argv(flags), "--checkpoint", f"{name}.npz"]) == 0
-    argv = ["--capsnet", "multimnist_capsnet.npz", "--conv-capsules", "conv_matrix_capsules.npz", "--outdir", "."]
+    experiment = EXPERIMENTS["multimnist_capsnet"]
+    argv = [*experiment.argv("--models capsnet"), "--checkpoint", "multimnist_capsnet.npz"]
+    assert experiment.script.main(argv) == 0
+    argv = ["--capsnet", "multimnist_capsnet.npz", "--outdir", "."]
     capsys.readouterr()
     assert pictures.main(argv) == 1  # three steps of training are not enough
     assert capsys.readouterr().err.endswith("train it longer\n")
@@ -66,20 +65,14 @@ def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.Monkey
         return lengths, cache
 
     monkeypatch.setattr(digits, "capsnet_forward", found)
-    routing = conv.class_routing
-
-    def recognised(params: conv.Params, images: np.ndarray, config: conv.Config) -> conv.ClassRouting:
-        result = routing(params, images, config)
-        result.a[-1, 0, :] = 0
-        result.a[-1, 0, conv.make_data(config).test.labels[0]] = 1
-        return result
-
-    monkeypatch.setattr(conv, "class_routing", recognised)
     assert pictures.main(argv) == 0
     names = {path.stem: path.stat().st_size for path in Path(pictures.NAME).iterdir()}
-    assert set(names) == {"squash", "dynamic_routing", "coordinate_addition", "em_routing", "losses"}
+    assert set(names) == {
+        "parts_and_wholes", "worked_example", "squash", "dynamic_routing", "coordinate_addition", "em_routing",
+        "losses",
+    }  # fmt: skip
     assert max(names.values()) < 600_000
-    line = failure(pictures, [*argv[:3], "none.npz"], capsys)
+    line = failure(pictures, ["--capsnet", "none.npz"], capsys)
     assert line == "error: there is no checkpoint none.npz\n"
     assert "was made with --dataset mnist, not strokes" in failure(pictures, [*argv, "--dataset", "strokes"], capsys)
 
