@@ -211,10 +211,7 @@ def by_role(files: Files) -> dict[str, Files]:
 def folder_source(folder: Path, files: Files) -> Source:
     """A folder with a sub-folder of pictures for each class, which has the class's name; or with the folders ``train``
     and ``test`` (or ``val``), each of which has such sub-folders."""
-    from PIL import Image
-
-    Image.init()
-    known = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    known = picture_endings()
     left_out = Counter(path.suffix.lower() or "no ending" for _, path in files if path.suffix.lower() not in known)
     files = [file for file in files if file[1].suffix.lower() in known]
     roles, said = by_role(files), []
@@ -241,6 +238,14 @@ def folder_source(folder: Path, files: Files) -> Source:
     names = tuple(dict.fromkeys(name for part in parts for name in part))
     labels = [np.repeat([names.index(k) for k in part], [len(v) for v in part.values()]) for part in parts]
     return Source(list(zip(items, labels, strict=True)), names, read_square, file_size)
+
+
+def picture_endings() -> set[str]:
+    """Of all kinds of files that Pillow reads."""
+    from PIL import Image
+
+    Image.init()
+    return {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
 
 
 def class_name(text: object) -> str:

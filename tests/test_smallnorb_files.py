@@ -345,13 +345,17 @@ def flip_gzip(folder: Path) -> None:
     path.write_bytes(bytes(content))
 
 
-def no_gzip(folder: Path) -> None:
-    path_of(folder, "training", "dat").write_bytes(sound("dat"))
+def archive(folder: Path) -> None:
+    path_of(folder, "training", "dat").write_bytes(b"PK\x03\x04" + bytes(100))
 
 
-def zipped_under_a_plain_name(folder: Path) -> None:
+def archive_beside(folder: Path) -> None:
     path = path_of(folder, "training", "dat")
-    path.rename(path.with_suffix(""))
+    path.rename(path.with_suffix(".zip"))
+
+
+def of_matlab(folder: Path) -> None:
+    path_of(folder, "training", "dat").write_bytes(b"MATLAB 7.3 MAT-file" + bytes(100))
 
 
 FAULTS: dict[Callable[[Path], None], str] = {  # and what the line has to say
@@ -381,9 +385,23 @@ FAULTS: dict[Callable[[Path], None], str] = {  # and what the line has to say
     huge_size: "claims 2,147,483,647 items; an official file has 24,300",
     cut_gzip: "cannot be read",
     flip_gzip: "cannot be read",
-    no_gzip: "cannot be read",
-    zipped_under_a_plain_name: "is not a smallNORB file: its magic number is",
+    archive: "unzip it first",
+    archive_beside: "unzip it first",
+    of_matlab: "is a file of MATLAB and not an official one of smallNORB",
 }
+
+
+def test_what_is_gzipped_is_told_by_content(folder: Path) -> None:
+    """A browser may unpack a file and keep its name, or the reverse."""
+    labels = norb.read_norb_labels(folder, "training")[0]
+    pairs = [pairs for _, pairs in norb.stream_norb_pairs(folder, "training", len(labels))]
+    path = path_of(folder, "training", "dat")
+    path.write_bytes(sound("dat"))
+    cat = path_of(folder, "training", "cat")
+    cat.rename(cat.with_suffix(""))
+    np.testing.assert_array_equal(norb.read_norb_labels(folder, "training")[0], labels)
+    again = [pairs for _, pairs in norb.stream_norb_pairs(folder, "training", len(labels))]
+    np.testing.assert_array_equal(np.concatenate(pairs), np.concatenate(again))
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
