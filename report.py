@@ -32,7 +32,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -286,39 +285,29 @@ def plain_table(document: Json, name: str, options: dict[str, str]) -> str:
 
 
 def claims_table(document: Json, page: str | None) -> str:
-    """All claims, or those of a page."""
+    """A row for each condition of all claims, or of those of a page."""
     columns = ["claim", "the paper's result", "tested on", "accuracy", "against", "difference", "seeds", "verdict"]
     rows = []
     for claim in (claim for claim in document["claims"] if page in (None, claim["page"])):
         for k, c in enumerate(claim["conditions"]):
-            name = "" if k else f"{claim['claim']}: **{claim['verdict']}**"
-            interval = f" ({show_interval(c, 3, '+')})" if c["low"] is not None else ""
-            rows.append([
-                name, claim["paper"] if k == 0 else "", c["condition"], show(c["first"]), show(c["second"]),
-                f"{c['difference']:+.3f}{interval}", str(c["n"]), c["verdict"],
-            ])  # fmt: skip
+            heads = ["", ""] if k else [f"{claim['claim']}: **{claim['verdict']}**", claim["paper"]]
+            difference = f"{c['difference']:+.3f}" if "difference" in c else ""
+            interval = f" ({show_interval(c, 3, '+')})" if c.get("low") is not None else ""
+            numbers = [show(c.get("first")), show(c.get("second")), difference + interval, show(c.get("n", c["seeds"]))]
+            rows.append([*heads, c["condition"], *numbers, c["verdict"]])
     return markdown(columns, rows)
 
 
 def verdicts_table(document: Json) -> str:
-    """A row for each claim: the ranges over its conditions, and how many of them give which word."""
-
-    def span(values: list[float], sign: str = "") -> str:
-        texts = [f"{value:{sign}.3f}" for value in (min(values), max(values))]
-        return texts[0] if texts[0] == texts[1] else " to ".join(texts)
-
+    """A row for each claim: the range of the differences, and in how many conditions it has which verdict."""
     rows = []
     for claim in document["claims"]:
-        found = claim["conditions"]
-        words = Counter(c["verdict"] for c in found)
-        named = {word: "with one seed" if word == "one seed" else word for word in words}
-        counts = ", ".join(f"{words[word]} {named[word]}" for word in sorted(named, key=named.__getitem__))
-        verdict = f"**{claim['verdict']}**" + (f": {counts}" if len(words) > 1 else "")
-        rows.append([
-            f"[{claim['claim']}]({claim['page']})", claim["paper"], span([c["first"] for c in found]),
-            span([c["second"] for c in found]), span([c["difference"] for c in found], "+"), verdict,
-        ])  # fmt: skip
-    return markdown(["claim", "the paper's result", "accuracy", "against", "difference", "verdict"], rows)
+        found = sorted(c["difference"] for c in claim["conditions"] if "difference" in c)
+        ends = dict.fromkeys(f"{value:+.3f}" for value in (*found[:1], *found[-1:]))
+        rows.append(
+            [f"[{claim['claim']}]({claim['page']})", claim["paper"], " to ".join(ends), f"**{claim['verdict']}**"]
+        )
+    return markdown(["claim", "the paper's result", "difference", "verdict"], rows)
 
 
 def baselines_table(document: Json) -> str:
@@ -563,12 +552,37 @@ def check_settings(document: Json, args: argparse.Namespace, settings: list[Any]
             yield f"setting {name} has no {document['headline']} of {document['reference']}"
 
 
+def read_listed(where: str) -> Json | None:
+    """The comparison in a place below results/; None where it has not been run."""
+    file, _, part = where.partition("#")
+    path = Path("results") / file
+    is_there = path.exists() and (not part or part in parse_json(path).get("parts", ()))
+    return read_comparison(f"results/{where}") if is_there else None
+
+
 def make_claims() -> Json:
-    """results/claims.json from the list in claims.py. Raises UserError where runs are missing."""
+    """results/claims.json from the list in claims.py. Raises UserError where a file does not fit the list."""
     try:
-        return claims.make_claims(claims.CLAIMS, functools.cache(lambda file: read_comparison(f"results/{file}")))
-    except (KeyError, TypeError, AttributeError) as error:
+        return claims.make_claims(claims.CLAIMS, functools.cache(read_listed))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"claims.py does not fit the results ({type(error).__name__}: {error})") from error
+
+
+@functools.cache
+def listed_at(commit: str) -> set[claims.Condition]:
+    try:
+        return claims.listed(git("show", f"{commit}:claims.py").stdout)
+    except (SyntaxError, ValueError, TypeError):
+        return set()
+
+
+def check_listed() -> Iterator[str]:
+    """Is each reported run of a commit whose list has its comparison?"""
+    for condition in (condition for claim in claims.CLAIMS for condition in claim.conditions):
+        for where in dict.fromkeys(side.file for side in claims.sides(condition)):
+            for commit in commits_of(read_listed(where) or {}):
+                if commit and condition._replace(name="") not in listed_at(commit):
+                    yield f"results/{where} was run at {commit}, whose claims.py does not list {condition.name}"
 
 
 def is_same(stored: Any, computed: Any) -> bool:
@@ -591,6 +605,7 @@ def check_result(path: Path, has_history: bool) -> Iterator[str | None]:
         if path == CLAIMS:
             if not is_same(document, make_claims() | {"checksum": document["checksum"]}):
                 yield f"{path} is not what claims.py and the results give; python report.py --claims writes it"
+            yield from check_listed() if has_history else ()
             return
         for part, content in document.get("parts", {None: document}).items():
             where = f"{path}#{part}" if part else f"{path}"
@@ -631,12 +646,17 @@ def report(check: bool, with_claims: bool) -> None:
                 stream.write(new.encode())
             print_result(f"{page}: {len(stale)} rewritten")
     if check:
-        for cached in (known_files, is_changed, is_ancestor):  # the tree may be another one than at the last call
+        for cached in (
+            known_files,
+            is_changed,
+            is_ancestor,
+            listed_at,
+        ):  # the tree may be another one than at the last call
             cached.cache_clear()
         if why := unknown_history():
             print_message(f"warning: commits are not checked: {why}")
         results, older = sorted(Path("results").rglob("*.json")), []
-        everything += " ".join(f"results/{r.file}" for claim in claims.CLAIMS for c in claim.conditions for r in c[1:3])
+        everything += " ".join(f"results/{c.file}" for claim in claims.CLAIMS for c in claim.conditions)
         for path in results:
             found = list(check_result(path, why is None))
             problems += [fault for fault in found if fault]

@@ -26,21 +26,24 @@ from matplotlib.ticker import NullLocator
 from report import CLAIMS, read_result
 
 from support.figures import (  # isort: skip
-    BLUE, GREY, VERMILLION, add_axes, add_outdir, add_text, darkened, new_figure, plural, with_minus_sign,
+    BLUE, GREEN, GREY, VERMILLION, add_axes, add_outdir, add_text, darkened, new_figure, plural, with_minus_sign,
     write_figures,
 )  # fmt: skip
 from support.console import exit_status
 from support.files import UserError, require_writable
 from support.flags import Parser
 
-COLOURS = {"holds": BLUE, "reversed": VERMILLION, "undecided": GREY, "one seed": GREY, "depends": GREY}
+COLOURS = {"holds": BLUE, "reversed": VERMILLION, "equal": GREEN}  # all others are grey
 LINEAR = 0.1  # beyond it the axis is logarithmic
 ROW, GAP, TOP = 0.245, 0.2, 0.78  # inches
 CLAIM_WIDTH = 38  # letters of a line
 
 
 def draw_verdicts(document: dict[str, Any]) -> Figure:
-    """A row for each condition, under its claim."""
+    """A row for each condition that has been run, under its claim."""
+    ran = [claim | {"conditions": [c for c in claim["conditions"] if "difference" in c]}
+           for claim in document["claims"]]  # fmt: skip
+    document = document | {"claims": [claim for claim in ran if claim["conditions"]]}
     heads = [textwrap.wrap(claim["claim"], CLAIM_WIDTH) for claim in document["claims"]]
     heights = [
         max(len(head), len(claim["conditions"])) * ROW + GAP
@@ -48,7 +51,7 @@ def draw_verdicts(document: dict[str, Any]) -> Figure:
     ]
     total = sum(heights)
     n = plural(document["n_comparisons"], "comparison")
-    subtitle = f"differences of accuracies over the same seeds, with intervals adjusted for {n} (Holm)"
+    subtitle = f"differences of accuracies over the same seeds, with intervals adjusted for {n}"
     fig = new_figure(TOP + total + 0.65, "What the papers claim, and what is found here", subtitle)
     ax = add_axes(fig, 5.05, TOP, 2.35, total)
     limit = 0.05 * math.ceil(
@@ -73,7 +76,7 @@ def draw_verdicts(document: dict[str, Any]) -> Figure:
         for k, line in enumerate(head):
             add_text(fig, 0.12, TOP + y + GAP / 2 + k * ROW + 0.04, line, fontweight="bold")
         for k, c in enumerate(claim["conditions"]):
-            middle, colour = y + GAP / 2 + (k + 0.5) * ROW, COLOURS[c["verdict"]]
+            middle, colour = y + GAP / 2 + (k + 0.5) * ROW, COLOURS.get(c["verdict"], GREY)
             add_text(fig, 3.3, TOP + middle - 0.08, c["condition"], color=GREY, fontsize=9)
             if c["low"] is not None:
                 ax.plot([c["low"], c["high"]], [middle] * 2, color=colour, linewidth=2.2, solid_capstyle="butt")

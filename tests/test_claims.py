@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import claims
 import report
 import visualize_claims
 import visualize_parts
-from claims import Claim, Condition, Runs, holm_levels, make_claims, runs_by_seed
+from claims import Claim, Condition, count_words, listed, make_claims, paired_values, runs_by_seed, verdict_of
 from figure_checks import check_pictures, check_texts, drawn_texts
 from helpers import ROOT, failure
 from support.results import save_result
 from support.statistics import describe_sample
 
 Json = dict[str, Any]
-NOISE = np.array([-1.5, -0.5, 0.5, 1.5])  # sd sqrt(5 / 3)
+NOISE = np.array([-1.5, -0.5, 0.0, 0.5, 1.5])  # sd sqrt(5 / 4)
 
 
 def document(capsules: Any, cnn: Any) -> Json:
     """A comparison of seeds, as compare_seeds.py writes it."""
     runs = [
         {"seed": seed, "models": {"capsules": {"accuracy": float(a)}, "cnn": {"accuracy": float(b)}}}
-        for seed, (a, b) in enumerate(zip(capsules, cnn, strict=True))
+        for seed, (a, b) in enumerate(zip(capsules, cnn, strict=True), 200)
     ]
     return {"settings": {"default": {"runs": runs}}}
 
 
-def condition(file: str) -> Condition:
-    return Condition(file, Runs(file, "capsules"), Runs(file, "cnn"), "accuracy")
+def condition(file: str, **more: Any) -> Condition:
+    return Condition(file, file, "capsules", "cnn", "accuracy", "200:205", **more)
 
 
 def claim(*files: str) -> Claim:
@@ -41,12 +44,14 @@ def claim(*files: str) -> Claim:
 
 
 FILES = {
-    "higher": document(0.9 + 0.01 * NOISE, [0.5] * 4),
-    "lower": document(0.1 + 0.01 * NOISE, [0.5] * 4),
-    "near": document(0.5 + 0.01 * NOISE, [0.5] * 4),
+    "higher": document(0.9 + 0.01 * NOISE, [0.5] * 5),
+    "lower": document(0.1 + 0.01 * NOISE, [0.5] * 5),
+    "near": document(0.5 + 0.001 * NOISE, [0.5] * 5),
+    "wide": document(0.5 + 0.1 * NOISE, [0.5] * 5),
+    "four": document([0.9, 0.8, 0.9, 0.8], [0.5] * 4),
     "single": document([0.9], [0.5]),
-    "constant": document([0.75] * 3, [0.5] * 3),
-    "equal": document([0.5] * 3, [0.5] * 3),
+    "constant": document([0.75] * 5, [0.5] * 5),
+    "same": document([0.5] * 5, [0.5] * 5),
 }
 
 
@@ -55,54 +60,111 @@ FILES = {
     [
         (["higher"], ["holds"], "holds"),
         (["lower"], ["reversed"], "reversed"),
-        (["near"], ["undecided"], "undecided"),
-        (["higher", "lower"], ["holds", "reversed"], "depends"),
-        (["higher", "near"], ["holds", "undecided"], "depends"),
-        (["single"], ["one seed"], "one seed"),
-        (["higher", "single"], ["holds", "one seed"], "holds"),
-        (["constant", "equal"], ["holds", "undecided"], "depends"),
+        (["near"], ["equal"], "equal"),
+        (["wide"], ["undecided"], "undecided"),
+        (["four", "single"], ["few seeds"] * 2, "few seeds"),
+        (["none"], ["not run yet"], "not run yet"),
+        (["constant", "same"], ["holds", "equal"], "holds in 1, equal in 1 of 2"),
+        (["none", "wide", "higher", "higher"], ["not run yet", "undecided", "holds", "holds"],
+         "holds in 2, undecided in 1, not run yet in 1 of 4"),
     ],
-)
+)  # fmt: skip
 def test_the_word_is_that_of_the_interval(files: list[str], words: list[str], whole: str) -> None:
-    (found,) = make_claims([claim(*files)], FILES.__getitem__)["claims"]
+    (found,) = make_claims([claim(*files)], FILES.get)["claims"]
     assert ([c["verdict"] for c in found["conditions"]], found["verdict"]) == (words, whole)
-    for c in found["conditions"]:
-        if c["low"] is not None:
-            assert c["low"] <= c["difference"] <= c["high"]
-            assert (c["low"] == c["high"]) == (c["condition"] in ("constant", "equal"))
-            side = 1 if c["low"] > 0 else -1 if c["high"] < 0 else 0
-            assert c["verdict"] == {1: "holds", -1: "reversed", 0: "undecided"}[side]
+    assert count_words(found["conditions"]) == whole
 
 
-def test_one_comparison_by_hand() -> None:
-    (found,) = make_claims([claim("higher")], FILES.__getitem__)["claims"]
-    (c,) = found["conditions"]
-    half = 3.182446305 * 0.01 * np.sqrt(5 / 3) / 2  # t quantile of 3 degrees of freedom at 0.975
-    assert (c["first"], c["second"], c["n"]) == (pytest.approx(0.9), 0.5, 4)
-    assert (c["low"], c["high"]) == (pytest.approx(0.4 - half), pytest.approx(0.4 + half))
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [
+        (0.001, 0.5, "holds"), (0.001, 0.01, "holds"), (-0.5, -0.001, "reversed"), (-0.02, 0.02, "equal"),
+        (0.0, 0.02, "equal"), (-0.02, 0.0, "equal"), (-0.021, 0.01, "undecided"), (-0.01, 0.021, "undecided"),
+        (0.0, 0.5, "undecided"), (-0.5, 0.0, "undecided"),
+    ],
+)  # fmt: skip
+def test_the_ends_of_an_interval(low: float, high: float, word: str) -> None:
+    assert verdict_of({"n": 5, "low": low, "high": high}, 0.02) == word
+    assert verdict_of({"n": 4, "low": low, "high": high}, 0.02) == "few seeds"
 
 
-def test_holm_by_hand() -> None:
-    assert holm_levels([0.01, 0.04, 0.03, 0.005]) == [0.05 / 3, 0.05 / 2, 0.05 / 2, 0.05 / 4]
-    assert holm_levels([0.04]) == [0.05]
-    assert holm_levels([0.9, 0.9]) == [0.025, 0.025]
+def test_the_tolerance_is_the_conditions() -> None:
+    found = make_claims([Claim("", "", "", (condition("near", tolerance=0.001),))], FILES.get)["claims"][0]
+    assert found["verdict"] == "undecided"
 
 
-def test_more_comparisons_make_intervals_wider() -> None:
-    def width(n: int) -> float:
-        claims = [claim("higher")] + [
-            Claim(f"{k}", "", "", (condition("near")._replace(name=f"{k}"),)) for k in range(n)
-        ]
-        first = make_claims(claims, FILES.__getitem__)["claims"][0]["conditions"][0]
-        return float(first["high"] - first["low"])
+def test_the_level_is_shared_among_all_listed_comparisons() -> None:
+    """By scipy; a comparison that has not been run counts too."""
+    for n in (1, 4):
+        found = make_claims([claim("higher"), *[claim("none")] * (n - 1)], FILES.get)
+        assert found["n_comparisons"] == n
+        c = found["claims"][0]["conditions"][0]
+        assert (c["first"], c["second"], c["n"]) == (pytest.approx(0.9), 0.5, 5)
+        interval = stats.ttest_1samp(0.4 + 0.01 * NOISE, 0).confidence_interval(1 - 0.05 / n)
+        assert (c["low"], c["high"]) == (pytest.approx(interval.low), pytest.approx(interval.high))
 
-    assert width(0) < width(1) < width(10)
+
+def test_only_the_first_of_the_listed_seeds_are_taken() -> None:
+    c, whole = condition("x"), document([0.9] * 5, [0.5] * 5)
+    runs = whole["settings"]["default"]["runs"]
+    for kept in (runs[:3], runs):
+        assert len(paired_values(c, [{"settings": {"default": {"runs": kept}}}] * 2)) == len(kept)
+    for other in (runs[1:], runs[::2], [*runs, {**runs[0], "seed": 205}]):
+        with pytest.raises(KeyError, match="has other seeds than the first of 200:205"):
+            paired_values(c, [{"settings": {"default": {"runs": other}}}] * 2)
+    with pytest.raises(KeyError, match="has other seeds"):
+        paired_values(c, [whole, FILES["four"]])
 
 
-def test_runs_of_other_seeds_are_refused() -> None:
-    both = Condition("x", Runs("higher", "capsules"), Runs("single", "cnn"), "accuracy")
-    with pytest.raises(KeyError, match="have other seeds"):
-        make_claims([Claim("a", "b", "c", (both,))], FILES.__getitem__)
+def test_both_sides_may_be_parts_and_have_metrics_of_their_own() -> None:
+    c = Condition("x", "f.json", "a:capsules", "b:cnn", "accuracy", "200:201", "other")
+    assert [side.file for side in claims.sides(c)] == ["f.json#a", "f.json#b"]
+    run = {"seed": 200, "models": {"capsules": {"accuracy": 0.9}, "cnn": {"accuracy": 0.8, "other": 0.3}}}
+    parts = {f"f.json#{part}": {"settings": {"default": {"runs": [run]}}} for part in "ab"}
+    (found,) = make_claims([Claim("", "", "", (c,))], parts.get)["claims"]
+    assert (found["conditions"][0]["first"], found["conditions"][0]["second"]) == (0.9, 0.3)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The list, before the runs
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_can_be_read_from_its_text() -> None:
+    own = {c._replace(name="") for one in claims.CLAIMS for c in one.conditions}
+    assert listed((ROOT / "claims.py").read_text()) == own
+    assert len(own) == sum(len(one.conditions) for one in claims.CLAIMS) >= 25
+    assert all(int(c.seeds.split(":")[0]) >= 200 for c in own)
+    with pytest.raises(ValueError, match="malformed node"):
+        listed("x = Condition('a', open('b'))")
+
+
+def test_a_run_from_before_its_comparison_was_listed_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    author = ["-c", "user.name=A", "-c", "user.email=a@b.c"]
+
+    def commit(text: str) -> str:
+        Path("claims.py").write_text(text)
+        for words in (["init", "-q"], ["add", "claims.py"], [*author, "commit", "-qm", "x"]):
+            subprocess.run(["git", *words], check=True, capture_output=True)
+        return report.git("rev-parse", "HEAD").stdout.strip()
+
+    line = "CLAIMS = Condition('any words', 'one.json', 'capsules', 'cnn', 'accuracy', '200:205')"
+    before, other, after = commit("x = 1"), commit(line.replace("205", "300")), commit(line)
+    Path("results").mkdir()
+    c = condition("one.json")
+    monkeypatch.setattr(claims, "CLAIMS", (Claim("", "", "", (c, condition("none.json"))),))
+    for commits, n_faults in ((after, 0), ([after, after], 0), (before, 1), (other, 1), ([before, after], 1)):
+        save_result(Path("results/one.json"), FILES["higher"] | {"environment": {"git_commit": commits}})
+        assert len(list(report.check_listed())) == n_faults
+    fault = f"results/one.json was run at {before}, whose claims.py does not list one.json"
+    assert list(report.check_listed()) == [fault]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Values at equal accuracy
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def curves(familiar: list[float], held_out: list[float]) -> Json:
@@ -120,63 +182,59 @@ def test_values_at_equal_accuracy_by_hand() -> None:
 
 def test_a_claim_may_be_read_at_equal_accuracy() -> None:
     def runs(*all_curves: tuple[list[float], list[float]]) -> Json:
-        found = [{"seed": seed, **curves(*both)} for seed, both in enumerate(all_curves)]
+        found = [{"seed": seed, **curves(*both)} for seed, both in enumerate(all_curves, 200)]
         return {"settings": {"default": {"runs": found}}}
 
-    files = {
-        "first": runs(([0.3, 0.6], [0.2, 0.5]), ([0.7, 0.8], [0.3, 0.6])),
-        "second": runs(([0.4, 0.8], [0.1, 0.3]), ([0.7, 0.7], [0.3, 0.4])),
-    }
-    both = Runs("first", "capsules"), Runs("second", "capsules")
-    c = Condition("x", *both, "held_out", at_equal="familiar")
-    first, second = claims.paired_differences(c, files.__getitem__)
-    np.testing.assert_allclose(first, [0.5, 0.3])
-    np.testing.assert_allclose(second, [0.2, 0.4])
-
-
-def test_both_sides_may_have_metrics_of_their_own() -> None:
-    c = condition("higher")._replace(second_metric="other")
-    run = {"seed": 0, "models": {"capsules": {"accuracy": 0.9, "other": 0.1}, "cnn": {"accuracy": 0.8, "other": 0.3}}}
-    first, second = claims.paired_differences(c, lambda file: {"settings": {"default": {"runs": [run]}}})
-    assert (first, second) == (0.9, 0.3)
+    both = (
+        runs(([0.3, 0.6], [0.2, 0.5]), ([0.7, 0.8], [0.3, 0.6])),
+        runs(([0.4, 0.8], [0.1, 0.3]), ([0.7, 0.7], [0.3, 0.4])),
+    )
+    c = Condition("x", "f", "a:capsules", "b:capsules", "held_out", "200:205", at_equal="familiar")
+    np.testing.assert_allclose(paired_values(c, both), [[0.5, 0.2], [0.3, 0.4]])
 
 
 def test_the_file_is_made_from_the_list_and_changes_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(claims, "CLAIMS", (claim("one.json"),))
-    Path("README.md").write_text("# A\n\n<!-- table: results/claims.json claims --><!-- end -->\n")
+    monkeypatch.setattr(claims, "CLAIMS", (claim("one.json", "none.json"),))
+    Path("README.md").write_text("<!-- table: results/claims.json claims --><!-- end -->\n")
     Path("results").mkdir()
     save_result(Path("results/one.json"), FILES["higher"])
     assert report.main(["--claims", "--root", "."]) == 0
-    assert "|   holds |" in Path("README.md").read_text()
+    low, high = stats.ttest_1samp(0.4 + 0.01 * NOISE, 0).confidence_interval(1 - 0.05 / 2)
+    cells = [" ".join(line.strip("|").split()) for line in Path("README.md").read_text().splitlines()[4:6]]
+    assert cells == [
+        "more is better: **holds in 1, not run yet in 1 of 2** | 0.9 against 0.8 | one.json | 0.900 | 0.500 | "
+        f"+0.400 ({low:+.3f} to {high:+.3f}) | 5 | holds",
+        "| | none.json | | | | 200:205 | not run yet",
+    ]
     path = Path("results/claims.json")
     assert list(report.check_result(path, False)) == []
     stored = report.read_result(path)
     for key, value in (("verdict", "reversed"), ("difference", 0.5), ("low", 0.1), ("n", 20)):
-        stored["claims"][0]["conditions"][0][key] = value
-        save_result(path, stored)
-        assert len(list(report.check_result(path, False))) == 1
+        changed = json.loads(json.dumps(stored))
+        changed["claims"][0]["conditions"][0][key] = value
+        save_result(path, changed)
+        assert list(report.check_result(path, False)) == [
+            "results/claims.json is not what claims.py and the results give; python report.py --claims writes it"
+        ]
+    save_result(Path("results/one.json"), FILES["four"] | {"settings": {"x": {"runs": [{"seed": 5, "models": {}}]}}})
     capsys.readouterr()
-    assert report.main(["--claims", "--root", "."]) == 0
-    Path("results/one.json").unlink()
     assert report.main(["--claims", "--root", "."]) == 1
-    assert "error: cannot read results/one.json" in capsys.readouterr().err
+    assert "one.json has other seeds than the first of 200:205" in capsys.readouterr().err
 
 
-def test_a_row_for_each_claim_gives_the_ranges_of_its_conditions() -> None:
-    claims = [claim("higher", "lower", "near"), claim("near"), claim("lower", "single")]
-    document = make_claims(claims, FILES.__getitem__)
-    lines = report.verdicts_table(document).splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-    several, one, with_one_seed = cells
-    assert several[0] == "[more is better](docs/page.md)"
-    assert several[2:] == [
-        "0.100 to 0.900", "0.500", "-0.400 to +0.400", "**depends**: 1 holds, 1 reversed, 1 undecided"
-    ]  # fmt: skip
-    assert one[2:] == ["0.500", "0.500", "+0.000", "**undecided**"]
-    assert with_one_seed[-1] == "**reversed**: 1 reversed, 1 with one seed"
+def test_a_row_for_each_claim_gives_the_range_of_its_conditions() -> None:
+    found = make_claims([claim("higher", "lower", "near"), claim("same"), claim("none")], FILES.get)
+    lines = report.verdicts_table(found).splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0][:2] == ["[more is better](docs/page.md)", "0.9 against 0.8"]
+    assert [row[2:] for row in cells] == [
+        ["-0.400 to +0.400", "**holds in 1, reversed in 1, equal in 1 of 3**"],
+        ["+0.000", "**equal**"],
+        ["", "**not run yet**"],
+    ]
 
 
 def test_check_and_claims_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,10 +246,10 @@ def test_check_and_claims_do_not_go_together(capsys: pytest.CaptureFixture[str])
 
 def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    document = make_claims([claim("higher", "lower"), claim("near", "single"), claim("near")], FILES.__getitem__)
+    document = make_claims([claim("higher", "lower"), claim("near", "single"), claim("wide", "none")], FILES.get)
     fig, texts = drawn_texts(lambda: visualize_claims.draw_verdicts(document))
     words = [text.get_text() for text, _ in texts]
-    assert [words.count(word) for word in ("holds", "reversed", "undecided", "one seed")] == [1, 1, 2, 1]
+    assert [words.count(word) for word in claims.WORDS] == [1, 1, 1, 1, 1, 0]
     assert "+0.400" in words
     check_texts(fig, texts, "verdicts")
     assert visualize_claims.main([]) == 1
