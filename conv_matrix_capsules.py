@@ -57,7 +57,7 @@ import numpy as np
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as viewpoint
 from data.labelled_pictures import read_sets
-from data.pictures import BYTES, read_strokes, square_of_set
+from data.pictures import BYTES, border_level, grey_square, read_grey, read_strokes, square_of_set
 from fast import field_em
 from support.console import print_message
 from support.files import CACHE_DIR, UserError
@@ -67,15 +67,14 @@ from support.tables import attack_lines, confusion_lines, confusion_matrix, desc
 from support.workers import Workers, Workspace, default_threads
 
 from smallnorb_novel_viewpoint import (  # isort: skip
-    POSE_SIDE, Array, ConvCache, EMCache, LinearCache, Params, Viewpoints, VotesCache, add_viewpoint_flags,
-    capsules_loss, check_variance_floor, check_viewpoint_flags, class_scores_backward, class_scores_forward,
-    conv2d_backward, conv2d_forward, em_routing_backward, em_routing_forward, linear_backward, linear_forward,
-    relu_backward, relu_forward, sigmoid_backward, sigmoid_forward, softmax_cross_entropy, viewpoints_from_args,
-    votes_backward, votes_forward,
+    POSE_SIDE, Array, ConvCache, EMCache, LinearCache, Params, Viewpoints, VotesCache, capsules_loss,
+    class_scores_backward, class_scores_forward, conv2d_backward, conv2d_forward, em_routing_backward,
+    em_routing_forward, linear_backward, linear_forward, relu_backward, relu_forward, sigmoid_backward,
+    sigmoid_forward, softmax_cross_entropy, votes_backward, votes_forward,
 )  # fmt: skip
 from support.flags import (  # isort: skip
-    Parser, add_file_flags, add_flags, flag_of, list_of, names_of, non_empty, number,
-    values_of, whole_number,
+    Parser, add_file_flags, add_flags, angle_range, flag_of, format_range, list_of, names_of, non_empty, number,
+    overlap, values_of, whole_number,
 )  # fmt: skip
 from support.run import (  # isort: skip
     NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, of_models, permutation,
@@ -120,6 +119,9 @@ class Config(Viewpoints):
     """
 
     dataset: str = "auto"  # smallNORB
+    data_dir: str | None = None  # type: ignore[assignment]
+    n_test_elev: int | None = None  # as n_elev
+    pixel_offset: float = 0.0
     hold_out: str = "viewpoints"
     n_epochs: int = 5
     n_train: int | None = None
@@ -1070,7 +1072,8 @@ def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: An
     return make_result(config, data, states, attack_all(config, states, data, threads), threads)
 
 
-VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed", "pixel_offset"}
+VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed"}
+VIEW_FIELDS |= {"n_test_elev"}
 SPLIT_FIELDS = ("hold_out", "train_azimuths", "test_azimuths", "train_elevations", "test_elevations")
 TEST_FIELDS = (
     "dataset", "data_dir", "hold_out", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack",
@@ -1148,8 +1151,17 @@ def make_result(
                     answers = predict_scores(networks[name], state.params, part, config, workers).argmax(axis=1)
                     models[name] |= angle_accuracies(config, part, answers)
                     confusions[name] = confusion_matrix(part.labels, answers, config.n_classes)
-        result = viewpoint.add_confusions(result, config, confusions)
+        result = add_confusions(result, config, confusions)
     return result
+
+
+def add_confusions(result: dict[str, Any], config: Config, confusions: dict[str, Array]) -> dict[str, Any]:
+    """The result of a run with the held-out confusion matrix of each model and, for held-out azimuths of voxels, the
+    metric ``hard_accuracy``."""
+    if config.dataset == "voxels" and config.held_out == "azimuth":
+        for name, confusion in confusions.items():
+            result["models"][name]["hard_accuracy"] = viewpoint.hard_accuracy(confusion)
+    return result | {"confusion": {name: confusion.tolist() for name, confusion in confusions.items()}}
 
 
 def angle_accuracies(config: Config, examples: Examples, answers: Array) -> dict[str, float]:
@@ -1205,13 +1217,32 @@ def format_table(result: dict[str, Any]) -> str:
 DIGIT_BOX = 20  # pixels: MNIST's digits fill a box of this side
 
 
+def read_view(path: Path, config: Config) -> Array:
+    """A picture file -> (1, 32 or 48, same, C), prepared as the data set is.
+
+    A picture of any size is padded to a square with the grey of its border and resized. For voxels and shapes, one
+    with a bright background is inverted. For smallNORB, a picture twice as wide as high is a stereo pair; any other
+    one is used for both eyes. Raises UserError where it cannot be read.
+    """
+    grey = np.rint(255 * read_grey(path)).astype(np.uint8)  # (H, W)
+    if not config.is_rendered:
+        height, width = grey.shape
+        pair = (grey[:, :height], grey[:, height:]) if width == 2 * height else (grey, grey)
+        return viewpoint.shrink(
+            np.stack([grey_square(eye, 2 * viewpoint.NORB_SIDE) for eye in pair])[None], config.standardize
+        )
+    image = grey_square(grey, viewpoint.IMAGE_SIZE).astype(np.float32) / 255
+    image = (1 - image if border_level(image) > 0.5 else image)[None, :, :, None]
+    return viewpoint.standardized(image) if config.standardize == "image" else image
+
+
 def read_picture(path: Path, config: Config) -> Array:
     """A picture file -> (1, H, W, C), prepared as the data set is. Raises UserError where it cannot be read."""
     if config.has_own_images:
         square = square_of_set(path, config.image_size, config.in_channels, {})[None]
         return square * np.float32(1 / 255) - np.float32(config.pixel_offset)
     if config.has_views:
-        return viewpoint.read_picture(path, config) - np.float32(config.pixel_offset)
+        return read_view(path, config) - np.float32(config.pixel_offset)
     digit = read_strokes(path, config.image_size, DIGIT_BOX).astype(config.dtype)
     return digit[None, :, :, None] - np.float32(config.pixel_offset)
 
@@ -1238,6 +1269,83 @@ def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collec
 # ----------------------------------------------------------------------------------------------------------------------
 # Command line
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+# fmt: off
+def add_viewpoint_flags(
+    parser: argparse.ArgumentParser, config: type[Viewpoints], title: str = "viewpoints"
+) -> None:
+    """The flags of the viewpoints; see ``viewpoints_from_args``."""
+    azimuths, elevations, count = angle_range(-360, 720), angle_range(-90, 90), whole_number(1, 1000)
+    add = add_flags(parser, title, config)
+    add("train_azimuths", azimuths, "Azimuths of the training views, in degrees.", "A:B",
+        "0:150, smallnorb and toys 300:400")
+    add("test_azimuths", azimuths, "Azimuths that are held out, in degrees.", "A:B",
+        "200:330, smallnorb and toys 60:280")
+    add("train_elevations", elevations, "Elevations of the training views. With --test-elevations, hold elevations out"
+        " instead of azimuths.", "A:B", "10:50, smallnorb and toys 30:70")
+    add("test_elevations", elevations, "Elevations that are held out; needs --train-elevations.", "A:B", "none")
+    add("n_train_views", count, "Train on N azimuths.", default=str(config.n_train_views))
+    add("n_test_views", count, "Hold out N azimuths.", default=str(config.n_test_views))
+    add("n_elev", count, "Use N elevations in every set.", default=str(config.n_elev))
+    add("n_test_elev", count, "Use N elevations in the held-out views.", default="as --n-elev")
+    add("n_per_combo", count, "Draw N images of each training view.", default=str(config.n_per_combo))
+    add("shapes_seed", whole_number(0, 2**32 - 1), "Draw the objects of --dataset shapes, and the azimuth at which the"
+        " ranges begin, with this seed.", default="as --seed")
+    add("standardize", ("none", "image"), "With image, bring each image (channel of a stereo pair) to mean zero and"
+        " unit variance.", default="image, voxels none")
+
+
+# fmt: on
+
+
+def viewpoints_from_args(args: argparse.Namespace) -> Viewpoints:
+    """Flags that are not given have the defaults of their data set. Where elevation is held out, the azimuths of both
+    sets are the same."""
+    given = {name: value for name, value in values_of(args, Viewpoints).items() if value is not None}
+    if "train_elevations" in given:
+        given["train_azimuths"] = given["test_azimuths"] = args.train_azimuths or (0.0, 360.0)
+    return Viewpoints(**viewpoint.VIEWS.get(args.dataset, {}) | given)
+
+
+def check_viewpoint_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A usage error (status 2) where they do not fit together."""
+    if args.dataset == "smallnorb" and args.data_dir is None:
+        parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
+    numbers = ("n_train_views", "n_test_views", "n_elev", "n_test_elev", "n_per_combo")
+    if args.dataset not in ("voxels", "shapes") and (unused := [name for name in numbers if name in args.given]):
+        parser.error(f"argument {flag_of(Viewpoints, unused[0])}: applies to --dataset voxels and shapes alone")
+    if args.dataset != "shapes" and "shapes_seed" in args.given:
+        parser.error("argument --shapes-seed: needs --dataset shapes")
+    if ("train_elevations" in args.given) != ("test_elevations" in args.given):
+        parser.error("arguments --train-elevations and --test-elevations: give both or none")
+    if "train_elevations" in args.given:
+        if "test_azimuths" in args.given:
+            parser.error("argument --test-azimuths: elevation is held out already, and both sets have --train-azimuths")
+        if overlap(args.train_elevations, args.test_elevations):
+            parser.error("argument --test-elevations: overlaps --train-elevations")
+    v = viewpoints_from_args(args)
+    if v.held_out == "azimuth" and overlap(v.train_azimuths, v.test_azimuths, period=360):
+        parser.error(
+            f"argument --test-azimuths: {format_range(v.test_azimuths)} overlaps the training range"
+            f" {format_range(v.train_azimuths)} (modulo 360)"
+        )
+    if v.standardize == "image" and args.pixel_offset:
+        parser.error("argument --pixel-offset: needs --standardize none")
+    n_familiar = v.n_elev * v.n_train_views * max(v.n_per_combo, 2)
+    n_held_out = (args.n_test_elev or v.n_elev) * v.n_test_views * 2
+    n_images = viewpoint.N_CLASSES * max(n_familiar, n_held_out)
+    if n_images > viewpoint.MAX_IMAGES:
+        flags = ", ".join(flag_of(Viewpoints, name) for name in numbers)
+        parser.error(f"arguments {flags}: a set of {n_images:,} images is above the limit of {viewpoint.MAX_IMAGES:,}")
+
+
+def check_variance_floor(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A usage error (status 2) where it is below the square of a vote's rounding error, and the loss becomes NaN."""
+    if args.variance_floor < (least := float(np.finfo(args.dtype).eps) ** 2):
+        parser.error(
+            f"argument --variance-floor: {args.variance_floor:g} is below {least:.2g}, the least of {args.dtype}"
+        )
 
 
 # fmt: off

@@ -275,7 +275,6 @@ def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
             "classes": viewpoint.N_CLASSES,
             "lambdas": config.lambdas,
             "varianceFloor": config.variance_floor,
-            "pixelOffset": config.pixel_offset,
             "loss": config.loss,
         },
     }
@@ -329,7 +328,7 @@ def load_digits(path: Path | None, data_dir: str | None, threads: int) -> Part:
 def load_viewpoint(path: Path | None) -> Part:
     """Load the checkpoint, or train."""
     config, states = load_finished(viewpoint, path, viewpoint.Config(), (), required=VIEW_MODELS)
-    require_defaults(path, config, ("dataset", "standardize", "assignments", "vote_bias"), ONLY_THESE)
+    require_defaults(path, config, ("dataset", "standardize"), ONLY_THESE)
     if not states:
         print_message(f"{viewpoint.EXPERIMENT}: no --viewpoint, so its networks are trained first: some seconds")
         states = viewpoint.train_all(config, viewpoint.make_data(config), names=VIEW_MODELS)

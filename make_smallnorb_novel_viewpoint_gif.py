@@ -11,12 +11,14 @@ range stays longer.
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
+import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-import argparse
+import dataclasses
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,14 +27,13 @@ from matplotlib.ticker import MaxNLocator
 import smallnorb_novel_viewpoint as experiment
 import visualize_smallnorb_novel_viewpoint as figures
 from smallnorb_novel_viewpoint import Array, Config, Data, Split
-from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
     GREY,
     MAX_FRAMES,
+    AnimationOptions,
     Scene,
     accuracy_axis,
-    add_animation_arguments,
     add_axes,
     add_text,
     add_view,
@@ -45,9 +46,10 @@ from support.figures import (
     write_gif,
 )
 from support.files import require_writable
-from support.flags import Parser, whole_number
 from support.optimizers import TrainState
-from support.run import Files
+from support.script import script
+from support.settings import SettingError, int_in, output_path, parse, setting
+from support.training import RunOptions
 from support.workers import blas_threads
 from visualize_smallnorb_novel_viewpoint import CHANCE, HELD_OUT, MODELS, TRAINED
 
@@ -260,60 +262,42 @@ class TurningObjects(Scene):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        "--out --fps --snapshots --sweep-frames --dataset --data-dir --seed --n-epochs --threads --quiet",
+@dataclasses.dataclass(frozen=True)
+class Options(AnimationOptions):
+    out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), output_path, "File of the animation.", usual=True)
+    snapshots: int = setting(3, int_in(1, MAX_FRAMES), "Show a turn after each of N epochs, at most --n-epochs.")
+    sweep_frames: int = setting(36, int_in(1, MAX_FRAMES), "Show N viewpoints in a turn.", usual=True)
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        if self.snapshots * self.sweep_frames > MAX_FRAMES:
+            raise SettingError("sweep_frames", f"{self.snapshots} turns of them are more than {MAX_FRAMES} frames")
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, _ = parse(
+        Config, Options, argv,
+        "Train the models of the novel-viewpoint experiment and animate their answers to turning objects.",
         [
             ("", "A turn after each of three epochs of ten, 10 degrees a frame: about 20 seconds."),
             ("--n-epochs 4 --sweep-frames 6 --out draft.gif", "Four epochs, six frames a turn: about 6 seconds."),
             ("--snapshots 1 --sweep-frames 72", "The trained networks alone, 5 degrees a frame: about 15 seconds."),
         ],
-        description="Train the models of the novel-viewpoint experiment and animate their answers to turning objects.",
-    )
-    experiment.add_config_flags(parser)
-    animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=12.0)
-    count = whole_number(1, MAX_FRAMES)
-    animation.add_argument(
-        "--snapshots",
-        type=count,
-        metavar="N",
-        help="Show a turn after each of N epochs. Default: 3, or --n-epochs where that is less.",
-    )
-    animation.add_argument(
-        "--sweep-frames", type=count, metavar="N", default=36, help="Show N viewpoints in a turn. Default: %(default)s."
-    )
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    config = experiment.config_from_args(args)
-    snapshots = args.snapshots or min(3, config.n_epochs)
-    if snapshots > config.n_epochs:
-        parser.error(f"argument --snapshots: {snapshots} are more than --n-epochs {config.n_epochs}")
-    if snapshots * args.sweep_frames > MAX_FRAMES:
-        parser.error(
-            f"argument --sweep-frames: {snapshots} snapshots of {args.sweep_frames} are more than {MAX_FRAMES} frames"
-        )
-
-    def body() -> None:
-        require_writable(args.out)
-        epochs = snapshot_epochs(config.n_epochs, snapshots)
-        with blas_threads(args.threads):
-            data = experiment.make_data(config)
-            figures.require_every_class(config, data)
-            recorder = Recorder(config, data, make_sweep(config, data, args.sweep_frames), epochs)
-            states = experiment.train_all(config, data, files=Files(quiet=args.quiet), callback=recorder)
-            result = experiment.make_result(config, states, data)
-        print_result(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
-        print_result(experiment.format_table(result))
-        frames = [(epoch, f) for epoch in epochs for f in range(args.sweep_frames)]
-        held = held_frame(config, recorder.sweep)
-        holds = [k for k, (_, f) in enumerate(frames) if f == held]
-        write_gif(args, lambda: TurningObjects(recorder, states), frames, N_GREYS, N_COLOURS, holds=holds)
-
-    return exit_status(body)
+    )  # fmt: skip
+    require_writable(options.out)
+    epochs = snapshot_epochs(config.n_epochs, min(options.snapshots, config.n_epochs))
+    with blas_threads(options.threads):
+        data = experiment.make_data(config)
+        figures.require_every_class(config, data)
+        recorder = Recorder(config, data, make_sweep(config, data, options.sweep_frames), epochs)
+        states = experiment.train_all(config, data, RunOptions(quiet=options.quiet), callback=recorder)
+        result = experiment.make_result(config, states, data)
+    print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
+    print(experiment.format_table(result))
+    frames = [(epoch, f) for epoch in epochs for f in range(options.sweep_frames)]
+    held = held_frame(config, recorder.sweep)
+    holds = [k for k, (_, f) in enumerate(frames) if f == held]
+    write_gif(options, lambda: TurningObjects(recorder, states), frames, N_GREYS, N_COLOURS, holds=holds)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,8 @@ from support.console import exit_status, print_message, print_result
 from support.files import UserError, atomic_write
 from support.flags import Parser
 from support.results import checksum, parse_json, read_text, save_result
+from support.settings import UsageError
+from support.settings import parse as parse_settings
 from support.statistics import read_comparison
 
 Json = dict[str, Any]
@@ -108,7 +110,13 @@ def load_script(path: Path) -> ModuleType:
 
 def parse_flags(script: Path, argv: Sequence[str]) -> Any:
     """The flags as the script's own parser understands them; it ends with status 2 where it does not."""
-    parser = load_script(script).make_parser()
+    module = load_script(script)
+    if hasattr(module, "Options"):
+        try:
+            return argparse.Namespace(**parse_settings(module.Config, module.Options, argv, "")[2])
+        except UsageError as error:
+            Parser(prog=script.name).error(str(error))
+    parser = module.make_parser()
     parser.prog = script.name
     return parser.parse_args(argv)
 

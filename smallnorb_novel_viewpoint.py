@@ -17,17 +17,10 @@ the capsule network's parameter count. All three go through the same loop, data 
 
 Deviations from the paper: voxel objects stand in for the smallNORB images by default (``--dataset shapes`` has other
 objects for every seed, ``--dataset smallnorb`` reads the real files, ``--dataset toys`` a drawn set of the same
-structure); the primary capsules come from one dense layer, so
-there is no grid of capsules and no coordinate addition; the default loss is cross-entropy on the score above (``--loss
-spread`` is the paper's); a floor of 3 under the variances of EM routing, and weight decay; the inverse temperature is
-the same in all iterations, where the paper's rises (``--lambda-schedule``); beta_a and beta_v are one number for each
-class.
-
-Two studies test what later papers say of routing: ``--routing-study`` that of [Paik 2019], ``--sign-study`` and
-``--vote-bias`` that of [Peer 2019].
-
-[Paik 2019] I. Paik, T. Kwak, I. Kim, "Capsule networks need an improved routing algorithm", ACML 2019.
-[Peer 2019] D. Peer, S. Stabinger, A. Rodríguez-Sánchez, "Limitation of capsule networks", arXiv 1905.08744.
+structure); the primary capsules come from one dense layer, so there is no grid of capsules and no coordinate addition;
+the default loss is cross-entropy on the score above (``--loss spread`` is the paper's); a floor under the variances of
+EM routing, and weight decay; the inverse temperature lambda is 1 in all iterations, where the paper's rises; beta_a and
+beta_v are one number for each class.
 
 Run it (ten epochs, seed 0, three models):
 
@@ -36,39 +29,31 @@ Run it (ten epochs, seed 0, three models):
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
-
-# isort: split
-
-import argparse
 import dataclasses
 import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from data.norb_files import NORB_SETS, read_norb_labels, stream_norb_pairs
-from data.pictures import border_level, grey_square, read_grey
 from data.shapes import draw_shapes
 from data.toy_norb import cached_toys
+from support.checkpoints import read_checkpoint
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, adamw_step, count_params
-from support.results import model_metrics, result_document, run_script
-from support.tables import confusion_matrix, pose_study_lines, prediction_table, routing_study_lines, sign_study_lines
+from support.results import model_metrics, recorded_command, result_document, save_result
+from support.run import Stream, generator, init_state, permutation, require_finite
+from support.script import script
+from support.training import NO_OPTIONS, Callback, RunOptions, Session
 from support.workers import blas_threads
 
-from support.flags import (  # isort: skip
-    Parser, add_file_flags, add_flags, angle_range, flag_of, format_range, non_empty, number, overlap, values_of,
-    whole_number,
-)  # fmt: skip
-from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, permutation,
-    read_checkpoint, require_finite,
+from support.settings import (  # isort: skip
+    Range, SettingError, angles_in, float_in, folder, format_value, int_in, names_of, parse, setting,
 )  # fmt: skip
 
 # Dimension letters
@@ -100,29 +85,81 @@ SMALLNORB_CLASSES = ("animal", "human", "airplane", "truck", "car")
 # Configuration: user inputs only
 # ----------------------------------------------------------------------------------------------------------------------
 
-Range = tuple[float, float]
+MAX_IMAGES = 50_000  # of one set of voxels or shapes, which is drawn at once
+NORB_VIEWS: dict[str, Any] = {  # [Hinton 2018, sec. 5.1]
+    "train_azimuths": (300.0, 400.0), "test_azimuths": (60.0, 280.0), "train_elevations": (30.0, 70.0),
+    "test_elevations": (30.0, 70.0), "standardize": "image",
+}  # fmt: skip
+VIEWS: dict[str, dict[str, Any]] = {  # what data sets have instead of the defaults of Viewpoints
+    "shapes": {"standardize": "image"}, "smallnorb": NORB_VIEWS, "toys": NORB_VIEWS,
+}  # fmt: skip
 
 
+def overlap(a: Range, b: Range, period: float | None = None) -> bool:
+    """Whether two closed ranges have an angle in common, modulo ``period`` where one is given."""
+    if period is None:
+        return a[0] <= b[1] and b[0] <= a[1]
+    return (b[0] - a[0]) % period <= a[1] - a[0] or (a[0] - b[0]) % period <= b[1] - b[0]
+
+
+# fmt: off
 @dataclasses.dataclass(frozen=True)
 class Viewpoints:
     """The data: which views are trained on and which are held out. Angles are in degrees; a range is closed and, for
-    azimuths, may pass 360."""
+    azimuths, may pass 360. Where elevation is held out, both sets have the azimuths of the training."""
 
-    dataset: str = "voxels"
-    data_dir: str | None = None
-    seed: int = 0
-    shapes_seed: int | None = None  # as seed
-    train_azimuths: Range = (0.0, 150.0)
-    test_azimuths: Range = (200.0, 330.0)
-    train_elevations: Range = (10.0, 50.0)
-    test_elevations: Range = (10.0, 50.0)
-    n_train_views: int = 6
-    n_test_views: int = 6
-    n_elev: int = 3
-    n_test_elev: int | None = None  # as n_elev
-    n_per_combo: int = 5
-    standardize: str = "none"
-    pixel_offset: float = 0.0
+    dataset: str = setting("voxels", ("voxels", "shapes", "smallnorb", "toys"), "Use rendered voxel objects, block"
+        " shapes that the seed draws together with the azimuth at which the ranges begin, the smallNORB files, or toys,"
+        f" which the seed draws in their format, in about a minute, into {CACHE_DIR}/toys-….",
+        usual=True, group="data")
+    data_dir: Path | None = setting(None, folder, "Folder of the six official smallNORB files, gzipped or not.",
+        usual=True, free=True)
+    seed: int = setting(0, int_in(0, 2**32 - 1),
+        "Seed of the data's noise, the initial weights and the order of the images.", usual=True)
+    shapes_seed: int | None = setting(None, int_in(0, 2**32 - 1), "Draw the objects of --dataset shapes, and the"
+        " azimuth at which the ranges begin, with this seed.", shown="as --seed")
+    train_azimuths: Range = setting((0.0, 150.0), angles_in(-360, 720), "Azimuths of the training views, in degrees.",
+        shown="0:150, smallnorb and toys 300:400")
+    test_azimuths: Range = setting((200.0, 330.0), angles_in(-360, 720), "Azimuths that are held out, in degrees.",
+        shown="200:330, smallnorb and toys 60:280", usual=True)
+    train_elevations: Range = setting((10.0, 50.0), angles_in(-90, 90), "Elevations of the training views. With"
+        " --test-elevations, hold elevations out instead of azimuths.", shown="10:50, smallnorb and toys 30:70")
+    test_elevations: Range = setting((10.0, 50.0), angles_in(-90, 90),
+        "Elevations that are held out; needs --train-elevations.", shown="none")
+    n_train_views: int = setting(6, int_in(1, 1000), "Train on N azimuths.")
+    n_test_views: int = setting(6, int_in(1, 1000), "Hold out N azimuths.")
+    n_elev: int = setting(3, int_in(1, 1000), "Use N elevations in every set.")
+    n_per_combo: int = setting(5, int_in(1, 1000), "Draw N images of each training view.")
+    standardize: str = setting("none", ("none", "image"), "With image, bring each image (channel of a stereo pair) to"
+        " mean zero and unit variance.", shown="image, voxels none")
+    # fmt: on
+
+    @classmethod
+    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(VIEWS.get(given.get("dataset", cls.dataset), {}))
+        if "train_elevations" in given:
+            found["train_azimuths"] = found["test_azimuths"] = given.get("train_azimuths", (0.0, 360.0))
+        return found
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        if (self.dataset == "smallnorb") != (self.data_dir is not None):
+            raise SettingError("data_dir", "goes with --dataset smallnorb: the folder of the six official files")
+        numbers = ("n_train_views", "n_test_views", "n_elev", "n_per_combo")
+        if not self.is_rendered and (unused := [name for name in numbers if name in given]):
+            raise SettingError(unused[0], "applies to --dataset voxels and shapes alone")
+        if self.dataset != "shapes" and self.shapes_seed is not None:
+            raise SettingError("shapes_seed", "needs --dataset shapes")
+        if ("train_elevations" in given) != ("test_elevations" in given):
+            raise SettingError("test_elevations", "give --train-elevations and --test-elevations both or none")
+        if "train_elevations" in given and "test_azimuths" in given:
+            raise SettingError("test_azimuths", "elevation is held out already")
+        if "train_elevations" in given and overlap(self.train_elevations, self.test_elevations):
+            raise SettingError("test_elevations", "overlaps --train-elevations")
+        if self.held_out == "azimuth" and overlap(self.train_azimuths, self.test_azimuths, period=360):
+            raise SettingError("test_azimuths", "overlaps --train-azimuths (modulo 360)")
+        n = N_CLASSES * self.n_elev * max(self.n_train_views * max(self.n_per_combo, 2), 2 * self.n_test_views)
+        if n > MAX_IMAGES:
+            raise SettingError("n_elev", f"a set of {n:,} images is above the limit of {MAX_IMAGES:,}")
 
     @property
     def held_out(self) -> str:
@@ -143,51 +180,63 @@ class Viewpoints:
         return self.dataset in ("voxels", "shapes")
 
 
+# fmt: off
 @dataclasses.dataclass(frozen=True)
 class Config(Viewpoints):
-    """One run."""
+    """One run. Where --lr or --n-epochs is given and the CNNs' own is not, it holds for all models."""
 
-    n_epochs: int = 10
-    batch_size: int = 32
-    lr: float = 2e-3
-    weight_decay: float = 1.0
-    assignments: str = "routed"
-    em_iters: int = 3  # [Hinton 2018, table 1]: three is the best
-    em_grad: str = "exact"
-    em_lambda: float = 1.0  # inverse temperature; the paper gives no value
-    lambda_schedule: str = "constant"
-    variance_floor: float = VARIANCE_FLOOR
-    beta_v_init: float = 0.0  # beta_v itself; conv_matrix_capsules.py counts it from -log(variance_floor) / 2
-    vote_bias: str = "none"
-    loss: str = "cross-entropy"
-    dtype: str = "float32"
+    n_epochs: int = setting(10, int_in(1, 100_000), "Train for N passes over the training set.", usual=True,
+        group="training")
+    cnn_epochs: int = setting(10, int_in(1, 100_000), "The same for the CNNs.", shown="10, or as --n-epochs")
+    batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
+    lr: float = setting(2e-3, float_in(0, 10, above=True), "Learning rate of Adam.", usual=True)
+    cnn_lr: float = setting(2e-3, float_in(0, 10, above=True), "The same for the CNNs.", shown="0.002, or as --lr")
+    weight_decay: float = setting(1.0, float_in(0, 100),
+        "A step shrinks the weights of conv1 and the dense layers by lr * X, in all models.")
+    em_iters: int = setting(3, int_in(1, 20), "Route in N iterations.", paper="3 is the best of its table 1",
+        group="capsules")
+    em_grad: str = setting("exact", ("exact", "stop"), "Differentiate through all iterations, or through the last"
+        " M-step alone, with constant assignments and mass.")
+    variance_floor: float = setting(VARIANCE_FLOOR, float_in(0, 1e6, above=True),
+        "Add X to every variance of a routing iteration.")
+    beta_v_init: float = setting(0.0, float_in(-10, 10),
+        "Initial beta_v. Below -log(variance floor) / 2, votes that agree activate a capsule.")
+    loss: str = setting("cross-entropy", ("cross-entropy", "spread"), "Loss of the capsules: cross-entropy of the"
+        " score, or the paper's spread loss of the activations. The CNNs always have cross-entropy.")
+    dtype: str = setting("float32", ("float32", "float64"), "Number format of all arithmetic.")
+    # fmt: on
+
+    @classmethod
+    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        both = {"cnn_epochs": "n_epochs", "cnn_lr": "lr"}
+        return super().defaults(given) | {own: given[name] for own, name in both.items() if name in given}
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        super().check(given)
+        # The square of a vote's rounding error: below it the loss becomes NaN.
+        if self.variance_floor < (least := float(np.finfo(self.dtype).eps) ** 2):
+            message = f"{self.variance_floor:g} is below {least:.2g}, the least of {self.dtype}"
+            raise SettingError("variance_floor", message)
 
     @property
-    def free_to_change(self) -> set[str]:
-        """Fields in which a resumed run may differ. The margin of the spread loss depends on ``n_epochs``."""
-        return {"data_dir"} | ({"n_epochs"} if self.loss == "cross-entropy" else set())
+    def length_is_free(self) -> bool:
+        """The margin of the spread loss depends on ``n_epochs``."""
+        return self.loss == "cross-entropy"
+
+    @property
+    def lambdas(self) -> list[float]:
+        """The inverse temperature of each iteration, 1. The paper raises it, and does not give it."""
+        return [1.0] * self.em_iters
 
     @property
     def n_features(self) -> int:
         """Length of the flattened conv1 map."""
         return (IMAGE_SIZE // 2) ** 2 * CONV_CHANNELS
 
-    @property
-    def lambdas(self) -> list[float]:
-        """Inverse temperature of each iteration; one iteration, the last, where assignments are not routed."""
-        lambdas = inverse_temperatures(self.lambda_schedule, self.em_lambda, self.em_iters)
-        return lambdas if self.assignments == "routed" else lambdas[-1:]
 
-
-def inverse_temperatures(schedule: str, scale: float, n_iters: int) -> list[float]:
-    """lambda of each EM iteration, first to last."""
-    t = np.arange(1, n_iters + 1)
-    rise = {
-        "constant": np.ones(n_iters),
-        "linear": t / n_iters,
-        "exponential": 1 - 0.95**t,  # the form that the authors' later code uses
-    }[schedule]
-    return [float(scale * r) for r in rise]
+@dataclasses.dataclass(frozen=True)
+class Options(RunOptions):
+    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -343,7 +392,7 @@ def make_voxel_data(config: Viewpoints) -> Data:
 
     c = config
     trained = evenly_spaced(c.train_azimuths, c.n_train_views), evenly_spaced(c.train_elevations, c.n_elev)
-    others = evenly_spaced(c.test_azimuths, c.n_test_views), evenly_spaced(c.test_elevations, c.n_test_elev or c.n_elev)
+    others = evenly_spaced(c.test_azimuths, c.n_test_views), evenly_spaced(c.test_elevations, c.n_elev)
     return Data(train=views(0, *trained, c.n_per_combo), familiar=views(1, *trained, 2), held_out=views(2, *others, 2))
 
 
@@ -415,7 +464,7 @@ def norb_folder(config: Viewpoints) -> Path:
     """That of the six files. The toys of a seed are drawn into the cache; from there on they are smallNORB."""
     if config.dataset == "toys":
         return cached_toys(Path(CACHE_DIR).expanduser(), config.seed)
-    return Path(config.data_dir or ".")
+    return Path(config.data_dir or "")
 
 
 def load_smallnorb(config: Viewpoints, n_val: int | None = None) -> Data:
@@ -470,8 +519,7 @@ def crop(images: Array, rng: np.random.Generator | None) -> Array:
 # ----------------------------------------------------------------------------------------------------------------------
 # Primitives: each backward pass stands below its forward pass
 #
-# The batch is the first axis, and inputs are not overwritten. multimnist_capsnet.py has functions of the same names for
-# maps of other axes, most of which reuse memory.
+# The batch is the first axis, and inputs are not overwritten.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -727,12 +775,6 @@ def e_step_backward(dr: Array, cache: EStepCache) -> tuple[Array, Array, Array, 
     return -derror.sum(axis=1), dsigma_sq, dlog_a, derror
 
 
-def random_assignments(n_children: int, n_parents: int) -> Array:
-    """Assignments (I, J) drawn evenly from all whose sum over j is 1, the same for every image and every seed."""
-    weights = generator(0, Stream.INIT, *b"assignments").standard_exponential((n_children, n_parents))
-    return weights / weights.sum(axis=1, keepdims=True)
-
-
 class EMCache(NamedTuple):
     m_steps: list[MStepCache]  # one for each iteration
     e_steps: list[EStepCache]  # one fewer: the last iteration's assignments would not be used
@@ -879,8 +921,6 @@ def capsules_init(rng: np.random.Generator, config: Config) -> Params:
     # Each W_ij starts near the identity, so that at first a vote is about the child's own pose. It is drawn first: the
     # order of the draws decides which weights a seed has.
     class_w = np.eye(POSE_SIDE, dtype=config.dtype) + gaussian(0.1, N_PRIMARY, N_CLASSES, POSE_SIDE, POSE_SIDE)
-    # [Peer 2019]: the bias of each parent is added to its votes, and starts at 0.1.
-    bias = np.full((N_CLASSES, POSE_SIDE**2), 0.1, config.dtype)
     return {
         "conv1.w": gaussian(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
         "conv1.b": np.zeros(CONV_CHANNELS, config.dtype),
@@ -889,7 +929,7 @@ def capsules_init(rng: np.random.Generator, config: Config) -> Params:
         "class.w": class_w,
         "class.beta_a": np.zeros(N_CLASSES, config.dtype),
         "class.beta_v": np.full(N_CLASSES, config.beta_v_init, config.dtype),
-    } | ({"class.bias": bias} if config.vote_bias == "learned" else {})
+    }
 
 
 def capsules_forward(params: Params, x: Array, config: Config) -> tuple[Array, CapsulesCache]:
@@ -902,11 +942,8 @@ def capsules_forward(params: Params, x: Array, config: Config) -> tuple[Array, C
     pose = primary[:, :n_pose].reshape(-1, N_PRIMARY, POSE_SIDE, POSE_SIDE)  # (B, I, P, P)
     a_in, _ = sigmoid_forward(primary[:, n_pose:])  # (B, I)
     votes, votes_cache = votes_forward(pose, params["class.w"])  # (B, I, J, D)
-    if config.vote_bias == "learned":
-        votes = votes + params["class.bias"]
-    r = random_assignments(N_PRIMARY, N_CLASSES) if config.assignments == "random" else None
     mu, a, routing_cache = em_routing_forward(
-        votes, a_in, params["class.beta_a"], params["class.beta_v"], config.lambdas, config.variance_floor, r
+        votes, a_in, params["class.beta_a"], params["class.beta_v"], config.lambdas, config.variance_floor
     )
     scores = class_scores_forward(mu, a, config.loss)
     return scores, CapsulesCache(conv_cache, relu_cache, primary_cache, a_in, votes_cache, routing_cache, mu, a)
@@ -925,8 +962,6 @@ def capsules_backward(
     dflat, grads["primary.w"], grads["primary.b"] = linear_backward(dprimary, cache.primary)
     dconv = relu_backward(dflat.reshape(cache.relu.shape), cache.relu)
     dx, grads["conv1.w"], grads["conv1.b"] = conv2d_backward(dconv, cache.conv, need_dx)
-    if config.vote_bias == "learned":  # votes = M W + bias
-        grads["class.bias"] = dvotes.sum(axis=(0, 1))  # (J, D)
     return grads, dx
 
 
@@ -977,14 +1012,11 @@ def cnn_backward(dscores: Array, cache: CNNCache, need_dx: bool = False) -> tupl
 def make_models(config: Config) -> dict[str, Model]:
     """The capsule network and its two baselines, by name, in the order of the result table."""
 
-    def centred(x: Array) -> Array:
-        return x - x.dtype.type(config.pixel_offset) if config.pixel_offset else x
-
     def cnn(name: str, n_hidden: int) -> Model:
         return Model(
             name,
             lambda rng: cnn_init(rng, config, n_hidden),
-            lambda params, x: cnn_forward(params, centred(x)),
+            cnn_forward,
             cnn_backward,
             lambda scores, labels, progress: softmax_cross_entropy(scores, labels),
         )
@@ -992,7 +1024,7 @@ def make_models(config: Config) -> dict[str, Model]:
     capsules = Model(
         "capsules",
         lambda rng: capsules_init(rng, config),
-        lambda params, x: capsules_forward(params, centred(x), config),
+        lambda params, x: capsules_forward(params, x, config),
         lambda dscores, cache, need_dx=False: capsules_backward(dscores, cache, config, need_dx),
         functools.partial(capsules_loss, config.loss),
     )
@@ -1035,13 +1067,12 @@ def hard_accuracy(confusion: Array) -> float:
     return float(confusion[hard, hard].sum() / max(1, confusion[hard].sum()))
 
 
-def add_confusions(result: dict[str, Any], config: Viewpoints, confusions: dict[str, Array]) -> dict[str, Any]:
-    """The result of a run with the held-out confusion matrix of each model and, for held-out azimuths of voxels, the
-    metric ``hard_accuracy``."""
-    if config.dataset == "voxels" and config.held_out == "azimuth":
-        for name, confusion in confusions.items():
-            result["models"][name]["hard_accuracy"] = hard_accuracy(confusion)
-    return result | {"confusion": {name: confusion.tolist() for name, confusion in confusions.items()}}
+def confusion_matrix(labels: Array, answers: Array, n_classes: int) -> Array:
+    """labels and answers (N,) -> counts (J, J): entry k, j is the number of images of class k that are classified as
+    j."""
+    counts = np.zeros((n_classes, n_classes), int)
+    np.add.at(counts, (labels, answers), 1)
+    return counts
 
 
 def true_class_mass(model: Model, params: Params, split: Split) -> float:
@@ -1049,111 +1080,6 @@ def true_class_mass(model: Model, params: Params, split: Split) -> float:
     passes = forward_in_batches(model, params, split.images)
     mass = np.concatenate([cache.routing.m_steps[-1].mass for _, cache in passes])  # (N, J)
     return float((mass[np.arange(len(mass)), split.labels] / mass.sum(axis=1)).mean())
-
-
-def routing_study(config: Config, params: Params, split: Split) -> dict[str, float]:
-    """The trained capsules with other assignments than they were trained with. [Paik 2019]
-
-    These are the assignments of 1 to 5 iterations (after one they are uniform), and random ones. For each, over a
-    set: accuracy; "changed", the fraction of images that get another class than with the assignments of the training;
-    and "entropy", that of a child's last assignments over its maximum log J, mean over children and images.
-    """
-
-    def classes_and_entropy(config: Config) -> tuple[Array, float]:
-        model, classes, entropies = make_models(config)["capsules"], [], []
-        for scores, cache in forward_in_batches(model, params, split.images):
-            r = cache.routing.m_steps[-1].r  # (B, I, J)
-            classes.append(scores.argmax(axis=1))
-            entropies.append(-(r * np.log(np.maximum(r, np.finfo(r.dtype).tiny))).sum(axis=2) / math.log(N_CLASSES))
-        return np.concatenate(classes), float(np.concatenate(entropies).mean())
-
-    trained, _ = classes_and_entropy(config)
-    settings: dict[str, dict[str, Any]] = {
-        **{f"iters_{n}": {"assignments": "routed", "em_iters": n} for n in range(1, 6)},
-        "random": {"assignments": "random"},
-    }
-    found = {}
-    for name, fields in settings.items():
-        classes, entropy = classes_and_entropy(dataclasses.replace(config, **fields))
-        found[f"{name}_accuracy"] = float((classes == split.labels).mean())
-        found[f"{name}_changed"] = float((classes != trained).mean())
-        found[f"{name}_entropy"] = entropy
-    return found
-
-
-def azimuth_error(train: Array, train_azimuths: Array, test: Array, test_azimuths: Array) -> float:
-    """Mean error in degrees, 0 to 180, of azimuths (N,) that are read linearly from features (N, E): ridge regression
-    of cosine and sine, fitted on ``train``, with a penalty of 0.01 of the features' variance. Guessing has 90."""
-    mean, angle = train.mean(axis=0), np.deg2rad(train_azimuths)
-    x, y = (train - mean).astype(float), np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    # The weights x.T @ alpha are never formed, as images have more pixels than there are views.
-    kernel = x @ x.T  # (N, N)
-    alpha = np.linalg.solve(kernel + (0.01 * np.trace(kernel) / len(x) + 1e-12) * np.eye(len(x)), y - y.mean(axis=0))
-    c, s = ((test - mean) @ x.T @ alpha + y.mean(axis=0)).T
-    error = np.rad2deg(np.arctan2(s, c)) - test_azimuths
-    return float(np.abs((error + 180) % 360 - 180).mean())
-
-
-def pose_study(config: Config, states: dict[str, TrainState], data: Data) -> dict[str, dict[str, float]]:
-    """Whether a pose turns with its object: ``azimuth_error`` on held-out views of L and tripod, mean over both, from
-    the pose of the winning class capsule, or the hidden units of a CNN. The capsules have two comparisons: from the
-    pixels, and from nothing, which is the mean of the trained azimuths."""
-    sets, networks = (data.train, data.held_out), make_models(config)
-
-    def features(name: str, images: Array) -> Array:
-        scores, cache = networks[name].forward(states[name].params, crop(images, None).astype(config.dtype))
-        return cache.mu[np.arange(len(scores)), scores.argmax(axis=1)] if name == "capsules" else cache.hidden_relu
-
-    def error(of: Callable[[Array], Array]) -> float:
-        errors = []
-        for k in (VOXEL_CLASSES.index(name) for name in HARD_CLASSES):
-            parts = [(of(s.images[s.labels == k]), s.azimuths[s.labels == k]) for s in sets]
-            errors.append(azimuth_error(*parts[0], *parts[1]))
-        return float(np.mean(errors))
-
-    found = {name: {"azimuth_error": error(functools.partial(features, name))} for name in states}
-    if "capsules" in found:
-        found["capsules"]["azimuth_error_of_pixels"] = error(lambda x: x.reshape(len(x), -1))
-        found["capsules"]["azimuth_error_of_mean"] = error(lambda x: np.zeros((len(x), 1)))
-    return found
-
-
-def sign_study(config: Config) -> dict[str, float]:
-    """Whether class capsules tell poses from their negatives, without and with a bias of the votes. [Peer 2019]
-
-    Class 0 has children whose pose entries lie between 0 and 1, class 1 has the negatives of the same poses. All
-    children are active. The layer has the parameters, routing, optimiser and rate of the capsule network, and
-    cross-entropy; it takes 300 steps on 16 new pairs each. Accuracies on 500 new pairs; guessing has 0.5.
-    """
-    rng, found = generator(config.seed, Stream.EVALUATION, *b"signs"), {}
-
-    def pairs(n: int) -> tuple[Array, Array]:
-        x = rng.random((n, N_PRIMARY, POSE_SIDE, POSE_SIDE)).astype(config.dtype)
-        return np.concatenate([x, -x]), np.repeat([0, 1], n)
-
-    def forward(params: Params, pose: Array) -> tuple[Array, VotesCache, EMCache, Array]:
-        votes, votes_cache = votes_forward(pose, params["class.w"])
-        votes = votes + params["class.bias"] if "class.bias" in params else votes
-        beta_a, beta_v, a_in = params["class.beta_a"], params["class.beta_v"], np.ones_like(votes[:, :, 0, 0])
-        mu, a, cache = em_routing_forward(votes, a_in, beta_a, beta_v, config.lambdas, config.variance_floor)
-        return class_scores_forward(mu, a, "cross-entropy"), votes_cache, cache, mu
-
-    for bias, metric in (("none", "sign_accuracy"), ("learned", "biased_sign_accuracy")):
-        drawn = capsules_init(rng, dataclasses.replace(config, vote_bias=bias))
-        params = {  # of two classes
-            name: (p[:, :2] if name == "class.w" else p[:2]).copy() for name, p in drawn.items() if "class." in name
-        }
-        state = TrainState("signs", params)
-        for _ in range(300):
-            pose, labels = pairs(16)
-            scores, votes_cache, cache, mu = forward(params, pose)
-            dmu, da = class_scores_backward(softmax_cross_entropy(scores, labels)[1], mu, "cross-entropy")
-            dvotes, _, dbeta_a, dbeta_v = em_routing_backward(dmu, da, cache, config.em_grad)
-            grads = {"class.w": votes_backward(dvotes, votes_cache)[1], "class.bias": dvotes.sum(axis=(0, 1))}
-            adamw_step(state, [grads | {"class.beta_a": dbeta_a, "class.beta_v": dbeta_v}], config.lr)
-        pose, labels = pairs(500)
-        found[metric] = float((forward(params, pose)[0].argmax(axis=1) == labels).mean())
-    return found
 
 
 def evaluate(model: Model, params: Params, data: Data) -> dict[str, float]:
@@ -1168,16 +1094,22 @@ def steps_per_epoch(config: Config, data: Data) -> int:
     return math.ceil(len(data.train.labels) / config.batch_size)
 
 
+def of_model(name: str, config: Config) -> tuple[int, float]:
+    """Epochs and learning rate of a model."""
+    return (config.n_epochs, config.lr) if name == "capsules" else (config.cnn_epochs, config.cnn_lr)
+
+
 def train(
     model: Model, config: Config, data: Data, state: TrainState, callback: Callback | None = None
 ) -> dict[str, list[float]]:
-    """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, and return its history.
+    """Train ``state`` in place to the model's number of epochs, and return its history.
 
     ``callback(state, epoch has ended)`` is called before the first step and after every one. Raises UserError where the
     loss stops being finite.
     """
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
-    n_steps = per_epoch * config.n_epochs
+    n_epochs, lr = of_model(model.name, config)
+    n_steps = per_epoch * n_epochs
     if callback and state.step == 0:
         callback(state, True)
     while state.step < n_steps:
@@ -1190,7 +1122,7 @@ def train(
             scores, cache = model.forward(state.params, x.astype(config.dtype, copy=False))
             loss, dscores = model.loss(scores, data.train.labels[batch], progress)
             grads, _ = model.backward(dscores, cache)
-            adamw_step(state, [grads], config.lr, config.weight_decay, DECAYED)
+            adamw_step(state, [grads], lr, config.weight_decay, DECAYED)
         require_finite(state, loss, per_epoch)
         state.add({"train_loss": loss}, weight=len(batch))
         state.seconds += time.perf_counter() - started
@@ -1212,25 +1144,27 @@ def fresh_states(config: Config) -> dict[str, TrainState]:
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states, make_parser())
+    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
 
 
 def train_all(
-    config: Config, data: Data, *, names: Collection[str] = MODEL_NAMES, files: Files = NO_FILES,
-    callback: Callback | None = None,
+    config: Config, data: Data, options: RunOptions = NO_OPTIONS, *, names: Sequence[str] = MODEL_NAMES,
+    callback: Callback | None = None, command: str = "",
 ) -> dict[str, TrainState]:  # fmt: skip
     """Train the named models one after the other, and return their states."""
     states = fresh_states(config)
-    n_steps = steps_per_epoch(config, data) * config.n_epochs
-    with Session(EXPERIMENT, config, states, files, n_steps, callback) as session:
+    per_epoch = steps_per_epoch(config, data)
+    with Session(EXPERIMENT, config, states, options, callback, command) as session:
         for name, model in make_models(config).items():
             if name in names:
+                session.begin(name, per_epoch * of_model(name, config)[0])
                 train(model, config, data, states[name], session.after_step)
     return {name: state for name, state in states.items() if name in names}
 
 
 def make_result(config: Config, states: dict[str, TrainState], data: Data) -> dict[str, Any]:
-    """The JSON of a run; accuracies are fractions, those of the last epoch."""
+    """The JSON of a run; accuracies are fractions, those of the last epoch. "confusion" counts held-out images by
+    model, true class and answer."""
     models: dict[str, dict[str, Any]] = {}
     networks, tested, confusions = make_models(config), data.held_out, {}
     for name, state in states.items():
@@ -1239,294 +1173,54 @@ def make_result(config: Config, states: dict[str, TrainState], data: Data) -> di
         if name == "capsules":  # on the familiar views
             models[name]["true_class_mass"] = true_class_mass(networks[name], state.params, data.familiar)
         answers = predict_scores(networks[name], state.params, tested.images).argmax(axis=1)
-        confusions[name] = confusion_matrix(tested.labels, answers, N_CLASSES)
-    result = result_document(
-        EXPERIMENT, config, config.dataset, models, states, None, "held_out_accuracy", 1 / N_CLASSES
-    )
-    return add_confusions(result, config, confusions)
+        confusion = confusion_matrix(tested.labels, answers, N_CLASSES)
+        confusions[name] = confusion.tolist()
+        if config.dataset == "voxels" and config.held_out == "azimuth":
+            models[name]["hard_accuracy"] = hard_accuracy(confusion)
+    result = result_document(EXPERIMENT, config, config.dataset, models, states, 1, "held_out_accuracy", 1 / N_CLASSES)
+    return result | {"confusion": confusions}
 
 
-def run(
-    config: Config, files: Files = NO_FILES, study: bool = False, poses: bool = False, signs: bool = False,
-    **options: Any,
-) -> dict[str, Any]:  # fmt: skip
-    """Data, trainings, result; with ``study``, ``poses`` and ``signs`` also that of ``routing_study``, ``pose_study``
-    and ``sign_study``. The options are those of ``train_all``."""
-    data = make_data(config)
-    states = train_all(config, data, files=files, **options)
-    result = make_result(config, states, data)
-    if study:
-        result["models"]["capsules"] |= routing_study(config, states["capsules"].params, data.held_out)
-    if poses:
-        for name, errors in pose_study(config, states, data).items():
-            result["models"][name] |= errors
-    if signs:
-        result["models"]["capsules"] |= sign_study(config)
-    return result
+def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
+    """Data, trainings, result. ``more`` as in ``train_all``."""
+    with blas_threads(options.threads):
+        data = make_data(config)
+        return make_result(config, train_all(config, data, options, **more), data)
 
 
 def describe(config: Viewpoints) -> str:
     """One line: what is held out."""
-    train_range = format_range(getattr(config, f"train_{config.held_out}s"))
-    test_range = format_range(getattr(config, f"test_{config.held_out}s"))
+    train_range, test_range = (
+        format_value(getattr(config, f"{part}_{config.held_out}s"), "Range") for part in ("train", "test")
+    )
     return f"{config.dataset}: {config.held_out}s {test_range} held out, {train_range} trained on"
 
 
 def format_table(result: dict[str, Any]) -> str:
-    """The result table, and what the studies have found."""
     lines = [f"{'model':<12} {'familiar':>8} {'held out':>8} {'drop':>6} {'parameters':>10} {'seconds':>8}"]
     lines += [
         f"{name:<12} {m['familiar_accuracy']:8.3f} {m['held_out_accuracy']:8.3f} {m['drop']:6.3f}"
         f" {m['n_params']:10,} {m['train_seconds']:8.2f}"
         for name, m in result["models"].items()
     ]
-    capsules = result["models"].get("capsules", {})
-    lines += routing_study_lines(capsules)
-    return "\n".join([*lines, *pose_study_lines(result["models"]), *sign_study_lines(capsules)])
+    return "\n".join(lines)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Prediction for image files (--predict)
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def read_picture(path: Path, config: Viewpoints) -> Array:
-    """A picture file -> (1, 32 or 48, same, C), prepared as the data set is.
-
-    A picture of any size is padded to a square with the grey of its border and resized. For voxels and shapes, one
-    with a bright background is inverted. For smallNORB, a picture twice as wide as high is a stereo pair; any other
-    one is used for both eyes. Raises UserError where it cannot be read.
-    """
-    grey = np.rint(255 * read_grey(path)).astype(np.uint8)  # (H, W)
-    if not config.is_rendered:
-        height, width = grey.shape
-        pair = (grey[:, :height], grey[:, height:]) if width == 2 * height else (grey, grey)
-        return shrink(np.stack([grey_square(eye, 2 * NORB_SIDE) for eye in pair])[None], config.standardize)
-    image = grey_square(grey, IMAGE_SIZE).astype(np.float32) / 255
-    image = (1 - image if border_level(image) > 0.5 else image)[None, :, :, None]
-    return standardized(image) if config.standardize == "image" else image
-
-
-def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collection[str]) -> str:
-    """A table: for each picture the class that each model names, and the capsule network's class activations. Flags
-    that were ``given`` must be those of the checkpoint."""
-    config, states = load_checkpoint(checkpoint)
-    check_same(checkpoint, config, asked, given)
-    if "capsules" not in states:
-        raise UserError(f"{checkpoint} has no capsule network")
-    models = make_models(config)
-    images = np.concatenate([read_picture(path, config) for path in pictures])
-    scores = {name: predict_scores(models[name], state.params, images) for name, state in states.items()}
-    x = crop(images, None).astype(config.dtype)
-    activations = models["capsules"].forward(states["capsules"].params, x)[1].a
-    return prediction_table(pictures, config.classes, scores, activations)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
-
-MAX_IMAGES = 50_000  # of one set of voxels or shapes, which is drawn at once
-NORB_VIEWS: dict[str, Any] = {
-    "train_azimuths": (300.0, 400.0), "test_azimuths": (60.0, 280.0), "train_elevations": (30.0, 70.0),
-    "test_elevations": (30.0, 70.0), "standardize": "image",
-}  # fmt: skip
-VIEWS: dict[str, dict[str, Any]] = {  # what data sets have instead of the defaults of Viewpoints
-    "shapes": {"standardize": "image"}, "smallnorb": NORB_VIEWS, "toys": NORB_VIEWS,
-}  # fmt: skip
-
-
-# fmt: off
-def add_viewpoint_flags(
-    parser: argparse.ArgumentParser, config: type[Viewpoints], title: str = "viewpoints"
-) -> None:
-    """The flags of the viewpoints; see ``viewpoints_from_args``."""
-    azimuths, elevations, count = angle_range(-360, 720), angle_range(-90, 90), whole_number(1, 1000)
-    add = add_flags(parser, title, config)
-    add("train_azimuths", azimuths, "Azimuths of the training views, in degrees.", "A:B",
-        "0:150, smallnorb and toys 300:400")
-    add("test_azimuths", azimuths, "Azimuths that are held out, in degrees.", "A:B",
-        "200:330, smallnorb and toys 60:280")
-    add("train_elevations", elevations, "Elevations of the training views. With --test-elevations, hold elevations out"
-        " instead of azimuths.", "A:B", "10:50, smallnorb and toys 30:70")
-    add("test_elevations", elevations, "Elevations that are held out; needs --train-elevations.", "A:B", "none")
-    add("n_train_views", count, "Train on N azimuths.", default=str(config.n_train_views))
-    add("n_test_views", count, "Hold out N azimuths.", default=str(config.n_test_views))
-    add("n_elev", count, "Use N elevations in every set.", default=str(config.n_elev))
-    add("n_test_elev", count, "Use N elevations in the held-out views.", default="as --n-elev")
-    add("n_per_combo", count, "Draw N images of each training view.", default=str(config.n_per_combo))
-    add("shapes_seed", whole_number(0, 2**32 - 1), "Draw the objects of --dataset shapes, and the azimuth at which the"
-        " ranges begin, with this seed.", default="as --seed")
-    add("standardize", ("none", "image"), "With image, bring each image (channel of a stereo pair) to mean zero and"
-        " unit variance.", default="image, voxels none")
-
-
-def add_em_flags(add: Callable[..., None]) -> None:
-    """The flags of EM routing; ``add``: see ``add_flags``."""
-    add("em_iters", whole_number(1, 20), "Route in N iterations.")
-    add("em_grad", ("exact", "stop"),
-        "Differentiate through all iterations, or through the last M-step alone, with constant assignments and mass.")
-    add("em_lambda", number(0, 1000, above=True), "Inverse temperature of the routing, see --lambda-schedule.", "X")
-    add("lambda_schedule", ("constant", "linear", "exponential"),
-        "The inverse temperature of iteration t of T is X, X t / T, or X (1 - 0.95^t), with X of --em-lambda.")
-    add("variance_floor", number(0, 1e6, above=True), "Add X to every variance of a routing iteration.", "X")
-
-
-def add_config_flags(parser: Parser) -> None:
-    """The flags of Config, which the figure scripts have too."""
-    parser.checks.append(check_config_flags)
-    add = add_flags(parser, "data", Config)
-    add("dataset", ("voxels", "shapes", "smallnorb", "toys"), "Use rendered voxel objects, block shapes that the seed"
-        " draws together with the azimuth at which the ranges begin, the smallNORB files, or toys, which the seed draws"
-        f" in their format, in about a minute, into {CACHE_DIR}/toys-….")
-    add("data_dir", non_empty, "Folder of the six official smallNORB files, gzipped or not.", "DIR", "none")
-    add("pixel_offset", number(-10, 10), "Subtract X from every pixel before any network sees it.", "X")
-    add_viewpoint_flags(parser, Config)
-    add = add_flags(parser, "capsules", Config)
-    add("assignments", ("routed", "uniform", "random"),
-        "Assign by EM routing; evenly, 1 / J; or at random, drawn once for each pair of capsules.")
-    add_em_flags(add)
-    add("beta_v_init", number(-10, 10),
-        "Initial beta_v. Below -log(variance floor) / 2, votes that agree activate a capsule.", "X")
-    add("vote_bias", ("none", "learned"),
-        "With learned, add a bias to the votes of each class capsule, the same for all images.")
-    add = add_flags(parser, "training", Config)
-    add("seed", whole_number(0, 2**32 - 1),
-        "Seed of the data's noise, the initial weights and the order of the images.")
-    add("n_epochs", whole_number(1, 100_000), "Train for N passes over the training set.")
-    add("batch_size", whole_number(1, 4096), "Take each step on N images.")
-    add("lr", number(0, 10, above=True), "Learning rate of Adam.", "X")
-    add("weight_decay", number(0, 100),
-        "A step shrinks the weights of conv1 and the dense layers by lr * X, in all models.", "X")
-    add("loss", ("cross-entropy", "spread"), "Loss of the capsules: cross-entropy of the score, or the paper's spread"
-        " loss of the activations. The CNNs always have cross-entropy.")
-    add("dtype", ("float32", "float64"), "Number format of all arithmetic.")
-    parser.add_argument("--threads", type=whole_number(1, 1024), metavar="N", default=1,
-        help="Use N BLAS threads. Batches are small; on a busy machine two threads wait for each other. Default: 1.")
-# fmt: on
-
-
-def viewpoints_from_args(args: argparse.Namespace) -> Viewpoints:
-    """Flags that are not given have the defaults of their data set. Where elevation is held out, the azimuths of both
-    sets are the same."""
-    given = {name: value for name, value in values_of(args, Viewpoints).items() if value is not None}
-    if "train_elevations" in given:
-        given["train_azimuths"] = given["test_azimuths"] = args.train_azimuths or (0.0, 360.0)
-    return Viewpoints(**VIEWS.get(args.dataset, {}) | given)
-
-
-def check_viewpoint_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """A usage error (status 2) where they do not fit together."""
-    if args.dataset == "smallnorb" and args.data_dir is None:
-        parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
-    numbers = ("n_train_views", "n_test_views", "n_elev", "n_test_elev", "n_per_combo")
-    if args.dataset not in ("voxels", "shapes") and (unused := [name for name in numbers if name in args.given]):
-        parser.error(f"argument {flag_of(Viewpoints, unused[0])}: applies to --dataset voxels and shapes alone")
-    if args.dataset != "shapes" and "shapes_seed" in args.given:
-        parser.error("argument --shapes-seed: needs --dataset shapes")
-    if ("train_elevations" in args.given) != ("test_elevations" in args.given):
-        parser.error("arguments --train-elevations and --test-elevations: give both or none")
-    if "train_elevations" in args.given:
-        if "test_azimuths" in args.given:
-            parser.error("argument --test-azimuths: elevation is held out already, and both sets have --train-azimuths")
-        if overlap(args.train_elevations, args.test_elevations):
-            parser.error("argument --test-elevations: overlaps --train-elevations")
-    v = viewpoints_from_args(args)
-    if v.held_out == "azimuth" and overlap(v.train_azimuths, v.test_azimuths, period=360):
-        parser.error(
-            f"argument --test-azimuths: {format_range(v.test_azimuths)} overlaps the training range"
-            f" {format_range(v.train_azimuths)} (modulo 360)"
-        )
-    if v.standardize == "image" and v.pixel_offset:
-        parser.error("argument --pixel-offset: needs --standardize none")
-    n_familiar = v.n_elev * v.n_train_views * max(v.n_per_combo, 2)
-    n_held_out = (v.n_test_elev or v.n_elev) * v.n_test_views * 2
-    n_images = N_CLASSES * max(n_familiar, n_held_out)
-    if n_images > MAX_IMAGES:
-        flags = ", ".join(flag_of(Viewpoints, name) for name in numbers)
-        parser.error(f"arguments {flags}: a set of {n_images:,} images is above the limit of {MAX_IMAGES:,}")
-
-
-def check_variance_floor(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """A usage error (status 2) where it is below the square of a vote's rounding error, and the loss becomes NaN."""
-    if args.variance_floor < (least := float(np.finfo(args.dtype).eps) ** 2):
-        parser.error(
-            f"argument --variance-floor: {args.variance_floor:g} is below {least:.2g}, the least of {args.dtype}"
-        )
-
-
-def check_config_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """A usage error (status 2) where they do not fit together."""
-    if args.dataset != "smallnorb" and args.data_dir is not None:
-        parser.error("argument --data-dir: needs --dataset smallnorb")
-    check_viewpoint_flags(parser, args)
-    check_variance_floor(parser, args)
-    if args.assignments != "routed" and "em_iters" in args.given:
-        parser.error("argument --em-iters: needs --assignments routed")
-
-
-def config_from_args(args: argparse.Namespace) -> Config:
-    return Config(**values_of(args, Config) | dataclasses.asdict(viewpoints_from_args(args)))
-
-
-def check_study_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """A usage error (status 2) where a study has nothing to ask."""
-    if args.pose_study and args.dataset != "voxels":
-        parser.error("argument --pose-study: needs --dataset voxels")
-    for study in ("routing_study", "sign_study"):
-        if getattr(args, study) and "capsules" not in args.models:
-            parser.error(f"argument --{study.replace('_', '-')}: needs the capsules among --models")
-    if args.sign_study and args.assignments == "random":
-        parser.error("argument --sign-study: its layer has no --assignments random")
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        "--dataset --data-dir --test-azimuths --seed --n-epochs --models --out-json --checkpoint --resume --predict",
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, _ = parse(
+        Config, Options, argv,
+        "Train matrix capsules and two CNNs on a range of viewpoints, and test them on another.",
         [
-            ("", "Three models on voxel objects, ten epochs, azimuths 200 to 330 degrees held out: about 5 seconds."),
+            ("", "Three models on voxel objects, azimuths 200 to 330 degrees held out: about 5 seconds."),
             ("--train-elevations 10:35 --test-elevations 40:70", "The same with elevations held out: about 5 seconds."),
-            (
-                "--checkpoint run.npz --predict drawing.png",
-                "Classify a picture with the networks of run.npz: about 1 second.",
-            ),
+            ("--em-grad stop", "EM routing without the gradient through its iterations: about 4 seconds."),
         ],
-        description="Train matrix capsules and two CNNs on a range of viewpoints, and test them on another.",
-    )
-    add_config_flags(parser)
-    parser.add_argument(
-        "--routing-study", action="store_true",
-        help="Also test the trained capsules with 1 to 5 iterations and with random assignments, on held-out views.",
     )  # fmt: skip
-    parser.add_argument(
-        "--pose-study", action="store_true",
-        help="Also read the azimuth of held-out views of L and tripod from poses, hidden units and pixels.",
-    )  # fmt: skip
-    parser.add_argument(
-        "--sign-study", action="store_true",
-        help="Also train a layer of class capsules to tell poses from their negatives, without and with a bias.",
-    )  # fmt: skip
-    add_file_flags(parser, MODEL_NAMES, eval_only=False)
-    parser.checks.append(check_study_flags)
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    config = config_from_args(args)
-
-    def train_and_test(files: Files) -> dict[str, Any]:
-        with blas_threads(args.threads):
-            return run(config, files, args.routing_study, args.pose_study, args.sign_study, names=args.models)
-
-    head = f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs"
-    return run_script(
-        EXPERIMENT, argv, args,
-        predict=lambda: predict(args.checkpoint, args.predict, config, args.given),
-        train=train_and_test,
-        text=lambda result: f"{head}\n{format_table(result)}", threads=args.threads,
-    )  # fmt: skip
+    command = recorded_command(EXPERIMENT, argv)
+    result = run(config, options, names=options.models, command=command)
+    save_result(options.out_json, result, command)
+    print(f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs\n{format_table(result)}")
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def view_example(seed: int) -> View:
     config = views.Config(seed=seed)
     data = views.make_data(config)
     model = views.make_models(config)["capsules"]
-    params = views.train_all(config, data, names=("capsules",), files=Files(quiet=True))["capsules"].params
+    params = views.train_all(config, data, names=("capsules",))["capsules"].params
     scores, cache = model.forward(params, data.held_out.images)
     answers, labels = scores.argmax(axis=1), data.held_out.labels
     k = int(np.flatnonzero((answers == labels) & (labels == views.VOXEL_CLASSES.index("L")))[0])

@@ -17,22 +17,17 @@ has trained. The same run gives the same files byte for byte, and a file that wo
     held_out_confusion.png    which classes each model takes for which, on held-out views
     routing_assignments.png   how EM assigns the primary capsules to the classes, iteration by iteration
     smallnorb_pairs.png       real smallNORB stereo pairs, above the voxel classes (needs files, see --smallnorb-dir)
-
-``--backgrounds`` trains nothing and draws one figure, from files that compare_seeds.py has written:
-
-    backgrounds.png           held-out accuracy against the value of black, and on raw and standardised images
 """
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
+import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-import argparse
-import os
+import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,12 +40,10 @@ from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 import smallnorb_novel_viewpoint as experiment
 from data.norb_files import NORB_SETS, norb_path
-from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split
-from support.console import exit_status, print_result
+from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split, confusion_matrix
 from support.figures import (
     BLACK,
     BLUE,
-    COMMON_FLAGS,
     DATASET_NAMES,
     GREEN,
     GREY,
@@ -61,15 +54,14 @@ from support.figures import (
     VERMILLION,
     WIDTH,
     WRONG,
+    FigureOptions,
     accuracy_axis,
     add_axes,
     add_colourbar,
-    add_figure_arguments,
     add_frame,
     add_heading_bar,
     add_legend,
     add_model_legend,
-    add_results_alone,
     add_row_label,
     add_text,
     add_view,
@@ -83,18 +75,16 @@ from support.figures import (
     new_figure,
     plural,
     read_seeds,
-    reading_seeds,
     require_runs,
-    results_alone,
-    results_files,
     with_minus_sign,
     write_figures,
 )
 from support.files import UserError, require_writable
-from support.flags import Parser
 from support.optimizers import TrainState
-from support.run import Files, Stream, generator
-from support.tables import confusion_matrix
+from support.run import Stream, generator
+from support.script import script
+from support.settings import folder, input_path, parse, setting
+from support.training import RunOptions
 from support.workers import blas_threads
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -678,73 +668,6 @@ def draw_smallnorb_pairs(pairs: dict[str, Split]) -> Figure:
     return fig
 
 
-class Backgrounds(NamedTuple):
-    """By model and background: means with intervals of the held-out accuracy over seeds."""
-
-    offset: dict[str, dict[float, dict[str, float]]]  # by --pixel-offset
-    prepared: dict[str, dict[str, dict[str, float]]]  # by --standardize
-    n_seeds: int
-
-
-def read_backgrounds(paths: Sequence[Path]) -> Backgrounds:
-    """Files of which one has a grid over ``--pixel-offset`` and the others one over ``--standardize``, at the default
-    held-out azimuths. Raises UserError where they are none of these."""
-    found = Backgrounds({}, {}, 0)
-    for path in paths:
-        with reading_seeds(path) as document:
-            varied = [name for axis in document["axes"] for name in axis]
-            for setting in document["settings"].values():
-                config = setting["config"]
-                if tuple(config["test_azimuths"]) != Config().test_azimuths:
-                    continue
-                for model, metrics in setting["models"].items():
-                    accuracy = {key: metrics["held_out_accuracy"][key] for key in ("n", "mean", "high")}
-                    found = found._replace(n_seeds=accuracy["n"])
-                    if "pixel-offset" in varied:
-                        found.offset.setdefault(model, {})[config["pixel_offset"]] = accuracy
-                    elif "standardize" in varied:
-                        found.prepared.setdefault(model, {})[config["standardize"]] = accuracy
-    if not (found.offset and found.prepared):
-        raise UserError("no results to draw: they need a grid over --pixel-offset and one over --standardize")
-    return found
-
-
-PREPARED_NAMES = {"none": "raw", "image": "standardised"}
-
-
-def draw_backgrounds(found: Backgrounds) -> Figure:
-    about = f"{subtitle(Config(), seeds=found.n_seeds)} with 95 % intervals"
-    fig = new_figure(4.2, "Held-out accuracy against the value of black", about)
-    names = [name for name in MODELS if name in found.offset or name in found.prepared]
-    add_model_legend(fig, 0.62, 0.72, [MODELS[name] for name in names])
-    offsets = sorted({offset for samples in found.offset.values() for offset in samples})
-    blacks = {offset: with_minus_sign(f"{-offset:g}") if offset else "0" for offset in offsets}
-    default, chosen = add_axes(fig, 0.62, 1.35, 4.9, 2.3), add_axes(fig, 6.1, 1.35, 2.75, 2.3)
-    default.set(ylabel="accuracy on held-out views", xlabel="value of black (white is 1 more)")
-    chosen.set(xlabel="images")
-    bounds = [HALF_TURN]
-    panels: tuple[tuple[Axes, str, str, Mapping[Any, str], Mapping[str, Mapping[Any, dict[str, float]]]], ...] = (
-        (default, "default settings", "-", blacks, found.offset),
-        (chosen, "settings chosen for each network", "", PREPARED_NAMES, found.prepared),
-    )
-    for ax, title, line, places, samples in panels:
-        for m, name in enumerate(name for name in names if name in samples):
-            of_model = [(x, samples[name][place]) for x, place in enumerate(places) if place in samples[name]]
-            x = np.array([x + 0.06 * (m - 1) for x, _ in of_model])  # intervals stay apart
-            mean = np.array([sample["mean"] for _, sample in of_model])
-            high = np.array([sample["mean"] if sample["high"] is None else sample["high"] for _, sample in of_model])
-            ax.errorbar(x, mean, high - mean, **model_line(MODELS[name], linestyle=line), capsize=3, zorder=3)
-            bounds += [*(2 * mean - high), *high]
-        add_half_turn_line(ax, Config())
-        ax.set_title(title, loc="left")
-        ax.set_xticks(range(len(places)), [*places.values()])
-        ax.set_xlim(-0.35, len(places) - 0.65)
-    default.text(-0.3, HALF_TURN - 0.004, f"cross, T and frame alone: {HALF_TURN}", va="top", fontsize=9, color=GREY)
-    for ax in (default, chosen):
-        ax.set_ylim(min(bounds) - 0.03, max(bounds) + 0.03)
-    return fig
-
-
 def drawers(run: Run, seeds: dict[str, Array], pairs: dict[str, Split] | None) -> dict[str, Callable[[], Figure]]:
     """Name of each figure of a run, and what draws it (within ``figure_style``)."""
     found: dict[str, Callable[[], Figure]] = {
@@ -771,73 +694,48 @@ def drawers(run: Run, seeds: dict[str, Array], pairs: dict[str, Split] | None) -
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "azimuths.json"
-BACKGROUND_RESULTS = DEFAULT_RESULTS.with_name("pixel_offset.json"), DEFAULT_RESULTS.with_name("azimuths_c*.json")
+RESULTS = Path("results") / experiment.EXPERIMENT / "azimuths.json"
 BOTH_ACCURACIES = ("familiar_accuracy", "held_out_accuracy")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        COMMON_FLAGS.replace("--n-train", "--test-azimuths"),
+@dataclasses.dataclass(frozen=True)
+class Options(FigureOptions):
+    results: tuple[Path, ...] = setting(
+        (RESULTS,), input_path, "In extrapolation_bars.png, draw a point for each seed in these JSON files."
+    )
+    smallnorb_dir: Path | None = setting(
+        None, folder, "Draw stereo pairs of these official smallNORB files; a sample will do.", usual=True
+    )
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, given = parse(
+        Config, Options, argv,
+        "Draw the figures of the novel-viewpoint experiment, from a checkpoint or after training its models.",
         [
             ("", "All figures, after training the three models for ten epochs: about 12 seconds."),
-            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 9 seconds."),
-            ("--backgrounds", "Accuracy against the value of black, from committed results: about 2 seconds."),
+            ("--checkpoint run.safetensors", "All figures of these networks: about 9 seconds."),
         ],
-        description="Draw the figures of the novel-viewpoint experiment, from a checkpoint or after training its"
-        " models.",
-    )
-    experiment.add_config_flags(parser)
-    files = add_figure_arguments(
-        parser,
-        experiment.EXPERIMENT,
-        f"In extrapolation_bars.png, draw a point for each seed in these JSON files. Default: {DEFAULT_RESULTS} where"
-        " it exists.",
-    )
-    files.add_argument(
-        "--smallnorb-dir", type=Path, metavar="DIR",
-        help="Draw stereo pairs of these official smallNORB files; a sample will do. Default: the environment variable"
-        " SMALLNORB_DIR.",
+        f"The figures go to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",
     )  # fmt: skip
-    add_results_alone(files, "--backgrounds", "backgrounds", *BACKGROUND_RESULTS)
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    asked, folder = experiment.config_from_args(args), args.outdir / experiment.EXPERIMENT
-    alone = results_alone(parser, args, "backgrounds", *BACKGROUND_RESULTS)
-
-    def body() -> None:
-        if alone is not None:
-            require_writable(folder / "backgrounds.png")
-            found = read_backgrounds(alone)
-            write_figures(folder, {"backgrounds": lambda: draw_backgrounds(found)})
-            return
-        # All errors are found before the training.
-        for name in ("example_views", "smallnorb_pairs"):
-            require_writable(folder / f"{name}.png")
-        config, states = load_finished(experiment, args.checkpoint, asked, args.given, required=MODELS)
-        results = results_files(args.results, DEFAULT_RESULTS)
-        seeds = read_seeds(results, config, config.dataset, BOTH_ACCURACIES)
-        require_runs(args.results, seeds)
-        smallnorb = args.smallnorb_dir or os.environ.get("SMALLNORB_DIR")
-        pairs = read_pairs(Path(smallnorb)) if smallnorb else None
-        with blas_threads(args.threads):
-            data = experiment.make_data(config)
-            require_every_class(config, data)
-            states = states or experiment.train_all(config, data, files=Files(quiet=args.quiet))
-            result = experiment.make_result(config, states, data)
-            print_result(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
-            print_result(experiment.format_table(result))
-            write_figures(folder, drawers(Run(config, data, experiment.make_models(config), states), seeds, pairs))
-        if results and not seeds:
-            print_result(f"no point over the bars: {results[0]} holds no run with these flags")
-        if not pairs:
-            print_result("skipped smallnorb_pairs.png: no --smallnorb-dir DIR, no SMALLNORB_DIR")
-
-    return exit_status(body)
+    require_writable(options.outdir / experiment.EXPERIMENT / "training_curves.png")
+    config, states = load_finished(
+        experiment, options.checkpoint, config, given, required=MODELS,
+        length=lambda name, config: experiment.of_model(name, config)[0],
+    )  # fmt: skip
+    results = [path for path in options.results if path.exists() or "results" in given]
+    seeds = read_seeds(results, config, config.dataset, BOTH_ACCURACIES)
+    require_runs(given.get("results"), seeds)
+    pairs = read_pairs(options.smallnorb_dir) if options.smallnorb_dir else None
+    with blas_threads(options.threads):
+        data = experiment.make_data(config)
+        require_every_class(config, data)
+        states = states or experiment.train_all(config, data, RunOptions(quiet=options.quiet))
+        print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
+        print(experiment.format_table(experiment.make_result(config, states, data)))
+        drawn = drawers(Run(config, data, experiment.make_models(config), states), seeds, pairs)
+        write_figures(options.outdir / experiment.EXPERIMENT, drawn)
 
 
 if __name__ == "__main__":

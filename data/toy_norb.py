@@ -32,8 +32,13 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 from support.console import print_message, shows_progress
-from support.files import atomic_write
+from support.files import atomic_write, told_as
 from support.results import plain_code
 from support.run import Stream, generator
 from support.workers import Workers, default_threads
@@ -762,12 +767,25 @@ def cached_toys(cache: Path, seed: int) -> Path:
     code = plain_code(Path(__file__).read_text(encoding="utf-8"))
     folder = cache / f"toys-{hashlib.sha256(code.encode()).hexdigest()[:8]}-{seed}"
     names = [folder / file_name(subset, part) for subset in INSTANCES for part in PARTS]
-    if not all(os.path.isfile(name) for name in names):
-        for old in sorted(cache.glob("toys-*"), key=lambda old: old.stat().st_mtime)[: 1 - KEPT_SETS]:
-            shutil.rmtree(old, ignore_errors=True)
-        print_message(f"drawing the toys of seed {seed} into {folder}: about a minute, 0.9 GB")
-        started = time.monotonic()
-        write_toy_norb(folder, seed=seed)
-        print_message(f"drawn in {time.monotonic() - started:.0f} s")
-    os.utime(folder)
+    with only_one(cache):
+        if not all(os.path.isfile(name) for name in names):
+            for old in sorted(cache.glob("toys-*"), key=lambda old: old.stat().st_mtime)[: 1 - KEPT_SETS]:
+                shutil.rmtree(old, ignore_errors=True)
+            print_message(f"drawing the toys of seed {seed} into {folder}: about a minute, 0.9 GB")
+            started = time.monotonic()
+            write_toy_norb(folder, seed=seed)
+            print_message(f"drawn in {time.monotonic() - started:.0f} s")
+        os.utime(folder)
     return folder
+
+
+@contextlib.contextmanager
+def only_one(cache: Path) -> Iterator[None]:
+    """Wait while another process, such as another seed's run, draws toys into the cache."""
+    with told_as(f"cannot write {cache}"):
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = (cache / "toys.lock").open("w")
+    with lock:
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import imageio.v3 as imageio
 import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
@@ -34,8 +35,9 @@ from support.console import print_result, shows_progress
 from support.files import UserError, atomic_write
 from support.flags import file_path, number
 from support.optimizers import TrainState
-from support.results import parse_json
-from support.run import check_same, first_difference, open_checkpoint
+from support.results import parse_json, plain
+from support.run import check_same, first_difference
+from support.settings import float_in, folder, input_path, int_in, setting
 from support.statistics import read_comparison
 
 Array = np.ndarray
@@ -412,7 +414,7 @@ def read_runs(
     A field that a file does not have came later, and the run had its default. Raises UserError where a file cannot be
     read.
     """
-    defaults, asked = (json.loads(json.dumps(dataclasses.asdict(c))) for c in (type(config)(), config))
+    defaults, asked = (json.loads(json.dumps(plain(c))) for c in (type(config)(), config))
     asked["dataset"] = dataset
     for path in paths:
         try:
@@ -548,6 +550,26 @@ def require_runs(given: list[Path] | None, found: Any) -> None:
         raise UserError(f"{', '.join(map(str, given))} holds no run with these flags")
 
 
+@dataclasses.dataclass(frozen=True)
+class FigureOptions:
+    """What a figure script reads and writes."""
+
+    outdir: Path = setting(Path("viz"), folder, "Folder above the folder of the figures.", usual=True, group="files")
+    checkpoint: Path | None = setting(None, input_path, "Draw the finished training of this file. Without it, train"
+                                      " first, with the flags of the experiment.", usual=True)  # fmt: skip
+    threads: int = setting(1, int_in(1, 256), "Use N threads.")
+    quiet: bool = setting(False, bool, "Show no progress bar.")
+
+
+@dataclasses.dataclass(frozen=True)
+class AnimationOptions:
+    """What a script of an animation writes."""
+
+    fps: float = setting(12.0, float_in(0.1, 50), "Show X frames a second.", usual=True, group="animation")
+    threads: int = setting(1, int_in(1, 256), "Use N threads.")
+    quiet: bool = setting(False, bool, "Show no progress bar.")
+
+
 def require_test_images(n: int, least: int) -> None:
     if n < least:
         raise UserError(f"the figures need --n-test {least} or more")
@@ -557,8 +579,7 @@ def require_checkpoints(checkpoints: Mapping[Any, Path | None]) -> None:
     """Raises UserError where a file is no checkpoint of its experiment, before the first of several trainings."""
     for experiment, path in checkpoints.items():
         if path is not None:
-            with open_checkpoint(path, experiment.EXPERIMENT):
-                pass
+            experiment.load_checkpoint(path)
 
 
 def require_defaults(path: Path | None, config: Any, fields: Collection[str], why: str) -> None:
@@ -570,12 +591,14 @@ def require_defaults(path: Path | None, config: Any, fields: Collection[str], wh
 def load_finished(
     experiment: Any, path: Path | None, asked: Any, given: Collection[str], free: Collection[str] = ("data_dir",),
     required: Collection[str] = (), stopped: Callable[[TrainState, Any], bool] = lambda state, config: False,
+    length: Callable[[str, Any], int] = lambda name, config: config.n_epochs,
 ) -> tuple[Any, dict[str, TrainState]]:  # fmt: skip
     """Configuration and states of a checkpoint of finished trainings, at least of the ``required`` models. Without a
     ``path``: the configuration ``asked``, and no states.
 
     ``experiment`` is the script's module, of which ``load_checkpoint`` and ``EXPERIMENT`` are used. A training is
-    finished after ``n_epochs`` entries of ``train_loss`` in its history, or where ``stopped(state, config)``. The
+    finished after ``length(name, config)`` entries of ``train_loss`` in its history, or where ``stopped(state,
+    config)``. The
     ``given`` fields of ``asked`` must be those of the checkpoint; ``free`` ones may differ, and replace them. Raises
     UserError.
     """
@@ -587,9 +610,9 @@ def load_finished(
         raise UserError(f"{path} was trained on {config.dataset}, which have no files: leave --data-dir out")
     for name in dict.fromkeys((*required, *states)):
         done = len(states[name].history.get("train_loss", [])) if name in states else 0
-        if done < config.n_epochs and not (name in states and stopped(states[name], config)):
+        if done < length(name, config) and not (name in states and stopped(states[name], config)):
             raise UserError(
-                f"{path} holds {done:,} of {config.n_epochs:,} epochs of {name}; finish it with"
+                f"{path} holds {done:,} of {length(name, config):,} epochs of {name}; finish it with"
                 f" {experiment.EXPERIMENT}.py --checkpoint … --resume"
             )
     return dataclasses.replace(config, **{name: getattr(asked, name) for name in free if name in given}), states
@@ -651,28 +674,27 @@ def encode_gif(
     """
     pixels = np.concatenate(frames[:: max(1, len(frames) // 6)]).reshape(-1, 3)
     coloured = pixels[np.ptp(pixels, axis=1) > 8]
-    reduced = Image.fromarray(coloured[None]).quantize(n_colours, method=Image.Quantize.MEDIANCUT)
+    colours = Image.fromarray(coloured[None]).quantize(n_colours, method=Image.Quantize.MEDIANCUT)
     # Pillow compares colours in steps of four, so white stays white only where no other grey is near.
     greys = np.repeat(np.append(np.linspace(0, 240, n_greys - 1).round().astype(int), 255), 3).tolist()
     palette = Image.new("P", (1, 1))
     kept = [
         round(255 * part) for c in text_colours for strength in (1, 0.8, 0.6, 0.35) for part in lightened(c, strength)
     ]
-    palette.putpalette(greys + kept + (reduced.getpalette() or [])[: 3 * n_colours])
-    first, *rest = [
-        Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE).convert("RGB") for frame in frames
+    palette.putpalette(greys + kept + (colours.getpalette() or [])[: 3 * n_colours])
+    reduced = [
+        np.asarray(Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE).convert("RGB"))
+        for frame in frames
     ]
     duration = [round(100 / fps) * 10.0] * len(frames)  # milliseconds; a GIF counts in hundredths of a second
     for k in holds:
         duration[k] = max(duration[k], 1000 * HOLD_SECONDS)
     duration[-1] = max(duration[-1], 1000 * LAST_SECONDS)
-    stream = io.BytesIO()
-    first.save(stream, "GIF", save_all=True, append_images=rest, duration=duration, loop=0)
-    return stream.getvalue()
+    return imageio.imwrite("<bytes>", reduced, extension=".gif", plugin="pillow", duration=duration, loop=0)
 
 
 def write_gif(
-    args: argparse.Namespace, make_scene: Callable[[], Any], frames: Sequence[tuple[int, ...]],
+    args: Any, make_scene: Callable[[], Any], frames: Sequence[tuple[int, ...]],
     n_greys: int, n_colours: int, text_colours: Iterable[Colour] = (), holds: Iterable[int] = (),
 ) -> None:  # fmt: skip
     """Draw ``make_scene().frame(*at)`` for each ``at`` of ``frames`` into ``args.out`` and print what became of it;

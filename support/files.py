@@ -1,24 +1,16 @@
-"""Files are written whole or not at all, never over an input, and a run that was killed leaves none behind for long."""
+"""Files are written whole or not at all, and never over an input."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import os
-import platform
-import re
-import secrets
-import shutil
-import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
-HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:8]  # whose process numbers are those of a temporary file
-TEMPORARY = re.compile(rf"\..+\.{HOST}-(\d+)\.tmp")
 CACHE_DIR = "~/.cache/hinton-mnist"  # of the data sets that are downloaded, or drawn once
 WRITTEN = {".json", ".npz", ".png", ".gif"}  # what the scripts write is no data
 
@@ -27,37 +19,48 @@ class UserError(Exception):
     """Something that the person at the keyboard can put right; its message is one line."""
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Writing
-# ----------------------------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file ``.NAME.tmp`` beside ``path`` that takes its place once all is written, so that what is there is
+    whole at any time. Makes the folder. Raises UserError where that fails."""
+    with told_as(f"cannot write {path}"):
+        target, temporary = beside(path)
+        try:
+            with temporary.open("wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
-def temporary_path(path: Path) -> Path:
-    """A name beside ``path``, hidden and of bounded length, that says which process it is of. What killed processes
-    left beside it goes."""
-    remove_abandoned(path.parent)
-    return path.with_name(f".{path.name[:50]}.{HOST}-{os.getpid()}.tmp")
+def require_writable(*paths: Path | None) -> None:
+    """Find out before a training that a file cannot be written there."""
+    for path in paths:
+        if path is not None:
+            with told_as(f"cannot write {path}"):
+                temporary = beside(path)[1]
+                temporary.touch()
+                temporary.unlink()
 
 
-def is_running(process: int) -> bool:
+@contextlib.contextmanager
+def told_as(what: str) -> Iterator[None]:
+    """Makes a UserError of an OSError."""
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # it is another user's
-        return True
-    return True
+        yield
+    except OSError as error:
+        raise UserError(f"{what}: {error.strerror or error}") from error
 
 
-def remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files of processes of this machine that were killed while they wrote into the folder."""
-    if os.name != "posix":  # elsewhere a process cannot be asked for without ending it
-        return
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            owner = TEMPORARY.fullmatch(path.name)
-            if owner and not is_running(int(owner[1])):
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+def beside(path: Path) -> tuple[Path, Path]:
+    """The file that a path names, by links too, and the one that is written first."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise OSError("it is no regular file")  # such as /dev/null, which would be replaced
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target, target.with_name(f".{target.name}.tmp")
 
 
 @contextlib.contextmanager
@@ -76,57 +79,10 @@ def folder_made(folder: Path, keep: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file that takes the place of ``path``, or of the file that this links to, once all is written.
-    Makes the folder. Raises UserError on failure."""
-    try:
-        target = Path(os.path.realpath(path))
-        with folder_made(target.parent, keep=True):
-            temporary = temporary_path(target)
-            try:
-                with temporary.open("wb") as stream:
-                    yield stream
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                temporary.replace(target)
-            finally:
-                with contextlib.suppress(OSError):
-                    temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def require_writable(*paths: Path | None) -> None:
-    """Find out before a training that a file cannot be written there. Leaves no folder behind."""
-    for path in paths:
-        if path is None:
-            continue
-        try:
-            target = Path(os.path.realpath(path))
-            with folder_made(target.parent, keep=False):
-                with contextlib.suppress(FileNotFoundError):
-                    mode = path.stat().st_mode  # fails too where the name is too long
-                    if not stat.S_ISREG(mode):
-                        kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-                        raise UserError(f"cannot write {path}: it is {kind}")
-                temporary = temporary_path(target)
-                temporary.touch()
-                temporary.unlink()
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-@contextlib.contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """An empty folder, that of the system or ``parent`` above it. It goes at the end; where the process is killed, when
-    the next one is made there."""
-    parent = parent or Path(tempfile.gettempdir())
-    folder = temporary_path(parent / f"run-{secrets.token_hex(6)}")
-    folder.mkdir(mode=0o700)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    """An empty folder, that of the system or ``parent`` above it, which goes at the end."""
+    with tempfile.TemporaryDirectory(prefix=".run-", dir=parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

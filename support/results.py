@@ -40,11 +40,16 @@ def result_document(
         "dataset": dataset,
         "headline": headline,
         "chance": chance,
-        "config": dataclasses.asdict(config),
+        "config": plain(config),
         "models": models,
         "history": {name: state.history for name, state in states.items()},
         "environment": environment(n_threads),
     }
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A dataclass as JSON holds it."""
+    return {key: str(v) if isinstance(v, Path) else v for key, v in dataclasses.asdict(config).items()}
 
 
 def model_metrics(state: TrainState, **own: Any) -> dict[str, Any]:
@@ -69,6 +74,7 @@ def blas_name() -> tuple[str, int]:
     return names, max([1, *(lib["num_threads"] for lib in blas)])
 
 
+@functools.cache
 def git_commit() -> str | None:
     """The commit of these files, with "-dirty" where they differ from it; None outside of a repository."""
     if not shutil.which("git"):
@@ -130,8 +136,12 @@ def parse_json(path: Path) -> Any:
     return content
 
 
-def save_result(path: Path, result: dict[str, Any]) -> None:
-    """Write a result with its checksum, whole or not at all. Raises UserError where it cannot be written."""
+def save_result(path: Path | None, result: dict[str, Any], command: str = "") -> None:
+    """Write a result with its command and checksum, whole or not at all; without a path nothing. Raises UserError where
+    it cannot be written."""
+    if path is None:
+        return
+    result = result | ({"command": command} if command else {})
     try:
         text = format_json(result | {"checksum": checksum(result)})
     except ValueError:

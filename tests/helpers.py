@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ import pytest
 
 import conv_matrix_capsules as conv
 import multimnist_capsnet as digits
+from support.settings import parse
 
 Array = np.ndarray
 
@@ -230,7 +231,12 @@ class Experiment(NamedTuple):
 
     def config(self, more: str = "") -> Any:
         """What the flags make of the default Config; those of ``argv`` are not among them."""
-        return self.script.config_from_args(self.script.make_parser().parse_args(more.split()))
+        return config_of(self.script, more.split())
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether its settings are declared (support.settings), so that test_contract.py is about it."""
+        return hasattr(self.script, "Options")
 
 
 _DIGITS = "--dataset mnist --data-dir {digits} --n-epochs 2 --batch-size 8 --n-train 24"
@@ -249,6 +255,13 @@ EXPERIMENTS = {
         Experiment("conv_matrix_capsules", f"{_DIGITS} --n-test 10 --sizes 5,2,3,2"),
     )
 }
+
+
+def config_of(script: Any, argv: Sequence[str]) -> Any:
+    """The configuration that flags make."""
+    if hasattr(script, "Options"):
+        return parse(script.Config, script.Options, argv, "")[0]
+    return script.config_from_args(script.make_parser().parse_args(argv))
 
 
 def smallest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,9 +313,11 @@ def run_script(script: str, *args: object, timeout: float = 120) -> subprocess.C
 
 def usage_error(script: ModuleType, argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one line of a wrong command line; status 2."""
-    with pytest.raises(SystemExit) as stopped:
-        script.main(argv)
-    assert stopped.value.code == 2, argv
+    try:
+        status = script.main(argv)
+    except SystemExit as stopped:
+        status = stopped.code
+    assert status == 2, argv
     out, error = capsys.readouterr()
     assert out == "", argv
     assert ": error: " in error, argv

@@ -22,6 +22,7 @@ from helpers import (
     SMALLNORB,
     GradientError,
     check_gradient,
+    config_of,
     digits_folder,
     failure,
     needs_mnist,
@@ -416,8 +417,7 @@ ELEVATIONS = ["--train-elevations", "10:35", "--test-elevations", "40:70"]
     ],
 )  # fmt: skip
 def test_voxel_views_are_those_of_the_viewpoint_script(flags: list[str], sizes: tuple[int, ...]) -> None:
-    parser = views.make_parser()
-    other = views.config_from_args(parser.parse_args(flags))
+    other = config_of(views, flags)
     config = from_flags("--dataset", "voxels", *flags)
     for field in dataclasses.fields(views.Viewpoints):
         assert getattr(config, field.name) == getattr(other, field.name), field.name
@@ -446,8 +446,7 @@ def write_smallnorb(folder: Path) -> Path:
 @pytest.mark.parametrize("flags", [[], AZIMUTHS, ELEVATIONS])
 def test_smallnorb_views_are_those_of_the_viewpoint_script(flags: list[str], tmp_path: Path) -> None:
     flags = ["--dataset", "smallnorb", "--data-dir", str(write_smallnorb(tmp_path)), *flags]
-    parser = views.make_parser()
-    other = views.config_from_args(parser.parse_args(flags))
+    other = config_of(views, flags)
     sizes = tuple(len(split.labels) for split in views.make_data(other))
     assert_same_views(from_flags(*flags), other, sizes)
 
@@ -773,19 +772,17 @@ def test_flags_that_do_not_fit_together(
 VIEW_FLAGS = {
     "--train-azimuths": "0:100", "--test-azimuths": "200:300", "--train-elevations": "0:10",
     "--test-elevations": "20:30", "--n-train-views": "6", "--n-test-views": "6", "--n-elev": "3",
-    "--n-test-elev": "3", "--n-per-combo": "5", "--standardize": "none",
+    "--n-test-elev": "3", "--n-per-combo": "5", "--standardize": "none", "--shapes-seed": "1",
 }  # fmt: skip
 
 
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("dataset", [[], ["--dataset", "mnist"], ["--dataset", "strokes"]])
 def test_flags_of_viewpoints_need_views(dataset: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    others = {"dataset", "data_dir", "seed", "pixel_offset"}
-    names = {field.name for field in dataclasses.fields(views.Viewpoints)} - others
-    assert {m.flag_of(m.Config, name) for name in names} == set(VIEW_FLAGS)
+    assert {m.flag_of(m.Config, name) for name in m.VIEW_FIELDS} == set(VIEW_FLAGS)
     for flag, value in VIEW_FLAGS.items():
         line = usage_error(m, [*dataset, flag, value], capsys)
-        assert f"argument {flag}: needs --dataset voxels, smallnorb or toys" in line
+        assert f"argument {flag}: needs --dataset voxels, shapes, smallnorb or toys" in line
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -959,8 +956,7 @@ def test_real_smallnorb_files_are_learnt_attacked_and_tested_again(
     out, checkpoint = tmp_path / "out.json", tmp_path / "c.npz"
     data_flags = ["--dataset", "smallnorb", "--data-dir", str(SMALLNORB)]
     ranges = ["--train-azimuths", "0:240", "--test-azimuths", "300:340"]
-    parser = views.make_parser()
-    other = views.config_from_args(parser.parse_args([*data_flags, *ranges]))
+    other = config_of(views, [*data_flags, *ranges])
     sizes = tuple(len(split.labels) for split in views.make_data(other))
     assert_same_views(from_flags(*data_flags, *ranges), other, sizes)
 

@@ -17,7 +17,6 @@ from cmarkgfm.cmark import Options
 
 import visualize_conv_matrix_capsules
 import visualize_multimnist_capsnet
-import visualize_smallnorb_novel_viewpoint
 from helpers import ROOT
 from support.statistics import read_comparison
 
@@ -200,7 +199,6 @@ def test_the_command_of_a_page_is_that_of_the_result(path: str, words: list[str]
 @pytest.mark.parametrize(
     ("script", "flag"),
     [
-        (visualize_smallnorb_novel_viewpoint, "--backgrounds"),
         (visualize_multimnist_capsnet, "--scaling"),
         (visualize_conv_matrix_capsules, "--attacks"),
         (visualize_conv_matrix_capsules, "--viewpoints"),

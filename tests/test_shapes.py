@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import conv_matrix_capsules as conv
 import smallnorb_novel_viewpoint as views
 from data.shapes import draw_shapes
-from helpers import usage_error
+from helpers import config_of, usage_error
 
 Array = np.ndarray
 SEEDS = st.integers(0, 2**32 - 1)
@@ -87,14 +87,14 @@ def test_ranges_begin_anywhere_and_together() -> None:
 
 
 def first_views(script: ModuleType, *flags: str) -> Array:
-    config = script.config_from_args(script.make_parser().parse_args(["--dataset", "shapes", *FEW, *flags]))
+    config = config_of(script, ["--dataset", "shapes", *FEW, *flags])
     return script.make_data(config).train.images
 
 
 @SCRIPTS
 def test_the_seed_draws_the_shapes_unless_they_have_their_own(script: ModuleType) -> None:
     def clean(*flags: str) -> Array:
-        config = script.config_from_args(script.make_parser().parse_args(["--dataset", "shapes", *flags]))
+        config = config_of(script, ["--dataset", "shapes", *flags])
         return views.points_of(config)[0]
 
     assert clean("--seed", "1").shape[0] == 5

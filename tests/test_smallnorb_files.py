@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import conv_matrix_capsules as conv
 import smallnorb_novel_viewpoint as s
 from data import norb_files as norb
-from helpers import SMALLNORB, needs_smallnorb
+from helpers import SMALLNORB, config_of, needs_smallnorb
 from support.optimizers import adamw_step
 
 Array = np.ndarray
@@ -124,8 +124,7 @@ def test_splits_are_the_papers(tmp_path: Path) -> None:
 
     def data(*flags: str) -> s.Data:
         args = ["--dataset", "smallnorb", "--data-dir", str(tmp_path), *flags]
-        parser = s.make_parser()
-        return s.make_data(s.config_from_args(parser.parse_args(args)))
+        return s.make_data(config_of(s, args))
 
     sets = data()
     low = {300, 320, 340, 0, 20, 40}
@@ -142,7 +141,7 @@ def test_splits_are_the_papers(tmp_path: Path) -> None:
 def test_familiar_and_held_out_views_show_other_objects(folder: Path) -> None:
     config = s.Config(
         dataset="smallnorb",
-        data_dir=str(folder),
+        data_dir=folder,
         train_azimuths=(0, 170),
         test_azimuths=(180, 350),
         train_elevations=(30, 70),
@@ -533,7 +532,7 @@ def test_azimuth_and_elevation_of_the_real_files_are_decoded() -> None:
 @pytest.mark.parametrize("name", ["capsules", "cnn", "cnn_matched"])
 @needs_smallnorb
 def test_a_training_step_runs_on_the_real_files_and_lowers_the_loss(name: str) -> None:
-    config = s.Config(dataset="smallnorb", data_dir=str(SMALLNORB))
+    config = s.Config(dataset="smallnorb", data_dir=SMALLNORB)
     split = s.read_smallnorb(SMALLNORB, "training")
     model = s.make_models(config)[name]
     state = s.init_state(model, config)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import smallnorb_novel_viewpoint as s
-from helpers import usage_error
 
 Array = np.ndarray
 TINY = s.Config(n_epochs=2, batch_size=4, n_train_views=2, n_test_views=2, n_elev=1, n_per_combo=1)
@@ -184,140 +181,6 @@ def test_elevations_can_be_held_out() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Does a pose turn with its object?
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_an_azimuth_is_read_from_what_turns_with_it_and_from_nothing_else() -> None:
-    rng = np.random.default_rng(0)
-    train, test = rng.uniform(0, 360, 200), rng.uniform(0, 360, 100)
-
-    def turning(azimuths: Array) -> Array:
-        angle = np.deg2rad(azimuths)
-        return np.stack([np.cos(angle), np.sin(angle)], axis=1) @ np.array([[1.0, 2.0, 0.5], [-1.0, 0.3, 2.0]]) + 7
-
-    assert s.azimuth_error(turning(train), train, turning(test), test) < 2
-    assert s.azimuth_error(turning(train), train, turning(test + 30), test) == pytest.approx(30, abs=2)
-    assert 70 < s.azimuth_error(rng.random((200, 3)), train, rng.random((100, 3)), test) < 110
-    seen, unseen = np.array([0.0, 40.0]), np.array([350.0, 200.0])  # the mean is 20 degrees: errors of 30 and 180
-    assert s.azimuth_error(np.zeros((2, 1)), seen, np.zeros((2, 1)), unseen) == pytest.approx(105)
-
-
-def test_the_study_of_the_poses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    argv = ["--n-epochs=1", "--n-train-views=3", "--n-test-views=2", "--n-elev=1", "--out-json", str(tmp_path / "o")]
-    assert s.main([*argv, "--pose-study"]) == 0
-    models = json.loads((tmp_path / "o").read_text())["models"]
-    assert all(0 < model["azimuth_error"] < 180 for model in models.values())
-    # trained on 0, 75 and 150 degrees, whose mean is 75; held out are 200 and 330
-    assert models["capsules"]["azimuth_error_of_mean"] == pytest.approx((125 + 105) / 2)
-    errors = {name: model["azimuth_error"] for name, model in models.items()}
-    errors |= {name: models["capsules"][f"azimuth_error_of_{name}"] for name in ("pixels", "mean")}
-    assert len({*errors.values()}) == 5
-    said = ", ".join(f"{error:.1f} from {name}" for name, error in errors.items())
-    assert capsys.readouterr().out.splitlines()[-1].endswith(f"in degrees: {said}")
-    line = usage_error(s, ["--dataset", "smallnorb", "--data-dir", ".", "--pose-study"], capsys)
-    assert "argument --pose-study: needs --dataset voxels" in line
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A bias of the votes [Peer 2019]
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_without_a_bias_routing_does_not_tell_votes_from_their_negatives() -> None:
-    """Activations, and lengths of poses, are the same. A bias changes the lengths, and no activation."""
-    inputs = routing_inputs()
-    votes, bias = inputs.pop("votes"), np.random.default_rng(5).standard_normal((*inputs["beta_a"].shape, 16))
-
-    def outputs(votes: Array) -> tuple[Array, Array]:
-        mu, a, _ = s.em_routing_forward(votes=votes, **inputs, lambdas=[1.0] * 3)
-        return (mu * mu).sum(axis=2), a
-
-    (length, a), (negative_length, negative_a) = outputs(votes), outputs(-votes)
-    np.testing.assert_allclose(length, negative_length, rtol=1e-9)
-    np.testing.assert_allclose(a, negative_a, rtol=1e-9)
-    (length, biased_a), (negative_length, negative_a) = outputs(votes + bias), outputs(bias - votes)
-    assert np.abs(length - negative_length).max() > 0.1
-    np.testing.assert_allclose(biased_a, a, rtol=1e-6)
-    np.testing.assert_allclose(negative_a, a, rtol=1e-6)
-
-
-def test_routing_learns_signs_with_a_bias_alone() -> None:
-    """Without it a pose and its negative get the same class, so that half of all answers are right."""
-    found = s.sign_study(tiny())
-    assert found["sign_accuracy"] == 0.5
-    assert found["biased_sign_accuracy"] > 0.9
-
-
-def test_the_study_of_the_signs_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s, "sign_study", lambda config: {"sign_accuracy": 0.512, "biased_sign_accuracy": 0.987})
-    assert s.main(["--n-epochs=1", "--n-train-views=1", "--n-test-views=1", "--n-elev=1", "--sign-study"]) == 0
-    line = "poses told from their negatives: 0.512, with a bias of the votes 0.987"
-    assert capsys.readouterr().out.splitlines()[-1] == line
-
-
-def test_the_bias_is_one_more_parameter_of_the_capsules_alone() -> None:
-    plain, biased = (s.fresh_states(tiny(vote_bias=bias)) for bias in ("none", "learned"))
-    assert set(biased["capsules"].params) - set(plain["capsules"].params) == {"class.bias"}
-    for name in ("capsules", "cnn"):
-        for key, p in plain[name].params.items():
-            np.testing.assert_array_equal(biased[name].params[key], p)
-    np.testing.assert_allclose(biased["capsules"].params["class.bias"], 0.1)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Assignments without routing
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_uniform_assignments_are_those_of_the_first_iteration() -> None:
-    uniform = tiny(assignments="uniform", em_iters=3, lambda_schedule="linear")
-    assert uniform.lambdas == [1.0]
-    config, data = tiny(em_iters=1), s.make_data(TINY)
-    assert s.train_all(uniform, data)["capsules"].history == s.train_all(config, data)["capsules"].history
-
-
-def test_the_study_of_the_routing_by_hand() -> None:
-    config = tiny(dtype="float64", em_iters=2, assignments="routed")
-    data = s.make_data(config)
-    params = s.train_all(config, data)["capsules"].params
-    found = s.routing_study(config, params, data.held_out)
-    x, labels = data.held_out.images.astype(float), data.held_out.labels
-
-    def outputs(**changes: Any) -> tuple[Array, Array]:
-        scores, cache = s.make_models(dataclasses.replace(config, **changes))["capsules"].forward(params, x)
-        return scores.argmax(axis=1), cache.routing.m_steps[-1].r
-
-    conditions = {f"iters_{n}": {"em_iters": n} for n in (1, 2, 3, 4, 5)} | {"random": {"assignments": "random"}}
-    assert list(found) == [f"{name}_{kind}" for name in conditions for kind in ("accuracy", "changed", "entropy")]
-    for name, changes in conditions.items():
-        classes, r = outputs(**changes)
-        assert found[f"{name}_accuracy"] == np.mean(classes == labels)
-        assert found[f"{name}_changed"] == np.mean(classes != outputs()[0])
-        entropy = np.mean([-sum(p * math.log(p) for p in row if p > 0) for row in r.reshape(-1, 5)])
-        assert found[f"{name}_entropy"] == pytest.approx(entropy / math.log(5))
-    assert found["iters_2_changed"] == 0
-    assert found["iters_1_entropy"] == pytest.approx(1)
-    same = s.random_assignments(8, 5)
-    np.testing.assert_allclose(outputs(assignments="random")[1], np.broadcast_to(same, (len(x), 8, 5)))
-    assert same.std() > 0.1
-
-
-def test_the_study_is_a_part_of_the_result(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    argv = ["--n-epochs=1", "--n-train-views=1", "--n-test-views=1", "--n-elev=1", "--out-json", str(tmp_path / "o")]
-    assert s.main([*argv, "--routing-study"]) == 0
-    models = json.loads((tmp_path / "o").read_text())["models"]
-    assert models["capsules"]["iters_3_accuracy"] == models["capsules"]["held_out_accuracy"]
-    assert "iters_3_accuracy" not in models["cnn"]
-    said = [f"{models['capsules'][f'iters_3_{key}']:.3f}" for key in ("accuracy", "changed", "entropy")]
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["iterations", "3", *said] in lines
-    assert len([line for line in lines if line[0] in ("iterations", "random")]) == 6
-    line = usage_error(s, ["--assignments", "random", "--em-iters", "2"], capsys)
-    assert "argument --em-iters: needs --assignments routed" in line
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # Standardised images
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -334,32 +197,11 @@ def test_each_channel_of_each_image_is_standardized() -> None:
     assert not s.standardized(np.full((1, 32, 32, 1), 0.5, np.float32)).any()  # an even image has no variance
 
 
-@pytest.mark.parametrize("ranges", [[], ["--train-elevations", "10:30", "--test-elevations", "40:70"]])
-def test_held_out_views_may_have_more_elevations(ranges: list[str]) -> None:
-    parser = s.make_parser()
-    config = s.config_from_args(parser.parse_args([*ranges, "--n-elev", "2", "--n-test-elev", "4"]))
-    data = s.make_data(config)
-    low, high = config.test_elevations
-    assert sorted(set(data.train.elevations)) == sorted(set(data.familiar.elevations)) == [*config.train_elevations]
-    np.testing.assert_allclose(sorted(set(data.held_out.elevations)), np.linspace(low, high, 4))
-
-
 def test_standardized_voxels_are_those_of_the_raw_images() -> None:
     raw = s.make_data(s.Config())
     for split, other in zip(s.make_data(s.Config(standardize="image")), raw, strict=True):
         np.testing.assert_array_equal(split.images, s.standardized(other.images))
         np.testing.assert_array_equal(split.labels, other.labels)
-
-
-@pytest.mark.parametrize("flags", [["--standardize", "image"], ["--dataset", "smallnorb", "--data-dir", "."]])
-def test_standardized_images_have_no_offset(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    line = usage_error(s, [*flags, "--pixel-offset", "0.5"], capsys)
-    assert "argument --pixel-offset: needs --standardize none" in line
-    parser = s.make_parser()
-    args = parser.parse_args([*flags, "--standardize", "none", "--pixel-offset", "0.5"])
-    assert s.config_from_args(args).standardize == "none"
-    assert s.config_from_args(parser.parse_args(flags)).standardize == "image"
-    assert s.config_from_args(parser.parse_args([])).standardize == "none"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -505,16 +347,6 @@ def test_the_cost_by_hand(d: int) -> None:
     expected = 1 / (1 + math.exp(-inverse_temperature * (beta_a - cost)))
     np.testing.assert_allclose(mu, 0, atol=1e-12)
     np.testing.assert_allclose(a, expected, rtol=1e-6)
-
-
-def test_lambda_schedules() -> None:
-    def lambdas(schedule: str, n: int = 3) -> list[float]:
-        return s.Config(em_iters=n, em_lambda=2.0, lambda_schedule=schedule).lambdas
-
-    assert lambdas("constant") == [2.0, 2.0, 2.0]
-    np.testing.assert_allclose(lambdas("linear"), [2 / 3, 4 / 3, 2])
-    np.testing.assert_allclose(lambdas("exponential"), [2 * 0.05, 2 * (1 - 0.95**2), 2 * (1 - 0.95**3)])
-    assert [len(lambdas("linear", n)) for n in (1, 2, 5)] == [1, 2, 5]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -725,7 +557,7 @@ def test_choices_about_the_network_do_not_shift_the_data() -> None:
 
 
 def test_each_epoch_sees_every_image_once_in_an_order_of_its_own() -> None:
-    config = tiny(n_epochs=3)
+    config = tiny(cnn_epochs=3)
     data, seen = s.make_data(config), list[list[int]]()
     model = s.make_models(config)["cnn"]
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+import imageio.v3 as imageio
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from PIL import Image
 
 import make_smallnorb_novel_viewpoint_gif as animation
 import smallnorb_novel_viewpoint as experiment
@@ -27,9 +26,10 @@ from figure_checks import (
     refuse,
 )
 from helpers import SMALLNORB, needs_smallnorb, usage_error
+from support.checkpoints import save_checkpoint
 from support.figures import figure_style
 from support.files import UserError
-from support.run import Stream, generator, save_checkpoint
+from support.run import Stream, generator
 
 TINY = ["--seed=123", "--n-epochs=2", "--n-train-views=2", "--n-test-views=2", "--n-elev=1", "--n-per-combo=1"]
 ALWAYS = [
@@ -76,7 +76,7 @@ def test_training_and_checkpoint_give_the_same_figures(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert figures.main([*TINY, "--quiet"]) == 0
-    assert "skipped smallnorb_pairs.png" in capsys.readouterr().out
+    assert "smallnorb_pairs.png" not in capsys.readouterr().out
     check_pictures(FOLDER, VOXELS, highest=1600, scale=0.5)
     refuse(monkeypatch, experiment, "train_all")
     check_unchanged(figures, [*TINY, f"--checkpoint={checkpoint}"], FOLDER, capsys)
@@ -99,9 +99,14 @@ def test_held_out_elevation_has_its_own_figure() -> None:
 
 
 @needs_smallnorb
-def test_real_pairs_and_the_real_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SMALLNORB_DIR", str(SMALLNORB))
-    flags = ["--dataset=smallnorb", f"--data-dir={SMALLNORB}", "--train-azimuths=0:140", "--test-azimuths=200:330"]
+def test_real_pairs_and_the_real_data_set() -> None:
+    flags = [
+        f"--smallnorb-dir={SMALLNORB}",
+        "--dataset=smallnorb",
+        f"--data-dir={SMALLNORB}",
+        "--train-azimuths=0:140",
+        "--test-azimuths=200:330",
+    ]
     assert figures.main([*flags, "--n-epochs=1", "--quiet"]) == 0
     drawn = pictures(FOLDER)
     assert list(drawn) == sorted([*ALWAYS, "smallnorb_pairs"])
@@ -196,48 +201,6 @@ def test_points_of_the_results_file_are_drawn(run: figures.Run) -> None:
     assert drawn == sorted([1.0, 0.9, 0.3, 0.4] * len(run.models))
 
 
-def compared(name: str, axis: str, settings: dict[str, dict[str, Any]]) -> None:
-    """A file as compare_seeds.py writes it: by setting its configuration and, by model, the mean accuracy."""
-    found = {}
-    for key, setting in settings.items():
-        means = {m: v for m, v in setting.items() if m in figures.MODELS}
-        config = {"test_azimuths": [200.0, 330.0], "pixel_offset": 0.0, "standardize": "none"}
-        runs = [{"seed": n, "models": {m: {"held_out_accuracy": v + sign / 64} for m, v in means.items()}}
-                for n, sign in enumerate((1, -1, 1, -1))]  # fmt: skip
-        found[key] = {"config": config | {k: v for k, v in setting.items() if k not in means}, "runs": runs}
-    path = Path("results", experiment.EXPERIMENT, f"{name}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"axes": [[axis]], "dataset": "voxels", "settings": found}))
-
-
-def test_backgrounds_are_drawn_from_results(no_training: None, capsys: pytest.CaptureFixture[str]) -> None:
-    check_failures([(figures, ["--backgrounds"], "no results to draw")], capsys)
-    both = {"capsules": 0.75, "cnn": 0.625}
-    compared("pixel_offset", "pixel-offset", {"a": both, "b": {**both, "capsules": 0.875, "pixel_offset": 0.5}})
-    check_failures([(figures, ["--backgrounds"], "no results to draw")], capsys)
-    compared("azimuths_capsules", "standardize", {
-        "a": {"capsules": 0.5, "standardize": "image"},
-        "other views": {"capsules": 0.25, "standardize": "image", "test_azimuths": [213.0, 317.0]},
-    })  # fmt: skip
-    assert figures.main(["--backgrounds"]) == 0
-    check_pictures(FOLDER, ["backgrounds"], highest=1000, scale=0.5)
-    found = figures.read_backgrounds(sorted(Path("results", experiment.EXPERIMENT).iterdir()))
-    fig, texts = drawn_texts(lambda: figures.draw_backgrounds(found))
-    check_texts(fig, texts, "backgrounds")
-    assert any("means of 4 seeds with 95 % intervals" in text.get_text() for text, _ in texts)
-    shown: Any = [[bars.lines[0].get_ydata().tolist() for bars in ax.containers] for ax in fig.axes]  # type: ignore
-    assert shown == [[[0.75, 0.875], [0.625, 0.625]], [[0.5]]]
-    assert [label.get_text() for label in fig.axes[0].get_xticklabels()] == ["0", "−0.5"]
-    alone: Any = [sample for samples in found.offset.values() for sample in samples.values()]
-    for sample in alone:  # as of one seed
-        sample |= {"low": None, "high": None}
-    drawn_texts(lambda: figures.draw_backgrounds(found))
-    path = Path("results", experiment.EXPERIMENT, "pixel_offset.json")
-    for text in ('{"settings": 3}', path.read_text().replace('"held_out_accuracy"', '"other"')):
-        Path("other.json").write_text(text)
-        check_failures([(figures, ["--backgrounds", "other.json"], "is no result of this experiment")], capsys)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Animation
 # ----------------------------------------------------------------------------------------------------------------------
@@ -250,8 +213,7 @@ def test_animation_has_the_frames_that_were_asked_for(capsys: pytest.CaptureFixt
 def test_animation_through_held_out_elevations() -> None:
     ranges = ["--train-elevations=-20:35", "--test-elevations=40:70", "--loss=spread"]
     assert animation.main([*TINY, *ranges, "--n-epochs=1", "--sweep-frames=2", "--quiet"]) == 0
-    with Image.open(f"{experiment.EXPERIMENT}.gif") as gif:
-        assert gif.n_frames == 2
+    assert len(imageio.imread(f"{experiment.EXPERIMENT}.gif")) == 2
 
 
 @pytest.mark.parametrize(("n", "snapshots", "epochs"), [(8, 8, list(range(1, 9))), (10, 3, [3, 7, 10]), (5, 1, [5])])
@@ -278,7 +240,6 @@ USAGE_ERRORS: list[tuple[Any, list[str]]] = [
     (figures, ["--dataset=smallnorb"]),
     (animation, ["--snapshots=0"]),
     (animation, ["--snapshots=many"]),
-    (animation, ["--snapshots=9", "--n-epochs=8"]),
     (animation, ["--sweep-frames=0"]),
     (animation, ["--sweep-frames=-3"]),
     (animation, ["--sweep-frames=600", "--snapshots=2"]),
@@ -292,13 +253,12 @@ def test_wrong_flags(no_training: None, capsys: pytest.CaptureFixture[str], scri
 
 
 def half_trained(tmp_path: Path) -> Path:
-    """As Ctrl-C leaves it: the second model is in its first epoch, the third is not there."""
-    config = experiment.Config(n_epochs=1, n_train_views=2, n_elev=1)
+    """As Ctrl-C leaves it in the second model's first epoch."""
+    config = experiment.Config(n_epochs=1, cnn_epochs=1, n_train_views=2, n_elev=1)
     states = experiment.fresh_states(config)
     states["capsules"].step, states["capsules"].history = 2, {"train_loss": [0.5]}
-    states["cnn"].step = 1
-    path = tmp_path / "half.npz"
-    save_checkpoint(path, experiment.EXPERIMENT, config, states.values())
+    path = tmp_path / "half.safetensors"
+    save_checkpoint(path, experiment.EXPERIMENT, config, states.values(), "")
     return path
 
 
@@ -317,7 +277,7 @@ def test_a_checkpoint_that_cannot_be_drawn_is_found_before_the_data(
 def test_what_cannot_work_is_found_before_the_training(no_training: None, capsys: pytest.CaptureFixture[str]) -> None:
     Path("useless.json").write_text('{"models": 3}')
     cases: list[tuple[Any, list[str], str]] = [
-        (figures, ["--results=none.json"], "there is no results file none.json"),
+        (figures, ["--results=none.json"], "cannot read none.json: No such file"),
         (figures, ["--results=useless.json"], "useless.json holds no run with these flags"),
         (figures, ["--smallnorb-dir=none"], "none has no training dat file of smallNORB"),
         (figures, ["--dataset=smallnorb", "--data-dir=none"], "none has no smallnorb"),

@@ -230,8 +230,7 @@ const Networks = (() => {
   }
 
   function viewFeatures(p, config, image) {
-    const x = config.pixelOffset ? image.map((value) => value - config.pixelOffset) : image;
-    return relu(conv2d(x, config.imageSize, 1, p["conv1.w"], p["conv1.b"], config.kernel, 2, 2));
+    return relu(conv2d(image, config.imageSize, 1, p["conv1.w"], p["conv1.b"], config.kernel, 2, 2));
   }
 
   // image (32, 32) -> scores (J), class poses mu (J, 16), activations a (J)

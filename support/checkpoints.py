@@ -1,0 +1,107 @@
+"""Checkpoints: safetensors files of weights and moments, with the configuration and the history as JSON metadata.
+
+``safetensors.numpy.load_file`` reads the arrays, and so does PyTorch: ``MODEL/params/NAME`` are the weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from support.console import one_line
+from support.files import UserError, atomic_write
+from support.optimizers import TrainState
+from support.results import plain
+from support.settings import difference, from_json, settings_of
+
+C = TypeVar("C")
+KEPT = ("step", "seconds", "history")  # of a state, beside its arrays
+
+
+def save_checkpoint(path: Path, experiment: str, config: Any, states: Iterable[TrainState], command: str) -> None:
+    """Every state that has been trained; ``command`` is the one that trained them. Written beside ``path``, which it
+    then replaces. Raises UserError."""
+    from safetensors.numpy import save
+
+    arrays: dict[str, np.ndarray] = {}
+    models = {}
+    for state in states:
+        if state.step:
+            models[state.name] = {key: getattr(state, key) for key in KEPT}
+            for kind in ("params", "m", "v"):
+                arrays |= {f"{state.name}/{kind}/{key}": a for key, a in getattr(state, kind).items()}
+    arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+    header: dict[str, Any] = {"experiment": experiment, "command": command, "config": plain(config), "models": models}
+    header["checksum"] = checksum(header, arrays)
+    with atomic_write(path) as stream:
+        stream.write(save(arrays, {key: json.dumps(value) for key, value in header.items()}))
+
+
+def checksum(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> int:
+    """The format itself has none, and a flipped bit would be another training."""
+    total = zlib.crc32(json.dumps([header["config"], header["models"]]).encode())
+    return functools.reduce(lambda found, key: zlib.crc32(arrays[key].data, found), sorted(arrays), total)
+
+
+def read_checkpoint(
+    path: Path, experiment: str, config_class: type[C], fresh: Callable[[C], Mapping[str, TrainState]]
+) -> tuple[C, dict[str, TrainState]]:
+    """The inverse of ``save_checkpoint``: the configuration, and the states of its models. ``fresh(config)`` makes the
+    states, by name, into which the arrays must fit. Raises UserError where the file is missing, damaged, or of another
+    experiment."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        raise UserError(f"there is no checkpoint {path}")
+    try:
+        with safe_open(str(path), framework="numpy") as stored:
+            header = {key: json.loads(text) for key, text in (stored.metadata() or {}).items()}
+            if header.get("experiment") != experiment:
+                raise ValueError(f"it is of {header.get('experiment', 'something else')}")
+            arrays = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118  it is no dict
+        if header["checksum"] != checksum(header, arrays):
+            raise ValueError("it is damaged")
+        config = from_json(config_class, header["config"])
+        states = {name: state for name, state in fresh(config).items() if name in header["models"]}
+        for name, state in states.items():
+            for kind in ("params", "m", "v"):
+                for key, target in getattr(state, kind).items():
+                    array = arrays[f"{name}/{kind}/{key}"]
+                    if array.shape != target.shape or array.dtype != target.dtype:
+                        raise ValueError(f"its {key} does not fit this network")
+                    target[...] = array
+            for key in KEPT:
+                setattr(state, key, header["models"][name][key])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is no readable checkpoint of {experiment}: {one_line(error)}") from None
+    return config, states
+
+
+def require_resumable(path: Path, saved: Any, asked: Any) -> None:
+    """Raises UserError where a resumed run would differ from the saved one in more than the settings that are free, or
+    in its length where the learning rate depends on it (``config.length_is_free``)."""
+    names = [field.name for field in dataclasses.fields(saved)]
+    lengths = [name for name in names if name.endswith("epochs")]
+    free = {name for name, it in settings_of(saved).items() if it.free}
+    if found := difference(saved, asked, set(names) - {*free, *lengths}):
+        raise UserError(f"cannot resume {path}: it was made with {found}")
+    if found := difference(saved, asked, lengths):
+        if not asked.length_is_free:
+            hint = "its learning rate or loss depends on the length: train anew"
+            raise UserError(f"cannot resume {path}: it was made with {found}; {hint}")
+        if any(getattr(asked, name) < getattr(saved, name) for name in lengths):
+            raise UserError(f"cannot resume {path}: it was made with {found}, which is shorter")
+
+
+def require_models(path: Path, states: Mapping[str, TrainState], names: Collection[str]) -> dict[str, TrainState]:
+    """The states of the named models; UserError where there is none."""
+    if not (found := {name: state for name, state in states.items() if name in names}):
+        raise UserError(f"{path} holds {', '.join(states)}, and not {', '.join(names)}")
+    return found

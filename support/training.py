@@ -1,0 +1,115 @@
+"""What a training needs besides its science: its flags, checkpoints after every epoch, resuming, a progress bar.
+
+A new experiment has a frozen dataclass ``Config`` of settings with ``seed``, ``n_epochs`` and the property
+``length_is_free`` (whether the learning rate is the same for any ``n_epochs``), an ``Options(RunOptions)`` with
+``models``, and a result by ``results.result_document``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from support.checkpoints import read_checkpoint, require_resumable, save_checkpoint
+from support.console import shows_progress
+from support.files import require_writable
+from support.optimizers import TrainState
+from support.results import git_commit
+from support.settings import SettingError, input_path, int_in, output_path, setting
+
+Callback = Callable[[TrainState, bool], None]  # after a step: the state, and whether an epoch has ended
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """What a run reads and writes besides its configuration; no number depends on it."""
+
+    out_json: Path | None = setting(
+        None, output_path, "Write the result, history and environment there.", usual=True, group="files"
+    )
+    checkpoint: Path | None = setting(
+        None, output_path, "Save the networks there after every epoch, and read them from there.", usual=True
+    )
+    resume: bool = setting(
+        False, bool, "Continue from --checkpoint: the numbers are those of an unbroken run, bit for bit.", usual=True
+    )
+    threads: int = setting(1, int_in(1, 256), "Use N threads.")
+    quiet: bool = setting(False, bool, "Show no progress bar.")
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        if self.resume and self.checkpoint is None:
+            raise SettingError("resume", "needs --checkpoint FILE")
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictOptions(RunOptions):
+    """Those of a script that also classifies pictures."""
+
+    predict: tuple[Path, ...] = setting(
+        (), input_path, "Train nothing: classify pictures with the networks of --checkpoint.", usual=True
+    )
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        super().check(given)
+        if self.predict and self.checkpoint is None:
+            raise SettingError("predict", "needs --checkpoint FILE")
+        if unused := [name for name in ("resume", "out_json", "models") if self.predict and name in given]:
+            raise SettingError(unused[0], "--predict neither trains nor tests")
+
+
+NO_OPTIONS = RunOptions(quiet=True)
+
+
+class Session:
+    """The trainings of a run: saved after every epoch, resumed, shown by a progress bar.
+
+    ``with Session(EXPERIMENT, config, states, options) as session:``, then ``session.begin(name, n_steps)`` and
+    ``train(…, callback=session.after_step)`` of each model. On entry, --resume loads the checkpoint into ``states``.
+    ``callback`` is called after every step too, and before the first.
+    """
+
+    def __init__(
+        self, experiment: str, config: Any, states: dict[str, TrainState], options: RunOptions,
+        callback: Callback | None = None, command: str = "",
+    ) -> None:  # fmt: skip
+        self.experiment, self.config, self.states, self.options = experiment, config, states, options
+        self.callback, self.command = callback, command
+        self.bar: Any = None
+
+    def __enter__(self) -> Session:
+        git_commit()  # the code that has been read now, and not what may lie there at the end
+        path = self.options.checkpoint
+        if path and self.options.resume:
+
+            def states(saved: Any) -> dict[str, TrainState]:
+                require_resumable(path, saved, self.config)
+                return self.states
+
+            read_checkpoint(path, self.experiment, type(self.config), states)
+        require_writable(path, self.options.out_json)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def begin(self, name: str, n_steps: int) -> None:
+        """Show the progress of a model, of ``n_steps`` in all."""
+        if shows_progress(self.options.quiet):
+            from tqdm import tqdm
+
+            self.__exit__()
+            self.bar = tqdm(total=n_steps, initial=self.states[name].step, desc=name, unit="step", leave=False)
+
+    def after_step(self, state: TrainState, epoch_ended: bool) -> None:
+        """The callback of a training loop: after every step, and before the first."""
+        if self.callback:
+            self.callback(state, epoch_ended)
+        if self.bar is not None:
+            self.bar.update(state.step - self.bar.n)
+            latest = {key: f"{values[-1]:.3f}" for key, values in state.history.items() if "accuracy" in key and values}
+            self.bar.set_postfix(latest, refresh=False)
+        if self.options.checkpoint and epoch_ended and state.step:
+            save_checkpoint(self.options.checkpoint, self.experiment, self.config, self.states.values(), self.command)
