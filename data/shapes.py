@@ -7,12 +7,12 @@ import numpy as np
 Array = np.ndarray
 
 N_RODS, N_CELLS = (3, 5), (3, 7)  # of a shape, of a rod: least and most
-SPACING = 0.2  # about, of the points of a rod, where the shape has radius 1
-MIN_DISTANCE = 0.35  # between two shapes in the same units: two standard deviations of a drawn point are 0.27
+HALF_WIDTH = 0.7  # of a shape along the longest side of its box, in units of half the frame
+MIN_DISTANCE = 0.3  # between two shapes in the same units: two standard deviations of a drawn cell are 0.27
 
 
 def draw_shapes(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-    """``n`` shapes in the unit ball, as points (n, Q, 3) and a mask (n, Q) over the padding. y is the vertical axis.
+    """``n`` shapes as points, a cell each, (n, Q, 3) and a mask (n, Q) over the padding. y is the vertical axis.
 
     A shape differs by ``MIN_DISTANCE`` from itself after a quarter and after half a turn about y, and from the others
     at every quarter turn. (Other turns bring no rods along x and z onto such rods.) All are then turned about y by the
@@ -35,26 +35,16 @@ def draw_shapes(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
 
 
 def draw_shape(rng: np.random.Generator) -> Array:
-    """Points (Q, 3) of rods that each begin at an end of an earlier one, along all three axes, so that no view shows a
-    mere line. The middle of their box is the origin, and the farthest point has distance 1."""
-    axes: set[int] = set()
-    cells = np.zeros((0, 3))
-    while len(axes) < 3 or len(np.unique(cells, axis=0)) < len(cells):  # a flat shape, or rods within each other
-        ends, rods, axes = [np.zeros(3)], [np.zeros((1, 3))], set()
-        for _ in range(rng.integers(N_RODS[0], N_RODS[1], endpoint=True)):
-            n_cells = rng.integers(N_CELLS[0], N_CELLS[1], endpoint=True)
-            start, axis, sign = ends[rng.integers(len(ends))], int(rng.integers(3)), rng.choice((-1, 1))
-            rods.append(start + sign * np.outer(np.arange(1, n_cells), np.eye(3)[axis]))  # without the cell it shares
-            ends.append(rods[-1][-1])
-            axes.add(axis)
-        cells = np.concatenate(rods)
-    middle = (cells.min(axis=0) + cells.max(axis=0)) / 2
-    radius = np.linalg.norm(cells - middle, axis=1).max()
-    points = [rods[0]]
-    for rod in rods[1:]:
-        start, n = 2 * rod[0] - rod[1], int(np.ceil(len(rod) / radius / SPACING))
-        points.append(np.linspace(start, rod[-1], n + 1)[1:])
-    return (np.concatenate(points) - middle) / radius
+    """The cells (Q, 3) of rods that each begin at an end of an earlier one, centred and scaled into the frame."""
+    ends, cells = [np.zeros(3)], [np.zeros((1, 3))]
+    for _ in range(rng.integers(N_RODS[0], N_RODS[1], endpoint=True)):
+        n_cells = rng.integers(N_CELLS[0], N_CELLS[1], endpoint=True)
+        start, axis, sign = ends[rng.integers(len(ends))], rng.integers(3), rng.choice((-1, 1))
+        cells.append(start + sign * np.outer(np.arange(1, n_cells), np.eye(3)[axis]))  # without the cell they share
+        ends.append(cells[-1][-1])
+    shape = np.unique(np.concatenate(cells), axis=0)
+    shape -= (shape.min(axis=0) + shape.max(axis=0)) / 2
+    return HALF_WIDTH / shape.max() * shape
 
 
 def turned(points: Array, degrees: float) -> Array:
