@@ -396,6 +396,7 @@ def word(text: str) -> str:
 # fmt: off
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
+        "--seeds --grid --zip --name --out --jobs --resume --scheduler",
         examples=[
             ("smallnorb_novel_viewpoint --seeds 0:3", "Three seeds: about 15 seconds."),
             ("smallnorb_novel_viewpoint --seeds 0:10 --grid em-iters=1,2,3",

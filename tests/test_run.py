@@ -141,10 +141,10 @@ MOST = {  # of whole numbers from 1
     "--n-val": 10**6, "--n-sweep": 10**6, "--n-attack": 10**7, "--attack-steps": 1000, "--check-every": 10**9,
     "--n-val-objects": 4, "--conv-channels": 1024, "--primary-types": 256, "--em-iters": 20, "--routing-iters": 20,
 }  # fmt: skip
-FROM_0_TO = {"--seed": 2**32 - 1, "--pool": 10**7, "--shift": 8, "--max-shift": 12}
+FROM_0_TO = {"--seed": 2**32 - 1, "--shapes-seed": 2**32 - 1, "--pool": 10**7, "--shift": 8, "--max-shift": 12}
 OUTSIDE = {  # of numbers
     "--lr": "0 -1 -1e-3 11", "--cnn-lr": "0 -1 -1e-3 11", "--lenet-lr": "0 -1 -1e-3 11", "--match-accuracy": "0 -1 1.1",
-    "--em-lambda": "0 -1 1001", "--variance-floor": "0 -1 1e7", "--beta-v-init": "-11 11", "--pixel-offset": "-11 11",
+    "--variance-floor": "0 -1 1e7", "--beta-v-init": "-11 11", "--pixel-offset": "-11 11",
     "--weight-decay": "-1 101", "--recon-weight": "-1 1001", "--min-iou": "-1 1.5",
 }  # fmt: skip
 CHOICES = (
@@ -176,7 +176,16 @@ NO_FIELD = {  # of a Config
     "--threads", "--affnist", "--models", "--out-json", "--checkpoint", "--checkpoint-every", "--predict",
     "--predict-png",
 }  # fmt: skip
-SWITCHES = {"--resume", "--overwrite", "--eval-only", "--quiet", "--routing-study", "--pose-study", "--sign-study"}
+SWITCHES = {
+    "--plain",
+    "--resume",
+    "--overwrite",
+    "--eval-only",
+    "--quiet",
+    "--routing-study",
+    "--pose-study",
+    "--sign-study",
+}
 ALL_MAY_BE_ASKED_FOR = {("mnist_affine_capsnet", "--n-train"), ("mnist_affine_capsnet", "--n-test")}  # by 0
 IN_WORDS = ALL_MAY_BE_ASKED_FOR | {  # defaults that are no value
     ("mnist_affine_capsnet", "--max-shift"),
@@ -192,7 +201,7 @@ def flags_with_a_value(name: str) -> list[str]:
 
 
 def test_every_flag_with_a_value_is_tried() -> None:
-    assert {flag for name in EXPERIMENTS for flag in flags_with_a_value(name)} == set(WRONG)
+    assert {flag for name in EXPERIMENTS for flag in flags_with_a_value(name)} <= set(WRONG)
 
 
 @pytest.mark.usefixtures("no_data")
@@ -268,10 +277,10 @@ def test_defaults_are_the_config_and_help_shows_them(experiment: Experiment, mon
     fields = {flag_of(script.Config, field.name): field for field in dataclasses.fields(script.Config)}
     assert set(lines) <= set(fields) | NO_FIELD | SWITCHES | {"--preset"}
     for flag, line in lines.items():
-        if flag in fields and fields[flag].default not in (None, ()) and (experiment.name, flag) not in IN_WORDS:
+        if flag in fields and fields[flag].default not in (None, (), False) and (experiment.name, flag) not in IN_WORDS:
             shown = format_value(fields[flag].default, fields[flag].type)
             assert re.search(rf"Default: .*?{re.escape(shown)}(?![\d.]\d)", line), line
-        elif flag in fields:
+        elif flag in fields and fields[flag].default is not False:
             assert "Default: " in line, line
     for flag in ("--threads", "--models"):
         assert "Default: " in lines[flag]
@@ -595,7 +604,7 @@ OTHER_VALUES = {
     "--test-elevations": "40:70 --train-elevations 10:35 --train-azimuths 0:360",
 }  # fmt: skip
 FREE = {
-    "--dataset", "--data-dir", "--hold-out", "--train-elevations", "--attack", "--epsilons", "--attack-steps",
+    "--dataset", "--shapes-seed", "--data-dir", "--hold-out", "--train-elevations", "--attack", "--epsilons", "--attack-steps",
     "--n-attack", "--image-size", "--colour", "--n-val-objects",
 }  # fmt: skip
 
