@@ -604,8 +604,8 @@ OTHER_VALUES = {
     "--test-elevations": "40:70 --train-elevations 10:35 --train-azimuths 0:360",
 }  # fmt: skip
 FREE = {
-    "--dataset", "--shapes-seed", "--data-dir", "--hold-out", "--train-elevations", "--attack", "--epsilons", "--attack-steps",
-    "--n-attack", "--image-size", "--colour", "--n-val-objects",
+    "--dataset", "--data-dir", "--hold-out", "--train-elevations", "--attack", "--epsilons", "--attack-steps",
+    "--n-attack", "--image-size", "--colour", "--n-val-objects", "--shapes-seed",
 }  # fmt: skip
 
 
