@@ -55,7 +55,7 @@ from support.console import Terminated, exit_status, one_line, print_message, pr
 from support.files import UserError, require_writable, same_file
 from support.flags import Parser, whole_number
 from support.results import git_commit, save_result
-from support.statistics import best_setting, columns_of, summarise_comparison
+from support.statistics import best_setting, summarise_comparison
 
 Json = dict[str, Any]
 
@@ -330,7 +330,7 @@ def make_document(
         document["settings"][setting.name] = {
             "values": dict(setting.values),
             "config": {k: v for k, v in configs[own[0]].items() if k not in common},
-            **columns_of(runs),
+            "runs": runs,
             "failures": [{"seed": j.seed, "error": failures[j]} for j in sorted(failures) if j.setting == setting],
         }
     return document

@@ -59,12 +59,13 @@ import smallnorb_novel_viewpoint as viewpoint
 from data.labelled_pictures import read_sets
 from data.pictures import BYTES, border_level, grey_square, read_grey, read_strokes, square_of_set
 from fast import field_em
+from fast.optimizers import adamw_step
+from fast.workers import Workers, default_threads
 from support.console import print_message
 from support.files import CACHE_DIR, UserError
-from support.optimizers import TrainState, adamw_step, count_params
+from support.optimizers import TrainState, count_params
 from support.results import model_metrics, result_document, run_script
 from support.tables import attack_lines, confusion_lines, confusion_matrix, describe_classes, prediction_table, seed_of
-from support.workers import Workers, Workspace, default_threads
 
 from smallnorb_novel_viewpoint import (  # isort: skip
     POSE_SIDE, Array, ConvCache, EMCache, LinearCache, Params, Viewpoints, VotesCache, capsules_loss,
@@ -679,7 +680,7 @@ def paper_cnn_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 class PaperCNNCache(NamedTuple):
-    layers: list[tuple[ConvCache, Array, Array]]  # of both convolutions: cache; output and its maxima, (H, W, B, C)
+    layers: list[tuple[ConvCache, Any, Array]]  # caches of both convolutions, of their pooling and ReLU
     hidden: LinearCache
     relu: Array  # (B, 1024)
     dropout: Array | None
@@ -691,10 +692,9 @@ def paper_cnn_forward(params: Params, x: Array, dropout: Array | None) -> tuple[
     layers = []
     for name in ("conv1", "conv2"):
         conv, conv_cache = conv2d_forward(x, params[f"{name}.w"], params[f"{name}.b"], stride=1, pad=2)
-        rows = conv.transpose(1, 2, 0, 3)  # (H, W, B, C)
-        pooled = multimnist.max_pool_forward(rows, Workspace(x.dtype), name)  # (H // 2, W // 2, B, C)
-        x, _ = relu_forward(pooled.transpose(2, 0, 1, 3))
-        layers.append((conv_cache, rows, pooled))
+        pooled, pool_cache = multimnist.max_pool_forward(conv)
+        x, relu = relu_forward(pooled)  # (B, H // 2, W // 2, C)
+        layers.append((conv_cache, pool_cache, relu))
     hidden, hidden_cache = linear_forward(x.reshape(len(x), -1), params["hidden.w"], params["hidden.b"])
     relu, _ = relu_forward(hidden)
     units = relu if dropout is None else relu * dropout
@@ -709,12 +709,9 @@ def paper_cnn_backward(dscores: Array, cache: PaperCNNCache, need_dx: bool = Fal
     dunits, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
     drelu = dunits if cache.dropout is None else dunits * cache.dropout
     dx, grads["hidden.w"], grads["hidden.b"] = linear_backward(relu_backward(drelu, cache.relu), cache.hidden)
-    for name, (conv_cache, rows, pooled) in zip(("conv2", "conv1"), reversed(cache.layers), strict=True):
+    for name, (conv_cache, pool_cache, relu) in zip(("conv2", "conv1"), reversed(cache.layers), strict=True):
         assert dx is not None
-        H, W, B, C = pooled.shape
-        # x = relu(pooled), pooled = max_pool(rows), rows = conv; x and conv have the axes (B, H, W, C)
-        dpooled = relu_backward(dx.reshape(B, H, W, C).transpose(1, 2, 0, 3), pooled)
-        dconv = multimnist.max_pool_backward(dpooled, rows, pooled, Workspace(dx.dtype), name).transpose(2, 0, 1, 3)
+        dconv = multimnist.max_pool_backward(relu_backward(dx.reshape(relu.shape), relu), pool_cache)
         dx, grads[f"{name}.w"], grads[f"{name}.b"] = conv2d_backward(dconv, conv_cache, need_dx or name != "conv1")
     return grads, dx
 
@@ -833,14 +830,13 @@ def training_batch(data: Data, config: Config, step: int) -> Examples:
 
 
 def loss_and_grads(
-    model: Model, progress: float, params: Params, part: Examples, n: int, grads: Params, _: Workspace
-) -> dict[str, float]:
-    """The terms that a part of a batch of ``n`` examples adds to the mean loss and, in ``grads``, to its gradients."""
+    model: Model, progress: float, params: Params, part: Examples, n: int
+) -> tuple[dict[str, float], Params]:
+    """The terms that a part of a batch of ``n`` examples adds to the mean loss and to its gradients."""
     scores, cache = model.forward(params, part.images, part.dropout)
     loss, dscores = model.loss(scores, part.labels, progress)
     weight = len(part.labels) / n
-    grads.update(model.backward(weight * dscores, cache)[0])
-    return {"train_loss": weight * loss}
+    return {"train_loss": weight * loss}, model.backward(weight * dscores, cache)[0]
 
 
 def train(

@@ -26,6 +26,7 @@ from matplotlib.patches import Ellipse
 import conv_matrix_capsules as experiment
 import visualize_conv_matrix_capsules as figures
 from conv_matrix_capsules import Array, ClassRouting, Config, Data, viewpoint
+from fast.workers import Workers
 from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
@@ -58,7 +59,6 @@ from support.files import require_writable
 from support.flags import Parser, flag_of, whole_number
 from support.optimizers import TrainState
 from support.run import Files
-from support.workers import Workers
 
 N_TESTED = 500  # test images of the accuracy curve, spread over the set
 N_GREYS, N_COLOURS = 32, 160  # of the palette

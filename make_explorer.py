@@ -33,13 +33,13 @@ from scipy import ndimage
 
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as viewpoint
+from fast.workers import Workers, default_threads
 from support.console import exit_status, print_message, print_result
 from support.figures import DATASET_NAMES, load_finished, require_checkpoints, require_defaults, write_if_changed
 from support.files import UserError, require_writable
 from support.flags import Parser, file_path, non_empty
 from support.results import environment
 from support.run import Files
-from support.workers import Workers, Workspace, default_threads
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -146,16 +146,15 @@ def class_capsules(config: Any, params: Params, test: digits.Batch, label: int) 
     chosen = np.flatnonzero((test.labels == label).any(axis=1))[:N_CAPSULES]
     if not len(chosen):
         raise UserError(f"the test composites hold no {label}: take a checkpoint with a larger --n-test")
-    _, cache = digits.capsnet_forward(params, test.images[chosen], config, Workspace(config.dtype))
-    return cache.v[label].T.copy()
+    _, cache = digits.capsnet_forward(params, test.images[chosen], config)
+    return cache.v[:, label]
 
 
 def pictures_of(params: Params, capsules: Array, label: int) -> Array:
     """Capsules (n, D) of a class -> what the decoder draws of them, (n, H, W)."""
-    v = np.zeros((digits.N_CLASSES, capsules.shape[1], len(capsules)), capsules.dtype)
-    v[label] = capsules.T
-    labels = np.full((len(capsules), 1), label)
-    return digits.reconstruct(params, v, labels, Workspace(str(v.dtype)))[:, 0].copy()
+    v = np.zeros((len(capsules), digits.N_CLASSES, capsules.shape[1]), capsules.dtype)
+    v[:, label] = capsules
+    return digits.reconstruct(params, v, np.full((len(capsules), 1), label))[:, 0]
 
 
 def dimension_names(config: Any, params: Params, test: digits.Batch) -> list[list[dict[str, Any]]]:
@@ -313,7 +312,6 @@ def load_digits(path: Path | None, data_dir: str | None, threads: int) -> Part:
     """Load the checkpoint, or train."""
     asked, given = digits.Config(data_dir=data_dir), ({"data_dir"} if data_dir else set())
     config, states = load_finished(digits, path, asked, given, required=("capsnet",))
-    require_defaults(path, config, ("assignments", "transform", "activation"), ONLY_THESE)
     if config.classes != digits.DIGITS:
         raise UserError(f"{path} was trained on other classes than the ten digits: {ONLY_THESE}")
     # The page shows test digits, not validation ones.

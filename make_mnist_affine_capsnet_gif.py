@@ -24,6 +24,7 @@ import numpy as np
 
 import mnist_affine_capsnet as experiment
 import visualize_mnist_affine_capsnet as figures
+from fast.workers import blas_threads
 from mnist_affine_capsnet import SWEEP
 from multimnist_capsnet import Array
 from support.console import exit_status
@@ -46,7 +47,6 @@ from support.figures import (
 )
 from support.files import require_writable
 from support.flags import Parser, whole_number
-from support.workers import blas_threads
 from visualize_mnist_affine_capsnet import MODELS, J, Run, degrees
 
 N_SHOWN = 3  # digits

@@ -22,6 +22,7 @@ import numpy as np
 
 import multimnist_capsnet as experiment
 import visualize_multimnist_capsnet as figures
+from fast.workers import Workers
 from multimnist_capsnet import Array, Batch, Config, Data
 from support.console import exit_status, print_result
 from support.figures import (
@@ -49,7 +50,6 @@ from support.files import require_writable
 from support.flags import Parser, whole_number
 from support.optimizers import TrainState
 from support.run import Files
-from support.workers import Workers
 from visualize_multimnist_capsnet import DIGIT_COLOURS, add_two_names, in_colour, in_two_colours
 
 N_SHOWN = 6  # composites
@@ -90,10 +90,10 @@ class Recorder:
     def __call__(self, state: TrainState, epoch_ended: bool) -> None:
         if state.step % self.every and state.step != self.config.n_steps:
             return
-        labels, ws = self.shown.labels, self.workers.workspace
-        lengths, cache = experiment.capsnet_forward(state.params, self.shown.images, self.config, ws)
-        answers = figures.in_order_of_labels(labels, experiment.top_labels(lengths.T, 2))
-        drawn = experiment.reconstruct(state.params, cache.v, labels, ws).copy()
+        labels = self.shown.labels
+        lengths, cache = experiment.capsnet_forward(state.params, self.shown.images, self.config)
+        answers = figures.in_order_of_labels(labels, experiment.top_labels(lengths, 2))
+        drawn = experiment.reconstruct(state.params, cache.v, labels)
         tested = experiment.evaluate(self.model, state.params, self.tested, self.workers)
         self.snapshots.append(Snapshot(state.step, drawn, answers, tested["set_accuracy"], tested["recon_mse"]))
 

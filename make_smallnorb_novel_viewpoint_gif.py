@@ -26,6 +26,7 @@ from matplotlib.ticker import MaxNLocator
 
 import smallnorb_novel_viewpoint as experiment
 import visualize_smallnorb_novel_viewpoint as figures
+from fast.workers import blas_threads
 from smallnorb_novel_viewpoint import Array, Config, Data, Split
 from support.figures import (
     BLACK,
@@ -50,7 +51,6 @@ from support.optimizers import TrainState
 from support.script import script
 from support.settings import SettingError, int_in, output_path, parse, setting
 from support.training import RunOptions
-from support.workers import blas_threads
 from visualize_smallnorb_novel_viewpoint import CHANCE, HELD_OUT, MODELS, TRAINED
 
 SHOWN = ("capsules", "cnn_matched")  # models whose answers are drawn

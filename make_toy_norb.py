@@ -33,13 +33,13 @@ import numpy as np
 
 import conv_matrix_capsules as conv
 from data.norb_files import read_norb_labels, stream_norb_pairs
+from fast.workers import blas_threads, default_threads
 from support.console import exit_status, print_result
 from support.figures import write_if_changed
 from support.files import CACHE_DIR, UserError, require_writable
 from support.flags import Parser, file_path, whole_number
 from support.results import code_fingerprint, environment, recorded_command, report_result
 from support.run import Files
-from support.workers import blas_threads, default_threads
 
 from data.toy_norb import (  # isort: skip
     AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, PARTS, SIDE, STEREO, cached_toys, draw_ground, draw_toy,

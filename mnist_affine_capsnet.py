@@ -57,14 +57,17 @@ import numpy as np
 import multimnist_capsnet as base
 from data.affnist_file import AFFNIST_SIDE, read_affnist
 from data.pictures import picture_sheet, read_strokes
-from multimnist_capsnet import Array, Batch, Model, Params, assess, update
+from fast.workers import SERIAL, Workers
 from support.files import UserError, atomic_write
 from support.flags import Parser, add_file_flags, add_flags, file_path, list_of, number, whole_number
 from support.optimizers import TrainState, count_params
 from support.results import result_document, run_script
 from support.tables import confusion_matrix, seed_of
-from support.workers import SERIAL, Workers, Workspace
 
+from multimnist_capsnet import (  # isort: skip
+    Array, Batch, Model, Pair, Params, assess, indicator, linear_backward, linear_forward, relu_backward, relu_forward,
+    softmax, softmax_cross_entropy, update,
+)  # fmt: skip
 from support.run import (  # isort: skip
     NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, of_models, permutation,
     read_checkpoint, require_finite,
@@ -295,25 +298,18 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def avg_pool_forward(x: Array, ws: Workspace, name: str) -> Array:
-    """2x2, stride 2; an odd last row or column is dropped. x (H, W, B, C) -> (H // 2, W // 2, B, C)."""
-    H, W = x.shape[0] // 2 * 2, x.shape[1] // 2 * 2
-    out = ws(name + ".out", H // 2, W // 2, *x.shape[2:])
-    np.add(x[0:H:2, 0:W:2], x[0:H:2, 1:W:2], out=out)
-    out += x[1:H:2, 0:W:2]
-    out += x[1:H:2, 1:W:2]
-    out *= 0.25
-    return out
+def avg_pool_forward(x: Array) -> tuple[Array, tuple[int, ...]]:
+    """2x2, stride 2; an odd last row or column is dropped. x (B, H, W, C) -> (B, H // 2, W // 2, C)."""
+    H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
+    return (x[:, 0:H:2, 0:W:2] + x[:, 0:H:2, 1:W:2] + x[:, 1:H:2, 0:W:2] + x[:, 1:H:2, 1:W:2]) / 4, x.shape
 
 
-def avg_pool_backward(dout: Array, x: Array, ws: Workspace, name: str) -> Array:
-    """dout (H // 2, W // 2, B, C) -> dx (H, W, B, C)."""
-    H, W = x.shape[0] // 2 * 2, x.shape[1] // 2 * 2
-    dx = ws(name + ".dx", *x.shape)
-    dx[H:] = 0
-    dx[:, W:] = 0
-    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):  # out = (x00 + x01 + x10 + x11) / 4
-        np.multiply(dout, 0.25, out=dx[i:H:2, j:W:2])
+def avg_pool_backward(dout: Array, x_shape: tuple[int, ...]) -> Array:
+    """dout (B, H // 2, W // 2, C) -> dx (B, H, W, C)."""
+    H, W = x_shape[1] // 2 * 2, x_shape[2] // 2 * 2
+    dx = np.zeros(x_shape, dout.dtype)
+    # out = (x00 + x01 + x10 + x11) / 4
+    dx[:, :H, :W] = (dout / 4).repeat(2, axis=1).repeat(2, axis=2)
     return dx
 
 
@@ -339,47 +335,49 @@ def lenet_init(rng: np.random.Generator, config: Config) -> Params:
 
 
 class LeNetCache(NamedTuple):
-    convs: list[tuple[Any, Array, Array]]  # cache, output before and after pooling
-    inputs: list[Array]  # of the three dense layers
+    convs: list[tuple[Any, Array, tuple[int, ...]]]  # caches of convolution, ReLU and pooling
+    shape: tuple[int, ...]  # of the last map
+    dense: list[tuple[Any, Array]]  # caches of the dense layers and their ReLUs; the last one has none
 
 
-def lenet_forward(params: Params, images: Array, conv: str, ws: Workspace) -> tuple[Array, LeNetCache]:
-    """images (B, S, S), conv as in the configuration -> scores (J, B), before the softmax."""
-    x, cache = base.batch_last(images, ws), LeNetCache([], [])
+def lenet_forward(params: Params, images: Array, conv: Pair) -> tuple[Array, LeNetCache]:
+    """images (B, S, S); conv: that of the second layer -> scores (B, J), before the softmax."""
+    x, convs, dense = images[..., None], [], []
     for k in (1, 2):
-        forward, _ = base.convolution(conv, k)
-        y, conv_cache = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], 1, ws, f"conv{k}")
-        base.relu_forward(y)
-        x = avg_pool_forward(y, ws, f"pool{k}")
-        cache.convs.append((conv_cache, y, x))
-    x = base.flattened(x, ws)
+        forward, _ = conv if k > 1 else base.PLAIN.conv
+        x, conv_cache = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], 1, 0)
+        x, relu = relu_forward(x)
+        x, pool = avg_pool_forward(x)
+        convs.append((conv_cache, relu, pool))
+    shape = x.shape
+    x = x.reshape(len(x), -1)
     for k in (1, 2, 3):
-        cache.inputs.append(x)
-        x = base.linear_forward(x, params[f"fc{k}.w"], params[f"fc{k}.b"], ws, f"fc{k}")
-        if k < 3:
-            base.relu_forward(x)
-    return x, cache
+        x, linear = linear_forward(x, params[f"fc{k}.w"], params[f"fc{k}.b"])
+        x, relu = relu_forward(x) if k < 3 else (x, x)
+        dense.append((linear, relu))
+    return x, LeNetCache(convs, shape, dense)
 
 
-def lenet_loss_and_grads(
-    params: Params, batch: Batch, n: int, conv: str, grads: Params, ws: Workspace
-) -> dict[str, float]:
-    scores, (convs, inputs) = lenet_forward(params, batch.images, conv, ws)
-    loss, dscores = base.softmax_cross_entropy(scores, base.indicator(batch.labels, scores.dtype), n)
-    dx = dscores
+def lenet_backward(dscores: Array, cache: LeNetCache, conv: Pair) -> Params:
+    """dscores (B, J) -> gradients of the parameters."""
+    dx, grads = dscores, {}
     for k in (3, 2, 1):
-        x = inputs[k - 1]
-        dx = base.linear_backward(dx, x, params[f"fc{k}.w"], grads[f"fc{k}.w"], grads[f"fc{k}.b"])
-        if k > 1:
-            base.relu_backward(dx, x)
-    dx = base.unflattened(dx, convs[-1][-1].shape, ws)
+        linear, relu = cache.dense[k - 1]
+        dx = relu_backward(dx, relu) if k < 3 else dx
+        dx, grads[f"fc{k}.w"], grads[f"fc{k}.b"] = linear_backward(dx, linear)
+    dx = dx.reshape(cache.shape)
     for k in (2, 1):
-        cache, y, _ = convs[k - 1]
-        dy = avg_pool_backward(dx, y, ws, f"pool{k}")
-        base.relu_backward(dy, y)
-        _, backward = base.convolution(conv, k)
-        dx = backward(dy, cache, grads[f"conv{k}.w"], grads[f"conv{k}.b"], ws, need_dx=k > 1)
-    return {"train_loss": loss}
+        conv_cache, relu, pool = cache.convs[k - 1]
+        _, backward = conv if k > 1 else base.PLAIN.conv
+        dx = relu_backward(avg_pool_backward(dx, pool), relu)
+        dx, grads[f"conv{k}.w"], grads[f"conv{k}.b"] = backward(dx, conv_cache, need_dx=k > 1)
+    return grads
+
+
+def lenet_loss_and_grads(params: Params, batch: Batch, n: int, conv: Pair) -> tuple[dict[str, float], Params]:
+    scores, cache = lenet_forward(params, batch.images, conv)
+    loss, dscores = softmax_cross_entropy(scores, indicator(batch.labels, base.N_CLASSES, scores.dtype), n)
+    return {"train_loss": loss}, lenet_backward(dscores, cache, conv)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -391,12 +389,12 @@ MODEL_NAMES = ("capsnet", "cnn", "lenet")
 
 def make_models(config: Config) -> dict[str, Model]:
     """By name, in the order of the result table."""
-    base_models = base.make_models(config, base.softmax_cross_entropy)
+    base_models, conv = base.make_models(config, softmax_cross_entropy), base.parts_of(config).conv
     lenet = Model(
         "lenet",
         lambda rng: lenet_init(rng, config),
-        lambda params, batch, n, grads, ws: lenet_loss_and_grads(params, batch, n, config.conv, grads, ws),
-        lambda params, batch, ws: (lenet_forward(params, batch.images, config.conv, ws)[0].T, math.nan),
+        lambda params, batch, n: lenet_loss_and_grads(params, batch, n, conv),
+        lambda params, batch: (lenet_forward(params, batch.images, conv)[0], math.nan),
         config.lenet_lr / config.lr,
     )
     return {"capsnet": base_models["capsnet"], "cnn": base_models["cnn_pool"]._replace(name="cnn"), "lenet": lenet}
@@ -409,20 +407,18 @@ def scores_of(model: Model, state: TrainState, images: Array, workers: Workers =
 
 def confidences(name: str, scores: Array) -> Array:
     """scores (N, J) of the named model -> (N, J) from 0 to 1: the CapsNet's lengths of capsules, which need not sum to
-    1 (without squash they may exceed it), or softmax probabilities."""
-    if name == "capsnet":
-        return scores
-    return base.softmax_over_parents(scores.T, np.empty_like(scores.T)).T
+    1, or softmax probabilities."""
+    return scores if name == "capsnet" else softmax(scores)
 
 
 def capsules(params: Params, images: Array, config: Config) -> Array:
-    """images (B, S, S) -> digit capsules v (J, D, B)."""
-    return base.capsnet_forward(params, images, config, Workspace(config.dtype))[1].v
+    """images (B, S, S) -> digit capsules v (B, J, D)."""
+    return base.capsnet_forward(params, images, config)[1].v
 
 
 def draw_capsules(params: Params, v: Array, labels: Array) -> Array:
-    """v (J, D, B), labels (B,) -> reconstructions (B, S, S), each from the labelled capsule alone."""
-    return base.reconstruct(params, v, labels[:, None], Workspace(v.dtype))[:, 0].copy()
+    """v (B, J, D), labels (B,) -> reconstructions (B, S, S), each from the labelled capsule alone."""
+    return base.reconstruct(params, v, labels[:, None])[:, 0]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

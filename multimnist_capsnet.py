@@ -8,25 +8,14 @@ reconstruct each alone, although they overlap almost wholly.
     image            (B, 36, 36)           pixel-wise maximum of two shifted digits
     conv1 + ReLU     (B, 28, 28, 32)       9x9
     primary capsules (B, 800, 8)           9x9, stride 2, 8 types on a 10x10 grid; squash
-    votes            (B, 800, 10, 16)      u_hat_ij = u_i W_ij, never stored
+    votes            (B, 800, 10, 16)      u_hat_ij = u_i W_ij
     digit capsules   (B, 10, 16)           three iterations of dynamic routing; |v_j| says whether digit j is there
     decoder          (B, 36, 36)           256 - 512 - 1296, from one digit capsule, the others masked
 
 The two CNNs have as many parameters: one keeps both convolutions and ends in dense layers, the other is of the paper's
 kind, with max pooling. All three go through the same loop, data and optimiser; the two highest scores are the answer.
-Convolutions are shown by im2col; those of many channels are computed as products of spectra, which is faster
-(``support/spectral_conv.py``; ``--conv im2col`` uses the plain form for all).
-
-What sets a capsule network apart from a CNN can be switched off part by part. [Gu 2021] J. Gu, V. Tresp, H. Hu,
-"Capsule network is not more robust than convolutional network", CVPR 2021 (arXiv 2103.15459) names five parts:
-
-    transformation   u_hat_ij = u_i W_ij. The capsule network always has it; ``--transform shared`` has one W_j for
-                     all primary capsules, as in [Gu 2020] J. Gu, V. Tresp, "Improving the robustness of capsule
-                     networks to image affine transformations", CVPR 2020 (arXiv 1911.07968), which does not route
-    routing          ``--assignments uniform``: all couplings are 1 / J
-    squash           ``--activation relu``: primary capsules have a ReLU, as in a CNN, and digit capsules are s_j
-    margin loss      ``--capsnet-loss cross-entropy``: the softmax cross-entropy of the lengths
-    reconstruction   of each class from its own capsule; ``--recon-weight 0``
+Every layer, the routing and the optimiser are here in their plain form; those that take long have a fast twin in
+``fast/``, which is the default. ``--plain`` runs all in the plain form.
 
 Deviations from the paper: conv1 has 32 channels and there are 8 types of primary capsules, not 256 and 32
 (``--preset paper`` has them). The paper's digits share 80 % of their boxes on average, which is an intersection over
@@ -62,30 +51,31 @@ import numpy as np
 from data.labelled_pictures import read_class_names
 from data.pictures import picture_sheet, read_strokes
 from data.stroke_digits import stroke_digits
+from fast import dynamic_routing, optimizers, spectral_conv
+from fast.workers import LEAST_PART, Workers, default_threads
 from support.console import one_line, print_message
 from support.download import UnavailableError, download
 from support.files import CACHE_DIR, UserError, atomic_write
 from support.mnist_files import find_mnist_file, read_idx
-from support.optimizers import TrainState, adamw_step, count_params, muon_step
+from support.optimizers import TrainState, count_params
 from support.results import model_metrics, result_document, run_script
-from support.spectral_conv import spectral_conv2d_backward, spectral_conv2d_forward
-from support.tables import routing_study_lines, seed_of, two_label_table
-from support.workers import LEAST_PART, Workers, Workspace, default_threads
+from support.tables import seed_of, two_label_table
 
 from support.flags import (  # isort: skip
     Parser, add_file_flags, add_flags, non_empty, number, values_of, whole_number,
 )  # fmt: skip
 from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, of_models, permutation,
+    NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, of_models,
     read_checkpoint, require_finite,
 )  # fmt: skip
 
 # Dimension letters
 #   B  images of a batch          N  examples of a set            L  digits in an image (2)
 #   H, W    rows and columns      Ho, Wo  of a convolution's output         K  side of a kernel
-#   C  channels                   C'      of a convolution's output (n_out in the code)
+#   C  channels                   F       of a convolution's output
 #   T  types of primary capsules  I  primary capsules             P  entries of a primary capsule (8)
 #                                 J  digit capsules (= classes)   D  entries of a digit capsule (16)
+#   E, F  inputs and outputs of a layer
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -122,12 +112,8 @@ class NetworkConfig:
     conv_channels: int = 32  # 256
     primary_types: int = 8  # 32
     decoder: tuple[int, int] = (256, 512)  # 512, 1024
-    assignments: str = "routed"
     routing_iters: int = 3
     routing_grad: str = "exact"
-    transform: str = "own"
-    activation: str = "squash"
-    capsnet_loss: str = "margin"
     recon_weight: float = 0.005  # 0.0005
     batch_size: int = 32  # 128 in the published code
     lr: float = 5e-3  # 1e-3
@@ -135,7 +121,7 @@ class NetworkConfig:
     optimizer: str = "adam"
     weight_decay: float = 0.0
     dtype: str = "float32"
-    conv: str = "spectral"  # or "im2col": how convolutions of many channels are computed
+    plain: bool = False  # all in the plain form that stands here, without fast twins
     class_names: tuple[str, ...] = ()  # of files that are not digits, from these; no flag sets it
 
     flags: ClassVar[dict[str, str]] = {
@@ -165,11 +151,6 @@ class NetworkConfig:
         return self.primary_side**2 * self.primary_types
 
     @property
-    def class_loss(self) -> str:
-        """Name of the digit capsules' loss in a history."""
-        return f"train_{self.capsnet_loss.replace('-', '_')}_loss"
-
-    @property
     def steps_per_epoch(self) -> int:
         """Full batches only."""
         return max(1, self.n_train // self.batch_size)
@@ -193,9 +174,7 @@ class NetworkConfig:
 class Config(NetworkConfig):
     """One run on composites of two digits."""
 
-    pool: int = 0  # composites drawn once and for all; 0: every batch is fresh
     min_iou: float = 0.8  # 0
-    n_labels: int = 2  # always; kept so that older checkpoints can be read
 
     @property
     def n_pairs(self) -> int:
@@ -402,7 +381,6 @@ class Overlays:
 class Data(NamedTuple):
     name: str  # of the digits: "mnist", "strokes" or "custom"
     train: Overlays
-    pool: Composites | None  # None: every batch is drawn anew
     test: Batch
     classes: tuple[str, ...] = DIGITS
 
@@ -415,9 +393,8 @@ def make_data(config: Config, classes: Sequence[str] = ()) -> Data:
     digits = hold_out(digits, config.n_val)
     train = Overlays(digits.train_images, digits.train_labels, config)
     test = Overlays(digits.test_images, digits.test_labels, config)
-    pool = train.draw(generator(config.seed, Stream.DATA, 1), config.pool) if config.pool else None
     composites = test.draw(generator(config.seed, Stream.EVALUATION), config.n_test)
-    return Data(digits.name, train, pool, test.render(composites), tuple(classes))
+    return Data(digits.name, train, test.render(composites), tuple(classes))
 
 
 def resolve_auto(config: Any, data_name: str) -> Any:
@@ -435,342 +412,215 @@ def resolved(config: Config, data: Data) -> Config:
 
 
 def training_batch(data: Data, config: Config, step: int) -> Batch:
-    """The batch of a step, which depends on the seed and the step alone. A pool is gone through again and again, each
-    time in a new order."""
-    B = config.batch_size
-    if data.pool is None:
-        return data.train.render(data.train.draw(generator(config.seed, Stream.SHUFFLE, step), B))
-    n = len(data.pool.which)
-    passes, positions = np.divmod(np.arange(step * B, (step + 1) * B), n)
-    chosen = np.concatenate(
-        [permutation(n, config.seed, t)[positions[passes == t]] for t in np.unique(passes).tolist()]
-    )
-    return data.train.render(Composites(data.pool.which[chosen], data.pool.shift[chosen]))
+    """The batch of a step, which depends on the seed and the step alone."""
+    return data.train.render(data.train.draw(generator(config.seed, Stream.SHUFFLE, step), config.batch_size))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Forward and backward passes
+# Layers: each backward pass stands below its forward pass
 #
-# Maps have the axes (H, W, B, C): each pixel is a matrix of examples and channels. From the capsules on, the batch is
-# the last axis: the primary capsules are (P, I, B). So all matrix products have contiguous operands. A backward pass
-# writes the gradients of weights into arrays that it is given (dw, db), and returns the gradient of its input. ``ws``
-# is a Workspace: ws(name, *shape) is an array whose memory is allocated once and then used in every step.
+# x_forward(...) -> (out, cache), x_backward(dout, cache) -> gradients of the inputs. The batch is the first axis, and
+# inputs are not overwritten. The layers are those of smallnorb_novel_viewpoint.py.
 # ----------------------------------------------------------------------------------------------------------------------
+
+Pair = tuple[Callable[..., Any], Callable[..., Any]]  # a forward and a backward pass
 
 
 class ConvCache(NamedTuple):
-    name: str
-    cols: Array  # (Ho, Wo, B, K, K, C)
-    w: Array  # (K, K, C, C')
-    x_shape: tuple[int, ...]  # (H, W, B, C)
+    columns: Array  # (K*K*C, B*Ho*Wo) the pixels under each entry of the kernel, as im2col lays them out
+    w: Array
+    x_shape: tuple[int, ...]
     stride: int
+    pad: int
 
 
-def conv2d_forward(x: Array, w: Array, b: Array, stride: int, ws: Workspace, name: str) -> tuple[Array, ConvCache]:
-    """Valid convolution by im2col. x (H, W, B, C), w (K, K, C, C'), b (C') -> out (Ho, Wo, B, C')."""
-    K, n_out = w.shape[0], w.shape[-1]
-    windows = np.lib.stride_tricks.sliding_window_view(x, (K, K), axis=(0, 1))[::stride, ::stride]
-    patches = windows.transpose(0, 1, 2, 4, 5, 3)  # (Ho, Wo, B, K, K, C), a view
-    cols = ws(name + ".cols", *patches.shape)
-    cols[...] = patches
-    out = ws(name + ".out", *cols.shape[:3], n_out)
-    w_matrix = w.reshape(-1, n_out)  # (K*K*C, C')
-    np.matmul(cols.reshape(-1, len(w_matrix)), w_matrix, out=out.reshape(-1, n_out))  # (Ho*Wo*B, C')
+def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple[Array, ConvCache]:
+    """Cross-correlate x (B, H, W, C) with w (K, K, C, F), add b (F,) -> (B, Ho, Wo, F), zero padded."""
+    (B, H, W, C), K, F = x.shape, w.shape[0], w.shape[-1]
+    Ho, Wo = (H + 2 * pad - K) // stride + 1, (W + 2 * pad - K) // stride + 1
+    x_pad = np.zeros((B, H + 2 * pad, W + 2 * pad, C), x.dtype)
+    x_pad[:, pad : pad + H, pad : pad + W] = x
+    # im2col, one entry of the kernel at a time: twice as fast as patch by patch, as it copies longer runs of memory.
+    columns = np.empty((K, K, C, B, Ho, Wo), x.dtype)
+    for i in range(K):
+        for j in range(K):
+            window = x_pad[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]  # (B, Ho, Wo, C)
+            columns[i, j] = window.transpose(3, 0, 1, 2)
+    columns = columns.reshape(K * K * C, -1)
+    out = columns.T @ w.reshape(-1, F)  # (B * Ho * Wo, F)
     out += b
-    return out, ConvCache(name, cols, w, x.shape, stride)
+    return out.reshape(B, Ho, Wo, F), ConvCache(columns, w, x.shape, stride, pad)
 
 
-def conv2d_backward(
-    dout: Array, cache: ConvCache, dw: Array, db: Array, ws: Workspace, need_dx: bool = True
-) -> Array | None:
-    """dout (Ho, Wo, B, C') -> dx (H, W, B, C), or None; writes dw (K, K, C, C') and db (C')."""
-    name, cols, w, x_shape, s = cache
-    (Ho, Wo, _, n_out), K = dout.shape, len(w)
-    w_matrix, dout_matrix = w.reshape(-1, n_out), dout.reshape(-1, n_out)  # (K*K*C, C'), (Ho*Wo*B, C')
-    # out = cols w + b
-    db[...] = np.ones(len(dout_matrix), dout.dtype) @ dout_matrix  # the sum over rows, faster than np.sum
-    np.matmul(cols.reshape(-1, len(w_matrix)).T, dout_matrix, out=dw.reshape(-1, n_out))
+def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Array | None, Array, Array]:
+    """dout (B, Ho, Wo, F) -> dx (None if it is not needed, as in the first layer), dw, db."""
+    columns, w, (B, H, W, C), stride, pad = cache
+    (_, Ho, Wo, F), K = dout.shape, w.shape[0]
+    rows = dout.reshape(-1, F)  # (B * Ho * Wo, F)
+    # out = columns.T @ w + b
+    dw = (columns @ rows).reshape(w.shape)
+    db = np.ones(len(rows), rows.dtype) @ rows  # the sum over rows; np.sum takes 15 times as long for short rows
     if not need_dx:
-        return None
-    dcols = ws(name + ".dcols", *cols.shape)
-    np.matmul(dout_matrix, w_matrix.T, out=dcols.reshape(-1, len(w_matrix)))
-    # cols[:, :, :, i, j] = x[i :: s, j :: s]
-    dx = ws(name + ".dx", *x_shape)
-    dx[...] = 0
-    for i, j in itertools.product(range(K), repeat=2):
-        dx[i : i + s * Ho : s, j : j + s * Wo : s] += dcols[:, :, :, i, j]
-    return dx
+        return None, dw, db
+    dcolumns = (w.reshape(-1, F) @ rows.T).reshape(K, K, C, B, Ho, Wo)
+    # columns[i, j] = the pixels of x_pad under entry i, j of the kernel
+    dx_pad = np.zeros((B, H + 2 * pad, W + 2 * pad, C), dout.dtype)
+    for i in range(K):
+        for j in range(K):
+            window = dx_pad[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]
+            window += dcolumns[i, j].transpose(1, 2, 3, 0)
+    return dx_pad[:, pad : pad + H, pad : pad + W], dw, db
 
 
-Convolution = tuple[Callable[..., tuple[Array, Any]], Callable[..., Any]]  # forward and backward pass
-CONVOLUTIONS: dict[str, Convolution] = {
-    "im2col": (conv2d_forward, conv2d_backward),
-    "spectral": (spectral_conv2d_forward, spectral_conv2d_backward),
-}
+def max_pool_forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
+    """2x2, stride 2; an odd last row or column is dropped. x (B, H, W, C) -> (B, H // 2, W // 2, C)."""
+    H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
+    x00, x01, x10, x11 = (x[:, i:H:2, j:W:2] for i, j in itertools.product(range(2), repeat=2))
+    out = np.maximum(np.maximum(x00, x01), np.maximum(x10, x11))
+    return out, (x, out)
 
 
-def convolution(conv: str, layer: int) -> Convolution:
-    """Those of a network's layer, counted from 1; the first, which has one channel, is always im2col."""
-    return CONVOLUTIONS[conv if layer > 1 else "im2col"]
-
-
-def max_pool_forward(x: Array, ws: Workspace, name: str) -> Array:
-    """2x2, stride 2; an odd last row or column is dropped. x (H, W, B, C) -> (H // 2, W // 2, B, C)."""
-    H, W = x.shape[0] // 2 * 2, x.shape[1] // 2 * 2
-    out = ws(name + ".out", H // 2, W // 2, *x.shape[2:])
-    np.maximum(x[0:H:2, 0:W:2], x[0:H:2, 1:W:2], out=out)
-    np.maximum(out, x[1:H:2, 0:W:2], out=out)
-    return np.maximum(out, x[1:H:2, 1:W:2], out=out)
-
-
-def max_pool_backward(dout: Array, x: Array, out: Array, ws: Workspace, name: str) -> Array:
-    """dout (H // 2, W // 2, B, C) -> dx (H, W, B, C). The first of the four pixels that is the maximum gets it all."""
-    H, W = x.shape[0] // 2 * 2, x.shape[1] // 2 * 2
-    dx = ws(name + ".dx", *x.shape)
-    dx[...] = 0
-    not_found = np.ones(out.shape, bool)
+def max_pool_backward(dout: Array, cache: tuple[Array, Array]) -> Array:
+    """The first of the four pixels that is the maximum gets the whole gradient."""
+    x, out = cache
+    H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
+    dx, not_found = np.zeros_like(x), np.ones(out.shape, bool)
     # out = max(x00, x01, x10, x11)
-    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        is_maximum = not_found & (x[i:H:2, j:W:2] == out)
+    for i, j in itertools.product(range(2), repeat=2):
+        is_maximum = not_found & (x[:, i:H:2, j:W:2] == out)
         not_found ^= is_maximum
-        np.multiply(dout, is_maximum, out=dx[i:H:2, j:W:2])
+        np.multiply(dout, is_maximum, out=dx[:, i:H:2, j:W:2])
     return dx
 
 
-def flattened(x: Array, ws: Workspace) -> Array:
-    """x (H, W, B, C) -> (H*C*W, B). Changing the order would change which weight belongs to which input."""
-    H, W, B, C = x.shape
-    flat = ws("flat", H, C, W, B)
-    flat[...] = x.transpose(0, 3, 1, 2)
-    return flat.reshape(-1, B)
+LinearCache = tuple[Array, Array]  # x, w
 
 
-def unflattened(flat: Array, shape: tuple[int, ...], ws: Workspace) -> Array:
-    """The inverse of flattened. shape: (H, W, B, C)."""
-    H, W, B, C = shape
-    x = ws("unflattened", *shape)
-    x[...] = flat.reshape(H, C, W, B).transpose(0, 2, 3, 1)
-    return x
+def linear_forward(x: Array, w: Array, b: Array) -> tuple[Array, LinearCache]:
+    """x (B, E) @ w (E, F) + b (F,)."""
+    return x @ w + b, (x, w)
 
 
-def linear_forward(x: Array, w: Array, b: Array, ws: Workspace, name: str) -> Array:
-    """x (n_in, B), w (n_in, n_out), b (n_out,) -> (n_out, B)."""
-    out = ws(name + ".out", w.shape[1], x.shape[1])
-    np.matmul(w.T, x, out=out)
-    out += b[:, None]
-    return out
+def linear_backward(dout: Array, cache: LinearCache) -> tuple[Array, Array, Array]:
+    """dout (B, F) -> dx, dw, db."""
+    x, w = cache
+    # out = x @ w + b
+    return dout @ w.T, x.T @ dout, dout.sum(axis=0)
 
 
-def linear_backward(dout: Array, x: Array, w: Array, dw: Array, db: Array) -> Array:
-    """dout (n_out, B) -> dx (n_in, B); writes dw (n_in, n_out) and db (n_out,)."""
-    # out = w.T x + b
-    np.matmul(x, dout.T, out=dw)
-    np.sum(dout, axis=1, out=db)
-    return np.matmul(w, dout)
-
-
-def relu_forward(x: Array) -> Array:
-    """max(x, 0), in place: the backward pass needs the output alone."""
-    return np.maximum(x, 0, out=x)
+def relu_forward(x: Array) -> tuple[Array, Array]:
+    out = np.maximum(x, 0)
+    return out, out
 
 
 def relu_backward(dout: Array, out: Array) -> Array:
-    """In place: dout becomes dx."""
     # out = max(x, 0)
-    dout *= out > 0
-    return dout
+    return dout * (out > 0)
 
 
-def sigmoid_forward(x: Array) -> Array:
-    """1 / (1 + exp(-x)), in place, with an error of a few roundings. x is clipped from below (in float32 at -87), so
-    that exp(-x) does not overflow."""
-    np.maximum(x, math.log(np.finfo(x.dtype).tiny), out=x)
-    np.negative(x, out=x)
-    np.exp(x, out=x)
-    x += 1
-    return np.reciprocal(x, out=x)
+def sigmoid_forward(x: Array) -> tuple[Array, Array]:
+    out = np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))  # 1 / (1 + exp(-x)) without an overflow
+    return out, out
 
 
 def sigmoid_backward(dout: Array, out: Array) -> Array:
-    """In place: dout becomes dx."""
     # out = sigmoid(x)
-    dout *= out * (1 - out)
-    return dout
+    return dout * out * (1 - out)
 
 
 SQUASH_EPS = 1e-9  # added to |s|^2, so that the derivative of |s| is finite for a capsule that is exactly zero
 
 
-class SquashCache(NamedTuple):
-    s: Array
-    q: Array  # |s|^2 + eps, its axis kept
-    axis: int
+def squash_forward(s: Array) -> tuple[Array, tuple[Array, Array]]:
+    """v = |s|^2 / (1 + |s|^2) * s / |s|; a capsule's entries are along the last axis. [Sabour 2017, eq. 1]"""
+    q = np.square(s).sum(axis=-1, keepdims=True) + SQUASH_EPS
+    return np.sqrt(q) / (1 + q) * s, (s, q)
 
 
-def squash_forward(s: Array, axis: int, out: Array) -> SquashCache:
-    """v = |s|^2 / (1 + |s|^2) * s / |s|, written into ``out``; a capsule's entries are along ``axis``.
-    [Sabour 2017, eq. 1]"""
-    q = np.square(s).sum(axis, keepdims=True)
-    q += SQUASH_EPS
-    np.multiply(s, np.sqrt(q) / (1 + q), out=out)
-    return SquashCache(s, q, axis)
-
-
-def squash_backward(dv: Array, cache: SquashCache) -> Array:
-    """dv -> ds, of the same shape."""
-    s, q, axis = cache
-    root = np.sqrt(q)
+def squash_backward(dv: Array, cache: tuple[Array, Array]) -> Array:
+    s, q = cache
     # v = f(q) s with f(q) = sqrt(q) / (1 + q) and q = |s|^2, so ds = f(q) dv + 2 f'(q) (s . dv) s
-    ds = s * dv
-    dq_twice = ds.sum(axis, keepdims=True) * ((1 - q) / (root * (1 + q) ** 2))  # 2 f'(q) (s . dv)
-    np.multiply(s, dq_twice, out=ds)
-    ds += dv * (root / (1 + q))
-    return ds
+    f, twice_df = np.sqrt(q) / (1 + q), (1 - q) / (np.sqrt(q) * (1 + q) ** 2)
+    return f * dv + twice_df * (s * dv).sum(axis=-1, keepdims=True) * s
+
+
+SQUASH: Pair = (squash_forward, squash_backward)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Dynamic routing
+# Dynamic routing [Sabour 2017, procedure 1]
 #
-# Capsule i votes u_hat[j, d, i] = sum_p w[j, p, i, d] u[p, i] for parent j. The votes of a batch would be the largest
-# array of the network, and they are never stored. Procedure 1 needs only two sums of them:
-#     s[j, d] = sum_i c[j, i] u_hat[j, d, i] = sum_pi w[j, p, i, d] (c[j, i] u[p, i])    the parents' inputs
-#     a[j, i] = sum_d v[j, d] u_hat[j, d, i] = sum_p u[p, i] (sum_d w[j, p, i, d] v[j, d])    the agreements
-# The arrays in parentheses, cu and wv below, have P = 8 entries for each capsule and parent, where votes have D = 16.
-# Unless couplings are given, all c are 1 / J in the first iteration, and u itself takes the place of cu.
+# The paper's lines, for a child i and a parent j, and our names:
+#     u_hat_j|i = W_ij u_i                     u_hat, the votes
+#     b_ij <- 0                                b
+#     c_i <- softmax(b_i)                      c, the couplings, whose sum over the parents is 1
+#     s_j <- sum_i c_ij u_hat_j|i              s
+#     v_j <- squash(s_j)                       v
+#     b_ij <- b_ij + u_hat_j|i . v_j           b; that of the last iteration is not used
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def softmax_over_parents(b: Array, out: Array) -> Array:
-    """b (J, I, B) -> coupling coefficients c (J, I, B), whose sum over j is 1. [Sabour 2017, eq. 3]"""
-    np.subtract(b, b.max(axis=0), out=out)
-    np.exp(out, out=out)
-    out /= out.sum(axis=0)
-    return out
+def softmax(b: Array) -> Array:
+    """Along the last axis. [Sabour 2017, eq. 3]"""
+    e = np.exp(b - b.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
 
 
 def softmax_backward(dc: Array, c: Array) -> Array:
-    """In place: dc (J, I, B) becomes db."""
-    # c = softmax(b), so db = c (dc - sum_j c dc)
-    dc -= np.einsum("jib,jib->ib", c, dc)
-    dc *= c
-    return dc
+    # c = softmax(b)
+    return c * (dc - (c * dc).sum(axis=-1, keepdims=True))
 
 
 class RoutingCache(NamedTuple):
-    u: Array  # (P, I, B)
-    w: Array  # (J, P, I, D)
-    c: list[Array]  # per iteration: couplings (J, I, B)
-    squashes: list[SquashCache]  # per iteration; empty without squash
-    v: list[Array]  # per iteration: (J, D, B)
-    is_uniform: bool  # whether the couplings of the first iteration are 1 / J
+    u: Array  # (B, I, P)
+    w: Array  # (I, P, J, D)
+    u_hat: Array  # (B, I, J, D)
+    c: list[Array]  # per iteration: (B, I, J)
+    v: list[Array]  # per iteration: (B, J, D)
+    squashes: list[Any]  # per iteration: the cache of v = squash(s)
+    squash: Pair
 
 
-def shared_transform_forward(w: Array, n_children: int, ws: Workspace) -> Array:
-    """One transformation for all primary capsules, w (J, P, 1, D) -> (J, P, I, D). [Gu 2020]"""
-    J, P, _, D = w.shape
-    copies = ws("routing.w", J, P, n_children, D)
-    copies[...] = w
-    return copies
-
-
-def shared_transform_backward(dcopies: Array, dw: Array) -> None:
-    """dcopies (J, P, I, D); writes dw (J, P, 1, D)."""
-    # copies_i = w
-    np.sum(dcopies, axis=2, keepdims=True, out=dw)
-
-
-def random_couplings(n_parents: int, n_children: int) -> Array:
-    """Couplings (J, I) drawn evenly from all whose sum over j is 1, the same for every image and every seed."""
-    weights = generator(0, Stream.INIT, *b"couplings").standard_exponential((n_parents, n_children))
-    return weights / weights.sum(axis=0)
-
-
-def routing_forward(
-    u: Array, w: Array, n_iters: int, ws: Workspace, couplings: Array | None = None, has_squash: bool = True
-) -> tuple[Array, RoutingCache]:
-    """Dynamic routing [Sabour 2017, procedure 1]. u (P, I, B), w (J, P, I, D) -> v (J, D, B). The first iteration has
-    the given couplings (J, I), or 1 / J. Without squash v = s."""
-    J, P, I, D = w.shape
-    B = u.shape[-1]
-    cache = RoutingCache(u, w, [], [], [], couplings is None)
-    b, sums = ws("routing.b", J, I, B), ws("routing.sums", J, P, D, B)
-    product = ws("routing.product", J, P, I, B)  # memory of cu, then of wv
-    b[...] = 0
-    for t in range(n_iters):
-        c, v = ws(f"routing.c{t}", J, I, B), ws(f"routing.v{t}", J, D, B)
-        if t == 0:
-            c[...] = 1 / J if couplings is None else couplings[..., None]  # 1 / J: b is zero
-        else:
-            softmax_over_parents(b, c)
-        is_uniform = t == 0 and cache.is_uniform
-        cu = u if is_uniform else np.multiply(c[:, None], u, out=product)  # (P, I, B) or (J, P, I, B)
-        s = np.matmul(w.transpose(0, 1, 3, 2), cu, out=sums).sum(axis=1)  # (J, D, B)
-        if is_uniform:  # c = 1 / J
-            s /= J
+def routing_forward(u: Array, w: Array, n_iters: int, squash: Pair = SQUASH) -> tuple[Array, RoutingCache]:
+    """u (B, I, P), w (I, P, J, D), whose w[i, :, j] is W_ij transposed -> v (B, J, D)."""
+    u_hat = np.einsum("bip,ipjd->bijd", u, w)
+    b = np.zeros(u_hat.shape[:3], u.dtype)
+    cache = RoutingCache(u, w, u_hat, [], [], [], squash)
+    for _ in range(n_iters):
+        c = softmax(b)
+        s = np.einsum("bij,bijd->bjd", c, u_hat)
+        v, squash_cache = squash[0](s)
+        b = b + np.einsum("bijd,bjd->bij", u_hat, v)
         cache.c.append(c)
-        if has_squash:
-            cache.squashes.append(squash_forward(s, 1, v))
-        else:
-            v[...] = s
         cache.v.append(v)
-        if t < n_iters - 1:
-            wv = np.matmul(w, v[:, None], out=product)  # (J, P, I, B)
-            b += np.einsum("pib,jpib->jib", u, wv)  # agreements
+        cache.squashes.append(squash_cache)
     return v, cache
 
 
-TERM_SIZE = 1 << 19  # entries of dw that are added up at a time: more would leave the cache, fewer need many calls
+def routing_backward(dv: Array, cache: RoutingCache, policy: str) -> tuple[Array, Array]:
+    """dv (B, J, D) -> du (B, I, P), dw (I, P, J, D).
 
-
-def routing_backward(dv: Array, cache: RoutingCache, policy: str, dw: Array, ws: Workspace) -> Array:
-    """dv (J, D, B), which may be overwritten -> du (P, I, B); writes dw (J, P, I, D).
-
-    policy "exact": the gradient of what the forward pass computes, through the softmax, the agreement and the squash of
-                    every iteration. That of the votes, which is never stored either, is
-                    du_hat[j, d, i] = sum_t c_t[j, i] ds_t[j, d] + db_t+1[j, i] v_t[j, d].
+    policy "exact": the gradient of what the forward pass computes, through all iterations.
     policy "stop":  the couplings are constants: only the last iteration's s and v are differentiated.
     """
-    u, w, c, squashes, v, _ = cache
-    J, P, I, D = w.shape
-    B = u.shape[-1]
-    sums = ws("routing.sums", J, P, D, B)
-    product = ws("routing.product", J, P, I, B)  # memory of dbu, wv, cu and wds, one after the other
-    n = max(1, TERM_SIZE // w[0].size)
-    groups = [slice(j, j + n) for j in range(0, J, n)]  # of parents
-    dw_term = ws("routing.dw_term", *w[:n].shape)
-    du, db = ws("routing.du", P, I, B), ws("routing.db", J, I, B)
-    du[...] = db[...] = 0
-    last = len(v) - 1
-    earliest = last if policy == "stop" else 0
-    for t in range(last, earliest - 1, -1):
-        if t < last:
-            # b += a; a = sum_d v u_hat = sum_p u (w v)
-            dbu = np.multiply(db[:, None], u, out=product)  # (J, P, I, B)
-            v_rows = np.ascontiguousarray(v[t].transpose(0, 2, 1))[:, None]  # (J, 1, B, D)
-            for group in groups:
-                dw[group] += np.matmul(dbu[group], v_rows[group], out=dw_term[: len(w[group])])
-            dv = np.matmul(w.transpose(0, 1, 3, 2), dbu, out=sums).sum(axis=1)  # (J, D, B)
-            wv = np.matmul(w, v[t][:, None], out=product)  # (J, P, I, B)
-            du += np.einsum("jib,jpib->pib", db, wv)
-        # v = squash(s), or s
-        ds = squash_backward(dv, squashes[t]) if squashes else dv  # (J, D, B)
-        is_uniform = t == 0 and cache.is_uniform
-        if is_uniform:  # c = 1 / J
-            ds /= J
-        # s = sum_i c u_hat = sum_pi w (c u)
-        ds_rows = np.ascontiguousarray(ds.transpose(0, 2, 1))[:, None]  # (J, 1, B, D)
-        cu = np.broadcast_to(u, product.shape) if is_uniform else np.multiply(c[t][:, None], u, out=product)
-        if t == last:  # the first term of dw
-            np.matmul(cu, ds_rows, out=dw)
-        else:
-            for group in groups:
-                dw[group] += np.matmul(cu[group], ds_rows[group], out=dw_term[: len(w[group])])
-        wds = np.matmul(w, ds[:, None], out=product)  # (J, P, I, B)
-        du += wds.sum(axis=0) if is_uniform else np.einsum("jib,jpib->pib", c[t], wds)
+    u, w, u_hat, c, v, squashes, squash = cache
+    du_hat, db = np.zeros_like(u_hat), np.zeros_like(c[0])
+    for t in reversed(range(len(v))):
+        # b = b + sum_d u_hat v
+        dv = dv + np.einsum("bij,bijd->bjd", db, u_hat)
+        du_hat += db[..., None] * v[t][:, None]
+        # v = squash(s)
+        ds = squash[1](dv, squashes[t])
+        # s = sum_i c u_hat
+        dc = np.einsum("bijd,bjd->bij", u_hat, ds)
+        du_hat += c[t][..., None] * ds[:, None]
+        if policy == "stop":
+            break
         # c = softmax(b)
-        if t > earliest:
-            db += softmax_backward(np.einsum("pib,jpib->jib", u, wds), c[t])
-    return du
+        db = db + softmax_backward(dc, c[t])
+        dv = np.zeros_like(dv)  # of an earlier iteration, which the loss sees through b alone
+    # u_hat = u w
+    return np.einsum("bijd,ipjd->bip", du_hat, w), np.einsum("bijd,bip->ipjd", du_hat, u)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -781,43 +631,39 @@ PRESENT, ABSENT, ABSENT_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda [Sabour 2017
 
 
 def margin_loss(lengths: Array, positive: Array, n: int) -> tuple[float, Array]:
-    """Summed over the classes. lengths (J, B), positive (J, B) of 0 and 1 -> loss, dlengths. [Sabour 2017, eq. 4]"""
+    """Summed over the classes. lengths (B, J), positive (B, J) of 0 and 1 -> loss, dlengths. [Sabour 2017, eq. 4]"""
     shortfall = np.maximum(0, PRESENT - lengths) * positive
     excess = np.maximum(0, lengths - ABSENT) * (1 - positive)
     loss = float(np.square(shortfall).sum() + ABSENT_WEIGHT * np.square(excess).sum()) / n
     return loss, (2 / n) * (ABSENT_WEIGHT * excess - shortfall)
 
 
-def squared_error(out: Array, target: Array, weight: float, n: int) -> tuple[float, Array]:
-    """Summed over pixels and digits. The gradient is that of ``weight`` times the loss."""
+def squared_error(out: Array, target: Array, n: int) -> tuple[float, Array]:
+    """Summed over pixels and digits."""
     error = out - target
-    loss = float(np.vdot(error, error)) / n
-    error *= 2 * weight / n
-    return loss, error
+    return float(np.vdot(error, error)) / n, (2 / n) * error
 
 
 def sigmoid_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float, Array]:
-    """Summed over the classes. scores (J, B) before the sigmoid, positive (J, B) of 0 and 1."""
+    """Summed over the classes. scores (B, J) before the sigmoid, positive (B, J) of 0 and 1."""
     loss = float((np.maximum(scores, 0) - scores * positive + np.log1p(np.exp(-np.abs(scores)))).sum()) / n
-    return loss, (sigmoid_forward(scores.copy()) - positive) / n
+    return loss, (sigmoid_forward(scores)[0] - positive) / n
 
 
 def softmax_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float, Array]:
-    """Summed over the classes that are there. scores (J, B) before the softmax, positive (J, B) of 0 and 1."""
-    shifted = scores - scores.max(axis=0)
-    log_p = shifted - np.log(np.exp(shifted).sum(axis=0))
-    return float(-(positive * log_p).sum()) / n, (positive.sum(axis=0) * np.exp(log_p) - positive) / n
+    """Summed over the classes that are there. scores (B, J) before the softmax, positive (B, J) of 0 and 1."""
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return float(-(positive * log_p).sum()) / n, (positive.sum(axis=1, keepdims=True) * np.exp(log_p) - positive) / n
 
 
-Loss = Callable[[Array, Array, int], tuple[float, Array]]  # scores and indicator (J, B), n -> loss, gradient of scores
-# Of the digit capsules' lengths. A sigmoid is not among them: a length is never negative, so it would be >= 1/2.
-CAPSNET_LOSSES: dict[str, Loss] = {"margin": margin_loss, "cross-entropy": softmax_cross_entropy}
+Loss = Callable[[Array, Array, int], tuple[float, Array]]  # scores and indicator (B, J), n -> loss, gradient of scores
 
 
-def indicator(labels: Array, dtype: np.dtype, n_classes: int = N_CLASSES) -> Array:
-    """labels (B, L) -> (J, B), 1 for the classes in an image."""
-    positive = np.zeros((n_classes, len(labels)), dtype)
-    positive[labels.T, np.arange(len(labels))] = 1
+def indicator(labels: Array, n_classes: int, dtype: Any) -> Array:
+    """labels (B, L) -> (B, J), 1 for the classes in an image."""
+    positive = np.zeros((len(labels), n_classes), dtype)
+    positive[np.arange(len(labels))[:, None], labels] = 1
     return positive
 
 
@@ -826,13 +672,34 @@ def indicator(labels: Array, dtype: np.dtype, n_classes: int = N_CLASSES) -> Arr
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+class Parts(NamedTuple):
+    """What a CapsNet is made of. A study gives it another pair, with the same arguments and results."""
+
+    conv: Pair = (conv2d_forward, conv2d_backward)  # of the primary capsules
+    primary: Pair = SQUASH  # of the primary capsules
+    routing: Pair = (routing_forward, routing_backward)
+    digit: Pair = SQUASH  # of the digit capsules
+    loss: Loss = margin_loss  # of their lengths
+
+
+PLAIN = Parts()
+FAST = PLAIN._replace(
+    conv=(spectral_conv.conv2d_forward, spectral_conv.conv2d_backward),
+    routing=(dynamic_routing.routing_forward, dynamic_routing.routing_backward),
+)
+
+
+def parts_of(config: NetworkConfig) -> Parts:
+    return PLAIN if config.plain else FAST
+
+
 class CapsNetCache(NamedTuple):
     conv1: ConvCache
-    h1: Array  # (28, 28, B, 32) at the default sizes
-    primary: Any  # of the convolution that the configuration names
-    squash: SquashCache | None  # None: primary capsules with a ReLU
-    routing: RoutingCache
-    v: Array  # (J, D, B)
+    relu1: Array  # (B, 28, 28, 32) at the default sizes
+    conv2: Any
+    primary: Any
+    routing: Any  # with the couplings c and the outputs v of each iteration
+    v: Array  # (B, J, D)
 
 
 def gaussian(rng: np.random.Generator, dtype: str, std: float, *shape: int) -> Array:
@@ -842,17 +709,16 @@ def gaussian(rng: np.random.Generator, dtype: str, std: float, *shape: int) -> A
 
 def capsnet_init(rng: np.random.Generator, config: NetworkConfig) -> Params:
     C, n_primary_out, dtype = config.conv_channels, PRIMARY_SIZE * config.primary_types, config.dtype
-    # 0.1 at the default sizes. It falls as 1 / sqrt(I), as a digit capsule is a sum of I votes.
-    routing_std = math.sqrt(PRIMARY_SIZE / config.n_primary)
-    n_transforms = 1 if config.transform == "shared" else config.n_primary
+    I, J = config.n_primary, config.n_classes
     params = {
         "conv1.w": gaussian(rng, dtype, math.sqrt(2 / KERNEL**2), KERNEL, KERNEL, 1, C),
         "conv1.b": np.zeros(C, dtype),
         "primary.w": gaussian(rng, dtype, math.sqrt(1 / (KERNEL**2 * C)), KERNEL, KERNEL, C, n_primary_out),
         "primary.b": np.zeros(n_primary_out, dtype),
-        "routing.w": gaussian(rng, dtype, routing_std, config.n_classes, PRIMARY_SIZE, n_transforms, CAPSULE_SIZE),
+        # 0.1 at the default sizes. It falls as 1 / sqrt(I), as a digit capsule is a sum of I votes.
+        "routing.w": gaussian(rng, dtype, math.sqrt(PRIMARY_SIZE / I), I, PRIMARY_SIZE, J, CAPSULE_SIZE),
     }
-    sizes = (config.n_classes * CAPSULE_SIZE, *config.decoder, config.image_size**2)
+    sizes = (J * CAPSULE_SIZE, *config.decoder, config.image_size**2)
     variances = (2 / CAPSULE_SIZE, 2 / sizes[1], 1 / sizes[2])  # of the first layer's inputs all but one capsule are 0
     for k in range(3):
         params[f"decoder{k + 1}.w"] = gaussian(rng, dtype, math.sqrt(variances[k]), sizes[k], sizes[k + 1])
@@ -860,139 +726,102 @@ def capsnet_init(rng: np.random.Generator, config: NetworkConfig) -> Params:
     return params
 
 
-def batch_last(images: Array, ws: Workspace) -> Array:
-    """(B, H, W) -> (H, W, B, 1), a map of one channel."""
-    B, H, W = images.shape
-    x = ws("images", H, W, B, 1)
-    x[..., 0] = images.transpose(1, 2, 0)
-    return x
+def capsnet_forward(
+    params: Params, images: Array, config: NetworkConfig, parts: Parts | None = None
+) -> tuple[Array, CapsNetCache]:
+    """images (B, H, W) -> lengths of the digit capsules (B, J). The cache has the capsules and their couplings."""
+    parts = parts or parts_of(config)
+    h, conv1 = conv2d_forward(images[..., None], params["conv1.w"], params["conv1.b"], 1, 0)
+    h, relu1 = relu_forward(h)
+    h, conv2 = parts.conv[0](h, params["primary.w"], params["primary.b"], 2, 0)  # (B, side, side, T*P)
+    u, primary = parts.primary[0](h.reshape(len(h), -1, PRIMARY_SIZE))  # (B, I, P)
+    v, routing = parts.routing[0](u, params["routing.w"], config.routing_iters, parts.digit)  # (B, J, D)
+    lengths = np.sqrt(np.square(v).sum(axis=-1) + SQUASH_EPS)
+    return lengths, CapsNetCache(conv1, relu1, conv2, primary, routing, v)
 
 
-def as_map(capsules: Array, side: int) -> Array:
-    """capsules (P, I, B), in the order row, type, column -> the same as a map (side, side, B, P, T)."""
-    P, _, B = capsules.shape
-    return capsules.reshape(P, side, -1, side, B).transpose(1, 3, 4, 0, 2)
+def capsnet_backward(dv: Array, cache: CapsNetCache, config: NetworkConfig, parts: Parts | None = None) -> Params:
+    """dv (B, J, D) -> gradients of all parameters but the decoder's."""
+    parts, grads = parts or parts_of(config), {}
+    du, grads["routing.w"] = parts.routing[1](dv, cache.routing, config.routing_grad)
+    dh = parts.primary[1](du, cache.primary).reshape(len(dv), config.primary_side, config.primary_side, -1)
+    dh, grads["primary.w"], grads["primary.b"] = parts.conv[1](dh, cache.conv2)
+    dh = relu_backward(dh, cache.relu1)
+    _, grads["conv1.w"], grads["conv1.b"] = conv2d_backward(dh, cache.conv1, need_dx=False)
+    return grads
 
 
-def capsnet_forward(params: Params, images: Array, config: NetworkConfig, ws: Workspace) -> tuple[Array, CapsNetCache]:
-    """images (B, H, W) -> lengths of the digit capsules (J, B). The cache has the capsules and their couplings."""
-    side, B = config.primary_side, len(images)
-    h1, conv1 = conv2d_forward(batch_last(images, ws), params["conv1.w"], params["conv1.b"], 1, ws, "conv1")
-    relu_forward(h1)
-    forward, _ = CONVOLUTIONS[config.conv]
-    h2, primary = forward(h1, params["primary.w"], params["primary.b"], 2, ws, "primary")  # (side, side, B, P*T)
-    s, u = (ws(name, PRIMARY_SIZE, config.n_primary, B) for name in ("primary.s", "primary.u"))
-    as_map(s, side)[...] = h2.reshape(side, side, B, PRIMARY_SIZE, -1)
-    if config.activation == "squash":
-        squash = squash_forward(s, 0, u)
-    else:
-        squash, u = None, relu_forward(s)
-    w = params["routing.w"]
-    if config.transform == "shared":
-        w = shared_transform_forward(w, config.n_primary, ws)
-    couplings = random_couplings(config.n_classes, config.n_primary) if config.assignments == "random" else None
-    n_iters = config.routing_iters if config.assignments == "routed" else 1
-    v, routing = routing_forward(u, w, n_iters, ws, couplings, config.activation == "squash")  # (J, D, B)
-    lengths = np.sqrt(np.square(v).sum(axis=1) + SQUASH_EPS)
-    return lengths, CapsNetCache(conv1, h1, primary, squash, routing, v)
+def mask_forward(v: Array, labels: Array) -> tuple[Array, Array]:
+    """v (B, J, D), labels (B, L) -> (B*L, J*D): each named capsule alone, zeros in place of the others."""
+    (B, J, D), L = v.shape, labels.shape[1]
+    mask = indicator(labels.reshape(-1, 1), J, v.dtype).reshape(B, L, J, 1)
+    return (mask * v[:, None]).reshape(B * L, J * D), mask
 
 
-def mask_capsules(v: Array, labels: Array) -> Array:
-    """v (J, D, B), labels (B, L) -> (J*D, L*B): capsule ``labels[b, l]`` of example b in column l*B + b, zeros above
-    and below it."""
-    (J, D, B), L = v.shape, labels.shape[1]
-    masked = np.zeros((J, D, L, B), v.dtype)
-    example, digit = np.arange(B)[:, None], np.arange(L)
-    masked[labels, :, digit, example] = v[labels, :, example]
-    return masked.reshape(J * D, L * B)
+def mask_backward(dmasked: Array, mask: Array) -> Array:
+    """-> dv (B, J, D)."""
+    B, L, J, _ = mask.shape
+    # masked = mask v
+    return (mask * dmasked.reshape(B, L, J, -1)).sum(axis=1)
 
 
-def unmask_gradient(dmasked: Array, dv: Array, labels: Array) -> None:
-    """dmasked (J*D, L*B): adds its gradient to dv (J, D, B)."""
-    (J, D, B), L = dv.shape, labels.shape[1]
-    example, digit = np.arange(B)[:, None], np.arange(L)
-    # masked = v[labels]; no two labels of an example are the same, so that += adds each term
-    dv[labels, :, example] += dmasked.reshape(J, D, L, B)[labels, :, digit, example]
-
-
-def decoder_forward(params: Params, masked: Array, ws: Workspace) -> tuple[Array, list[Array]]:
-    """masked (J*D, N) -> pictures (H*W, N), and the inputs of the three layers."""
-    x, inputs = masked, []
+def decoder_forward(params: Params, masked: Array) -> tuple[Array, list[Any]]:
+    """masked (N, J*D) -> pictures (N, H*W)."""
+    x, caches = masked, []
     for k in (1, 2, 3):
-        inputs.append(x)
-        x = linear_forward(x, params[f"decoder{k}.w"], params[f"decoder{k}.b"], ws, f"decoder{k}")
-        x = relu_forward(x) if k < 3 else sigmoid_forward(x)
-    return x, inputs
+        x, linear = linear_forward(x, params[f"decoder{k}.w"], params[f"decoder{k}.b"])
+        x, activation = relu_forward(x) if k < 3 else sigmoid_forward(x)
+        caches.append((linear, activation))
+    return x, caches
 
 
-def decoder_backward(dout: Array, out: Array, inputs: list[Array], params: Params, grads: Params) -> Array:
-    """dout (H*W, N), overwritten -> gradient of the masked capsules (J*D, N)."""
-    dx = sigmoid_backward(dout, out)
+def decoder_backward(dout: Array, caches: list[Any]) -> tuple[Array, Params]:
+    """dout (N, H*W) -> gradient of the masked capsules (N, J*D), and those of the parameters."""
+    dx, grads = dout, {}
     for k in (3, 2, 1):
-        x, w = inputs[k - 1], params[f"decoder{k}.w"]
-        dx = linear_backward(dx, x, w, grads[f"decoder{k}.w"], grads[f"decoder{k}.b"])
-        if k > 1:
-            relu_backward(dx, x)
-    return dx
+        linear, activation = caches[k - 1]
+        dx = relu_backward(dx, activation) if k < 3 else sigmoid_backward(dx, activation)
+        dx, grads[f"decoder{k}.w"], grads[f"decoder{k}.b"] = linear_backward(dx, linear)
+    return dx, grads
 
 
-def pixels_last(sources: Array) -> Array:
-    """(B, L, H, W) -> (H*W, L*B), the order of ``mask_capsules``."""
-    B, L, H, W = sources.shape
-    return sources.transpose(2, 3, 1, 0).reshape(H * W, L * B)
-
-
-def reconstruct(params: Params, v: Array, labels: Array, ws: Workspace) -> Array:
-    """v (J, D, B), labels (B, L) -> pictures (B, L, H, W), one of each named capsule alone."""
-    B, L = labels.shape
-    out, _ = decoder_forward(params, mask_capsules(v, labels), ws)
-    side = math.isqrt(len(out))
-    return out.reshape(side, side, L, B).transpose(3, 2, 0, 1)
+def reconstruct(params: Params, v: Array, labels: Array) -> Array:
+    """v (B, J, D), labels (B, L) -> pictures (B, L, H, W), one of each named capsule alone."""
+    pictures, _ = decoder_forward(params, mask_forward(v, labels)[0])
+    side = math.isqrt(pictures.shape[1])
+    return pictures.reshape(*labels.shape, side, side)
 
 
 def capsnet_loss_and_grads(
-    params: Params, batch: Batch, n: int, config: NetworkConfig, grads: Params, ws: Workspace
-) -> dict[str, float]:
+    params: Params, batch: Batch, n: int, config: NetworkConfig, parts: Parts | None = None
+) -> tuple[dict[str, float], Params]:
     """Loss of the lengths of all digit capsules, plus the squared error of each digit's reconstruction from its own
-    capsule: ``recon_weight`` weighs it, and with 0 the decoder does not learn.
+    capsule: ``recon_weight`` weighs it, and with 0 the decoder does not learn. A part's terms of the mean over ``n``
+    examples."""
+    parts = parts or parts_of(config)
+    lengths, cache = capsnet_forward(params, batch.images, config, parts)
+    loss, dlengths = parts.loss(lengths, indicator(batch.labels, lengths.shape[1], lengths.dtype), n)
+    dv = cache.v * (dlengths / lengths)[..., None]  # lengths = |v|
 
-    Writes ``grads``, and returns the losses: a part's terms of the mean over ``n`` examples.
-    """
-    side, B = config.primary_side, len(batch.labels)
-    lengths, cache = capsnet_forward(params, batch.images, config, ws)
-    loss_of_lengths = CAPSNET_LOSSES[config.capsnet_loss]
-    loss, dlengths = loss_of_lengths(lengths, indicator(batch.labels, lengths.dtype, len(lengths)), n)
-    dv = cache.v * (dlengths / lengths)[:, None]  # lengths = |v|
-
-    pictures, inputs = decoder_forward(params, mask_capsules(cache.v, batch.labels), ws)
-    error, dpictures = squared_error(pictures, pixels_last(batch.sources), config.recon_weight, n)
-    unmask_gradient(decoder_backward(dpictures, pictures, inputs, params, grads), dv, batch.labels)
-
-    dw = grads["routing.w"]
-    if config.transform == "shared":
-        dw = ws("routing.dw", *cache.routing.w.shape)  # of the copies
-    du = routing_backward(dv, cache.routing, config.routing_grad, dw, ws)
-    if config.transform == "shared":
-        shared_transform_backward(dw, grads["routing.w"])
-    ds = squash_backward(du, cache.squash) if cache.squash else relu_backward(du, cache.routing.u)
-    dh2 = ws("primary.dout", side, side, B, PRIMARY_SIZE, config.primary_types)
-    dh2[...] = as_map(ds, side)
-    _, backward = CONVOLUTIONS[config.conv]
-    dh1 = backward(dh2.reshape(side, side, B, -1), cache.primary, grads["primary.w"], grads["primary.b"], ws)
-    relu_backward(dh1, cache.h1)
-    conv2d_backward(dh1, cache.conv1, grads["conv1.w"], grads["conv1.b"], ws, need_dx=False)
-    return {
+    masked, mask = mask_forward(cache.v, batch.labels)
+    pictures, decoder = decoder_forward(params, masked)
+    error, dpictures = squared_error(pictures, batch.sources.reshape(pictures.shape), n)
+    dmasked, grads = decoder_backward(config.recon_weight * dpictures, decoder)
+    grads |= capsnet_backward(dv + mask_backward(dmasked, mask), cache, config, parts)
+    losses = {
         "train_loss": loss + config.recon_weight * error,
-        config.class_loss: loss,
+        f"train_{parts.loss.__name__}": loss,
         "train_recon_loss": error / batch.labels.shape[1],  # of one digit
     }
+    return losses, grads
 
 
-def capsnet_assess(params: Params, batch: Batch, config: NetworkConfig, ws: Workspace) -> tuple[Array, float]:
+def capsnet_assess(
+    params: Params, batch: Batch, config: NetworkConfig, parts: Parts | None = None
+) -> tuple[Array, float]:
     """Scores (B, J), and the squared error of the true digits' pictures, summed over all pixels."""
-    lengths, cache = capsnet_forward(params, batch.images, config, ws)
-    pictures, _ = decoder_forward(params, mask_capsules(cache.v, batch.labels), ws)
-    return lengths.T, squared_error(pictures, pixels_last(batch.sources), 1, 1)[0]
+    lengths, cache = capsnet_forward(params, batch.images, config, parts)
+    return lengths, squared_error(reconstruct(params, cache.v, batch.labels), batch.sources, 1)[0]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1011,13 +840,14 @@ class CNN(NamedTuple):
     convs: tuple[ConvLayer, ...]
     n_hidden: int
     loss: Loss = sigmoid_cross_entropy
-    conv: str = "spectral"
+    conv: Pair = PLAIN.conv  # of all layers but the first, whose images have one channel
 
 
 class CNNCache(NamedTuple):
-    convs: list[tuple[Any, Array, Array]]  # cache, output before and after pooling
-    flat: Array
-    hidden: Array
+    convs: list[tuple[Any, Array, Any]]  # caches of convolution, ReLU and pooling, which may be None
+    shape: tuple[int, ...]  # of the last map
+    hidden: tuple[LinearCache, Array]
+    out: LinearCache
 
 
 def cnn_init(rng: np.random.Generator, config: NetworkConfig, net: CNN) -> Params:
@@ -1035,36 +865,40 @@ def cnn_init(rng: np.random.Generator, config: NetworkConfig, net: CNN) -> Param
     return params
 
 
-def cnn_forward(params: Params, images: Array, net: CNN, ws: Workspace) -> tuple[Array, CNNCache]:
-    """images (B, H, W) -> scores (J, B), before the sigmoid."""
-    x, convs = batch_last(images, ws), []
+def cnn_forward(params: Params, images: Array, net: CNN) -> tuple[Array, CNNCache]:
+    """images (B, H, W) -> scores (B, J), before the sigmoid."""
+    x, convs = images[..., None], []
     for k, layer in enumerate(net.convs, 1):
-        forward, _ = convolution(net.conv, k)
-        y, cache = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, ws, f"conv{k}")
-        relu_forward(y)
-        x = max_pool_forward(y, ws, f"pool{k}") if layer.pool else y
-        convs.append((cache, y, x))
-    flat = flattened(x, ws)
-    hidden = relu_forward(linear_forward(flat, params["hidden.w"], params["hidden.b"], ws, "hidden"))
-    return linear_forward(hidden, params["out.w"], params["out.b"], ws, "out"), CNNCache(convs, flat, hidden)
+        forward, _ = net.conv if k > 1 else PLAIN.conv
+        x, conv = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, 0)
+        x, relu = relu_forward(x)
+        x, pool = max_pool_forward(x) if layer.pool else (x, None)
+        convs.append((conv, relu, pool))
+    hidden, linear = linear_forward(x.reshape(len(x), -1), params["hidden.w"], params["hidden.b"])
+    hidden, relu = relu_forward(hidden)
+    scores, out = linear_forward(hidden, params["out.w"], params["out.b"])
+    return scores, CNNCache(convs, x.shape, (linear, relu), out)
 
 
-def cnn_loss_and_grads(
-    params: Params, batch: Batch, n: int, net: CNN, grads: Params, ws: Workspace
-) -> dict[str, float]:
-    scores, (convs, flat, hidden) = cnn_forward(params, batch.images, net, ws)
-    loss, dscores = net.loss(scores, indicator(batch.labels, scores.dtype, len(scores)), n)
-    dhidden = linear_backward(dscores, hidden, params["out.w"], grads["out.w"], grads["out.b"])
-    relu_backward(dhidden, hidden)
-    dflat = linear_backward(dhidden, flat, params["hidden.w"], grads["hidden.w"], grads["hidden.b"])
-    dx = unflattened(dflat, convs[-1][-1].shape, ws)
-    for k in range(len(convs), 0, -1):
-        cache, y, out = convs[k - 1]
-        dy = max_pool_backward(dx, y, out, ws, f"pool{k}") if net.convs[k - 1].pool else dx
-        relu_backward(dy, y)
-        _, backward = convolution(net.conv, k)
-        dx = backward(dy, cache, grads[f"conv{k}.w"], grads[f"conv{k}.b"], ws, need_dx=k > 1)
-    return {"train_loss": loss}
+def cnn_backward(dscores: Array, cache: CNNCache, net: CNN) -> Params:
+    """dscores (B, J) -> gradients of the parameters."""
+    grads: Params = {}
+    dhidden, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
+    linear, relu = cache.hidden
+    dx, grads["hidden.w"], grads["hidden.b"] = linear_backward(relu_backward(dhidden, relu), linear)
+    dx = dx.reshape(cache.shape)
+    for k in range(len(net.convs), 0, -1):
+        conv, relu, pool = cache.convs[k - 1]
+        dx = max_pool_backward(dx, pool) if net.convs[k - 1].pool else dx
+        _, backward = net.conv if k > 1 else PLAIN.conv
+        dx, grads[f"conv{k}.w"], grads[f"conv{k}.b"] = backward(relu_backward(dx, relu), conv, need_dx=k > 1)
+    return grads
+
+
+def cnn_loss_and_grads(params: Params, batch: Batch, n: int, net: CNN) -> tuple[dict[str, float], Params]:
+    scores, cache = cnn_forward(params, batch.images, net)
+    loss, dscores = net.loss(scores, indicator(batch.labels, scores.shape[1], scores.dtype), n)
+    return {"train_loss": loss}, cnn_backward(dscores, cache, net)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1075,29 +909,29 @@ def cnn_loss_and_grads(
 class Model(NamedTuple):
     name: str
     init_params: Callable[[np.random.Generator], Params]
-    loss_and_grads: Callable[[Params, Batch, int, Params, Workspace], dict[str, float]]
-    assess: Callable[[Params, Batch, Workspace], tuple[Array, float]]  # scores (B, J), squared error of reconstruction
+    loss_and_grads: Callable[[Params, Batch, int], tuple[dict[str, float], Params]]
+    assess: Callable[[Params, Batch], tuple[Array, float]]  # scores (B, J), squared error of reconstruction
     lr_factor: float = 1.0  # LeNet-5 of mnist_affine_capsnet.py has its own
 
 
-def capsnet_model(config: NetworkConfig) -> Model:
+def capsnet_model(config: NetworkConfig, parts: Parts | None = None) -> Model:
     return Model(
         "capsnet",
         lambda rng: capsnet_init(rng, config),
-        lambda params, batch, n, grads, ws: capsnet_loss_and_grads(params, batch, n, config, grads, ws),
-        lambda params, batch, ws: capsnet_assess(params, batch, config, ws),
+        lambda params, batch, n: capsnet_loss_and_grads(params, batch, n, config, parts),
+        lambda params, batch: capsnet_assess(params, batch, config, parts),
     )
 
 
 def cnn_model(name: str, config: NetworkConfig, convs: tuple[ConvLayer, ...], n_params: int, loss: Loss) -> Model:
     """A CNN with as many hidden units as bring it to ``n_params`` parameters."""
     one, two = (count_params(cnn_init(np.random.default_rng(0), config, CNN(convs, n))) for n in (1, 2))
-    net = CNN(convs, max(1, 1 + round((n_params - one) / (two - one))), loss, config.conv)
+    net = CNN(convs, max(1, 1 + round((n_params - one) / (two - one))), loss, parts_of(config).conv)
     return Model(
         name,
         lambda rng: cnn_init(rng, config, net),
-        lambda params, batch, n, grads, ws: cnn_loss_and_grads(params, batch, n, net, grads, ws),
-        lambda params, batch, ws: (cnn_forward(params, batch.images, net, ws)[0].T, math.nan),
+        lambda params, batch, n: cnn_loss_and_grads(params, batch, n, net),
+        lambda params, batch: (cnn_forward(params, batch.images, net)[0], math.nan),
     )
 
 
@@ -1121,7 +955,7 @@ def make_models(config: NetworkConfig, cnn_loss: Loss = sigmoid_cross_entropy) -
 # The weights that Muon updates, and which of their axes are inputs; Adam updates the last layers and the decoder.
 CONV_INPUTS = (0, 1, 2)
 MUON_INPUTS = {
-    "routing.w": (1, 2), "hidden.w": (0,), "primary.w": CONV_INPUTS, "conv2.w": CONV_INPUTS, "conv1.w": CONV_INPUTS,
+    "routing.w": (0, 1), "hidden.w": (0,), "primary.w": CONV_INPUTS, "conv2.w": CONV_INPUTS, "conv1.w": CONV_INPUTS,
 }  # fmt: skip
 
 
@@ -1139,9 +973,8 @@ def assess(model: Model, params: Params, batch: Batch, workers: Workers) -> tupl
 
     def work(start: int) -> tuple[Array, float]:
         with np.errstate(all="ignore"):
-            part = batch.part(start, start + EVALUATION_BATCH)
-            scores, error = model.assess(params, part, workers.workspace)
-        return scores.astype(float), error  # a copy: the next part overwrites the workspace
+            scores, error = model.assess(params, batch.part(start, start + EVALUATION_BATCH))
+        return scores.astype(float), error
 
     scores, errors = zip(*workers.map(work, range(0, len(batch.labels), EVALUATION_BATCH)), strict=True)
     return np.concatenate(scores), sum(errors)
@@ -1164,48 +997,34 @@ def evaluate(model: Model, params: Params, batch: Batch, workers: Workers) -> di
     return metrics
 
 
-def routing_study(config: Config, params: Params, batch: Batch, workers: Workers) -> dict[str, float]:
-    """The trained capsules with other couplings than they were trained with, as in I. Paik et al., "Capsule networks
-    need an improved routing algorithm", ACML 2019.
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
-    These are the couplings of 1 to 5 iterations (after one they are uniform), and random ones. For each:
-    ``set_accuracy``; "changed", the fraction of images that get another pair of digits than with the couplings of the
-    training; and "entropy", that of a primary capsule's last couplings over its maximum log J, mean over capsules and
-    images.
-    """
 
-    def answers_and_entropy(config: Config) -> tuple[Array, float]:
-        def work(start: int) -> tuple[Array, Array]:
-            images = batch.part(start, start + EVALUATION_BATCH).images
-            lengths, cache = capsnet_forward(params, images, config, workers.workspace)
-            c = cache.routing.c[-1]  # (J, I, B)
-            entropy = -(c * np.log(np.maximum(c, np.finfo(c.dtype).tiny))).sum(axis=0).mean(axis=0)  # (B,)
-            return np.sort(top_labels(lengths.T, batch.labels.shape[1]), axis=1), entropy / math.log(len(c))
-
-        answers, entropies = zip(*workers.map(work, range(0, len(batch.labels), EVALUATION_BATCH)), strict=True)
-        return np.concatenate(answers), float(np.concatenate(entropies).mean())
-
-    trained, _ = answers_and_entropy(config)
-    settings: dict[str, dict[str, Any]] = {
-        **{f"iters_{n}": {"assignments": "routed", "routing_iters": n} for n in range(1, 6)},
-        "random": {"assignments": "random"},
-    }
-    found = {}
-    for name, fields in settings.items():
-        answers, entropy = answers_and_entropy(dataclasses.replace(config, **fields))
-        found[f"{name}_accuracy"] = float((answers == np.sort(batch.labels, axis=1)).all(axis=1).mean())
-        found[f"{name}_changed"] = float((answers != trained).any(axis=1).mean())
-        found[f"{name}_entropy"] = entropy
-    return found
+def adamw_step(
+    state: TrainState, grads: list[Params], lr: float, weight_decay: float = 0.0, decayed: Collection[str] = ()
+) -> None:
+    """Update ``state`` in place by the sum of ``grads``; parameters named in ``decayed`` shrink by ``lr *
+    weight_decay`` of themselves. [Kingma 2015, algorithm 1; Loshchilov 2019, algorithm 2]"""
+    state.step += 1
+    for key, p in state.params.items():
+        g, m, v = sum(part[key] for part in grads), state.m[key], state.v[key]
+        m[...] = BETA1 * m + (1 - BETA1) * g
+        v[...] = BETA2 * v + (1 - BETA2) * g**2
+        m_hat, v_hat = m / (1 - BETA1**state.step), v / (1 - BETA2**state.step)
+        if key in decayed:
+            p -= lr * weight_decay * p
+        p -= lr * m_hat / (np.sqrt(v_hat) + EPSILON)
 
 
 def update(state: TrainState, grads: list[Params], lr: float, config: NetworkConfig, workers: Workers) -> None:
     """One step of the optimiser; weights decay, biases do not."""
     decayed = [key for key in state.params if key.endswith(".w")]
     if config.optimizer == "muon":
-        muon_step(state, grads, lr, config.weight_decay, decayed, MUON_INPUTS, workers)
+        optimizers.muon_step(state, grads, lr, config.weight_decay, decayed, MUON_INPUTS, workers)
+    elif config.plain:
+        adamw_step(state, grads, lr, config.weight_decay, decayed)
     else:
-        adamw_step(state, grads, lr, config.weight_decay, decayed, workers)
+        optimizers.adamw_step(state, grads, lr, config.weight_decay, decayed, workers)
 
 
 def train(
@@ -1264,33 +1083,25 @@ def train_all(
     return {name: state for name, state in states.items() if name in names}
 
 
-def make_result(
-    config: Config, data: Data, states: dict[str, TrainState], threads: int = 1, study: bool = False
-) -> dict[str, Any]:
-    """The JSON of a run; accuracies are fractions, those of the last epoch. ``study``: with ``routing_study`` on the
-    test composites among the metrics of the capsules."""
+def make_result(config: Config, data: Data, states: dict[str, TrainState], threads: int = 1) -> dict[str, Any]:
+    """The JSON of a run; accuracies are fractions, those of the last epoch."""
     models = {name: model_metrics(state) for name, state in states.items()}
-    if study and "capsnet" in states:
-        with Workers(threads, config.dtype) as workers:
-            models["capsnet"] |= routing_study(config, states["capsnet"].params, data.test, workers)
     return result_document(EXPERIMENT, config, data.name, models, states, threads, "set_accuracy", 1 / config.n_pairs)
 
 
-def run(
-    config: Config, files: Files = NO_FILES, threads: int = 1, study: bool = False, **options: Any
-) -> dict[str, Any]:
-    """Data, trainings, result; with ``study`` the routing's too. The options are those of ``train_all``."""
+def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: Any) -> dict[str, Any]:
+    """Data, trainings, result. The options are those of ``train_all``."""
     data = make_data(config)
     config = resolved(config, data)
     states = train_all(config, data, threads=threads, files=files, **options)
-    return make_result(config, data, states, threads, study)
+    return make_result(config, data, states, threads)
 
 
 TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "min_iou")
 
 
 def evaluate_checkpoint(
-    checkpoint: Path, asked: Config, given: Collection[str], names: Collection[str], threads: int, study: bool
+    checkpoint: Path, asked: Config, given: Collection[str], names: Collection[str], threads: int
 ) -> dict[str, Any]:
     """Test the named networks of a checkpoint on the test set of ``asked``; see ``check_same`` for ``given``."""
     saved, states = load_checkpoint(checkpoint)
@@ -1304,7 +1115,7 @@ def evaluate_checkpoint(
         for name, state in states.items():
             metrics = evaluate(models[name], state.params, data.test, workers)
             state.history = {metric: [value] for metric, value in metrics.items()}
-    return make_result(config, data, states, threads, study) | {"trained_with_seed": saved.seed}
+    return make_result(config, data, states, threads) | {"trained_with_seed": saved.seed}
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -1320,7 +1131,7 @@ def describe(result: dict[str, Any]) -> str:
 
 
 def format_table(result: dict[str, Any]) -> str:
-    """The result table, and that of the routing study."""
+    """The result table."""
     lines = [f"{'model':<10} {'both':>6} {'one':>6} {'digits':>6} {'recon MSE':>9} {'parameters':>10} {'seconds':>8}"]
     for name, m in result["models"].items():
         mse = f"{m['recon_mse']:9.4f}" if "recon_mse" in m else " " * 9
@@ -1328,7 +1139,7 @@ def format_table(result: dict[str, Any]) -> str:
             f"{name:<10} {m['set_accuracy']:6.3f} {m['soft_accuracy']:6.3f} {m['digit_accuracy']:6.3f} {mse}"
             f" {m['n_params']:10,} {m['train_seconds']:8.1f}"
         )
-    return "\n".join([*lines, *routing_study_lines(result["models"].get("capsnet", {}))])
+    return "\n".join(lines)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1345,15 +1156,15 @@ def predict(checkpoint: Path, paths: list[Path], out_png: Path, asked: Config, g
     check_same(checkpoint, config, asked, given)
     if "capsnet" not in states:
         raise UserError(f"{checkpoint} has no capsule network")
-    params, ws = states["capsnet"].params, Workspace(config.dtype)
+    params = states["capsnet"].params
     images = np.stack([read_strokes(path, config.image_size, BOX) for path in paths]).astype(config.dtype)
-    lengths, cache = capsnet_forward(params, images, config, ws)
-    named = top_labels(lengths.T, 2)
-    drawn = reconstruct(params, cache.v, named, ws)  # (B, 2, H, W)
+    lengths, cache = capsnet_forward(params, images, config)
+    named = top_labels(lengths, 2)
+    drawn = reconstruct(params, cache.v, named)  # (B, 2, H, W)
     tiles = np.concatenate([images[:, None], drawn], axis=1)  # (B, 3, H, W)
     with atomic_write(out_png) as stream:
         stream.write(picture_sheet(tiles))
-    return f"{two_label_table(paths, config.classes, named, lengths)}\npictures and reconstructions: {out_png}"
+    return f"{two_label_table(paths, config.classes, named, lengths.T)}\npictures and reconstructions: {out_png}"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1382,8 +1193,6 @@ def add_config_flags(parser: Parser) -> None:
     add("n_val", whole_number(1, 10**6), "To choose settings, hold N training digits out and test on composites of"
         " them.", default="test on the test digits")
     add("min_iou", number(0, 1), "Least intersection over union of the two 28x28 boxes. The paper's is 0.", "X")
-    add("pool", whole_number(0, 10**7),
-        "Train on N composites drawn once, in a new order on each pass through them. With 0 every batch is fresh.")
     add_network_flags(parser, Config)
 
 
@@ -1398,15 +1207,9 @@ def add_network_flags(parser: Parser, config: type[NetworkConfig]) -> None:
     add = add_flags(parser, "capsules", config)
     add("conv_channels", whole_number(1, 1024), "Give conv1 N channels.", default="the preset's")
     add("primary_types", whole_number(1, 256), "Use N types of primary capsules.", default="the preset's")
-    add("assignments", ("routed", "uniform", "random"),
-        "Assign by dynamic routing; evenly, 1 / J; or at random, drawn once for each pair of capsules.")
     add("routing_iters", whole_number(1, 20), "Route in N iterations.")
     add("routing_grad", ("exact", "stop"),
         "Differentiate through all iterations, or through the last sum with constant couplings.")
-    add("transform", ("own", "shared"), "Transform each primary capsule by its own matrices, or all by the same.")
-    add("activation", ("squash", "relu"),
-        "Squash all capsules; or give primary capsules a ReLU, as in a CNN, and digit capsules nothing.")
-    add("capsnet_loss", tuple(CAPSNET_LOSSES), "Loss of the lengths of the digit capsules.")
     add("recon_weight", number(0, 1000), "Weight of the squared error of reconstruction in the loss.", "X")
     add = add_flags(parser, "training", config)
     add("seed", whole_number(0, 2**32 - 1), "Seed of the data, the initial weights and the order of the images.")
@@ -1418,8 +1221,8 @@ def add_network_flags(parser: Parser, config: type[NetworkConfig]) -> None:
     add("weight_decay", number(0, 100), "A step shrinks every weight, but no bias, by lr * X.", "X")
     add("lr_schedule", ("constant", "linear", "cosine", "exponential"),
         "Course of the learning rate. linear and cosine fall to 0, exponential falls by 4 % every 2,000 steps.")
-    add("conv", tuple(CONVOLUTIONS), "Form of convolutions of many channels: the plain one, or a fast one.")
     add("dtype", ("float32", "float64"), "Number format of all arithmetic.")
+    parser.add_argument("--plain", action="store_true", help="Compute all in its plain form, without fast twins.")
     parser.add_argument(
         "--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
         help=f"Use N threads; each works on {LEAST_PART} images of a batch or more. Default: one for each processor, at"
@@ -1432,8 +1235,6 @@ def check_config_flags(parser: argparse.ArgumentParser, args: argparse.Namespace
     """A usage error (status 2) where they do not fit together."""
     if args.dataset == "strokes" and args.data_dir is not None:
         parser.error("argument --data-dir: strokes has no files")
-    if args.assignments != "routed" and "routing_iters" in args.given:
-        parser.error("argument --routing-iters: needs --assignments routed")
     if 0 < args.n_train < args.batch_size and "n_train" in args.given:
         parser.error(f"argument --n-train: {args.n_train} is less than a batch of --batch-size {args.batch_size}")
 
@@ -1450,12 +1251,6 @@ def with_preset(given: Collection[str]) -> set[str]:
 
 def config_from_args(args: argparse.Namespace) -> Config:
     return Config(**config_fields(args, Config))
-
-
-def check_study_flag(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """A usage error (status 2) where the study has nothing to ask."""
-    if args.routing_study and "capsnet" not in args.models:
-        parser.error("argument --models: --routing-study asks the capsule network")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -1476,12 +1271,7 @@ def make_parser() -> argparse.ArgumentParser:
         " each other.",
     )
     add_config_flags(parser)
-    parser.add_argument(
-        "--routing-study", action="store_true",
-        help="Also test the trained capsules with 1 to 5 iterations and with random couplings.",
-    )  # fmt: skip
     add_file_flags(parser, MODEL_NAMES, predict_png=True)
-    parser.checks.append(check_study_flag)
     return parser
 
 
@@ -1492,10 +1282,8 @@ def main(argv: list[str] | None = None) -> int:
     return run_script(
         EXPERIMENT, argv, args,
         predict=lambda: predict(args.checkpoint, args.predict, args.predict_png, config, given),
-        train=lambda files: run(config, files, args.threads, args.routing_study, names=args.models),
-        evaluate=lambda: evaluate_checkpoint(
-            args.checkpoint, config, given, args.models, args.threads, args.routing_study
-        ),
+        train=lambda files: run(config, files, args.threads, names=args.models),
+        evaluate=lambda: evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads),
         text=lambda result: f"{describe(result)}\n{format_table(result)}", threads=args.threads,
     )  # fmt: skip
 

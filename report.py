@@ -44,7 +44,7 @@ from support.flags import Parser
 from support.results import checksum, parse_json, read_text, save_result
 from support.settings import UsageError
 from support.settings import parse as parse_settings
-from support.statistics import read_comparison, runs_of
+from support.statistics import read_comparison
 
 Json = dict[str, Any]
 
@@ -554,10 +554,9 @@ def check_settings(document: Json, args: argparse.Namespace, settings: list[Any]
     ]:
         yield "its settings are not those of its command"
     for name, entry in document["settings"].items():
-        runs = runs_of(entry)
-        if sorted(run["seed"] for run in (*runs, *entry["failures"])) != sorted(document["seeds"]):
+        if sorted(run["seed"] for run in (*entry["runs"], *entry["failures"])) != sorted(document["seeds"]):
             yield f"setting {name}: its runs are not of its seeds"
-        elif document["headline"] not in runs[0]["models"].get(document["reference"], {}):
+        elif document["headline"] not in entry["runs"][0]["models"].get(document["reference"], {}):
             yield f"setting {name} has no {document['headline']} of {document['reference']}"
 
 

@@ -43,14 +43,15 @@ import numpy as np
 from data.norb_files import NORB_SETS, read_norb_labels, stream_norb_pairs
 from data.shapes import draw_shapes
 from data.toy_norb import cached_toys
+from fast.optimizers import adamw_step
+from fast.workers import blas_threads
 from support.checkpoints import read_checkpoint
 from support.files import CACHE_DIR, UserError
-from support.optimizers import TrainState, adamw_step, count_params
+from support.optimizers import TrainState, count_params
 from support.results import model_metrics, recorded_command, result_document, save_result
 from support.run import Stream, generator, init_state, permutation, require_finite
 from support.script import script
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
-from support.workers import blas_threads
 
 from support.settings import (  # isort: skip
     Range, SettingError, angles_in, float_in, folder, format_value, int_in, names_of, parse, setting,

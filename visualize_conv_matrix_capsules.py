@@ -52,6 +52,8 @@ from matplotlib.ticker import MaxNLocator, MultipleLocator
 import conv_matrix_capsules as experiment
 import multimnist_capsnet as multimnist
 from conv_matrix_capsules import POSE_SIDE, Array, Config, Data, Params, viewpoint
+from fast.optimizers import adamw_step
+from fast.workers import Workers
 from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
@@ -109,10 +111,9 @@ from support.figures import (
 )
 from support.files import UserError, require_writable
 from support.flags import Parser, names_of
-from support.optimizers import TrainState, adamw_step
+from support.optimizers import TrainState
 from support.run import Files, Stream, generator, permutation, require_finite
 from support.tables import confusion_matrix
-from support.workers import Workers, Workspace
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 PAPER_CNN = ModelStyle("CNN of the paper, 4.2 million parameters", "paper's CNN", VERMILLION, "^")
@@ -392,9 +393,9 @@ def decoder_init(rng: np.random.Generator, config: Config) -> Params:
     return params
 
 
-def as_columns(poses: Array, labels: Array) -> Array:
-    """poses (N, E, D), labels (N,) -> (E * D, N), all but the labelled class's pose zero."""
-    return multimnist.mask_capsules(poses.transpose(1, 2, 0), labels[:, None])
+def masked(poses: Array, labels: Array) -> Array:
+    """poses (N, E, D), labels (N,) -> (N, E * D), all but the labelled class's pose zero."""
+    return multimnist.mask_forward(poses, labels[:, None])[0]
 
 
 def train_decoder(
@@ -403,18 +404,17 @@ def train_decoder(
     """Train a decoder to draw images (N, H, W, C) from the poses of their labelled classes; the capsules stay as they
     are. Returns its parameters, and of every epoch the squared error, summed over an image's pixels."""
     poses, _ = experiment.class_capsules(params, images, config)
-    inputs, targets = as_columns(poses, labels), experiment.prepared(images, config).reshape(len(images), -1).T
-    n, size, ws = len(images), config.batch_size, Workspace(config.dtype)
+    inputs, targets = masked(poses, labels), experiment.prepared(images, config).reshape(len(images), -1)
+    n, size = len(images), config.batch_size
     per_epoch = math.ceil(n / size)
     state = TrainState("decoder", decoder_init(generator(config.seed, Stream.INIT, *b"decoder"), config))
-    grads = {name: np.empty_like(p) for name, p in state.params.items()}
     for step in range(per_epoch * n_epochs):
         epoch, position = divmod(step, per_epoch)
         batch = permutation(n, config.seed, epoch)[position * size :][:size]
         progress = step / max(1, per_epoch * n_epochs - 1)
-        pixels, layers = multimnist.decoder_forward(state.params, inputs[:, batch], ws)
-        loss, dpixels = multimnist.squared_error(pixels, targets[:, batch], 1.0, len(batch))
-        multimnist.decoder_backward(dpixels, pixels, layers, state.params, grads)
+        pixels, layers = multimnist.decoder_forward(state.params, inputs[batch])
+        loss, dpixels = multimnist.squared_error(pixels, targets[batch], len(batch))
+        _, grads = multimnist.decoder_backward(dpixels, layers)
         adamw_step(state, [grads], lr * (1 - progress) * min(1.0, 0.1 + 90 * progress))
         require_finite(state, loss, per_epoch)
         state.add({"train_loss": loss}, weight=len(batch))
@@ -425,8 +425,8 @@ def train_decoder(
 
 def decode(decoder: Params, poses: Array, labels: Array, config: Config) -> Array:
     """poses (N, E, D), labels (N,) -> images (N, H, W, C), each drawn from the labelled class's pose."""
-    pixels, _ = multimnist.decoder_forward(decoder, as_columns(poses, labels), Workspace(config.dtype))
-    return pixels.T.reshape(len(labels), config.image_size, config.image_size, config.in_channels)
+    pixels, _ = multimnist.decoder_forward(decoder, masked(poses, labels))
+    return pixels.reshape(len(labels), config.image_size, config.image_size, config.in_channels)
 
 
 def perturb(run: Run, answers: dict[str, Array], n: int = 3) -> Perturbation:

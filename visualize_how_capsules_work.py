@@ -34,16 +34,16 @@ from matplotlib.patches import Arc, Ellipse
 
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
+from fast.workers import default_threads
 from support.console import exit_status
 from support.files import UserError, require_writable
 from support.flags import Parser, file_path, non_empty, whole_number
 from support.run import Files
-from support.workers import Workspace, default_threads
 
 from support.figures import (  # isort: skip
     BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, RIGHT, SKY, VERMILLION, WRONG, add_axes, add_frame,
     add_image, add_legend, add_outdir, add_text, darkened, lightened, load_finished, new_figure, require_checkpoints,
-    require_defaults, write_figures,
+    write_figures,
 )  # fmt: skip
 
 Array = np.ndarray
@@ -65,8 +65,8 @@ class Composite(NamedTuple):
     sources: Array  # (2, H, W) its two digits
     drawn: Array  # (2, H, W) their reconstructions
     labels: Array  # (2,)
-    u: Array  # (rows, types, columns) lengths of the primary capsules
-    c: Array  # (T, J, rows, types, columns) couplings
+    u: Array  # (rows, columns, types) lengths of the primary capsules
+    c: Array  # (T, J, rows, columns, types) couplings
     s: Array  # (T, J) lengths of the parents' inputs
     v: Array  # (T, J) lengths of the digit capsules
 
@@ -77,22 +77,22 @@ def composite_example(config: digits.Config, params: digits.Params) -> Composite
         raise UserError(
             f"the pictures have room for {MOST_ITERS} iterations of routing, and not {config.routing_iters}"
         )
-    data, ws = digits.make_data(config, config.classes), Workspace(config.dtype)
+    data = digits.make_data(config, config.classes)
     for k, labels in enumerate(data.test.labels[:500]):
-        lengths, cache = digits.capsnet_forward(params, data.test.images[k : k + 1], config, ws)
-        if lengths[labels, 0].min() > max(0.6, np.delete(lengths[:, 0], labels).max()):
+        lengths, cache = digits.capsnet_forward(params, data.test.images[k : k + 1], config, digits.PLAIN)
+        if lengths[0, labels].min() > max(0.6, np.delete(lengths[0], labels).max()):
             break
     else:
         raise UserError("the CapsNet finds both digits of none of the first 500 test images: train it longer")
-    drawn = digits.reconstruct(params, cache.v, labels[None], ws)[0]
-    grid = (config.primary_side, config.primary_types, config.primary_side)
+    drawn = digits.reconstruct(params, cache.v, labels[None])[0]
+    grid = (config.primary_side, config.primary_side, config.primary_types)
     routing = cache.routing
     return Composite(
         data.name, data.test.images[k], data.test.sources[k], drawn, labels,
-        np.sqrt(np.square(routing.u[..., 0]).sum(axis=0)).reshape(grid),
-        np.stack([c[..., 0].reshape(-1, *grid) for c in routing.c]),
-        np.stack([np.sqrt(q.q[:, 0, 0]) for q in routing.squashes]),
-        np.stack([np.sqrt(np.square(v[..., 0]).sum(axis=1)) for v in routing.v]),
+        np.sqrt(np.square(routing.u[0]).sum(axis=1)).reshape(grid),
+        np.stack([c[0].T.reshape(-1, *grid) for c in routing.c]),
+        np.stack([np.sqrt(np.square(s[0]).sum(axis=1)) for s, _ in routing.squashes]),
+        np.stack([np.sqrt(np.square(v[0]).sum(axis=1)) for v in routing.v]),
     )  # fmt: skip
 
 
@@ -282,11 +282,11 @@ def draw_dynamic_routing(composite: Composite) -> Figure:
     ax.imshow(np.clip(both, 0, 1))
     add_frame(ax, GREY, 0.8)
     centre = (digits.KERNEL - 1) / 2 * 2  # of the field of the first primary capsule, in pixels
-    rows, _, columns = composite.u.shape
+    rows, columns, _ = composite.u.shape
     y, x = np.meshgrid(centre + 2 * np.arange(rows), centre + 2 * np.arange(columns), indexing="ij")
-    length = composite.u.mean(axis=1)  # (rows, columns), over types
-    total = composite.u.sum(axis=1)
-    a, b = ((composite.c[:, j] * composite.u).sum(axis=2) / total for j in composite.labels)  # (T, rows, columns)
+    length = composite.u.mean(axis=2)  # (rows, columns), over types
+    total = composite.u.sum(axis=2)
+    a, b = ((composite.c[:, j] * composite.u).sum(axis=3) / total for j in composite.labels)  # (T, rows, columns)
     preference = (a - b) / np.maximum(a + b, 1e-12)  # from -1 to 1
     for t in range(n_iters):
         at = left + t * (side + 0.28)
@@ -475,7 +475,6 @@ def capsnet(args: argparse.Namespace) -> tuple[digits.Config, digits.Params]:
     path, given = args.capsnet, {"dataset", "data_dir"} & args.given
     asked = digits.Config(dataset=args.dataset, data_dir=args.data_dir)
     config, states = load_finished(digits, path, asked, given, required=("capsnet",))
-    require_defaults(path, config, ("assignments", "activation"), "the pictures are of dynamic routing with squash")
     if config.classes != digits.DIGITS:
         raise UserError(f"{path} was trained on other classes than the ten digits, which the pictures show")
     if not states:

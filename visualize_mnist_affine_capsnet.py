@@ -42,6 +42,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 import mnist_affine_capsnet as experiment
 import multimnist_capsnet as base
+from fast.workers import Workers, blas_threads
 from mnist_affine_capsnet import SWEEP, Config, Data
 from multimnist_capsnet import Array, Params
 from support.console import exit_status, one_line, print_result
@@ -84,7 +85,6 @@ from support.files import UserError, atomic_write, require_writable
 from support.flags import Parser, file_path, names_of
 from support.optimizers import TrainState
 from support.run import Files
-from support.workers import Workers, blas_threads
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 J = base.N_CLASSES
@@ -370,8 +370,8 @@ def perturb_capsule(params: Params, v: Array, label: int) -> Array:
     """v (J, D), one image's capsules -> reconstructions (D, 11, S, S) from capsule ``label`` with one of its entries
     changed by -0.25, -0.2 ... 0.25. [Sabour 2017, fig. 4]"""
     D, n = v.shape[1], len(PERTURBATIONS)
-    perturbed = np.repeat(v[:, :, None], D * n, axis=2)  # (J, D, D*n)
-    perturbed[label, np.repeat(np.arange(D), n), np.arange(D * n)] += np.tile(PERTURBATIONS, D).astype(v.dtype)
+    perturbed = np.repeat(v[None], D * n, axis=0)  # (D*n, J, D)
+    perturbed[np.arange(D * n), label, np.repeat(np.arange(D), n)] += np.tile(PERTURBATIONS, D).astype(v.dtype)
     pictures = experiment.draw_capsules(params, perturbed, np.full(D * n, label))
     return pictures.reshape(D, n, *pictures.shape[1:])
 
@@ -391,11 +391,11 @@ def perturb(run: Run) -> Perturbed:
     images = np.stack([turned(run, row, 0) for row in rows])  # (rows, J, S, S)
     seen, pictures = [], []
     for j in range(J):
-        v = experiment.capsules(params, images[:, j], config)  # (J, D, rows)
-        right = np.square(v).sum(axis=1).argmax(axis=0) == j
+        v = experiment.capsules(params, images[:, j], config)  # (rows, J, D)
+        right = np.square(v).sum(axis=2).argmax(axis=1) == j
         k = int(right.argmax())
         seen.append(images[k, j])
-        pictures.append(perturb_capsule(params, v[:, :, k], j))
+        pictures.append(perturb_capsule(params, v[k], j))
     return Perturbed(np.stack(seen), np.stack(pictures))
 
 
@@ -426,8 +426,8 @@ def make_shown(run: Run) -> Shown:
     images = np.stack([turned(run, chosen, angle) for angle in RECONSTRUCTED_ANGLES])
     drawn, answers = [], []
     for rotated in images:
-        v = experiment.capsules(params, rotated, run.config)  # (J, D, 10)
-        answers.append(np.square(v).sum(axis=1).argmax(axis=0))
+        v = experiment.capsules(params, rotated, run.config)  # (10, J, D)
+        answers.append(np.square(v).sum(axis=2).argmax(axis=1))
         drawn.append(experiment.draw_capsules(params, v, answers[-1]))
     pictures = perturb(run).pictures
     effect = np.square(pictures[:, :, -1] - pictures[:, :, 0]).mean(axis=(2, 3))  # (J, D)
@@ -592,7 +592,7 @@ def draw_training_curves(run: Run, seeds: Seeds) -> Figure:
 
     ax = add_axes(fig, 0.62, top, 2.1, height)
     losses = {
-        name: np.maximum(state.history.get(config.class_loss if name == "capsnet" else "train_loss", []), LEAST_LOSS)
+        name: np.maximum(state.history.get("train_margin_loss" if name == "capsnet" else "train_loss", []), LEAST_LOSS)
         for name, state in run.states.items()
     }
     if not is_empty(ax, every := np.concatenate(list(losses.values()))):
@@ -601,7 +601,7 @@ def draw_training_curves(run: Run, seeds: Seeds) -> Figure:
         log_axis(ax, every, lambda tick: f"{tick:g}")
     ax.set_title("loss, training", loc="left")
     epoch_axis(ax, last, whole=whole)
-    legend = f"CapsNet: {config.capsnet_loss}; others: cross-entropy"
+    legend = "CapsNet: margin; others: cross-entropy"
     add_text(fig, 0.62, top + height + 0.5, legend, fontsize=9, color=GREY)
 
     ax = add_axes(fig, 3.4, top, 1.95, height)

@@ -45,6 +45,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 import multimnist_capsnet as experiment
+from fast.workers import blas_threads
 from multimnist_capsnet import Array, Batch, Config, Data
 from support.console import exit_status, print_result
 from support.figures import (
@@ -105,7 +106,6 @@ from support.flags import Parser
 from support.optimizers import TrainState
 from support.run import Files
 from support.statistics import describe_sample
-from support.workers import Workspace, blas_threads
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 FIRST, SECOND = ORANGE, SKY  # the digits of a composite; where both are bright their sum is white
@@ -120,8 +120,7 @@ def subtitle(config: Config, data: Data, *, length: bool = True) -> str:
     overlap = f"boxes overlap by IoU ≥ {config.min_iou:g}" if config.min_iou else "any overlap"
     parts = [DATASET_NAMES[data.name], overlap, f"seed {config.seed}"]
     if length:
-        pool = f" from a pool of {config.pool:,}" if config.pool else ""
-        parts.append(f"{plural(config.n_epochs, 'epoch')} of {config.n_train:,} composites{pool}")
+        parts.append(f"{plural(config.n_epochs, 'epoch')} of {config.n_train:,} composites")
     return " · ".join(parts)
 
 
@@ -193,12 +192,12 @@ def in_order_of_labels(labels: Array, answers: Array) -> Array:
 
 def predict(run: Run, part: int = 32) -> Predictions:
     config, batch = run.config, run.data.test.part(0, N_CANDIDATES)
-    params, ws = run.states["capsnet"].params, Workspace(config.dtype)
+    params = run.states["capsnet"].params
     lengths, v = [], []
     for start in range(0, len(batch.labels), part):
-        length, cache = experiment.capsnet_forward(params, batch.images[start : start + part], config, ws)
-        lengths.append(length.T.copy())
-        v.append(cache.v.transpose(2, 0, 1).copy())
+        length, cache = experiment.capsnet_forward(params, batch.images[start : start + part], config)
+        lengths.append(length)
+        v.append(cache.v)
     all_lengths = np.concatenate(lengths)
     answers = in_order_of_labels(batch.labels, experiment.top_labels(all_lengths, 2))
     hits = (answers == batch.labels).sum(axis=1)
@@ -220,8 +219,7 @@ def varied(labels: Array, candidates: Array, n: int) -> Array:
 
 def draw_capsules(run: Run, v: Array, labels: Array) -> Array:
     """v (N, J, D), labels (N, L) -> pictures (N, L, H, W), each from the named capsule alone."""
-    ws = Workspace(run.config.dtype)
-    return experiment.reconstruct(run.states["capsnet"].params, v.transpose(1, 2, 0), labels, ws).copy()
+    return experiment.reconstruct(run.states["capsnet"].params, v, labels)
 
 
 def absent(predicted: Predictions, chosen: Array) -> Array:
@@ -242,18 +240,18 @@ class Routes(NamedTuple):
 
 def routes(run: Run, image: Array) -> Routes:
     config, params = run.config, run.states["capsnet"].params
-    _, cache = experiment.capsnet_forward(params, image[None], config, Workspace(config.dtype))
+    _, cache = experiment.capsnet_forward(params, image[None], config, experiment.PLAIN)
     J, side = config.n_classes, config.primary_side
-    c = np.stack(cache.routing.c)[..., 0].astype(float)  # (T, J, I)
-    weight = np.sqrt(np.square(cache.routing.u[..., 0].astype(float)).sum(axis=0))  # (I,)
-    grid = weight.reshape(side, config.primary_types, side)
-    maps = (c.reshape(len(c), J, *grid.shape) * grid).sum(axis=3) / np.maximum(grid.sum(axis=1), 1e-12)
+    c = np.stack(cache.routing.c)[:, 0].swapaxes(1, 2).astype(float)  # (T, J, I)
+    weight = np.sqrt(np.square(cache.routing.u[0].astype(float)).sum(axis=1))  # (I,)
+    grid = weight.reshape(side, side, config.primary_types)
+    maps = (c.reshape(len(c), J, *grid.shape) * grid).sum(axis=4) / np.maximum(grid.sum(axis=2), 1e-12)
     bits = -(c * np.log2(np.maximum(c, 1e-30))).sum(axis=1)  # (T, I)
     entropy = []
     for row in bits:
         low, high = weighted_quantiles(row, weight, [0.1, 0.9])
         entropy.append((low, float(np.average(row, weights=weight)), high))
-    lengths = np.stack([np.sqrt(np.square(v[..., 0]).sum(axis=1)) for v in cache.routing.v])
+    lengths = np.stack([np.sqrt(np.square(v[0]).sum(axis=1)) for v in cache.routing.v])
     return Routes(maps, np.array(entropy), lengths)
 
 
@@ -296,9 +294,9 @@ def draw_training_curves(run: Run, seeds: dict[str, Array]) -> Figure:
     style = model_line(MODELS["capsnet"], markevery=every, clip_on=False, zorder=3)
 
     ax = add_axes(fig, 0.55, top, 2.15, height)
-    ax.plot(epochs, history[config.class_loss], **style)
-    ax.set_title(f"{config.capsnet_loss} loss, training", loc="left")
-    ax.set_ylim(0, 1.08 * max(history[config.class_loss]))
+    ax.plot(epochs, history["train_margin_loss"], **style)
+    ax.set_title("margin loss, training", loc="left")
+    ax.set_ylim(0, 1.08 * max(history["train_margin_loss"]))
     epoch_axis(ax, n)
 
     ax = add_axes(fig, 3.3, top, 2.15, height)

@@ -32,7 +32,6 @@ from support.console import exit_status, print_result
 from support.files import require_writable
 from support.flags import Parser
 from support.optimizers import count_params
-from support.workers import Workspace
 
 from support.figures import (  # isort: skip
     BLACK, BLUE, GREEN, GREY, MODEL_STYLES, ORANGE, WIDTH, add_axes, add_outdir, add_text, darkened, figure_style,
@@ -61,15 +60,15 @@ class Stage(NamedTuple):
 def capsnet_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
     side, T = config.primary_side, config.primary_types
     blank = np.zeros((1, config.image_size, config.image_size), config.dtype)
-    _, cache = digits.capsnet_forward(params, blank, config, Workspace(config.dtype))
-    rows, columns, _, channels = cache.h1.shape
+    _, cache = digits.capsnet_forward(params, blank, config)
+    _, rows, columns, channels = cache.relu1.shape
     K = params["conv1.w"].shape[0], params["primary.w"].shape[0]
-    J, D, _ = cache.v.shape
+    _, J, D = cache.v.shape
     decoder = [params[f"decoder{k}.w"].shape[1] for k in (1, 2)]
     return [
         Stage("map", (*blank.shape[1:], 1), "image"),
         Stage("map", (rows, columns, channels), "conv1", "", f"{K[0]}×{K[0]}\nReLU", "conv1"),
-        Stage("grid", (side, side, T), "primary capsules", f"of {cache.routing.u.shape[0]} numbers",
+        Stage("grid", (side, side, T), "primary capsules", f"of {digits.PRIMARY_SIZE} numbers",
               f"{K[1]}×{K[1]}, stride 2\nsquash", "primary"),
         Stage("capsules", (J,), "digit capsules", f"of {D} numbers",
               f"votes, dynamic\nrouting, {config.routing_iters} times", "routing"),

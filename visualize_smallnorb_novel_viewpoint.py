@@ -40,6 +40,7 @@ from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 import smallnorb_novel_viewpoint as experiment
 from data.norb_files import NORB_SETS, norb_path
+from fast.workers import blas_threads
 from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split, confusion_matrix
 from support.figures import (
     BLACK,
@@ -85,7 +86,6 @@ from support.run import Stream, generator
 from support.script import script
 from support.settings import folder, input_path, parse, setting
 from support.training import RunOptions
-from support.workers import blas_threads
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 TRAINED, HELD_OUT = GREEN, PURPLE  # ranges of viewpoints

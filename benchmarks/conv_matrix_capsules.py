@@ -10,8 +10,8 @@ import numpy as np
 import conv_matrix_capsules as experiment
 import smallnorb_novel_viewpoint as viewpoint
 from benchmarks.measure import Step
-from support.optimizers import adamw_step
-from support.workers import Workers
+from fast.optimizers import adamw_step
+from fast.workers import Workers
 
 N_CLASSES = 10
 SIZES = (32, 8, 8, 8)

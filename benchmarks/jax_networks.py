@@ -89,11 +89,11 @@ def squash(s: Array) -> Array:
 
 def multimnist_loss(params: Params, images: Array, labels: Array, sources: Array, config: digits.Config) -> Array:
     """images (B, H, W), labels (B, L), sources (B, L, H, W) -> margin loss plus the weighted error of the pictures."""
-    B, side, P = len(images), config.primary_side, digits.PRIMARY_SIZE
+    B, P = len(images), digits.PRIMARY_SIZE
     h1 = jax.nn.relu(convolution(images[..., None], params["conv1.w"], params["conv1.b"], 1))
-    h2 = convolution(h1, params["primary.w"], params["primary.b"], 2)  # (B, side, side, P * T)
-    u = squash(h2.reshape(B, side, side, P, -1).transpose(0, 1, 4, 2, 3).reshape(B, -1, P))  # (B, I, P)
-    u_hat = jnp.einsum("bip,jpid->bjid", u, params["routing.w"])
+    h2 = convolution(h1, params["primary.w"], params["primary.b"], 2)  # (B, side, side, T * P)
+    u = squash(h2.reshape(B, -1, P))  # (B, I, P)
+    u_hat = jnp.einsum("bip,ipjd->bjid", u, params["routing.w"])
     b = jnp.zeros(u_hat.shape[:3], u_hat.dtype)
     for t in range(config.routing_iters):
         v = squash((jax.nn.softmax(b, 1)[..., None] * u_hat).sum(2))  # (B, J, D)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import threadpoolctl
 
 import multimnist_capsnet as experiment
 from benchmarks.measure import Step
-from support import spectral_conv
-from support.workers import LEAST_PART, Workers, Workspace
+from fast.workers import Workers
 
 Array = np.ndarray
 
@@ -56,20 +54,6 @@ def overlay_step(batch_size: int = 32) -> Step:
     return lambda: overlays.render(overlays.draw(rng, batch_size))
 
 
-class _Recorder:
-    """Stands for numpy in the experiment, and notes every matrix product."""
-
-    def __init__(self) -> None:
-        self.products: list[tuple[Array, Array, Array]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
-
-    def matmul(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        self.products.append((a, b, np.matmul(a, b, out=out)))
-        return self.products[-1][-1]
-
-
 def _all_at_once(steps: Sequence[Step]) -> Step:
     """A step in which each thread, with BLAS at one, takes one of ``steps``."""
     pool, blas = ThreadPoolExecutor(len(steps)), threadpoolctl.ThreadpoolController()
@@ -79,36 +63,6 @@ def _all_at_once(steps: Sequence[Step]) -> Step:
             list(pool.map(lambda step: step(), steps))
 
     return all_steps
-
-
-def noted_products(work: Callable[[], object]) -> list[tuple[Array, Array, Array]]:
-    """The matrix products that ``work`` makes: both operands, and where the product goes."""
-    recorder = _Recorder()
-    with mock.patch.object(experiment, "np", recorder), mock.patch.object(spectral_conv, "np", recorder):
-        work()
-    return recorder.products
-
-
-def products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2) -> Step:
-    """The matrix products of the same step and nothing else. They are noted while each thread's part of a step is
-    computed, and done again: the same arrays in the same order."""
-    config = config_of(batch_size, conv_channels)
-    model, batch = experiment.capsnet_model(config), _batch(config)
-    params = experiment.init_state(model, config).params
-    n_parts = min(threads, max(1, batch_size // LEAST_PART))  # as Workers divides it
-
-    def share(k: int) -> Step:
-        part = batch.part(batch_size * k // n_parts, batch_size * (k + 1) // n_parts)
-        grads, ws = {key: np.empty_like(p) for key, p in params.items()}, Workspace(config.dtype)
-        products = noted_products(lambda: model.loss_and_grads(params, part, batch_size, grads, ws))
-
-        def step() -> None:
-            for a, b, product in products:
-                np.matmul(a, b, out=product)
-
-        return step
-
-    return _all_at_once([share(k) for k in range(n_parts)])
 
 
 def usual_products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2) -> Step:
@@ -197,7 +151,7 @@ def torch_step(
     network = CapsNet()
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-6, fused=fused)
     x, target = torch.tensor(batch.images[:, None]), torch.tensor(batch.sources.reshape(2 * batch_size, n_pixels))
-    positive = torch.tensor(experiment.indicator(batch.labels, np.dtype(np.float32)).T.copy())
+    positive = torch.tensor(experiment.indicator(batch.labels, experiment.N_CLASSES, np.float32))
     mask = functional.one_hot(torch.tensor(batch.labels), 10).float()[..., None]  # (B, 2, 10, 1)
     if channels_last:
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,unused-ignore]  # in new stubs

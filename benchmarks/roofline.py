@@ -24,10 +24,14 @@ import conv_matrix_capsules
 import multimnist_capsnet
 import smallnorb_novel_viewpoint
 from benchmarks.measure import Step
-from support import optimizers, spectral_conv, workers
+from fast import dynamic_routing, field_em, optimizers, spectral_conv, workers
+from support.optimizers import TrainState
 
 Array = np.ndarray
-MODULES = (smallnorb_novel_viewpoint, multimnist_capsnet, conv_matrix_capsules, optimizers, spectral_conv, workers)
+MODULES = (
+    smallnorb_novel_viewpoint, multimnist_capsnet, conv_matrix_capsules, dynamic_routing, field_em, optimizers,
+    spectral_conv, workers,
+)  # fmt: skip
 CREATORS = {"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "ones_like", "full_like"}
 
 
@@ -100,7 +104,7 @@ def count_work(build: Callable[..., Step], **arguments: Any) -> Work:
     """What a step does that ``build``, a benchmark's ``numpy_step``, makes. Threads are not expected. Call it in a
     process of its own: arrays that the modules keep are counted ever after."""
     experiment = sys.modules[build.__module__].__dict__["experiment"]
-    states: list[optimizers.TrainState] = []
+    states: list[TrainState] = []
 
     def init_state(*args: Any) -> Any:
         state = original(*args)

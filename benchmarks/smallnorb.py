@@ -7,7 +7,7 @@ import threadpoolctl
 
 import smallnorb_novel_viewpoint as experiment
 from benchmarks.measure import Step
-from support.optimizers import adamw_step
+from fast.optimizers import adamw_step
 
 
 def _batch(batch_size: int) -> tuple[experiment.Array, experiment.Array]:

@@ -37,11 +37,11 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+from fast.workers import Workers, default_threads
 from support.console import print_message, shows_progress
 from support.files import atomic_write, told_as
 from support.results import plain_code
 from support.run import Stream, generator
-from support.workers import Workers, default_threads
 
 Array = np.ndarray
 Point = Sequence[float] | Array

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from support.workers import Workspace
+from fast.workers import Workspace
 
 Array = np.ndarray
 

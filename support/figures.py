@@ -38,7 +38,7 @@ from support.optimizers import TrainState
 from support.results import parse_json, plain
 from support.run import check_same, first_difference
 from support.settings import float_in, folder, input_path, int_in, setting
-from support.statistics import read_comparison, runs_of
+from support.statistics import read_comparison
 
 Array = np.ndarray
 Colour = str | tuple[float, float, float]
@@ -400,7 +400,7 @@ def find_runs(node: Any, names: Sequence[str], config: Any = None, dataset: Any 
         if isinstance(models, dict) and any(numbers_of(m, names) for m in models.values()):
             yield {"models": models, "config": config, "dataset": dataset}
             return
-        for child in runs_of(node) if "seeds" in node and "models" in node else node.values():
+        for child in node.values():
             yield from find_runs(child, names, config, dataset)
 
 

@@ -153,8 +153,7 @@ def save_result(path: Path | None, result: dict[str, Any], command: str = "") ->
 def format_json(value: Any, depth: int = 0) -> str:
     """JSON in which what fits a line stands on one. Raises ValueError for a number that is not finite."""
     line = json.dumps(value, allow_nan=False)
-    is_plain = isinstance(value, list) and not any(isinstance(v, dict | list) for v in value)
-    if len(line) + depth <= 160 or is_plain or not isinstance(value, dict | list):
+    if len(line) + depth <= 160 or not isinstance(value, dict | list):
         return line
     if isinstance(value, dict):
         items = [f"{json.dumps(key)}: {format_json(v, depth + 1)}" for key, v in value.items()]

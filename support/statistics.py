@@ -85,40 +85,14 @@ def summarise(runs: list[Json], reference: str | None) -> Json:
     return {"models": models, "paired": {name: entry for name, entry in paired.items() if entry}}
 
 
-def columns_of(runs: list[Json]) -> Json:
-    """Runs as a file holds them: of each metric the values of all seeds, which takes a third of the space."""
-    models: Json = {}
-    for name in dict.fromkeys(name for run in runs for name in run["models"]):
-        own = [run["models"].get(name, {}) for run in runs]
-        models[name] = {metric: [m.get(metric) for m in own] for metric in dict.fromkeys(k for m in own for k in m)}
-    histories = {"histories": [run["history"] for run in runs]} if any("history" in run for run in runs) else {}
-    return {"seeds": [run["seed"] for run in runs], "models": models, **histories}
-
-
-def runs_of(entry: Json) -> list[Json]:
-    """The inverse of ``columns_of``; the "runs" of a setting that has them."""
-    if "runs" in entry:
-        return list(entry["runs"])
-    runs = []
-    for k, seed in enumerate(entry["seeds"]):
-        models = {
-            name: {metric: values[k] for metric, values in metrics.items() if values[k] is not None}
-            for name, metrics in entry["models"].items()
-        }
-        history = {"history": entry["histories"][k]} if "histories" in entry else {}
-        runs.append({"seed": seed, "models": {name: m for name, m in models.items() if m}, **history})
-    return runs
-
-
 def summarise_comparison(document: Json) -> Json:
-    """The content of a file by compare_seeds.py with what follows from it: for each setting its runs, its whole
+    """The content of a file by compare_seeds.py with what follows from its runs: for each setting its whole
     configuration, and the means and differences of ``summarise``."""
     settings = {
         name: {
             **entry,
-            "runs": runs_of(entry),
             "config": document.get("config", {}) | entry.get("config", {}),
-            **summarise(runs_of(entry), document.get("reference")),
+            **summarise(entry["runs"], document.get("reference")),
         }
         for name, entry in document["settings"].items()
     }

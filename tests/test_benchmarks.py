@@ -23,57 +23,6 @@ from support.results import save_result
 B = 4
 
 
-def multiplications(products: list[tuple[m.Array, m.Array, m.Array]]) -> int:
-    """Of real numbers; a complex product takes four."""
-    return sum((4 if np.iscomplexobj(product) else 1) * product.size * a.shape[-1] for a, _, product in products)
-
-
-def noted_step() -> tuple[m.Params, list[tuple[m.Array, m.Array, m.Array]]]:
-    """The parameters, and the products of a step."""
-    config = benchmark.config_of(B)
-    model, batch = m.capsnet_model(config), benchmark._batch(config)
-    params = m.init_state(model, config).params
-    grads, ws = {key: np.empty_like(p) for key, p in params.items()}, m.Workspace()
-    return params, benchmark.noted_products(lambda: model.loss_and_grads(params, batch, B, grads, ws))
-
-
-def test_every_matrix_product_of_a_step_is_noted() -> None:
-    """By hand: two of conv1, as images have no gradient, nine of the decoder, and of the routing, which multiplies by
-    as many weights each time, three sums and two agreements forward, and backward five for w and seven for the rest."""
-    params, noted = noted_step()
-    grads, ws = {key: np.empty_like(p) for key, p in params.items()}, m.Workspace()
-    w, b = params["primary.w"], params["primary.b"]
-    x, dout = np.zeros((28, 28, B, 32), np.float32), np.zeros((10, 10, B, 64), np.float32)
-
-    def convolution() -> None:
-        _, cache = m.spectral_conv2d_forward(x, w, b, 2, ws, "primary")
-        m.spectral_conv2d_backward(dout, cache, grads["primary.w"], grads["primary.b"], ws)
-
-    conv1 = 2 * B * 28**2 * 81 * 32
-    decoder = 3 * 2 * B * sum(params[f"decoder{k}.w"].size for k in (1, 2, 3))
-    routing = 17 * B * params["routing.w"].size
-    spectral = multiplications(benchmark.noted_products(convolution))
-    assert multiplications(noted) == conv1 + decoder + routing + spectral
-    direct = 3 * B * 10**2 * 81 * 32 * 64
-    assert 0 < spectral < direct
-
-
-def test_repeating_the_products_gives_finite_numbers_that_stay() -> None:
-    """Infinite or ever smaller ones would take another time."""
-    _, noted = noted_step()
-
-    def repeat() -> list[m.Array]:
-        for a, b, product in noted:
-            np.matmul(a, b, out=product)
-        return [product.copy() for *_, product in noted]
-
-    repeat()
-    first, second = repeat(), repeat()
-    for one, other in zip(first, second, strict=True):
-        assert np.isfinite(one).all()
-        np.testing.assert_array_equal(one, other)
-
-
 def test_work_of_single_calls_is_counted() -> None:
     """By hand, of float32 and complex64."""
     roofline._work = work = roofline.Work()
@@ -106,10 +55,19 @@ def test_products_of_a_whole_step_are_counted() -> None:
     assert work.call_bytes > work.state_bytes
 
 
-def test_the_spectral_convolutions_products_are_counted() -> None:
+def test_the_products_of_a_capsnet_are_counted() -> None:
+    """By hand: conv1, whose images have no gradient, and the sum of its bias's; the spectra of both operands, their
+    products and the way back, each with its transposes; votes, five sums over them and four agreements; the decoder."""
     work = in_fresh_process(roofline.count_work, build=benchmark.numpy_step, batch_size=B, threads=1)
-    bias = B * 28**2 * 32  # conv1's gradient sums rows by a product that is not noted
-    assert work.product_flops == 2 * (multiplications(noted_step()[1]) + bias)
+    conv1 = B * 28**2 * 32 * (2 * 81 + 1)
+    N, F, k, U = 4 * 32, 64, 5, 14  # channels and phases, outputs, taps of a phase, points; 98 frequencies
+    rows = U * U * U * B * N + U * k * k * F * N + 10 * U * 10 * B * F
+    columns = 7 * (28 * 28 * B * N + 28 * 2 * k * F * N + 2 * 10 * 28 * B * F)
+    primary = 2 * (rows + columns) + 3 * 4 * 98 * B * N * F + B * 100 * F
+    votes = B * 800 * 160
+    routing = 3 * 8 * votes + 9 * votes + 5 * votes
+    decoder = 3 * 2 * B * (160 * 256 + 256 * 512 + 512 * 36**2)
+    assert work.product_flops == 2 * (conv1 + primary + routing + decoder)
 
 
 def test_least_time_is_the_longer_of_both() -> None:
@@ -137,7 +95,7 @@ def test_jax_computes_our_losses_and_gradients(network: str) -> None:
     jax = pytest.importorskip("jax")
     from benchmarks import jax_networks
 
-    rng, ws = np.random.default_rng(0), m.Workspace(np.float64)
+    rng = np.random.default_rng(0)
     if network == "smallnorb":
         config: Any = smallnorb.experiment.Config(dtype="float64")
         model: Any = smallnorb.experiment.make_models(config)["capsules"]
@@ -152,16 +110,16 @@ def test_jax_computes_our_losses_and_gradients(network: str) -> None:
         model = m.capsnet_model(config)
         params = m.init_state(model, config).params
         data = (rng.random((3, 36, 36)), np.array([[1, 4], [7, 0], [4, 3]]), rng.random((3, 2, 36, 36)))
-        grads = {key: np.empty_like(p) for key, p in params.items()}
-        loss = model.loss_and_grads(params, m.Batch(*data), 3, grads, ws)["train_loss"]
+        losses, grads = model.loss_and_grads(params, m.Batch(*data), 3)
+        loss = losses["train_loss"]
         jax_loss = jax_networks.multimnist_loss
     else:
         config = dataclasses.replace(conv_matrix_capsules.config_of((4, 2, 3, 2)), dtype="float64")
         model = conv_matrix_capsules.experiment.make_models(config)["capsules"]
         params = conv_matrix_capsules.experiment.init_state(model, config).params
         data = (rng.random((3, 28, 28, 1)), rng.integers(0, 10, 3))
-        examples, grads = conv_matrix_capsules.experiment.Examples(*data), {}
-        losses = conv_matrix_capsules.experiment.loss_and_grads(model, 0.0, params, examples, 3, grads, ws)
+        examples = conv_matrix_capsules.experiment.Examples(*data)
+        losses, grads = conv_matrix_capsules.experiment.loss_and_grads(model, 0.0, params, examples, 3)
         loss = losses["train_loss"]
         jax_loss = jax_networks.matrix_capsules_loss
     was = jax.config.jax_enable_x64

@@ -307,3 +307,4 @@ def test_the_picture_of_the_parts(
     assert failure(visualize_parts, ["--results", "copy"], capsys) == (
         "error: copy/multimnist_capsnet/parts.json is not a comparison of seeds\n"
     )
+    assert not Path("viz").exists()

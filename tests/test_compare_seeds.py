@@ -25,7 +25,7 @@ from scipy import stats
 import compare_seeds
 from compare_seeds import main
 from helpers import DATA, usage_error
-from support.statistics import read_comparison, runs_of
+from support.statistics import read_comparison
 
 FAKE = (DATA / "fake_experiment.py").read_text()
 Capture = pytest.CaptureFixture[str]
@@ -108,13 +108,13 @@ def test_the_capsules_are_compared_with_the_others_wherever_they_stand(fake: str
     assert old in FAKE
     Path(fake).write_text(FAKE.replace(old, new))
     assert main([fake, "--seeds", "0"]) == 0
-    assert list(load("results/fake/0.json")["settings"]["default"]["models"]) == ["cnn", "capsules"]
+    assert list(load("results/fake/0.json")["settings"]["default"]["runs"][0]["models"]) == ["cnn", "capsules"]
     assert load("results/fake/0.json")["reference"] == "capsules"
 
 
 def test_options_that_keep_more(fake: str) -> None:
     assert main([fake, "--seeds", "4", "--keep-history", "--keep-seconds", "--name", "n"]) == 0
-    (run,) = runs_of(load("results/fake/n.json")["settings"]["default"])
+    run = load("results/fake/n.json")["settings"]["default"]["runs"][0]
     assert run["history"] == {"capsules": {"loss": [1.0, 0.5]}}
     assert run["models"]["cnn"]["train_seconds"] > 0
 
@@ -150,7 +150,7 @@ def test_grid_and_zip(fake: str, capsys: Capture) -> None:
     assert document["config"] == {}
     table = capsys.readouterr().out
     assert re.search(r"\| 0:90 +\| +0.2 \| +b \| +2 \| +0\.\d{3} ± 0\.\d{3} \|", table)
-    means = {name: np.mean(entry["models"]["capsules"]["top_accuracy"])
+    means = {name: np.mean([run["models"]["capsules"]["top_accuracy"] for run in entry["runs"]])
              for name, entry in document["settings"].items()}  # fmt: skip
     assert f"Best for capsules: {max(means, key=means.__getitem__)}\n" in table
     assert main([fake, "--seeds", "0", "--zip", "gap=0:60,0:90", "kind=a,a"]) == 0  # advancing together, one may stay
@@ -238,7 +238,7 @@ def test_a_run_that_dies_is_named_and_alone_run_again(fake: str, capsys: Capture
     assert err.endswith("error: 1 of 3 runs failed; the others are kept\n")
     assert "| 2 " in out
     entry = load("results/fake/0-2.json")["settings"]["default"]
-    assert entry["seeds"] == [0, 2]
+    assert [run["seed"] for run in entry["runs"]] == [0, 2]
     assert entry["failures"] == [{"seed": 1, "error": message}]
     assert main([*flags[:5], "--resume", *flags[5:]]) == 1
     assert seeds_run() == [0, 1, 1, 2]

@@ -17,6 +17,7 @@ from PIL import Image
 import conv_matrix_capsules as m
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
+from fast.workers import Workers
 from helpers import (
     MNIST,
     SMALLNORB,
@@ -31,7 +32,6 @@ from helpers import (
     usage_error,
 )
 from support.files import UserError
-from support.workers import Workers, Workspace
 from test_smallnorb_files import make_arrays, write_set
 
 Array = np.ndarray
@@ -218,7 +218,7 @@ def test_half_of_the_hidden_units_are_left_out_in_training_and_none_in_a_test() 
     seen = model.forward(params, batch.images, batch.dropout)[1].out[0]
     units = model.forward(params, batch.images)[1].out[0]  # as in a test
     np.testing.assert_allclose(seen, units * batch.dropout, rtol=1e-12, atol=0)
-    part = m.loss_and_grads(model, 0.5, params, batch.part(2, 5), 8, {}, Workspace())["train_loss"]
+    part = m.loss_and_grads(model, 0.5, params, batch.part(2, 5), 8)[0]["train_loss"]
     scores, _ = model.forward(params, batch.images[2:5], batch.dropout[2:5])
     assert part == pytest.approx(3 / 8 * model.loss(scores, batch.labels[2:5], 0.5)[0], rel=1e-12)
 

@@ -321,14 +321,14 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_overlays_of_any_classes(letters: Path, tmp_path: Path, capsys: Capture) -> None:
     out, checkpoint = tmp_path / "run.json", tmp_path / "run.npz"
-    argv = ["--dataset=mnist", f"--data-dir={letters}", *OVERLAY, "--routing-study"]
+    argv = ["--dataset=mnist", f"--data-dir={letters}", *OVERLAY]
     assert overlay.main([*argv, f"--out-json={out}", f"--checkpoint={checkpoint}"]) == 0
     assert "4 classes: Ankle boot, E, N, Ž" in capsys.readouterr().out
     result = json.loads(out.read_text())
     assert result["chance"] == pytest.approx(1 / 6)
     assert result["config"]["class_names"] == ["Ankle boot", "E", "N", "Ž"]
     config, states = overlay.load_checkpoint(checkpoint)
-    assert states["capsnet"].params["routing.w"].shape[0] == 4
+    assert states["capsnet"].params["routing.w"].shape[2] == 4
     assert states["cnn"].params["out.w"].shape[1] == 4
 
     test = ["--eval-only", f"--checkpoint={checkpoint}", "--dataset=mnist", "--n-test=16", "--threads=1"]

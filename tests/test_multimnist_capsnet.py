@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import json
 import math
-import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,16 @@ from PIL import Image
 
 import multimnist_capsnet as m
 from data.pictures import read_strokes
+from fast.workers import SERIAL, Workers
 from helpers import (
     EXPERIMENTS,
     MNIST,
     digits_folder,
     needs_mnist,
     strokes,
-    usage_error,
 )
 from support.optimizers import TrainState
 from support.tables import two_label_table
-from support.workers import SERIAL, Workers
 
 Array = np.ndarray
 
@@ -153,15 +151,6 @@ def test_training_and_test_share_no_digit(digits_dir: Path) -> None:
     assert not test & training
 
 
-def test_a_pool_is_drawn_once_and_gone_through_in_new_orders(digits_dir: Path) -> None:
-    config = small(digits_dir, pool=6, batch_size=4)
-    data = m.make_data(config)
-    seen = [image.tobytes() for step in range(9) for image in m.training_batch(data, config, step).images]
-    turns = [seen[k : k + 6] for k in range(0, 36, 6)]
-    assert {tuple(sorted(turn)) for turn in turns} == {tuple(sorted(set(seen)))}  # all six, each once
-    assert len({tuple(turn) for turn in turns}) > 1
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Mistakes that capsule code has been seen to make
 # ----------------------------------------------------------------------------------------------------------------------
@@ -169,33 +158,24 @@ def test_a_pool_is_drawn_once_and_gone_through_in_new_orders(digits_dir: Path) -
 
 def routed(seed: int = 0, n_iters: int = 3, B: int = 4) -> tuple[Array, m.RoutingCache]:
     rng = np.random.default_rng(seed)
-    u, w = rng.standard_normal((3, 7, B)), rng.standard_normal((5, 3, 7, 6))
-    return m.routing_forward(u, w, n_iters, m.Workspace(np.float64))
+    u, w = rng.standard_normal((B, 7, 3)), rng.standard_normal((7, 3, 5, 6))
+    return m.routing_forward(u, w, n_iters)
 
 
 def test_couplings_sum_to_one_over_the_parents_at_every_iteration() -> None:
     _, cache = routed()
-    assert [c.shape for c in cache.c] == [(5, 7, 4)] * 3
-    np.testing.assert_allclose([c.sum(axis=0) for c in cache.c], 1)
+    assert [c.shape for c in cache.c] == [(4, 7, 5)] * 3
+    np.testing.assert_allclose([c.sum(axis=2) for c in cache.c], 1)
     np.testing.assert_allclose(cache.c[0], 1 / 5)
     assert np.abs(cache.c[2].sum(axis=1) - 7 / 5).max() > 0.1  # not over the capsules below
-
-
-def test_routing_keeps_nothing_between_calls() -> None:
-    ws = m.Workspace(np.float64)
-    rng = np.random.default_rng(0)
-    u, w = rng.standard_normal((3, 7, 4)), rng.standard_normal((5, 3, 7, 6))
-    first = m.routing_forward(u, w, 3, ws)[0].copy()
-    m.routing_forward(rng.standard_normal(u.shape), w, 3, ws)
-    np.testing.assert_array_equal(m.routing_forward(u, w, 3, ws)[0], first)
 
 
 def test_agreement_wins() -> None:
     """Seven capsules vote alike for parent 0 and at random for parent 1: in the end parent 0 has them."""
     rng = np.random.default_rng(0)
-    w = np.stack([np.ones((3, 7, 6)), 3 * rng.standard_normal((3, 7, 6))])
-    _, cache = m.routing_forward(np.full((3, 7, 1), 0.5), w, 3, m.Workspace(np.float64))
-    assert (np.diff([c[0].mean() for c in cache.c]) > 0.02).all()
+    w = np.stack([np.ones((3, 7, 6)), 3 * rng.standard_normal((3, 7, 6))]).transpose(2, 1, 0, 3)
+    _, cache = m.routing_forward(np.full((1, 7, 3), 0.5), w, 3)
+    assert (np.diff([c[..., 0].mean() for c in cache.c]) > 0.02).all()
 
 
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
@@ -205,51 +185,35 @@ def test_a_batch_mate_changes_nothing(name: str) -> None:
     params = model.init_params(np.random.default_rng(0))
     source = overlays(dtype="float64")
     batch = source.render(source.draw(np.random.default_rng(0), 9))
-    together = model.assess(params, batch, m.Workspace(np.float64))[0].copy()
-    alone = [model.assess(params, batch.part(k, k + 1), m.Workspace(np.float64))[0][0].copy() for k in range(9)]
+    together, _ = model.assess(params, batch)
+    alone = [model.assess(params, batch.part(k, k + 1))[0][0] for k in range(9)]
     np.testing.assert_allclose(together, alone, rtol=1e-10)
 
 
-def test_squash_has_the_papers_length_and_direction_along_its_axis() -> None:
+def test_squash_has_the_papers_length_and_direction() -> None:
     s = np.random.default_rng(0).standard_normal((3, 7, 5))
-    v = np.empty_like(s)
-    for axis in (0, 1):
-        m.squash_forward(s, axis, v)
-        length = np.linalg.norm(s, axis=axis)
-        np.testing.assert_allclose(np.linalg.norm(v, axis=axis), length**2 / (1 + length**2), rtol=1e-7)
-        np.testing.assert_allclose((s * v).sum(axis), length * np.linalg.norm(v, axis=axis), rtol=1e-7)
+    v, _ = m.squash_forward(s)
+    length = np.linalg.norm(s, axis=-1)
+    np.testing.assert_allclose(np.linalg.norm(v, axis=-1), length**2 / (1 + length**2), rtol=1e-7)
+    np.testing.assert_allclose((s * v).sum(axis=-1), length * np.linalg.norm(v, axis=-1), rtol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_nothing_is_nan_at_zero_or_far_out(dtype: type) -> None:
     for scale in (0, 1e-20, 1e-8, 1e4):
-        s: Array = np.full((8, 3), scale, dtype)
-        v = np.empty_like(s)
-        cache = m.squash_forward(s, 0, v)
+        s: Array = np.full((3, 8), scale, dtype)
+        v, cache = m.squash_forward(s)
         assert np.isfinite(v).all()
         assert np.isfinite(m.squash_backward(np.ones_like(s), cache)).all()
-        assert (np.linalg.norm(v, axis=0) < 1.001).all()
+        assert (np.linalg.norm(v, axis=-1) < 1.001).all()
     config = small(dtype=np.dtype(dtype).name)
     params = m.capsnet_init(np.random.default_rng(0), config)
-    grads = {k: np.empty_like(p) for k, p in params.items()}
     for brightness in (0, 1):
         image: Array = np.full((2, 36, 36), brightness, dtype)
         batch = m.Batch(image, np.array([[0, 1], [2, 3]]), np.stack([image, image], axis=1))
-        losses = m.capsnet_loss_and_grads(params, batch, 2, config, grads, m.Workspace(dtype))
+        losses, grads = m.capsnet_loss_and_grads(params, batch, 2, config)
         assert all(map(math.isfinite, losses.values()))
         assert all(np.isfinite(g).all() for g in grads.values())
-
-
-def test_reconstruction_in_training_is_from_the_true_capsules_one_by_one() -> None:
-    rng = np.random.default_rng(0)
-    v = rng.standard_normal((10, 16, 3))
-    v[9] *= 100  # the longest, and nowhere a true one
-    labels = np.array([[1, 2], [2, 1], [0, 5]])
-    masked = m.mask_capsules(v, labels).reshape(10, 16, 2, 3)
-    for b, digit in itertools.product(range(3), range(2)):
-        others = [j for j in range(10) if j != labels[b, digit]]
-        assert (masked[others, :, digit, b] == 0).all()
-        np.testing.assert_array_equal(masked[labels[b, digit], :, digit, b], v[labels[b, digit], :, b])
 
 
 def test_each_picture_is_compared_with_its_own_digit() -> None:
@@ -260,9 +224,7 @@ def test_each_picture_is_compared_with_its_own_digit() -> None:
     batch = source.render(source.draw(np.random.default_rng(0), 6))
 
     def loss(labels: Array, sources: Array) -> float:
-        grads = {k: np.empty_like(p) for k, p in params.items()}
-        swapped = m.Batch(batch.images, labels, sources)
-        return m.capsnet_loss_and_grads(params, swapped, 6, config, grads, m.Workspace(np.float64))["train_loss"]
+        return m.capsnet_loss_and_grads(params, m.Batch(batch.images, labels, sources), 6, config)[0]["train_loss"]
 
     straight = loss(batch.labels, batch.sources)
     assert loss(batch.labels[:, ::-1], batch.sources[:, ::-1]) == pytest.approx(straight, rel=1e-12)
@@ -274,10 +236,9 @@ def test_reconstruct_draws_what_the_loss_sees() -> None:
     params = m.capsnet_init(np.random.default_rng(0), config)
     source = overlays(dtype="float64")
     batch = source.render(source.draw(np.random.default_rng(0), 5))
-    ws = m.Workspace(np.float64)
-    _, error = m.capsnet_assess(params, batch, config, ws)
-    _, cache = m.capsnet_forward(params, batch.images, config, ws)
-    drawn = m.reconstruct(params, cache.v, batch.labels, ws)
+    _, error = m.capsnet_assess(params, batch, config)
+    _, cache = m.capsnet_forward(params, batch.images, config)
+    drawn = m.reconstruct(params, cache.v, batch.labels)
     assert drawn.shape == batch.sources.shape
     assert np.square(drawn - batch.sources).sum() == pytest.approx(error)
 
@@ -297,50 +258,48 @@ def test_numbers_of_parameters() -> None:
     assert m.Config().n_primary == 800
     assert paper.n_primary == 3200
     assert n_params(m.Config()) == 2_030_224
-    for config in (m.Config(), small(), m.Config(image_size=28, n_labels=1), m.Config(image_size=40)):
+    for config in (m.Config(), small(), m.Config(image_size=28), m.Config(image_size=40)):
         for name in ("cnn", "cnn_pool"):
             assert n_params(config, name) == pytest.approx(n_params(config), rel=0.01)
 
 
 @pytest.mark.parametrize("image_size", [28, 36, 40])
 def test_other_image_sizes_and_numbers_of_labels(image_size: int) -> None:
-    config = small(image_size=image_size, n_labels=1)
+    config = small(image_size=image_size)
     rng = np.random.default_rng(0)
     images = rng.random((3, image_size, image_size), np.float32)
     batch = m.Batch(images, np.array([[1], [2], [3]]), images[:, None])
     for model in m.make_models(config).values():
         params = model.init_params(rng)
-        grads = {key: np.empty_like(p) for key, p in params.items()}
-        losses = model.loss_and_grads(params, batch, 3, grads, m.Workspace())
+        losses, _ = model.loss_and_grads(params, batch, 3)
         assert math.isfinite(losses["train_loss"])
-        assert model.assess(params, batch, m.Workspace())[0].shape == (3, 10)
+        assert model.assess(params, batch)[0].shape == (3, 10)
 
 
-def test_no_large_array_is_allocated_in_a_step() -> None:
-    """numpy reports its allocations to tracemalloc: a second step takes little beside what the first one left."""
-    config = m.Config(batch_size=16)
-    model = m.make_models(config)["capsnet"]
-    state = m.init_state(model, config)
-    source = overlays()
-    batch = source.render(source.draw(np.random.default_rng(0), 16))
-    tracemalloc.start()
-    with Workers() as workers:
-        workers.gradients(model.loss_and_grads, state.params, batch)
-        held = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        _, grads = workers.gradients(model.loss_and_grads, state.params, batch)
-        m.update(state, grads, 1e-3, config, workers)
-        peak = tracemalloc.get_traced_memory()[1] - held
-    tracemalloc.stop()
-    assert held > 15e6 + 4 * m.count_params(state.params)  # the gradients, and what a step works with
-    assert peak < 2.5e6  # less than one copy of conv1's output, 1.6 MB, beside a few small ones
+@pytest.mark.parametrize("name", m.MODEL_NAMES)
+def test_a_step_overwrites_neither_its_inputs_nor_the_next_steps(name: str) -> None:
+    """The layers give new arrays; memory is used again by the allocator alone."""
+    model, source = m.make_models(small())[name], overlays()
+    batch, other = (source.render(source.draw(np.random.default_rng(k), 5)) for k in (0, 1))
+    params = model.init_params(np.random.default_rng(0))
+    before = [a.copy() for a in (*params.values(), *batch)]
+    _, first = model.loss_and_grads(params, batch, 5)
+    kept = {key: g.copy() for key, g in first.items()}
+    model.loss_and_grads(params, other, 5)
+    for key, g in model.loss_and_grads(params, batch, 5)[1].items():
+        np.testing.assert_array_equal(first[key], kept[key], err_msg=key)
+        np.testing.assert_array_equal(g, kept[key], err_msg=key)
+    for array, was in zip((*params.values(), *batch), before, strict=True):
+        np.testing.assert_array_equal(array, was)
 
 
 def test_top_labels_and_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(m, "EVALUATION_BATCH", 3)
     scores = np.array([[0.1, 0.9, 0.5, 0, 0, 0, 0, 0, 0, 0], [0.9, 0, 0, 0, 0, 0, 0, 0, 0.2, 0.3]])
     np.testing.assert_array_equal(m.top_labels(scores, 2), [[1, 2], [0, 9]])
-    model = m.Model("fixed", lambda rng: {}, lambda *a: {}, lambda p, batch, ws: (scores[batch.labels[:, 0] // 5], 3.5))
+    model = m.Model(
+        "fixed", lambda rng: {}, lambda *a: ({}, {}), lambda p, batch: (scores[batch.labels[:, 0] // 5], 3.5)
+    )
     labels = np.array([[2, 1], [1, 3], [9, 7], [0, 9], [9, 0], [4, 5], [1, 2], [8, 7]])
     batch = m.Batch(np.zeros((8, 2, 2)), labels, np.zeros((8, 2, 2, 2)))
     figures = m.evaluate(model, {}, batch, SERIAL)
@@ -428,59 +387,6 @@ def test_threads_compute_the_gradient_of_the_whole_batch(name: str) -> None:
             np.testing.assert_allclose(g, results[0][1][key], rtol=1e-9, atol=1e-13, err_msg=key)
 
 
-def test_the_study_of_the_routing_by_hand(digits_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(m, "EVALUATION_BATCH", 5)
-    config = small(digits_dir, dtype="float64", routing_iters=2)
-    data = m.make_data(config)
-    params = {key: 3 * p for key, p in m.capsnet_init(np.random.default_rng(0), config).items()}
-    with Workers(2, config.dtype) as workers:
-        found = m.routing_study(config, params, data.test, workers)
-    labels = [set(pair) for pair in data.test.labels]
-
-    def outputs(**changes: Any) -> tuple[list[set[int]], Array]:
-        other = dataclasses.replace(config, **changes)
-        lengths, cache = m.capsnet_forward(params, data.test.images.astype(float), other, m.Workspace(np.float64))
-        return [set(np.argsort(-row)[:2].tolist()) for row in lengths.T], cache.routing.c[-1]
-
-    conditions = {f"iters_{n}": {"routing_iters": n} for n in range(1, 6)} | {"random": {"assignments": "random"}}
-    assert list(found) == [f"{name}_{kind}" for name in conditions for kind in ("accuracy", "changed", "entropy")]
-    trained_pairs, _ = outputs()
-    for name, changes in conditions.items():
-        pairs, c = outputs(**changes)
-        assert found[f"{name}_accuracy"] == np.mean([a == b for a, b in zip(pairs, labels, strict=True)])
-        assert found[f"{name}_changed"] == np.mean([a != b for a, b in zip(pairs, trained_pairs, strict=True)])
-        assert found[f"{name}_entropy"] == pytest.approx(-(c * np.log(c)).sum(axis=0).mean() / np.log(10))
-    assert found["iters_2_changed"] == 0 < found["random_changed"]
-    assert found["iters_1_entropy"] == pytest.approx(1)
-
-
-def test_uniform_couplings_are_those_of_one_iteration(digits_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    images = m.make_data(small(digits_dir)).test.images
-    params = m.capsnet_init(np.random.default_rng(0), small(digits_dir))
-    one, uniform = (
-        m.capsnet_forward(params, images, small(digits_dir, **changes), m.Workspace())[0].copy()
-        for changes in ({"routing_iters": 1}, {"assignments": "uniform"})
-    )
-    np.testing.assert_array_equal(one, uniform)
-    line = usage_error(m, ["--assignments", "uniform", "--routing-iters", "3"], capsys)
-    assert "argument --routing-iters: needs --assignments routed" in line
-
-
-def test_the_study_is_a_part_of_the_result_and_of_a_test(
-    digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, checkpoint = tmp_path / "o.json", tmp_path / "c.npz"
-    sizes = ["--conv-channels=2", "--primary-types=1", "--n-train=32", "--n-test=9", "--n-epochs=1", "--batch-size=8"]
-    files = ["--data-dir", str(digits_dir), "--checkpoint", str(checkpoint), "--out-json", str(out), "--routing-study"]
-    assert m.main([*sizes, *files, "--models=capsnet", "--threads=1"]) == 0
-    first = json.loads(out.read_text())["models"]["capsnet"]
-    assert first["iters_3_accuracy"] == first["set_accuracy"]
-    assert m.main([*files, "--eval-only", "--n-test=9", "--threads=1"]) == 0
-    assert json.loads(out.read_text())["models"]["capsnet"] == first
-    said = [f"{first[f'random_{key}']:.3f}" for key in ("accuracy", "changed", "entropy")]
-    assert [line.split() for line in capsys.readouterr().out.splitlines()].count(["random", *said]) == 2
-
-
 def test_evaluation_is_pure(digits_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(digits_dir)
     state, data = trained(config), m.make_data(config)
@@ -537,7 +443,7 @@ def test_presets_and_flags_make_the_config() -> None:
     paper = config("--preset", "paper")
     assert (paper.conv_channels, paper.primary_types, paper.decoder) == (256, 32, (512, 1024))
     assert config("--preset", "paper", "--conv-channels", "64") == dataclasses.replace(paper, conv_channels=64)
-    assert config("--min-iou", "0", "--pool", "6000") == m.Config(min_iou=0, pool=6000)
+    assert config("--min-iou", "0", "--plain") == m.Config(min_iou=0, plain=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -572,11 +478,6 @@ def test_the_result_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "custom: 30 composites, IoU at least 0; seed 7 (trained with seed 0), 2 epochs of 24"
     assert [line.split()[0] for line in lines[1:]] == ["model", "cnn"]
-
-
-def test_what_needs_the_capsule_network_asks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--models", "cnn", "--routing-study"]
-    assert "argument --models: --routing-study asks the capsule network" in usage_error(m, argv, capsys)
 
 
 def picture(folder: Path, array: Array) -> Path:
@@ -635,8 +536,8 @@ def test_predict_names_two_digits_and_draws_them(
     assert m.main(["--checkpoint", str(checkpoint), "--predict", *map(str, paths), "--predict-png", str(out)]) == 0
     printed = capsys.readouterr().out.splitlines()
     read = np.stack([read_strokes(path, config.image_size, m.BOX) for path in paths])
-    lengths, _ = m.capsnet_forward(states["capsnet"].params, read, config, m.Workspace())
-    for line, path, length in zip(printed[1:], paths, lengths.T, strict=False):
+    lengths, _ = m.capsnet_forward(states["capsnet"].params, read, config)
+    for line, path, length in zip(printed[1:], paths, lengths, strict=False):
         first, second = m.top_labels(length[None], 2)[0]
         assert line.startswith(f"{path} {first} ({length[first]:.2f})    {second} ({length[second]:.2f})   ")
     assert printed[-1].endswith(str(out))

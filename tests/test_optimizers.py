@@ -1,4 +1,5 @@
-"""support/optimizers.py: AdamW and Muon against the same by hand, and that a test would see an error in them."""
+"""fast/optimizers.py: AdamW and Muon against the same by hand, AdamW against its plain form, and that an error in them
+would be seen."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 from scipy import linalg
 
+import multimnist_capsnet
+from fast import optimizers
+from fast.optimizers import BLOCK, FLUSH_EVERY, adamw_step, muon_step, orthogonalized
+from fast.workers import Workers
 from helpers import GradientError, surviving_mutants
-from support import optimizers
-from support.optimizers import BLOCK, FLUSH_EVERY, TrainState, adamw_step, muon_step, orthogonalized
-from support.workers import Workers
+from support.optimizers import TrainState
 
 Array = np.ndarray
 N_INPUTS = {"conv.w": (0, 1, 2), "routing.w": (1, 2), "hidden.w": (0,)}
@@ -99,6 +102,19 @@ def check_muon() -> None:
 
 def test_adamw_by_hand() -> None:
     check_adamw()
+
+
+def test_adamw_is_its_plain_form() -> None:
+    shapes = {"a.w": (BLOCK + 7,), "b.w": (3, 4), "b.b": (4,)}
+    plain, fast, rng = state_of(shapes), state_of(shapes), np.random.default_rng(1)
+    for _ in range(4):
+        grads = draw_grads(plain, rng)
+        multimnist_capsnet.adamw_step(plain, divided(grads), 0.01, 3, ("b.w",))
+        adamw_step(fast, divided(grads), 0.01, 3, ("b.w",))
+    assert plain.step == fast.step == 4
+    for kind in ("params", "m", "v"):
+        for key, expected in getattr(plain, kind).items():
+            np.testing.assert_allclose(getattr(fast, kind)[key], expected, rtol=1e-10, atol=1e-10, err_msg=key)
 
 
 def test_muon_by_hand() -> None:

@@ -24,12 +24,12 @@ import multimnist_capsnet as multi
 import planted_errors
 import report
 import smallnorb_novel_viewpoint as views
+from fast.workers import SERIAL, Workers
 from helpers import DATA, EXPERIMENTS, attacked_by_hand, config_of
 from support.files import UserError
 from support.optimizers import TrainState, count_params
 from support.results import checksum, save_result
 from support.run import require_finite
-from support.workers import SERIAL, Workers, Workspace
 
 Array = np.ndarray
 Patch = pytest.MonkeyPatch
@@ -233,15 +233,14 @@ def class_scores(images: Array, brightness: int) -> Array:
 def digits_model(name: str, scores: Callable[[Array], Array], error: float = math.nan) -> multi.Model:
     """``error`` is the squared error of a pixel of each reconstruction; the loss is 1."""
 
-    def loss_and_grads(params: Any, batch: multi.Batch, n: int, grads: Any, ws: Any) -> dict[str, float]:
-        grads["conv1.w"][...] = 0
-        return {"train_loss": len(batch.labels) / n}
+    def loss_and_grads(params: Any, batch: multi.Batch, n: int) -> tuple[dict[str, float], Any]:
+        return {"train_loss": len(batch.labels) / n}, {"conv1.w": np.zeros_like(params["conv1.w"])}
 
     return multi.Model(
         name,
         fresh_weights,
         loss_and_grads,
-        lambda params, batch, ws: (scores(batch.images), error * batch.sources.size),
+        lambda params, batch: (scores(batch.images), error * batch.sources.size),
     )
 
 
@@ -325,13 +324,12 @@ def test_the_loss_of_reconstruction_is_that_of_one_digit(monkeypatch: Patch) -> 
     rng = np.random.default_rng(0)
     monkeypatch.setattr(multi, "EVALUATION_BATCH", 2)
     for n_labels in (1, 2):
-        config = multi.Config(n_labels=n_labels, conv_channels=2, primary_types=1, decoder=(4, 4), dtype="float64")
+        config = multi.Config(conv_channels=2, primary_types=1, decoder=(4, 4), dtype="float64")
         params = multi.capsnet_init(rng, config)
         params |= {key: np.zeros_like(p) for key, p in params.items() if key.startswith("decoder")}
         labels = np.stack([rng.permutation(10)[:n_labels] for _ in range(3)])
         batch = multi.Batch(rng.random((3, 36, 36)), labels, np.zeros((3, n_labels, 36, 36)))
-        grads, ws = {key: np.empty_like(p) for key, p in params.items()}, Workspace("float64")
-        losses = multi.capsnet_loss_and_grads(params, batch, 3, config, grads, ws)
+        losses, _ = multi.capsnet_loss_and_grads(params, batch, 3, config)
         assert losses["train_recon_loss"] == pytest.approx(0.25 * 36 * 36)
         total = losses["train_margin_loss"] + config.recon_weight * n_labels * 0.25 * 36 * 36
         assert losses["train_loss"] == pytest.approx(total)

@@ -148,8 +148,8 @@ def test_rewrite_then_check(page: Path, capsys: Capture) -> None:
         r"\| one setting +\| +99 \| +\| +3 \| 0\.\d+ ± 0\.\d+ \|\n\| four +\| +99 \| kind=a gap=x \| +2 \|", text
     )
     assert len(re.findall(r"^\| four ", text, re.MULTILINE)) == 4
-    third = list(load("results/fake/g.json")["settings"].values())[2]["models"]["cnn"]["top_accuracy"]
-    mean = sum(third) / 2
+    third = list(load("results/fake/g.json")["settings"].values())[2]["runs"]
+    mean = sum(run["models"]["cnn"]["top_accuracy"] for run in third) / 2
     rows = re.findall(r"^\| (plain|first|third) +\| +99 \| +([23]) \| +(\S+)", text, re.MULTILINE)
     assert [row[:2] for row in rows] == [("plain", "2"), ("first", "2"), ("third", "2")]
     assert rows[2][2] == f"{mean:.3f}"
@@ -272,8 +272,8 @@ COMPARE = "python compare_seeds.py ./fake.py --seeds 0:3 --name r --keep-history
         (set_in("axes", value=[["kind"]]), "its axes are not those of its command"),
         (set_in("settings", value={}), "its settings are not those of its command"),
         (set_in("settings", "default", "values", value={"kind": "b"}), "its settings are not those of its command"),
-        (set_in("settings", "default", "seeds", 0, value=1), "its runs are not of its seeds"),
-        (set_in("settings", "default", "seeds", value=[]), "its runs are not of its seeds"),
+        (set_in("settings", "default", "runs", 0, "seed", value=1), "its runs are not of its seeds"),
+        (set_in("settings", "default", "runs", value=[]), "its runs are not of its seeds"),
         (set_in("settings", "default", value=None), "is not what compare_seeds.py writes"),
         (set_in("environment", "git_commit", value=None), "names no commit"),
         (set_in("environment", "git_commit", value="--all"), "names no commit"),
@@ -304,7 +304,7 @@ def test_planted_faults(page: Path, capsys: Capture, change: Callable[[Json], Js
 def test_a_changed_number_a_wrong_part_and_what_is_no_result(page: Path, capsys: Capture) -> None:
     path = Path("results/fake/r.json")
     text = path.read_text()
-    path.write_text(re.sub(r'("top_accuracy": \[0\.\d)(\d)', lambda m: m[1] + str(9 - int(m[2])), text, count=1))
+    path.write_text(re.sub(r'("top_accuracy": 0\.\d)(\d)', lambda m: m[1] + str(9 - int(m[2])), text, count=1))
     assert f"{path} has been changed since it was written: its checksum is of another content" in faults(capsys)
     path.write_text(text)
     parts = load("results/fake/p.json")

@@ -141,7 +141,7 @@ MOST = {  # of whole numbers from 1
     "--n-val": 10**6, "--n-sweep": 10**6, "--n-attack": 10**7, "--attack-steps": 1000, "--check-every": 10**9,
     "--n-val-objects": 4, "--conv-channels": 1024, "--primary-types": 256, "--em-iters": 20, "--routing-iters": 20,
 }  # fmt: skip
-FROM_0_TO = {"--seed": 2**32 - 1, "--shapes-seed": 2**32 - 1, "--pool": 10**7, "--shift": 8, "--max-shift": 12}
+FROM_0_TO = {"--seed": 2**32 - 1, "--shapes-seed": 2**32 - 1, "--shift": 8, "--max-shift": 12}
 OUTSIDE = {  # of numbers
     "--lr": "0 -1 -1e-3 11", "--cnn-lr": "0 -1 -1e-3 11", "--lenet-lr": "0 -1 -1e-3 11", "--match-accuracy": "0 -1 1.1",
     "--variance-floor": "0 -1 1e7", "--beta-v-init": "-11 11", "--pixel-offset": "-11 11",
@@ -149,7 +149,7 @@ OUTSIDE = {  # of numbers
 }  # fmt: skip
 CHOICES = (
     "--canvas --dataset --hold-out --conv --preset --em-grad --routing-grad --lambda-schedule --lr-schedule"
-    " --optimizer --loss --cnn --standardize --colour --assignments --vote-bias --transform --activation"
+    " --optimizer --loss --cnn --standardize --colour --assignments --vote-bias"
 )
 WRONG: dict[str, list[str]] = {
     **{flag: ["0", "-1", "1.5", "1,5", str(most + 1), *NO_NUMBER] for flag, most in MOST.items()},
@@ -159,7 +159,6 @@ WRONG: dict[str, list[str]] = {
     **{f"--{which}-elevations": ["-91:0", "80:91", *NO_RANGE] for which in ("train", "test")},
     **{flag: ["36", "cifar", "MNIST", "quadratic", "step", "sgd", "margin", *NO_CHOICE] for flag in CHOICES.split()},
     "--dtype": ["float16", "32", *NO_CHOICE],
-    "--capsnet-loss": ["spread", "cross_entropy", *NO_CHOICE],
     "--image-size": ["12", "129", "32,32", "1.5", *NO_NUMBER],
     "--sizes": ["1,2,3", "1,2,3,4,5", "0,1,1,1", "1,1,1,2000", "8,8,8,-8", "8;8;8;8", "8,8,8,", "8,8,8,x", *NO_NUMBER],
     "--epsilons": ["0", "-0.1", "0.1,0.1", "0.2,0.1", "0.1,", "11", *NO_NUMBER],
@@ -513,7 +512,7 @@ def test_ctrl_c_at_any_step_and_resume_give_the_same_numbers(
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("multimnist_capsnet", "--optimizer muon --weight-decay 3 --pool 20"),
+        ("multimnist_capsnet", "--optimizer muon --weight-decay 3 --plain"),
         ("mnist_affine_capsnet", "--match-accuracy 0.1 --check-every 2"),
         ("mnist_affine_capsnet", "--canvas 40 --lr-schedule cosine"),
         ("conv_matrix_capsules", "--shift 1 --threads 2 --loss cross-entropy"),
@@ -590,16 +589,15 @@ OTHER_VALUES = {
     "--seed": "1", "--n-epochs": "1", "--batch-size": "5", "--lr": "0.1", "--cnn-lr": "0.1", "--lenet-lr": "0.1",
     "--n-train": "32", "--n-test": "9", "--n-val": "17", "--n-sweep": "5", "--n-train-views": "3",
     "--n-test-views": "3", "--n-elev": "2", "--n-test-elev": "4", "--n-per-combo": "2",
-    "--pool": "7", "--min-iou": "0.5", "--max-shift": "1",
+    "--min-iou": "0.5", "--max-shift": "1",
     "--shift": "1", "--canvas": "40 --max-shift 2", "--rotation": "10", "--match-accuracy": "0.9",
     "--check-every": "3 --match-accuracy 0.9",
     "--conv-channels": "3", "--primary-types": "2", "--preset": "paper --conv-channels 2 --primary-types 1",
     "--routing-iters": "1", "--routing-grad": "stop", "--recon-weight": "0.5", "--em-iters": "7", "--em-grad": "stop",
     "--em-lambda": "2", "--lambda-schedule": "linear", "--variance-floor": "0.25", "--beta-v-init": "-2",
     "--pixel-offset": "0.5", "--standardize": "image", "--weight-decay": "5", "--optimizer": "muon",
-    "--lr-schedule": "cosine", "--loss": "cross-entropy", "--cnn": "paper", "--dtype": "float64", "--conv": "im2col",
+    "--lr-schedule": "cosine", "--loss": "cross-entropy", "--cnn": "paper", "--dtype": "float64",
     "--sizes": "8,2,3,2", "--assignments": "uniform", "--vote-bias": "learned",
-    "--transform": "shared", "--activation": "relu", "--capsnet-loss": "cross-entropy",
     "--train-azimuths": "0:140", "--test-azimuths": "200:320",
     "--test-elevations": "40:70 --train-elevations 10:35 --train-azimuths 0:360",
 }  # fmt: skip

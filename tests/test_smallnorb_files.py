@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 import conv_matrix_capsules as conv
 import smallnorb_novel_viewpoint as s
 from data import norb_files as norb
+from fast.optimizers import adamw_step
 from helpers import SMALLNORB, config_of, needs_smallnorb
-from support.optimizers import adamw_step
 
 Array = np.ndarray
 

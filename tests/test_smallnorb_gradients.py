@@ -18,8 +18,9 @@ import pytest
 from autograd import value_and_grad
 
 import smallnorb_novel_viewpoint as s
+from fast.optimizers import adamw_step
 from helpers import DATA, check_gradient, surviving_mutants
-from support.optimizers import TrainState, adamw_step
+from support.optimizers import TrainState
 
 Array = np.ndarray
 REFERENCE = DATA / "smallnorb_ten_steps.json"

@@ -15,11 +15,9 @@ from support.files import UserError
 from support.results import save_result
 from support.statistics import (
     best_setting,
-    columns_of,
     compare_pairs,
     describe_sample,
     read_comparison,
-    runs_of,
     seeds_needed,
     summarise,
     t_quantile,
@@ -29,7 +27,7 @@ from support.statistics import (
 T_2, T_3, T_4 = 4.30265273, 3.18244631, 2.77644511  # quantiles of Student's t for 2 to 4 degrees of freedom, a table's
 
 
-def made_runs(values: dict[str, list[float]]) -> list[dict[str, Any]]:
+def runs_of(values: dict[str, list[float]]) -> list[dict[str, Any]]:
     """A run for each seed, with the values of each model's only metric."""
     seeds = range(len(next(iter(values.values()))))
     return [
@@ -40,8 +38,7 @@ def made_runs(values: dict[str, list[float]]) -> list[dict[str, Any]]:
 def comparison_of(**settings: dict[str, list[float]]) -> dict[str, Any]:
     """As compare_seeds.py writes it."""
     entries = {
-        name: {"values": {"lr": name}, "config": {"lr": name}, **columns_of(made_runs(v))}
-        for name, v in settings.items()
+        name: {"values": {"lr": name}, "config": {"lr": name}, "runs": runs_of(v)} for name, v in settings.items()
     }
     return {"headline": "x_accuracy", "reference": "capsules", "config": {"n_epochs": 3}, "settings": entries}
 
@@ -72,7 +69,7 @@ def test_a_pair_by_hand_whatever_the_order(order: tuple[str, str], sign: int, wo
     """Differences of 0.1, 0.2, 0.1, 0.2 and 0.15, or their negatives."""
     cnn = np.array([0.5, 0.6, 0.4, 0.7, 0.3])
     values = {"cnn": cnn.tolist(), "capsules": (cnn + sign * np.array([0.1, 0.2, 0.1, 0.2, 0.15])).tolist()}
-    summary = summarise(made_runs({name: values[name] for name in order}), "capsules")
+    summary = summarise(runs_of({name: values[name] for name in order}), "capsules")
     assert list(summary["models"]) == list(order)
     assert list(summary["paired"]) == ["cnn"]
     pair = summary["paired"]["cnn"]["x_accuracy"]
@@ -105,7 +102,7 @@ def test_a_tie_is_not_higher() -> None:
 
 
 def test_what_not_every_run_has_is_left_out() -> None:
-    made = made_runs({"cnn": [0.7, 0.6], "capsules": [0.9, 0.8]})
+    made = runs_of({"cnn": [0.7, 0.6], "capsules": [0.9, 0.8]})
     made[0]["models"]["other"] = {"n_params": 1, "x_accuracy": 0.5}
     made[1]["models"]["cnn"]["extra"] = 1.0
     summary = summarise(made, "capsules")
@@ -121,23 +118,6 @@ def test_the_seeds_needed_are_the_fewest_that_make_the_interval_narrow_enough() 
         assert widths[-1] <= half_width
         assert n == 2 or widths[0] > half_width
     assert seeds_needed(0.1, 1) == 99  # 1.98 standard errors of 0.01
-
-
-def test_columns_hold_all_of_the_runs() -> None:
-    runs = made_runs({"cnn": [0.5, 0.25], "capsules": [0.75, 1.0]})
-    runs[1]["models"]["cnn"]["sweep"] = {"10": 0.5}
-    del runs[0]["models"]["capsules"]
-    columns = columns_of(runs)
-    assert columns == {
-        "seeds": [0, 1],
-        "models": {
-            "cnn": {"n_params": [3, 3], "x_accuracy": [0.5, 0.25], "sweep": [None, {"10": 0.5}]},
-            "capsules": {"n_params": [None, 3], "x_accuracy": [None, 1.0]},
-        },
-    }
-    assert runs_of(columns) == runs
-    with_history = [run | {"history": {"cnn": {"loss": [1.0] * run["seed"]}}} for run in runs]
-    assert runs_of(columns_of(with_history)) == with_history
 
 
 def test_a_file_is_read_with_its_means_and_whole_configurations(tmp_path: Path) -> None:

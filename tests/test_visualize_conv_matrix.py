@@ -16,6 +16,7 @@ import conv_matrix_capsules as experiment
 import make_conv_matrix_capsules_gif as animation
 import multimnist_capsnet as digits
 import visualize_conv_matrix_capsules as figures
+from fast.workers import SERIAL
 from figure_checks import (
     check_animation,
     check_failures,
@@ -30,7 +31,6 @@ from helpers import attacked_by_hand, failure, usage_error
 from support.figures import figure_style
 from support.run import save_checkpoint
 from support.tables import confusion_matrix
-from support.workers import SERIAL
 
 SMALL = [
     "--seed=123",
@@ -282,10 +282,10 @@ def test_the_decoders_loss_is_the_mean_over_the_images(channels: int) -> None:
 
 def test_the_decoder_sees_one_pose() -> None:
     poses, labels = np.random.default_rng(0).standard_normal((4, 3, 16)), np.array([2, 0, 1, 2])
-    columns = figures.as_columns(poses, labels).reshape(3, 16, 4)
-    for k, label in enumerate(labels):
-        np.testing.assert_array_equal(columns[label, :, k], poses[k, label])
-        assert not np.delete(columns[:, :, k], label, axis=0).any()
+    rows = figures.masked(poses, labels).reshape(4, 3, 16)
+    for row, pose, label in zip(rows, poses, labels, strict=True):
+        np.testing.assert_array_equal(row[label], pose[label])
+        assert not np.delete(row, label, axis=0).any()
 
 
 def test_a_perturbed_pose_is_that_pose_with_one_entry_moved(

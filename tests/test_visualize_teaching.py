@@ -61,7 +61,7 @@ def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def found(*args: object) -> tuple[np.ndarray, object]:
         lengths, cache = forward(*args)  # type: ignore[arg-type]
-        lengths[labels[0]] = 0.9
+        lengths[0, labels[0]] = 0.9
         return lengths, cache
 
     monkeypatch.setattr(digits, "capsnet_forward", found)

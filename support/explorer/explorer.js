@@ -445,7 +445,7 @@ function showCouplings({ c }) {
     for (let column = 0; column < side; column++) {
       let [active, toA, toB] = [0, 0, 0];
       for (let t = 0; t < types; t++) {
-        const i = (row * types + t) * side + column;
+        const i = (row * side + column) * types + t;
         active += size[i];
         toA += size[i] * c[a * I + i];
         toB += size[i] * c[b * I + i];

@@ -97,25 +97,19 @@ const Networks = (() => {
     const h1 = relu(conv2d(image, config.imageSize, 1, p["conv1.w"], p["conv1.b"], config.kernel, 1, 0));
     const h1Side = config.imageSize - config.kernel + 1;
     const channels = p["conv1.b"].length;
-    const h2 = conv2d(h1, h1Side, channels, p["primary.w"], p["primary.b"], config.kernel, 2, 0); // (side, side, P*T)
+    const h2 = conv2d(h1, h1Side, channels, p["primary.w"], p["primary.b"], config.kernel, 2, 0); // (side, side, T*P)
 
-    // Primary capsules u (P, I), in the order row, type, column; each is squashed.
-    const u = new Float32Array(P * I);
+    // Primary capsules u (I, P), in the order row, column, type; each is squashed.
+    const u = new Float32Array(I * P);
     const size = new Float32Array(I);
-    for (let row = 0; row < side; row++) {
-      for (let t = 0; t < T; t++) {
-        for (let column = 0; column < side; column++) {
-          const i = (row * T + t) * side + column;
-          const from = (row * side + column) * P * T + t;
-          let q = SQUASH_EPS;
-          for (let e = 0; e < P; e++) q += h2[from + e * T] ** 2;
-          for (let e = 0; e < P; e++) u[e * I + i] = (h2[from + e * T] * Math.sqrt(q)) / (1 + q);
-          size[i] = q / (1 + q);
-        }
-      }
+    for (let i = 0; i < I; i++) {
+      let q = SQUASH_EPS;
+      for (let e = 0; e < P; e++) q += h2[i * P + e] ** 2;
+      for (let e = 0; e < P; e++) u[i * P + e] = (h2[i * P + e] * Math.sqrt(q)) / (1 + q);
+      size[i] = q / (1 + q);
     }
 
-    // Votes u_hat (J, I, D) = sum_p w[j, p, i, d] u[p, i]
+    // Votes u_hat (J, I, D) = sum_p w[i, p, j, d] u[i, p]
     const w = p["routing.w"];
     const uHat = new Float32Array(J * I * D);
     const sum = new Float64Array(D);
@@ -124,8 +118,8 @@ const Networks = (() => {
     for (let j = 0; j < J; j++) {
       for (let i = 0; i < I; i++) {
         for (let e = 0; e < P; e++) {
-          values[e] = u[e * I + i];
-          at[e] = ((j * P + e) * I + i) * D;
+          values[e] = u[i * P + e];
+          at[e] = ((i * P + e) * J + j) * D;
         }
         sum.fill(0);
         addRows(sum, values, at, P, w);

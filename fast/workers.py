@@ -1,4 +1,4 @@
-"""Threads that work on parts of a batch, and the memory that they reuse.
+"""Threads that work on parts of a batch, and memory that the next step finds again.
 
 numpy releases Python's lock while it computes, so threads run concurrently. The BLAS has one thread meanwhile: all of a
 step is divided among the threads, not the matrix products alone.
@@ -7,6 +7,8 @@ step is divided among the threads, not the matrix products alone.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import math
 import os
 import threading
@@ -57,11 +59,10 @@ class Workers:
         self.dtype = np.dtype(dtype)
         self._own = threading.local()  # a thread's workspace
         self._pool: ThreadPoolExecutor | None = None
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._grads: list[dict[str, Array]] = []  # of the parts of a batch, for parameters of these shapes
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Workers:
+        keep_freed_memory()
         self._stack.enter_context(blas_threads(1))
         if self.n_threads > 1:
             self._pool = self._stack.enter_context(ThreadPoolExecutor(self.n_threads))
@@ -94,34 +95,42 @@ class Workers:
 
     def gradients(
         self,
-        loss_and_grads: Callable[[dict[str, Array], Any, int, dict[str, Array], Workspace], dict[str, float]],
+        loss_and_grads: Callable[[dict[str, Array], Any, int], tuple[dict[str, float], dict[str, Array]]],
         params: dict[str, Array],
         batch: Batch,
         part_size: int | None = None,
     ) -> tuple[dict[str, float], list[dict[str, Array]]]:
         """Mean losses of a batch, and a list of gradients, one for each part of the batch, whose sum is the gradient.
 
-        ``loss_and_grads(params, part, n, grads, ws)`` writes a part's terms of the mean gradient over all ``n``
-        examples into ``grads``, and returns the part's terms of the mean losses. With ``part_size`` a part has at most
-        so many examples, and results do not depend on the number of threads; without, each thread has one part, of
-        ``LEAST_PART`` examples or more.
+        ``loss_and_grads(params, part, n)`` gives a part's terms of the mean losses over all ``n`` examples, and of
+        their gradient. With ``part_size`` a part has at most so many examples, and results do not depend on the number
+        of threads; without, each thread has one part, of ``LEAST_PART`` examples or more.
         """
         n = len(batch.labels)
         n_parts = math.ceil(n / part_size) if part_size else min(self.n_threads, max(1, n // LEAST_PART))
-        if self._shapes != (shapes := {key: p.shape for key, p in params.items()}):
-            self._shapes, self._grads = shapes, []
-        while len(self._grads) < n_parts:
-            self._grads.append({key: np.empty_like(p) for key, p in params.items()})
 
-        def work(k: int) -> dict[str, float]:
-            part = batch.part(n * k // n_parts, n * (k + 1) // n_parts)
-            return loss_and_grads(params, part, n, self._grads[k], self.workspace)
+        def work(k: int) -> tuple[dict[str, float], dict[str, Array]]:
+            return loss_and_grads(params, batch.part(n * k // n_parts, n * (k + 1) // n_parts), n)
 
-        losses = self.map(work, range(n_parts))
-        return {key: sum(part[key] for part in losses) for key in losses[0]}, self._grads[:n_parts]
+        losses, grads = zip(*self.map(work, range(n_parts)), strict=True)
+        return {key: sum(part[key] for part in losses) for key in losses[0]}, list(grads)
 
 
 SERIAL = Workers(1)
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Let the arrays that a step frees serve the next one. glibc gives large ones back to the system, and a step then
+    pays for all of its memory anew, page by page: half of the time of a spectral convolution. Other C libraries are
+    left as they are."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # no mallopt, or no C library to ask
+        libc = ctypes.CDLL(None)
+        for option, value in ((M_MMAP_THRESHOLD, 1 << 25), (M_TRIM_THRESHOLD, (1 << 31) - 1), (M_ARENA_MAX, 1)):
+            libc.mallopt(option, value)
 
 
 @contextlib.contextmanager
