@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import functools
 import gzip
 import io
 import itertools
@@ -37,7 +38,7 @@ from support.results import checksum
 
 Array = np.ndarray
 PAGE = ROOT / "explorer.html"
-MAX_BYTES = 4_000_000
+MAX_BYTES = 6_000_000
 SCRIPTS = (digits, views)
 SAVE = (run.save_checkpoint, checkpoints_of.save_checkpoint)
 
@@ -126,7 +127,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path
     """Of the smallest networks, trained for six steps."""
     folder = tmp_path_factory.mktemp("checkpoints")
     paths = {"multimnist_capsnet": folder / "digits.npz", "smallnorb_novel_viewpoint": folder / "views.safetensors"}
-    more = {"multimnist_capsnet": "--models capsnet --n-test 120", "smallnorb_novel_viewpoint": ""}
+    more = {"multimnist_capsnet": "--models capsnet,cnn_pool --n-test 120", "smallnorb_novel_viewpoint": ""}
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         smallest(patch)
         for name, path in paths.items():
@@ -145,8 +146,13 @@ def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], tmp_path: Path,
     for key, w in explorer.rounded(states["capsnet"].params).items():
         np.testing.assert_array_equal(tensors["digits"][key], w)
     test = digits.make_data(config).test
-    np.testing.assert_allclose(tensors["digits"]["examples"] / 255, test.sources[: explorer.N_EXAMPLES], atol=1e-6)
-    assert about["digits"]["labels"] == test.labels[: explorer.N_EXAMPLES].tolist()
+    for key, w in explorer.rounded(states["cnn_pool"].params).items():
+        np.testing.assert_array_equal(tensors["digits"][f"pool.{key}"], w)
+    n = explorer.N_EXAMPLES
+    assert about["digits"]["nExamples"] == n
+    np.testing.assert_allclose(tensors["digits"]["examples"][:n] / 255, test.sources[:n], atol=1e-6)
+    assert about["digits"]["labels"][:n] == test.labels[:n].tolist()
+    assert len(about["digits"]["labels"]) == len(tensors["digits"]["examples"])
     assert about["digits"]["run"]["seed"] == 0
     assert about["digits"]["accuracies"][0]["before"] == states["capsnet"].history["set_accuracy"][-1]
     assert np.shape(about["digits"]["names"]) == (10, 16)
@@ -160,7 +166,34 @@ def test_examples_are_of_the_test_digits(checkpoints: tuple[Path, Path], tmp_pat
     path = tmp_path / "validated.npz"
     run.save_checkpoint(path, digits.EXPERIMENT, dataclasses.replace(config, n_val=20), states.values())
     part = explorer.load_digits(path, None, 1)
-    np.testing.assert_array_equal(part.about["labels"], digits.make_data(config).test.labels[: explorer.N_EXAMPLES])
+    n = explorer.N_EXAMPLES
+    np.testing.assert_array_equal(part.about["labels"][:n], digits.make_data(config).test.labels[:n])
+
+
+def test_the_tray_has_pictures_of_both_kinds_in_turn() -> None:
+    is_right = {name: np.random.default_rng(k).uniform(size=400) < 0.6 for k, name in enumerate(explorer.DIGIT_MODELS)}
+    indices = explorer.tray(is_right)
+    assert len(indices) == 2 * explorer.N_TRAY
+    assert indices.min() >= explorer.N_EXAMPLES
+    for k, index in enumerate(indices):
+        assert [is_right[name][index] for name in explorer.DIGIT_MODELS] == [k % 2 == 0, k % 2 == 1]
+
+
+def test_a_study_of_shapes_has_reported_seeds_alone(tmp_path: Path) -> None:
+    assert explorer.shapes_study("azimuth", tmp_path) is None
+    shift = {"capsules": 0.5, "cnn_matched": 0.4}
+
+    def write(name: str, model: str, seeds: range, **config: Any) -> None:
+        runs = [{"seed": k, "models": {model: {"held_out_accuracy": shift[model] + 0.01 * (k % 2)}}} for k in seeds]
+        result = {"config": {"dataset": "shapes", **config}, "settings": {"default": {"config": {}, "runs": runs}}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(result))
+
+    write("tuning", "capsules", range(100, 200))
+    write("one", "capsules", range(200, 230))
+    write("two", "cnn_matched", range(200, 240))
+    write("three", "cnn_matched", range(200, 300), train_elevations=[30.0, 40.0], test_elevations=[50.0, 70.0])
+    study = explorer.shapes_study("azimuth", tmp_path)
+    assert study == pytest.approx({"n": 30, "capsules": 0.505, "cnn": 0.405, "half": 0.0})
 
 
 def test_a_dimension_of_one_capsule_has_no_name(
@@ -188,7 +221,7 @@ def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_pa
     ("which", "field", "value", "says"),
     [
         (0, "class_names", list("abcdefghij"), "was trained on other classes than the ten digits"),
-        (1, "standardize", "image", "was made with --standardize image, not none"),
+        (1, "dataset", "toys", "was trained on toys, not voxels or shapes"),
     ],
 )
 def test_a_network_that_the_page_cannot_compute_is_refused(
@@ -223,7 +256,10 @@ def test_the_page_is_one_small_file_that_loads_nothing(committed: tuple[str, Any
     rest = text.replace(embedded(text, "weights"), "")
     assert "{{" not in rest
     links = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)|url\(([^)]*)\)|@import|fetch\(|XMLHttpRequest""", rest)
-    assert {link for link, _ in links} <= {"data:,", "#digits", "#dimensions", "#viewpoint", "#numbers"}
+    anchors = {"#digits", "#routing", "#dimensions", "#em", "#viewpoint", "#numbers"}
+    sources = {"https://arxiv.org/abs/1710.09829", "https://openreview.net/forum?id=HJWLfGWRb"}
+    pages = {"README.md", "docs/how_capsules_work.md"}
+    assert {link for link, _ in links} - {"#", "^="} <= {"data:,", *anchors, *sources, *pages}
     assert not any(url for _, url in links)
     for name in ("explorer.css", "networks.js", "explorer.js"):
         assert (explorer.TEMPLATE / name).read_text(encoding="utf-8") in text, f"make_explorer.py has a newer {name}"
@@ -250,9 +286,12 @@ def test_the_digit_accuracies_are_those_of_its_weights(committed: tuple[str, Any
     config = dataclasses.replace(config_of(digits, part), data_dir=str(MNIST))
     test = digits.make_data(config).test
     with Workers(1, config.dtype) as workers:
-        metrics = digits.evaluate(digits.make_models(config)["capsnet"], tensors["digits"], test, workers)
-    for row in part["accuracies"]:
-        assert metrics[row["metric"]] == pytest.approx(row["after"], abs=2 / part["nTest"])
+        for name, prefix in (("capsnet", ""), ("cnn_pool", "pool.")):
+            params = {key[len(prefix) :]: w for key, w in tensors["digits"].items() if key.startswith(prefix)}
+            metrics = digits.evaluate(digits.make_models(config)[name], params, test, workers)
+            for row in part["accuracies"]:
+                if row["model"] == name:
+                    assert metrics[row["metric"]] == pytest.approx(row["after"], abs=2 / part["nTest"])
 
 
 def committed_models(experiment: str, config: dict[str, Any], seed: int) -> Iterator[dict[str, Any]]:
@@ -275,9 +314,9 @@ def test_the_accuracies_as_trained_are_those_of_the_results(part: str, committed
     experiment = {"digits": digits, "viewpoint": views}[part].EXPERIMENT
     runs = list(committed_models(experiment, said["run"]["config"], said["run"]["seed"]))
     pairs = [
-        (models[model][row["metric"]], row["before"])
+        (models[row["model"]][row["metric"]], row["before"])
         for models, row in itertools.product(runs, said["accuracies"])
-        if (model := row.get("model", "capsnet")) in models
+        if row["model"] in models
     ]
     if not pairs:
         pytest.skip(f"results/{experiment} has no run with the page's configuration and seed")
@@ -317,6 +356,7 @@ class Exact:
     driver: Any
     config: Any
     params: dict[str, Array]
+    pool: dict[str, Array]
     test: digits.Batch
     view_config: Any
     view_params: dict[str, dict[str, Array]]
@@ -344,13 +384,15 @@ def exact(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Exact:
     view_config = views.Config()
     models = views.make_models(view_config)
     view_params = {name: with_biases(models[name].init_params(rng), rng) for name in explorer.VIEW_MODELS}
-    part = explorer.digits_part(config, TrainState("capsnet", params), data, 1)
+    pool = with_biases(digits.make_models(config)["cnn_pool"].init_params(rng), rng)
+    states = {"capsnet": TrainState("capsnet", params), "cnn_pool": TrainState("cnn_pool", pool)}
+    part = explorer.digits_part(config, states, data, 1)
     view_states = {name: TrainState(name, p) for name, p in view_params.items()}
     parts = {"viewpoint": explorer.viewpoint_part(view_config, view_states), "digits": part}
     page = tmp_path_factory.mktemp("exact") / "exact.html"
     page.write_bytes(explorer.make_page(parts, exact=True))
     opened(driver, page)
-    return Exact(driver, config, params, data.test, view_config, view_params)
+    return Exact(driver, config, params, pool, data.test, view_config, view_params)
 
 
 TOLERANCE = 1e-4
@@ -361,17 +403,48 @@ def test_dynamic_routing_is_that_of_numpy(exact: Exact) -> None:
     for image in (*exact.test.images[:2], np.zeros_like(exact.test.images[0])):
         lengths, cache = digits.capsnet_forward(exact.params, image[None], config, digits.PLAIN)
         script = """
-            const { iterations } = Networks.capsnet(explorer.models.digits, explorer.about.digits.config,
-                                                    Float32Array.from(arguments[0]), 5);
-            return iterations.map(({ c, v, lengths }) => [plain(c), plain(v), plain(lengths)]);"""
-        theirs = exact.ask(script, image)
+            const { iterations, uHat } = Networks.capsnet(explorer.models.digits, explorer.about.digits.config,
+                                                          Float32Array.from(arguments[0]), 5);
+            return [plain(uHat), iterations.map((step) =>
+                ["c", "v", "lengths", "s", "logits"].map((name) => plain(step[name])))];"""
+        votes, theirs = exact.ask(script, image)
         assert len(theirs) == 5
-        for t, (c, v, _) in enumerate(theirs):
+        votes = np.reshape(votes, (digits.N_CLASSES, -1, digits.CAPSULE_SIZE))  # (J, I, D)
+        expected = np.einsum("ip,ipjd->jid", cache.routing.u[0], exact.params["routing.w"])
+        np.testing.assert_allclose(votes, expected, atol=TOLERANCE)
+        for t, (c, v, _, s, logits) in enumerate(theirs):
+            couplings = np.reshape(c, votes.shape[:2])
+            np.testing.assert_allclose(s, np.einsum("ji,jid->jd", couplings, expected).ravel(), atol=TOLERANCE)
+            e = np.exp(np.reshape(logits, votes.shape[:2]))
+            np.testing.assert_allclose(couplings, e / e.sum(axis=0), atol=TOLERANCE)
             np.testing.assert_allclose(c, cache.routing.c[t][0].T.ravel(), atol=TOLERANCE)
             np.testing.assert_allclose(v, cache.routing.v[t].ravel(), atol=TOLERANCE)
         np.testing.assert_allclose(theirs[-1][2], lengths.ravel(), atol=TOLERANCE)
     assert lengths.max() > 0.1
     assert np.ptp(cache.routing.c[-1]) > 0.01  # or equal couplings would agree by chance
+
+
+def test_the_cnn_with_pooling_is_that_of_numpy(exact: Exact) -> None:
+    scores = digits.make_models(exact.config)["cnn_pool"].assess(exact.pool, exact.test.part(0, 3))[0]
+    for image, expected in zip(exact.test.images[:3], scores, strict=True):
+        script = """return Networks.cnnPool(explorer.models.pool, explorer.about.digits.config,
+                                           Float32Array.from(arguments[0]));"""
+        np.testing.assert_allclose(exact.ask(script, image), 1 / (1 + np.exp(-expected)), atol=TOLERANCE)
+
+
+def test_em_routing_in_the_plane_is_that_of_numpy(exact: Exact) -> None:
+    votes, zeros = exact.ask("return explorer.plane.votes"), np.zeros(2)
+    for n_iters in (1, 2, 6):
+        script = """const { mu, sigmaSq, a, r } = planeRouting(arguments[0]);
+            return [plain(mu), plain(sigmaSq), plain(a), plain(r)];"""
+        theirs = exact.ask(script, n_iters)
+        _, a, cache = views.em_routing_forward(
+            np.reshape(votes, (1, 4, 2, 2)), np.ones((1, 4)), zeros - 4, zeros, [1.0] * n_iters, 0.05
+        )
+        step = cache.m_steps[-1]
+        for mine, other in zip((step.mu, step.sigma_sq, a, step.r), theirs, strict=True):
+            np.testing.assert_allclose(other, mine.ravel(), atol=1e-6)
+    assert a[0, 0] > 0.85 > 0.35 > a[0, 1]  # as the page is to show before anything is dragged
 
 
 def test_the_decoder_is_that_of_numpy(exact: Exact) -> None:
@@ -385,7 +458,7 @@ def test_the_decoder_is_that_of_numpy(exact: Exact) -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"loss": "spread", "em_iters": 4, "variance_floor": 0.5}],
+    [{}, {"standardize": "image"}, {"loss": "spread", "em_iters": 4, "variance_floor": 0.5}],
 )
 def test_em_routing_and_the_cnn_are_those_of_numpy(more: dict[str, Any], exact: Exact) -> None:
     config = dataclasses.replace(exact.view_config, **more)
@@ -393,10 +466,12 @@ def test_em_routing_and_the_cnn_are_those_of_numpy(more: dict[str, Any], exact: 
     images = views.render_voxels(np.arange(5), np.arange(5) * 70.0, np.arange(5) * 10.0, np.random.default_rng(0))
     asked = {
         "loss": config.loss, "lambdas": config.lambdas, "varianceFloor": config.variance_floor,
+        "standardize": config.standardize == "image",
     }  # fmt: skip
+    given, images = images, views.standardized(images) if config.standardize == "image" else images
     scores, cache = models["capsules"].forward(exact.view_params["capsules"], images)
     cnn_scores, _ = models["cnn_matched"].forward(exact.view_params["cnn_matched"], images)
-    for k, image in enumerate(images):
+    for k, image in enumerate(given):
         script = """
             const config = { ...explorer.about.viewpoint.config, ...arguments[1] };
             const image = Float32Array.from(arguments[0]);
@@ -504,6 +579,119 @@ def test_routing_iterations_change_the_lengths(page: Any) -> None:
     settled(page, lambda: "Capsule 4" in text_of(page, "capsule-text"))
 
 
+def test_undo_and_clear_one_digit(page: Any) -> None:
+    page.find_element("id", "clear").click()
+    empty = settled(page, lambda: "is empty" in text_of(page, "answer") and pixels_of(page, "draw"))
+    animation.draw_line(page, "draw", SEVEN)
+    first = settled(page, lambda: (now := pixels_of(page, "draw")) != empty and now)
+    page.find_elements("name", "layer")[1].click()
+    animation.draw_line(page, "draw", [(0.5, 0.2), (0.5, 0.8)])
+    settled(page, lambda: pixels_of(page, "draw") != first)
+    page.find_element("id", "undo").click()
+    settled(page, lambda: pixels_of(page, "draw") == first)
+    page.find_element("id", "clear-one").click()  # the second digit, of which nothing is left
+    settled(page, lambda: pixels_of(page, "draw") == first)
+    page.find_elements("name", "layer")[0].click()
+    page.find_element("id", "clear-one").click()
+    settled(page, lambda: pixels_of(page, "draw") == empty)
+
+
+def test_the_two_networks_differ_on_the_pictures_of_the_tray(page: Any) -> None:
+    buttons = page.find_elements("css selector", "#tray button")
+    assert len(buttons) >= 4
+    for k, button in enumerate(buttons[:4]):
+        page.execute_script("arguments[0].click()", button)
+        settled(page, functools.partial(page.execute_script, f"return exampleIndex === {explorer.N_EXAMPLES + k}"))
+        settled(page, lambda: "test picture was made of" in text_of(page, "answer"))
+        time.sleep(0.1)
+        assert ("both found" in text_of(page, "answer")) == (k % 2 == 0)
+        assert ("Both right" in text_of(page, "cnn-answer")) == (k % 2 == 1)
+
+
+def test_even_couplings_and_the_votes_of_a_small_capsule(page: Any) -> None:
+    def votes() -> Array:
+        rows = page.execute_script(
+            "return [...document.querySelectorAll('#votes tbody tr')].map((r) => r.innerText.split('\\t'))"
+        )
+        return np.array([[float(cell.replace("−", "-")) for cell in row] for row in rows])
+
+    routed, text = votes(), text_of(page, "child-text")
+    assert routed.shape == (10, 8)
+    logits = np.exp(routed[:, 2])
+    np.testing.assert_allclose(routed[:, 3], logits / logits.sum(), atol=2e-4)
+    np.testing.assert_allclose(routed[:, 6], routed[:, 5] ** 2 / (1 + routed[:, 5] ** 2), atol=0.01)
+    page.find_element("id", "even").click()
+    settled(page, lambda: "All are held at 0.100" in text_of(page, "coupling-text"))
+    np.testing.assert_array_equal(votes()[:, 3], 0.1)
+    assert "With even couplings" in text_of(page, "even-text")
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    canvas = page.find_element("id", "couplings")
+    page.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", canvas)
+    ActionChains(page).move_to_element_with_offset(canvas, -60, 40).click().perform()
+    settled(page, lambda: text_of(page, "child-text") != text)
+
+
+def test_the_link_holds_drawing_and_settings(page: Any) -> None:
+    page.find_element("id", "clear").click()
+    animation.draw_line(page, "draw", SEVEN)
+    page.execute_script(
+        "const set = (id, x) => { $(id).value = x; $(id).dispatchEvent(new Event('input')); };"
+        "set('iterations', 2); set('azimuth', 251); set('elevation', -7); set('plane-iterations', 4);"
+        "$('even').click();"
+    )
+    settled(page, lambda: "d=0" in page.current_url and "a=251" in page.current_url and "e=1" in page.current_url)
+    time.sleep(0.5)
+    lengths = page.execute_script("return Array.from(routed().lengths)")
+    link = page.current_url
+    page.get("about:blank")
+    page.get(link)
+    settled(page, lambda: page.execute_script("return document.documentElement.dataset.ready") == "true")
+    settled(page, lambda: page.execute_script("return digits.result !== null"))
+    again = page.execute_script("return Array.from(routed().lengths)")
+    np.testing.assert_allclose(again, lengths, atol=0.12)  # the drawing is rounded to 64 steps
+    assert page.execute_script("return [digits.iteration, digits.even, view.azimuth, view.elevation]") == [
+        2,
+        True,
+        251,
+        -7,
+    ]
+    assert text_of(page, "plane-value") == "4"
+
+
+@pytest.mark.parametrize("state", ["#v=1&d=0!!.2AB&t=99&x=-1&o=7&a=1e9&h=x&p=1,2&k=77", "#d=0A", "#=&&==%", "#numbers"])
+def test_a_damaged_link_opens_the_page(state: str, driver: Any) -> None:
+    driver.get("about:blank")
+    driver.get(PAGE.resolve().as_uri() + state)
+    settled(driver, lambda: driver.execute_script("return document.documentElement.dataset.ready") == "true")
+    assert driver.execute_script("return document.getElementById('failure').hidden")
+
+
+def test_votes_in_the_plane_are_dragged(page: Any) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    before = text_of(page, "assignments")
+    page.find_element("id", "plane-iterations").send_keys(Keys.ARROW_RIGHT)
+    settled(page, lambda: text_of(page, "plane-value") == "2" and text_of(page, "assignments") != before)
+    handle = page.find_element("css selector", "#plane .handle circle")
+    page.execute_script("$('plane').scrollIntoView({ block: 'center', behavior: 'instant' })")
+    before, votes = text_of(page, "assignments"), page.execute_script("return [...explorer.plane.votes]")
+    ActionChains(page).click_and_hold(handle).move_by_offset(-60, 30).release().perform()
+    settled(page, lambda: text_of(page, "assignments") != before)
+    moved = np.flatnonzero(np.array(page.execute_script("return [...explorer.plane.votes]")) != votes)
+    assert moved.tolist() == [0, 1]
+
+
+def test_the_tour_has_six_steps(page: Any) -> None:
+    page.find_element("id", "start-tour").click()
+    for step in range(1, 7):
+        script = f"return $('tour-text').textContent.startsWith('{step} of 6.')"
+        settled(page, functools.partial(page.execute_script, script))
+        page.find_element("id", "tour-next").click()
+    assert not page.find_element("id", "tour").is_displayed()
+
+
 def test_dragging_turns_the_object(page: Any) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
@@ -571,10 +759,10 @@ def test_every_control_has_a_name_and_takes_the_keyboard(page: Any) -> None:
         const named = (e) => e.getAttribute("aria-label") || e.getAttribute("aria-labelledby")
             || [...(e.labels ?? [])].some((label) => label.textContent.trim()) || e.textContent.trim();
         return [...document.querySelectorAll("input, button, select, canvas, svg")]
-            .filter((e) => !named(e)).map((e) => e.outerHTML.slice(0, 80));""")
+            .filter((e) => !e.hasAttribute("aria-hidden") && !named(e)).map((e) => e.outerHTML.slice(0, 80));""")
     assert unnamed == []
     untouchable = page.execute_script("""
-        return [...document.querySelectorAll("input, button, select, #draw, #view")]
+        return [...document.querySelectorAll("input, button, select, #draw, #view, #couplings, .handle")]
             .filter((e) => e.tabIndex < 0 || e.disabled).map((e) => e.id);""")
     assert untouchable == []
 

@@ -4,7 +4,7 @@
 const $ = (id) => document.getElementById(id);
 const about = JSON.parse($("about").textContent);
 const SVG = "http://www.w3.org/2000/svg";
-const COLOURS = [[230, 159, 0], [86, 180, 233]]; // of the two digits, as --first and --second of the style sheet
+const COLOURS = [[225, 135, 190], [60, 190, 140]]; // of the two digits, as --first and --second of the style sheet
 const SIDE = about.digits.config.imageSize;
 const MAX_ITERATIONS = 5;
 
@@ -97,7 +97,7 @@ function tensorsOf(part, buffer) {
   return tensors;
 }
 
-const models = { digits: null, capsules: null, cnn: null };
+const models = { digits: null, pool: null, capsules: null, cnn: null };
 
 // -------------------------------------------------------------------------------------------- 1. drawing: the two layers
 
@@ -114,6 +114,7 @@ const layers = COLOURS.map((colour) => {
   context.strokeStyle = context.fillStyle = `rgb(${colour})`;
   return { canvas, context, exact: null, used: false }; // exact: (36*36) of a test digit
 });
+let strokes = []; // { layer, points: [{ x, y }, …] }, in the order in which they were drawn
 const drawing = { layer: 0, pen: null, keys: { x: LAYER_SIDE / 2, y: LAYER_SIDE / 2, down: false, shown: false } };
 let exampleIndex = -1; // of the test picture that is shown, or -1
 
@@ -122,7 +123,18 @@ function clearLayers() {
     layer.context.clearRect(0, 0, LAYER_SIDE, LAYER_SIDE);
     Object.assign(layer, { exact: null, used: false });
   }
+  strokes = [];
   exampleIndex = -1;
+}
+
+// The picture of these strokes alone.
+function redraw(kept) {
+  clearLayers();
+  for (const { layer, points } of kept) {
+    points.forEach((to, k) => stroke(points[Math.max(0, k - 1)], to, layer, k === 0));
+  }
+  dimensions.chosen = null;
+  soon(updateDigits);
 }
 
 function selectLayer(k) {
@@ -130,14 +142,16 @@ function selectLayer(k) {
   document.querySelector(`input[name="layer"][value="${k}"]`).checked = true;
 }
 
-// A stroke of the pen. It begins a new picture where a test picture is shown.
-function stroke(from, to) {
+// A piece of a stroke of the pen. It begins a new picture where a test picture is shown.
+function stroke(from, to, k = drawing.layer, begins = false) {
   if (exampleIndex >= 0) {
     clearLayers();
     dimensions.chosen = null;
   }
-  const layer = layers[drawing.layer];
+  const layer = layers[k];
   layer.used = true;
+  if (begins || !strokes.length) strokes.push({ layer: k, points: [] });
+  strokes[strokes.length - 1].points.push({ x: to.x, y: to.y });
   layer.context.beginPath();
   layer.context.moveTo(from.x, from.y);
   layer.context.lineTo(to.x + 0.01, to.y);
@@ -214,11 +228,11 @@ function paintDrawing() {
   }
 }
 
-function showExample() {
-  const n = about.digits.labels.length;
-  const next = (Math.max(exampleIndex, showExample.last) + 1) % n;
+function showExample(index) {
+  const next = index ?? (showExample.last + 1) % about.digits.nExamples;
   clearLayers();
-  exampleIndex = showExample.last = next;
+  exampleIndex = next;
+  if (index === undefined) showExample.last = next;
   const small = element("canvas", { width: SIDE, height: SIDE });
   layers.forEach((layer, k) => {
     const start = (next * 2 + k) * SIDE * SIDE;
@@ -247,7 +261,7 @@ function setUpDrawing() {
     canvas.setPointerCapture(event.pointerId);
     drawing.keys.shown = false;
     drawing.pen = position(event);
-    stroke(drawing.pen, drawing.pen);
+    stroke(drawing.pen, drawing.pen, drawing.layer, true);
   });
   canvas.addEventListener("pointermove", (event) => {
     if (!drawing.pen) return;
@@ -264,7 +278,7 @@ function setUpDrawing() {
     const within = (x) => Math.min(LAYER_SIDE - PEN / 2, Math.max(PEN / 2, x));
     if (event.key === " ") {
       keys.down = !keys.down;
-      if (keys.down) stroke(keys, keys);
+      if (keys.down) stroke(keys, keys, drawing.layer, true);
     } else if (steps[event.key]) {
       const [dx, dy] = steps[event.key];
       const to = { x: within(keys.x + dx * ZOOM), y: within(keys.y + dy * ZOOM) };
@@ -281,9 +295,30 @@ function setUpDrawing() {
   for (const input of document.querySelectorAll('input[name="layer"]')) {
     input.addEventListener("change", () => { drawing.layer = Number(input.value); });
   }
-  $("clear").addEventListener("click", () => { clearLayers(); selectLayer(0); dimensions.chosen = null; soon(updateDigits); });
-  $("example").addEventListener("click", showExample);
+  $("clear").addEventListener("click", () => { redraw([]); selectLayer(0); });
+  $("undo").addEventListener("click", () => redraw(exampleIndex < 0 ? strokes.slice(0, -1) : []));
+  $("clear-one").addEventListener("click", () => redraw(strokes.filter(({ layer }) => layer !== drawing.layer)));
+  $("example").addEventListener("click", () => showExample());
   $("fit").addEventListener("change", () => soon(updateDigits));
+  setUpTray();
+}
+
+// Test pictures that only one of the two networks gets right.
+function setUpTray() {
+  about.digits.labels.slice(about.digits.nExamples).forEach((labels, k) => {
+    const index = about.digits.nExamples + k;
+    const canvas = element("canvas", { className: "tile", width: SIDE, height: SIDE });
+    const start = 2 * index * SIDE * SIDE;
+    const [a, b] = [0, 1].map((n) => models.digits.examples.slice(start + n * SIDE * SIDE, start + (n + 1) * SIDE * SIDE));
+    paint(canvas, [a.map((value, at) => Math.max(value, b[at]))], [WHITE], SIDE);
+    const text = `${labels[0]} and ${labels[1]}: only the ${k % 2 ? "CNN" : "capsules"}`;
+    const button = element("button", { type: "button", className: "pick" }, canvas, element("span", {},
+      element("span", { className: `swatch ${k % 2 ? "cnn" : "capsules"}` }), `${labels[0]}, ${labels[1]}`));
+    button.setAttribute("aria-label", text);
+    canvas.setAttribute("aria-hidden", "true");
+    button.addEventListener("click", () => { showExample(index); $("draw").scrollIntoView({ block: "nearest" }); });
+    $("tray").append(button);
+  });
 }
 
 // -------------------------------------------------------------------------------------- 1. the capsules and their routing
@@ -292,6 +327,9 @@ const digits = {
   pictures: [], // of the two layers, (36*36) each
   image: null, // what the network sees
   result: null, // of Networks.capsnet
+  cnn: [], // the CNN's probabilities
+  even: false, // all couplings stay a tenth
+  child: null, // the small capsule whose votes are shown: { cell, type }, or null for the most active one
   iteration: about.digits.config.iterations,
   named: [], // the classes of the two longest capsules
   colour: [0, 1], // of each of them
@@ -301,6 +339,10 @@ const digits = {
 const classes = [...Array(about.digits.config.classes).keys()];
 const D = about.digits.config.capsuleSize;
 const capsuleOf = ({ v }, j) => v.slice(j * D, (j + 1) * D);
+// With even couplings nothing is left of the iterations but the first.
+const shownIteration = () => (digits.even ? 1 : digits.iteration);
+const routed = () => digits.result.iterations[shownIteration() - 1];
+const longest = ({ lengths }) => [...classes].sort((a, b) => lengths[b] - lengths[a]).slice(0, 2);
 
 function dot(a, b) {
   let sum = 0;
@@ -325,6 +367,7 @@ function updateDigits() {
     timed("forward", () => {
       digits.result = Networks.capsnet(models.digits, about.digits.config, digits.image, MAX_ITERATIONS);
     });
+    digits.cnn = Networks.cnnPool(models.pool, about.digits.config, digits.image);
     updateAnswer();
     paintDrawing();
     paint($("seen"), [digits.image], [WHITE], SIDE);
@@ -334,15 +377,18 @@ function updateDigits() {
 
 // Everything that follows from the number of iterations.
 function updateAnswer() {
-  const now = digits.result.iterations[digits.iteration - 1];
-  digits.named = [...classes].sort((a, b) => now.lengths[b] - now.lengths[a]).slice(0, 2);
+  const now = routed();
+  digits.named = longest(now);
   digits.recon = digits.named.map((j) => Networks.decoder(models.digits, capsuleOf(now, j), j));
   digits.colour = coloursOf(digits.recon, digits.pictures);
   showBars(now);
   showReconstructions(now);
   showLengths();
-  showCouplings(now);
   if (dimensions.chosen === null) dimensions.digit = digits.named[0];
+  showFormula(now);
+  showCouplings(now);
+  showEven();
+  rememberSoon();
   dimensions.offsets.fill(0);
   updateDimensions();
 }
@@ -356,8 +402,10 @@ function showBars({ lengths }) {
     bar.className = `bar ${rank < 0 || isEmpty() ? "" : ["first", "second"][digits.colour[rank]]}`;
     bar.querySelector("i").style.width = `${100 * lengths[j]}%`;
     bar.querySelector(".value").textContent = lengths[j].toFixed(2);
-    bar.setAttribute("aria-label", `Digit ${j}: length ${lengths[j].toFixed(2)}`);
+    bar.querySelector(".thin i").style.width = `${100 * digits.cnn[j]}%`;
+    bar.setAttribute("aria-label", `Digit ${j}: length ${lengths[j].toFixed(2)}, CNN ${digits.cnn[j].toFixed(2)}`);
   }
+  showCnnAnswer();
   const [a, b] = digits.named;
   const answer = $("answer");
   answer.replaceChildren();
@@ -365,9 +413,13 @@ function showBars({ lengths }) {
     answer.append("The picture is empty. Draw a digit, or take a test picture.");
     return;
   }
-  const there = digits.named.filter((j) => lengths[j] >= 0.5);
-  if (there.length === 0) answer.append("No capsule is longer than 0.5. The nearest are ", bold(a), " and ", bold(b), ".");
-  if (there.length === 1) answer.append(`The network finds ${article(a)} `, bold(a), ". The next capsule, ", String(b), ", is short.");
+  // Of the right answers to test pictures, nearly all have a longer second capsule than this.
+  const { least } = about.digits;
+  const there = digits.named.filter((j) => lengths[j] >= least);
+  if (there.length === 0) answer.append("No capsule is as long as those of right answers. The nearest are ", bold(a), " and ", bold(b), ".");
+  if (there.length === 1) {
+    answer.append(`The network finds ${article(a)} `, bold(a), ` alone. The next, ${b}, has length ${lengths[b].toFixed(2)}: 99 in 100 right answers have more than ${least.toFixed(2)}.`);
+  }
   if (there.length === 2) answer.append(`The network finds ${article(a)} `, bold(a), ` and ${article(b)} `, bold(b), ".");
   if (there.length === 2 && !layers.every((layer) => layer.used)) {
     answer.append(" It was trained on pictures of two digits alone, and tends to find a second one.");
@@ -377,6 +429,69 @@ function showBars({ lengths }) {
     const right = labels.filter((j) => digits.named.includes(j)).length;
     answer.append(` The test picture was made of ${article(labels[0])} ${labels[0]} and ${article(labels[1])} ${labels[1]}: ${["neither", "one of the two", "both"][right]} found.`);
   }
+}
+
+// The CNN's answer is the two digits to which it gives the highest probabilities.
+function showCnnAnswer() {
+  const text = $("cnn-answer");
+  const [a, b] = [...classes].sort((i, j) => digits.cnn[j] - digits.cnn[i]);
+  text.replaceChildren();
+  if (isEmpty()) return;
+  const probability = (j) => ` (${digits.cnn[j].toFixed(2)})`;
+  text.append(element("span", { className: "swatch cnn" }), "The CNN with pooling: ", bold(a), probability(a), " and ", bold(b), `${probability(b)}.`);
+  if (exampleIndex >= 0) {
+    const right = about.digits.labels[exampleIndex].filter((j) => j === a || j === b).length;
+    text.append(` ${["Neither", "One of the two", "Both"][right]} right.`);
+  }
+}
+
+// What would be answered with couplings that are all a tenth.
+function showEven() {
+  const text = $("even-text");
+  const accuracy = (x) => `${(100 * x).toFixed(1)} %`;
+  const row = about.digits.accuracies.find(({ model, metric }) => model === "capsnet" && metric === "set_accuracy");
+  const [first, last] = [digits.result.iterations[0], digits.result.iterations[digits.iteration - 1]];
+  const answerOf = (iteration) => longest(iteration).map((j) => `${j} (${iteration.lengths[j].toFixed(2)})`).join(" and ");
+  text.replaceChildren();
+  if (!isEmpty()) {
+    text.append("Routed: ", bold(answerOf(last)), ". With even couplings: ", bold(answerOf(first)), ". ");
+  }
+  text.append(`On ${about.digits.nTest.toLocaleString("en")} test pictures this network finds both digits of ${accuracy(row.after)} with routing, and of ${accuracy(about.digits.evenAccuracy)} with even couplings.`);
+}
+
+// The ten votes of one small capsule, and what the iteration that is shown makes of them.
+function showFormula({ logits, c, s, v, lengths }) {
+  const { side, types } = about.digits.config;
+  const { size, uHat } = digits.result;
+  const I = size.length;
+  let i = digits.child;
+  if (i === null || i >= I) i = size.indexOf(Math.max(...size));
+  formula.shown = i;
+  const [row, column, type] = [Math.floor(i / types / side), Math.floor(i / types) % side, i % types];
+  const body = $("votes").tBodies[0];
+  body.replaceChildren();
+  const norm = (x) => Math.sqrt(dot(x, x));
+  for (const j of classes) {
+    const vote = uHat.subarray((j * I + i) * D, (j * I + i + 1) * D);
+    const parent = v.subarray(j * D, (j + 1) * D);
+    const sum = s.subarray(j * D, (j + 1) * D);
+    const share = (c[j * I + i] * dot(vote, sum)) / (norm(sum) + 1e-9);
+    const cells = [norm(vote).toFixed(3), signed(logits[j * I + i], 3), c[j * I + i].toFixed(4), signed(share, 4),
+      norm(sum).toFixed(2), lengths[j].toFixed(2), signed(dot(vote, parent), 3)];
+    const tr = element("tr", { className: j === dimensions.digit ? "chosen" : "" },
+      element("th", { scope: "row", textContent: j }), ...cells.map((textContent) => element("td", { textContent })));
+    body.append(tr);
+  }
+  $("child-text").textContent = `Small capsule of row ${row + 1}, column ${column + 1}, type ${type + 1} of ${types}; its length is ${size[i].toFixed(2)}. ${
+    digits.even ? "Even couplings" : `Iteration ${digits.iteration}`}.`;
+  $("type").value = type + 1;
+}
+const formula = { shown: 0 };
+
+function chooseChild(i) {
+  digits.child = i;
+  showFormula(routed());
+  showCouplings(routed());
 }
 
 function showReconstructions({ lengths }) {
@@ -403,7 +518,7 @@ function showLengths() {
     shape(svg, "text", { x: left - 8, y: y(length) + 4, "text-anchor": "end" }, length);
   }
   for (let t = 0; t < MAX_ITERATIONS; t++) {
-    const current = t + 1 === digits.iteration;
+    const current = t + 1 === shownIteration();
     shape(svg, "text", { x: x(t), y: bottom + 22, "text-anchor": "middle", class: current ? "strong" : "" }, t + 1);
     if (current) shape(svg, "path", { class: "now", d: `M${x(t)} ${top}V${bottom}` });
   }
@@ -464,11 +579,15 @@ function showCouplings({ c }) {
     context.arc((middle + 2 * column) * k, (middle + 2 * row) * k, 0.92 * k * Math.sqrt(active / most), 0, 2 * Math.PI);
     context.fill();
   }
+  const [chosenRow, chosenColumn] = [Math.floor(formula.shown / types / side), Math.floor(formula.shown / types) % side];
+  context.strokeStyle = "#fff";
+  context.lineWidth = 3;
+  context.strokeRect((middle + 2 * chosenColumn - 1) * k, (middle + 2 * chosenRow - 1) * k, 2 * k, 2 * k);
   const text = $("coupling-text");
   text.replaceChildren();
   if (isEmpty()) return;
-  if (digits.iteration === 1) {
-    text.append(bold("Couplings. "), "In the first iteration all are 0.100, a tenth for each class: no small capsule prefers a digit.");
+  if (shownIteration() === 1) {
+    text.append(bold("Couplings. "), digits.even ? "All are held at 0.100." : "In the first iteration all are 0.100, a tenth for each class: no small capsule prefers a digit.");
     return;
   }
   text.append(bold("Couplings "), "of the small capsules, most of them (nine in ten): to ");
@@ -483,9 +602,10 @@ function setUpAnswer() {
   for (const j of classes) {
     const bar = element("button", { type: "button", className: "bar", id: `bar${j}` },
       element("span", { textContent: j }),
-      element("span", { className: "track" }, element("i")),
+      element("span", { className: "tracks" }, element("span", { className: "track" }, element("i")),
+        element("span", { className: "track thin" }, element("i"))),
       element("span", { className: "value" }));
-    bar.addEventListener("click", () => chooseCapsule(j, true));
+    bar.addEventListener("click", () => { chooseCapsule(j, false); showFormula(routed()); });
     $("bars").append(bar);
   }
   $("iterations").value = digits.iteration;
@@ -497,6 +617,37 @@ function setUpAnswer() {
     soon(updateAnswer);
   });
   $("iterations-value").textContent = digits.iteration;
+  $("even").addEventListener("change", () => { digits.even = $("even").checked; soon(updateAnswer); });
+  const { side, types, kernel } = about.digits.config;
+  for (let t = 0; t < types; t++) $("type").append(element("option", { value: t + 1, textContent: t + 1 }));
+  $("type").addEventListener("change", () => {
+    chooseChild(Math.floor(formula.shown / types) * types + Number($("type").value) - 1);
+  });
+  const canvas = $("couplings");
+  const chooseCell = (row, column) => {
+    const within = (x) => Math.min(side - 1, Math.max(0, x));
+    const first = (within(row) * side + within(column)) * types;
+    const sizes = digits.result.size.slice(first, first + types);
+    chooseChild(first + sizes.indexOf(Math.max(...sizes)));
+  };
+  canvas.addEventListener("click", (event) => {
+    const box = canvas.getBoundingClientRect();
+    const at = (x, length) => Math.round(((x / length) * SIDE - (kernel - 0.5)) / 2);
+    chooseCell(at(event.clientY - box.top, box.height), at(event.clientX - box.left, box.width));
+  });
+  const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+  canvas.addEventListener("keydown", (event) => {
+    if (!steps[event.key]) return;
+    event.preventDefault();
+    const cell = Math.floor(formula.shown / types);
+    chooseCell(Math.floor(cell / side) + steps[event.key][0], (cell % side) + steps[event.key][1]);
+  });
+  const of = (model) => about.digits.accuracies.find((row) => row.model === model && row.metric === "set_accuracy").after;
+  const [capsules, cnn] = [of("capsnet"), of("cnn_pool")];
+  const percent = (x) => `${(100 * x).toFixed(1)}\u00a0%`;
+  $("better").replaceChildren(`On ${about.digits.nTest.toLocaleString("en")} test pictures the capsules find both digits of `, bold(percent(capsules)),
+    ", the CNN with pooling and as many parameters of ", bold(percent(cnn)),
+    `: here ${capsules > cnn ? "the capsules are" : "the CNN is"} better. One training of each; see the repository for many.`);
 }
 
 // ------------------------------------------------------------------------------------------------- 2. sixteen dimensions
@@ -517,7 +668,7 @@ function chooseCapsule(j, scroll) {
 }
 
 function changedCapsule() {
-  const capsule = capsuleOf(digits.result.iterations[digits.iteration - 1], dimensions.digit);
+  const capsule = capsuleOf(routed(), dimensions.digit);
   return capsule.map((value, d) => value + dimensions.offsets[d]);
 }
 
@@ -528,6 +679,11 @@ function updateDimensions() {
     $(`bar${k}`).setAttribute("aria-pressed", String(k === j));
     $(`pick${k}`).checked = k === j;
   }
+  const order = [...about.digits.names[j].keys()].sort((a, b) => {
+    const effect = (d) => (about.digits.names[j][d].name ? Math.abs(about.digits.names[j][d].effect) : 0);
+    return effect(b) - effect(a) || a - b;
+  });
+  order.forEach((d, place) => { $(`slider${d}`).parentNode.style.order = place; });
   about.digits.names[j].forEach(({ name, effect }, d) => {
     const label = $(`name${d}`);
     label.replaceChildren(name || "no single effect");
@@ -537,7 +693,7 @@ function updateDimensions() {
       ? `From −0.25 to +0.25: ${name} changes by ${signed(effect, 1)} standard deviations of the test digits`
       : "From −0.25 to +0.25 no measure changes by half a standard deviation of the test digits";
   });
-  const now = digits.result.iterations[digits.iteration - 1];
+  const now = routed();
   const length = now.lengths[j];
   $("capsule-text").textContent = length < 0.3
     ? `Capsule ${j} has length ${length.toFixed(2)}: there is no ${j} in the picture, and what it draws means little.`
@@ -625,7 +781,7 @@ function setUpDimensions() {
 // -------------------------------------------------------------------------------------------------------- 3. a viewpoint
 
 const part = about.viewpoint;
-const view = { object: 1, azimuth: 60, elevation: 30, drag: null, poses: [], ringJob: 0 }; // poses: of the class, all round
+const view = { object: 0, azimuth: 60, elevation: 30, drag: null, poses: [], ringJob: 0 }; // poses: of the class, all round
 const RING_STEP = 5; // degrees
 const VIEW_SIDE = part.config.imageSize;
 
@@ -669,10 +825,11 @@ function showVerdict(capsules, cnn) {
   const [low, high] = part.trainElevations;
   const within = inRange(view.azimuth, part.trainAzimuths) && view.elevation >= low && view.elevation <= high;
   const truth = part.classes[view.object];
+  const the = truth.includes(" ") ? "" : "the "; // shape 1, but the cross
   const word = (answer) => (answer === view.object ? "right" : `wrong (${part.classes[answer]})`);
   $("verdict").replaceChildren(
     within ? "A side within the trained range. " : "A side that neither network was trained on. ",
-    "It is the ", bold(truth), ": the capsules are ", bold(word(capsules)), ", the CNN is ", bold(word(cnn)), ".");
+    `It is ${the}`, bold(truth), ": the capsules are ", bold(word(capsules)), ", the CNN is ", bold(word(cnn)), ".");
 }
 
 // The pose of the object's class as a frame of three arrows, and as numbers.
@@ -802,6 +959,7 @@ function setView(azimuth, elevation) {
   view.elevation = Math.max(-30, Math.min(80, elevation));
   if (view.elevation !== before) updateRing();
   soon(updateView);
+  rememberSoon();
 }
 
 function selectObject(j) {
@@ -810,9 +968,21 @@ function selectObject(j) {
   $("pose-title").textContent = `Pose of the class “${part.classes[j]}”`;
   updateRing();
   soon(updateView);
+  rememberSoon();
+}
+
+// The mean over many sets of shapes, where it was measured.
+function showStudy() {
+  const { study } = part;
+  if (!study) return;
+  const points = (x) => `${x < 0 ? "−" : "+"}${Math.abs(100 * x).toFixed(1)}`;
+  const difference = study.capsules - study.cnn;
+  $("study").hidden = false;
+  $("study").textContent = `These are five shapes of one seed. Over ${study.n} such sets the capsules know ${(100 * study.capsules).toFixed(1)} % of the held-out views, the CNN ${(100 * study.cnn).toFixed(1)} %: a difference of ${points(difference)} points, 95 % interval ${points(difference - study.half)} to ${points(difference + study.half)}.`;
 }
 
 function setUpView() {
+  showStudy();
   part.classes.forEach((name, j) => {
     const input = element("input", { type: "radio", name: "object", value: j, checked: j === view.object });
     input.addEventListener("change", () => { selectObject(j); });
@@ -852,10 +1022,10 @@ function setUpView() {
 // ------------------------------------------------------------------------------------------------------- 4. the numbers
 
 function showNumbers() {
-  const names = { capsules: "matrix capsules", cnn_matched: "CNN, as many parameters" };
+  const names = { capsnet: "CapsNet", cnn_pool: "CNN with pooling", capsules: "matrix capsules", cnn_matched: "CNN, as many parameters" };
   const percent = (x) => `${(100 * x).toFixed(2)}\u00a0%`;
   const rows = [
-    ...about.digits.accuracies.map((row) => ["CapsNet", `two digits: ${row.title}`, row]),
+    ...about.digits.accuracies.map((row) => [names[row.model], `two digits: ${row.title}`, row]),
     ...part.accuracies.map((row) => [names[row.model], row.title, row]),
   ];
   for (const [model, title, { before, after }] of rows) {
@@ -864,36 +1034,232 @@ function showNumbers() {
   }
   const { run } = about.digits;
   $("provenance").textContent = `Two digits: ${run.dataset}, seed ${run.seed}, ${run.epochs} epochs,`
-    + ` ${about.digits.nTest.toLocaleString("en")} test pictures; the ${about.digits.labels.length} test pictures of this page are the first of them.`
+    + ` ${about.digits.nTest.toLocaleString("en")} test pictures; the ${about.digits.nExamples} test pictures of this page are the first of them.`
     + ` Viewpoint: ${part.run.dataset}, seed ${part.run.seed}, ${part.run.epochs} epochs, ${part.nTest} held-out views with noise; this page draws without noise.`
     + ` Written by make_explorer.py at commit ${(about.commit ?? "unknown").slice(0, 12)}${about.commit?.endsWith("-dirty") ? " with changes" : ""}.`;
+}
+
+// ------------------------------------------------------------------------------------------------ 5. EM routing in a plane
+
+// Four children vote for two parents; a vote is a point of the plane. beta_v = 0, lambda = 1.
+const PLANE = { reach: 4, floor: 0.05, betaA: -4, iterations: 1, names: ["A", "B"] };
+const START = [[[1.4, 1.2], [-2.6, 1.9]], [[1.8, 0.7], [0.4, -2.8]], [[1.1, 0.6], [2.6, -1.2]], [[-2.2, -1.6], [-1.3, -0.4]]];
+const plane = { votes: START.flat(2), drag: null };
+
+function planeRouting(nIters) {
+  const ones = Array(nIters).fill(1);
+  return Networks.emRouting(plane.votes, [1, 1, 1, 1], [PLANE.betaA, PLANE.betaA], [0, 0], ones, PLANE.floor);
+}
+
+function updatePlane() {
+  const svg = $("plane");
+  const { reach } = PLANE;
+  const at = (x) => 180 + (170 * x) / reach;
+  const { mu, sigmaSq, a, r } = planeRouting(PLANE.iterations);
+  for (const [j, name] of PLANE.names.entries()) {
+    const ellipse = plane.ellipses[j];
+    for (const [key, value] of Object.entries({
+      cx: at(mu[2 * j]), cy: at(-mu[2 * j + 1]), rx: (170 * Math.sqrt(sigmaSq[2 * j])) / reach, ry: (170 * Math.sqrt(sigmaSq[2 * j + 1])) / reach,
+    })) ellipse.setAttribute(key, value.toFixed(2));
+    for (let i = 0; i < 4; i++) {
+      const [x, y] = plane.votes.slice(2 * (2 * i + j), 2 * (2 * i + j) + 2);
+      const handle = plane.handles[2 * i + j];
+      handle.setAttribute("transform", `translate(${at(x).toFixed(2)} ${at(-y).toFixed(2)})`);
+      handle.firstChild.setAttribute("r", (5 + 8 * r[2 * i + j]).toFixed(2));
+      handle.setAttribute("aria-label", `Vote of child ${i + 1} for ${name}: ${x.toFixed(1)}, ${y.toFixed(1)}`);
+    }
+  }
+  const body = $("assignments").tBodies[0];
+  body.replaceChildren(...[0, 1, 2, 3].map((i) => element("tr", {}, element("th", { scope: "row", textContent: i + 1 }),
+    ...[0, 1].map((j) => element("td", { textContent: r[2 * i + j].toFixed(3) })))),
+    element("tr", {}, element("th", { scope: "row", textContent: "activation" }), ...[0, 1].map((j) => element("td", {}, bold(a[j].toFixed(2))))));
+  $("plane-value").textContent = PLANE.iterations;
+  $("plane-iterations").value = PLANE.iterations;
+  $("plane-text").textContent = PLANE.iterations === 1
+    ? "All assignments are even. Each Gaussian is fitted to all of its four votes."
+    : `Parent ${PLANE.names[a[0] >= a[1] ? 0 : 1]} is the more active one: its votes lie closer together.`;
+  svg.dataset.drawn = "true";
+}
+
+function setUpPlane() {
+  const svg = $("plane");
+  const COLOUR = ["var(--capsules)", "var(--third)"];
+  shape(svg, "path", { class: "axis", d: "M10 180H350M180 10V350" });
+  plane.ellipses = COLOUR.map((colour) => shape(svg, "ellipse", { style: `fill:${colour};fill-opacity:0.15;stroke:${colour};stroke-width:2` }));
+  plane.handles = [];
+  const move = (n, x, y) => {
+    const within = (value) => Math.max(-PLANE.reach, Math.min(PLANE.reach, value));
+    plane.votes[2 * n] = within(x);
+    plane.votes[2 * n + 1] = within(y);
+    soon(updatePlane);
+    rememberSoon();
+  };
+  for (let n = 0; n < 8; n++) {
+    const handle = shape(svg, "g", { tabindex: 0, role: "slider", class: "handle", "aria-valuenow": 0 });
+    shape(handle, "circle", { style: `fill:${COLOUR[n % 2]};stroke:var(--card);stroke-width:1.5` });
+    shape(handle, "text", { "text-anchor": "middle", y: -12, class: "strong" }, `${(n >> 1) + 1}${PLANE.names[n % 2]}`);
+    handle.addEventListener("pointerdown", (event) => { svg.setPointerCapture(event.pointerId); plane.drag = n; });
+    handle.addEventListener("keydown", (event) => {
+      const step = { ArrowLeft: [-0.2, 0], ArrowRight: [0.2, 0], ArrowUp: [0, 0.2], ArrowDown: [0, -0.2] }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      move(n, plane.votes[2 * n] + step[0], plane.votes[2 * n + 1] + step[1]);
+    });
+    plane.handles.push(handle);
+  }
+  svg.addEventListener("pointermove", (event) => {
+    if (plane.drag === null) return;
+    const box = svg.getBoundingClientRect();
+    const of = (part, length) => (((part / length) * 360 - 180) * PLANE.reach) / 170;
+    move(plane.drag, of(event.clientX - box.left, box.width), -of(event.clientY - box.top, box.height));
+  });
+  for (const end of ["pointerup", "pointercancel"]) svg.addEventListener(end, () => { plane.drag = null; });
+  $("plane-iterations").addEventListener("input", () => {
+    PLANE.iterations = Number($("plane-iterations").value);
+    soon(updatePlane);
+    rememberSoon();
+  });
+  $("plane-reset").addEventListener("click", () => { plane.votes = START.flat(2); PLANE.iterations = 1; soon(updatePlane); rememberSoon(); });
+  updatePlane();
+}
+
+// ------------------------------------------------------------------------------------------------------ 6. the link, the tour
+
+// State and drawing as `#v=1&…` in the address. A coordinate of the drawing is one of 64 letters.
+const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+const letterOf = (x) => LETTERS[Math.max(0, Math.min(63, Math.round((63 * x) / LAYER_SIDE)))];
+
+function drawingText() {
+  return strokes.map(({ layer, points }) => {
+    const pairs = points.map(({ x, y }) => letterOf(x) + letterOf(y));
+    return layer + pairs.filter((pair, k) => pair !== pairs[k - 1]).join("");
+  }).join(".");
+}
+function drawingOf(text) {
+  return text.split(".").filter((word) => /^[01]([\w-]{2})+$/.test(word)).map((word) => ({
+    layer: Number(word[0]),
+    points: word.slice(1).match(/../g).map((pair) => {
+      const [x, y] = [...pair].map((letter) => (LETTERS.indexOf(letter) * LAYER_SIDE) / 63);
+      return { x, y };
+    }),
+  }));
+}
+
+function stateText() {
+  const state = { v: 1, t: digits.iteration, e: Number(digits.even), f: Number($("fit").checked), k: dimensions.chosen ?? "",
+    o: view.object, a: Math.round(view.azimuth), h: Math.round(view.elevation), r: PLANE.iterations,
+    p: plane.votes.map((x) => Math.round(10 * x)).join(",") };
+  state[exampleIndex >= 0 ? "x" : "d"] = exampleIndex >= 0 ? exampleIndex : drawingText();
+  return new URLSearchParams(state).toString();
+}
+
+let remembering = 0;
+function rememberSoon() {
+  clearTimeout(remembering);
+  remembering = setTimeout(() => history.replaceState(null, "", `#${stateText()}`), 300);
+}
+
+function restore() {
+  const state = new URLSearchParams(location.hash.slice(1));
+  const whole = (name, most, otherwise) => {
+    const value = Number(state.get(name) || NaN);
+    return Number.isInteger(value) && value >= 0 && value <= most ? value : otherwise;
+  };
+  digits.iteration = Math.max(1, whole("t", MAX_ITERATIONS, digits.iteration));
+  digits.even = state.get("e") === "1";
+  $("iterations").value = $("iterations-value").textContent = digits.iteration;
+  $("even").checked = digits.even;
+  $("fit").checked = state.get("f") !== "0";
+  PLANE.iterations = Math.max(1, whole("r", 6, 1));
+  const votes = (state.get("p") ?? "").split(",").map((x) => Number(x || NaN) / 10);
+  if (votes.length === 16 && votes.every((x) => Math.abs(x) <= PLANE.reach)) plane.votes = votes;
+  updatePlane();
+  if (state.has("d")) redraw(drawingOf(state.get("d")));
+  else showExample(whole("x", about.digits.labels.length - 1, undefined));
+  dimensions.chosen = state.get("k") ? dimensions.digit = whole("k", classes.length - 1, 0) : null;
+  view.azimuth = whole("a", 359, view.azimuth);
+  const elevation = Number(state.get("h") || NaN);
+  if (elevation >= -30 && elevation <= 80) view.elevation = elevation;
+  const object = whole("o", part.classes.length - 1, view.object);
+  document.querySelector(`input[name="object"][value="${object}"]`).checked = true;
+  selectObject(object);
+}
+
+const TOUR = [
+  ["#digits", "Two digits, one picture. Draw your own over each other, or take a test picture.", () => showExample(0)],
+  ["#bars", "Ten capsules answer, thick bars, by their length. The thin bars are the answer of an ordinary CNN."],
+  ["#tray", "Pictures on which the two networks differ. Choose one and see who is wrong."],
+  ["#iterations", "Routing: from iteration to iteration the small capsules give more weight to where they agree. Move the slider, then try even couplings.",
+    () => { digits.iteration = 1; $("iterations").value = $("iterations-value").textContent = 1; soon(updateAnswer); }],
+  ["#dimensions", "Sixteen numbers describe a digit. Each slider moves one; the upper ones change most.",
+    () => { digits.iteration = about.digits.config.iterations; $("iterations").value = $("iterations-value").textContent = digits.iteration; soon(updateAnswer); }],
+  ["#viewpoint", "Turn an object to sides that neither network has seen. Which one still knows it?"],
+];
+function setUpTour() {
+  let step = 0;
+  const show = (next) => {
+    step = next;
+    $("tour").hidden = !TOUR[step];
+    for (const marked of document.querySelectorAll(".toured")) marked.classList.remove("toured");
+    if (!TOUR[step]) return;
+    const [where, text, act] = TOUR[step];
+    act?.();
+    document.querySelector(where).classList.add("toured");
+    document.querySelector(where).scrollIntoView({ block: where === "#bars" || where === "#tray" || where === "#iterations" ? "center" : "start" });
+    $("tour-text").replaceChildren(bold(`${step + 1} of ${TOUR.length}. `), text);
+    $("tour-next").textContent = step + 1 < TOUR.length ? "Next" : "End";
+  };
+  $("start-tour").addEventListener("click", () => { show(0); $("tour-next").focus(); });
+  $("tour-next").addEventListener("click", () => show(step + 1));
+  $("tour-back").addEventListener("click", () => show(Math.max(0, step - 1)));
+  $("tour-end").addEventListener("click", () => show(TOUR.length));
+  for (const link of document.querySelectorAll("a[href^='#']")) { // the address is that of the state
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      document.querySelector(link.getAttribute("href")).scrollIntoView();
+    });
+  }
+  $("copy").addEventListener("click", async () => {
+    history.replaceState(null, "", `#${stateText()}`);
+    try {
+      await navigator.clipboard.writeText(location.href);
+      $("copied").textContent = "The link is copied: it holds your drawing and all settings.";
+    } catch {
+      $("copied").textContent = "The address of this page holds your drawing and all settings: copy it from there.";
+    }
+  });
 }
 
 // --------------------------------------------------------------------------------------------------------------- begin
 
 async function begin() {
   const buffer = await unpack();
-  models.digits = tensorsOf(about.digits, buffer);
-  const tensors = tensorsOf(part, buffer);
-  const ofModel = (prefix) => Object.fromEntries(
+  const ofModel = (prefix, tensors) => Object.fromEntries(
     Object.entries(tensors).filter(([name]) => name.startsWith(prefix)).map(([name, w]) => [name.slice(prefix.length), w]));
-  models.capsules = ofModel("capsules.");
-  models.cnn = ofModel("cnn_matched.");
+  models.digits = tensorsOf(about.digits, buffer);
+  models.pool = ofModel("pool.", models.digits);
+  const tensors = tensorsOf(part, buffer);
+  models.capsules = ofModel("capsules.", tensors);
+  models.cnn = ofModel("cnn_matched.", tensors);
   // Engines compile what has run some times: without this the first strokes would be slower than the rest.
   const picture = models.digits.examples.slice(0, SIDE * SIDE);
-  for (let k = 0; k < 3; k++) Networks.capsnet(models.digits, about.digits.config, picture, MAX_ITERATIONS);
+  for (let k = 0; k < 3; k++) {
+    Networks.capsnet(models.digits, about.digits.config, picture, MAX_ITERATIONS);
+    Networks.cnnPool(models.pool, about.digits.config, picture);
+  }
   setUpDrawing();
   setUpAnswer();
   setUpDimensions();
+  setUpPlane();
   setUpView();
+  setUpTour();
   showNumbers();
-  showExample();
-  selectObject(view.object);
+  restore();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => soon(paintDrawing));
   requestAnimationFrame(() => requestAnimationFrame(() => { document.documentElement.dataset.ready = "true"; }));
 }
 
-window.explorer = { about, models, digits, dimensions, view, timings, begun: begin() };
+window.explorer = { about, models, digits, dimensions, view, plane, timings, begun: begin() };
 window.explorer.begun.catch((error) => {
   $("failure").hidden = false;
   $("failure").textContent = `The page could not start: ${error.message}`;

@@ -1,4 +1,4 @@
-// The two capsule networks as plain loops over typed arrays: forward passes only, one image at a time.
+// The networks as plain loops over typed arrays: forward passes only, one image at a time.
 //
 // Names and orders of axes are those of multimnist_capsnet.py and smallnorb_novel_viewpoint.py. An array is flat, its
 // last axis runs fastest. `p` holds a network's parameters by name, as Float32Arrays.
@@ -90,7 +90,8 @@ const Networks = (() => {
   // ------------------------------------------------------------------------ two digits: capsules with dynamic routing
 
   // image (H, H) in [0, 1] -> the result of each of `nIters` routing iterations:
-  // c (J, I) couplings, v (J, D) digit capsules, lengths (J); and size (I), the lengths of the primary capsules.
+  // logits (J, I), c (J, I) couplings, s (J, D), v (J, D) digit capsules, lengths (J); and uHat (J, I, D) the votes,
+  // size (I) the lengths of the primary capsules.
   function capsnet(p, config, image, nIters) {
     const { side, types: T, primarySize: P, classes: J, capsuleSize: D } = config;
     const I = side * side * T;
@@ -139,6 +140,8 @@ const Networks = (() => {
         for (let j = 0; j < J; j++) sum += c[j * I + i] = Math.exp(b[j * I + i] - most);
         for (let j = 0; j < J; j++) c[j * I + i] /= sum;
       }
+      const logits = b.slice();
+      const inputs = new Float32Array(J * D);
       const v = new Float32Array(J * D);
       const lengths = new Float32Array(J);
       for (let j = 0; j < J; j++) {
@@ -148,6 +151,7 @@ const Networks = (() => {
           const o = (j * I + i) * D;
           for (let d = 0; d < D; d++) s[d] += coupling * uHat[o + d];
         }
+        inputs.set(s, j * D);
         let q = SQUASH_EPS;
         for (let d = 0; d < D; d++) q += s[d] ** 2;
         let square = SQUASH_EPS;
@@ -160,9 +164,39 @@ const Networks = (() => {
           b[j * I + i] += agreement;
         }
       }
-      iterations.push({ c, v, lengths });
+      iterations.push({ logits, c, s: inputs, v, lengths });
     }
-    return { iterations, size };
+    return { iterations, size, uHat };
+  }
+
+  // x (H, H, C) -> (H / 2, H / 2, C), the largest of each four; an odd last row or column is dropped.
+  function maxPool(x, H, C) {
+    const side = H >> 1;
+    const out = new Float32Array(side * side * C);
+    for (let r = 0; r < side; r++) {
+      for (let s = 0; s < side; s++) {
+        const at = (2 * r * H + 2 * s) * C;
+        for (let c = 0; c < C; c++) {
+          const k = at + c;
+          out[(r * side + s) * C + c] = Math.max(x[k], x[k + C], x[k + H * C], x[k + (H + 1) * C]);
+        }
+      }
+    }
+    return out;
+  }
+
+  // image (H, H) in [0, 1] -> probabilities (J) of the CNN with pooling: convolutions, each with ReLU and pooling
+  function cnnPool(p, config, image) {
+    let [x, H, C] = [image, config.imageSize, 1];
+    for (let k = 1; p[`conv${k}.w`]; k++) {
+      const [w, b] = [p[`conv${k}.w`], p[`conv${k}.b`]];
+      const K = Math.round(Math.sqrt(w.length / (C * b.length)));
+      C = b.length;
+      x = maxPool(relu(conv2d(x, H, w.length / (K * K * C), w, b, K, 1, 0)), H - K + 1, C);
+      H = (H - K + 1) >> 1;
+    }
+    const hidden = relu(linear(x, p["hidden.w"], p["hidden.b"]));
+    return Array.from(linear(hidden, p["out.w"], p["out.b"]), sigmoid);
   }
 
   // One digit capsule (D) of class j -> picture (H*H). The others are zero, so only D rows of the first layer count.
@@ -174,7 +208,8 @@ const Networks = (() => {
 
   // ----------------------------------------------------------------------- a viewpoint: matrix capsules with EM routing
 
-  // votes (I, J, D), aIn (I), lambdas: one inverse temperature an iteration -> mu (J, D), a (J), r (I, J)
+  // votes (I, J, D), aIn (I), lambdas: one inverse temperature an iteration -> mu and sigmaSq (J, D), a (J),
+  // r (I, J) as the last M-step was given them
   function emRouting(votes, aIn, betaA, betaV, lambdas, varianceFloor) {
     const I = aIn.length;
     const J = betaA.length;
@@ -220,11 +255,17 @@ const Networks = (() => {
         softmax(logAp).forEach((value, j) => { r[i * J + j] = value; });
       }
     });
-    return { mu, a, r };
+    return { mu, sigmaSq, a, r };
   }
 
   function viewFeatures(p, config, image) {
-    return relu(conv2d(image, config.imageSize, 1, p["conv1.w"], p["conv1.b"], config.kernel, 2, 2));
+    let x = image;
+    if (config.standardize) {
+      const mean = image.reduce((a, b) => a + b, 0) / image.length;
+      const sd = Math.sqrt(image.reduce((sum, value) => sum + (value - mean) ** 2, 0) / image.length);
+      x = image.map((value) => (value - mean) / (sd + 1e-6));
+    }
+    return relu(conv2d(x, config.imageSize, 1, p["conv1.w"], p["conv1.b"], config.kernel, 2, 2));
   }
 
   // image (32, 32) -> scores (J), class poses mu (J, 16), activations a (J)
@@ -290,5 +331,5 @@ const Networks = (() => {
     return picture;
   }
 
-  return { capsnet, decoder, matrixCapsules, cnn, renderVoxels, softmax };
+  return { capsnet, cnnPool, decoder, emRouting, matrixCapsules, cnn, renderVoxels, softmax };
 })();
