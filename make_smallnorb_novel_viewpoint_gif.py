@@ -17,44 +17,30 @@ import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
+from matplotlib.figure import Figure
 
 import smallnorb_novel_viewpoint as experiment
 import visualize_smallnorb_novel_viewpoint as figures
 from fast.workers import blas_threads
 from smallnorb_novel_viewpoint import Array, Config, Data, Split
-from support.figures import (
-    BLACK,
-    GREY,
-    MAX_FRAMES,
-    AnimationOptions,
-    Scene,
-    accuracy_axis,
-    add_axes,
-    add_text,
-    add_view,
-    darkened,
-    grey_levels,
-    lightened,
-    marked_answer,
-    model_line,
-    new_figure,
-    write_gif,
-)
 from support.files import require_writable
 from support.optimizers import TrainState
 from support.script import script
 from support.settings import SettingError, int_in, output_path, parse, setting
 from support.training import RunOptions
-from visualize_smallnorb_novel_viewpoint import CHANCE, HELD_OUT, MODELS, TRAINED
+from visualize_smallnorb_novel_viewpoint import HELD_OUT, MODELS, TRAINED
+
+from support.figures import (  # isort: skip
+    BLACK, GREY, MAX_FRAMES, AnimationOptions, accuracy_axis, bare, darkened, epoch_axis, grey_levels, lightened,
+    make_figure, marked_answer, model_line, name_line, write_animation,
+)  # fmt: skip
 
 SHOWN = ("capsules", "cnn_matched")  # models whose answers are drawn
-N_GREYS, N_COLOURS = 48, 80  # of the palette
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -126,135 +112,106 @@ class Recorder:
 # Drawing
 # ----------------------------------------------------------------------------------------------------------------------
 
-GIF_WIDTH, GIF_HEIGHT = 8.8, 5.35  # inches
-LEFT, PITCH, CELL = 0.86, 1.07, 1.0  # of the five columns
-PICTURE_TOP = 0.86
-BARS_TOP, BARS_HEIGHT = {"capsules": 2.42, "cnn_matched": 3.98}, 1.0
-DIAL_LEFT, DIAL_TOP, DIAL_SIZE = 6.94, 1.14, 1.46
-CURVE = (6.75, 3.5, 1.85, 1.35)
+
+def add_dial(ax: Any, config: Config) -> tuple[Any, Any]:
+    """A compass of azimuths, or a quadrant of elevations, with the ranges shaded: its hand, and the text below it."""
+    angle = config.held_out
+    ax.grid(False)
+    ax.set(ylim=(0, 1), yticks=[])
+    ax.spines["polar"].set(color=GREY, linewidth=0.8)
+    if angle == "azimuth":
+        ax.set_theta_zero_location("N")
+        ax.set_theta_direction(-1)
+        ax.set_thetagrids(range(0, 360, 90))
+    else:
+        low = 0 if min(config.train_elevations + config.test_elevations) >= 0 else -90
+        ax.set_thetagrids(range(low, 91, 30))
+        ax.set_thetalim(np.deg2rad(low), np.pi / 2)
+    ax.tick_params(pad=0)
+    ax.set_xlabel(" ")  # room for the text below
+    for part, colour in (("train", TRAINED), ("test", HELD_OUT)):
+        low, high = np.deg2rad(getattr(config, f"{part}_{angle}s"))
+        ax.bar((low + high) / 2, 1, width=max(high - low, 0.02), color=lightened(colour, 0.45), linewidth=0, zorder=0)
+    (hand,) = ax.plot([0, 0], [0, 0.95], color=BLACK, linewidth=2.6, solid_capstyle="round", animated=True)
+    text = ax.text(
+        0.5, -0.24, angle, transform=ax.transAxes, fontsize=10.5, ha="center", fontweight="bold", animated=True
+    )
+    for x, align, word, colour in ((-0.2, "left", "trained on", TRAINED), (1.2, "right", "held out", HELD_OUT)):
+        ax.text(x, 1.22, word, transform=ax.transAxes, ha=align, color=darkened(colour), fontweight="bold")
+    return hand, text
 
 
-class TurningObjects(Scene):
-    """Images, answers, viewpoint and accuracies."""
+def where_is(config: Config, degrees: float) -> tuple[str, str]:
+    """The name and the colour of the range in which an angle lies."""
+    circular = config.held_out == "azimuth"
+    for part, word, colour in (("train", "trained on", TRAINED), ("test", "held out", HELD_OUT)):
+        span = getattr(config, f"{part}_{config.held_out}s")
+        if experiment.in_range(np.array(degrees), span, circular=circular):
+            return word, colour
+    return "between", GREY
 
-    def __init__(self, recorder: Recorder, states: dict[str, TrainState]) -> None:
-        config, sweep, self.bars, self.states = recorder.config, recorder.sweep, recorder.bars, states
-        self.config, self.sweep = config, sweep
-        n, n_frames = experiment.N_CLASSES, len(sweep.angles)
-        self.images = sweep.views.images.reshape(n, n_frames, *sweep.views.images.shape[1:])
-        super().__init__(new_figure(GIF_HEIGHT, "", figures.subtitle(config), width=GIF_WIDTH))
-        self.pictures: list[Any] = []
-        self.rectangles: dict[tuple[str, int], list[Any]] = {}
-        self.verdicts: dict[tuple[str, int], Any] = {}
-        for k, name in enumerate(config.classes):
-            x = LEFT + k * PITCH
-            add_text(self.fig, x + CELL / 2, PICTURE_TOP - 0.2, name, ha="center", fontsize=10)
-            self.pictures.append(self.move(add_view(self.fig, x, PICTURE_TOP, CELL, self.images[k, 0], width=1)))
-        add_text(self.fig, 0.12, PICTURE_TOP + CELL / 2 - 0.07, "object", fontweight="bold")
-        for model in SHOWN:
-            self.add_answers(model)
-        key = "bars: a model's confidence in each class · grey band: the true class"
-        add_text(self.fig, LEFT, GIF_HEIGHT - 0.24, key, fontsize=9, color=GREY)
-        self.add_dial()
-        self.add_curve()
-        self.finish_background()
 
-    def add_answers(self, model: str) -> None:
-        """Five bar charts: the scores that a model gives each object."""
-        config, style, top = self.config, MODELS[model], BARS_TOP[model]
-        n = experiment.N_CLASSES
-        add_text(self.fig, 0.12, top - 0.42, f"{style.label}: answers", color=darkened(style.colour),
-                 fontweight="bold", fontsize=10.5)  # fmt: skip
-        for k in range(n):
-            ax = add_axes(self.fig, LEFT + k * PITCH, top, CELL, BARS_HEIGHT)
+def make_scene(recorder: Recorder, states: Mapping[str, TrainState]) -> tuple[Figure, Callable[[int, int], None]]:
+    """Images, answers, viewpoint and accuracies; ``update(epoch, f)`` shows viewpoint ``f`` after ``epoch`` epochs."""
+    config, sweep, n = recorder.config, recorder.sweep, experiment.N_CLASSES
+    images = sweep.views.images.reshape(n, len(sweep.angles), *sweep.views.images.shape[1:])
+    fig = make_figure(5.35, "", figures.subtitle(config), width=8.8)
+    title = fig.texts[0]
+    title.set_animated(True)
+    sides: Any = fig.subfigures(1, 2, width_ratios=(3.1, 1))
+    left, right = sides
+    grid = left.subplots(1 + len(SHOWN), n, height_ratios=(1.25, *(1 for _ in SHOWN)))
+    dial, curve = right.add_subplot(2, 1, 1, projection="polar"), right.add_subplot(2, 1, 2)
+    pictures, bars, verdicts = [], {}, {}
+    for k, name in enumerate(config.classes):
+        ax = grid[0, k]
+        pictures.append(ax.imshow(grey_levels(images[k, 0]), vmin=0, vmax=1, animated=True))
+        ax.set(xticks=[], yticks=[])
+        ax.grid(False)
+        ax.set_title(name, loc="center")
+        for ax, model in zip(grid[1:, k], SHOWN, strict=True):
+            style = MODELS[model]
             ax.set(xlim=(0, 1), ylim=(n - 0.5, -0.5), xticks=[])
             ax.set_yticks(range(n), config.classes if k == 0 else [""] * n)
-            ax.tick_params(length=0)
-            ax.grid(False)
-            ax.spines.bottom.set_visible(False)
+            bare(ax)
+            ax.spines.left.set_visible(True)
             ax.axhspan(k - 0.5, k + 0.5, color="#e8e8e8", linewidth=0, zorder=0)  # the true class
-            bars = ax.barh(range(n), np.zeros(n), height=0.62, color=style.colour)
-            self.rectangles[model, k] = [self.move(bar) for bar in bars]
-            self.verdicts[model, k] = self.move(
-                add_text(self.fig, LEFT + k * PITCH + 0.02, top - 0.2, "", fontweight="bold", fontsize=9.5)
-            )
+            bars[model, k] = ax.barh(range(n), np.zeros(n), height=0.62, color=style.colour, animated=True).patches
+            verdicts[model, k] = ax.text(0, 1.03, "", transform=ax.transAxes, fontweight="bold", animated=True)
+            ax.set_title("\n")
+            if k == 0:
+                ax.text(0, 1.2, f"{style.label}: answers", transform=ax.transAxes, color=darkened(style.colour),
+                        fontweight="bold", fontsize=10.5, in_layout=False)  # fmt: skip
+    left.supxlabel("bars: confidence in each class; grey: the true class", fontsize=9, color=GREY)
+    hand, viewpoint = add_dial(dial, config)
+    accuracy_axis(curve, None, figures.CHANCE)
+    if figures.half_turn_line(curve, config):
+        name_line(curve, "cross, T, frame alone", figures.HALF_TURN, side="right", below=True)
+    curve.set_title("held-out accuracy")
+    epoch_axis(curve, config.n_epochs)
+    lines = {model: curve.plot([], [], **model_line(MODELS[model], animated=True))[0] for model in SHOWN}
 
-    def add_dial(self) -> None:
-        """A compass of azimuths, or a quadrant of elevations, with the ranges shaded and a hand."""
-        config, angle = self.config, self.config.held_out
-        ax: Any = add_axes(self.fig, DIAL_LEFT, DIAL_TOP, DIAL_SIZE, DIAL_SIZE, projection="polar")
-        ax.grid(False)
-        ax.set(ylim=(0, 1), yticks=[])
-        ax.spines["polar"].set(color=GREY, linewidth=0.8)
-        if angle == "azimuth":
-            ax.set_theta_zero_location("N")
-            ax.set_theta_direction(-1)
-            ax.set_thetagrids(range(0, 360, 90))
-        else:
-            low = 0 if min(config.train_elevations + config.test_elevations) >= 0 else -90
-            ax.set_thetagrids(range(low, 91, 30))
-            ax.set_thetalim(np.deg2rad(low), np.pi / 2)
-        ax.tick_params(pad=0)
-        for part, colour in (("train", TRAINED), ("test", HELD_OUT)):
-            low, high = np.deg2rad(getattr(config, f"{part}_{angle}s"))
-            ax.bar(
-                (low + high) / 2, 1, width=max(high - low, 0.02), color=lightened(colour, 0.45), linewidth=0, zorder=0
-            )
-        (self.hand,) = ax.plot([0, 0], [0, 0.95], color=BLACK, linewidth=2.6, solid_capstyle="round")
-        self.move(self.hand)
-        middle = DIAL_LEFT + DIAL_SIZE / 2
-        for x, align, word, colour in (
-            (middle - 1.25, "left", "trained on", TRAINED),
-            (middle + 1.05, "right", "held out", HELD_OUT),
-        ):
-            add_text(self.fig, x, PICTURE_TOP - 0.2, word, color=darkened(colour), fontweight="bold", ha=align)
-        y = DIAL_TOP + DIAL_SIZE + 0.25
-        self.angle_text = self.move(add_text(self.fig, middle, y, "", fontsize=10.5, ha="center", fontweight="bold"))
-
-    def add_curve(self) -> None:
-        """Held-out accuracy, epoch by epoch."""
-        ax = add_axes(self.fig, *CURVE)
-        accuracy_axis(ax, None, CHANCE)
-        if figures.add_half_turn_line(ax, self.config):
-            ax.text(0.98, figures.HALF_TURN - 0.02, "cross, T, frame alone", transform=ax.get_yaxis_transform(),
-                    fontsize=8, color=GREY, ha="right", va="top")  # fmt: skip
-        ax.set_title("accuracy on held-out views", loc="left", x=-0.16)
-        ax.set_xlabel("epoch", labelpad=1)
-        n = self.config.n_epochs
-        ax.set_xlim(0.5, n + 0.5)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
-        self.lines = {}
-        for model in SHOWN:
-            (line,) = ax.plot([], [], **model_line(MODELS[model], clip_on=False, markevery=max(1, n // 10)))
-            self.lines[model] = self.move(line)
-
-    def frame(self, epoch: int, f: int) -> Array:
-        """RGB (H, W, 3) of viewpoint ``f`` after ``epoch`` epochs."""
-        config, angle = self.config, self.config.held_out
-        self.title.set_text(f"Answers after epoch {epoch} of {config.n_epochs}")
-        for k, picture in enumerate(self.pictures):
-            picture.set_data(grey_levels(self.images[k, f]))
-        for (model, k), rectangles in self.rectangles.items():
-            values = self.bars[model, epoch][k, f]
+    def update(epoch: int, f: int) -> None:
+        title.set_text(f"Answers after epoch {epoch} of {config.n_epochs}")
+        for k, picture in enumerate(pictures):
+            picture.set_data(grey_levels(images[k, f]))
+        for (model, k), patches in bars.items():
+            values = recorder.bars[model, epoch][k, f]
             answer = int(values.argmax())
-            for j, (rectangle, value) in enumerate(zip(rectangles, values, strict=True)):
-                rectangle.set_width(value)
-                rectangle.set_alpha(1 if j == answer else 0.45)
+            for j, (patch, value) in enumerate(zip(patches, values, strict=True)):
+                patch.set(width=value, alpha=1 if j == answer else 0.45)
             text, colour = marked_answer(answer == k, config.classes[answer])
-            self.verdicts[model, k].set(text=text, color=colour)
-        degrees = self.sweep.angles[f]
-        self.hand.set_xdata(np.deg2rad([degrees, degrees]))
-        circular = angle == "azimuth"
-        where, colour = "between", GREY
-        for part, word, range_colour in (("train", "trained on", TRAINED), ("test", "held out", HELD_OUT)):
-            if experiment.in_range(np.array(degrees), getattr(config, f"{part}_{angle}s"), circular=circular):
-                where, colour = word, range_colour
-        self.angle_text.set_text(f"{angle} {degrees % 360 if circular else degrees:.0f}°: {where}")
-        self.angle_text.set_color(darkened(colour))
-        for model, line in self.lines.items():
-            values = self.states[model].history["held_out_accuracy"][:epoch]
+            verdicts[model, k].set(text=text, color=colour)
+        degrees = sweep.angles[f]
+        hand.set_xdata(np.deg2rad([degrees, degrees]))
+        word, colour = where_is(config, degrees)
+        shown = degrees % 360 if config.held_out == "azimuth" else degrees
+        viewpoint.set(text=f"{config.held_out} {shown:.0f}°: {word}", color=darkened(colour))
+        for model, line in lines.items():
+            values = states[model].history["held_out_accuracy"][:epoch]
             line.set_data(np.arange(1, len(values) + 1), values)
-        return self.draw()
+
+    return fig, update
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -297,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     frames = [(epoch, f) for epoch in epochs for f in range(options.sweep_frames)]
     held = held_frame(config, recorder.sweep)
     holds = [k for k, (_, f) in enumerate(frames) if f == held]
-    write_gif(options, lambda: TurningObjects(recorder, states), frames, N_GREYS, N_COLOURS, holds=holds)
+    write_animation(options, lambda: make_scene(recorder, states), frames, holds)
 
 
 if __name__ == "__main__":

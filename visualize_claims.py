@@ -3,123 +3,146 @@
 
     python visualize_claims.py            # viz/claims/verdicts.png
 
-Writes one picture: for each claim and each condition under which it was tested, the difference of two accuracies with
-its interval, and the verdict.
+A line for each condition under which a claim was tested: the difference of two accuracies over the same seeds, in
+percentage points, its 95 % interval (thick: adjusted for all comparisons), and the verdict. Claims whose differences
+are larger than the others have an axis of their own.
 """
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
+import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-import argparse
-import math
+
+import dataclasses
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
+from claims import ALPHA
 from report import CLAIMS, read_result
+from support.files import UserError
+from support.script import script
+from support.settings import input_path, parse, setting
+from support.statistics import t_quantile
 
 from support.figures import (  # isort: skip
-    BLUE, GREEN, GREY, VERMILLION, add_axes, add_outdir, add_text, darkened, new_figure, plural, with_minus_sign,
+    BLUE, GREEN, GREY, VERMILLION, OutOptions, darkened, head_legend, lightened, make_figure, plural, with_minus_sign,
     write_figures,
 )  # fmt: skip
-from support.console import exit_status
-from support.files import UserError, require_writable
-from support.flags import Parser
 
-COLOURS = {"holds": BLUE, "reversed": VERMILLION, "equal": GREEN}  # all others are grey
-LINEAR = 0.1  # beyond it the axis is logarithmic
-ROW, GAP, TOP = 0.245, 0.2, 0.78  # inches
-CLAIM_WIDTH = 38  # letters of a line
+COLOURS = {"holds": BLUE, "reversed": VERMILLION, "equal": GREEN}  # words of verdicts; all others are grey
+WIDE = 20.0  # points: a claim with a larger interval or difference stands on the second axis
+BAND = 2.0  # points: differences that count as equal
+CLAIM_WIDTH = 41  # letters of a line
+GAP = 0.55  # lines between two claims
+
+
+def plain_half_width(condition: dict[str, Any], n_comparisons: int) -> float:
+    """Half of the plain 95 % interval of the mean difference; the adjusted one is at ALPHA / n_comparisons."""
+    n = condition["n"]
+    return (condition["high"] - condition["low"]) / 2 * t_quantile(n, ALPHA) / t_quantile(n, ALPHA / n_comparisons)
+
+
+def is_wide(claim: dict[str, Any]) -> bool:
+    ends = [c[key] for c in claim["conditions"] for key in ("low", "high", "difference")]
+    return max(abs(100 * end) for end in ends if end is not None) > WIDE
+
+
+def heads_of(claim: dict[str, Any]) -> list[str]:
+    return textwrap.wrap(claim["claim"], CLAIM_WIDTH)
+
+
+def n_lines(claims: Sequence[dict[str, Any]]) -> float:
+    return sum(max(len(heads_of(claim)), len(claim["conditions"])) + GAP for claim in claims)
+
+
+def draw_claims(axes: Sequence[Axes], claims: Sequence[dict[str, Any]], n_comparisons: int) -> None:
+    """Claims and conditions on the first axes, differences on the second, numbers and words on the third."""
+    words, ax, verdicts = axes
+    for side in (words, verdicts):
+        side.set_axis_off()
+        side.set_xlim(0, 1)
+    ax.set(ylim=(n_lines(claims), 0), yticks=[])
+    ax.spines.left.set_visible(False)
+    ax.grid(False, axis="y")
+    ax.axvspan(-BAND, BAND, color=lightened(GREEN, 0.2), linewidth=0, zorder=0)
+    ax.axvline(0, color=GREY, linewidth=1.1, zorder=1)
+    y = GAP / 2
+    for claim in claims:
+        heads = heads_of(claim)
+        for k, head in enumerate(heads):
+            words.text(0, y + k + 0.5, head, fontweight="bold", va="center")
+        for k, c in enumerate(claim["conditions"]):
+            middle, colour = y + k + 0.5, COLOURS.get(c["verdict"], GREY)
+            words.text(1, middle, c["condition"], color=GREY, va="center", ha="right")
+            if c["low"] is not None:
+                half, at = 100 * plain_half_width(c, n_comparisons), 100 * c["difference"]
+                ax.plot([100 * c["low"], 100 * c["high"]], [middle] * 2, color=lightened(colour, 0.55), linewidth=4.5,
+                        solid_capstyle="butt", label=f"adjusted {c['condition']}")  # fmt: skip
+                ax.plot(
+                    [at - half, at + half], [middle] * 2, color=colour, linewidth=1.4, label=f"plain {c['condition']}"
+                )
+            ax.plot([100 * c["difference"]], [middle], "o", color=colour, markersize=6, label=c["condition"])
+            verdicts.text(0.33, middle, with_minus_sign(f"{100 * c['difference']:+.1f}"), va="center", ha="right")
+            style: dict[str, Any] = {"color": darkened(colour), "fontweight": "bold"}
+            verdicts.text(0.42, middle, c["verdict"], va="center", **style)
+        y += max(len(heads), len(claim["conditions"])) + GAP
+        ax.axhline(y - GAP / 2, color="#e4e4e4", linewidth=0.8, zorder=0)
+    ax.xaxis.set_major_formatter(lambda value, _: with_minus_sign(f"{value:+g}") if value else "0")
 
 
 def draw_verdicts(document: dict[str, Any]) -> Figure:
-    """A row for each condition that has been run, under its claim."""
     ran = [claim | {"conditions": [c for c in claim["conditions"] if "difference" in c]}
            for claim in document["claims"]]  # fmt: skip
-    document = document | {"claims": [claim for claim in ran if claim["conditions"]]}
-    heads = [textwrap.wrap(claim["claim"], CLAIM_WIDTH) for claim in document["claims"]]
-    heights = [
-        max(len(head), len(claim["conditions"])) * ROW + GAP
-        for head, claim in zip(heads, document["claims"], strict=True)
-    ]
-    total = sum(heights)
+    claims = [claim for claim in ran if claim["conditions"]]
+    if document["claims"] and not claims:
+        raise UserError("results/claims.json has no condition that has been run")
+    groups = [group for wide in (False, True) if (group := [c for c in claims if is_wide(c) == wide])]
+    lines = [n_lines(group) for group in groups]
     n = plural(document["n_comparisons"], "comparison")
-    subtitle = f"differences of accuracies over the same seeds, with intervals adjusted for {n}"
-    fig = new_figure(TOP + total + 0.65, "What the papers claim, and what is found here", subtitle)
-    ax = add_axes(fig, 5.05, TOP, 2.35, total)
-    limit = 0.05 * math.ceil(
-        20 * max(abs(c[key] or c["difference"]) for claim in document["claims"] for c in claim["conditions"]
-                 for key in ("low", "high"))
+    fig = make_figure(
+        1.1 + 0.205 * sum(lines) + 0.55 * len(groups), "What the papers claim, and what is found here",
+        "difference of two accuracies over the same seeds, in percentage points: right of 0 in favour of the claim",
     )  # fmt: skip
-    ax.set_xscale("symlog", linthresh=LINEAR, linscale=1.2)
-    ax.set_xlim(-limit, limit)
-    ax.set_ylim(total, 0)
-    ax.axvline(0, color=GREY, linewidth=1.1)
-    ax.set_yticks([])
-    ax.spines["left"].set_visible(False)
-    ax.grid(False, axis="y")
-    ax.axvspan(-LINEAR, LINEAR, color="#f1f1f1", linewidth=0)
-    ax.set_xlabel("← against the claim      in its favour →\n(shaded: linear; beyond: logarithmic)")
-    ticks = [x for x in (-0.6, -0.3, -LINEAR, -LINEAR / 2, 0, LINEAR / 2, LINEAR, 0.3, 0.6) if abs(x) <= limit]
-    labelled = (-0.6, -LINEAR, LINEAR, 0.6)
-    ax.set_xticks(ticks, [with_minus_sign(f"{x:+g}") if x in labelled else "" if x else "0" for x in ticks])
-    ax.xaxis.set_minor_locator(NullLocator())
-    y = 0.0
-    for head, claim, height in zip(heads, document["claims"], heights, strict=True):
-        for k, line in enumerate(head):
-            add_text(fig, 0.12, TOP + y + GAP / 2 + k * ROW + 0.04, line, fontweight="bold")
-        for k, c in enumerate(claim["conditions"]):
-            middle, colour = y + GAP / 2 + (k + 0.5) * ROW, COLOURS.get(c["verdict"], GREY)
-            add_text(fig, 3.3, TOP + middle - 0.08, c["condition"], color=GREY, fontsize=9)
-            if c["low"] is not None:
-                ax.plot([c["low"], c["high"]], [middle] * 2, color=colour, linewidth=2.2, solid_capstyle="butt")
-            ax.plot([c["difference"]], [middle], "o", color=colour, markersize=6, clip_on=False)
-            text = with_minus_sign(f"{c['difference']:+.3f}")
-            add_text(fig, 7.5, TOP + middle - 0.08, text, fontsize=9)
-            add_text(
-                fig, 8.08, TOP + middle - 0.08, c["verdict"], color=darkened(colour), fontweight="bold", fontsize=9
-            )
-        y += height
-        ax.axhline(y, color="#e4e4e4", linewidth=0.8)
+    head_legend(fig, [
+        Line2D([], [], color=GREY, linewidth=1.4, label="95 % interval"),
+        Line2D([], [], color=lightened(GREY, 0.55), linewidth=4.5, label=f"adjusted for {n}: gives the verdict"),
+        Patch(facecolor=lightened(GREEN, 0.2), label=f"equal within {BAND:g} points"),
+    ])  # fmt: skip
+    axes = fig.subplots(len(groups), 3, squeeze=False, sharey="row", width_ratios=(6.6, 2.7, 1.5), height_ratios=lines)
+    for row, group in zip(axes, groups, strict=True):
+        draw_claims(row, group, document["n_comparisons"])
+    if len(groups) > 1:
+        axes[1, 1].set_xlabel("points, on another scale")
     return fig
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        examples=[
-            ("", "The picture of results/claims.json: about 2 seconds."),
-            ("--outdir draft", "The same, into draft/claims/: about 2 seconds."),
-            ("--claims other.json", "Of another file that report.py --claims has written: about 2 seconds."),
-        ],
-        description="Draw the verdicts on the papers' claims.",
-        epilog="The picture goes to DIR/claims/, where DIR is --outdir.",
-    )
-    parser.add_argument("--claims", type=Path, metavar="FILE", default=CLAIMS,
-        help="Draw the verdicts of this file. Default: %(default)s.")  # fmt: skip
-    add_outdir(parser, "picture")
-    return parser
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    claims: Path = setting(CLAIMS, input_path, "Draw the verdicts of this file.", usual=True)
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = make_parser().parse_args(argv)
-
-    def body() -> None:
-        folder = args.outdir / "claims"
-        document = read_result(args.claims)
-        require_writable(folder / "verdicts.png")
-        try:
-            write_figures(folder, {"verdicts": lambda: draw_verdicts(document)}, {"verdicts": 64})
-        except (KeyError, TypeError, ValueError, AttributeError):  # it is another result
-            raise UserError(f"{args.claims} holds no claims: python report.py --claims writes it") from None
-
-    return exit_status(body)
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    inputs, options, _ = parse(
+        Inputs, OutOptions, argv, "Draw the verdicts on the papers' claims.",
+        [("", "The picture of results/claims.json: about 2 seconds.")],
+        "The picture goes to DIR/claims/, where DIR is --outdir.",
+    )  # fmt: skip
+    document = read_result(inputs.claims)
+    try:
+        write_figures(options.outdir / "claims", {"verdicts": lambda: draw_verdicts(document)}, {"verdicts": 96})
+    except (KeyError, TypeError, ValueError, AttributeError):  # it is another result
+        raise UserError(f"{inputs.claims} holds no claims: python report.py --claims writes it") from None
 
 
 if __name__ == "__main__":

@@ -1,26 +1,22 @@
 #!/usr/bin/env python3
 """Draw the figures of the convolutional matrix capsules into ``DIR/conv_matrix_capsules/``.
 
-    python visualize_conv_matrix_capsules.py --checkpoint run.npz
+    python visualize_conv_matrix_capsules.py --checkpoint run.safetensors
 
-draws what ``conv_matrix_capsules.py --checkpoint run.npz`` has trained; without ``--checkpoint`` it trains first, with
-the same flags as that script. The same run gives the same files byte for byte, and a file that would not change is left
-alone.
+draws what ``conv_matrix_capsules.py --checkpoint run.safetensors`` has trained; without ``--checkpoint`` it trains
+first, with the same flags as that script. The same run gives the same files byte for byte, and a file that would not
+change is left alone.
 
     vote_distances.png      distances of the votes to the mean of each class capsule, in each iteration
-    pose_perturbation.png   what each entry of a class capsule's pose matrix changes in the picture
-    attack_curves.png       accuracy against the size of an attack, of every seed of the results files: FGSM, with the
-                            paper's on smallNORB in grey, and the worst case of all attacks
-    attacked_images.png     images in the worst case, what was added to them, and the answers
+    pose_perturbation.png   what four entries of a class capsule's pose matrix change in the picture
     training_curves.png     loss and errors, epoch by epoch
     confusion_matrix.png    how many images of each class get which answer
     attention.png           of views: where the children lie that EM routing assigns to the true class, and to a rival
 
-``--attacks`` and ``--viewpoints`` train nothing, and draw one figure each, from files that compare_seeds.py has
-written, attacks_*.json and toys_*.json:
+and from results of compare_seeds.py:
 
-    attack_seeds.png        as attack_curves.png, of both models with settings of their own
     novel_viewpoints.png    accuracy at every angle, and accuracy on held-out views against that on familiar ones
+    table_2.png             errors on novel viewpoints at equal errors on familiar ones, beside the paper's table 2
 
 Which images are shown never depends on the figure they give: among those that fit its heading the first of
 the test set are taken, each of another class.
@@ -28,95 +24,51 @@ the test set are taken, each of another class.
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
+import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
+
 import argparse
-import dataclasses
 import itertools
 import math
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.colors import LogNorm, TwoSlopeNorm
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 import conv_matrix_capsules as experiment
 import multimnist_capsnet as multimnist
+from claims import at_equal_values
 from conv_matrix_capsules import POSE_SIDE, Array, Config, Data, Params, viewpoint
 from fast.optimizers import adamw_step
 from fast.workers import Workers
 from support.console import exit_status, print_result
-from support.figures import (
-    BLACK,
-    BLUE,
-    COMMON_FLAGS,
-    DATASET_NAMES,
-    GREEN,
-    GREY,
-    MODEL_STYLES,
-    ORANGE,
-    PURPLE,
-    REFERENCE_LINE,
-    RIGHT,
-    VERMILLION,
-    WIDTH,
-    WRONG,
-    ModelStyle,
-    accuracy_axis,
-    add_axes,
-    add_colourbar,
-    add_figure_arguments,
-    add_frame,
-    add_heading_bar,
-    add_image,
-    add_legend,
-    add_model_legend,
-    add_reference_line,
-    add_results_alone,
-    add_sheet,
-    add_text,
-    add_view,
-    darkened,
-    decades_axis,
-    epoch_axis,
-    evenly_spaced_indices,
-    grey_levels,
-    lightened,
-    load_finished,
-    mark_column,
-    marked_answer,
-    model_line,
-    new_figure,
-    plural,
-    read_runs,
-    reading_seeds,
-    require_runs,
-    require_test_images,
-    results_alone,
-    results_files,
-    shown_names,
-    tiled,
-    weighted_quantiles,
-    with_minus_sign,
-    write_figures,
-)
 from support.files import UserError, require_writable
 from support.flags import Parser, names_of
 from support.optimizers import TrainState
 from support.run import Files, Stream, generator, permutation, require_finite
 from support.tables import confusion_matrix
 
-MODELS = MODEL_STYLES[experiment.EXPERIMENT]
-PAPER_CNN = ModelStyle("CNN of the paper, 4.2 million parameters", "paper's CNN", VERMILLION, "^")
+from support.figures import (  # isort: skip
+    BLUE, CNN, COMMON_FLAGS, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, ORANGE, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
+    ModelStyle, accuracy_axis, add_figure_arguments, angle_from, darkened, draw_figures, evenly_spaced_indices,
+    grey_levels, head_legend, heading, interval, lightened, load_finished, make_figure, marked_answer, model_handles,
+    model_line, plot_band, plural, read_runs_of, settings_in, show_confusion, show_histories, show_pictures,
+    weighted_quantiles, with_minus_sign,
+)  # fmt: skip
+
+MODELS = {"capsules": EM_CAPSULES, "cnn": CNN}
+FAMILIAR, HELD_OUT = GREEN, PURPLE  # viewpoints
 
 
 def style_of(name: str, cnn: str) -> ModelStyle:
@@ -132,32 +84,18 @@ class Run(NamedTuple):
     states: dict[str, TrainState]
 
 
-def run_figure(run: Run, height: float, text: str, width: float = WIDTH, seed: str = "") -> Figure:
-    """A canvas that names the data set in its title, and the network and its training below."""
+def subtitle(run: Run, seed: str = "") -> str:
+    """The data set, the network and its training."""
     config = run.config
     channels, *types = config.sizes
     parts = [
+        DATASET_NAMES[run.data.name],
         f"{plural(channels, 'channel')}, capsules of {', '.join(map(str, types))} types",
         plural(config.em_iters, "EM iteration"),
         seed or f"seed {config.seed}",
         f"{plural(config.n_epochs, 'epoch')} of {len(run.data.train.labels):,} images",
     ]
-    title = f"{text} — {DATASET_NAMES[run.data.name]}" if text else ""
-    return new_figure(height, title, " · ".join(parts), width)
-
-
-def drawable(config: Config) -> Config:
-    """With names of own images' classes that figures can show."""
-    return dataclasses.replace(config, class_names=shown_names(config.class_names))
-
-
-def has_long_names(config: Config) -> bool:
-    return max(map(len, config.classes)) > 2
-
-
-def tested(config: Config) -> str:
-    """What the images are called on which accuracies are measured."""
-    return "validation" if config.n_val or config.n_val_objects else "test"
+    return " · ".join(parts)
 
 
 def with_article(name: str) -> str:
@@ -243,14 +181,7 @@ def tightness(run: Run) -> Tightness:
 # ----------------------------------------------------------------------------------------------------------------------
 
 N_BINS = 24
-
-
 MAX_COLUMNS = 10  # classes side by side
-
-
-def name_size(config: Config, width: float, largest: float = 10) -> float:
-    """Size in points at which the longest name of a class is at most that wide, in inches."""
-    return min(largest, 72 * width / (0.62 * max(map(len, config.classes))))
 
 
 def foremost_classes(a: Array, *named: int) -> list[int]:
@@ -259,7 +190,7 @@ def foremost_classes(a: Array, *named: int) -> list[int]:
     return sorted(list(order)[:MAX_COLUMNS])
 
 
-def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
+def draw_vote_distances(run: Run, answers: Mapping[str, Array]) -> Figure:
     config, labels = run.config, run.data.test.labels
     right = answers["capsules"] == labels
     first = one_of_each_class(labels, np.flatnonzero(right), 2)
@@ -267,82 +198,112 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
     chosen = np.concatenate([first[:1], wrong] if len(wrong) and len(first) else [first, wrong])[:2]
     routing = experiment.class_routing(run.states["capsules"].params, run.data.test.images[chosen], config)
     shown = evenly_spaced_indices(len(routing.mu), 3)
-    n_classes = min(config.n_classes, MAX_COLUMNS)
     limit = far_enough(routing)
     edges = np.linspace(0, limit, N_BINS + 1)
-
-    left, top, side, gap = 2.4 if has_long_names(config) else 2.02, 1.22, 1.0, 0.07
-    width = (WIDTH - left - 0.12 - gap * (n_classes - 1)) / n_classes
-    row = 0.52
-    block = len(shown) * (row + gap) + 0.72
-    foot = top + len(chosen) * block - 0.02
-    fig = run_figure(run, foot + 1.72, "How far the votes lie from each class capsule's mean")
-    add_text(fig, 0.12, 0.66, "bars: votes at that distance from the mean, weighted by assignment × activation of"
-             " the child; each row has its own scale")  # fmt: skip
-    for b, k in enumerate(chosen):
-        y = top + b * block
-        label, answer = int(labels[k]), int(answers["capsules"][k])
-        histogram = mass_histogram(routing, b, edges)
-        classes = foremost_classes(routing.a[-1, b], label, answer)
-        add_view(fig, 0.12, y, side, run.data.test.images[k])
-        add_text(
-            fig, 0.12, y + side + 0.06, f"true class {config.classes[label]}", fontweight="bold", color=darkened(GREEN)
-        )
-        text, colour = verdict(config, answer, label)
-        add_text(fig, 0.12, y + side + 0.27, f"answer {text}", fontweight="bold", color=colour)
-        for m, t in enumerate(shown):
-            height = 1.08 * float(histogram[t].max()) or 1.0
-            add_text(fig, left - 0.1, y + m * (row + gap) + row / 2, f"iteration {t + 1}", ha="right", va="center")
-            for column, e in enumerate(classes):
-                ax = add_axes(fig, left + column * (width + gap), y + m * (row + gap), width, row)
-                colour_of = GREEN if e == label else WRONG if e == answer else BLUE
-                ax.stairs(histogram[t, e], edges, fill=True, color=colour_of, linewidth=0)
-                ax.set(xlim=(0, limit), ylim=(0, height), xticks=[0, limit / 2], yticks=[])
-                ax.grid(False)
-                ax.spines[:].set(visible=True, color="#cccccc", linewidth=0.7)
-                ax.tick_params(length=0, labelbottom=False)
-                if m == 0:
-                    style = {"color": darkened(colour_of), "fontweight": "bold"} if e in (label, answer) else {}
-                    add_text(fig, left + column * (width + gap) + width / 2, y - 0.2, config.classes[e], ha="center",
-                             fontsize=name_size(config, width), **style)  # fmt: skip
-        y += len(shown) * (row + gap) + 0.02
-        add_text(fig, left - 0.1, y, "activation", ha="right")
-        for column, e in enumerate(classes):
-            bold = "bold" if e == answer else "normal"
-            add_text(fig, left + column * (width + gap) + width / 2, y, f"{routing.a[-1, b, e]:.2f}", ha="center",
-                     fontweight=bold)  # fmt: skip
-        if b == len(chosen) - 1:
-            text = f"distance from 0 to {limit:.2g}; the last bar holds what is beyond"
-            add_text(fig, left, y + 0.22, text, color=GREY, fontsize=9)
-
-    found = tightness(run)
-    iterations = np.arange(1, len(found.fraction) + 1)
-    n_images = min(N_TIGHTNESS, len(labels))
-    text = f"Over {n_images}\n{tested(config)} images"
-    add_text(fig, 0.12, foot + 0.18, text, fontweight="bold", va="top", linespacing=1.3)
-    panels = (
-        (found.distance, "mean distance, weighted by mass"),
-        (found.fraction, "fraction of the mass, per capsule"),
+    text = (
+        f"{subtitle(run)}\nbars: votes at that distance from the mean, 0 to {limit:.2g}, weighted by assignment ×"
+        " activation; the last bar holds what is beyond;\neach row has its own scale; below: activation of the capsule"
     )
-    for p, (values, title) in enumerate(panels):
-        ax = add_axes(fig, 2.02 + p * 2.95, foot + 0.2, 2.3, 1.05)
-        for c, (colour_of, marker) in enumerate(((GREEN, "o"), (BLUE, "s"))):
-            ax.plot(iterations, values[:, c], color=colour_of, marker=marker, clip_on=False, zorder=3)
-        if p:
-            add_reference_line(ax, 1 / config.n_classes)
-        ax.set_title(title, loc="left")
-        ax.set_ylim(0, 1.15 * float(values.max()))
-        ax.set_xlim(0.85, len(values) + 0.15)
-        ax.set_xticks(iterations if len(values) < 8 else evenly_spaced_indices(len(values), 5) + 1)
-        ax.set_xlabel("iteration", labelpad=1)
-        ax.yaxis.set_major_locator(MaxNLocator(nbins=4))
-    handles = [
-        Line2D([], [], color=GREEN, marker="o", label="true class"),
-        Line2D([], [], color=BLUE, marker="s", label="other classes"),
-        Line2D([], [], **REFERENCE_LINE, label="even"),
-    ]
-    add_legend(fig, 7.52, foot + 0.25, handles)
+    fig = make_figure(1.7 + len(chosen) * (0.62 + 0.62 * len(shown)) + 1.75,
+                      "How far the votes lie from each class capsule's mean", text)  # fmt: skip
+    heights = [*[0.62 + 0.62 * len(shown)] * len(chosen), 1.75]
+    parts: Any = fig.subfigures(len(chosen) + 1, 1, height_ratios=heights)
+    *blocks, foot = parts
+    for b, (block, k) in enumerate(zip(blocks, chosen, strict=True)):
+        label, answer = int(labels[k]), int(answers["capsules"][k])
+        classes = foremost_classes(routing.a[-1, b], label, answer)
+        histogram = mass_histogram(routing, b, edges)
+        left, right_part = block.subfigures(1, 2, width_ratios=(1, 5))
+        image = left.subplots()
+        show_pictures(image, grey_levels(run.data.test.images[k])[None, None])
+        text, colour = verdict(config, answer, label)
+        image.set_title(f"true: {config.classes[label]}, answer {text}", color=colour, fontweight="bold", fontsize=9)
+        axes = right_part.subplots(len(shown), len(classes), squeeze=False, sharex=True, sharey="row")
+        for row, t in zip(axes, shown, strict=True):
+            for ax, e in zip(row, classes, strict=True):
+                of_class = GREEN if e == label else WRONG if e == answer else BLUE
+                ax.stairs(histogram[t, e], edges, fill=True, color=of_class, linewidth=0)
+                ax.set(xlim=(0, limit), ylim=(0, 1.08 * float(histogram[t].max()) or 1.0), xticks=[], yticks=[])
+                ax.spines[:].set(visible=True, color="#cccccc", linewidth=0.7)
+                if t == shown[0]:
+                    style = {"color": darkened(of_class), "fontweight": "bold"} if e in (label, answer) else {}
+                    ax.set_title(config.classes[e], loc="center", **style)
+                if t == shown[-1]:
+                    weight = "bold" if e == answer else "normal"
+                    ax.set_xlabel(f"{routing.a[-1, b, e]:.2f}", fontweight=weight)
+            row[0].set_ylabel(f"iteration {t + 1}", rotation=0, ha="right", va="center")
+    draw_tightness(foot, tightness(run), min(N_TIGHTNESS, len(labels)), config.n_classes)
     return fig
+
+
+def draw_tightness(foot: Any, found: Tightness, n_images: int, n_classes: int) -> None:
+    iterations = np.arange(1, len(found.fraction) + 1)
+    titles = ("mean distance, weighted by mass", "fraction of the mass, per capsule")
+    axes = foot.subplots(1, 2)
+    for ax, values, title in zip(axes, found, titles, strict=True):
+        for c, (name, colour, marker) in enumerate((("true class", GREEN, "o"), ("other classes", BLUE, "s"))):
+            ax.plot(iterations, values[:, c], color=colour, marker=marker, clip_on=False, zorder=3, label=name)
+        ax.set(title=title, ylim=(0, 1.15 * float(values.max())), xlim=(0.85, len(values) + 0.15), xlabel="iteration")
+        ax.set_xticks(iterations if len(values) < 8 else evenly_spaced_indices(len(values), 5) + 1)
+        ax.yaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes[1].axhline(1 / n_classes, **REFERENCE_LINE, label="even")
+    axes[1].legend(loc="upper left", bbox_to_anchor=(1.02, 1), title=f"over {n_images} images")
+
+
+def draw_attention(run: Run) -> Figure:
+    """Of the first familiar and the first held-out view of each class, at every position of ConvCaps2: the assignment
+    of its children to the true class and to the most active other one, as their activations weight it."""
+    config, params, held_out = run.config, run.states["capsules"].params, run.data.held_out
+    assert held_out
+    E, S = config.n_classes, experiment.grid_sides(config.image_size)[-1]
+    centres = experiment.coordinates(config.image_size, "float64")[:, 0, 0, -1] * config.image_size - 0.5  # in pixels
+    step = centres[1] - centres[0]
+    at = np.round((np.arange(config.image_size) - centres[0]) / step).astype(int)  # position of each pixel
+    inside = (at >= 0) & (at < S)
+    even = 1 / E
+    norm, colours = TwoSlopeNorm(even, 0, 1), colormaps["RdBu_r"]
+    text = f"{subtitle(run)}\nassignment $r$ of the children at a position, mean of their types; white: even, {even:g}"
+    fig = make_figure(8.4, "Which children are assigned to a class", text)
+    axes = fig.subplots(1, 2)
+    for ax, head, colour, examples in zip(
+        axes,
+        ("familiar viewpoints", "held-out viewpoints"),
+        (FAMILIAR, HELD_OUT),
+        (run.data.test, held_out),
+        strict=True,
+    ):
+        chosen = np.array([np.flatnonzero(examples.labels == k)[0] for k in range(E)])
+        images = experiment.prepared(examples.images[chosen], config)
+        r, scores = assigned(experiment.class_routing(params, examples.images[chosen], config), S)
+        rivals = [int(np.argsort(scores[k] - 2 * np.eye(E)[k])[-1]) for k in range(E)]
+        side = config.image_size
+        pictures = np.full((E, 3, side, side, 3), np.nan)
+        for k in range(E):
+            pictures[k, 0] = grey_levels(images[k])[..., None]
+            for m, e in enumerate((k, rivals[k]), 1):
+                of_pixels = colours(norm(r[k, :, :, e]))[..., :3][np.ix_(at[inside], at[inside])]
+                pictures[k, m][np.ix_(inside, inside)] = of_pixels
+        names = config.classes if colour == FAMILIAR else ()
+        grid = show_pictures(ax, pictures, names, gap=(round(side / 5), 2), interpolation="nearest", n_greys=256)
+        heading(ax, head, colour)
+        for k, rival in enumerate(rivals):
+            said, of_answer = verdict(config, int(scores[k].argmax()), k)
+            grid.frame(k, 0, colour, 1.5)
+            grid.write(k, 0, said, color=of_answer, fontweight="bold")
+            for m, e in enumerate((k, rival), 1):
+                grid.frame(k, m, GREY, 0.6)
+                grid.write(k, m, f"to {config.classes[e]}")
+    fig.colorbar(ScalarMappable(norm, colours), ax=axes, orientation="horizontal", shrink=0.4, aspect=40,
+                 ticks=[0, even, 1], label="assignment")  # fmt: skip
+    return fig
+
+
+def assigned(routing: experiment.ClassRouting, side: int) -> tuple[Array, Array]:
+    """Of the last iteration: the assignment of each position's children to each class, their activations being the
+    weights, (N, side, side, E); and the activations of the class capsules (N, E)."""
+    n, _, E = routing.weights.shape[1:]
+    mass = routing.weights[-1].reshape(n, side, side, -1, E).sum(axis=3)
+    return mass / routing.a_in.reshape(n, side, side, -1, 1).sum(axis=3), routing.a[-1]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -351,18 +312,19 @@ def draw_vote_distances(run: Run, answers: dict[str, Array]) -> Figure:
 
 DECODER_IMAGES, DECODER_EPOCHS, DECODER_RATE = 3000, 40, 2e-3
 DECODER_WIDTHS = (128, 256)
-SWEEP = np.linspace(-2, 2, 5)  # in standard deviations of an entry over a class
-LARGE_SUM, LARGE_SLANT = 0.1, 3  # a fraction, and degrees
+SWEEP = np.array([-4, -2, 0, 2, 4])  # in standard deviations of an entry over a class
 N_MEASURED = 500  # test images over which an entry's effect is measured
+N_ENTRIES = 4
 
 
 class Perturbation(NamedTuple):
     """What moving pose entries does to n images."""
 
     indices: Array  # (n,) in the test set
-    drawn: Array  # (n, D, len(SWEEP), H, W, C)
+    images: Array  # (n, H, W)
+    drawn: Array  # (n, D, len(SWEEP), H, W)
     effect: Array  # (D, 2) change of the pixels' sum, a fraction, and of the slant, degrees, from -1 to +1 deviations
-    error: float  # of the decoder on the test images: squared, a pixel's mean
+    strength: Array  # (D,) mean squared change of a pixel from -1 to +1 deviations
 
 
 def sum_and_slant(pictures: Array) -> Array:
@@ -429,7 +391,7 @@ def decode(decoder: Params, poses: Array, labels: Array, config: Config) -> Arra
     return pixels.reshape(len(labels), config.image_size, config.image_size, config.in_channels)
 
 
-def perturb(run: Run, answers: dict[str, Array], n: int = 3) -> Perturbation:
+def perturb(run: Run, answers: Mapping[str, Array], n: int = 3) -> Perturbation:
     """Trains a decoder on the training images, the capsules being frozen."""
     config, params = run.config, run.states["capsules"].params
     taught = experiment.subset(run.data.train, DECODER_IMAGES)
@@ -437,8 +399,6 @@ def perturb(run: Run, answers: dict[str, Array], n: int = 3) -> Perturbation:
     tested = experiment.subset(run.data.test, N_MEASURED)
     poses, _ = experiment.class_capsules(params, tested.images, config)
     labels = tested.labels
-    drawn_again = decode(decoder, poses, labels, config)
-    error = float(np.square(drawn_again - experiment.prepared(tested.images, config)).mean())
     own = poses[np.arange(len(labels)), labels]  # (N, D)
     spread = np.stack([own[labels == e].std(axis=0) if (labels == e).any() else own.std(axis=0)
                        for e in range(config.n_classes)])  # (E, D)  # fmt: skip
@@ -449,17 +409,20 @@ def perturb(run: Run, answers: dict[str, Array], n: int = 3) -> Perturbation:
         return decode(decoder, changed, chosen, config)
 
     n_entries = poses.shape[2]
-    effect = np.zeros((n_entries, 2))
+    effect, strength = np.zeros((n_entries, 2)), np.zeros(n_entries)
     for d in range(n_entries):
-        (sum_low, slant_low), (sum_high, slant_high) = (sum_and_slant(moved(labels, poses, d, s)).T for s in (-1, 1))
+        low, high = (moved(labels, poses, d, s) for s in (-1, 1))
+        (sum_low, slant_low), (sum_high, slant_high) = sum_and_slant(low).T, sum_and_slant(high).T
         effect[d] = (sum_high.sum() - sum_low.sum()) / sum_low.sum(), (slant_high - slant_low).mean()
+        strength[d] = np.square(high - low).mean()
     right = np.flatnonzero(answers["capsules"] == run.data.test.labels)
     candidates = right if len(right) else np.arange(len(run.data.test.labels))
     indices = one_of_each_class(run.data.test.labels, candidates, n)
-    shown_poses, _ = experiment.class_capsules(params, run.data.test.images[indices], config)
-    shown_labels = run.data.test.labels[indices]
-    drawn = [[moved(shown_labels, shown_poses, d, s) for s in SWEEP] for d in range(n_entries)]
-    return Perturbation(indices, np.array(drawn).transpose(2, 0, 1, 3, 4, 5), effect, error)
+    images, shown = run.data.test.images[indices], run.data.test.labels[indices]
+    shown_poses, _ = experiment.class_capsules(params, images, config)
+    drawn = np.array([[moved(shown, shown_poses, d, s)[..., 0] for s in SWEEP] for d in range(n_entries)])
+    return Perturbation(indices, experiment.prepared(images, config)[..., 0], drawn.transpose(2, 0, 1, 3, 4), effect,
+                        strength)  # fmt: skip
 
 
 def signed(value: float) -> str:
@@ -468,302 +431,25 @@ def signed(value: float) -> str:
 
 
 def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
-    config = run.config
-    p, n_steps, size = POSE_SIDE, len(SWEEP), config.image_size
-    tile = size + 2  # pixels
-    left, top, gap, head = 0.12, 1.9, 0.16, 0.28
-    width = (WIDTH - 2 * left - (p - 1) * gap) / p
-    cell = width / n_steps
-    height = len(found.indices) * cell
-    fig = run_figure(
-        run, top + p * (height + head + 0.1) + 0.02, "What each entry of a class capsule's 4×4 pose changes"
+    """The entries that change the pictures most."""
+    n_images = min(N_MEASURED, len(run.data.test.labels))
+    text = (
+        f"{subtitle(run)}\na decoder, trained on the poses of the finished capsules, draws an image's class with one"
+        f" entry moved,\nby −4 to +4 standard deviations of the class; change from −1 to +1: mean of {n_images} images"
     )
-    add_text(fig, left, 0.66, "a decoder, trained on the poses of the finished capsules, draws the image's own class"
-             " from its pose with one entry moved")  # fmt: skip
-    # the images, and what is drawn of their poses as they are
-    add_text(fig, left, 1.0, "images, and drawn\nfrom their poses", va="top", linespacing=1.3)
-    for m, k in enumerate(found.indices):
-        x = left + 1.45 + m * 1.3
-        image = experiment.prepared(run.data.test.images[k : k + 1], config)[0]
-        add_view(fig, x, 0.96, 0.56, image)
-        add_view(fig, x + 0.59, 0.96, 0.56, found.drawn[m, 0, n_steps // 2], ORANGE, 1.6)
-    x = left + 1.6 + len(found.indices) * 1.3
-    steps = ", ".join(with_minus_sign(f"{s:+g}") if s else "0" for s in SWEEP)
-    lines = (
-        f"columns: {steps} standard deviations",
-        "numbers: change of the pixels' sum and of",
-        f"the slant, −1 to +1, {min(N_MEASURED, len(run.data.test.labels))} images",
-        f"bold: at least {100 * LARGE_SUM:g} % or {LARGE_SLANT}°",
-        "purple: where coordinates were added",
-    )
-    for m, line in enumerate(lines):
-        add_text(fig, x, 0.93 + 0.19 * m, line, color=GREY if m < 4 else darkened(PURPLE))
-    coordinates = {(0, p - 1), (1, p - 1)}  # see ``coordinates`` of the experiment
-    for d in range(p * p):
-        i, j = divmod(d, p)
-        x, y = left + j * (width + gap), top + i * (height + head + 0.1)
-        name = f"({i + 1}, {j + 1})"
-        add_text(fig, x, y + 0.02, name, fontweight="bold", color=darkened(PURPLE) if (i, j) in coordinates else BLACK)
-        more_light, more_slant = found.effect[d]
-        text = f"sum {signed(100 * more_light)} %  slant {signed(more_slant)}°"
-        large = abs(more_light) >= LARGE_SUM or abs(more_slant) >= LARGE_SLANT
-        add_text(fig, x + width, y + 0.02, text, ha="right", fontweight="bold" if large else "normal", fontsize=9)
-        pictures = found.drawn[:, d, ..., 0]  # (n, len(SWEEP), H, W)
-        ax = add_sheet(fig, x, y + head - 0.04, width, height, tiled(pictures, n_greys=32))
-        mark_column(ax, n_steps // 2 * tile, tile, len(pictures) * tile, ORANGE, 1.6)
-    return fig
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Figures: attacks
-# ----------------------------------------------------------------------------------------------------------------------
-
-ATTACKED = re.compile(r"(fgsm|iterated|worst_case)(_log_odds)?_([0-9.e+-]+)_accuracy")
-ATTACK_NAMES = {"fgsm": "one step: FGSM", "worst_case": "worst case of all attacks with this ε or a smaller one"}
-# read off figure 3 of [Hinton 2018], by epsilon
-PAPER_FGSM = {"capsules": {0.2: 0.83, 0.5: 0.69}, "cnn": {0.2: 0.16, 0.5: 0.03}}
-ATTACKED_ALIKE = (
-    "attack", "attack_steps", "n_attack", "standardize", "test_azimuths", "test_elevations", "class_names",
-)  # fmt: skip
-MEASURED_ELSEWHERE = {"seed", "data_dir", "n_test", "attack", "epsilons", "n_attack"}
-
-
-class Attacks(NamedTuple):
-    """Accuracies under attack: by model and kind (``fgsm``, ``fgsm_log_odds``, …)."""
-
-    epsilons: list[float]  # from 0
-    accuracy: dict[str, dict[str, Array]]  # (seeds, epsilons)
-    zero_gradient: dict[str, float]  # fraction of images, mean over the seeds
-    n_seeds: int
-
-
-def made_attacks(run: dict[str, dict[str, Any]]) -> set[tuple[str, str, str]]:
-    """Model, kind and epsilon of each attack of a run."""
-    return {
-        (name, kind, epsilon)
-        for name, kinds in run.items()
-        for kind, found in kinds.items()
-        if isinstance(found, dict)
-        for epsilon in found
-    }
-
-
-def gather_attacks(runs: Sequence[dict[str, dict[str, Any]]]) -> Attacks | None:
-    """``runs``: per seed, per model, ``{"fgsm": {"0": accuracy, "0.05": …}, …, "zero_gradient": fraction}``. None where
-    none was attacked. Epsilons that not every run has are left out, and the worst case unless all runs have the same
-    attacks and epsilons."""
-    runs = [run for run in runs if any(isinstance(kind, dict) for model in run.values() for kind in model.values())]
-    kinds = [
-        (name, kind) for run in runs[:1] for name in run for kind in run[name] if isinstance(run[name][kind], dict)
-    ]
-    kinds = [(name, kind) for name, kind in kinds if all(kind in run.get(name, {}) for run in runs)]
-    if any(made_attacks(run) != made_attacks(runs[0]) for run in runs):
-        kinds = [(name, kind) for name, kind in kinds if kind != "worst_case"]
-    if not kinds:
-        return None
-    common = set.intersection(*(set(run[name][kind]) for run in runs for name, kind in kinds))
-    texts = sorted(common, key=float)
-    accuracy: dict[str, dict[str, Array]] = {}
-    for name, kind in kinds:
-        rows = [[run[name][kind][text] for text in texts] for run in runs]
-        accuracy.setdefault(name, {})[kind] = np.array(rows, float)
-    zero = {
-        name: float(np.mean([run[name]["zero_gradient"] for run in runs if "zero_gradient" in run[name]] or [0.0]))
-        for name in accuracy
-    }
-    return Attacks([float(text) for text in texts], accuracy, zero, len(runs))
-
-
-def read_attacks(paths: Sequence[Path], config: Config, dataset: str) -> Attacks | None:
-    """The attacks on all runs of the files that have this data set, network and training, seed aside.
-
-    Raises UserError where a file cannot be read.
-    """
-    runs = read_runs(paths, config, dataset, (config.headline,), MEASURED_ELSEWHERE)
-    return gather_attacks([{name: attacks_among(metrics) for name, metrics in models.items()} for models in runs])
-
-
-def attacks_among(metrics: dict[str, Any]) -> dict[str, Any]:
-    """A model's metrics -> ``{"fgsm": {"0": accuracy, "0.05": …}, …, "zero_gradient": fraction}``."""
-    kinds: dict[str, Any] = {k: v for k, v in metrics.items() if k.startswith("zero_gradient")}
-    for key, value in metrics.items():
-        if match := ATTACKED.fullmatch(key):
-            kinds.setdefault(match[1] + (match[2] or ""), {})[match[3]] = value
-    return kinds
-
-
-def one_data_set(document: dict[str, Any]) -> str:
-    """The data set of a comparison of seeds. Raises TypeError where it has several, KeyError where it is not known."""
-    name = document["dataset"]
-    if name not in DATASET_NAMES:  # a TypeError for a list
-        raise KeyError(name)
-    return name
-
-
-def join_attacks(paths: Sequence[Path]) -> tuple[Config, str, Attacks]:
-    """Configuration, data set and attacks of files by compare_seeds.py, in which models of the same seed are one run.
-
-    Raises UserError where a file is none of these, and where they differ in what is attacked, or how.
-    """
-    runs: dict[int, dict[str, dict[str, Any]]] = {}
-    configs: list[dict[str, Any]] = []
-    for path in paths:
-        with reading_seeds(path) as document:
-            for setting in document["settings"].values():
-                configs.append({name: setting["config"][name] for name in ATTACKED_ALIKE})
-                configs[-1]["dataset"] = one_data_set(document)
-                for run in setting["runs"]:
-                    for name, metrics in run["models"].items():
-                        runs.setdefault(run["seed"], {})[name] = attacks_among(metrics)
-    if not configs:
-        raise UserError(f"no results to draw: there is no {ATTACK_RESULTS} by compare_seeds.py")
-    found = gather_attacks(list(runs.values()))
-    if found is None or any(config != configs[0] for config in configs):
-        raise UserError(f"{', '.join(map(str, paths))} have no attacks in common")
-    tuples: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in configs[0].items()
-    }
-    return Config(**tuples), str(configs[0]["dataset"]), found
-
-
-def measure_attacks(run: Run, threads: int) -> Attacks:
-    """With the attacks of the configuration, or with all where it has none."""
-    config = dataclasses.replace(run.config, attack=run.config.attack or experiment.ATTACKS)
-    found = gather_attacks([experiment.attack_all(config, run.states, run.data, threads)])
-    assert found is not None
-    return found
-
-
-ATTACKS_TITLE, ATTACKS_HEIGHT = "Accuracy under attack", 4.45
-
-
-def gradient_note(attacks: Attacks) -> str:
-    """Empty where every image gives a gradient, up to half a percent."""
-    zero = {name: f"{100 * fraction:.0f} %" for name, fraction in attacks.zero_gradient.items()}
-    if {*zero.values()} <= {"0 %"}:
-        return ""
-    parts = ", ".join(f"{style.short} {zero[name]}" for name, style in MODELS.items() if name in zero)
-    return f"images that give an attacker no gradient at all of the model's own loss: {parts}"
-
-
-def attacks_height(attacks: Attacks) -> float:
-    return ATTACKS_HEIGHT + (0.35 if gradient_note(attacks) else 0)
-
-
-def draw_attack_curves(run: Run, attacks: Attacks) -> Figure:
-    own = f"seed {run.config.seed}" if attacks.n_seeds == 1 else f"{attacks.n_seeds} seeds"
-    return plot_attacks(run_figure(run, attacks_height(attacks), ATTACKS_TITLE, seed=own), run.config, attacks)
-
-
-def draw_attack_seeds(config: Config, dataset: str, attacks: Attacks) -> Figure:
-    title = f"{ATTACKS_TITLE} — {DATASET_NAMES[dataset]}"
-    text = "convolutional matrix capsules and a CNN of equal size, each with settings of its own"
-    return plot_attacks(new_figure(attacks_height(attacks), title, text), config, attacks)
-
-
-def plot_attacks(fig: Figure, config: Config, attacks: Attacks) -> Figure:
-    seeds = f"mean of {attacks.n_seeds} seeds, each a thin line" if attacks.n_seeds > 1 else "one seed"
-    add_text(
-        fig, 0.12, 0.66, f"{seeds} · no pixel moved by more than ε, along the gradient of the loss, all weights known"
-    )
-    names = [name for name in MODELS if name in attacks.accuracy]
-    kinds = [kind for kind in ATTACK_NAMES if any(kind in attacks.accuracy[name] for name in names)]
-    handles = [Line2D([], [], **model_line(style_of(name, config.cnn))) for name in names]
-    for p, kind in enumerate(kinds):
-        ax = add_axes(fig, 0.62 + p * 4.3, 1.77, 3.85, 2.15)
-        accuracy_axis(ax, "accuracy" if p == 0 else None, 1 / config.n_classes, side="left")
-        ax.set_title(ATTACK_NAMES[kind], loc="left")
-        for name in names:
-            if kind not in attacks.accuracy[name]:
-                continue
-            style, values = model_line(style_of(name, config.cnn)), attacks.accuracy[name][kind]
-            if len(values) > 1:
-                ax.plot(attacks.epsilons, values.T, color=lightened(style["color"], 0.5), linewidth=0.8, zorder=2)
-            ax.plot(attacks.epsilons, values.mean(axis=0), **style, clip_on=False, zorder=3)
-            if kind == "fgsm":
-                of_paper = {"color": GREY, "marker": style["marker"], "linestyle": ":", "linewidth": 1.1}
-                epsilons = [epsilon for epsilon in PAPER_FGSM[name] if epsilon <= attacks.epsilons[-1]]
-                ax.plot(epsilons, [PAPER_FGSM[name][e] for e in epsilons], **of_paper, clip_on=False, zorder=2.5)
-                label = f"the paper's {MODELS[name].short}, on smallNORB, read off"
-                handles.append(Line2D([], [], **of_paper, label=label))
-        ax.set_xlabel("ε (pixels run from 0 to 1)" if config.pixel_range[1] == 1 else "ε (in standard deviations)")
-        ax.set_xlim(0, attacks.epsilons[-1])
-    add_legend(fig, 0.62, 0.93, handles, ncols=2, columnspacing=1.6)
-    add_text(fig, 0.62, ATTACKS_HEIGHT + 0.08, gradient_note(attacks), fontsize=9, color=GREY)
-    return fig
-
-
-def worst_cases(model: experiment.Model, params: dict[str, Array], images: Array, labels: Array, config: Config
-                ) -> list[Array]:  # fmt: skip
-    """For each epsilon of ``config``, the images (N, H, W, C) as they mislead the model: under the first attack that
-    does so with this epsilon, else as with a smaller one. Images that nothing misleads are under the last attack."""
-    found = [images]
-
-    def are_misread(x: Array) -> Array:
-        return model.forward(params, x)[0].argmax(axis=1) != labels
-
-    misread = are_misread(images)
-    for epsilon in config.epsilons:
-        x = found[-1].copy()
-        fresh = np.zeros(len(images), bool)  # misread with this epsilon
-        for loss, n_steps in experiment.attack_kinds(model, config).values():
-            moved = experiment.attack(model, params, images, labels, loss, epsilon, n_steps, config.pixel_range)
-            wrong = are_misread(moved)
-            take = ~fresh & (wrong | ~misread)
-            x[take] = moved[take]
-            fresh |= wrong
-            misread = misread | wrong
-        found.append(x)
-    return found[1:]
-
-
-def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
-    config, labels = run.config, run.data.test.labels
-    names = [name for name in MODELS if name in run.states]
-    right = np.flatnonzero(np.all([answers[name] == labels for name in names], axis=0))
-    chosen = one_of_each_class(labels, right if len(right) else np.arange(len(labels)), 3)
-    shown = evenly_spaced_indices(len(config.epsilons), 4)
-    epsilons = [config.epsilons[i] for i in shown]
-    images = experiment.prepared(run.data.test.images[chosen], config).astype(np.float64)
-    exact = dataclasses.replace(config, dtype="float64", em_grad="exact", attack=config.attack or experiment.ATTACKS)
-    models = experiment.make_models(exact)
-    attacked, said = {}, {}  # by model: by epsilon
-    with np.errstate(all="ignore"):
-        for name in names:
-            params = {k: p.astype(np.float64) for k, p in run.states[name].params.items()}
-            found = worst_cases(models[name], params, images, labels[chosen], exact)
-            attacked[name] = [found[i] for i in shown]
-            said[name] = [models[name].forward(params, x)[0].argmax(axis=1) for x in attacked[name]]
-    left, top, cell = 1.82, 1.4, 0.78
-    pitch = (WIDTH - left - 0.04) / max(len(epsilons), 4)
-    row = cell + 0.3
-    block = len(names) * row + 0.14
-    fig = run_figure(run, top + len(chosen) * block - 0.06, "Attacked images, and the answers of the models")
-    add_text(fig, 0.12, 0.66, "once misread, misread at every larger ε · at the right of each image, what was added:"
-             " red for brighter, blue for darker, full at ±ε")  # fmt: skip
-    for m, epsilon in enumerate(epsilons):
-        add_text(fig, left + m * pitch + cell, 1.1, f"ε = {epsilon:g}", ha="center", fontweight="bold", fontsize=10.5)
-    add_text(fig, 0.12, 1.1, "image", fontweight="bold", fontsize=10.5)
-    for b, k in enumerate(chosen):
-        y0, label = top + b * block, int(labels[k])
-        add_view(fig, 0.12, y0, cell, images[b])
-        add_text(fig, 0.12, y0 + cell + 0.05, with_article(config.classes[label]), fontweight="bold")
-        for r, name in enumerate(names):
-            y = y0 + r * row
-            add_text(fig, left - 0.1, y + cell / 2 - 0.16, "against the", ha="right", color=GREY, fontsize=9)
-            style = style_of(name, config.cnn)
-            add_text(fig, left - 0.1, y + cell / 2 + 0.02, style.short, ha="right", fontweight="bold",
-                     color=darkened(style.colour))  # fmt: skip
-            for m, epsilon in enumerate(epsilons):
-                x = left + m * pitch
-                moved, answer = attacked[name][m][b], int(said[name][m][b])
-                add_view(fig, x, y, cell, moved, RIGHT if answer == label else WRONG, 1.8)
-                ax = add_axes(fig, x + cell + 0.03, y, cell, cell)
-                add_frame(ax, GREY, 0.8)
-                added = np.round((moved - images[b])[..., 0] / epsilon * 15) / 15  # few colours, for a small file
-                ax.imshow(added, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
-                text, colour = verdict(config, answer, label)
-                add_text(fig, x, y + cell + 0.05, f"answer {text}", color=colour, fontsize=9, fontweight="bold")
+    fig = make_figure(5.75, f"What entries of a class capsule's 4×4 pose change: the {N_ENTRIES} strongest", text)
+    left, *blocks = fig.subplot_mosaic("iab;icd", width_ratios=(0.55, 2, 2)).values()
+    show_pictures(left, found.images[:, None], gap=(2, 2))
+    left.set_title("images", fontweight="bold")
+    strongest = np.argsort(-found.strength, kind="stable")[:N_ENTRIES]
+    columns = ["as it is" if s == 0 else with_minus_sign(f"{s:+g}") for s in SWEEP]
+    for ax, d in zip(blocks, strongest, strict=True):
+        i, j = divmod(int(d), POSE_SIDE)
+        light, slant = found.effect[d]
+        grid = show_pictures(ax, found.drawn[:, d], columns=columns, gap=(1, 1))
+        grid.frame(0, len(SWEEP) // 2, ORANGE, 1.8, rows=len(found.indices))
+        ax.set_title(f"entry ({i + 1}, {j + 1}): light {signed(100 * light)} %, slant {signed(slant)}°",
+                     fontweight="bold")  # fmt: skip
     return fig
 
 
@@ -774,90 +460,37 @@ def draw_attacked_images(run: Run, answers: dict[str, Array]) -> Figure:
 
 def draw_training_curves(run: Run) -> Figure:
     config = run.config
-    fig = run_figure(run, 3.75, "Training")
     styles = {name: style_of(name, config.cnn) for name in run.states}
-    add_model_legend(fig, 0.62, 0.72, list(styles.values()))
-    accuracy = "familiar_accuracy" if config.holds_out else "accuracy"
-    errors = [
-        f"{styles[name].short} {100 * (1 - state.history[accuracy][-1]):.2f} %" for name, state in run.states.items()
-    ]
-    of_test = "test " if tested(config) == "test" else ""  # "validation" would touch the legend
-    text = f"{of_test}errors at the end: {', '.join(errors)}"
-    add_text(fig, WIDTH - 0.15, 0.72, text, ha="right", fontweight="bold")
     titles = {"train_loss": "training loss, each model's own"}
     if config.holds_out:
-        titles |= {accuracy: "accuracy, familiar viewpoints", "held_out_accuracy": "accuracy, held-out viewpoints"}
+        titles |= {"familiar_accuracy": "accuracy, familiar viewpoints"}
+        titles |= {"held_out_accuracy": "accuracy, held-out viewpoints"}
     else:
         titles |= {"error": f"{tested(config)} error"}
-    width, pitch = (2.3, 2.95) if config.holds_out else (3.6, 4.4)
-    for p, metric in enumerate(titles):
-        ax = add_axes(fig, 0.62 + p * pitch, 1.3, width, 1.9)
-        values = {}
-        for name, state in run.states.items():
-            history = state.history[accuracy if metric == "error" else metric]
-            values[name] = 1 - np.array(history) if metric == "error" else np.array(history)
-        if metric.endswith("accuracy"):
-            accuracy_axis(ax, None, 1 / config.n_classes)
-        else:
-            floor = 0.5 / len(run.data.test.labels) if metric == "error" else 1e-8
-            values = {name: np.maximum(v, floor) for name, v in values.items()}
-            decades_axis(ax, np.concatenate(list(values.values())))
-        if metric == "error":
-            ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-            chance = 1 - 1 / config.n_classes
-            add_reference_line(ax, chance)
-            ax.annotate(f"chance {100 * chance:.3g} %", (1, chance), xycoords=("axes fraction", "data"),
-                        xytext=(-3, -3), textcoords="offset points", ha="right", va="top", fontsize=9)  # fmt: skip
-        n = 1
-        for name, line in values.items():
-            n = len(line)
-            ax.plot(np.arange(1, n + 1), line, **model_line(styles[name]), markevery=max(1, n // 10),
-                    clip_on=False, zorder=3)  # fmt: skip
-        ax.set_title(titles[metric], loc="left")
-        epoch_axis(ax, n, max(0.3, 0.03 * n))
+    histories = {
+        name: {**state.history, "error": [1 - value for value in state.history.get("accuracy", [])]}
+        for name, state in run.states.items()
+    }
+    fig = make_figure(3.75, "Training", subtitle(run))
+    head_legend(fig, model_handles(styles.values()))
+    show_histories(fig.subplots(1, len(titles)), titles, histories, styles, 1 / config.n_classes)
     return fig
 
 
-def draw_confusion_matrix(run: Run, answers: dict[str, Array]) -> Figure:
+def tested(config: Config) -> str:
+    """What the images are called on which accuracies are measured."""
+    return "validation" if config.n_val or config.n_val_objects else "test"
+
+
+def draw_confusion_matrix(run: Run, answers: Mapping[str, Array]) -> Figure:
     config, labels = run.config, run.data.test.labels
-    names = [name for name in MODELS if name in answers]
-    n = config.n_classes
-    left, top = (0.85 if config.has_views else 1.15) if has_long_names(config) else 0.62, 1.32
-    pitch = 4.3 if has_long_names(config) else (WIDTH - left + 0.5) / 2
-    side = min(3.75, pitch - left + 0.1)
-    foot = 1.2 if config.has_own_images and has_long_names(config) else 0.62  # of slanted names
-    fig = run_figure(run, top + side + foot, "Confusion matrices")
-    for m, name in enumerate(names):
-        x = left + m * pitch
-        counts = confusion_matrix(labels, answers[name], n)
+    text = f"{subtitle(run)}\npercent of a class's images (row) that get each answer (column); not below 0.5 %"
+    fig = make_figure(5.6, "Confusion matrices", text)
+    for ax, (name, given) in zip(fig.subplots(1, len(answers), squeeze=False)[0], answers.items(), strict=True):
+        counts, style = confusion_matrix(labels, given, config.n_classes), style_of(name, config.cnn)
+        show_confusion(ax, counts, config.classes, names_rows=name == next(iter(answers)))
         wrong = counts.sum() - np.trace(counts)
-        style = style_of(name, config.cnn)
-        add_text(fig, x, 0.68, style.label, fontweight="bold", color=darkened(style.colour), fontsize=10.5)
-        text = f"{wrong:,} of {counts.sum():,} {tested(config)} images wrong"
-        add_text(fig, x, 0.9, f"{text}: accuracy {np.trace(counts) / counts.sum():.4f}")
-        ax = add_axes(fig, x, top, side, side)
-        off = np.where(np.eye(n, dtype=bool) | (counts == 0), np.nan, counts)
-        most = max(2.0, float(np.nanmax(off)) if wrong else 2.0)
-        ax.imshow(off, cmap="Oranges", norm=LogNorm(0.5, 1.6 * most))
-        for i in range(n):
-            ax.add_patch(Rectangle((i - 0.5, i - 0.5), 1, 1, facecolor=lightened(GREEN, 0.22), linewidth=0))
-            for j in range(n):
-                if counts[i, j]:
-                    dark = i != j and counts[i, j] > 0.6 * most
-                    ax.text(j, i, f"{counts[i, j]:,}", ha="center", va="center", fontsize=min(9, 110 / n),
-                            color="white" if dark else BLACK, fontweight="bold" if i != j else "normal")  # fmt: skip
-        own: dict[str, Any] = {"fontsize": min(name_size(config, 0.9, 9), 130 / n)} if config.has_own_images else {}
-        ax.set_xticks(range(n), config.classes, rotation=60 if own and has_long_names(config) else 0, **own)
-        ax.set_yticks(range(n), config.classes, **own)
-        ax.set_xticks(np.arange(n + 1) - 0.5, minor=True)
-        ax.set_yticks(np.arange(n + 1) - 0.5, minor=True)
-        ax.grid(False, which="major")
-        ax.grid(True, which="minor", color="#e0e0e0", linewidth=0.6)
-        ax.tick_params(length=0, which="both")
-        ax.spines[:].set(visible=True, color=GREY, linewidth=0.8)
-        ax.set_xlabel("answer")
-        if m == 0:
-            ax.set_ylabel("true class")
+        heading(ax, f"{style.label}: {wrong:,} of {counts.sum():,} wrong", style.colour)
     return fig
 
 
@@ -866,178 +499,137 @@ def draw_confusion_matrix(run: Run, answers: dict[str, Array]) -> Figure:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def draw_attention(run: Run) -> Figure:
-    """Of the first familiar and the first held-out view of each class, at every position of ConvCaps2: the assignment
-    of its children to the true class and to the most active other one, as their activations weight it."""
-    config, params, held_out = run.config, run.states["capsules"].params, run.data.held_out
-    assert held_out
-    E, S = config.n_classes, experiment.grid_sides(config.image_size)[-1]
-    side, pitch, gap, top, left = 1.08, 1.42, 0.06, 1.16, 0.95
-    block = 3 * (side + gap)
-    fig = run_figure(run, top + E * pitch + 0.45, "Which children are assigned to a class")
-    centres = experiment.coordinates(config.image_size, "float64")[:, 0, 0, -1] * config.image_size - 0.5  # in pixels
-    half = (centres[1] - centres[0]) / 2
-    extent = (centres[0] - half, centres[-1] + half, centres[-1] + half, centres[0] - half)
-    even = 1 / E
-    drawn: Any = None
-    for part, (head, colour, examples) in enumerate(
-        (("familiar viewpoints", GREEN, run.data.test), ("held-out viewpoints", PURPLE, held_out))
-    ):
-        x = left + part * (block + 0.45)
-        add_heading_bar(fig, x, 0.72, block - gap, head, colour)
-        chosen = np.array([np.flatnonzero(examples.labels == k)[0] for k in range(E)])
-        images = experiment.prepared(examples.images[chosen], config)
-        routing = experiment.class_routing(params, examples.images[chosen], config)
-        mass = routing.weights[-1].reshape(E, S, S, -1, E).sum(axis=3)  # (images, S, S, E)
-        r = mass / routing.a_in.reshape(E, S, S, -1, 1).sum(axis=3)  # the mean over types
-        for k in range(E):
-            y, scores = top + k * pitch, routing.a[-1, k]
-            rival = int(np.argsort(scores - 2 * np.eye(E)[k])[-1])
-            add_view(fig, x, y, side, images[k], colour, 2.0)
-            text, of_answer = verdict(config, int(scores.argmax()), k)
-            add_text(fig, x, y + side + 0.05, text, color=of_answer, fontsize=9)
-            pale = 0.4 + 0.6 * grey_levels(images[k])
-            for m, e in enumerate((k, rival), 1):
-                ax = add_image(fig, x + m * (side + gap), y, side, pale, interpolation="nearest").axes
-                drawn = ax.imshow(r[k, :, :, e], cmap="RdBu_r", norm=TwoSlopeNorm(even, 0, 1), alpha=0.6, extent=extent)
-                ax.set(xlim=(-0.5, config.image_size - 0.5), ylim=(config.image_size - 0.5, -0.5))
-                add_text(fig, x + m * (side + gap), y + side + 0.05, f"to {config.classes[e]}", fontsize=9)
-            if part == 0:
-                add_text(fig, left - 0.12, y + side / 2, config.classes[k], ha="right", va="center", fontweight="bold")
-    foot = top + E * pitch + 0.05
-    bar = add_colourbar(fig, drawn, left, foot, 2.1)
-    bar.set_xticks([0, even, 1], ["0", f"{even:g}: even", "1"])
-    add_text(fig, left + 2.4, foot - 0.02, "assignment $r$ of the children at a position, mean of their types")
-    return fig
-
-
 class Views(NamedTuple):
     """Runs of one model, over seeds, in which one angle is held out."""
 
-    model: str
     style: ModelStyle
     dataset: str
     angle: str  # "azimuth" or "elevation"
     trained: tuple[float, float]  # the range of the training
     accuracy: dict[float, Array]  # by angle: (seeds,)
-    curves: list[tuple[list[float], list[float]]]  # of each seed: familiar and held-out accuracy after every epoch
-    validation: bool  # on training objects, to choose settings
+    familiar: Array  # (seeds, epochs) accuracies
+    held_out: Array
 
 
 def read_views(paths: Sequence[Path]) -> list[Views]:
     """The runs of each model in files by compare_seeds.py --keep-history. Raises UserError for any other file."""
     found = []
     for path in paths:
-        with reading_seeds(path, "holds no novel viewpoints by compare_seeds.py --keep-history") as document:
-            for setting in document["settings"].values():
+        try:
+            for setting in settings_in(path):
                 config = setting["config"]
                 angle = "azimuth" if config["train_elevations"] == config["test_elevations"] else "elevation"
-                low, high = config[f"train_{angle}s"]
                 for model in setting["runs"][0]["models"]:
                     metrics = [run["models"][model] for run in setting["runs"]]
                     histories = [run["history"][model] for run in setting["runs"]]
-                    names = {float(match[1]): key for key in metrics[0]
-                             if (match := re.fullmatch(rf"{angle}_(-?[0-9.]+)_accuracy", key))}  # fmt: skip
-                    accuracy = {at: np.array([run[key] for run in metrics]) for at, key in sorted(names.items())}
-                    curves = [(h["familiar_accuracy"], h["held_out_accuracy"]) for h in histories]
-                    if not (accuracy and np.array(curves, float).size):  # lengths that differ are a ValueError
+                    at = {angle_from(key, angle): key for key in metrics[0]}
+                    accuracy = {a: np.array([run[key] for run in metrics])
+                                for a, key in sorted((a, key) for a, key in at.items() if a is not None)}  # fmt: skip
+                    familiar, held_out = (np.array([h[f"{part}_accuracy"] for h in histories], float)
+                                          for part in ("familiar", "held_out"))  # fmt: skip
+                    if not accuracy:
                         raise LookupError("no accuracies")
-                    validation = bool(config.get("n_val_objects"))
                     style = style_of(model, config.get("cnn", "matched"))  # older results have no such field
-                    found.append(
-                        Views(model, style, one_data_set(document), angle, (low, high), accuracy, curves, validation)
-                    )
+                    trained = (config[f"train_{angle}s"][0], config[f"train_{angle}s"][1])
+                    found.append(Views(style, setting["dataset"], angle, trained, accuracy, familiar, held_out))
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise UserError(f"{path} holds no novel viewpoints by compare_seeds.py --keep-history") from error
     if not found:
-        raise UserError(f"no results to draw: there is no {VIEW_RESULTS} by compare_seeds.py")
+        raise UserError(f"there are no results {VIEW_RESULTS}")
     return found
+
+
+def centred(azimuths: Array, trained: tuple[float, float]) -> tuple[Array, tuple[float, float]]:
+    """Azimuths (A,), and the trained range, moved by whole turns so that the range lies in the middle."""
+    middle = sum(trained) / 2
+    turns = 360 * np.floor((middle + 180) / 360)
+    return (azimuths - middle + 180) % 360 - 180 + middle - turns, (trained[0] - turns, trained[1] - turns)
+
+
+def draw_at_angles(ax: Axes, runs: Sequence[Views]) -> None:
+    """Accuracy at every angle."""
+    angle = runs[0].angle
+    accuracy_axis(ax, "accuracy", 1 / len(viewpoint.SMALLNORB_CLASSES))
+    for run in runs:
+        x, values = np.array(list(run.accuracy)), np.array(list(run.accuracy.values())).T  # (seeds, angles)
+        trained = run.trained
+        if angle == "azimuth":
+            x, trained = centred(x, trained)
+        order = np.argsort(x)
+        plot_band(ax, x[order], values[:, order], run.style)
+    ax.axvspan(*trained, color=lightened(GREEN, 0.17), linewidth=0, zorder=0)
+    if angle == "azimuth":
+        ax.xaxis.set_major_locator(MultipleLocator(60))
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value % 360 if angle == 'azimuth' else value:g}°")
+    ax.set(title=f"at each {angle}; trained range in green", xlabel=angle)
+
+
+def draw_course(ax: Axes, runs: Sequence[Views]) -> None:
+    """Accuracy on held-out views against that on the trained range, after each epoch: the means."""
+    for run in runs:
+        ax.plot(run.familiar.mean(axis=0), run.held_out.mean(axis=0), **model_line(run.style), zorder=3)
+    ax.set(title="after each epoch", xlabel="accuracy on the trained range", ylabel="accuracy on held-out views")
 
 
 def draw_novel_viewpoints(runs: Sequence[Views]) -> Figure:
     """A row for each held-out angle: accuracy at every angle after the training, and the course of the training."""
     angles = sorted({run.angle for run in runs})
-    datasets, n_seeds = {run.dataset for run in runs}, max(len(run.curves) for run in runs)
-    title = "Accuracy on viewpoints that were never trained on"
-    if len(datasets) == 1:
-        title += f" — {DATASET_NAMES[datasets.pop()]}"
-    text = f"mean of {plural(n_seeds, 'seed')}, each seed a thin line"
-    if not any(run.dataset in ("voxels", "shapes") for run in runs):
-        if any(run.validation for run in runs):
-            text += "; validation on training objects that were held out"
-        else:
-            text += "; trained on five objects of each class, tested on five others"
-    fig = new_figure(0.95 + 3.05 * len(angles), title, text)
-    handles = [Line2D([], [], **model_line(style)) for style in dict.fromkeys(run.style for run in runs)]
-    add_legend(fig, 0.5, 0.62, handles, ncols=3, columnspacing=1.6)
-    for row, angle in enumerate(angles):
-        top = 1.28 + 3.05 * row
-        at, course = add_axes(fig, 0.62, top, 4.4, 2.1), add_axes(fig, 5.75, top, 2.75, 2.1)
-        accuracy_axis(at, "accuracy", 1 / len(viewpoint.SMALLNORB_CLASSES), side="right")
-        at.set_ylim(0.1, 1.02)
-        at.set_title(f"at each {angle}; trained range in green", loc="left")
-        at.set_xlabel(f"{angle} (degrees)")
-        course.set_title("after each epoch", loc="left")
-        course.set_xlabel("accuracy on the trained range")
-        course.set_ylabel("accuracy on held-out views")
-        familiar, held_out = (
-            np.concatenate([curve[k] for run in runs if run.angle == angle for curve in run.curves]) for k in (0, 1)
-        )
-        course.set_xlim(familiar.min() - 0.04, min(1.02, familiar.max() + 0.04))
-        course.set_ylim(held_out.min() - 0.04, min(1.02, held_out.max() + 0.04))
-        for run in (run for run in runs if run.angle == angle):
-            style, values = model_line(run.style), np.array(list(run.accuracy.values()))  # (angles, seeds)
-            low, high = run.trained
-            middle = (low + high) / 2
-            x = np.array(list(run.accuracy))
-            if angle == "azimuth":  # so that the trained range is in the middle
-                x = (x - middle + 180) % 360 - 180 + middle
-                x -= 360 * np.floor((middle + 180) / 360)
-                low, high = (bound - 360 * np.floor((middle + 180) / 360) for bound in (low, high))
-                at.xaxis.set_major_locator(MultipleLocator(60))
-                at.xaxis.set_major_formatter(lambda value, _: f"{value % 360:g}")
-            order = np.argsort(x)
-            at.axvspan(low, high, color=GREEN, alpha=0.06, linewidth=0)
-            at.plot(x[order], values[order], color=lightened(style["color"], 0.5), linewidth=0.8, zorder=2)
-            at.plot(x[order], values[order].mean(axis=1), **style, zorder=3)
-            course.plot(*np.mean(run.curves, axis=0), **style, zorder=3)
-            for curve in run.curves:
-                course.plot(*curve, color=lightened(style["color"], 0.5), linewidth=0.8, zorder=2)
+    names = " and ".join(DATASET_NAMES[name] for name in dict.fromkeys(run.dataset for run in runs))
+    text = f"{names} · mean and 95 % interval of {plural(max(len(run.familiar) for run in runs), 'seed')}"
+    fig = make_figure(1.1 + 2.9 * len(angles), "Accuracy on viewpoints that were never trained on", text)
+    head_legend(fig, model_handles(dict.fromkeys(run.style for run in runs)))
+    for (at, course), angle in zip(
+        fig.subplots(len(angles), 2, squeeze=False, width_ratios=(5, 3)), angles, strict=True
+    ):
+        draw_at_angles(at, [run for run in runs if run.angle == angle])
+        draw_course(course, [run for run in runs if run.angle == angle])
     return fig
 
 
-FIGURES = (
-    "training_curves", "confusion_matrix", "vote_distances", "attacked_images", "attack_curves", "pose_perturbation",
-    "attention",
-)  # fmt: skip
-NEEDS = {
-    "pose_perturbation": "pixels between 0 and 1, which its decoder draws",
-    "attention": "familiar and held-out views of every class",
-}
+PAPER_TABLE_2 = {"azimuth": {"cnn": 20.0, "capsules": 13.5}, "elevation": {"cnn": 17.8, "capsules": 12.3}}  # errors, %
 
 
-def possible_figures(config: Config, data: Data) -> list[str]:
-    """Those of FIGURES for which the images have what NEEDS says."""
-    views = [part.labels for part in (data.test, data.held_out) if part]
-    fits = {
-        "pose_perturbation": config.pixel_range == (0.0, 1.0),
-        "attention": len(views) == 2 and all(len(np.unique(labels)) == config.n_classes for labels in views),
-    }
-    return [name for name in FIGURES if fits.get(name, True)]
+def read_table_2(folder: Path) -> dict[str, dict[str, Array]]:
+    """By angle and model: of each seed the error in percent on novel viewpoints, where the accuracy on familiar ones is
+    the same for both models. Raises UserError where runs are missing."""
+    found: dict[str, dict[str, Array]] = {}
+    for angle in PAPER_TABLE_2:
+        models = ("cnn", "capsules")
+        paths = [folder / f"toys_{angle}s_{model}.json" for model in models]
+        runs = [{run["seed"]: run for run in read_runs_of(path)} for path in paths]
+        if not runs[0] or set(runs[0]) != set(runs[1]):
+            raise UserError(f"{paths[0]} and {paths[1]} have other seeds")
+        pairs = [[(side[seed], model) for side, model in zip(runs, models, strict=True)] for seed in sorted(runs[0])]
+        values = np.array([at_equal_values(pair, "held_out_accuracy", "familiar_accuracy") for pair in pairs])
+        found[angle] = {model: 100 * (1 - values[:, m]) for m, model in enumerate(models)}
+    return found
 
 
-def drawers(run: Run, attacks: Attacks | None, workers: Workers) -> dict[str, Callable[[], Figure]]:
-    """Name of each possible figure of a run, and what draws it (within ``figure_style``). Without ``attacks`` they are
-    made."""
-    answers = answers_of(run, workers)
-    known: dict[str, Callable[[], Figure]] = {
-        "training_curves": lambda: draw_training_curves(run),
-        "confusion_matrix": lambda: draw_confusion_matrix(run, answers),
-        "vote_distances": lambda: draw_vote_distances(run, answers),
-        "attacked_images": lambda: draw_attacked_images(run, answers),
-        "attack_curves": lambda: draw_attack_curves(run, attacks or measure_attacks(run, workers.n_threads)),
-        "pose_perturbation": lambda: draw_pose_perturbation(run, perturb(run, answers)),
-        "attention": lambda: draw_attention(run),
-    }
-    return {name: known[name] for name in possible_figures(run.config, run.data)}
+def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
+    """Errors as bars: the paper's on the left, ours with their intervals on the right."""
+    n = max(len(values) for models in ours.values() for values in models.values())
+    text = (
+        "[Hinton 2018, table 2]: smallNORB, one network of each kind; here: generated toys, networks of equal size,"
+        f"\nmeans and 95 % intervals of {n} seeds; both where the errors on familiar viewpoints are the same"
+    )
+    fig = make_figure(3.9, "Errors on novel viewpoints, the paper's and ours", text)
+    head_legend(fig, [Patch(color=MODELS[name].colour, label=MODELS[name].label) for name in ("cnn", "capsules")])
+    paper = {angle: {name: np.array([e]) for name, e in errors.items()} for angle, errors in PAPER_TABLE_2.items()}
+    for ax, title, errors in zip(fig.subplots(1, 2, sharey=True), ("the paper", "here"), (paper, ours), strict=True):
+        for m, name in enumerate(("cnn", "capsules")):
+            bars = [interval(errors[angle][name]) for angle in errors]
+            x, heights = np.arange(len(errors)) + 0.36 * (m - 0.5), [float(mean) for mean, _ in bars]
+            half = [float(half) for _, half in bars] if title == "here" else None
+            ax.bar(x, heights, 0.34, yerr=half, capsize=3, color=MODELS[name].colour, zorder=2)
+            for at, height in zip(x, heights, strict=True):
+                ax.text(at, 0.6, f"{height:.1f}", ha="center", va="bottom", fontweight="bold", zorder=4,
+                        bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"})  # fmt: skip
+        ax.set_xticks(range(len(errors)), [f"novel {angle}s" for angle in errors])
+        ax.tick_params(axis="x", length=0)
+        ax.grid(False, axis="x")
+        ax.set_title(title, fontweight="bold")
+    ax.figure.axes[0].set_ylabel("error, %")
+    return fig
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1045,84 +637,76 @@ def drawers(run: Run, attacks: Attacks | None, workers: Workers) -> dict[str, Ca
 # ----------------------------------------------------------------------------------------------------------------------
 
 MIN_TEST = 10  # images that the figures need
+OF_RUN = ("training_curves", "confusion_matrix", "vote_distances", "pose_perturbation", "attention")
+OF_RESULTS = ("novel_viewpoints", "table_2")
+RESULTS = Path("results") / experiment.EXPERIMENT
+VIEW_RESULTS = RESULTS / "toys_[ae]*s_*.json"  # azimuths and elevations
+TEST_FIELDS = ("data_dir", "n_test")  # which may differ from those of a checkpoint
 
 
-# which may differ from those of a checkpoint
-TEST_FIELDS = ("data_dir", "n_test", "attack", "epsilons", "attack_steps", "n_attack")
+def require_images(config: Config, data: Data) -> None:
+    """Raises UserError where there are too few test images."""
+    if len(data.test.labels) < MIN_TEST:
+        raise UserError(f"the figures need --n-test {MIN_TEST} or more")
 
-ATTACK_RESULTS = Path("results") / experiment.EXPERIMENT / "attacks_*.json"
-VIEW_RESULTS = Path("results") / experiment.EXPERIMENT / "toys_[ae]*s_*.json"  # azimuths and elevations
+
+def drawers(run: Run, workers: Workers) -> dict[str, Callable[[], Figure]]:
+    """Name of each figure that can be drawn of a run, and what draws it (within ``figure_style``)."""
+    answers, data = answers_of(run, workers), run.data
+    found: dict[str, Callable[[], Figure]] = {
+        "training_curves": lambda: draw_training_curves(run),
+        "confusion_matrix": lambda: draw_confusion_matrix(run, answers),
+        "vote_distances": lambda: draw_vote_distances(run, answers),
+    }
+    if run.config.pixel_range == (0.0, 1.0):  # which the decoder draws
+        found["pose_perturbation"] = lambda: draw_pose_perturbation(run, perturb(run, answers))
+    views = [part.labels for part in (data.test, data.held_out) if part]
+    if len(views) == 2 and all(len(np.unique(labels)) == run.config.n_classes for labels in views):
+        found["attention"] = lambda: draw_attention(run)
+    return found
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
-        COMMON_FLAGS,
+        COMMON_FLAGS.replace("--results", "--figures"),
         [
-            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 3 minutes."),
-            ("--attacks", "Attack curves alone, from committed results of five seeds: about 5 seconds."),
-            ("--viewpoints", "Novel viewpoints of the toys alone, from committed results: about 5 seconds."),
+            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 1 minute."),
+            ("--figures novel_viewpoints,table_2", "From committed results of five seeds: about 5 seconds."),
         ],
         description="Draw the figures of the convolutional matrix capsules, from a checkpoint or after training them.",
     )
     experiment.add_config_flags(parser)
-    files = add_figure_arguments(
-        parser,
-        experiment.EXPERIMENT,
-        "Draw the attack curves of these JSON files, each of one seed or of many. Default: attack the networks"
-        " themselves, which takes minutes.",
-    )
-    files.add_argument(
-        "--figures", type=names_of(FIGURES), metavar="A,B",
-        help=f"Draw only these. Default: all, which are {', '.join(FIGURES)} (attention of views alone).",
-    )  # fmt: skip
-    add_results_alone(files, "--attacks", "attack_seeds", ATTACK_RESULTS)
-    add_results_alone(files, "--viewpoints", "novel_viewpoints", VIEW_RESULTS)
+    files = add_figure_arguments(parser, experiment.EXPERIMENT, argparse.SUPPRESS)
+    names = (*OF_RUN, *OF_RESULTS)
+    files.add_argument("--figures", type=names_of(names), metavar="A,B", default=(),
+                       help=f"Draw these alone: {', '.join(names)}.")  # fmt: skip
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
-    args = parser.parse_args(argv)
+    args = make_parser().parse_args(argv)
     asked, folder = experiment.config_from_args(args), args.outdir / experiment.EXPERIMENT
 
-    attacks_alone = results_alone(parser, args, "attacks", ATTACK_RESULTS)
-    views_alone = results_alone(parser, args, "viewpoints", VIEW_RESULTS)
-
-    def body() -> None:
-        if attacks_alone is not None:
-            require_writable(folder / "attack_seeds.png")
-            found = join_attacks(attacks_alone)
-            write_figures(folder, {"attack_seeds": lambda: draw_attack_seeds(*found)})
-            return
-        if views_alone is not None:
-            require_writable(folder / "novel_viewpoints.png")
-            runs = read_views(views_alone)
-            write_figures(folder, {"novel_viewpoints": lambda: draw_novel_viewpoints(runs)})
-            return
-        # All errors are found before the training.
-        require_writable(folder / f"{FIGURES[0]}.png")
-        results = results_files(args.results)
+    def of_run() -> dict[str, Callable[[], Figure]]:
         config, states = load_finished(
             experiment, args.checkpoint, asked, args.given, TEST_FIELDS, required=("capsules",)
         )
         data = experiment.make_data(config, config.classes if states else ())
         config = experiment.resolved(config, data)
-        require_test_images(len(data.test.labels), MIN_TEST)
-        possible = possible_figures(config, data)
-        for name in args.figures or ():
-            if name not in possible:
-                raise UserError(f"{name}.png needs {NEEDS[name]}")
-        attacks = read_attacks(results, config, data.name)
-        require_runs(args.results, attacks)
+        require_images(config, data)
         states = states or experiment.train_all(config, data, threads=args.threads, files=Files(quiet=args.quiet))
         result = experiment.make_result(config, data, states, {}, args.threads)
         print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         with Workers(args.threads, config.dtype) as workers:
-            known = drawers(Run(drawable(config), data, states), attacks, workers)
-            chosen = {name: draw for name, draw in known.items() if name in (args.figures or possible)}
-            write_figures(folder, chosen)
-        if not args.figures and "pose_perturbation" not in possible:
-            print_result(f"skipped pose_perturbation.png: it needs {NEEDS['pose_perturbation']}")
+            return drawers(Run(config, data, states), workers)
+
+    def body() -> None:
+        require_writable(folder / f"{OF_RUN[0]}.png")
+        of_results: dict[str, Callable[[], Figure]] = {
+            "novel_viewpoints": lambda: draw_novel_viewpoints(read_views(sorted(RESULTS.glob(VIEW_RESULTS.name)))),
+            "table_2": lambda: draw_table_2(read_table_2(RESULTS)),
+        }
+        draw_figures(folder, args, of_results, of_run)
 
     return exit_status(body)
 

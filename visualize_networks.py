@@ -8,14 +8,15 @@ writes viz/networks/EXPERIMENT.svg for each experiment with its default settings
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
+import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-import argparse
+
+import dataclasses
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -28,18 +29,17 @@ import conv_matrix_capsules as conv
 import mnist_affine_capsnet as affine
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-from support.console import exit_status, print_result
-from support.files import require_writable
-from support.flags import Parser
 from support.optimizers import count_params
+from support.script import script
+from support.settings import names_of, parse, setting
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, GREEN, GREY, MODEL_STYLES, ORANGE, WIDTH, add_axes, add_outdir, add_text, darkened, figure_style,
-    lightened, new_figure, write_if_changed,
+    BLACK, BLUE, GREEN, GREY, MODEL_STYLES, ORANGE, WIDTH, OutOptions, darkened, figure_style, lightened, make_figure,
+    write_if_changed,
 )  # fmt: skip
 
 Array = np.ndarray
-HEIGHT = 3.35  # inches
+HEIGHT = 2.6  # inches, below the subtitle
 
 
 class Stage(NamedTuple):
@@ -160,25 +160,26 @@ def draw_network(name: str) -> Figure:
     stages, styles = stages_of(config, params[capsules]), MODEL_STYLES[name]
     baselines = "; ".join(f"{styles[key].label}: {count_params(params[key]):,}" for key in others)
     subtitle = f"{count_params(params[capsules]):,} parameters (of each layer in green); {baselines}"
-    fig = new_figure(HEIGHT, f"The capsule network of {name}.py", subtitle)
-    ax = add_axes(fig, 0, 0, WIDTH, HEIGHT)
-    ax.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0))
+    fig = make_figure(HEIGHT + 0.6, f"The capsule network of {name}.py", subtitle)
+    ax = fig.subplots()
+    ax.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0), aspect="equal")
     ax.axis("off")
-    middle, x = 1.78, np.linspace(0.72, WIDTH - 0.72, len(stages))
+    middle, x = 1.1, np.linspace(0.72, WIDTH - 0.72, len(stages))
     largest = max(stage.shape[0] for stage in stages if stage.kind in ("map", "grid"))
     halves = [draw_stage(ax, x[k], middle, stage, largest) for k, stage in enumerate(stages)]
     for k, stage in enumerate(stages):
-        add_text(fig, x[k], 2.57, stage.name, ha="center", fontsize=8.5, fontweight="bold")
-        add_text(fig, x[k], 2.75, " × ".join(map(str, stage.shape)), ha="center", fontsize=8.5)
-        add_text(fig, x[k], 2.95, stage.text, ha="center", va="top", fontsize=8, color=GREY, linespacing=1.2)
+        centred: dict[str, Any] = {"ha": "center", "va": "top", "linespacing": 1.2}
+        ax.text(x[k], 1.88, stage.name, fontsize=8.5, fontweight="bold", **centred)
+        ax.text(x[k], 2.06, " × ".join(map(str, stage.shape)), fontsize=8.5, **centred)
+        ax.text(x[k], 2.25, stage.text, fontsize=8, color=GREY, **centred)
         if k:
             ends = (x[k - 1] + halves[k - 1] + 0.03, middle), (x[k] - halves[k] - 0.03, middle)
             ax.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=9, color=BLACK))
             n = sum(array.size for key, array in params[capsules].items() if key.split(".")[0] == stage.prefix)
             centre = (x[k - 1] + x[k]) / 2
-            add_text(fig, centre, 1.07, stage.layer, ha="center", va="bottom", fontsize=8, linespacing=1.2)
+            ax.text(centre, 0.38, stage.layer, fontsize=8, **centred | {"va": "bottom"})
             if n:
-                add_text(fig, centre, 1.1, f"{n:,}", ha="center", fontsize=8, color=darkened(GREEN))
+                ax.text(centre, 0.41, f"{n:,}", fontsize=8, color=darkened(GREEN), **centred)
     return fig
 
 
@@ -190,32 +191,22 @@ def svg_bytes(name: str) -> bytes:
     return stream.getvalue()
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        examples=[
-            ("", "All four drawings: about 3 seconds."),
-            ("--networks conv_matrix_capsules", "One of them: about 1 second."),
-            ("--outdir draft", "All four, into draft/networks/: about 3 seconds."),
-        ],
-        description="Draw the four capsule networks as SVG, with their real shapes and numbers of parameters.",
-        epilog="The drawings go to DIR/networks/, where DIR is --outdir.",
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    networks: tuple[str, ...] = setting(
+        tuple(NETWORKS), names_of(tuple(NETWORKS)), "Draw only these.", shown="all four", usual=True
     )
-    parser.add_argument("--networks", nargs="+", choices=tuple(NETWORKS), default=list(NETWORKS),
-                        help="Draw only these. Default: all.")  # fmt: skip
-    add_outdir(parser, "drawings")
-    return parser
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = make_parser().parse_args(argv)
-
-    def body() -> None:
-        for name in args.networks:
-            path = args.outdir / "networks" / f"{name}.svg"
-            require_writable(path)
-            print_result(write_if_changed(path, svg_bytes(name)))
-
-    return exit_status(body)
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    inputs, options, _ = parse(
+        Inputs, OutOptions, argv, "Draw the four capsule networks as SVG, with their real shapes and numbers of"
+        " parameters.", [("", "All four drawings: about 3 seconds.")],
+        "The drawings go to DIR/networks/, where DIR is --outdir.",
+    )  # fmt: skip
+    for name in inputs.networks:
+        print(write_if_changed(options.outdir / "networks" / f"{name}.svg", svg_bytes(name)))
 
 
 if __name__ == "__main__":

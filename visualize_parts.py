@@ -12,12 +12,14 @@ and a column for each test. The docstring of ``multimnist_capsnet.py`` names the
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
+import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-import argparse
+
+import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,14 +29,13 @@ from matplotlib.figure import Figure
 
 from claims import Runs, runs_by_seed
 from report import show_mean
-from support.console import exit_status
-from support.files import UserError, require_writable
-from support.flags import Parser
+from support.files import UserError
+from support.script import script
+from support.settings import folder, parse, setting
 from support.statistics import describe_sample, read_comparison
 
 from support.figures import (  # isort: skip
-    BLUE, GREY, VERMILLION, add_axes, add_colourbar, add_outdir, add_text, new_figure, plural, with_minus_sign,
-    write_figures,
+    BLUE, GREY, VERMILLION, OutOptions, bare, make_figure, plural, with_minus_sign, write_figures,
 )  # fmt: skip
 
 RESULTS = Path("results")
@@ -83,7 +84,6 @@ COLUMNS = (
 )  # of a Row; the runs of a column have the same training
 LIMIT = 0.15  # difference from the CNN at which colours end
 COLOURS = LinearSegmentedColormap.from_list("difference", [VERMILLION, "white", BLUE])
-TOP, LEFT, ROW, COLUMN = 1.2, 2.75, 0.44, 1.45  # inches
 
 
 def read_samples(folder: Path) -> list[list[dict[str, Any]]]:
@@ -104,54 +104,39 @@ def read_samples(folder: Path) -> list[list[dict[str, Any]]]:
 
 def draw_parts(samples: list[list[dict[str, Any]]]) -> Figure:
     """A heat map: mean and half of its 95 % interval, coloured by the difference of the mean from the CNN's."""
-    height, width = ROW * len(ROWS), COLUMN * len(COLUMNS)
     counts = sorted({sample["n"] for row in samples for sample in row})
     seeds = plural(counts[-1], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     subtitle = f"means over {seeds}, half of their 95 % intervals; colour: difference from the CNN"
-    fig = new_figure(TOP + height + 0.6, "The parts of a CapsNet, switched on one by one", subtitle)
+    fig = make_figure(4.9, "The parts of a CapsNet, switched on one by one", subtitle)
     means = np.array([[sample["mean"] for sample in row] for row in samples])
-    ax = add_axes(fig, LEFT, TOP, width, height)
+    ax = fig.subplots()
     image = ax.imshow(means - means[0], cmap=COLOURS, vmin=-LIMIT, vmax=LIMIT, aspect="auto")
-    ax.set_axis_off()
     ax.axhline(len(ROWS) - 1.5, color=GREY, linewidth=1.2)  # what follows is no step of the series
-    for i, (row, cells) in enumerate(zip(ROWS, samples, strict=True)):
-        add_text(fig, 0.12, TOP + (i + 0.12) * ROW, row.name, fontweight="bold")
-        add_text(fig, 0.12, TOP + (i + 0.55) * ROW, row.remark, color=GREY, fontsize=9)
-        for k, cell in enumerate(cells):
-            ax.text(k, i, show_mean(cell, 3), ha="center", va="center", fontsize=10)
-    for k, (head, *_) in enumerate(COLUMNS):
-        ax.text(k, -0.62, head, ha="center", va="bottom", fontweight="bold")
-    bar = add_colourbar(fig, image, LEFT + width - 2 * COLUMN, TOP + height + 0.15, 2 * COLUMN)
-    bar.set_xticks([-LIMIT, 0, LIMIT], [with_minus_sign(f"{-LIMIT:.2f}"), "the CNN's", f"{LIMIT:+.2f}"])
+    for i, k in np.ndindex(means.shape):
+        ax.text(k, i, show_mean(samples[i][k], 3), ha="center", va="center", fontsize=10)
+    ax.xaxis.tick_top()
+    ax.set_xticks(range(len(COLUMNS)), [head for head, *_ in COLUMNS], fontweight="bold", fontsize=9.5)
+    ax.set_yticks(range(len(ROWS)), [f"{row.name}\n{row.remark}" for row in ROWS])
+    bare(ax)
+    bar = fig.colorbar(image, ax=ax, orientation="horizontal", shrink=0.5, aspect=40, anchor=(1, 0))
+    bar.set_ticks([-LIMIT, 0, LIMIT], labels=[with_minus_sign(f"{-LIMIT:.2f}"), "the CNN's", f"{LIMIT:+.2f}"])
     return fig
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        examples=[
-            ("", "The picture of the committed results: about 1 second."),
-            ("--outdir draft", "The same, into draft/claims/: about 1 second."),
-            ("--results other/results", "From another folder of results: about 1 second."),
-        ],
-        description="Draw what each part of a CapsNet adds to a CNN.",
-        epilog="The picture goes to DIR/claims/, where DIR is --outdir.",
-    )
-    parser.add_argument("--results", type=Path, metavar="DIR", default=RESULTS,
-                        help="Folder of the results. Default: %(default)s.")  # fmt: skip
-    add_outdir(parser, "picture")
-    return parser
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    results: Path = setting(RESULTS, folder, "Folder of the results.", usual=True)
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = make_parser().parse_args(argv)
-
-    def body() -> None:
-        folder = args.outdir / "claims"
-        require_writable(folder / "parts.png")
-        samples = read_samples(args.results)
-        write_figures(folder, {"parts": lambda: draw_parts(samples)})
-
-    return exit_status(body)
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    inputs, options, _ = parse(
+        Inputs, OutOptions, argv, "Draw what each part of a CapsNet adds to a CNN.",
+        [("", "The picture of the committed results: about 1 second.")],
+        "The picture goes to DIR/claims/, where DIR is --outdir.",
+    )  # fmt: skip
+    samples = read_samples(inputs.results)
+    write_figures(options.outdir / "claims", {"parts": lambda: draw_parts(samples)})
 
 
 if __name__ == "__main__":

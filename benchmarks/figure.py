@@ -6,12 +6,14 @@ steps.png     time of a step, and of the same network in PyTorch and JAX
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
+import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-import argparse
+
+import dataclasses
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter, StrMethodFormatter
 
 from report import read_result
+from support.files import UserError
+from support.script import script
+from support.settings import input_path, parse, setting
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, GREEN, GREY, VERMILLION, add_axes, add_legend, lightened, new_figure, write_figures,
+    BLACK, BLUE, GREEN, GREY, VERMILLION, OutOptions, bare, head_legend, lightened, make_figure, write_figures,
 )  # fmt: skip
-from support.console import exit_status
-from support.files import UserError, require_writable
-from support.flags import Parser
 
 NETWORKS = {
     "multimnist": ("CapsNet", BLUE),
@@ -35,8 +37,7 @@ NETWORKS = {
     "matrix_capsules": ("convolutional matrix capsules", GREEN),
 }
 UNITS = {"ms": "time of a step, ms", "MiB": "peak memory, MiB"}
-LABELS = {"batch": "batch size", "width": "conv1 channels (CapsNet) or capsule types (conv.)"}
-LEFT, WIDTH, HEIGHT, STEP = (1.0, 5.5), 3.35, 2.1, 2.95  # inches
+LABELS = {"batch": "batch size", "width": "conv1 channels, or capsule types (conv.)"}
 
 
 def columns_in(table: dict[str, Any], unit: str) -> list[int]:
@@ -84,20 +85,18 @@ def draw_bars(ax: Axes, tables: dict[str, Any], unit: str) -> None:
 def draw_scaling(tables: dict[str, Any]) -> Figure:
     """Time on the left, memory on the right: against batch size, against width, and at default and paper sizes."""
     text = "numpy; each point a new process; both axes of the lines logarithmic"
-    fig = new_figure(9.75, "Time and memory of a training step", text)
+    fig = make_figure(9.4, "Time and memory of a training step", text)
     handles = [Line2D([], [], color=colour, marker="o", label=label) for label, colour in NETWORKS.values()]
     threads = [column.split(",")[0] for column in tables["multimnist_batch"]["columns"][1:]]
     styles: Any = zip(dict.fromkeys(threads), ("--", "-"), strict=False)
     handles += [Line2D([], [], color=BLACK, linestyle=style, label=label) for label, style in styles]
-    add_legend(fig, 0.12, 0.68, handles, ncols=5, columnspacing=1.3)
-    for left, (unit, title) in zip(LEFT, UNITS.items(), strict=True):
-        for row, (suffix, label) in enumerate(LABELS.items()):
-            ax = add_axes(fig, left, 1.2 + row * STEP, WIDTH, HEIGHT)
+    head_legend(fig, handles)
+    for column, (unit, title) in zip(fig.subplots(3, 2).T, UNITS.items(), strict=True):
+        for ax, (suffix, label) in zip(column, LABELS.items(), strict=False):
             draw_lines(ax, tables, suffix, unit)
             ax.set(xlabel=label, title=title)
-        ax = add_axes(fig, left + 0.25, 1.2 + 2 * STEP, WIDTH - 0.25, HEIGHT)
-        draw_bars(ax, tables, unit)
-        ax.set_xlabel(f"{title}; pale: 1 thread", color=GREY)
+        draw_bars(column[-1], tables, unit)
+        column[-1].set_xlabel(f"{title}; pale: 1 thread", color=GREY)
     return fig
 
 
@@ -110,56 +109,46 @@ FORMS = {  # of a step, by their names in the tables
 def draw_steps(tables: dict[str, Any]) -> Figure:
     """A panel for each network, a bar for each form of its step."""
     text = "batch of 32, two processor cores; each panel has a scale of its own"
-    fig = new_figure(2.6, "Time of a training step", text)
+    fig = make_figure(2.7, "Time of a training step", text)
     forms = [form for form in FORMS if all(form in {row[0] for row in tables[name]["rows"]} for name in NETWORKS)]
-    for k, (name, (label, colour)) in enumerate(NETWORKS.items()):
-        ax = add_axes(fig, 1.45 + 2.52 * k, 0.98, 2.2, 1.5)
+    for ax, (name, (label, colour)) in zip(fig.subplots(1, len(NETWORKS)), NETWORKS.items(), strict=True):
         ms = {row[0]: row[tables[name]["columns"].index("ms")] for row in tables[name]["rows"]}
         colours = [colour if form == "numpy" else lightened(GREY, 0.5) for form in forms]
         bars = ax.barh(range(len(forms)), [ms[form] for form in forms], 0.7, color=colours)
         ax.bar_label(bars, fmt="{:.3g} ms", padding=2, fontsize=9)
-        ax.set_title(label, loc="left")
-        ax.set_xlim(right=1.35 * ax.get_xlim()[1])
-        ax.set_yticks(range(len(forms)), [FORMS[form] if k == 0 else "" for form in forms])
+        ax.set_title(label)
+        ax.set_yticks(range(len(forms)), [FORMS[form] if ax.get_subplotspec().is_first_col() else "" for form in forms])
+        ax.set(xticks=[], xlim=(0, 1.35 * ax.get_xlim()[1]))
         ax.invert_yaxis()
-        ax.grid(False)
-        ax.set_xticks([])
-        ax.spines.bottom.set_visible(False)
-        ax.tick_params(length=0)
+        bare(ax)
+        ax.spines.left.set_visible(True)
     return fig
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m benchmarks.figure",
-        description="Draw the training steps of results/benchmarks/ as scaling.png and steps.png.",
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    results: Path = setting(
+        Path("results/benchmarks/scaling.json"), input_path, "Draw scaling.png of this file.", usual=True
     )
-    # fmt: off
-    parser.add_argument("--results", type=Path, metavar="FILE", default=Path("results/benchmarks/scaling.json"),
-        help="Draw scaling.png of this. Default: %(default)s.")
-    parser.add_argument("--steps", type=Path, metavar="FILE", default=Path("results/benchmarks/steps.json"),
-        help="Draw steps.png of this. Default: %(default)s.")
-    parser.add_argument("--outdir", type=Path, metavar="DIR", default=Path("viz"),
-        help="The figures go to DIR/speed/. Default: %(default)s.")
-    # fmt: on
-    return parser
+    steps: Path = setting(Path("results/benchmarks/steps.json"), input_path, "Draw steps.png of this file.", usual=True)
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = make_parser().parse_args(argv)
-
-    def body() -> None:
-        scaling, steps = read_result(args.results), read_result(args.steps)
-        require_writable(args.outdir / "speed" / "scaling.png")
-        drawers = {"scaling": (args.results, " --scaling", lambda: draw_scaling(scaling["tables"])),
-                   "steps": (args.steps, "", lambda: draw_steps(steps["tables"]))}  # fmt: skip
-        for name, (path, flag, draw) in drawers.items():
-            try:
-                write_figures(args.outdir / "speed", {name: draw})
-            except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # it is another result
-                raise UserError(f"{path} has no such tables: python -m benchmarks{flag} --out {path}") from None
-
-    return exit_status(body)
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    inputs, options, _ = parse(
+        Inputs, OutOptions, argv, "Draw the training steps of results/benchmarks/ as scaling.png and steps.png.", (),
+        "The figures go to DIR/speed/, where DIR is --outdir.",
+    )  # fmt: skip
+    scaling, steps = read_result(inputs.results), read_result(inputs.steps)
+    drawers: dict[str, tuple[Path, str, Callable[[], Figure]]] = {
+        "scaling": (inputs.results, " --scaling", lambda: draw_scaling(scaling["tables"])),
+        "steps": (inputs.steps, "", lambda: draw_steps(steps["tables"])),
+    }
+    for name, (path, flag, draw) in drawers.items():
+        try:
+            write_figures(options.outdir / "speed", {name: draw})
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # it is another result
+            raise UserError(f"{path} has no such tables: python -m benchmarks{flag} --out {path}") from None
 
 
 if __name__ == "__main__":

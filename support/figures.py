@@ -11,6 +11,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,17 +29,19 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.transforms import Bbox
 from PIL import Image
 from tqdm import tqdm
 
 from support.console import print_result, shows_progress
-from support.files import UserError, atomic_write
+from support.files import UserError, atomic_write, require_writable
 from support.flags import file_path, number
 from support.optimizers import TrainState
 from support.results import parse_json, plain
 from support.run import check_same, first_difference
 from support.settings import float_in, folder, input_path, int_in, setting
-from support.statistics import read_comparison
+from support.statistics import read_comparison, t_quantile
+from support.training import RunOptions
 
 Array = np.ndarray
 Colour = str | tuple[float, float, float]
@@ -47,7 +50,7 @@ Colour = str | tuple[float, float, float]
 # Style
 # ----------------------------------------------------------------------------------------------------------------------
 
-DPI = 100  # of animations; pictures are written with twice as many
+DPI, SAVED_DPI = 100, 200  # of animations, and of pictures
 WIDTH = 9.0  # inches: 900 pixels, about the width of a page
 
 # Okabe & Ito's palette, told apart with every kind of colour vision
@@ -56,28 +59,7 @@ YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 GREY = "#555555"
 RIGHT, WRONG = GREEN, VERMILLION  # answers
 
-STYLE = {
-    "figure.dpi": DPI,
-    "savefig.dpi": 2 * DPI,
-    "text.hinting": "none",  # bold digits would look like another face
-    "font.family": "DejaVu Sans",
-    "font.size": 9.5,
-    "axes.titlesize": 10,
-    "axes.labelsize": 9.5,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "legend.fontsize": 9.5,
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.8,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 5.5,
-    "hatch.linewidth": 1.2,
-}
+STYLE = Path(__file__).with_name("capsules.mplstyle")
 REFERENCE_LINE: dict[str, Any] = {"color": BLACK, "linewidth": 1.1, "linestyle": (0, (2, 2))}
 
 
@@ -86,6 +68,16 @@ class ModelStyle(NamedTuple):
     short: str
     colour: str
     marker: str
+
+
+# By role: a network has one name and one colour in all figures.
+EM_CAPSULES = ModelStyle("Matrix capsules", "capsules", BLUE, "o")
+CAPSNET = ModelStyle("CapsNet", "CapsNet", BLUE, "o")
+CNN = ModelStyle("CNN of equal size", "CNN", ORANGE, "s")
+POOLING = ModelStyle("CNN with pooling", "pooling", VERMILLION, "^")
+SMALL_CNN = ModelStyle("Small CNN", "small CNN", GREY, "v")
+PAPER_CNN = ModelStyle("CNN of the paper", "paper's CNN", VERMILLION, "^")
+LENET = ModelStyle("LeNet-5", "LeNet-5", PURPLE, "D")
 
 
 # By experiment and model: a key such as "cnn" is not the same network in every experiment. Add new experiments here.
@@ -170,6 +162,317 @@ def weighted_quantiles(values: Array, weights: Array, quantiles: Any) -> Array:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Layout: a title, a subtitle, and axes that matplotlib places below
+# ----------------------------------------------------------------------------------------------------------------------
+
+HEAD, LINE = 0.52, 0.19  # inches: title with the space below it, and a line of the subtitle or of a legend
+
+
+def make_figure(height: float, title: str, subtitle: str, width: float = WIDTH) -> Figure:
+    """A figure of ``width`` x ``height`` inches with a title and grey lines below it; its axes share the rest. What
+    they leave free at the bottom is cut off, see ``png_bytes``."""
+    fig = Figure(figsize=(width, height), dpi=DPI)
+    FigureCanvasAgg(fig)
+    fig.text(0.12 / width, 1 - 0.12 / height, title, fontsize=12.5, fontweight="bold", va="top")
+    fig.text(0.12 / width, 1 - 0.39 / height, subtitle, color=GREY, va="top", linespacing=1.4)
+    top = 1 - (HEAD + LINE * (1 + subtitle.count("\n"))) / height
+    fig.set_layout_engine("constrained", rect=(0, 0, 1, top))
+    return fig
+
+
+def head_legend(fig: Figure, handles: Sequence[Any], n_rows: int = 1) -> None:
+    """A legend below the subtitle, for which the axes make room."""
+    engine: Any = fig.get_layout_engine()
+    width, height = fig.get_size_inches()
+    top = engine.get()["rect"][3]
+    fig.legend(handles=handles, ncols=-(-len(handles) // n_rows), loc="upper left", columnspacing=1.8,
+               handletextpad=0.6, bbox_to_anchor=(0.1 / width, top + 0.08 / height))  # fmt: skip
+    engine.set(rect=(0, 0, 1, top - LINE * (n_rows + 0.2) / height))
+
+
+def model_handles(styles: Iterable[ModelStyle]) -> list[Line2D]:
+    return [Line2D([], [], **model_line(style)) for style in styles]
+
+
+def heading(ax: Axes, text: str, colour: Colour = BLACK) -> None:
+    """A bold title of axes."""
+    ax.set_title(text, color=darkened(colour), fontweight="bold")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is drawn in several figures
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Pictures(NamedTuple):
+    """A grid of pictures that fills axes, in pixels of the pictures."""
+
+    ax: Axes
+    height: int
+    width: int
+    gap: tuple[int, int]
+
+    def write(self, row: int, column: int, text: str, **style: Any) -> None:
+        """A line below a picture."""
+        x = column * (self.width + self.gap[1]) + (self.width - 1) / 2
+        y = row * (self.height + self.gap[0]) + self.height - 0.5
+        self.ax.annotate(text, (x, y), (0, -2), textcoords="offset points", ha="center", va="top",
+                         **{"fontsize": 9, **style})  # fmt: skip
+
+    def frame(self, row: int, column: int, colour: Colour, linewidth: float = 2.0, columns: int = 1, rows: int = 1
+              ) -> None:  # fmt: skip
+        """A coloured frame round a picture, or round several."""
+        pitch = self.height + self.gap[0], self.width + self.gap[1]
+        corner = column * pitch[1] - 0.5, row * pitch[0] - 0.5
+        size = columns * pitch[1] - self.gap[1], rows * pitch[0] - self.gap[0]
+        self.ax.add_patch(Rectangle(corner, *size, fill=False, edgecolor=colour, linewidth=linewidth, clip_on=False))
+
+
+def show_pictures(
+    ax: Axes, pictures: Any, rows: Sequence[str] = (), columns: Sequence[str] = (), gap: tuple[int, int] = (1, 1),
+    n_greys: int = 64, interpolation: str = "hanning",
+) -> Pictures:  # fmt: skip
+    """Pictures (R, C, H, W) or (R, C, H, W, 3) of values in [0, 1] with names of the rows and columns; where one is
+    NaN, nothing is shown. ``gap``: below and beside a picture, in its pixels. ``n_greys``: few, for a small file."""
+    pictures = np.asarray(pictures, float)
+    R, C, H, W = pictures.shape[:4]
+    if pictures.ndim == 4:
+        pictures = np.repeat(pictures[..., None], 3, axis=4)
+    sheet = np.ones((R, H + gap[0], C, W + gap[1], 3))
+    few = np.round(np.clip(pictures, 0, 1) * (n_greys - 1)) / (n_greys - 1)
+    sheet[:, :H, :, :W] = np.nan_to_num(few, nan=1.0).transpose(0, 2, 1, 3, 4)
+    sheet = sheet.reshape(R * (H + gap[0]), C * (W + gap[1]), 3)
+    ax.imshow(sheet[:, : sheet.shape[1] - gap[1]], interpolation=interpolation)
+    ax.set_anchor("NW")
+    ax.xaxis.tick_top()
+    ax.set_xticks(np.arange(C) * (W + gap[1]) + (W - 1) / 2, columns or [""] * C)
+    ax.set_yticks(np.arange(R) * (H + gap[0]) + (H - 1) / 2, rows or [""] * R)
+    bare(ax)
+    return Pictures(ax, H, W, gap)
+
+
+def bare(ax: Axes) -> None:
+    """Neither grid nor lines round the axes."""
+    ax.grid(False)
+    ax.tick_params(length=0, which="both")
+    ax.spines[:].set_visible(False)
+
+
+def interval(values: Array) -> tuple[Array, Array]:
+    """Mean of the seeds (S, ...) and half of its 95 % interval by Student's t; of one seed nothing."""
+    n = len(values)
+    if n == 1:
+        return values[0], np.zeros(values.shape[1:])
+    return values.mean(axis=0), t_quantile(n) * values.std(axis=0, ddof=1) / np.sqrt(n)
+
+
+def plot_band(ax: Axes, x: Any, values: Array, style: ModelStyle, **options: Any) -> None:
+    """The mean of the seeds (S, X) as a model's line, and its 95 % interval as a band."""
+    mean, half = interval(values)
+    if len(values) > 1:
+        ax.fill_between(x, mean - half, mean + half, color=lightened(style.colour, 0.3), linewidth=0, zorder=2)
+    ax.plot(x, mean, **model_line(style, **{"zorder": 3, "clip_on": False, **options}))
+
+
+def show_histories(
+    axes: Sequence[Axes], titles: Mapping[str, str], histories: Mapping[str, Mapping[str, Sequence[float]]],
+    styles: Mapping[str, ModelStyle], chance: float | None = None,
+) -> None:  # fmt: skip
+    """In each of the axes one metric of ``titles`` after every epoch: losses and errors on a log axis, accuracies
+    from 0 to 1 with a line at ``chance``."""
+    for ax, (metric, title) in zip(axes, titles.items(), strict=True):
+        curves = {name: np.array(history[metric]) for name, history in histories.items() if history.get(metric)}
+        for name, values in curves.items():
+            shown = values if "accuracy" in metric else np.maximum(values, 1e-8)
+            style = model_line(styles[name], markevery=max(1, len(values) // 10), clip_on=False, zorder=3)
+            ax.plot(np.arange(1, len(values) + 1), shown, **style)
+        if "accuracy" in metric:
+            accuracy_axis(ax, None, chance or 0.0)
+        elif "loss" in metric or metric == "error":
+            decades_axis(ax, np.maximum(np.concatenate(list(curves.values())), 1e-8))
+            if metric == "error":
+                ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+        else:
+            ax.set_ylim(0)
+        ax.set_title(title)
+        epoch_axis(ax, max(map(len, curves.values())), 0.4)
+
+
+def show_confusion(ax: Axes, counts: Array, classes: Sequence[str], *, names_rows: bool = True) -> None:
+    """How many images of a class (row) got each answer (column), in percent of the class. Right answers are green;
+    wrong ones orange, the stronger the more there are. Below 0.5 % nothing is written."""
+    counts, n = np.asarray(counts, float), len(classes)
+    fraction = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    right = np.eye(n, dtype=bool)[..., None]
+    strength = np.where(right, 0.6 * fraction[..., None], 0.9 * np.sqrt(fraction[..., None]))
+    ax.imshow(1 - strength * (1 - np.where(right, to_rgb(RIGHT), to_rgb(WRONG))))
+    for i, k in zip(*np.nonzero(fraction >= 0.005), strict=True):
+        dark = i != k and fraction[i, k] > 0.4
+        ax.text(k, i, f"{100 * fraction[i, k]:.0f}", ha="center", va="center_baseline", fontsize=9,
+                color="white" if dark else BLACK)  # fmt: skip
+    is_long = max(map(len, classes)) > 2
+    turned: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if is_long else {}
+    ax.set_xticks(range(n), classes, **turned)
+    ax.set_yticks(range(n), classes if names_rows else [""] * n)
+    ax.grid(False)
+    ax.tick_params(length=0)
+    ax.spines[:].set(visible=True, color=GREY, linewidth=0.8)
+    ax.set_xlabel("answer")
+    if names_rows:
+        ax.set_ylabel("true class")
+
+
+def name_line(ax: Axes, text: str, height: float, side: Literal["left", "right"] = "left", below: bool = False,
+              colour: Colour = GREY) -> None:  # fmt: skip
+    """A name on a horizontal line at ``height``."""
+    ax.annotate(
+        text, (0 if side == "left" else 1, height), xycoords=("axes fraction", "data"),
+        xytext=(3 if side == "left" else -3, -3 if below else 3), textcoords="offset points", ha=side,
+        va="top" if below else "bottom", fontsize=9, color=colour, zorder=6,
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is drawn: a finished run, results, and which figures of them
+# ----------------------------------------------------------------------------------------------------------------------
+
+Drawers = Mapping[str, Callable[[], Figure]]
+
+
+def settings_in(path: Path) -> list[dict[str, Any]]:
+    """The settings in a file by compare_seeds.py, each with its whole ``config``, its ``runs`` and its data set. Raises
+    UserError where it is none."""
+    try:
+        document = read_comparison(path)
+        return [found | {"dataset": document.get("dataset")} for found in document["settings"].values()]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is no result of compare_seeds.py") from error
+
+
+def read_runs_of(path: Path, **config: Any) -> list[dict[str, Any]]:
+    """The runs of the first setting in a file by compare_seeds.py whose configuration has these values, where it has
+    them at all; an empty list where there is none. Raises UserError where there is no such file."""
+    wanted = json.loads(json.dumps(config, default=str))
+    for found in settings_in(path):
+        if all(found["config"].get(name, value) == value for name, value in wanted.items()):
+            return found["runs"]
+    return []
+
+
+def angle_from(metric: str, word: str) -> float | None:
+    """The number of degrees in a metric's name such as azimuth_20_accuracy; None of other metrics."""
+    match = re.fullmatch(rf"{word}_(-?[0-9.]+)_accuracy", metric)
+    return float(match[1]) if match else None
+
+
+def metric_of(runs: Sequence[Mapping[str, Any]], model: str, metric: str) -> Array:
+    """A model's metric in each run (S,), in the order of the seeds."""
+    return np.array([run["models"][model][metric] for run in sorted(runs, key=lambda run: run["seed"])])
+
+
+def median_seed(runs: Sequence[Mapping[str, Any]], model: str, metric: str) -> int:
+    """The seed whose metric is the median: of an even number of them, the lower of the two in the middle."""
+    order = sorted(runs, key=lambda run: (run["models"][model][metric], run["seed"]))
+    return int(order[(len(order) - 1) // 2]["seed"])
+
+
+def trained(
+    experiment: Any, config: Any, states: dict[str, TrainState], options: Any, check: Callable[[Any, Any], None]
+) -> tuple[Any, dict[str, TrainState]]:
+    """Data and ``states``, or those of a new training where there are none; their table is printed. ``experiment`` is
+    the script's module. ``check(config, data)`` raises UserError, before the training, where nothing can be drawn."""
+    data = experiment.make_data(config)
+    check(config, data)
+    states = states or experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
+    print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
+    print(experiment.format_table(experiment.make_result(config, states, data)))
+    return data, states
+
+
+def draw_figures(
+    folder: Path, options: Any, of_results: Drawers, of_run: Callable[[], Drawers],
+    n_colours: Mapping[str, int] | None = None,
+) -> None:  # fmt: skip
+    """Write the figures that --figures names, or all, to ``folder``. ``of_run()`` trains, and is called only where one
+    of its figures is wanted. Of all figures, those whose results are missing are left out."""
+    wanted = options.figures
+    require_writable(folder / "figure.png")
+
+    def write(drawers: Drawers, lacking_is_fatal: bool) -> None:
+        for name, draw in drawers.items():
+            if not wanted or name in wanted:
+                try:
+                    write_figures(folder, {name: draw}, n_colours)
+                except UserError as error:
+                    if lacking_is_fatal:
+                        raise
+                    print(f"left out {name}.png: {error}")
+
+    of_this_run = of_run() if not wanted or set(wanted) - set(of_results) else {}
+    write(of_results, bool(wanted))
+    write(of_this_run, True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Animations
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def draw_frames(fig: Figure, update: Callable[..., None], frames: Iterable[tuple[int, ...]]) -> Iterator[Array]:
+    """``update(*at)`` for each of ``frames`` sets the animated artists, which are drawn over a copy of all others: RGB
+    (H, W, 3), uint8. (To draw the whole figure again takes ten times as long.)"""
+    canvas: Any = fig.canvas
+    moving = sorted(fig.findobj(lambda artist: artist.get_animated()), key=lambda artist: artist.get_zorder())
+    for artist in moving:
+        artist.set_in_layout(False)
+    canvas.draw()
+    fig.set_layout_engine("none")
+    background = canvas.copy_from_bbox(fig.bbox)
+    for at in frames:
+        canvas.restore_region(background)
+        update(*at)
+        for artist in moving:
+            fig.draw_artist(artist)
+        yield np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def with_one_palette(frames: Sequence[Array]) -> list[Array]:
+    """Frames (H, W, 3) in the same 256 colours, white among them, so that what does not move costs nothing. A colour
+    counts once, however many pixels have it: letters are few."""
+    keys = [((frame.astype(int) + 4) // 8) @ [33 * 33, 33, 1] for frame in frames]  # in steps of eight, up to 256
+    present = np.unique(np.concatenate([np.unique(key) for key in keys]))
+    colours = np.minimum(np.stack(np.unravel_index(present, (33, 33, 33)), axis=1) * 8, 255)
+    palette = colours
+    if len(colours) > 256:
+        reduced = Image.fromarray(colours[None].astype(np.uint8)).quantize(255, method=Image.Quantize.MEDIANCUT)
+        palette = np.array([*(reduced.getpalette() or [])[: 3 * 255], 255, 255, 255]).reshape(-1, 3)
+    nearest = np.square(colours[:, None] - palette).sum(axis=2).argmin(axis=1)
+    table = np.zeros((33**3, 3), np.uint8)
+    table[present] = palette[nearest]
+    return [table[key] for key in keys]
+
+
+def write_animation(
+    options: Any, make: Callable[[], tuple[Figure, Callable[..., None]]], frames: Sequence[tuple[int, ...]],
+    holds: Collection[int] = (),
+) -> None:  # fmt: skip
+    """An endless GIF of the figure and ``update`` of ``make()``, see ``draw_frames``, as ``options.out``; the frames
+    numbered in ``holds`` stay longer, and the last one."""
+    import imageio.v3 as imageio
+
+    with figure_style():
+        fig, update = make()
+        bar = tqdm(frames, desc="frames", unit="frame", leave=False, disable=not shows_progress(options.quiet))
+        drawn = with_one_palette(list(draw_frames(fig, update, bar)))
+    duration = [round(100 / options.fps) * 10] * len(drawn)  # milliseconds; a GIF counts in hundredths of a second
+    for k in holds:
+        duration[k] = max(duration[k], round(1000 * HOLD_SECONDS))
+    duration[-1] = max(duration[-1], round(1000 * LAST_SECONDS))
+    content = imageio.imwrite("<bytes>", np.stack(drawn), extension=".gif", plugin="pillow", duration=duration, loop=0)
+    print(write_if_changed(options.out, content))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Figures, texts and legends
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -187,7 +490,7 @@ def add_text(fig: Figure, x: float, y: float, text: str, **style: Any) -> Text:
     """A line whose left end and top are at x, y. Lines of one y have one base line, whatever letters they have."""
     width, height = fig.get_size_inches()
     if "va" not in style:
-        y, style["va"] = y + 0.76 * style.get("fontsize", STYLE["font.size"]) / 72, "baseline"
+        y, style["va"] = y + 0.76 * style.get("fontsize", 9.5) / 72, "baseline"
     return fig.text(x / width, 1 - y / height, text, **{"ha": "left", **style})
 
 
@@ -466,7 +769,14 @@ def png_bytes(draw: Callable[[], Figure], n_colours: int | None = None) -> bytes
     """A figure as PNG; with ``n_colours`` of a palette of that size, which halves a file of small grey pictures."""
     stream = io.BytesIO()
     with figure_style():
-        draw().savefig(stream, format="png", metadata={"Software": None})  # a version would change the bytes
+        fig = draw()
+        fig.draw_without_rendering()
+        width, height = fig.get_size_inches()
+        lowest = 0.0 if fig.get_layout_engine() is None else max(0.0, fig.get_tightbbox().y0 - 0.06)
+        cut = Bbox([[0, np.floor(100 * lowest) / 100], [width, height]])
+        fig.savefig(
+            stream, format="png", dpi=SAVED_DPI, bbox_inches=cut, metadata={"Software": None}
+        )  # a version changes the bytes
     if n_colours is None:
         return stream.getvalue()
     small = io.BytesIO()
@@ -551,10 +861,14 @@ def require_runs(given: list[Path] | None, found: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class FigureOptions:
-    """What a figure script reads and writes."""
-
+class OutOptions:
     outdir: Path = setting(Path("viz"), folder, "Folder above the folder of the figures.", usual=True, group="files")
+
+
+@dataclasses.dataclass(frozen=True)
+class FigureOptions(OutOptions):
+    """What a figure script of an experiment reads and writes; a script adds ``figures``, the names of its own."""
+
     checkpoint: Path | None = setting(None, input_path, "Draw the finished training of this file. Without it, train"
                                       " first, with the flags of the experiment.", usual=True)  # fmt: skip
     threads: int = setting(1, int_in(1, 256), "Use N threads.")

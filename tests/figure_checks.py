@@ -12,13 +12,17 @@ import imageio.v3 as imageio
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.collections import FillBetweenPolyCollection
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image
 
 from helpers import failure
-from support.figures import DPI, STYLE, figure_style
+from support import figures as support_figures
+from support.figures import DPI, figure_style
 
 Texts = list[tuple[Text, Bbox]]  # and the box (px) that each fills
 Capture = pytest.CaptureFixture[str]
@@ -36,7 +40,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -> 
 
 def draw_coarsely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures of half the width and height."""
-    monkeypatch.setitem(STYLE, "savefig.dpi", DPI)
+    monkeypatch.setattr(support_figures, "SAVED_DPI", DPI)
 
 
 def check_failures(cases: list[tuple[Any, list[str], str]], capsys: Capture) -> None:
@@ -162,3 +166,87 @@ def check_texts(fig: Figure, texts: Texts, name: str) -> None:
     height = np.minimum(edges[:, None, 3], edges[None, :, 3]) - np.maximum(edges[:, None, 1], edges[None, :, 1])
     overlaps = np.argwhere(np.triu(np.minimum(width, height) >= 3, 1))
     assert not len(overlaps), (name, [(texts[a][0], texts[b][0]) for a, b in overlaps])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What matplotlib holds
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def held(ax: Any) -> dict[str, Any]:
+    """What axes show, in the units of their data.
+
+    lines: by label [x, y], those without one as "line 0", …; bands: [x, low, high] of each; bars: heights, of
+    horizontal ones widths; spans: shaded ranges of x; levels: heights of lines across; texts; ticks: names on the x
+    and y axis; image: its array.
+    """
+    found: dict[str, Any] = {"lines": {}, "bands": [], "bars": [], "spans": [], "levels": [], "texts": []}
+    for k, line in enumerate(ax.lines):
+        x, y = (np.asarray(values, float) for values in line.get_data())
+        if line.get_transform() == ax.get_yaxis_transform():
+            found["levels"].append(y[0])
+        else:
+            label = str(line.get_label())
+            found["lines"][f"line {k}" if label.startswith("_") else label] = [x, y]
+    for band in ax.collections:
+        if isinstance(band, FillBetweenPolyCollection):
+            points = np.asarray(band.get_paths()[0].vertices)
+            n = (len(points) - 3) // 2
+            x, low, high = points[1 : n + 1, 0], points[1 : n + 1, 1], points[n + 2 : 2 * n + 2, 1][::-1]
+            found["bands"].append([x, np.minimum(low, high), np.maximum(low, high)])
+    for container in ax.containers:
+        if isinstance(container, BarContainer):
+            upright = container.orientation == "vertical"
+            found["bars"].append([bar.get_height() if upright else bar.get_width() for bar in container])
+    for patch in ax.patches:
+        if isinstance(patch, Rectangle) and patch.get_data_transform() == ax.get_xaxis_transform():
+            found["spans"].append((patch.get_x(), patch.get_x() + patch.get_width()))
+    found["spans"].sort()
+    found["texts"] = [text.get_text() for text in ax.texts]
+    found["ticks"] = [[label.get_text() for label in axis.get_ticklabels()] for axis in (ax.xaxis, ax.yaxis)]
+    found["image"] = np.asarray(ax.images[-1].get_array()) if ax.images else None
+    return found
+
+
+def check_held(ax: Any, **expected: Any) -> None:
+    """The axes hold what is expected, see ``held``: equal numbers (to 1e-9), the same names in the same order."""
+    found = held(ax)
+    for what, values in expected.items():
+        assert_same(found[what], values, what)
+
+
+def assert_same(found: Any, expected: Any, where: str) -> None:
+    if isinstance(expected, dict):
+        assert list(found) == list(expected), where
+        for key, value in expected.items():
+            assert_same(found[key], value, f"{where} {key}")
+    elif isinstance(expected, str):
+        assert found == expected, where
+    elif isinstance(expected, (list, tuple)) and any(isinstance(part, (str, list, tuple)) for part in expected):
+        assert len(found) == len(expected), (where, found)
+        for k, (a, b) in enumerate(zip(found, expected, strict=True)):
+            assert_same(a, b, f"{where} {k}")
+    else:
+        np.testing.assert_allclose(np.asarray(found, float), np.asarray(expected, float), rtol=1e-9, atol=1e-9,
+                                   err_msg=where)  # fmt: skip
+
+
+def cells(ax: Any, rows: int, columns: int, gap: tuple[int, int] = (1, 1)) -> np.ndarray:
+    """The pictures (rows, columns, H, W, 3) that ``show_pictures`` laid out."""
+    sheet = np.asarray(ax.images[-1].get_array())
+    padded = np.pad(sheet, ((0, 0), (0, gap[1]), (0, 0)))
+    height, width = padded.shape[0] // rows, padded.shape[1] // columns
+    tiles = padded.reshape(rows, height, columns, width, 3).transpose(0, 2, 1, 3, 4)
+    return tiles[:, :, : height - gap[0], : width - gap[1]]
+
+
+def legend_of(fig: Figure) -> list[str]:
+    return [text.get_text() for text in fig.legends[0].get_texts()]
+
+
+def drawn(draw: Callable[[], Figure]) -> Figure:
+    """A figure in the common style, laid out."""
+    with figure_style():
+        fig = draw()
+        fig.draw_without_rendering()
+    return fig

@@ -418,7 +418,6 @@ ERRORS: list[Planted] = [
     ),
     *in_file(
         "visualize_conv_matrix_capsules.py", "test_visualize_conv_matrix",
-        ("weight=len(batch))", "weight=config.batch_size)", "test_the_decoders_loss_is_the_mean_over_the_images"),
         ("labels[:, None])", "labels[:, None] * 0)", "test_the_decoder_sees_one_pose"),
     ),
     *in_file(

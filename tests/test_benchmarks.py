@@ -15,8 +15,8 @@ import multimnist_capsnet as m
 from benchmarks import conv_matrix_capsules, figure, roofline, scaling, smallnorb
 from benchmarks import multimnist as benchmark
 from benchmarks.measure import in_fresh_process
+from figure_checks import check_held, drawn
 from helpers import ROOT, failure
-from support.figures import figure_style
 from support.optimizers import count_params
 from support.results import save_result
 
@@ -160,12 +160,15 @@ def test_the_figure_is_drawn_of_a_scaling_file(
     assert figure.main(argv) == 0
     for name in ("scaling", "steps"):
         assert (tmp_path / "speed" / f"{name}.png").stat().st_size < 600_000
-    with figure_style():
-        bars: Any = figure.draw_steps(steps).axes[1].patches
-        without = {name: table | {"rows": rows[:1] + rows[2:]} for name, table in steps.items()}  # as without PyTorch
-        fewer: Any = figure.draw_steps(without).axes[1].patches
-    assert [bar.get_width() for bar in bars] == [7.6] * len(figure.FORMS)
-    assert len(fewer) == len(figure.FORMS) - 1
+    check_held(drawn(lambda: figure.draw_steps(steps)).axes[1], bars=[[7.6] * len(figure.FORMS)])
+    without = {name: table | {"rows": rows[:1] + rows[2:]} for name, table in steps.items()}  # as without PyTorch
+    check_held(drawn(lambda: figure.draw_steps(without)).axes[1], bars=[[7.6] * (len(figure.FORMS) - 1)])
+    columns = ["batch", "1 thread, ms", "2 threads, ms", "1 thread, MiB"]
+    table = {"columns": columns, "rows": [[8, 4, 3, 50], [16, 9, 5, 60]]}
+    fig = drawn(lambda: figure.draw_scaling({"multimnist_batch": table, "multimnist_sizes": table}))
+    check_held(fig.axes[0], lines={"line 0": [[8, 16], [4, 9]], "line 1": [[8, 16], [3, 5]]})
+    check_held(fig.axes[1], lines={"line 0": [[8, 16], [50, 60]]})
+    check_held(fig.axes[4], bars=[[4], [3], [9], [5]])
     tables: list[Any] = [{}, {"multimnist_batch": []}, {"multimnist_batch": {"columns": [1, 2]}}]
     for wrong in ({}, *({"tables": table} for table in tables)):
         save_result(tmp_path / "scaling.json", wrong)

@@ -17,10 +17,10 @@ import report
 import visualize_claims
 import visualize_parts
 from claims import Claim, Condition, count_words, listed, make_claims, paired_values, runs_by_seed, verdict_of
-from figure_checks import check_pictures, check_texts, drawn_texts
+from figure_checks import check_held, check_pictures, drawn, held
 from helpers import ROOT, failure
 from support.results import save_result
-from support.statistics import describe_sample
+from support.statistics import describe_sample, t_quantile
 
 Json = dict[str, Any]
 NOISE = np.array([-1.5, -0.5, 0.0, 0.5, 1.5])  # sd sqrt(5 / 4)
@@ -246,23 +246,34 @@ def test_check_and_claims_do_not_go_together(capsys: pytest.CaptureFixture[str])
 
 def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    document = make_claims([claim("higher", "lower"), claim("near", "single"), claim("wide", "none")], FILES.get)
-    fig, texts = drawn_texts(lambda: visualize_claims.draw_verdicts(document))
-    words = [text.get_text() for text, _ in texts]
-    assert [words.count(word) for word in claims.WORDS] == [1, 1, 1, 1, 1, 0]
-    assert "+0.400" in words
-    check_texts(fig, texts, "verdicts")
-    assert visualize_claims.main([]) == 1
-    assert capsys.readouterr().err.startswith("error: cannot read results/claims.json")
+    document = make_claims([claim("near"), claim("single", "none"), claim("higher", "lower")], FILES.get)
+    (_, ax, verdicts), wide = np.array(drawn(lambda: visualize_claims.draw_verdicts(document)).axes).reshape(-1, 3)
+    first, *others = document["claims"]
+    shown = [(ax, verdicts, first), *((wide[1], wide[2], one) for one in others)]
+    y = dict.fromkeys((ax, wide[1]), visualize_claims.GAP / 2 - 0.5)
+    for axes, words, one in shown:
+        lines, texts = held(axes)["lines"], held(words)["texts"]
+        ran = [c for c in one["conditions"] if "difference" in c]
+        for k, c in enumerate(ran):
+            at = y[axes] + k + 1
+            middle = 100 * c["difference"]
+            dots = [(x, y) for x, y in lines.values() if len(x) == 1]
+            assert any(abs(x[0] - middle) < 1e-9 and abs(y[0] - at) < 1e-9 for x, y in dots)
+            assert f"{middle:+.1f}".replace("-", "−") in texts
+            assert c["verdict"] in texts
+            if c["low"] is not None:  # the plain interval is that of NOISE over its five seeds
+                half = t_quantile(5) * NOISE.std(ddof=1) / np.sqrt(5) * (0.1 if c["condition"] == "near" else 1)
+                for name, ends in (
+                    ("adjusted", [100 * c["low"], 100 * c["high"]]),
+                    ("plain", [middle - half, middle + half]),
+                ):
+                    same = [x for label, (x, y) in lines.items() if label.startswith(name) and abs(y[0] - at) < 1e-9]
+                    np.testing.assert_allclose(same, [ends], rtol=1e-6)
+        y[axes] += len(ran) + visualize_claims.GAP
+    check_held(ax, spans=[(-2, 2)])
+    assert failure(visualize_claims, [], capsys).startswith("error: cannot read results/claims.json")
     Path("results").mkdir()
-    other: tuple[dict[str, Any], ...] = (
-        {},
-        {"claims": 1},
-        {"claims": [1]},
-        document | {"n_comparisons": "x"},
-        document | {"claims": [{"claim": 5}]},
-    )
-    for wrong in other:
+    for wrong in ({}, {"claims": [1]}, document | {"n_comparisons": "x"}):
         save_result(Path("results/claims.json"), wrong)
         line = failure(visualize_claims, [], capsys)
         assert line == "error: results/claims.json holds no claims: python report.py --claims writes it\n"
@@ -277,23 +288,18 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_the_picture_of_the_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = tmp_path / "copy"
-    shutil.copytree(ROOT / "results", results)
-    samples = visualize_parts.read_samples(results)
-    fig, texts = drawn_texts(lambda: visualize_parts.draw_parts(samples))
-    check_texts(fig, texts, "parts")
-    words = [text.get_text() for text, _ in texts]
-    for row, cells in zip(visualize_parts.ROWS, samples, strict=True):
-        for (_, side, metric), cell in zip(visualize_parts.COLUMNS, cells, strict=True):
+    samples = visualize_parts.read_samples(ROOT / "results")
+    means = np.array([[cell["mean"] for cell in cells] for cells in samples])
+    for row, own in zip(visualize_parts.ROWS, means, strict=True):
+        for (_, side, metric), mean in zip(visualize_parts.COLUMNS, own, strict=True):
             runs = getattr(row, side)
-            found = runs_by_seed(report.read_result(results / runs.file), runs).values()
-            values = [run["models"][runs.model][metric] for run in found]
-            assert cell["mean"] == pytest.approx(np.mean(values))
-            assert any(word.startswith(f"{np.mean(values):.3f} ± ") for word in words)
-    alone = [[describe_sample([cell["mean"]]) for cell in cells] for cells in samples]
-    _, texts = drawn_texts(lambda: visualize_parts.draw_parts(alone))
-    assert not any(" ± " in text.get_text() for text, _ in texts)
-    assert any("means over 1 seed," in text.get_text() for text, _ in texts)
+            found = runs_by_seed(report.read_result(ROOT / "results" / runs.file), runs).values()
+            assert mean == pytest.approx(np.mean([run["models"][runs.model][metric] for run in found]))
+    two = [[describe_sample([value - 0.01, value + 0.01]) for value in row] for row in means]
+    half = f"{0.01 * t_quantile(2):.3f}"
+    fig = drawn(lambda: visualize_parts.draw_parts(two))
+    check_held(fig.axes[0], image=means - means[0], texts=[f"{value:.3f} ± {half}" for value in means.ravel()])
+    assert "means over 2 seeds," in fig.texts[1].get_text()
     # Each row has what its name says, and all that the rows above it have.
     settings = {row.name: row.affine.setting or "" for row in visualize_parts.ROWS}
     added = {"+ routing": "assignments=routed", "+ squash": "activation=squash", "+ margin loss": "capsnet-loss=margin"}
@@ -302,8 +308,8 @@ def test_the_picture_of_the_parts(
         assert part not in settings[before]
     monkeypatch.chdir(tmp_path)
     assert "cannot read results/multimnist_capsnet/" in failure(visualize_parts, [], capsys)
-    wrong = results / "multimnist_capsnet" / "parts.json"
-    save_result(wrong, {"settings": {}})
+    shutil.copytree(ROOT / "results", "copy")
+    save_result(Path("copy/multimnist_capsnet/parts.json"), {"settings": {}})
     assert failure(visualize_parts, ["--results", "copy"], capsys) == (
         "error: copy/multimnist_capsnet/parts.json is not a comparison of seeds\n"
     )

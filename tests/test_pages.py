@@ -15,6 +15,7 @@ import cmarkgfm
 import pytest
 from cmarkgfm.cmark import Options
 
+import visualize_capsule_attacks
 import visualize_conv_matrix_capsules
 import visualize_multimnist_capsnet
 from helpers import ROOT
@@ -200,8 +201,9 @@ def test_the_command_of_a_page_is_that_of_the_result(path: str, words: list[str]
     ("script", "flag"),
     [
         (visualize_multimnist_capsnet, "--scaling"),
-        (visualize_conv_matrix_capsules, "--attacks"),
-        (visualize_conv_matrix_capsules, "--viewpoints"),
+        (visualize_capsule_attacks, "--figures=attack_seeds"),
+        (visualize_conv_matrix_capsules, "--figures=novel_viewpoints"),
+        (visualize_conv_matrix_capsules, "--figures=table_2"),
     ],
 )
 def test_figures_of_committed_results_are_drawn(

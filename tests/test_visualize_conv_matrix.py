@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 import conv_matrix_capsules as experiment
 import make_conv_matrix_capsules_gif as animation
 import multimnist_capsnet as digits
+import visualize_capsule_attacks as attacks
 import visualize_conv_matrix_capsules as figures
 from fast.workers import SERIAL
 from figure_checks import (
+    assert_same,
+    cells,
     check_animation,
-    check_failures,
+    check_held,
     check_pictures,
-    check_texts,
     check_unchanged,
     draw_coarsely,
-    drawn_texts,
+    drawn,
+    held,
+    legend_of,
     refuse,
 )
-from helpers import attacked_by_hand, failure, usage_error
-from support.figures import figure_style
-from support.run import save_checkpoint
+from helpers import attacked_by_hand, failure
+from support.files import UserError
+from support.statistics import t_quantile
 from support.tables import confusion_matrix
 
 SMALL = [
@@ -43,9 +46,6 @@ SMALL = [
 ]
 ATTACK = ["--epsilons=0.1,0.3", "--attack-steps=2", "--n-attack=4"]
 TINY = [*SMALL, *ATTACK, "--n-epochs=2", "--n-train=32", "--n-test=20"]
-ALL = [
-    "attack_curves", "attacked_images", "confusion_matrix", "pose_perturbation", "training_curves", "vote_distances",
-]  # fmt: skip
 FOLDER = Path("viz", experiment.EXPERIMENT)
 
 
@@ -69,11 +69,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_coarsely(monkeypatch)
 
 
-@pytest.fixture
-def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse(monkeypatch, experiment, "train", "train_all")
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trained") / "run.npz"
@@ -92,112 +87,178 @@ def answers(run: figures.Run) -> dict[str, np.ndarray]:
     return figures.answers_of(run, SERIAL)
 
 
-def attacked(config: experiment.Config, accuracies: list[float]) -> dict[str, Any]:
-    """A result as ``--out-json`` writes it; ``accuracies``: at epsilon 0 and at 0.25."""
-    kinds = [*(a + more for a in experiment.ATTACKS for more in ("", "_log_odds")), "worst_case"]
-    metrics = {f"{k}_{e}_accuracy": a for k in kinds for e, a in zip(("0", "0.25"), accuracies, strict=True)}
-    models = {name: {config.headline: 0.9, "zero_gradient": 0.5, **metrics} for name in experiment.MODEL_NAMES}
-    return {"seed": config.seed, "config": dataclasses.asdict(config), "models": models}
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Figures
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def test_training_and_checkpoint_give_the_same_figures(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    names = sorted({*figures.OF_RUN} - {"attention"})
     assert figures.main([*TINY, "--quiet"]) == 0
-    check_pictures(FOLDER, ALL, highest=1800, scale=0.5)
+    assert "left out table_2.png" in capsys.readouterr().out
+    check_pictures(FOLDER, names, highest=1800, scale=0.5)
     refuse(monkeypatch, experiment, "train")
     check_unchanged(figures, [*TINY, f"--checkpoint={checkpoint}"], FOLDER, capsys)
-
-
-def test_only_the_figures_that_were_asked_for(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = [f"--checkpoint={checkpoint}", "--outdir=few", "--quiet"]
-    assert figures.main([*argv, "--figures=confusion_matrix,training_curves"]) == 0
-    check_pictures(Path("few", experiment.EXPERIMENT), ["confusion_matrix", "training_curves"], highest=1800, scale=0.5)
-    line = failure(figures, [*argv, "--figures=attention"], capsys)
-    assert line == "error: attention.png needs familiar and held-out views of every class\n"
-
-
-def check_figure(name: str, drawer: Callable[[], Figure], title: str, subtitle: str) -> None:
-    fig, texts = drawn_texts(drawer)
-    assert any(title in t.get_text() and t.get_fontweight() == "bold" for t, _ in texts), name
-    assert any(subtitle in t.get_text() for t, _ in texts), name
-    check_texts(fig, texts, name)
-
-
-@pytest.mark.parametrize("right", ["every answer", "none"])
-def test_texts_are_large_enough_and_stay_apart(
-    run: figures.Run, answers: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, right: str
-) -> None:
-    labels = run.data.test.labels
-    said = {"every answer": labels, "none": (labels + 1) % 10}
-    monkeypatch.setattr(figures, "answers_of", lambda *_: dict.fromkeys(answers, said[right]))
-    files = []
-    for seed, accuracies in enumerate(([1.0, 0.5], [0.9, 0.2])):
-        files.append(Path(f"{seed}.json"))
-        files[-1].write_text(json.dumps(attacked(dataclasses.replace(run.config, seed=seed), accuracies)))
-    attacks = figures.read_attacks(files, run.config, run.data.name)
-    for name, drawer in figures.drawers(run, attacks, SERIAL).items():
-        if right == "none" or name in ("vote_distances", "confusion_matrix"):
-            check_figure(name, drawer, "not MNIST", "2 seeds" if name == "attack_curves" else "seed 123")
-
-
-def check_attention(run: figures.Run, fig: Figure) -> None:
-    """The maps of the first held-out T are means over the types at a position, weighted by the activations."""
-    held_out = run.data.held_out
-    assert held_out
-    k = run.config.classes.index("T")
-    image = held_out.images[held_out.labels == k][:1]
-    routing = experiment.class_routing(run.states["capsules"].params, image, run.config)
-    side = experiment.grid_sides(run.config.image_size)[-1]
-    a, r = routing.a_in.reshape(side, side, -1), routing.r[-1].reshape(side, side, -1, run.config.n_classes)
-    rival = max((e for e in range(run.config.n_classes) if e != k), key=lambda e: routing.a[-1, 0, e])
-    drawn = [ax.images[1].get_array() for ax in fig.axes if len(ax.images) == 2]
-    assert len(drawn) == 2 * 2 * run.config.n_classes
-    first = 2 * (run.config.n_classes + k)
-    for e, shown in zip((k, rival), drawn[first : first + 2], strict=True):
-        expected = [[np.average(r[i, j, :, e], weights=a[i, j]) for j in range(side)] for i in range(side)]
-        np.testing.assert_allclose(np.asarray(shown), expected, rtol=1e-4)
-
-
-def test_views_of_objects_are_drawn_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    all_of_them = figures.drawers
-
-    def drawers(*given: Any) -> dict[str, Any]:
-        found = all_of_them(*given)
-        assert sorted(found) == sorted([*ALL, "attention"])
-        for name in ("training_curves", "confusion_matrix", "attacked_images", "vote_distances", "attention"):
-            check_figure(name, found[name], "voxel objects", "seed 123")
-        check_attention(given[0], found["attention"]())
-        return {}
-
-    monkeypatch.setattr(figures, "drawers", drawers)
-    flags = [flag for flag in TINY if "dataset" not in flag]
-    assert figures.main([*flags, "--dataset=voxels", "--n-epochs=1", "--quiet"]) == 0
-
-
-@pytest.mark.parametrize("changes", [{"em_iters": 1}, {"em_iters": 2, "loss": "cross-entropy"}, {"em_iters": 12}])
-def test_other_routings_are_drawn(run: figures.Run, answers: dict[str, np.ndarray], changes: dict[str, Any]) -> None:
-    other = run._replace(config=dataclasses.replace(run.config, **changes))
-    with figure_style():
-        figures.draw_vote_distances(other, answers).canvas.draw()
-
-
-def test_the_line_of_the_errors_is_named(run: figures.Run) -> None:
-    _, texts = drawn_texts(lambda: figures.draw_training_curves(run))
-    assert "chance 90 %" in [text.get_text() for text, _ in texts]
-
-
-def test_every_class_has_a_colour() -> None:
-    assert len({animation.TRUE_COLOUR, *animation.OTHER_COLOURS}) == 10
+    assert attacks.main([f"--checkpoint={checkpoint}", f"--figures={','.join(attacks.OF_RUN)}", *ATTACK]) == 0
+    check_pictures(FOLDER, [*names, *attacks.OF_RUN], highest=1900, scale=0.5)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is drawn is what the network does
+# What is plotted
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_curves_and_confusions(run: figures.Run, answers: dict[str, np.ndarray]) -> None:
+    loss, error = drawn(lambda: figures.draw_training_curves(run)).axes
+    for ax, metric in ((loss, "train_loss"), (error, "accuracy")):
+        values = {name: np.array(state.history[metric]) for name, state in run.states.items()}
+        lines = {
+            figures.MODELS[name].label: [[1, 2], 1 - v if metric == "accuracy" else v] for name, v in values.items()
+        }
+        check_held(ax, lines=lines)
+    labels = run.data.test.labels
+    fig = drawn(lambda: figures.draw_confusion_matrix(run, {"capsules": np.where(labels == 3, 5, labels)}))
+    n = np.bincount(labels, minlength=10)
+    assert n.all()
+    assert held(fig.axes[0])["texts"] == ["100"] * 10
+    where = [text.get_position() for text in fig.axes[0].texts]
+    assert where == [(k if k != 3 else 5, k) for k in range(10)]  # (answer, true class)
+    assert fig.axes[0].get_title(loc="left").endswith(f"{n[3]} of {n.sum()} wrong")
+
+
+def test_histograms_are_those_of_the_masses(run: figures.Run, answers: dict[str, np.ndarray]) -> None:
+    fig = drawn(lambda: figures.draw_vote_distances(run, dict.fromkeys(answers, run.data.test.labels)))
+    chosen = figures.one_of_each_class(run.data.test.labels, np.arange(20), 2)
+    params = run.states["capsules"].params
+    routing = experiment.class_routing(params, run.data.test.images[chosen], run.config)
+    stairs: list[Any] = [p for ax in fig.axes for p in ax.patches if hasattr(p, "get_data")]
+    edges = np.linspace(0, figures.far_enough(routing), figures.N_BINS + 1)
+    expected = np.stack([figures.mass_histogram(routing, b, edges) for b in range(2)]).reshape(-1, figures.N_BINS)
+    values: Any = [patch.get_data().values for patch in stairs]
+    np.testing.assert_allclose(values, expected)
+    distance, fraction = (held(ax)["lines"] for ax in fig.axes[-2:])
+    found = figures.tightness(run)
+    assert_same(distance, {"true class": [[1, 2, 3], found.distance[:, 0]],
+                           "other classes": [[1, 2, 3], found.distance[:, 1]]}, "distance")  # fmt: skip
+    assert_same(fraction["true class"], [[1, 2, 3], found.fraction[:, 0]], "fraction")
+    check_held(fig.axes[-1], levels=[0.1])
+
+
+def test_the_strongest_entries_are_shown(run: figures.Run) -> None:
+    drawn_again = np.random.default_rng(0).random((2, 16, 5, 28, 28))
+    strength, effect = np.zeros(16), np.zeros((16, 2))
+    strength[[2, 7, 9, 12]] = 4, 3, 2, 1
+    effect[7] = -0.125, 6.4
+    found = figures.Perturbation(np.arange(2), drawn_again[:, 0, 0], drawn_again, effect, strength)
+    fig = drawn(lambda: figures.draw_pose_perturbation(run, found))
+    np.testing.assert_allclose(cells(fig.axes[2], 2, 5)[..., 0], drawn_again[:, 7], atol=0.01)
+    titles = [ax.get_title(loc="left") for ax in fig.axes[1:]]
+    assert titles[1] == "entry (2, 4): light −12 %, slant +6°"
+    assert titles[0].startswith("entry (1, 3)")
+    assert held(fig.axes[2])["ticks"][0] == ["−4", "−2", "as it is", "+2", "+4"]
+
+
+def test_a_perturbed_pose_is_that_pose_with_one_entry_moved(
+    run: figures.Run, answers: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[np.ndarray] = []
+    original = figures.decode
+
+    def decode(decoder: Any, poses: np.ndarray, *rest: Any) -> np.ndarray:
+        decoded.append(poses)
+        return original(decoder, poses, *rest)
+
+    monkeypatch.setattr(figures, "decode", decode)
+    found = figures.perturb(run, dict.fromkeys(answers, run.data.test.labels), 2)
+    assert found.drawn.shape == (2, 16, 5, 28, 28)
+    middle = found.drawn[:, :, 2]
+    assert (middle == middle[:, :1]).all()  # nothing is moved there
+    labels = run.data.test.labels[found.indices]
+    by_two, by_four = ((decoded[k] - decoded[-3]).reshape(2, 10, 16)[[0, 1], labels] for k in (-2, -1))
+    assert (np.flatnonzero(by_two.any(axis=0)) == 15).all()  # of the last entry
+    np.testing.assert_allclose(by_four, 2 * by_two, rtol=1e-4)
+    assert (by_two[:, 15] > 0).all()
+
+
+def test_assignments_are_weighted_by_activation() -> None:
+    """Two children at each of four positions: one active child that goes to class 1, one inactive one to class 0."""
+    r, a_in = np.zeros((1, 1, 8, 2)), np.tile([1.0, 0.0], 4)[None]
+    r[0, 0, 0::2, 1] = r[0, 0, 1::2, 0] = 1
+    r[0, 0, 6] = 0.25, 0.75
+    routing = experiment.ClassRouting(
+        np.zeros((1, 8, 2, 16)), a_in, r, np.zeros((1, 1, 2, 16)), np.array([[[0.2, 0.9]]])
+    )
+    maps, scores = figures.assigned(routing, 2)
+    np.testing.assert_allclose(maps[0, :, :, 1], [[1.0, 1.0], [1.0, 0.75]])
+    np.testing.assert_allclose(scores, [[0.2, 0.9]])
+
+
+def test_views_are_drawn_beside_their_assignments() -> None:
+    flags = ["--dataset=voxels", "--n-epochs=1", "--sizes=5,2,3,2", "--figures=attention", "--threads=1"]
+    assert (
+        figures.main([*flags, "--n-train-views=2", "--n-test-views=2", "--n-elev=1", "--n-per-combo=1", "--quiet"]) == 0
+    )
+    check_pictures(FOLDER, ["attention"], highest=1700, scale=0.5)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Results of many seeds
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def viewed(
+    name: str, model: str, angle: str, familiar: list[float], held_out: list[float], cnn: str = "matched"
+) -> None:
+    """A file as compare_seeds.py --keep-history writes it, of two seeds of one model: the second is 0.1 better."""
+    ranges = {"train_elevations": [30, 40]} if angle == "elevation" else {"train_elevations": [30, 70]}
+    config = {"cnn": cnn, "train_azimuths": [300, 400], "test_elevations": [30, 70], **ranges}
+    runs = [{
+        "seed": s, "models": {model: {f"{angle}_{at}_accuracy": at / 512 + 0.1 * s for at in (30, 60, 340)}},
+        "history": {model: {"familiar_accuracy": [f + 0.1 * s for f in familiar],
+                            "held_out_accuracy": [h + 0.1 * s for h in held_out]}},
+    } for s in (0, 1)]  # fmt: skip
+    path = figures.RESULTS / f"toys_{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"dataset": "toys", "config": config, "settings": {"": {"config": {}, "runs": runs}}}))
+
+
+def test_novel_viewpoints_are_means_and_intervals() -> None:
+    for angle in ("azimuth", "elevation"):
+        viewed(f"{angle}s_capsules", "capsules", angle, [0.5, 0.7], [0.2, 0.4])
+        viewed(f"{angle}s_paper_cnn", "cnn", angle, [0.6, 0.8], [0.1, 0.3], cnn="paper")
+    runs = figures.read_views(sorted(figures.RESULTS.glob("toys_[ae]*s_*.json")))
+    fig = drawn(lambda: figures.draw_novel_viewpoints(runs))
+    assert legend_of(fig) == ["Matrix capsules", "CNN of the paper"]
+    half = 0.05 * t_quantile(2)
+    for k, x in ((0, [-20, 30, 60]), (2, [30, 60, 340])):  # the trained azimuths, -60 to 40, are in the middle
+        mean = np.array([at % 360 / 512 for at in x]) + 0.05
+        lines = {"Matrix capsules": [x, mean], "CNN of the paper": [x, mean]}
+        check_held(fig.axes[k], lines=lines, bands=[[x, mean - half, mean + half]] * 2, levels=[0.2],
+                   spans=[(-60, 40)] if k == 0 else [(30, 40)])  # fmt: skip
+    course = {"Matrix capsules": [[0.55, 0.75], [0.25, 0.45]], "CNN of the paper": [[0.65, 0.85], [0.15, 0.35]]}
+    check_held(fig.axes[1], lines=course)
+
+
+def test_table_2_is_read_where_familiar_accuracies_are_equal() -> None:
+    """The CNN ends at 0.7 on familiar viewpoints, where capsules have 0.3 on novel ones: halfway through."""
+    for angle in ("azimuth", "elevation"):
+        viewed(f"{angle}s_capsules", "capsules", angle, [0.6, 0.8], [0.2, 0.4])
+        viewed(f"{angle}s_cnn", "cnn", angle, [0.5, 0.7], [0.1, 0.2])
+    ours = figures.read_table_2(figures.RESULTS)
+    assert_same(ours["azimuth"], {"cnn": [80, 70], "capsules": [70, 60]}, "azimuth")
+    paper, here = drawn(lambda: figures.draw_table_2(ours)).axes
+    check_held(paper, bars=[[20.0, 17.8], [13.5, 12.3]])
+    check_held(here, bars=[[75, 75], [65, 65]], texts=["75.0", "75.0", "65.0", "65.0"])
+    half = 5 * t_quantile(2)
+    bars: Any = next(container for container in here.containers if hasattr(container, "errorbar"))
+    (_, bottom), (_, top) = bars.errorbar.lines[2][0].get_segments()[0]
+    assert (bottom, top) == pytest.approx((75 - half, 75 + half))
+    with pytest.raises(UserError, match="there are no results"):
+        figures.read_views([])
+    (figures.RESULTS / "toys_azimuths_cnn.json").write_text('{"settings": {"": {"config": {}, "runs": []}}}')
+    with pytest.raises(UserError, match="is no result of compare_seeds"):
+        figures.read_table_2(figures.RESULTS)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the networks do
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -265,50 +326,12 @@ def test_the_decoder_learns_to_draw_and_leaves_the_capsules_alone(run: figures.R
     assert figures.train_decoder(params, images, labels, config, 20)[1] == losses
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_the_decoders_loss_is_the_mean_over_the_images(channels: int) -> None:
-    """At a learning rate of 0: five images in batches of four."""
-    digits_only: dict[str, Any] = {"dataset": "strokes"}
-    own = {"dataset": "images", "class_names": tuple("abcdefghij"), "side": 28, "colour": "rgb"}
-    config = experiment.Config(**digits_only if channels == 1 else own, sizes=(4, 2, 2, 2), batch_size=4)
-    rng = np.random.default_rng(0)
-    params = experiment.conv_capsnet_init(rng, config)
-    images, labels = rng.random((5, 28, 28, channels)).astype(np.float32), np.arange(5)
-    images[:4] *= 0.1
-    decoder, losses = figures.train_decoder(params, images, labels, config, 2, lr=0.0)
-    pictures = figures.decode(decoder, experiment.class_capsules(params, images, config)[0], labels, config)
-    np.testing.assert_allclose(losses, [np.square(pictures - images).sum() / 5] * 2, rtol=1e-5)
-
-
 def test_the_decoder_sees_one_pose() -> None:
     poses, labels = np.random.default_rng(0).standard_normal((4, 3, 16)), np.array([2, 0, 1, 2])
     rows = figures.masked(poses, labels).reshape(4, 3, 16)
     for row, pose, label in zip(rows, poses, labels, strict=True):
         np.testing.assert_array_equal(row[label], pose[label])
         assert not np.delete(row, label, axis=0).any()
-
-
-def test_a_perturbed_pose_is_that_pose_with_one_entry_moved(
-    run: figures.Run, answers: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded: list[np.ndarray] = []
-    original = figures.decode
-
-    def decode(decoder: Any, poses: np.ndarray, *rest: Any) -> np.ndarray:
-        decoded.append(poses)
-        return original(decoder, poses, *rest)
-
-    monkeypatch.setattr(figures, "decode", decode)
-    found = figures.perturb(run, dict.fromkeys(answers, run.data.test.labels), 2)
-    assert found.drawn.shape == (2, 16, 5, 28, 28, 1)
-    assert found.effect.shape == (16, 2)
-    middle = found.drawn[:, :, 2]
-    assert (middle == middle[:, :1]).all()  # nothing is moved there
-    assert any((found.drawn[:, d, 0] != found.drawn[:, d, 4]).any() for d in range(16))
-    labels = run.data.test.labels[found.indices]
-    moved = (decoded[-1] - decoded[-3]).reshape(2, -1)  # of the last entry, by 2 deviations and by none
-    assert (np.flatnonzero(moved.any(axis=0)) % 16 == 15).all()
-    assert (moved.reshape(2, 10, 16)[[0, 1], labels, 15] > 0).all()
 
 
 def test_classes_that_were_not_shown_come_first() -> None:
@@ -318,167 +341,64 @@ def test_classes_that_were_not_shown_come_first() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Attacks of many seeds
+# Attacks
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dataset", ["mnist", "voxels"])
-def test_attacks_are_found_in_every_form_of_results(dataset: str) -> None:
-    config = experiment.Config(dataset=dataset, seed=5, attack=("fgsm",))
-    runs = [attacked(dataclasses.replace(config, seed=seed), [1.0, seed / 10]) for seed in (1, 2)]
-    other = attacked(dataclasses.replace(config, em_iters=7), [0.0, 0.0])
-    within = {"config": {k: v for k, v in runs[0]["config"].items() if k != "seed"}, "models": {"capsules": {}},
-              "runs": [{k: v for k, v in run.items() if k != "config"} for run in runs]}  # fmt: skip
-    Path("many.json").write_text(json.dumps({"settings": {"": within}}))
-    for seed, run in enumerate([*runs, other]):
-        Path(f"{seed}.json").write_text(json.dumps(run))
-    for names in (["many"], ["0", "1"], ["0", "1", "2"]):
-        found = figures.read_attacks([Path(f"{name}.json") for name in names], config, dataset)
-        assert found is not None
-        assert found.n_seeds == 2
-        assert found.epsilons == [0, 0.25]
-        assert found.accuracy["cnn"]["iterated"].tolist() == [[1.0, 0.1], [1.0, 0.2]]
-        assert found.zero_gradient == {"capsules": 0.5, "cnn": 0.5}
-    assert figures.read_attacks([Path("2.json")], config, dataset) is None
-    assert figures.read_attacks([Path("0.json")], config, "strokes") is None
-
-
-def compared(name: str, model: str, seeds: tuple[int, ...] = (0, 1), **changes: Any) -> None:
-    """A file as compare_seeds.py writes it, of one model."""
-    config = dataclasses.replace(experiment.Config(dataset="voxels", attack=("fgsm",)), **changes)
-    runs = [attacked(dataclasses.replace(config, seed=seed), [1.0, seed / 10]) for seed in seeds]
-    for run in runs:
-        run["models"] = {model: run["models"]["cnn"]}
-    setting = {"config": json.loads(json.dumps(runs[0]["config"])), "runs": runs}
-    path = Path("results", experiment.EXPERIMENT, f"attacks_{name}.json")
+def compared(name: str, model: str, accuracies: list[list[float]], **changes: Any) -> Path:
+    """A file as compare_seeds.py writes it, of one model: of each seed the accuracies at epsilon 0 and 0.1."""
+    config = dataclasses.asdict(experiment.Config(dataset="voxels", attack=("fgsm",))) | changes
+    runs: list[Any] = []
+    for s, row in enumerate(accuracies):
+        metrics = {f"fgsm_{e}_accuracy": a for e, a in zip(("0", "0.1"), row, strict=True)}
+        metrics |= {f"worst_case_{e}_accuracy": a / 2 for e, a in zip(("0", "0.1"), row, strict=True)}
+        runs.append({"seed": s, "models": {model: metrics | {"zero_gradient": 0.5 * s}}})
+    path = attacks.RESULTS / f"attacks_{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"dataset": "voxels", "settings": {"": setting}}))
+    path.write_text(json.dumps({"dataset": "voxels", "settings": {"": {"config": config, "runs": runs}}}, default=str))
+    return path
 
 
-def test_models_of_several_files_are_joined_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared("a", "capsules")
-    compared("b", "cnn", weight_decay=1.0)
-    refuse(monkeypatch, experiment, "train")
-    assert figures.main(["--attacks"]) == 0
-    check_pictures(FOLDER, ["attack_seeds"], highest=1000, scale=0.5)
-    joined = figures.join_attacks(sorted(Path("results", experiment.EXPERIMENT).iterdir()))
-    assert (joined[0].pixel_range, joined[1], joined[2].n_seeds) == ((0.0, 1.0), "voxels", 2)
-    for name in experiment.MODEL_NAMES:
-        assert joined[2].accuracy[name]["worst_case"].tolist() == [[1.0, 0.0], [1.0, 0.1]]
-    check_figure("attack_seeds", lambda: figures.draw_attack_seeds(*joined), "voxel objects", "settings of its own")
+def test_attacks_are_means_and_intervals_with_the_papers_beside() -> None:
+    paths = [compared("a", "capsules", [[1.0, 0.2], [0.8, 0.6]]), compared("b", "cnn", [[1.0, 0.1], [1.0, 0.3]])]
+    fig = drawn(lambda: attacks.draw_attack_seeds(paths))
+    assert "capsules 25 %, CNN 25 %" in fig.texts[1].get_text()
+    half, x = t_quantile(2) * np.array([0.1, 0.2]), [0, 0.1]
+    for ax, factor in zip(fig.axes, (1, 0.5), strict=True):
+        capsules, cnn = factor * np.array([0.9, 0.4]), factor * np.array([1.0, 0.2])
+        lines, band = held(ax)["lines"], [x, capsules - factor * half, capsules + factor * half]
+        assert_same([lines["Matrix capsules"], lines["CNN of equal size"]], [[x, capsules], [x, cnn]], "lines")
+        assert_same(held(ax)["bands"][0], band, "band")
+        check_held(ax, levels=[0.2])
+    for changes in ({"standardize": "image"}, {"n_attack": 7}):
+        compared("b", "cnn", [[1.0, 0.1], [1.0, 0.3]], **changes)
+        with pytest.raises(UserError, match="have no attacks in common"):
+            attacks.join_attacks(paths)
+    with pytest.raises(UserError, match="there are no results"):
+        attacks.join_attacks([])
 
 
-@pytest.mark.parametrize("fraction", [0.5, 0.005])
-def test_nothing_below_the_attacks_is_blank(fraction: float) -> None:
-    """The note on images without a gradient makes the figure higher, where there are such images."""
-    compared("a", "capsules")
-    config, dataset, attacks = figures.join_attacks([Path("results", experiment.EXPERIMENT, "attacks_a.json")])
-    attacks = attacks._replace(zero_gradient={"capsules": fraction})
-    fig, texts = drawn_texts(lambda: figures.draw_attack_seeds(config, dataset, attacks))
-    assert any("no gradient at all" in text.get_text() for text, _ in texts) == (fraction == 0.5)
-    assert 0 < min(box.y0 for _, box in texts) < 0.2 * fig.dpi
+def test_the_papers_attacks_are_drawn_as_they_are(run: figures.Run) -> None:
+    rows = {name: {kind: np.array([[1.0, 0.5, 0.25]]) for kind in attacks.SHOWN_KINDS} for name in figures.MODELS}
+    found = attacks.Attacks([0, 0.2, 0.5], rows, dict.fromkeys(rows, 0.0))
+    lines = held(drawn(lambda: attacks.draw_attacks(run.config, found, "")).axes[0])["lines"]
+    assert_same(lines["paper, capsules"], [[0.2, 0.5], [0.83, 0.69]], "capsules")
+    assert_same(lines["paper, CNN"], [[0.2, 0.5], [0.16, 0.03]], "cnn")
 
 
-def test_attacks_that_cannot_be_joined(capsys: pytest.CaptureFixture[str]) -> None:
-    check_failures([(figures, ["--attacks"], "there is no results/conv_matrix_capsules/attacks_*.json")], capsys)
-    compared("a", "capsules")
-    for changes in ({"attack_steps": 3}, {"standardize": "image"}, {"seeds": (2, 3)}):
-        compared("b", "cnn", **changes)
-        check_failures([(figures, ["--attacks"], "have no attacks in common")], capsys)
-    Path("other.json").write_text('{"settings": 3}')
-    check_failures([(figures, ["--attacks", "other.json"], "is no result of this experiment")], capsys)
-    path = Path("results", experiment.EXPERIMENT, "attacks_a.json")
-    path.write_text(path.read_text().replace('"dataset": "voxels"', '"dataset": ["voxels", "mnist"]', 1))
-    check_failures([(figures, ["--attacks", str(path)], "is no result of this experiment")], capsys)
-
-
-def viewed(name: str, model: str, angle: str, dataset: str = "toys", cnn: str = "matched", **changes: Any) -> None:
-    """A file as compare_seeds.py --keep-history writes it, of two seeds of one model."""
-    ranges = {"train_elevations": [30, 40]} if angle == "elevation" else {}
-    accuracies = {f"{angle}_{at}_accuracy": at / 512 for at in (30, 60, 340)}
-    history = {"familiar_accuracy": [0.5, 0.75], "held_out_accuracy": [0.25, 0.5]} | changes
-    runs = [{"seed": s, "models": {model: accuracies}, "history": {model: history}} for s in (0, 1)]
-    fields = dataclasses.asdict(experiment.Config(train_azimuths=(300, 400), test_azimuths=(60, 280), cnn=cnn))
-    config = fields | ranges
-    path = Path("results", experiment.EXPERIMENT, f"toys_{name}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"dataset": dataset, "settings": {"": {"config": config, "runs": runs}}}))
-
-
-def test_the_papers_cnn_has_a_line_of_its_own() -> None:
-    for name, model, cnn in (
-        ("capsules", "capsules", "paper"),
-        ("cnn", "cnn", "matched"),
-        ("paper_cnn", "cnn", "paper"),
-    ):
-        viewed(f"azimuths_{name}", model, "azimuth", cnn=cnn)
-    fig = figures.draw_novel_viewpoints(figures.read_views(sorted(Path("results").rglob("*.json"))))
-    labels = [text.get_text() for text in fig.legends[0].get_texts()]
-    assert labels == ["Matrix capsules", "CNN, as many parameters", "CNN of the paper, 4.2 million parameters"]
-    colours = {line.get_color() for line in fig.axes[0].lines if line.get_marker() not in ("None", "")}
-    assert len(colours) == 3
-
-
-def test_novel_viewpoints_are_drawn_from_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    for angle in ("azimuth", "elevation"):
-        for model in experiment.MODEL_NAMES:
-            viewed(f"{angle}s_{model}", model, angle)
-    viewed("tuning_cnn", "cnn", "azimuth")
-    refuse(monkeypatch, experiment, "train")
-    assert figures.main(["--viewpoints"]) == 0
-    check_pictures(FOLDER, ["novel_viewpoints"], highest=1420, scale=0.5)
-    paths = sorted(Path("results", experiment.EXPERIMENT).glob("toys_[ae]*s_*.json"))
-    runs = figures.read_views(paths)
-    assert [(run.angle, run.model) for run in runs] == [
-        ("azimuth", "capsules"), ("azimuth", "cnn"), ("elevation", "capsules"), ("elevation", "cnn")
-    ]  # fmt: skip
-    assert runs[0].curves == [([0.5, 0.75], [0.25, 0.5])] * 2
-    assert {at: values.tolist() for at, values in runs[0].accuracy.items()} == {
-        float(at): [at / 512] * 2 for at in (30, 60, 340)
-    }  # fmt: skip
-    check_figure("novel_viewpoints", lambda: figures.draw_novel_viewpoints(runs), "generated toys", "five others")
-    fig = drawn_texts(lambda: figures.draw_novel_viewpoints(runs))[0]
-    line = max(fig.axes[0].lines, key=lambda line: line.get_linewidth())
-    points = np.array(line.get_xydata())
-    assert points[:, 0].tolist() == [-20, 30, 60]  # the trained range, -60 to 40, is in the middle
-    ticks = {t.get_position()[0]: t.get_text() for t in fig.axes[0].get_xticklabels()}
-    assert ticks[-60] == "300"
-    assert ticks[0] == "0"
-    np.testing.assert_allclose(points[:, 1], np.array([340, 30, 60]) / 512)
-
-
-def test_results_without_novel_viewpoints(capsys: pytest.CaptureFixture[str]) -> None:
-    check_failures([(figures, ["--viewpoints"], "there is no results/conv_matrix_capsules/toys_[ae]*s_*.json")], capsys)
-    viewed("azimuths_a", "cnn", "azimuth")
-    path = Path("results", experiment.EXPERIMENT, "toys_azimuths_a.json")
-    path.write_text(path.read_text().replace('"history"', '"other"'))
-    check_failures([(figures, ["--viewpoints"], "holds no novel viewpoints")], capsys)
-    viewed("azimuths_a", "cnn", "azimuth", held_out_accuracy=[0.5])
-    check_failures([(figures, ["--viewpoints"], "holds no novel viewpoints")], capsys)
-    viewed("azimuths_a", "cnn", "azimuth")
-    path.write_text(path.read_text().replace("[300, 400]", "[300, 400, 500]"))
-    check_failures([(figures, ["--viewpoints"], "holds no novel viewpoints")], capsys)
-    Path("other.json").write_text('{"settings": 3}')
-    check_failures([(figures, ["--viewpoints", "other.json"], "holds no novel viewpoints")], capsys)
-
-
-def test_worst_cases_of_different_attacks_are_not_averaged() -> None:
-    both = {"fgsm": {"0": 1.0, "0.1": 0.5}, "iterated": {"0": 1.0, "0.1": 0.25}, "worst_case": {"0": 1.0, "0.1": 0.25}}
-    fgsm = {"fgsm": {"0": 1.0, "0.1": 0.5}, "worst_case": {"0": 1.0, "0.1": 0.5}}
-    coarse = {kind: {"0": accuracies["0"]} for kind, accuracies in both.items()}
-    for runs, kinds in (
-        ([both, both], ["fgsm", "iterated", "worst_case"]),
-        ([both, fgsm], ["fgsm"]),
-        ([coarse, both], ["fgsm", "iterated"]),
-    ):
-        found = figures.gather_attacks([{"cnn": run} for run in runs])
-        assert found
-        assert list(found.accuracy["cnn"]) == kinds
+def test_measured_attacks_are_those_of_the_script(run: figures.Run) -> None:
+    expected = experiment.attack_all(dataclasses.replace(run.config, attack=experiment.ATTACKS), run.states, run.data)
+    found = attacks.measure_attacks(run, 1)
+    assert found.epsilons == [0, 0.1, 0.3]
+    for name, kinds in expected.items():
+        for kind in attacks.SHOWN_KINDS:
+            assert found.accuracy[name][kind].tolist() == [list(kinds[kind].values())]
+        assert found.zero_gradient[name] == kinds["zero_gradient"]
 
 
 def test_a_picture_that_is_misread_stays_misread_at_every_larger_epsilon() -> None:
     model, (images, labels, *_), config = attacked_by_hand()
-    found = figures.worst_cases(model, {}, images, labels, config)
+    found = attacks.worst_cases(model, {}, images, labels, config)
     wrong = [model.forward({}, x)[0].argmax(axis=1) != labels for x in found]
     # as many as by the accuracies of the script
     assert [np.flatnonzero(row).tolist() for row in wrong] == [[0, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
@@ -488,30 +408,39 @@ def test_a_picture_that_is_misread_stays_misread_at_every_larger_epsilon() -> No
     np.testing.assert_array_equal(found[2][0], found[0][0])  # misread with the smallest epsilon alone
 
 
-def test_measured_attacks_are_those_of_the_script(run: figures.Run) -> None:
-    config = dataclasses.replace(run.config, attack=experiment.ATTACKS)
-    expected = experiment.attack_all(config, run.states, run.data)
-    found = figures.measure_attacks(run, 1)
-    fgsm_alone = run._replace(config=dataclasses.replace(run.config, attack=("fgsm",)))
-    assert list(figures.measure_attacks(fgsm_alone, 1).accuracy["cnn"]) == ["fgsm", "fgsm_log_odds", "worst_case"]
-    assert found.epsilons == [0, 0.1, 0.3]
-    for name, kinds in expected.items():
-        for kind, by_epsilon in kinds.items():
-            if isinstance(by_epsilon, dict):
-                assert found.accuracy[name][kind].tolist() == [list(by_epsilon.values())]
-        assert found.zero_gradient[name] == kinds["zero_gradient"]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Animation
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_animation_ends_with_each_iteration_of_the_last_snapshot(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_animation_shows_every_iteration(capsys: pytest.CaptureFixture[str]) -> None:
     flags = [*SMALL, "--n-train=32", "--n-test=20", "--n-epochs=2", "--snapshots=3"]
-    check_animation(animation, flags, 5, 1_500_000, capsys, held=(2, 3))
+    check_animation(animation, flags, 9, 1_500_000, capsys, held=(6, 7))
+
+
+def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> None:
+    recorder = animation.Recorder(run.config, run.data, [0, 4], SERIAL)
+    for step in (0, 4):
+        one = experiment.fresh_states(run.config)["capsules"]
+        one.step = step
+        recorder(one, True)
+    recorder.snapshots[1] = recorder.snapshots[1]._replace(accuracy=0.75)
+    made: dict[str, Any] = {}
+
+    def draw() -> Any:
+        fig, made["update"] = animation.make_scene(run.config, run.data, recorder)
+        made["update"](1, 2)
+        return fig
+
+    plane, _, bars, curve = drawn(draw).axes
+    routing, label = recorder.snapshots[1].routing, recorder.label
+    check_held(bars, bars=[routing.a[2, 0]])
+    check_held(curve, lines={"line 1": [[0, 4], [recorder.snapshots[0].accuracy, 0.75]]})
+    axes = animation.principal_axes(routing)
+    dots: Any = plane.collections[0]
+    n = routing.votes.shape[1]
+    np.testing.assert_allclose(dots.get_offsets()[-n:], routing.votes[0, :, label] @ axes, rtol=1e-5)
+    np.testing.assert_allclose(dots.get_sizes()[-n:], animation.MASS_AREA * routing.weights[2, 0, :, label], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -537,80 +466,10 @@ def test_the_plane_is_that_of_the_largest_spread() -> None:
     np.testing.assert_array_equal([(points < low).sum(axis=0), (points > high).sum(axis=0)], [[1, 1], [2, 2]])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Mistakes on the command line
-# ----------------------------------------------------------------------------------------------------------------------
-
-USAGE_ERRORS: list[tuple[Any, list[str]]] = [
-    (figures, ["--sizes=1,2,3"]),
-    (figures, ["--threads=0"]),
-    (figures, ["--epsilons=0.2,0.1"]),
-    (figures, ["--dataset=smallnorb"]),
-    (figures, ["--results"]),
-    (figures, ["--attacks", "--seed=1"]),
-    (figures, ["--attacks", "--viewpoints"]),
-    (animation, ["--snapshots=1"]),
-    (animation, ["--snapshots=many"]),
-    (animation, ["--snapshots=600", "--em-iters=2"]),
-    (animation, ["--attack=fgsm"]),
-    (animation, ["--n-attack=5"]),
-]
-
-
-@pytest.mark.parametrize(("script", "flags"), USAGE_ERRORS)
-def test_wrong_flags(no_training: None, capsys: pytest.CaptureFixture[str], script: Any, flags: list[str]) -> None:
-    usage_error(script, flags, capsys)
-
-
-def half_trained(tmp_path: Path) -> Path:
-    """As Ctrl-C leaves it: the second model has had one epoch of two."""
-    config = experiment.Config(dataset="strokes", sizes=(5, 2, 3, 2), n_epochs=2, n_train=8, n_test=20)
-    states = experiment.fresh_states(config)
-    for n, state in enumerate(states.values()):
-        state.step, state.history = 2 - n, {"train_loss": [0.5] * (2 - n)}
-    path = tmp_path / "half.npz"
-    save_checkpoint(path, experiment.EXPERIMENT, config, states.values())
-    return path
-
-
-def test_a_checkpoint_that_cannot_be_drawn_is_found_before_the_data(
-    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_drawn(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refuse(monkeypatch, experiment, "make_data")
-    cases: list[tuple[Any, list[str], str]] = [
-        (figures, [f"--checkpoint={half_trained(tmp_path)}"], "1 of 2 epochs of cnn;"),
-        (figures, [f"--checkpoint={checkpoint}", "--seed=0"], "was made with --seed 123, not 0"),
-        (figures, [f"--checkpoint={checkpoint}", "--sizes=5,2,3,3"], "--sizes 5,2,3,2, not 5,2,3,3"),
-    ]
-    check_failures(cases, capsys)
-
-
-def test_what_cannot_work_is_found_before_the_training(no_training: None, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("file").write_text("in the way")
-    Path("useless.json").write_text('{"models": 3}')
-    cases: list[tuple[Any, list[str], str]] = [
-        (figures, [*TINY, "--n-test=9"], "--n-test 10 or more"),
-        (figures, [*TINY, "--results", "none.json"], "there is no results file none.json"),
-        (figures, [*TINY, "--results", "file"], "file is not JSON"),
-        (figures, [*TINY, "--results", "useless.json"], "useless.json holds no run with these flags"),
-        (figures, ["--dataset=mnist", "--data-dir=none"], "none"),
-        (animation, [*SMALL, "--n-epochs=2", "--n-train=32", "--n-test=9"], "--n-test 10 or more"),
-    ]
-    check_failures(cases, capsys)
-
-
-def test_flags_of_tests_and_attacks_go_with_any_checkpoint(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[figures.Run] = []
-
-    def drawers(run: figures.Run, *_: Any) -> dict[str, Any]:
-        drawn.append(run)
-        return {}
-
-    monkeypatch.setattr(figures, "drawers", drawers)
-    flags = ["--n-attack=3", "--attack-steps=9", "--n-test=15"]
-    assert figures.main([*flags, f"--checkpoint={checkpoint}"]) == 0
-    config = drawn[0].config
-    assert (config.n_attack, config.attack_steps, config.n_test) == (3, 9, 15)
-    assert len(drawn[0].data.test.labels) == 15
-    states = drawn[0].states
-    assert tuple(states) == experiment.MODEL_NAMES
+    refuse(monkeypatch, experiment, "train")
+    flags = ["--figures=confusion_matrix"]
+    assert "--n-test 10 or more" in failure(figures, [*SMALL, *flags, "--n-test=5", "--n-train=8"], capsys)
+    assert "not 9" in failure(figures, [f"--checkpoint={checkpoint}", "--n-epochs=9", *flags], capsys)

@@ -1,43 +1,40 @@
-"""The figures and the animation of the novel-viewpoint experiment, on trainings of seconds."""
+"""The figures and the animation of the novel-viewpoint experiment: what they plot, for results that are known."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
-import imageio.v3 as imageio
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from PIL import Image
 
 import make_smallnorb_novel_viewpoint_gif as animation
 import smallnorb_novel_viewpoint as experiment
 import visualize_smallnorb_novel_viewpoint as figures
 from figure_checks import (
+    cells,
     check_animation,
-    check_failures,
+    check_held,
     check_pictures,
-    check_texts,
     check_unchanged,
     draw_coarsely,
-    drawn_texts,
-    pictures,
+    drawn,
+    held,
+    legend_of,
     refuse,
 )
-from helpers import SMALLNORB, needs_smallnorb, usage_error
-from support.checkpoints import save_checkpoint
-from support.figures import figure_style
+from helpers import SMALLNORB, failure, needs_smallnorb, usage_error
 from support.files import UserError
-from support.run import Stream, generator
+from support.optimizers import TrainState
+from support.statistics import t_quantile
 
 TINY = ["--seed=123", "--n-epochs=2", "--n-train-views=2", "--n-test-views=2", "--n-elev=1", "--n-per-combo=1"]
-ALWAYS = [
-    "azimuth_accuracy", "class_poses", "elevation_strip", "example_views", "extrapolation_bars", "held_out_confusion",
-    "routing_assignments", "training_curves",
-]  # fmt: skip
-VOXELS = sorted([*ALWAYS, "pose_curves"])
 FOLDER = Path("viz", experiment.EXPERIMENT)
+DRAWN = (*figures.OF_RUN, "shapes")
+Config = experiment.Config
 
 
 @pytest.fixture(autouse=True)
@@ -45,18 +42,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No figure of the project is touched, and no results file of it found."""
     monkeypatch.chdir(tmp_path)
     draw_coarsely(monkeypatch)
-    monkeypatch.delenv("SMALLNORB_DIR", raising=False)
     monkeypatch.setattr(figures, "NOISE_DRAWS", 1)  # quicker
-
-
-@pytest.fixture
-def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse(monkeypatch, experiment, "train_all")
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("trained") / "run.npz"
+    path = tmp_path_factory.mktemp("trained") / "run.safetensors"
     assert experiment.main([*TINY, "--quiet", f"--checkpoint={path}"]) == 0
     return path
 
@@ -68,52 +59,130 @@ def run(checkpoint: Path) -> figures.Run:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Figures
+# Accuracies
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_training_and_checkpoint_give_the_same_figures(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert figures.main([*TINY, "--quiet"]) == 0
-    assert "smallnorb_pairs.png" not in capsys.readouterr().out
-    check_pictures(FOLDER, VOXELS, highest=1600, scale=0.5)
-    refuse(monkeypatch, experiment, "train_all")
-    check_unchanged(figures, [*TINY, f"--checkpoint={checkpoint}"], FOLDER, capsys)
+def runs_of(values: dict[str, list[tuple[float, float]]]) -> list[dict[str, Any]]:
+    """Results of seeds 200, …: by model, familiar and held-out accuracy of each."""
+    n = len(next(iter(values.values())))
+    return [
+        {"seed": 200 + s, "models": {name: dict(zip(figures.BOTH_ACCURACIES, rows[s], strict=True))
+                                     for name, rows in values.items()}}
+        for s in range(n)
+    ]  # fmt: skip
 
 
-def test_texts_are_large_enough_and_stay_apart(run: figures.Run) -> None:
-    seeds = {model: np.full((3, 2), 0.5) for model in run.models}
-    for name, drawer in figures.drawers(run, seeds, None).items():
-        fig, texts = drawn_texts(drawer)
-        who = "means of 3 seeds" if name == "extrapolation_bars" else "seed 123"
-        assert any(who in t.get_text() and "azimuths 200–330°" in t.get_text() for t, _ in texts), name
-        check_texts(fig, texts, name)
+def test_bars_are_means_and_the_drop_is_what_is_lost(run: figures.Run) -> None:
+    reported = runs_of({name: [(1.0, 0.3), (0.9, 0.4), (0.8, 0.2)] for name in run.states})
+    fig = drawn(lambda: figures.draw_extrapolation_bars(run, reported))
+    check_held(fig.axes[0], bars=[[0.9], [0.3]] * 3, levels=[0.2, 0.6])
+    found = held(fig.axes[0])
+    assert found["texts"] == ["chance 0.2", *["0.900", "0.300", "drop\n0.600"] * 3]
+    points = [sorted(y) for _, y in found["lines"].values()]
+    assert points == [[0.8, 0.9, 1.0], [0.2, 0.3, 0.4]] * 3
+    assert found["ticks"][0] == ["Matrix capsules", "Small CNN", "CNN of equal size"]
+    single = drawn(lambda: figures.draw_extrapolation_bars(run, []))
+    heights = [[run.states[name].history[metric][-1]] for name in run.states for metric in figures.BOTH_ACCURACIES]
+    check_held(single.axes[0], bars=heights, lines={})
 
 
-def test_held_out_elevation_has_its_own_figure() -> None:
-    elevation = [flag for flag in TINY if "n-elev" not in flag] + ["--n-elev=2", "--n-epochs=1"]
-    ranges = ["--train-elevations=10:35", "--test-elevations=40:70"]
-    assert figures.main([*elevation, *ranges, "--em-iters=5", "--loss=spread", "--quiet"]) == 0
-    assert list(pictures(FOLDER)) == sorted([*VOXELS, "elevation_accuracy"])
+def test_accuracy_at_every_azimuth_is_mean_and_interval_over_seeds() -> None:
+    angles, base = np.array([0.0, 120, 240]), np.array([[1.0, 0.8, 0.4], [1.0, 0.6, 0.4], [0.7, 0.7, 0.4]])
+    accuracy = {"capsules": base, "cnn": base / 2}
+    config = Config(train_azimuths=(300.0, 400.0), test_azimuths=(60.0, 280.0))
+    fig = drawn(lambda: figures.draw_azimuth_accuracy(config, [0, 1, 2], angles, accuracy, np.array([330.0, 370])))
+    around, mean = [0, 120, 240, 360], np.array([0.9, 0.7, 0.4, 0.9])
+    half = t_quantile(3) / np.sqrt(3) * np.array([np.sqrt(0.03), 0.1, 0, np.sqrt(0.03)])
+    bands = [[around, f * (mean - half), f * (mean + half)] for f in (1, 0.5)]
+    lines = {"Matrix capsules": [around, mean], "Small CNN": [around, mean / 2], "line 4": [[10, 330], [0.03, 0.03]]}
+    check_held(fig.axes[0], lines=lines, bands=bands, spans=[(0, 40), (60, 280), (300, 360)], levels=[0.2, 0.6])
+    assert legend_of(fig) == ["Matrix capsules", "Small CNN", figures.HALF_TURN_NAME]
 
 
-@needs_smallnorb
-def test_real_pairs_and_the_real_data_set() -> None:
-    flags = [
-        f"--smallnorb-dir={SMALLNORB}",
-        "--dataset=smallnorb",
-        f"--data-dir={SMALLNORB}",
-        "--train-azimuths=0:140",
-        "--test-azimuths=200:330",
-    ]
-    assert figures.main([*flags, "--n-epochs=1", "--quiet"]) == 0
-    drawn = pictures(FOLDER)
-    assert list(drawn) == sorted([*ALWAYS, "smallnorb_pairs"])
-    assert all(len(content) <= 600_000 for content in drawn.values())
-    pairs = figures.read_pairs(SMALLNORB)
-    assert [len(split.labels) for split in pairs.values()] == [6, 6]
-    assert animation.main([*flags, "--n-epochs=1", "--sweep-frames=2", "--quiet"]) == 0
+def test_accuracy_by_azimuth_is_the_accuracy_there(run: figures.Run) -> None:
+    angles, accuracy = figures.accuracy_by_azimuth(run)
+    assert angles.tolist() == list(range(0, 360, 10))
+    elevations = experiment.evenly_spaced(run.config.train_elevations, 5)
+    rng = figures.generator(run.config.seed, figures.Stream.EVALUATION, figures.AZIMUTH_KEY)
+    split = experiment.voxel_views(run.config, angles, elevations, 1, rng)
+    part = experiment.Split(*(array[split.azimuths == 250] for array in split))
+    for name, model in run.models.items():
+        assert accuracy[name][25] == pytest.approx(experiment.accuracy(model, run.states[name].params, part))
+
+
+def test_epochs_are_counted_from_one(run: figures.Run) -> None:
+    fig = drawn(lambda: figures.draw_training_curves(run))
+    metrics = ("train_loss", "familiar_accuracy", "held_out_accuracy")
+    for ax, metric in zip(fig.axes, metrics, strict=True):
+        lines = {figures.MODELS[name].label: [[1, 2], state.history[metric]] for name, state in run.states.items()}
+        check_held(ax, lines=lines, levels=[0.2] if "accuracy" in metric else [])
+
+
+def test_confusion_is_that_of_the_result(run: figures.Run) -> None:
+    counts = experiment.make_result(run.config, run.states, run.data)["confusion"]
+    fig = drawn(lambda: figures.draw_confusion(run))
+    for ax, rows in zip(fig.axes, counts.values(), strict=True):
+        percent = 100 * np.array(rows) / np.sum(rows, axis=1, keepdims=True)
+        assert held(ax)["texts"] == [f"{value:.0f}" for value in percent.ravel() if value >= 0.5]
+
+
+def test_differences_on_shapes_are_capsules_minus_cnn() -> None:
+    """Ten degrees beyond: 0.8, 0.6 against 0.5; forty: 0.4, 0.2 against 0.5."""
+
+    def metrics(near: float, far: float) -> dict[str, float]:
+        return {"beyond_40_accuracy": far, "beyond_10_accuracy": near, "held_out_accuracy": 0.0}
+
+    runs = [{"seed": 200 + s, "models": {"capsules": metrics(a, b), "cnn": metrics(0.5, 0.5)}}
+            for s, (a, b) in enumerate([(0.8, 0.4), (0.6, 0.2)])]  # fmt: skip
+    Path("shapes.json").write_text(json.dumps({"settings": {"": {"config": {"dataset": "shapes"}, "runs": runs}}}))
+    fig = drawn(lambda: figures.draw_shapes_accuracy(Path("shapes.json")))
+    x, half = [10, 40], t_quantile(2) * 0.1
+    mean, flat = np.array([0.7, 0.3]), np.array([0.5, 0.5])
+    check_held(fig.axes[0], lines={"Matrix capsules": [x, mean], "Small CNN": [x, flat]},
+               bands=[[x, mean - half, mean + half], [x, flat, flat]], levels=[0.2])  # fmt: skip
+    gain = np.array([20, -20])
+    check_held(
+        fig.axes[1], lines={"Small CNN": [x, gain]}, bands=[[x, gain - 100 * half, gain + 100 * half]], levels=[0]
+    )
+    Path("other.json").write_text('{"settings": {}}')
+    with pytest.raises(UserError, match="no runs on drawn shapes"):
+        figures.draw_shapes_accuracy(Path("other.json"))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Views, poses, routing
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def norb_views(grey: float, azimuths: list[float], elevations: list[float]) -> experiment.Split:
+    """Every class at each azimuth and elevation; a picture's grey says the set, class, azimuth and elevation."""
+    labels, a, e = (part.ravel() for part in np.meshgrid(np.arange(5), azimuths, elevations, indexing="ij"))
+    level = grey + 0.01 * labels + 0.0001 * a + 0.00001 * e
+    images = np.ones((len(labels), 2, 2, 2)) * level[:, None, None, None]
+    return experiment.Split(images.astype(np.float32), labels, a, e, np.zeros_like(labels))
+
+
+@pytest.mark.parametrize("angle", ["azimuth", "elevation"])
+def test_views_are_test_images_at_the_angles_that_are_named(angle: str) -> None:
+    config = Config(dataset="smallnorb", data_dir=Path("x"), **experiment.NORB_VIEWS)
+    azimuths, elevations = [300.0, 320, 340], [30.0, 50, 70]
+    data = experiment.Data(*(norb_views(grey, azimuths, elevations) for grey in (0.7, 0.1, 0.4)))
+    data = data._replace(held_out=norb_views(0.4, [60.0, 80, 100], elevations))
+    run = figures.Run(config, data, {}, {})
+    fig = drawn(lambda: figures.draw_views(run, angle, 3, ""))
+    for ax, grey, own in zip(fig.axes, (0.1, 0.4), (azimuths, [60.0, 80, 100]), strict=True):
+        shown = own if angle == "azimuth" else elevations
+        assert held(ax)["ticks"][0] == [f"{a:g}°" for a in shown]
+        grid = cells(ax, 5, 3)[..., 0, 0, 0]
+        labels = np.arange(5)[:, None]
+        level = grey + 0.01 * labels + (0.0001 * np.array(own) + 0.00001 * 50 if angle == "azimuth"
+                                        else 0.0001 * own[1] + 0.00001 * np.array(elevations))  # fmt: skip
+        np.testing.assert_allclose(grid, level, atol=0.5 / 63 + 1e-6)
+        asked = (own, [50.0] * 3) if angle == "azimuth" else ([own[1]] * 3, elevations)
+        found = figures.pick_views(config, data, np.array(asked[0]), np.array(asked[1]))
+        assert found.azimuths[:3].tolist() == (own if angle == "azimuth" else [own[1]] * 3)
+        assert found.elevations[:3].tolist() == ([50] * 3 if angle == "azimuth" else elevations)
 
 
 def test_the_same_object_in_the_same_lighting_turns() -> None:
@@ -125,48 +194,71 @@ def test_the_same_object_in_the_same_lighting_turns() -> None:
     images = np.zeros((len(here), 1, 1, 2), np.float32)
     split = experiment.Split(images, labels[here], *angles, objects[here])
     nothing = experiment.Split(*(part[:0] for part in split))
-    config = experiment.Config(dataset="smallnorb")
     turned = np.array([0.0, 90, 180, 270])
-    found = figures.pick_views(config, experiment.Data(split, nothing, split), turned, np.full(4, 30.0))
+    found = figures.pick_views(
+        Config(dataset="smallnorb"), experiment.Data(split, nothing, split), turned, np.full(4, 30.0)
+    )
     assert found.labels.tolist() == np.repeat(np.arange(5), 4).tolist()
     assert found.azimuths.tolist() == np.tile(turned, 5).tolist()
     assert found.objects.tolist() == [0] * 10 + [1] + [0] * 9
 
 
-def test_accuracy_by_angle_is_the_accuracy_there(run: figures.Run) -> None:
-    angles, accuracy = figures.accuracy_by_angle(run, "azimuth")
-    assert angles.tolist() == list(range(0, 360, 10))
-    assert list(accuracy) == list(run.models)
-    elevations = experiment.evenly_spaced(run.config.train_elevations, 5)
-    rng = generator(run.config.seed, Stream.EVALUATION, figures.AZIMUTH_KEY)
-    split = experiment.voxel_views(run.config, angles, elevations, 1, rng)
-    there = split.azimuths == 250
-    part = experiment.Split(*(array[there] for array in split))
-    for name, model in run.models.items():
-        assert accuracy[name][25] == pytest.approx(experiment.accuracy(model, run.states[name].params, part))
+def test_azimuths_are_read_from_features_that_turn() -> None:
+    seen, unseen = np.arange(0.0, 150, 5), np.array([200.0, 300])
+
+    def features(azimuths: np.ndarray) -> np.ndarray:
+        angle = np.deg2rad(azimuths)
+        return np.stack([2 * np.cos(angle) + 1, np.sin(angle), 0 * angle], axis=1)
+
+    read = figures.read_azimuths(features(seen), seen, features(unseen))
+    np.testing.assert_allclose(read, unseen, atol=3)
+    readings = {"L": figures.Reading(unseen, read + 10, np.array([True, False]))}
+    fig = drawn(lambda: figures.draw_azimuth_from_pose(RUN_ALONE, readings))
+    lines = {"read right": [[0, 360], [0, 360]], "L": [[200], [read[0] + 10]],
+             "L, another class wins": [[300], [read[1] + 10]]}  # fmt: skip
+    check_held(fig.axes[0], lines=lines, spans=[(0, 150), (200, 330)])
 
 
-def test_the_confusion_is_that_of_the_result(run: figures.Run) -> None:
-    result = experiment.make_result(run.config, run.states, run.data)
-    with figure_style():
-        matrices = [ax for ax in figures.draw_confusion(run).axes if ax.get_xticklabels()[0].get_text() == "cross"]
-    for name, ax in zip(run.states, matrices, strict=True):
-        counts = np.array(result["confusion"][name])
-        np.testing.assert_allclose(np.asarray(ax.images[0].get_array()), counts / counts.sum(axis=1, keepdims=True))
+RUN_ALONE = figures.Run(Config(), None, {}, {})  # type: ignore[arg-type]
 
 
-def test_pose_curves_are_the_winners_entries(run: figures.Run) -> None:
-    with figure_style():
-        panels = figures.draw_pose_curves(run).axes
-    assert len(panels) == 16
-    scores, cache = figures.capsule_outputs(
-        run, experiment.render_voxels(np.array([1]), np.array([120.0]), np.array([30.0]), None)
-    )
-    pose = cache.mu[0, scores[0].argmax()]
-    right, wrong = panels[6].lines[:2]  # L is drawn first
-    x, y = (np.concatenate([np.asarray(line.get_data()[k], float) for line in (right, wrong)]) for k in range(2))
-    shown = y[(x == 120) & ~np.isnan(y)]
-    assert shown == pytest.approx([pose[6]], rel=1e-4)
+def test_readings_are_of_the_winners_pose(run: figures.Run) -> None:
+    reading = figures.azimuth_readings(run)["tripod"]
+    view = experiment.voxel_split(run.config, np.array([4]), np.array([120.0]), np.array([30.0]), None)
+    train = experiment.Split(*(part[run.data.train.labels == 4] for part in run.data.train))
+
+    def winner(images: np.ndarray) -> np.ndarray:
+        scores, cache = figures.capsule_outputs(run, images)
+        return np.stack([mu[j] for mu, j in zip(cache.mu, scores.argmax(axis=1), strict=True)])
+
+    expected = figures.read_azimuths(winner(train.images), train.azimuths, winner(view.images))
+    assert reading.azimuths[20] == 120
+    assert reading.read[20] == pytest.approx(expected[0], rel=1e-3)
+
+
+def test_assignments_and_scores_are_those_of_the_views(run: figures.Run) -> None:
+    fig = drawn(lambda: figures.draw_routing_assignments(run))
+    views = figures.pick_views(run.config, run.data, *figures.viewpoint_pair(run.config, run.data))
+    scores, cache = figures.capsule_outputs(run, views.images)
+    rows = np.array(fig.axes[:12]).reshape(2, 6)
+    for b, (_, *maps, activations, result) in enumerate(rows):
+        for ax, step in zip(maps, cache.routing.m_steps, strict=True):
+            check_held(ax, image=step.r[2 + b])
+        check_held(activations, bars=[cache.a_in[2 + b]])
+        check_held(result, bars=[scores[2 + b]])
+
+
+def test_poses_are_shown_with_the_scores(run: figures.Run) -> None:
+    fig = drawn(lambda: figures.draw_class_poses(run))
+    views = figures.pick_views(run.config, run.data, *figures.viewpoint_pair(run.config, run.data))
+    scores, cache = figures.capsule_outputs(run, views.images)
+    for b, ax in enumerate(fig.axes):
+        numbers = [f"{s:.1f}".replace("-", "−") for row in scores[b::2] for s in row]
+        assert held(ax)["texts"] == numbers
+        reds = cells(ax, 5, 6, (9, 2))[:, 1:, 4, 4]  # of the entries (1, 1): red where positive, blue where negative
+        first = cache.mu.reshape(5, 2, 5, 16)[:, b, :, 0]
+        clear = np.abs(first) > 0.1 * np.abs(cache.mu).max()
+        assert ((reds[..., 0] > reds[..., 2]) == (first > 0))[clear].all()
 
 
 @pytest.mark.parametrize(
@@ -180,25 +272,71 @@ def test_azimuths_past_360_are_written_from_0(span: tuple[float, float], circula
     assert figures.degrees(span, circular=circular) == text
 
 
-def test_a_range_past_360_is_shaded_in_two_parts() -> None:
-    fig = Figure()
-    ax = fig.add_subplot()
-    figures.shade_range(ax, (300, 400), figures.TRAINED, "trained on", circular=True)
-    spans = [patch for patch in ax.patches if isinstance(patch, Rectangle)]
-    assert sorted((p.get_x(), p.get_x() + p.get_width()) for p in spans) == [(0, 40), (300, 360)]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
-# Results of many seeds
+# Files and the command line
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_points_of_the_results_file_are_drawn(run: figures.Run) -> None:
-    seeds = {name: np.array([[1.0, 0.3], [0.9, 0.4]]) for name in run.models}
-    with figure_style():
-        ax = figures.draw_extrapolation_bars(run, seeds).axes[0]
-    drawn = sorted(y for line in ax.lines if line.get_marker() == "o" for y in np.asarray(line.get_ydata()))
-    assert drawn == sorted([1.0, 0.9, 0.3, 0.4] * len(run.models))
+def test_training_and_checkpoint_give_the_same_figures(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert figures.main([*TINY, "--quiet"]) == 0
+    assert "left out smallnorb_pairs.png: it needs --smallnorb-dir" in capsys.readouterr().out
+    check_pictures(FOLDER, DRAWN, highest=1300, scale=0.5)
+    refuse(monkeypatch, experiment, "train_all")
+    check_unchanged(figures, [*TINY, f"--checkpoint={checkpoint}"], FOLDER, capsys)
+
+
+def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.asdict(Config())
+    runs = runs_of({"capsules": [(1.0, 0.9), (1.0, 0.5), (1.0, 0.7), (1.0, 0.6)]})
+    path = Path("r.json")
+    path.write_text(json.dumps({"config": config, "settings": {"default": {"config": {}, "runs": runs}}}))
+    trained: list[int] = []
+
+    def train(_: Any, config: Any, *rest: Any) -> None:
+        trained.append(config.seed)
+        raise UserError("stop")
+
+    monkeypatch.setattr(figures, "trained", train)
+    for flags in ([], ["--seed=7"], ["--lr=0.1"]):
+        figures.main([f"--results={path}", "--figures=class_poses", *flags])
+    assert trained == [203, 7, 0]
+
+
+def test_held_out_elevations_are_drawn_too() -> None:
+    elevation = [flag for flag in TINY if "n-elev" not in flag] + ["--n-elev=2", "--n-epochs=1"]
+    ranges = ["--train-elevations=-20:35", "--test-elevations=40:70", "--loss=spread", "--quiet"]
+    names = ("elevation_strip", "azimuth_accuracy", "azimuth_from_pose")
+    assert figures.main([*elevation, *ranges, f"--figures={','.join(names)}"]) == 0
+    check_pictures(FOLDER, names, highest=1200, scale=0.5)
+    assert animation.main([*TINY, *ranges, "--n-epochs=1", "--sweep-frames=2"]) == 0
+    with Image.open(f"{experiment.EXPERIMENT}.gif") as gif:
+        assert gif.n_frames == 2
+
+
+@needs_smallnorb
+def test_real_pairs_and_the_real_data_set() -> None:
+    flags = ["--dataset=smallnorb", f"--data-dir={SMALLNORB}", "--train-azimuths=0:140", "--test-azimuths=200:330"]
+    assert figures.main([*flags, "--n-epochs=1", "--quiet", f"--smallnorb-dir={SMALLNORB}"]) == 0
+    check_pictures(FOLDER, {*DRAWN, "smallnorb_pairs"} - {"azimuth_from_pose"}, highest=1300, scale=0.5)
+    assert [len(split.labels) for split in figures.read_pairs(SMALLNORB).values()] == [6, 6]
+    assert animation.main([*flags, "--n-epochs=1", "--sweep-frames=2", "--quiet"]) == 0
+
+
+def test_a_checkpoint_or_set_that_cannot_be_drawn(
+    run: figures.Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refuse(monkeypatch, experiment, "make_data")
+    assert "not 9" in failure(figures, [f"--checkpoint={checkpoint}", "--n-epochs=9", "--figures=class_poses"], capsys)
+    lacking = run.data._replace(
+        familiar=experiment.Split(*(part[run.data.familiar.labels != 3] for part in run.data.familiar)),
+        held_out=experiment.Split(*(part[run.data.held_out.labels != 3] for part in run.data.held_out)),
+    )
+    with pytest.raises(UserError, match="no test image shows a frame"):
+        figures.require_every_class(run.config, lacking)
+    for script, flags in [(figures, ["--figures=none"]), (animation, ["--sweep-frames=600", "--snapshots=2"])]:
+        usage_error(script, flags, capsys)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -210,84 +348,36 @@ def test_animation_has_the_frames_that_were_asked_for(capsys: pytest.CaptureFixt
     check_animation(animation, [*TINY, "--snapshots=2", "--sweep-frames=3"], 6, 3_000_000, capsys, held=(2,))
 
 
-def test_animation_through_held_out_elevations() -> None:
-    ranges = ["--train-elevations=-20:35", "--test-elevations=40:70", "--loss=spread"]
-    assert animation.main([*TINY, *ranges, "--n-epochs=1", "--sweep-frames=2", "--quiet"]) == 0
-    assert len(imageio.imread(f"{experiment.EXPERIMENT}.gif")) == 2
-
-
 @pytest.mark.parametrize(("n", "snapshots", "epochs"), [(8, 8, list(range(1, 9))), (10, 3, [3, 7, 10]), (5, 1, [5])])
 def test_snapshots_are_spread_and_end_with_the_training(n: int, snapshots: int, epochs: list[int]) -> None:
     assert animation.snapshot_epochs(n, snapshots) == epochs
 
 
-def test_sweep_turns_once_round(run: figures.Run) -> None:
+def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> None:
     sweep = animation.make_sweep(run.config, run.data, 12)
     assert sweep.angles.tolist() == list(range(0, 360, 30))
-    assert len(sweep.views.labels) == 60
     assert sweep.views.azimuths[:12].tolist() == sweep.angles.tolist()
+    recorder = animation.Recorder(run.config, run.data, sweep, [2])
+    state = {name: TrainState(name, run.states[name].params) for name in animation.SHOWN}
+    for one in state.values():
+        one.step, one.history = 2 * recorder.steps_per_epoch, {"held_out_accuracy": [0.4, 0.6]}
+        recorder(one, True)
+    made: dict[str, Any] = {}
 
+    def draw() -> Any:
+        made["fig"], made["update"] = animation.make_scene(recorder, state)
+        made["update"](2, 9)
+        return made["fig"]
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Mistakes on the command line
-# ----------------------------------------------------------------------------------------------------------------------
-
-USAGE_ERRORS: list[tuple[Any, list[str]]] = [
-    (figures, ["--n-epochs=0"]),
-    (figures, ["--lr=nan"]),
-    (figures, ["--threads=0"]),
-    (figures, ["--test-azimuths=100:200"]),
-    (figures, ["--dataset=smallnorb"]),
-    (animation, ["--snapshots=0"]),
-    (animation, ["--snapshots=many"]),
-    (animation, ["--sweep-frames=0"]),
-    (animation, ["--sweep-frames=-3"]),
-    (animation, ["--sweep-frames=600", "--snapshots=2"]),
-    (animation, ["--sweep-frames=1000000"]),
-]
-
-
-@pytest.mark.parametrize(("script", "flags"), USAGE_ERRORS)
-def test_wrong_flags(no_training: None, capsys: pytest.CaptureFixture[str], script: Any, flags: list[str]) -> None:
-    usage_error(script, flags, capsys)
-
-
-def half_trained(tmp_path: Path) -> Path:
-    """As Ctrl-C leaves it in the second model's first epoch."""
-    config = experiment.Config(n_epochs=1, cnn_epochs=1, n_train_views=2, n_elev=1)
-    states = experiment.fresh_states(config)
-    states["capsules"].step, states["capsules"].history = 2, {"train_loss": [0.5]}
-    path = tmp_path / "half.safetensors"
-    save_checkpoint(path, experiment.EXPERIMENT, config, states.values(), "")
-    return path
-
-
-def test_a_checkpoint_that_cannot_be_drawn_is_found_before_the_data(
-    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    refuse(monkeypatch, experiment, "make_data")
-    cases: list[tuple[Any, list[str], str]] = [
-        (figures, [f"--checkpoint={half_trained(tmp_path)}"], "0 of 1 epochs of cnn;"),
-        (figures, [f"--checkpoint={checkpoint}", "--seed=0"], "was made with --seed 123, not 0"),
-        (figures, [f"--checkpoint={checkpoint}", "--test-azimuths=210:330"], "--test-azimuths 200:330, not 210:330"),
-    ]
-    check_failures(cases, capsys)
-
-
-def test_what_cannot_work_is_found_before_the_training(no_training: None, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("useless.json").write_text('{"models": 3}')
-    cases: list[tuple[Any, list[str], str]] = [
-        (figures, ["--results=none.json"], "cannot read none.json: No such file"),
-        (figures, ["--results=useless.json"], "useless.json holds no run with these flags"),
-        (figures, ["--smallnorb-dir=none"], "none has no training dat file of smallNORB"),
-        (figures, ["--dataset=smallnorb", "--data-dir=none"], "none has no smallnorb"),
-    ]
-    check_failures(cases, capsys)
-
-
-def test_a_class_without_a_picture_is_named() -> None:
-    config = experiment.Config(n_train_views=1, n_test_views=1, n_elev=1)
-    data = experiment.make_data(config)
-    keep = [experiment.Split(*(array[split.labels != 3] for array in split)) for split in data]
-    with pytest.raises(UserError, match="shows a frame"):
-        figures.require_every_class(config, experiment.Data(*keep))
+    fig = drawn(draw)
+    *grid, dial, curve = fig.axes
+    for model, row in zip(animation.SHOWN, np.array(grid).reshape(3, 5)[1:], strict=True):
+        for k, ax in enumerate(row):
+            shown = recorder.bars[model, 2][k, 9]
+            check_held(ax, bars=[shown])
+            answer = int(shown.argmax())
+            assert held(ax)["texts"][0] == f"{'✓' if answer == k else '✗'} {run.config.classes[answer]}"
+    assert np.asarray(dial.lines[0].get_xdata()).tolist() == pytest.approx([np.deg2rad(270)] * 2)
+    assert held(dial)["texts"][0] == "azimuth 270°: held out"
+    lines = {"Matrix capsules": [[1, 2], [0.4, 0.6]], "CNN of equal size": [[1, 2], [0.4, 0.6]]}
+    check_held(curve, lines=lines, levels=[0.2, 0.6])
