@@ -146,7 +146,7 @@ def test_differences_on_shapes_are_capsules_minus_cnn() -> None:
         fig.axes[1], lines={"Small CNN": [x, gain]}, bands=[[x, gain - 100 * half, gain + 100 * half]], levels=[0]
     )
     Path("other.json").write_text('{"settings": {}}')
-    with pytest.raises(UserError, match="no runs on drawn shapes"):
+    with pytest.raises(UserError, match="not a comparison of seeds"):
         figures.draw_shapes_accuracy(Path("other.json"))
 
 
