@@ -124,6 +124,7 @@ class NetworkConfig:
     plain: bool = False  # all in the plain form that stands here, without fast twins
     class_names: tuple[str, ...] = ()  # of files that are not digits, from these; no flag sets it
 
+    in_channels: ClassVar[int] = 1  # of an image: 3 are colours
     flags: ClassVar[dict[str, str]] = {
         "image_size": "--canvas", "decoder": "--preset with the decoder", "class_names": "the classes",
     }  # fmt: skip
@@ -709,16 +710,16 @@ def gaussian(rng: np.random.Generator, dtype: str, std: float, *shape: int) -> A
 
 def capsnet_init(rng: np.random.Generator, config: NetworkConfig) -> Params:
     C, n_primary_out, dtype = config.conv_channels, PRIMARY_SIZE * config.primary_types, config.dtype
-    I, J = config.n_primary, config.n_classes
+    I, J, n_in = config.n_primary, config.n_classes, config.in_channels
     params = {
-        "conv1.w": gaussian(rng, dtype, math.sqrt(2 / KERNEL**2), KERNEL, KERNEL, 1, C),
+        "conv1.w": gaussian(rng, dtype, math.sqrt(2 / (KERNEL**2 * n_in)), KERNEL, KERNEL, n_in, C),
         "conv1.b": np.zeros(C, dtype),
         "primary.w": gaussian(rng, dtype, math.sqrt(1 / (KERNEL**2 * C)), KERNEL, KERNEL, C, n_primary_out),
         "primary.b": np.zeros(n_primary_out, dtype),
         # 0.1 at the default sizes. It falls as 1 / sqrt(I), as a digit capsule is a sum of I votes.
         "routing.w": gaussian(rng, dtype, math.sqrt(PRIMARY_SIZE / I), I, PRIMARY_SIZE, J, CAPSULE_SIZE),
     }
-    sizes = (J * CAPSULE_SIZE, *config.decoder, config.image_size**2)
+    sizes = (J * CAPSULE_SIZE, *config.decoder, config.image_size**2 * n_in)
     variances = (2 / CAPSULE_SIZE, 2 / sizes[1], 1 / sizes[2])  # of the first layer's inputs all but one capsule are 0
     for k in range(3):
         params[f"decoder{k + 1}.w"] = gaussian(rng, dtype, math.sqrt(variances[k]), sizes[k], sizes[k + 1])
@@ -729,9 +730,11 @@ def capsnet_init(rng: np.random.Generator, config: NetworkConfig) -> Params:
 def capsnet_forward(
     params: Params, images: Array, config: NetworkConfig, parts: Parts | None = None
 ) -> tuple[Array, CapsNetCache]:
-    """images (B, H, W) -> lengths of the digit capsules (B, J). The cache has the capsules and their couplings."""
+    """images (B, H, W) or (B, H, W, C) -> lengths of the digit capsules (B, J). The cache has the capsules and their
+    couplings."""
     parts = parts or parts_of(config)
-    h, conv1 = conv2d_forward(images[..., None], params["conv1.w"], params["conv1.b"], 1, 0)
+    x = images.reshape(*images.shape[:3], -1)  # (B, H, W, C)
+    h, conv1 = conv2d_forward(x, params["conv1.w"], params["conv1.b"], 1, 0)
     h, relu1 = relu_forward(h)
     h, conv2 = parts.conv[0](h, params["primary.w"], params["primary.b"], 2, 0)  # (B, side, side, T*P)
     u, primary = parts.primary[0](h.reshape(len(h), -1, PRIMARY_SIZE))  # (B, I, P)

@@ -286,33 +286,37 @@ def npz_source(path: Path) -> Source:
             arrays = {k: stored[k] for k in ("x_train", "y_train", "x_test", "y_test", "classes") if k in stored}
     except Exception as error:  # zipfile and numpy raise many kinds on a damaged file
         raise UserError(f"{path} is not a folder, nor a .npz file that can be read: {one_line(error)}") from error
+
+    def require(holds: bool, fault: str) -> None:
+        if not holds:
+            raise UserError(f"{path} {fault}")
+
     pictures, labels = [], []
     for part in ("train", "test") if "x_test" in arrays else ("train",):
         for key in (f"x_{part}", f"y_{part}"):
-            if key not in arrays:
-                raise UserError(f"{path} has no {key}: it needs x_train, y_train and, for a test set, x_test, y_test")
+            require(key in arrays, f"has no {key}: it needs x_train, y_train and, for a test set, x_test, y_test")
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         x = x[..., None] if x.ndim == 3 else x
-        if x.ndim != 4 or x.shape[-1] not in (1, 3) or 0 in x.shape:
-            raise UserError(f"x_{part} of {path} has the shape {x.shape}: it must be (N, H, W) or (N, H, W, 1 or 3)")
-        if x.dtype.kind not in "uifb" or not np.isfinite([x.min(), x.max()]).all():
-            raise UserError(f"x_{part} of {path} must hold finite numbers, but holds {x.dtype} with some that are not")
-        if y.shape not in ((len(x),), (len(x), 1)) or y.dtype.kind not in "uifbUS":
-            raise UserError(f"y_{part} of {path} has the shape {y.shape} of {y.dtype}: it must have one label for each"
-                            " picture")  # fmt: skip
+        fits = x.ndim == 4 and x.shape[-1] in (1, 3) and 0 not in x.shape
+        require(fits, f"has an x_{part} of the shape {x.shape}: it must be (N, H, W) or (N, H, W, 1 or 3)")
+        is_finite = x.dtype.kind in "uifb" and bool(np.isfinite([x.min(), x.max()]).all())
+        require(is_finite, f"has an x_{part} of {x.dtype}: it must hold finite numbers")
+        fits = y.shape in ((len(x),), (len(x), 1)) and y.dtype.kind in "uifbUS"
+        require(fits, f"has a y_{part} of the shape {y.shape} of {y.dtype}: it must have one label for each picture")
         y = decoded(y.ravel())
         if y.dtype.kind in "fb":
-            if not (np.isfinite(y) & (y == np.rint(y))).all():
-                raise UserError(f"y_{part} of {path} has labels that are no whole numbers")
+            require(
+                bool((np.isfinite(y) & (y == np.rint(y))).all()), f"has labels in y_{part} that are no whole numbers"
+            )
             y = y.astype(np.int64)
         pictures.append(x)
         labels.append(y)
     known = np.unique(labels[0])
     names = tuple(map(class_name, decoded(arrays.get("classes", known)).ravel().tolist()))
-    if len(names) != len(known) or len(set(names)) < len(names):
-        raise UserError(f"{path} has {len(set(names))} different classes, but {len(known)} different labels in y_train")
-    if other := [y for y in np.unique(labels[-1]).tolist() if y not in known.tolist()]:
-        raise UserError(f"{path} has the label {other[0]} in y_test, but not in y_train")
+    different = f"has {len(set(names))} different classes, but {len(known)} different labels in y_train"
+    require(len(known) == len(names) == len(set(names)), different)
+    other = sorted(set(labels[-1].tolist()) - set(known.tolist()))
+    require(not other, f"has labels in y_test that are not in y_train: {other[:3]}")
     return array_source(pictures, [np.searchsorted(known, y) for y in labels], names)
 
 

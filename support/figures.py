@@ -97,6 +97,11 @@ MODEL_STYLES: dict[str, dict[str, ModelStyle]] = {
         "cnn": ModelStyle("CNN, as many parameters", "CNN", ORANGE, "s"),
         "lenet": ModelStyle("LeNet-5", "LeNet-5", PURPLE, "^"),
     },
+    "your_own_images": {
+        "capsules": ModelStyle("Matrix capsules", "capsules", BLUE, "o"),
+        "cnn": ModelStyle("CNN, as many parameters", "CNN", ORANGE, "s"),
+        "capsnet": ModelStyle("CapsNet", "CapsNet", GREEN, "D"),
+    },
     "conv_matrix_capsules": {
         "capsules": ModelStyle("Matrix capsules", "capsules", BLUE, "o"),
         "cnn": ModelStyle("CNN, as many parameters", "CNN", ORANGE, "s"),

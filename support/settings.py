@@ -259,17 +259,17 @@ def parse(
         raise SystemExit(0)
     made = build(config, given), build(options, given)
     require_distinct(made)
+    for each in made:
+        getattr(each, "check", lambda _: None)(given)
     return *made, given
 
 
 def build(config: type[C], given: Mapping[str, Any]) -> C:
-    """A dataclass of what is given of it and the defaults of the rest. Raises SettingError."""
+    """A dataclass of what is given of it and the defaults of the rest, before its ``check``."""
     names = settings_of(config)
     own = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items() if name in names}
     defaults: Callable[..., dict[str, Any]] = getattr(config, "defaults", lambda _: {})
-    made = config(**(defaults(given) | own))
-    getattr(made, "check", lambda _: None)(given)
-    return made
+    return config(**(defaults(given) | own))
 
 
 def require_distinct(made: Sequence[Any]) -> None:

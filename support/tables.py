@@ -28,20 +28,30 @@ def confusion_matrix(labels: Array, answers: Array, n_classes: int) -> Array:
     return counts
 
 
+def class_accuracies(confusion: Array) -> Array:
+    """Counts (J, J) by true class and answer -> the fraction of each class that is right (J,); NaN without images."""
+    with np.errstate(invalid="ignore"):
+        return np.diag(confusion) / confusion.sum(axis=1)
+
+
 def confusion_lines(counts: Array, classes: Sequence[str]) -> list[str]:
-    """A confusion matrix (true class, answer) with the names of the classes; of many classes its greatest errors."""
+    """A confusion matrix (true class, answer) with the names of the classes, and the accuracy of each; of many classes
+    the greatest errors and the least accurate ones."""
+    right = class_accuracies(counts).tolist()
     if len(classes) <= MAX_MATRIX:
         names = [name if len(name) <= 12 else f"{name[:11]}…" for name in classes]
         first, width = max(map(len, names)), max(4, *map(len, names))
         rows = [
-            f"  {name:<{first}} " + " ".join(f"{n:>{width}}" for n in row)
-            for name, row in zip(names, counts, strict=True)
+            f"  {name:<{first}} " + " ".join(f"{n:>{width}}" for n in row) + (f"    {x:.3f}" if x >= 0 else "        -")
+            for name, row, x in zip(names, counts, right, strict=True)
         ]
-        return [f"  {'':<{first}} " + " ".join(f"{name:>{width}}" for name in names), *rows]
+        return [f"  {'':<{first}} " + " ".join(f"{name:>{width}}" for name in names) + " accuracy", *rows]
     errors = np.where(np.eye(len(classes), dtype=bool), 0, counts)
     order = np.argsort(-errors, axis=None, kind="stable")[:10].tolist()
     pairs = [divmod(k, len(classes)) for k in order]
-    return [f"  {errors[i, j]:>5} of {classes[i]} as {classes[j]}" for i, j in pairs if errors[i, j]] or ["  no error"]
+    lines = [f"  {errors[i, j]:>5} of {classes[i]} as {classes[j]}" for i, j in pairs if errors[i, j]]
+    worst = [f"{classes[k]} {right[k]:.3f}" for k in np.argsort(right)[:5] if right[k] < 1]
+    return [*lines, f"  least accurate: {', '.join(worst)}"] if lines else ["  no error"]
 
 
 def describe_classes(counts: Mapping[str, tuple[int, int]], side: int, colour: str) -> str:

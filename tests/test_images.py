@@ -3,10 +3,8 @@ multimnist_capsnet.py on files of MNIST's format with other classes than digits.
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-import shlex
 import shutil
 import struct
 from collections.abc import Sequence
@@ -19,16 +17,13 @@ from PIL import Image
 
 import compare_seeds
 import conv_matrix_capsules as m
-import make_conv_matrix_capsules_gif as animation
 import make_multimnist_capsnet_gif as overlay_animation
 import multimnist_capsnet as overlay
-import visualize_conv_matrix_capsules as figures
 import visualize_multimnist_capsnet as overlay_figures
 from figure_checks import draw_coarsely
 from helpers import failure, usage_error
-from support import tables
 from support.figures import shown_names
-from support.files import ROOT, UserError
+from support.files import UserError
 
 Array = np.ndarray
 Capture = pytest.CaptureFixture[str]
@@ -200,19 +195,6 @@ def test_prediction_answers_with_names(trained: tuple[Any, ...], tmp_path: Path,
     assert "there is no picture" in failure(m, [f"--checkpoint={checkpoint}", "--predict", "nowhere.png"], capsys)
 
 
-def test_many_classes_have_short_tables() -> None:
-    names = [f"class {k}" for k in range(40)]
-    counts = 5 * np.eye(40, dtype=int)
-    assert tables.confusion_lines(counts, names) == ["  no error"]
-    counts[3, 7] = 2
-    assert tables.confusion_lines(counts, names) == ["      2 of class 3 as class 7"]
-    activations = np.zeros((1, 40))
-    activations[0, [7, 3]] = 0.9, 0.5
-    table = tables.prediction_table([Path("a.png")], names, {"cnn": activations}, activations)
-    assert "class 7 0.900 class 3 0.500" in table
-    assert len(table.splitlines()[1]) < 80
-
-
 def test_flags_that_do_not_fit_together(tmp_path: Path, capsys: Capture) -> None:
     assert "needs --data-dir" in usage_error(m, ["--dataset=images"], capsys)
     assert "argument --image-size: needs --dataset images" in usage_error(m, ["--image-size=20"], capsys)
@@ -232,63 +214,8 @@ def test_no_output_replaces_a_picture_or_the_set(folder: Path, tmp_path: Path, c
     assert "would overwrite" in usage_error(m, argv, capsys)
 
 
-def test_figures_and_animation(
-    trained: tuple[Any, ...], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, checkpoint, _, _ = trained
-    monkeypatch.setattr(figures, "DECODER_EPOCHS", 1)
-    monkeypatch.setattr(figures, "N_MEASURED", 10)
-    argv = [f"--checkpoint={checkpoint}", f"--data-dir={folder}", f"--outdir={tmp_path}", "--threads=1", "--results"]
-    (tmp_path / "none.json").write_text("[]")
-    attack = ["--attack=fgsm", "--epsilons=0.1", "--n-attack=3"]
-    assert figures.main([*argv[:-1], *attack]) == 0
-    assert len(list(tmp_path.glob("*/*.png"))) == 6
-    gif = tmp_path / "a.gif"
-    images = ["--dataset=images", f"--data-dir={folder}", f"--out={gif}", "--snapshots=2"]
-    assert animation.main([*images, *TINY]) == 0
-    assert gif.stat().st_size > 1000
-
-
-def test_figures_of_many_classes_and_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"a class with a long name {k}" for k in range(13)]
-    folder = write_folder(tmp_path / "many", [*names, "$x^", "_y"], n=5, sides=(20,))
-    monkeypatch.setattr(figures, "DECODER_EPOCHS", 1)
-    argv = [
-        "--dataset=images",
-        f"--data-dir={folder}",
-        "--colour=rgb",
-        "--image-size=14",
-        "--attack=fgsm",
-        "--epsilons=0.1",
-    ]
-    assert figures.main([*argv, "--n-attack=2", f"--outdir={tmp_path}", *TINY]) == 0
-    assert len(list(tmp_path.glob("*/*.png"))) == 6
-
-
 def test_names_in_figures() -> None:
     assert shown_names(["cat", "a" * 20, "猫", "$a$", "Ж"]) == ("cat", "a" * 11 + "…", "class 3", r"\$a\$", "Ж")
-
-
-def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it draws is a set, the counts that it prints are those of the set, and all its commands are accepted."""
-    page = (ROOT / "docs" / "your_own_images.md").read_text(encoding="utf-8")
-    drawing, *blocks = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    exec(drawing.split("\n", 1)[1].rsplit("END", 1)[0], {})
-    commands = [shlex.split(line)[1:] for block in blocks for line in block.replace("\\\n", "").splitlines()]
-    assert len(commands) == 5
-    data = None
-    for script, *argv in commands:
-        module = importlib.import_module(script.removesuffix(".py"))
-        if module is compare_seeds:
-            module, argv = m, argv[argv.index("--") + 1 :]
-        parser = module.make_parser()
-        config = m.config_from_args(parser.parse_args(argv))
-        if data is None:
-            data = m.make_data(config)
-            config = m.resolved(config, data)
-            counts = m.class_counts(config, data)
-            assert tables.describe_classes(counts, config.image_size, config.colour) in page
 
 
 def test_many_seeds(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -562,7 +562,7 @@ def test_npz_labels_and_their_names(tmp_path: Path) -> None:
         ({"y_train": np.array([0.0, 1.0, np.inf] * 3)}, "no whole numbers"),
         ({"classes": np.array(["a", "b"])}, "2 different classes, but 3"),
         ({"classes": np.array(["a", "b", "a"])}, "2 different classes, but 3"),
-        ({"x_test": np.zeros((1, 20, 20), np.uint8), "y_test": np.array([7])}, "label 7"),
+        ({"x_test": np.zeros((1, 20, 20), np.uint8), "y_test": np.array([7])}, "not in y_train: [7]"),
     ],
 )  # fmt: skip
 def test_a_wrong_npz_is_one_line(changes: dict[str, Any], words: str, tmp_path: Path) -> None:

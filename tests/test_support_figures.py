@@ -62,7 +62,7 @@ def test_every_model_has_a_colour_and_a_marker_of_its_own(experiment: Any) -> No
     assert list(styles) == list(experiment.make_models(experiment.Config()))
     for attribute in ("label", "short", "colour", "marker"):
         assert len({getattr(style, attribute) for style in styles.values()}) == len(styles), attribute
-    assert set(figures.MODEL_STYLES) == {e.EXPERIMENT for e in EXPERIMENTS}
+    assert set(figures.MODEL_STYLES) == {e.EXPERIMENT for e in EXPERIMENTS} | {"your_own_images"}
 
 
 def test_colours_are_mixed_with_white_and_darkened() -> None:

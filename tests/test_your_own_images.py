@@ -1,0 +1,308 @@
+"""your_own_images.py: trainings on folders that the tests draw, predictions, and the sheet of pictures."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import multimnist_capsnet as digits
+import visualize_your_own_images as figures
+import your_own_images as m
+from fast.workers import SERIAL
+from figure_checks import draw_coarsely
+from helpers import ROOT, check_gradient, failure, usage_error
+from support import tables
+from support.settings import parse
+from test_read_pictures import CLASSES, write_deep, write_folder
+
+Array = np.ndarray
+Capture = pytest.CaptureFixture[str]
+
+TINY = ["--batch-size=16", "--n-epochs=1", "--threads=1", "--quiet"]
+
+
+def train(folder: Path, *flags: str) -> None:
+    assert m.main([f"--data-dir={folder}", *TINY, *flags]) == 0
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any]]:
+    """Folder, checkpoint and result of a short training of the three networks."""
+    root = tmp_path_factory.mktemp("images")
+    folder = write_folder(root / "own", n=20)
+    train(folder, "--seed=3", f"--checkpoint={root / 'run.safetensors'}", f"--out-json={root / 'run.json'}")
+    return folder, root / "run.safetensors", json.loads((root / "run.json").read_text())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Training
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_result_and_table(trained: tuple[Path, Path, dict[str, Any]]) -> None:
+    _, _, result = trained
+    assert result["chance"] == pytest.approx(1 / 3)
+    assert result["config"]["class_names"] == sorted(CLASSES)
+    assert result["config"]["image_size"] == 20
+    assert result["classes"] == {name: [16, 4] for name in sorted(CLASSES)}
+    assert list(result["models"]) == list(m.MODEL_NAMES)
+    text = m.format_result(result)
+    assert "48 training and 12 test images of 20x20 pixels, grey, 3 classes" in text
+    assert "grey levels 0 to " in text
+    for name, model in result["models"].items():
+        matrix = np.array(result["confusion"][name])
+        assert matrix.sum(axis=1).tolist() == [4, 4, 4]
+        assert np.trace(matrix) / 12 == pytest.approx(model["accuracy"])
+        assert f"{name}: answers" in text
+    assert result["models"]["capsnet"]["n_params"] > 100_000
+
+
+def test_every_network_learns(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "own", n=30)
+    train(folder, "--n-epochs=6", f"--out-json={tmp_path / 'run.json'}")
+    for name, model in json.loads((tmp_path / "run.json").read_text())["models"].items():
+        assert model["accuracy"] > 0.9, name
+
+
+def test_unequal_classes_are_told(tmp_path: Path, capsys: Capture) -> None:
+    folder = write_folder(tmp_path / "own", n=44)
+    rare = sorted(CLASSES)[1]
+    for path in sorted((folder / rare).iterdir())[4:]:
+        path.unlink()
+    train(folder, "--models=cnn", f"--out-json={tmp_path / 'run.json'}")
+    printed, warned = capsys.readouterr()
+    assert f"warning: the class {rare} has 3 training pictures and the largest 35" in warned
+    result = json.loads((tmp_path / "run.json").read_text())
+    confusion = np.array(result["confusion"]["cnn"])
+    right = np.diag(confusion) / confusion.sum(axis=1)
+    assert result["models"]["cnn"]["balanced_accuracy"] == pytest.approx(right.mean())
+    rows = [line.split() for line in printed.splitlines() if line.startswith(f"  {rare[:4]}")]
+    assert rows[-1][-1] == f"{right[1]:.3f}"
+
+
+def test_the_mean_over_classes_leaves_out_those_without_test_pictures() -> None:
+    confusion = np.array([[8, 0, 2], [0, 0, 0], [1, 0, 0]])
+    np.testing.assert_allclose(tables.class_accuracies(confusion), [0.8, np.nan, 0])
+    assert tables.confusion_lines(confusion, ["a", "b", "c"])[1:] == [
+        "  a    8    0    2    0.800",
+        "  b    0    0    0        -",
+        "  c    1    0    0    0.000",
+    ]
+
+
+def test_many_classes_have_short_tables() -> None:
+    names = [f"class {k}" for k in range(40)]
+    counts = 5 * np.eye(40, dtype=int)
+    assert tables.confusion_lines(counts, names) == ["  no error"]
+    counts[3, 7] = 2
+    assert tables.confusion_lines(counts, names) == ["      2 of class 3 as class 7", "  least accurate: class 3 0.714"]
+
+
+def test_a_resumed_training_is_the_unbroken_one_and_may_be_longer(tmp_path: Path, capsys: Capture) -> None:
+    folder = write_folder(tmp_path / "own", n=10)
+    flags = ["--models=cnn", "--lr-schedule=constant"]
+    train(folder, *flags, "--n-epochs=3", f"--out-json={tmp_path / 'a.json'}")
+    checkpoint = [f"--checkpoint={tmp_path / 'run.safetensors'}"]
+    train(folder, *flags, *checkpoint, "--n-epochs=1")
+    train(folder, *flags, *checkpoint, "--n-epochs=3", "--resume", f"--out-json={tmp_path / 'b.json'}")
+    a, b = (json.loads((tmp_path / name).read_text())["history"] for name in ("a.json", "b.json"))
+    assert a == b
+    train(folder, "--models=cnn", f"--checkpoint={tmp_path / 'c.safetensors'}")
+    argv = [f"--data-dir={folder}", *TINY, "--models=cnn", f"--checkpoint={tmp_path / 'c.safetensors'}", "--resume"]
+    assert "its learning rate or loss depends on the length: train anew" in failure(m, [*argv, "--n-epochs=2"], capsys)
+    (folder / CLASSES[0]).rename(folder / "bird")
+    assert "dark left,heller,猫" in failure(m, argv, capsys)
+
+
+def test_colours_reach_every_network(tmp_path: Path) -> None:
+    """Classes that differ in their colour alone."""
+    rng = np.random.default_rng(0)
+    for name, channel in (("red", 0), ("blue", 2)):
+        (tmp_path / name).mkdir()
+        for k in range(30):
+            image = rng.integers(0, 30, (20, 20, 3))
+            image[4:16, 4:16, channel] = 114 if channel else 43.5  # as grey they are alike
+            Image.fromarray(image.astype(np.uint8)).save(tmp_path / name / f"{k}.png")
+    out = tmp_path / "run.json"
+    train(tmp_path, "--colour=rgb", "--n-epochs=15", f"--out-json={out}")
+    accuracies = {name: model["accuracy"] for name, model in json.loads(out.read_text())["models"].items()}
+    assert min(accuracies.values()) > 0.9, accuracies
+
+
+def test_the_gradient_of_the_capsnet_on_colours() -> None:
+    own = m.Config(image_size=21, colour="rgb", class_names=("a", "b", "c"), plain=True)
+    sizes = {"conv_channels": 3, "primary_types": 2, "decoder": (5, 7), "dtype": "float64"}
+    config = m.sized(digits.Config, own, **sizes)
+    rng = np.random.default_rng(0)
+    params = digits.capsnet_init(rng, config)
+    images, labels = rng.random((4, 21, 21, 3)), np.array([[0], [1], [2], [1]])
+    assert params["decoder3.w"].shape[1] == 21 * 21 * 3
+    batch = digits.Batch(images, labels, images[:, None])
+    _, grads = digits.capsnet_loss_and_grads(params, batch, 4, config)
+
+    def loss(**params: Array) -> float:
+        return digits.capsnet_loss_and_grads(params, batch, 4, config)[0]["train_loss"]
+
+    check_gradient(loss, params, grads, rng)
+
+
+def test_epochs_follow_from_the_number_of_pictures(trained: tuple[Path, Path, dict[str, Any]]) -> None:
+    data = m.make_data(m.Config(data_dir=trained[0]))
+    for n, expected in ((48, 30), (2000, 30), (6000, 10), (60_000, 1), (200_000, 1)):
+        many = data._replace(train=m.Labelled(np.empty((n, 1, 1, 1), np.uint8), np.zeros(n, int)))
+        assert m.resolved(m.Config(), many).n_epochs == expected
+        assert m.resolved(m.Config(n_epochs=7), many).n_epochs == 7
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Prediction
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_prediction_takes_folders_and_patterns_and_reads_as_the_training_did(
+    trained: tuple[Path, Path, dict[str, Any]], capsys: Capture
+) -> None:
+    folder, checkpoint, _ = trained
+    names = [folder / CLASSES[0], folder / "h*" / "bild 1*.png", folder / CLASSES[2] / "bild 0ß.png"]
+    assert m.main([f"--checkpoint={checkpoint}", "--predict", *map(str, names)]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["picture", *m.MODEL_NAMES]
+    assert len(lines) == 20 + 11 + 1
+    answers = m.predict(checkpoint, [folder])
+    assert len(answers.paths) == 60
+    config, states = m.load_checkpoint(checkpoint)
+    data = m.make_data(dataclasses.replace(config, data_dir=folder))
+    everything = np.concatenate([data.train.images, data.test.images])
+    for name, model in m.make_models(config).items():
+        expected = m.answers_of(model, states[name].params, everything, SERIAL)
+        found = answers.by_model[name]
+        np.testing.assert_allclose(np.sort(found, axis=0), np.sort(expected, axis=0), atol=1e-5)
+    np.testing.assert_allclose(answers.by_model["cnn"].sum(axis=1), 1, atol=1e-5)
+
+
+def test_a_broken_picture_is_named_and_the_others_are_answered(
+    trained: tuple[Path, Path, dict[str, Any]], tmp_path: Path, capsys: Capture
+) -> None:
+    folder, checkpoint, _ = trained
+    shots = tmp_path / "shots"
+    shutil.copytree(folder / CLASSES[0], shots)
+    (shots / "cut.png").write_bytes((shots / "bild 0ß.png").read_bytes()[:50])
+    (shots / "notes.txt").write_text("x")
+    out = tmp_path / "answers.csv"
+    argv = [f"--checkpoint={checkpoint}", "--predict", str(shots), str(tmp_path / "no*.png"), f"--out={out}"]
+    assert m.main(argv) == 1
+    printed, error = capsys.readouterr()
+    assert len(printed.splitlines()) == 21
+    assert error.startswith("error: 2 cannot be read: ")
+    assert "cut.png" in error
+    assert "no*.png" in error
+    assert error.count("\n") == 1
+    with out.open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 20 * 3
+    assert list(rows[0]) == ["file", "model", "class", *sorted(CLASSES)]
+    for row in rows:
+        assert row["class"] == max(sorted(CLASSES), key=lambda name: float(row[name]))
+    assert m.main([*argv[:3], f"--out={tmp_path / 'answers.json'}"]) == 1
+    found = json.loads((tmp_path / "answers.json").read_text(encoding="utf-8"))
+    assert [row["class"] for row in found] == [row["class"] for row in rows]
+    assert set(found[0]["answers"]) == set(CLASSES)
+
+
+def test_grey_levels_of_the_training_hold_for_predictions(tmp_path: Path, capsys: Capture) -> None:
+    folder = write_deep(tmp_path / "deep", ".tif", lambda x: (x / 255 - 0.5).astype(np.float32), n=10)
+    checkpoint = tmp_path / "run.safetensors"
+    train(folder, "--models=cnn", f"--checkpoint={checkpoint}")
+    assert "grey levels -0.5 to 0.5" in capsys.readouterr().out
+    config, states = m.load_checkpoint(checkpoint)
+    assert config.known_levels == {"floating point": (-0.5, 0.5)}
+    data = m.make_data(dataclasses.replace(config, data_dir=folder))
+    everything = np.concatenate([data.train.images, data.test.images])
+    expected = m.answers_of(m.make_models(config)["cnn"], states["cnn"].params, everything, SERIAL)
+    found = m.predict(checkpoint, [folder]).by_model["cnn"]
+    np.testing.assert_allclose(np.sort(found, axis=0), np.sort(expected, axis=0), atol=1e-6)
+    other = write_deep(tmp_path / "other", ".png", lambda x: (257 * x).astype(np.uint16), n=1)
+    argv = [f"--checkpoint={checkpoint}", "--predict", str(other)]
+    assert m.main(argv) == 1
+    assert "no picture of the training does" in capsys.readouterr().err
+
+
+def test_flags_that_do_not_fit_together(tmp_path: Path, capsys: Capture) -> None:
+    assert "argument --data-dir: name the folder of your pictures" in usage_error(m, [], capsys)
+    assert "argument --out: needs --predict" in usage_error(m, ["--data-dir=x", "--out=a.csv"], capsys)
+    argv = ["--checkpoint=c", "--predict", "a.png"]
+    assert "ends neither in .csv nor in .json" in usage_error(m, [*argv, "--out=a.txt"], capsys)
+    assert "argument --data-dir: name the folder of your pictures" in usage_error(figures, [], capsys)
+    assert "there is no folder" in failure(m, [f"--data-dir={tmp_path / 'nowhere'}"], capsys)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The sheet of pictures, and the page
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_sheet(
+    trained: tuple[Path, Path, dict[str, Any]], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_coarsely(monkeypatch)
+    folder, checkpoint, _ = trained
+    argv = [f"--data-dir={folder}", f"--outdir={tmp_path}"]
+    for flags in ([], ["--colour=rgb"], [f"--checkpoint={checkpoint}"]):
+        assert figures.main([*argv, *flags]) == 0
+    assert (tmp_path / "your_own_images" / "pictures.png").stat().st_size > 5000
+    other = write_folder(tmp_path / "other", n=5, seed=1)
+    argv = [f"--data-dir={other}", f"--checkpoint={checkpoint}", f"--outdir={tmp_path}"]
+    assert "has not the pictures" in failure(figures, argv, capsys)
+
+
+def test_names_in_any_alphabet(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["cat", "a" * 20, "猫", "$a$", "Ж"]
+    families, missing = figures.fonts_for(["cat", "Ж", "é"])
+    assert (families, missing) == (["DejaVu Sans"], set())
+    assert figures.shown_names(names, set()) == (["cat", "a" * 9 + "…", "猫", r"\$a\$", "Ж"], [])
+    assert figures.shown_names(names, {"猫"})[0][2] == "class 3"
+    assert figures.shown_names(names, {"猫"})[1] == ["class 3: U+732B"]
+
+    class Font:
+        def get_char_index(self, code: int) -> int:
+            return code
+
+    real = figures.get_font
+    monkeypatch.setattr(figures, "get_font", lambda path: Font() if path == "cjk.ttf" else real(path))
+    entry = figures.fontManager.ttflist[0]
+    cjk = dataclasses.replace(entry, fname="cjk.ttf", name="A CJK font")
+    monkeypatch.setattr(figures.fontManager, "ttflist", [*figures.fontManager.ttflist, cjk])
+    assert figures.fonts_for(names) == (["DejaVu Sans", "A CJK font"], set())
+
+
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it draws are sets, the counts that it prints are those of the sets, and all its commands are accepted."""
+    page = (ROOT / "docs" / "your_own_images.md").read_text(encoding="utf-8")
+    assert len(page.splitlines()) <= 150
+    text = "".join(re.findall(r"```bash\n(.*?)```", page, re.DOTALL))
+    drawings = re.findall(r"python - <<'END'\n(.*?)END\n", text, re.DOTALL)
+    lines = re.sub(r"python - <<'END'\n.*?END\n", "", text, flags=re.DOTALL).splitlines()
+    commands = [shlex.split(line)[1:] for line in lines]
+    monkeypatch.chdir(tmp_path)
+    for drawing in drawings:
+        exec(drawing, {})
+    for script, *argv in commands:
+        module = importlib.import_module(script.removesuffix(".py"))
+        assert parse(getattr(module, "Config", m.Config), module.Options, argv, "")
+    assert (len(commands), len(drawings)) == (4, 2)
+    for argv in (commands[0][1:], commands[1][1:]):
+        data = m.make_data(parse(m.Config, m.Options, argv, "")[0])
+        counts = [np.bincount(part.labels).tolist() for part in (data.train, data.test)]
+        by_class = dict(zip(data.classes, zip(*counts, strict=True), strict=True))
+        assert tables.describe_classes(by_class, data.train.images.shape[1], "grey") in page

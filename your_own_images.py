@@ -1,0 +1,515 @@
+#!/usr/bin/env python3
+"""Your own pictures: matrix capsules, a CNN and a CapsNet with reconstructions, trained on any classes, in numpy.
+
+Three networks of this project learn the classes of a folder of pictures and then name those of other pictures:
+
+    capsules   convolutional matrix capsules with EM routing, as in conv_matrix_capsules.py
+               G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018
+    cnn        a CNN on the same grids, with as many parameters
+    capsnet    a capsule network with dynamic routing, which draws each picture again from one capsule, as in
+               multimnist_capsnet.py
+               S. Sabour, N. Frosst, G. Hinton, "Dynamic routing between capsules", NIPS 2017
+
+    pictures (B, S, S, C)   resized, in the middle of a square; C = 1, grey, or 3; S from 20 to 64 pixels
+    answers  (B, J)         activations of the class capsules, probabilities of the CNN, lengths of the digit capsules
+
+The folder has a sub-folder for each class (docs/your_own_images.md). The darkest and the brightest level of the
+training pictures become 0 and 1, for the test and for --predict too. Without a test set a fifth of each class is drawn.
+
+Run it (three networks, seed 0; then ask the trained networks):
+
+    python your_own_images.py --data-dir FOLDER --checkpoint run.safetensors
+    python your_own_images.py --checkpoint run.safetensors --predict PICTURES
+"""
+
+from __future__ import annotations
+
+import support.startup  # noqa: F401  before the others, for Ctrl-C
+
+# isort: split
+
+import csv
+import dataclasses
+import functools
+import glob
+import io
+import json
+import math
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import conv_matrix_capsules as conv
+import multimnist_capsnet as digits
+from data.labelled_pictures import Labelled, PictureSets, picture_endings, read_sets, visible_files
+from data.pictures import Levels, square_of_set
+from fast import optimizers
+from fast.workers import Workers, default_threads
+from support.checkpoints import read_checkpoint
+from support.console import one_line, print_message, shows_progress
+from support.files import UserError, atomic_write, require_writable
+from support.optimizers import TrainState
+from support.results import model_metrics, recorded_command, result_document, save_result
+from support.run import Stream, generator, init_state, permutation, require_finite
+from support.script import script
+from support.tables import class_accuracies, confusion_lines, confusion_matrix, describe_classes
+from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
+
+from support.settings import (  # isort: skip
+    SettingError, float_in, folder, int_in, names_of, output_path, parse, setting,
+)  # fmt: skip
+
+# Dimension letters
+#   B  pictures of a batch   N  pictures of a set   S  rows, and columns, of a picture   C  channels   J  classes
+
+Array = np.ndarray
+Params = dict[str, Array]
+
+EXPERIMENT = "your_own_images"
+MODEL_NAMES = ("capsules", "cnn", "capsnet")
+SIDES = (20, 32)  # by default, in pixels; the nearest to the pictures' own size is taken
+MOST_SHOWN = 60_000  # pictures that a network sees by default: 30 epochs of 2,000, one epoch of 60,000
+MARGIN_EPOCHS = 10  # in which the margin of the capsules' loss rises, where the learning rate is constant
+RARE = 0.1  # of the largest class
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Configuration
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+# fmt: off
+@dataclasses.dataclass(frozen=True)
+class Config:
+    data_dir: Path | None = setting(None, folder, "Folder of the pictures, with a sub-folder for each class; or a .npz"
+        " file of x_train, y_train and perhaps x_test, y_test.", usual=True, free=True, group="pictures")
+    image_size: int | None = setting(None, int_in(20, 64), "Resize the pictures to N x N pixels.", usual=True,
+        shown="their own size, but at least {} and at most {}".format(*SIDES))
+    colour: str = setting("grey", ("grey", "rgb"), "Show the pictures to the networks in grey or in colour.",
+        usual=True)
+    shift: int = setting(0, int_in(0, 8), "Shift every training picture at random by up to N pixels on each axis.")
+    seed: int = setting(0, int_in(0, 2**32 - 1), "Seed of the test set that is drawn, the initial weights and the order"
+        " of the pictures.", usual=True, group="training")
+    n_epochs: int | None = setting(None, int_in(1, 100_000), "Train for N passes over the training pictures.",
+        usual=True, shown=f"30, but fewer of more than {MOST_SHOWN // 30:,} pictures")
+    batch_size: int = setting(32, int_in(1, 4096), "Take each step on N pictures.")
+    lr: float = setting(0.015, float_in(0, 10, above=True), "Learning rate of the matrix capsules.")
+    cnn_lr: float = setting(3e-3, float_in(0, 10, above=True), "Learning rate of the CNN.")
+    capsnet_lr: float = setting(2e-3, float_in(0, 10, above=True), "Learning rate of the CapsNet.")
+    lr_schedule: str = setting("linear", ("linear", "constant"), "Course of the learning rate: it falls to 0, or it"
+        " stays, and a training can be continued with more epochs.")
+    recon_weight: float = setting(0.005, float_in(0, 1000), "Weight of the squared error of the CapsNet's"
+        " reconstructions in its loss.")
+    plain: bool = setting(False, bool, "Compute by the plain forms of the networks, not by their fast twins.")
+    class_names: tuple[str, ...] = ()  # these three are from the pictures
+    levels: tuple[str, ...] = ()  # which became black and white, by the kind of numbers: "8 bits: 0 to 255"
+    pictures: str = ""  # a checksum of the training pictures
+
+    dtype = "float32"
+# fmt: on
+
+    @property
+    def length_is_free(self) -> bool:
+        return self.lr_schedule == "constant"
+
+    @property
+    def channels(self) -> int:
+        return 3 if self.colour == "rgb" else 1
+
+    @property
+    def known_levels(self) -> Levels:
+        pairs = (text.split(": ") for text in self.levels)
+        return {kind: (float(both.split(" to ")[0]), float(both.split(" to ")[1])) for kind, both in pairs}
+
+
+# fmt: off
+@dataclasses.dataclass(frozen=True)
+class Options(PredictOptions):
+    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train these networks alone.", usual=True)
+    out: Path | None = setting(None, output_path, "Write the answers of --predict to this .csv or .json file.",
+        usual=True)
+    threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No number depends on it.",
+        shown="one for each processor, at most 4")
+# fmt: on
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Data
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def make_data(config: Config) -> PictureSets:
+    """Raises UserError where there are no pictures of two classes."""
+    assert config.data_dir
+    rng = generator(config.seed, Stream.DATA)
+    return read_sets(config.data_dir, config.image_size or SIDES, config.channels, rng)
+
+
+def resolved(config: Config, data: PictureSets) -> Config:
+    """``config`` with what the pictures decide."""
+    n, side = data.train.images.shape[:2]
+    return dataclasses.replace(
+        config, image_size=side, n_epochs=config.n_epochs or max(1, min(30, round(MOST_SHOWN / n))),
+        class_names=data.classes, levels=tuple(f"{k}: {low!r} to {high!r}" for k, (low, high) in data.levels.items()),
+        pictures=f"{zlib.crc32(data.train.images.tobytes()):08x}",
+    )  # fmt: skip
+
+
+def in_floats(images: Array) -> Array:
+    """uint8 -> float32 in [0, 1]."""
+    return images * np.float32(1 / 255)
+
+
+class Batch(NamedTuple):
+    images: Array  # (B, S, S, C) float32
+    labels: Array  # (B,)
+
+    def part(self, start: int, stop: int) -> Batch:
+        return Batch(self.images[start:stop], self.labels[start:stop])
+
+
+def steps_per_epoch(config: Config, data: PictureSets) -> int:
+    return math.ceil(len(data.train.labels) / config.batch_size)
+
+
+def training_batch(data: PictureSets, config: Config, step: int) -> Batch:
+    """The batch of a step, which depends on the seed and the step alone."""
+    epoch, position = divmod(step, steps_per_epoch(config, data))
+    chosen = permutation(len(data.train.labels), config.seed, epoch)[position * config.batch_size :]
+    chosen = chosen[: config.batch_size]
+    images = in_floats(data.train.images[chosen])
+    if m := config.shift:
+        rng = generator(config.seed, Stream.SHUFFLE, epoch, position)
+        padded = np.pad(images, ((0, 0), (m, m), (m, m), (0, 0)), mode="edge")
+        row, column = rng.integers(0, 2 * m + 1, (2, len(chosen), 1)) + np.arange(images.shape[1])  # each (B, S)
+        images = padded[np.arange(len(chosen))[:, None, None], row[:, :, None], column[:, None, :]]
+    return Batch(images, data.train.labels[chosen])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The three networks as the training loop sees them
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Model(NamedTuple):
+    name: str
+    init_params: Callable[[np.random.Generator], Params]
+    loss_and_grads: Callable[[float, Params, Batch, int], tuple[dict[str, float], Params]]  # progress; n of the batch
+    answers: Callable[[Params, Array], Array]  # images -> (B, J): the greatest names the class
+    lr: float
+    part_size: int  # pictures on which one thread works at a time
+
+
+def sized(settings: Any, config: Config, **more: Any) -> Any:
+    """The settings of the networks of another script, its ``Config``, for these pictures."""
+    own = {"image_size": config.image_size, "in_channels": config.channels, "n_classes": len(config.class_names)}
+    net = type("Sized", (settings,), own)(plain=config.plain, **more)
+    for name, value in own.items():  # also where it is a field
+        object.__setattr__(net, name, value)
+    return net
+
+
+def capsnet_settings(config: Config) -> Any:
+    return sized(digits.Config, config, recon_weight=config.recon_weight)
+
+
+def softmax(scores: Array) -> Array:
+    e = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def conv_model(name: str, config: Config) -> Model:
+    """The matrix capsules or their CNN."""
+    net = conv.make_models(sized(conv.Config, config))[name]
+
+    def loss_and_grads(progress: float, params: Params, part: Batch, n: int) -> tuple[dict[str, float], Params]:
+        scores, cache = net.forward(params, part.images)
+        loss, dscores = net.loss(scores, part.labels, progress)
+        weight = len(part.labels) / n
+        return {"train_loss": weight * loss}, net.backward(weight * dscores, cache)[0]
+
+    def answers(params: Params, images: Array) -> Array:
+        scores = net.forward(params, images)[0]
+        return softmax(scores) if name == "cnn" else scores
+
+    lr = config.cnn_lr if name == "cnn" else config.lr
+    return Model(name, net.init_params, loss_and_grads, answers, lr, net.part_size)
+
+
+def capsnet_model(config: Config) -> Model:
+    net = capsnet_settings(config)
+
+    def loss_and_grads(progress: float, params: Params, part: Batch, n: int) -> tuple[dict[str, float], Params]:
+        batch = digits.Batch(part.images, part.labels[:, None], part.images[:, None])
+        return digits.capsnet_loss_and_grads(params, batch, n, net)
+
+    return Model(
+        "capsnet", lambda rng: digits.capsnet_init(rng, net), loss_and_grads,
+        lambda params, images: digits.capsnet_forward(params, images, net)[0], config.capsnet_lr, 16,
+    )  # fmt: skip
+
+
+def make_models(config: Config) -> dict[str, Model]:
+    return {"capsules": conv_model("capsules", config), "cnn": conv_model("cnn", config),
+            "capsnet": capsnet_model(config)}  # fmt: skip
+
+
+def reconstructions(params: Params, images: Array, config: Config) -> Array:
+    """Images (B, S, S, C) -> what the CapsNet draws of each from its longest capsule (B, S, S, C)."""
+    lengths, cache = digits.capsnet_forward(params, images, capsnet_settings(config))
+    masked, _ = digits.mask_forward(cache.v, lengths.argmax(axis=1)[:, None])
+    return digits.decoder_forward(params, masked)[0].reshape(images.shape)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Evaluation and training loop
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def answers_of(model: Model, params: Params, images: Array, workers: Workers) -> Array:
+    """Images (N, S, S, C) uint8 -> (N, J)."""
+    parts = range(0, len(images), model.part_size)
+    return np.concatenate(
+        workers.map(lambda k: model.answers(params, in_floats(images[k : k + model.part_size])), parts)
+    )
+
+
+def evaluate(model: Model, params: Params, test: Labelled, n_classes: int, workers: Workers) -> tuple[Array, Any]:
+    """Confusion matrix, and metrics: the accuracy, and its mean over the classes."""
+    answers = answers_of(model, params, test.images, workers).argmax(axis=1)
+    confusion = confusion_matrix(test.labels, answers, n_classes)
+    accuracy, balanced = np.trace(confusion) / confusion.sum(), np.nanmean(class_accuracies(confusion))
+    return confusion, {"accuracy": float(accuracy), "balanced_accuracy": float(balanced)}
+
+
+def learning_rate(model: Model, config: Config, step: int, n_steps: int) -> float:
+    """It rises from a tenth over the first 20 steps."""
+    falls = 1 - step / n_steps if config.lr_schedule == "linear" else 1.0
+    return model.lr * falls * min(1.0, 0.1 + 0.9 * step / 20)
+
+
+def train(
+    model: Model, config: Config, data: PictureSets, state: TrainState, workers: Workers,
+    callback: Callback | None = None,
+) -> None:  # fmt: skip
+    """Train ``state`` in place to ``config.n_epochs``. ``callback(state, epoch has ended)`` is called before the first
+    step and after every one. Raises UserError where the loss stops being finite."""
+    assert config.n_epochs
+    n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
+    n_steps = per_epoch * config.n_epochs
+    n_rising = n_steps if config.lr_schedule == "linear" else per_epoch * MARGIN_EPOCHS
+    update = digits.adamw_step if config.plain else optimizers.adamw_step
+    if callback and state.step == 0:
+        callback(state, True)
+    while state.step < n_steps:
+        started = time.perf_counter()
+        batch = training_batch(data, config, state.step)
+        progress = min(1.0, state.step / max(1, n_rising - 1))
+        work = functools.partial(model.loss_and_grads, progress)
+        with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
+            losses, grads = workers.gradients(work, state.params, batch, model.part_size)
+            update(state, grads, learning_rate(model, config, state.step, n_steps))
+        require_finite(state, losses["train_loss"], per_epoch)
+        state.add(losses, weight=len(batch.labels))
+        state.seconds += time.perf_counter() - started
+        epoch_ended = state.step % per_epoch == 0
+        if epoch_ended:
+            state.end_epoch(n, evaluate(model, state.params, data.test, len(data.classes), workers)[1])
+        if callback:
+            callback(state, epoch_ended)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A run from beginning to end
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def fresh_states(config: Config) -> dict[str, TrainState]:
+    return {name: init_state(model, config) for name, model in make_models(config).items()}
+
+
+def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
+    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+
+
+def run(
+    config: Config, options: RunOptions = NO_OPTIONS, *, names: Sequence[str] = MODEL_NAMES, command: str = "",
+    callback: Callback | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Data, trainings, result: accuracies are fractions, "confusion" counts test pictures by model, true class and
+    answer."""
+    data = make_data(config)
+    config = resolved(config, data)
+    counts = [np.bincount(part.labels, minlength=len(data.classes)).tolist() for part in (data.train, data.test)]
+    by_class = dict(zip(data.classes, zip(*counts, strict=True), strict=True))
+    if not options.quiet:
+        print_message(describe_classes(by_class, data.train.images.shape[1], config.colour).splitlines()[0].rstrip(":"))
+    rarest = min(by_class, key=lambda name: by_class[name][0])
+    if by_class[rarest][0] < RARE * max(counts[0]):
+        print_message(f"warning: the class {rarest} has {by_class[rarest][0]:,} training pictures and the largest"
+                      f" {max(counts[0]):,}: look at the balanced accuracy")  # fmt: skip
+    states, networks = fresh_states(config), make_models(config)
+    models: dict[str, Any] = {}
+    confusions = {}
+    with (
+        Session(EXPERIMENT, config, states, options, callback, command) as session,
+        Workers(options.threads, config.dtype) as workers,
+    ):
+        for name in (name for name in networks if name in names):
+            session.begin(name, steps_per_epoch(config, data) * (config.n_epochs or 0))
+            train(networks[name], config, data, states[name], workers, session.after_step)
+            confusion, _ = evaluate(networks[name], states[name].params, data.test, len(data.classes), workers)
+            models[name], confusions[name] = model_metrics(states[name]), confusion.tolist()
+    states = {name: states[name] for name in models}
+    result = result_document(
+        EXPERIMENT, config, "images", models, states, options.threads, "accuracy", 1 / len(data.classes)
+    )
+    return result | {"classes": by_class, "confusion": confusions}
+
+
+def format_result(result: dict[str, Any]) -> str:
+    """The pictures, the table of accuracies, and for each network the answers by class."""
+    config = result["config"]
+    text = describe_classes(result["classes"], config["image_size"], config["colour"])
+    levels = "; ".join(f"{low:g} to {high:g}" for low, high in Config(levels=config["levels"]).known_levels.values())
+    lines = [text, f"grey levels {levels}; seed {config['seed']}, {config['n_epochs']} epochs", ""]
+    lines += ["model      accuracy balanced parameters  seconds"]
+    for name, m in result["models"].items():
+        lines.append(f"{name:<10} {m['accuracy']:8.4f} {m['balanced_accuracy']:8.4f} {m['n_params']:10,}"
+                     f" {m['train_seconds']:8.1f}")  # fmt: skip
+    for name, matrix in result["confusion"].items():
+        lines += ["", f"{name}: answers", *confusion_lines(np.array(matrix), list(result["classes"]))]
+    return "\n".join(lines)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Prediction (--predict)
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def named_files(names: Sequence[Path]) -> Iterator[Path]:
+    """The files that folders, patterns and names stand for. A name that stands for none is one that cannot be read."""
+    endings = picture_endings()
+    for name in names:
+        if name.is_dir():
+            yield from (path for _, path in visible_files(name) if path.suffix.lower() in endings)
+        elif name.exists():
+            yield name
+        else:
+            yield from map(Path, sorted(glob.glob(str(name), recursive=True)) or [str(name)])
+
+
+class Answers(NamedTuple):
+    paths: list[Path]
+    classes: tuple[str, ...]
+    by_model: dict[str, Array]  # (N, J)
+    unreadable: list[str]  # why
+
+
+def predict(checkpoint: Path, names: Sequence[Path], threads: int = 1, quiet: bool = False) -> Answers:
+    """The answers of each network of a checkpoint to each picture that can be read, 1,000 at a time."""
+    from tqdm import tqdm
+
+    config, states = load_checkpoint(checkpoint)
+    assert config.image_size
+    models, found = make_models(config), list(dict.fromkeys(named_files(names)))
+    paths: list[Path] = []
+    unreadable, answers = [], {name: [np.empty((0, len(config.class_names)))] for name in states}
+    bar = tqdm(total=len(found), desc="pictures", leave=False, disable=not shows_progress(quiet))
+    with Workers(threads, config.dtype) as workers:
+        for start in range(0, len(found), 1000):
+            squares = []
+            for path in found[start : start + 1000]:
+                try:
+                    squares.append(square_of_set(path, config.image_size, config.channels, config.known_levels))
+                    paths.append(path)
+                except UserError as error:
+                    unreadable.append(str(error))
+                bar.update()
+            for name, state in states.items() if squares else ():
+                answers[name].append(answers_of(models[name], state.params, np.stack(squares), workers))
+    bar.close()
+    return Answers(paths, config.class_names, {name: np.concatenate(a) for name, a in answers.items()}, unreadable)
+
+
+def format_answers(answers: Answers) -> str:
+    """A line for each picture: the class that each network names, and its activation, probability or length."""
+    classes, names = answers.classes, list(answers.by_model)
+    width, column = max(map(len, map(str, answers.paths)), default=7), max(map(len, classes)) + 6
+    lines = [f"{'picture':<{width}}  " + "  ".join(f"{name:<{column}}" for name in names).rstrip()]
+    for n, path in enumerate(answers.paths):
+        cells = [f"{classes[a[n].argmax()]} {a[n].max():.3f}" for a in answers.by_model.values()]
+        lines.append(f"{path!s:<{width}}  " + "  ".join(f"{cell:<{column}}" for cell in cells).rstrip())
+    return "\n".join(lines)
+
+
+def write_answers(path: Path, answers: Answers) -> None:
+    """A row for each picture and network: file, model, class, and the answer for each class. Raises UserError."""
+    classes = answers.classes
+    rows = [
+        (str(file), name, classes[a[n].argmax()], [round(float(x), 6) for x in a[n]])
+        for n, file in enumerate(answers.paths)
+        for name, a in answers.by_model.items()
+    ]
+    text = io.StringIO(newline="")
+    if path.suffix == ".json":
+        found = [
+            {"file": file, "model": model, "class": named, "answers": dict(zip(classes, x, strict=True))}
+            for file, model, named, x in rows
+        ]
+        json.dump(found, text, ensure_ascii=False, indent=1)
+    else:
+        writer = csv.writer(text)
+        writer.writerow(["file", "model", "class", *classes])
+        writer.writerows([file, model, named, *x] for file, model, named, x in rows)
+    with atomic_write(path) as stream:
+        stream.write(text.getvalue().encode())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Command line
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, _ = parse(
+        Config, Options, argv,
+        "Train two capsule networks and a CNN on your own pictures, and name the classes of others.",
+        [
+            ("--data-dir photographs --checkpoint run.safetensors", "300 pictures of three classes: about 1 minute."),
+            ("--data-dir photographs --colour rgb --models capsules", "In colour, one network: about 20 seconds."),
+            ("--checkpoint run.safetensors --predict new/ 'more/*.jpg' --out answers.csv",
+             "Name the classes of other pictures: about 1 second."),
+        ],
+    )  # fmt: skip
+    require_writable(options.out, options.out_json, None if options.predict else options.checkpoint)
+    if options.out and not options.predict:
+        raise SettingError("out", "needs --predict")
+    if options.out and options.out.suffix not in (".csv", ".json"):
+        raise SettingError("out", f"{options.out} ends neither in .csv nor in .json")
+    if options.predict:
+        assert options.checkpoint
+        answers = predict(options.checkpoint, options.predict, options.threads, options.quiet)
+        if options.out:
+            write_answers(options.out, answers)
+        print(format_answers(answers))
+        if answers.unreadable:
+            shown = "; ".join(answers.unreadable[:3]) + "; …" * (len(answers.unreadable) > 3)
+            raise UserError(f"{len(answers.unreadable):,} cannot be read: {one_line(shown, 400)}")
+        return
+    if config.data_dir is None:
+        raise SettingError("data_dir", "name the folder of your pictures")
+    command = recorded_command(EXPERIMENT, argv)
+    result = run(config, options, names=options.models, command=command)
+    save_result(options.out_json, result, command)
+    print(format_result(result))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
