@@ -251,12 +251,13 @@ def make_parser() -> argparse.ArgumentParser:
         COMMON_FLAGS.replace("--results", "--figures"),
         [
             ("--checkpoint run.npz", "All figures of the networks in run.npz: about 2 minutes."),
+            ("--checkpoint run.npz --figures attacked_images", "One of them: about 10 seconds."),
             ("--figures attack_seeds", "Attack curves of committed results: about 3 seconds."),
         ],
         description="Draw attacks on the convolutional matrix capsules, from a checkpoint or after training them.",
     )
     experiment.add_config_flags(parser)
-    files = add_figure_arguments(parser, experiment.EXPERIMENT, argparse.SUPPRESS)
+    files = add_figure_arguments(parser, experiment.EXPERIMENT)
     names = (*OF_RUN, *OF_RESULTS)
     files.add_argument("--figures", type=names_of(names), metavar="A,B", default=(),
                        help=f"Draw these alone: {', '.join(names)}.")  # fmt: skip

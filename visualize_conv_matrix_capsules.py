@@ -671,12 +671,13 @@ def make_parser() -> argparse.ArgumentParser:
         COMMON_FLAGS.replace("--results", "--figures"),
         [
             ("--checkpoint run.npz", "All figures of the networks in run.npz: about 1 minute."),
+            ("--checkpoint run.npz --figures confusion_matrix", "One of them: about 10 seconds."),
             ("--figures novel_viewpoints,table_2", "From committed results of five seeds: about 5 seconds."),
         ],
         description="Draw the figures of the convolutional matrix capsules, from a checkpoint or after training them.",
     )
     experiment.add_config_flags(parser)
-    files = add_figure_arguments(parser, experiment.EXPERIMENT, argparse.SUPPRESS)
+    files = add_figure_arguments(parser, experiment.EXPERIMENT)
     names = (*OF_RUN, *OF_RESULTS)
     files.add_argument("--figures", type=names_of(names), metavar="A,B", default=(),
                        help=f"Draw these alone: {', '.join(names)}.")  # fmt: skip

@@ -399,7 +399,8 @@ def draw_figures(
     n_colours: Mapping[str, int] | None = None,
 ) -> None:  # fmt: skip
     """Write the figures that --figures names, or all, to ``folder``. ``of_run()`` trains, and is called only where one
-    of its figures is wanted. Of all figures, those whose results are missing are left out."""
+    of its figures is wanted. Of all figures, those whose results are missing are left out. Raises UserError where
+    --figures names one that the training does not give."""
     wanted = options.figures
     require_writable(folder / "figure.png")
 
@@ -414,6 +415,8 @@ def draw_figures(
                     print(f"left out {name}.png: {error}")
 
     of_this_run = of_run() if not wanted or set(wanted) - set(of_results) else {}
+    if lacking := set(wanted) - set(of_results) - set(of_this_run):
+        raise UserError(f"no {', '.join(sorted(lacking))} can be drawn of this training")
     write(of_results, bool(wanted))
     write(of_this_run, True)
 
@@ -810,9 +813,9 @@ def add_outdir(parser: Any, what: str) -> None:
 
 
 def add_figure_arguments(
-    parser: argparse.ArgumentParser, experiment: str, results_help: str
+    parser: argparse.ArgumentParser, experiment: str, results_help: str | None = None
 ) -> argparse._ArgumentGroup:
-    """``--outdir``, ``--checkpoint``, ``--quiet`` and ``--results``."""
+    """``--outdir``, ``--checkpoint``, ``--quiet`` and, where it has a help text, ``--results``."""
     parser.epilog = f"The figures go to DIR/{experiment}/, where DIR is --outdir."
     files = parser.add_argument_group("files")
     add_outdir(files, "figures")
@@ -822,7 +825,8 @@ def add_figure_arguments(
         metavar="FILE",
         help="Draw the finished training of this file. Default: train first, with the flags of the experiment.",
     )
-    files.add_argument("--results", type=Path, metavar="FILE", nargs="+", help=results_help)
+    if results_help:
+        files.add_argument("--results", type=Path, metavar="FILE", nargs="+", help=results_help)
     files.add_argument("--quiet", action="store_true", help="Show no progress bar.")
     return files
 

@@ -231,6 +231,11 @@ def test_a_network_that_the_page_cannot_compute_is_refused(
     paths[which] = tmp_path / "other"
     config, states = SCRIPTS[which].load_checkpoint(checkpoints[which])
     other = dataclasses.replace(config, **{field: value})
+    if field == "dataset":  # whose networks have other shapes
+        fresh = SCRIPTS[which].fresh_states(other)
+        for name, state in states.items():
+            fresh[name].history, fresh[name].step = state.history, state.step
+        states = fresh
     SAVE[which](paths[which], SCRIPTS[which].EXPERIMENT, other, states.values(), "")
     argv = ["--multimnist", str(paths[0]), "--viewpoint", str(paths[1]), "--out", str(tmp_path / "page.html")]
     assert failure(explorer, argv, capsys) == f"error: {paths[which]} {says}: the page computes no other network\n"

@@ -376,6 +376,8 @@ def test_figures_refuse_damaged_results_before_they_look_for_data(
     experiment: Experiment, tmp_path: Path, capsys: Capture
 ) -> None:
     script = importlib.import_module(f"visualize_{experiment.name}")
+    if not hasattr(script.make_parser().parse_args([]), "results"):
+        pytest.skip("the figures are of the committed results")
     for content, fault in ((b"{", "r.json is not JSON"), (b"\xff", "r.json: it is not text in UTF-8")):
         (tmp_path / "r.json").write_bytes(content)
         argv = [*experiment.argv(), "--results", str(tmp_path / "r.json"), "--outdir", str(tmp_path)]

@@ -473,3 +473,5 @@ def test_what_cannot_be_drawn(
     flags = ["--figures=confusion_matrix"]
     assert "--n-test 10 or more" in failure(figures, [*SMALL, *flags, "--n-test=5", "--n-train=8"], capsys)
     assert "not 9" in failure(figures, [f"--checkpoint={checkpoint}", "--n-epochs=9", *flags], capsys)
+    assert figures.main([f"--checkpoint={checkpoint}", "--figures=attention"]) == 1
+    assert capsys.readouterr().err == "error: no attention can be drawn of this training\n"
