@@ -125,6 +125,7 @@ class Config(Viewpoints):
     pixel_offset: float = 0.0
     hold_out: str = "viewpoints"
     n_epochs: int = 5
+    cnn_epochs: int | None = None  # as n_epochs
     n_train: int | None = None
     n_test: int | None = None
     n_val: int | None = None
@@ -848,7 +849,7 @@ def train(
     loss stops being finite.
     """
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
-    n_steps = per_epoch * config.n_epochs
+    n_steps = per_epoch * (config.n_epochs if model.name == "capsules" else config.cnn_epochs or config.n_epochs)
     if callback and state.step == 0:
         callback(state, True)
     while state.step < n_steps:
@@ -1384,6 +1385,7 @@ def add_config_flags(parser: Parser) -> None:
     add("seed", whole_number(0, 2**32 - 1), "Seed of the data, the initial weights and the order of the images.")
     add("n_epochs", whole_number(1, 100_000),
         f"Train for N passes over the training set ({OWN_EPOCHS} with --dataset images).")
+    add("cnn_epochs", whole_number(1, 100_000), "The same for the CNN.", default="as --n-epochs")
     add("batch_size", whole_number(1, 4096), "Take each step on N images.")
     add("lr", positive, "Learning rate of the capsules.", "X")
     add("cnn_lr", positive, "Learning rate of the CNN.", "X")

@@ -143,7 +143,7 @@ MOST = {  # of whole numbers from 1
 }  # fmt: skip
 FROM_0_TO = {"--seed": 2**32 - 1, "--shapes-seed": 2**32 - 1, "--shift": 8, "--max-shift": 12}
 OUTSIDE = {  # of numbers
-    "--lr": "0 -1 -1e-3 11", "--cnn-lr": "0 -1 -1e-3 11", "--lenet-lr": "0 -1 -1e-3 11", "--match-accuracy": "0 -1 1.1",
+    "--lr": "0 -1 -1e-3 11", "--cnn-lr": "0 -1 -1e-3 11", "--match-accuracy": "0 -1 1.1",
     "--variance-floor": "0 -1 1e7", "--beta-v-init": "-11 11", "--pixel-offset": "-11 11",
     "--weight-decay": "-1 101", "--recon-weight": "-1 1001", "--min-iou": "-1 1.5",
 }  # fmt: skip
@@ -458,7 +458,7 @@ def test_a_nan_stops_the_run_and_names_epoch_and_step(
 
 
 def with_lr(config: Any, lr: float, **changes: Any) -> Any:
-    rates = {field.name: lr for field in dataclasses.fields(config) if field.name in ("lr", "cnn_lr", "lenet_lr")}
+    rates = {field.name: lr for field in dataclasses.fields(config) if field.name in ("lr", "cnn_lr")}
     schedule = {"lr_schedule": "constant"} if hasattr(config, "lr_schedule") else {}
     return dataclasses.replace(config, **rates, **schedule, **changes)
 
@@ -588,7 +588,7 @@ def test_a_real_signal_in_mid_training(
 
 # What another value is, for each flag that sets a field of a Config; flags that only fit together are given together.
 OTHER_VALUES = {
-    "--seed": "1", "--n-epochs": "1", "--batch-size": "5", "--lr": "0.1", "--cnn-lr": "0.1", "--lenet-lr": "0.1",
+    "--seed": "1", "--n-epochs": "1", "--batch-size": "5", "--lr": "0.1", "--cnn-lr": "0.1",
     "--n-train": "32", "--n-test": "9", "--n-val": "17", "--n-sweep": "5", "--n-train-views": "3",
     "--n-test-views": "3", "--n-elev": "2", "--n-test-elev": "4", "--n-per-combo": "2",
     "--min-iou": "0.5", "--max-shift": "1",
