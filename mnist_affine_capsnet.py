@@ -53,13 +53,13 @@ import multimnist_capsnet as base
 from data.affnist_file import AFFNIST_SIDE, read_affnist
 from data.pictures import picture_sheet, read_strokes
 from fast.workers import SERIAL, Workers
+from smallnorb_novel_viewpoint import confusion_matrix
 from support.checkpoints import read_checkpoint, require_models
 from support.files import UserError, atomic_write, require_writable
 from support.optimizers import TrainState, count_params
 from support.results import recorded_command, result_document, save_result
 from support.run import Stream, generator, init_state, permutation, require_finite
 from support.script import script
-from support.tables import confusion_matrix, seed_of
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
 
 from multimnist_capsnet import (  # isort: skip
@@ -678,9 +678,11 @@ def describe(result: dict[str, Any]) -> str:
         if c["match_accuracy"] is None
         else f", stopped at {100 * c['match_accuracy']:g} % on {c['n_val']:,} for validation"
     )
+    trained = result.get("trained_with_seed", result["seed"])
+    seed = f"{result['seed']}" + f" (trained with seed {trained})" * (trained != result["seed"])
     return (
         f"{result['dataset']} on {c['canvas']}x{c['canvas']}: {c['n_test']:,} test digits;"
-        f" seed {seed_of(result)}, {c['n_epochs']} epochs of {c['n_train']:,}{match}"
+        f" seed {seed}, {c['n_epochs']} epochs of {c['n_train']:,}{match}"
     )
 
 

@@ -36,7 +36,6 @@ from helpers import usage_error
 from support.checkpoints import save_checkpoint
 from support.figures import WRONG, figure_style
 from support.files import UserError
-from support.tables import confusion_matrix
 
 SMALL = ["--seed=123", "--dataset=strokes", "--conv-channels=4", "--primary-types=2", "--threads=1"]
 TINY = [*SMALL, "--n-epochs=2", "--n-train=64", "--n-val=20", "--n-test=60", "--n-sweep=5", "--batch-size=16"]
@@ -212,7 +211,7 @@ def test_digits_and_answers_are_those_of_the_tests(run: figures.Run, canvas_run:
             np.testing.assert_array_equal(images, image_set.images())
             for name, answers in zip(drawn.states, figures.answers_to(drawn, images).T, strict=True):
                 expected = drawn.tested[name]["confusion"][image_set.name]
-                assert confusion_matrix(labels, answers, 10).tolist() == expected
+                assert experiment.confusion_matrix(labels, answers, 10).tolist() == expected
 
 
 def test_wrong_answers_are_marked_and_no_others(run: figures.Run) -> None:
