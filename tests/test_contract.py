@@ -62,7 +62,7 @@ def no_data(monkeypatch: Patch) -> None:
         monkeypatch.setattr(experiment.script, "make_data", lambda config: pytest.fail("got as far as the data"))
 
 
-NO_DATA = SimpleNamespace(name="none", labels=(), test_labels=())
+NO_DATA = SimpleNamespace(name="none", labels=range(24), test_labels=range(20))  # as many as in the smallest training
 
 
 def without_data(patch: Patch) -> None:
@@ -256,7 +256,8 @@ def test_a_file_that_is_no_checkpoint(
             script = importlib.import_module(name)
             reads = settings_of(script.Options).get("checkpoint", settings.FREE).kind is settings.input_path
             if reads and script.experiment is experiment.script:
-                argv = [f"--checkpoint={path}", f"{'--outdir' if 'visualize' in name else '--out'}={tmp_path / 'o'}"]
+                out = "--outdir" if "visualize" in name else "--out"
+                argv = [f"--checkpoint={path}", f"{out}={tmp_path / 'out' / name}"]
                 assert failure(script, argv, capsys) == line
 
 

@@ -456,7 +456,7 @@ def test_the_sweep_is_spread_over_the_test_digits(digits_dir: Path) -> None:
 
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
 def test_training_learns(name: str, digits_dir: Path) -> None:
-    config = small(digits_dir, n_train=96, n_epochs=6, lr=1e-2, lenet_lr=1e-2, conv_channels=8, primary_types=2)
+    config = small(digits_dir, n_train=96, n_epochs=6, lr=1e-2, conv_channels=8, primary_types=2)
     data = m.make_data(config)
     history = m.train_all(config, data, names=(name,))[name].history
     assert history["train_loss"][-1] < 0.8 * history["train_loss"][0]
