@@ -11,7 +11,7 @@ import numpy as np
 
 Array = np.ndarray
 
-MAX_MATRIX, MAX_NAMES, MAX_COLUMNS = 12, 30, 10  # classes of a printed matrix, of a list, of a table
+MAX_MATRIX, MAX_NAMES = 12, 30  # classes of a printed matrix, of a list
 
 
 def seed_of(result: Mapping[str, Any]) -> str:
@@ -64,26 +64,6 @@ def describe_classes(counts: Mapping[str, tuple[int, int]], side: int, colour: s
     return "\n".join([*lines, "  ..."] if len(counts) > MAX_NAMES else lines)
 
 
-def prediction_table(
-    paths: Sequence[Path], classes: Sequence[str], scores: Mapping[str, Array], activations: Array
-) -> str:
-    """For each picture the class that each model predicts by its scores (N, J), and the class activations (N, J), of
-    more than ten classes the three greatest."""
-    width, column = max(len(str(path)) for path in paths), max(12, *map(len, classes))
-    heads = " ".join(f"{name:>{column}}" for name in scores)
-    all_fit = len(classes) <= MAX_COLUMNS
-    names = " ".join(f"{name:>5}" if max(map(len, classes)) > 1 else name for name in classes)
-    lines = [f"{'picture':<{width}} {heads}   " + (f"activations: {names}" if all_fit else "greatest activations")]
-    for n, path in enumerate(paths):
-        named = " ".join(f"{classes[s[n].argmax()]:>{column}}" for s in scores.values())
-        order = range(len(classes)) if all_fit else np.argsort(-activations[n], kind="stable")[:3].tolist()
-        shown = " ".join(
-            f"{activations[n][j]:.3f}" if all_fit else f"{classes[j]} {activations[n][j]:.3f}" for j in order
-        )
-        lines.append(f"{path!s:<{width}} {named}   {shown}")
-    return "\n".join(lines)
-
-
 def two_label_table(paths: Sequence[Path], classes: Sequence[str], named: Array, lengths: Array) -> str:
     """For each picture the two classes ``named`` (N, 2), and the lengths of all capsules (J, N)."""
     width, longest = max(len(str(path)) for path in paths), max(map(len, classes))
@@ -94,22 +74,6 @@ def two_label_table(paths: Sequence[Path], classes: Sequence[str], named: Array,
         both = "    ".join(f"{classes[j]:>{longest}} ({length[j]:.2f})".ljust(column) for j in two)
         lines.append(f"{path!s:<{width}} {both}   " + " ".join(f"{x:.2f}" for x in length))
     return "\n".join(lines)
-
-
-def attack_lines(attacks: Mapping[str, Mapping[str, Any]], epsilons: Sequence[str]) -> list[str]:
-    """Accuracy under each attack on each model, ``attacks[model][kind][epsilon]``, and next to it the fraction of the
-    images whose gradient is zero, ``attacks[model]["zero_gradient"]``, or ``["zero_gradient_log_odds"]``."""
-    heads = " ".join(f"{epsilon:>6}" for epsilon in epsilons)
-    lines = [f"{'accuracy under attack by epsilon':<32} {heads}  zero gradient"]
-    for name, found in attacks.items():
-        for kind, by_epsilon in found.items():
-            if isinstance(by_epsilon, Mapping):
-                cells = " ".join(f"{by_epsilon[epsilon]:6.3f}" for epsilon in epsilons)
-                lines.append(f"{name + ': ' + kind.replace('_', ' '):<32} {cells}")
-                if kind != "worst_case":
-                    zero = found["zero_gradient" + ("_log_odds" if kind.endswith("_log_odds") else "")]
-                    lines[-1] += f"  {zero:13.3f}"
-    return lines
 
 
 def pose_study_lines(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
