@@ -170,7 +170,7 @@ def test_settings_are_chosen_on_other_objects(folder: Path, hold_out: str) -> No
     images = s.read_smallnorb(folder, "training").images
     elevations = (30.0, 70.0)
     config = conv.Config(
-        dataset="smallnorb", data_dir=str(folder), hold_out=hold_out, standardize="image", n_val_objects=2,
+        dataset="smallnorb", data_dir=folder, hold_out=hold_out, standardize="image", n_val_objects=2,
         train_azimuths=(0, 170), test_azimuths=(180, 350), train_elevations=elevations, test_elevations=elevations,
     )  # fmt: skip
     train, *tests = (split for split in conv.make_data(config) if isinstance(split, conv.Examples))
