@@ -419,15 +419,8 @@ def test_a_gif_keeps_white_and_the_colours_of_letters() -> None:
     assert content == stream.getvalue()
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in ROOT.glob("*.py")))
-def test_a_notebooks_backend_stops_no_script(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notebooks set MPLBACKEND for the commands that they start; the project does not have that backend."""
-    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    process = run_script(script, "--help")
-    assert (process.returncode, process.stderr) == (0, "")
-
-
 def test_a_notebooks_backend_stops_no_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notebooks set MPLBACKEND for the commands that they start; the project does not have that backend."""
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     process = run_script("visualize_networks.py", f"--outdir={tmp_path}")
     assert (process.returncode, process.stderr) == (0, "")
