@@ -450,15 +450,15 @@ def draw_frames(fig: Figure, update: Callable[..., None], frames: Iterable[tuple
 
 
 def with_one_palette(frames: Sequence[Array]) -> list[Array]:
-    """Frames (H, W, 3) in the same 256 colours, white among them, so that what does not move costs nothing. A colour
-    counts once, however many pixels have it: letters are few."""
+    """Frames (H, W, 3) in the same 256 colours, black and white among them, so that what does not move costs nothing. A
+    colour counts once, however many pixels have it: letters are few."""
     keys = [((frame.astype(int) + 4) // 8) @ [33 * 33, 33, 1] for frame in frames]  # in steps of eight, up to 256
     present = np.unique(np.concatenate([np.unique(key) for key in keys]))
     colours = np.minimum(np.stack(np.unravel_index(present, (33, 33, 33)), axis=1) * 8, 255)
     palette = colours
     if len(colours) > 256:
-        reduced = Image.fromarray(colours[None].astype(np.uint8)).quantize(255, method=Image.Quantize.MEDIANCUT)
-        palette = np.array([*(reduced.getpalette() or [])[: 3 * 255], 255, 255, 255]).reshape(-1, 3)
+        reduced = Image.fromarray(colours[None].astype(np.uint8)).quantize(254, method=Image.Quantize.MEDIANCUT)
+        palette = np.array([*(reduced.getpalette() or [])[: 3 * 254], *(0, 0, 0), *(255, 255, 255)]).reshape(-1, 3)
     nearest = np.square(colours[:, None] - palette).sum(axis=2).argmin(axis=1)
     table = np.zeros((33**3, 3), np.uint8)
     table[present] = palette[nearest]
