@@ -408,8 +408,14 @@ ERRORS: list[Planted] = [
         "visualize_multimnist_capsnet.py", "test_visualize_multimnist",
         ("length.n_steps * length.batch_size", "length.n_epochs * length.n_train",
          "test_the_length_of_a_training_is_what_its_setting_says"),
-        ('half = sample["high"] - sample["mean"]', 'half = sample["sd"]',
-         "test_means_with_intervals_and_lengths_of_one_seed_are_drawn"),
+        ("interval(values) for", "(values.mean(), values.std()) for",
+         "test_the_length_of_a_training_is_what_its_setting_says"),
+        (" * np.maximum(weight, 1e-12)[:, None]", "", "test_couplings_are_means_weighted_by_length"),
+    ),
+    *in_file(
+        "visualize_mnist_affine_capsnet.py", "test_visualize_affine",
+        ('accuracy["capsnet"] - rows', 'rows - accuracy["capsnet"]',
+         "test_the_sweep_is_mean_and_interval_of_the_reported_seeds"),
     ),
     *in_file(
         "support/statistics.py", "test_statistics",
