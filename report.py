@@ -131,8 +131,8 @@ HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands be
   <!-- table: results/E/A.json,results/E/B.json#PART rows names=capsules,CNN -->     of several files, or of a part;
       of a file with three settings, "names=A,one|two|" names the first two and leaves the third out
   <!-- table: results/EXPERIMENT/FILE.json grid models=capsules,cnn digits=2 -->     a row per setting of a sweep
-  <!-- table: results/EXPERIMENT/FILE.json seeds first=3 -->     a row per seed, here of the first three, then mean,
-      sd and 95 % interval
+  <!-- table: results/EXPERIMENT/FILE.json seeds first=3 -->     a row per seed, here of the first three, then mean
+      and sd, and the 95 % interval of five or more
   <!-- table: results/EXPERIMENT/FILE.json study models=capsules -->     a row per kind of assignments (--routing-study)
   <!-- table: results/claims.json claims page=docs/PAGE.md -->     a row per condition of each claim, here of a page's
   <!-- table: results/benchmarks/FILE.json table NAME columns=step,ms -->     a table of a benchmark file

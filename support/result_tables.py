@@ -6,7 +6,7 @@ import itertools
 from typing import Any, NamedTuple
 
 from support.files import UserError
-from support.statistics import describe_sample
+from support.statistics import MIN_SEEDS, describe_sample
 
 Json = dict[str, Any]
 
@@ -83,8 +83,8 @@ def pick_setting(document: Json, name: str | None) -> Json:
 
 
 def seeds_table(document: Json, options: dict[str, str]) -> str:
-    """A row for each seed, or for the first N, then mean, standard deviation and interval of these; columns for each
-    setting."""
+    """A row for each seed, or for the first N, then mean and standard deviation of these, and the interval where there
+    are five or more; columns for each setting."""
     view, n = view_of([document], options), int(options["first"]) if "first" in options else None
     heads, columns = [], []
     for setting, entry in document["settings"].items():
@@ -98,6 +98,7 @@ def seeds_table(document: Json, options: dict[str, str]) -> str:
     rows.append(["mean", *(show(s["mean"], view.digits) for s in samples)])
     if len(seeds) > 1:
         rows.append(["sd", *(show(s["sd"], view.digits) for s in samples)])
+    if len(seeds) >= MIN_SEEDS:
         rows.append(["95 %", *(f"{s['low']:.{view.digits}f} to {s['high']:.{view.digits}f}" for s in samples)])
     return markdown(["seed", *heads], rows)
 

@@ -256,7 +256,7 @@ def test_seeds_of_a_sweep_have_columns_for_each_setting() -> None:
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.split("\n")]
     assert rows[0] == ["seed", "a=x capsules: accuracy", "a=y capsules: accuracy"]
     assert rows[2:6] == [["1", "0.10", "0.50"], ["2", "0.20", "0.50"], ["mean", "0.15", "0.50"], ["sd", "0.07", "0.00"]]
-    assert len(rows) == 7
+    assert len(rows) == 6
 
 
 # ----------------------------------------------------------------------------------------------------------------------
