@@ -253,6 +253,11 @@ EXPERIMENTS = {
             f"{_DIGITS} --n-test 20 --n-val 16 --n-sweep 4 --conv-channels 2 --primary-types 1",
         ),
         Experiment("conv_matrix_capsules", f"{_DIGITS} --n-test 10 --sizes 5,2,3,2"),
+        Experiment(
+            "capsule_attacks",
+            "--n-epochs 2 --batch-size 8 --n-train 24 --sizes 5,2,3,2 --lr-schedule constant --loss cross-entropy"
+            " --n-attack 2 --epsilons 0.1 --attack-steps 2",
+        ),
     )
 }
 

@@ -244,7 +244,8 @@ def test_a_file_that_is_no_checkpoint(
         assert f"{path}" in line
         for name in SCRIPTS:
             script = importlib.import_module(name)
-            if settings_of(script.Options).get("checkpoint", settings.FREE).kind is settings.input_path:
+            is_read = settings_of(script.Options).get("checkpoint", settings.FREE).kind is settings.input_path
+            if is_read and script.experiment is experiment.script:
                 argv = [f"--checkpoint={path}", *([f"--outdir={tmp_path / 'o'}"] if "visualize" in name else [])]
                 assert failure(script, argv, capsys) == line
 
