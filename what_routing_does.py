@@ -1,38 +1,295 @@
-"""The parts of a CapsNet, replaced one by one: what each does.
+#!/usr/bin/env python3
+"""What routing does: one part of a capsule network is replaced, and everything else stays as it was.
 
-[Gu 2021] J. Gu, V. Tresp, H. Hu, "Capsule network is not more robust than convolutional network", CVPR 2021 (arXiv
-2103.15459) names five parts that set a capsule network apart from a CNN. Here are the pairs that stand for each:
+The convolutional matrix capsules of conv_matrix_capsules.py, on drawn shapes of which some azimuths are held out:
+
+    assignments      ``even``: one iteration, whose M-step has the assignments from which EM routing starts, the same
+                     for all parents of a child, as in [Hinton 2018, table 1] and in [Paik 2019] I. Paik, T. Kwak,
+                     I. Kim, "Capsule networks need an improved routing algorithm", ACML 2019 (arXiv 1907.13327)
+    loss             ``cross-entropy`` of a score of pose and activation, in place of the spread loss of activations
+    votes            V_ij = M_i W_ij + b_j with a learned bias b_j. [Peer 2019] D. Peer, S. Stabinger, A.
+                     Rodriguez-Sanchez, "Limitations of routing-by-agreement based capsule networks" (arXiv 1905.08744)
+
+The CapsNet of multimnist_capsnet.py, on composites of digits. [Gu 2021] J. Gu, V. Tresp, H. Hu, "Capsule network is not
+more robust than convolutional network", CVPR 2021 (arXiv 2103.15459) names five parts that set it apart from a CNN:
 
     transformation   u_hat_ij = u_i W_ij. The capsule network always has it. ``shared`` has one W_j for all primary
                      capsules, as in [Gu 2020] J. Gu, V. Tresp, "Improving the robustness of capsule networks to image
                      affine transformations", CVPR 2020 (arXiv 1911.07968), which does not route
-    routing          ``fixed``: couplings that do not depend on the votes, even (all 1 / J) or drawn at random
-    squash           ``RELU`` of primary capsules, as in a CNN, and ``IDENTITY`` of digit capsules
-    margin loss      ``softmax_cross_entropy`` of the lengths
+    assignments      ``even`` (all 1 / J) or ``random`` couplings, which do not depend on the votes
+    activation       ``relu`` of primary capsules, as in a CNN, and no squash of digit capsules
+    loss             ``cross-entropy``: softmax of the lengths, in place of the margin loss
     reconstruction   of each class from its own capsule; a ``recon_weight`` of 0
 
-They are given to ``multimnist_capsnet.capsnet_model`` as its ``Parts``.
+The variants are pairs that are given to the network of the base script, and no branch there. A third study has the task
+of [Peer 2019]: poses and their negatives, which EM routing without a bias cannot tell apart.
+
+Run it (EM routing, then even assignments, then the third study):
+
+    python what_routing_does.py
+    python what_routing_does.py --assignments even
+    python what_routing_does.py --study signs
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from typing import Any
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+import conv_matrix_capsules as conv
 import multimnist_capsnet as base
+import smallnorb_novel_viewpoint as viewpoint
+from fast.optimizers import adamw_step
 from fast.workers import Workers
-from multimnist_capsnet import Array, Batch, Config, Model, NetworkConfig, Pair, Params, Parts
-from support.run import Stream, generator
+from multimnist_capsnet import Array, Batch, NetworkConfig, Pair, Params, Parts
+from support.checkpoints import read_checkpoint
+from support.optimizers import TrainState, count_params
+from support.results import model_metrics, recorded_command, result_document, save_result
+from support.run import Stream, generator, init_state
+from support.script import script
+from support.settings import SettingError, float_in, folder, int_in, parse, setting
+from support.training import NO_OPTIONS, Callback, RunOptions, Session
+
+# Dimension letters
+#   B  images of a batch              I  capsules, or types, below           J  capsules, or types, above
+#   K  side of a receptive field      P  side of a pose matrix (4), or entries of a primary capsule (8)
+#   L  receptive fields               D  entries of a pose (16), or of a digit capsule (16)
+#   M  children of a field, K * K * I
+
+EXPERIMENT = "what_routing_does"
+COMPOSITES: dict[str, Any] = {  # the settings of that study
+    "batch_size": 64, "n_epochs": 4, "n_train": 12_000, "n_test": 5000, "lr": 0.01, "weight_decay": 0.1,
+}  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Configuration: user inputs only
+# ----------------------------------------------------------------------------------------------------------------------
+
+STUDIES = ("shapes", "signs", "composites")
+OF_STUDIES: dict[str, tuple[str, ...]] = {  # which fields apply to some studies alone
+    "assignments": ("shapes", "composites"), "loss": ("shapes", "composites"), "vote_bias": ("shapes",),
+    "n_epochs": ("shapes", "composites"), "lr": ("shapes", "composites"), "data_dir": ("composites",),
+    "transform": ("composites",), "activation": ("composites",), "recon_weight": ("composites",),
+}  # fmt: skip
+
+
+# fmt: off
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One run."""
+
+    study: str = setting("shapes", STUDIES, "Train convolutional matrix capsules on drawn shapes; or a layer of class"
+        " capsules on poses and their negatives; or a CapsNet on composites of two digits.", usual=True, group="data")
+    data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files.", free=True)
+    seed: int = setting(0, int_in(0, 2**32 - 1),
+        "Seed of the data, the initial weights and the order of the images.", usual=True)
+    n_epochs: int = setting(conv.Config.n_epochs, int_in(1, 100_000), "Train for N passes over the training set.",
+        shown=f"{conv.Config.n_epochs}, composites {COMPOSITES['n_epochs']}", usual=True, group="training")
+    lr: float = setting(conv.Config.lr, float_in(0, 10, above=True), "Learning rate of Adam.",
+        shown=f"{conv.Config.lr:g}, composites {COMPOSITES['lr']:g}")
+    assignments: str = setting("routed", ("routed", "even", "random"), "Assign children to parents by routing; evenly;"
+        " or, in a CapsNet, at random, drawn once for each pair of capsules.", usual=True, group="parts")
+    loss: str = setting("paper", ("paper", "cross-entropy"), "Loss: the paper's, which is the spread loss of matrix"
+        " capsules and the margin loss of a CapsNet; or cross-entropy.", usual=True)
+    vote_bias: str = setting("none", ("none", "learned"), "Learn a bias of the votes for each parent.", usual=True)
+    transform: str = setting("own", ("own", "shared"), "Give every primary capsule of a CapsNet its own transformation,"
+        " or all of them one.")
+    activation: str = setting("squash", ("squash", "relu"), "Squash the capsules of a CapsNet; or take the ReLU of"
+        " primary capsules, and nothing of digit capsules.")
+    recon_weight: float = setting(NetworkConfig.recon_weight, float_in(0, 1000),
+        "Weight of the squared error of a CapsNet's reconstruction in the loss.")
+    # fmt: on
+
+    @classmethod
+    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: COMPOSITES[name] for name in ("n_epochs", "lr") if given.get("study") == "composites"}
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        for name, studies in OF_STUDIES.items():
+            if name in given and self.study not in studies:
+                raise SettingError(name, f"does not apply to --study {self.study}")
+        if self.assignments == "random" and self.study == "shapes":
+            raise SettingError("assignments", "random applies to --study composites alone")
+        if self.study == "signs" and (unused := [name for name in ("checkpoint", "resume") if name in given]):
+            raise SettingError(unused[0], "--study signs takes seconds and saves nothing")
+
+    @property
+    def length_is_free(self) -> bool:
+        """The learning rate falls to 0 at the end."""
+        return False
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# EM routing over receptive fields: even assignments, and a learned bias of the votes
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def even_assignments(routing: conv.Routing) -> conv.Routing:
+    """One iteration, whatever ``n_iters``: the M-step of the assignments from which routing starts."""
+
+    def forward(
+        pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, *rest: Any
+    ) -> tuple[Array, Array, Any]:
+        return routing.forward(pose, a_in, w, beta_a, beta_v, 1, *rest)
+
+    return routing._replace(forward=forward)
+
+
+class BiasedCache(NamedTuple):
+    fields: conv.Fields
+    n_in: int  # I
+    shared: bool  # whether w is (1, 1, I, J, P, P)
+    votes: viewpoint.VotesCache
+    mass_unit: float
+    em: viewpoint.EMCache
+
+
+def biased_routing_forward(
+    pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, bias: Array, n_iters: int, variance_floor: float,
+    k: int, stride: int = 1, offset: Array | None = None,
+) -> tuple[Array, Array, BiasedCache]:  # fmt: skip
+    """``conv.field_routing_forward`` with a bias (J, D) that is added to all votes for a parent of each type.
+    [Peer 2019]
+
+    The mean of votes whose weights have the sum 1 moves by the bias, and no distance changes. Where a parent has hardly
+    any mass the sum is below 1, because of MASS_FLOOR: then the bias also changes variances, activations and
+    assignments.
+    """
+    (I, P), J, fields = pose.shape[3:5], w.shape[3], conv.Fields(pose.shape[1:3], k, stride)
+    poses = conv.gather(pose, fields).reshape(-1, k * k * I, P, P)  # (L, M, P, P)
+    a_fields = conv.gather(a_in, fields).reshape(poses.shape[:2])  # (L, M)
+    w_fields = np.broadcast_to(w, (k, k, I, J, P, P)).reshape(-1, J, P, P)  # (M, J, P, P)
+    votes, votes_cache = viewpoint.votes_forward(poses, w_fields)  # (L, M, J, D)
+    votes = votes + bias
+    if offset is not None:
+        votes += np.repeat(offset.reshape(-1, 1, P * P), I, axis=0)  # (M, 1, D)
+    over = functools.partial(conv.over_parents, fields)
+    r = np.ones(votes.shape[:3], votes.dtype)
+    r /= over(r, np.add)
+    mass_unit = float(r.sum(axis=1).mean())
+    mu, a, em = viewpoint.em_routing_forward(
+        votes, a_fields, mass_unit * beta_a, beta_v, [1 / mass_unit] * n_iters, variance_floor, r, over
+    )
+    shape = (len(pose), *fields.out, J)
+    cache = BiasedCache(fields, I, w.shape[0] < k, votes_cache, mass_unit, em)
+    return mu.reshape(*shape, P, P), a.reshape(shape), cache
+
+
+def biased_routing_backward(
+    dmu: Array, da: Array, cache: BiasedCache, policy: str
+) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """dmu (B, Ho, Wo, J, P, P), da (B, Ho, Wo, J) -> dpose, da_in, dw, dbeta_a, dbeta_v, dbias."""
+    fields, I, shared, votes_cache, mass_unit, em = cache
+    (B, Ho, Wo, J, P, _), k = dmu.shape, fields.k
+    # mu, a = em_routing(votes, a_fields, mass_unit beta_a, beta_v)
+    routed = viewpoint.em_routing_backward(dmu.reshape(-1, J, P * P), da.reshape(-1, J), em, policy)
+    dvotes, da_fields, dbeta_a, dbeta_v = routed
+    # votes = poses @ w_fields + bias + offset
+    dbias = dvotes.sum(axis=(0, 1))
+    dposes, dw_fields = viewpoint.votes_backward(dvotes, votes_cache)
+    dw = dw_fields.reshape(k, k, I, J, P, P)
+    if shared:
+        dw = dw.sum(axis=(0, 1), keepdims=True)
+    # poses, a_fields = gather(pose), gather(a_in)
+    dpose = conv.scatter(dposes.reshape(B, Ho, Wo, k, k, I, P, P), fields)
+    da_in = conv.scatter(da_fields.reshape(B, Ho, Wo, k, k, I), fields)
+    return dpose, da_in, dw, mass_unit * dbeta_a, dbeta_v, dbias
+
+
+BIASED = conv.Routing(biased_routing_forward, biased_routing_backward, ("beta_a", "beta_v", "bias"))
+BIAS_INIT = 0.1  # [Peer 2019]
+
+
+def matrix_config(config: Config) -> conv.Config:
+    """The configuration of the base network, on drawn shapes."""
+    return conv.Config(
+        dataset="shapes", seed=config.seed, n_epochs=config.n_epochs, lr=config.lr,
+        loss="spread" if config.loss == "paper" else config.loss, **viewpoint.VIEWS["shapes"],
+    )  # fmt: skip
+
+
+def matrix_capsules(config: Config) -> conv.Model:
+    """The base script's capsules with the configured parts. Those that they have in common start from the same
+    weights."""
+    network = matrix_config(config)
+    routing = BIASED if config.vote_bias == "learned" else conv.FAST
+    model = conv.make_capsules(network, even_assignments(routing) if config.assignments == "even" else routing)
+
+    def init_params(rng: np.random.Generator) -> Params:
+        params = model.init_params(rng)
+        if config.vote_bias == "learned":
+            for layer in ("convcaps1", "convcaps2", "class"):
+                shape = (len(params[f"{layer}.beta_a"]), viewpoint.POSE_SIDE**2)
+                params[f"{layer}.bias"] = np.full(shape, BIAS_INIT, network.dtype)
+        return params
+
+    return model._replace(init_params=init_params)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Poses and their negatives [Peer 2019]
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def sign_accuracy(config: viewpoint.Config, rng: np.random.Generator, biased: bool) -> tuple[float, int]:
+    """Whether class capsules tell poses from their negatives: accuracy, 0.5 by guessing, and number of parameters.
+
+    Class 0 has children whose pose entries lie between 0 and 1, class 1 has the negatives of the same poses. All
+    children are active. The layer has the parameters, routing, optimiser and rate of the dense capsules of
+    smallnorb_novel_viewpoint.py, and cross-entropy; it takes 300 steps on 16 new pairs each, and is tested on 500.
+    """
+
+    def pairs(n: int) -> tuple[Array, Array]:
+        x = rng.random((n, viewpoint.N_PRIMARY, viewpoint.POSE_SIDE, viewpoint.POSE_SIDE)).astype(config.dtype)
+        return np.concatenate([x, -x]), np.repeat([0, 1], n)
+
+    def forward(params: Params, pose: Array) -> tuple[Array, viewpoint.VotesCache, viewpoint.EMCache, Array]:
+        votes, votes_cache = viewpoint.votes_forward(pose, params["class.w"])
+        votes = votes + params["class.bias"] if biased else votes
+        betas, a_in = (params["class.beta_a"], params["class.beta_v"]), np.ones_like(votes[:, :, 0, 0])
+        mu, a, cache = viewpoint.em_routing_forward(votes, a_in, *betas, config.lambdas, config.variance_floor)
+        return viewpoint.class_scores_forward(mu, a, "cross-entropy"), votes_cache, cache, mu
+
+    drawn = viewpoint.capsules_init(rng, config)
+    params = {"class.w": drawn["class.w"][:, :2].copy()}  # of two classes
+    params |= {name: drawn[name][:2].copy() for name in ("class.beta_a", "class.beta_v")}
+    if biased:
+        params["class.bias"] = np.full((2, viewpoint.POSE_SIDE**2), BIAS_INIT, config.dtype)
+    state = TrainState("signs", params)
+    for _ in range(300):
+        pose, labels = pairs(16)
+        scores, votes_cache, cache, mu = forward(params, pose)
+        dscores = viewpoint.softmax_cross_entropy(scores, labels)[1]
+        dmu, da = viewpoint.class_scores_backward(dscores, mu, "cross-entropy")
+        dvotes, _, dbeta_a, dbeta_v = viewpoint.em_routing_backward(dmu, da, cache, config.em_grad)
+        grads = {"class.w": viewpoint.votes_backward(dvotes, votes_cache)[1], "class.bias": dvotes.sum(axis=(0, 1))}
+        adamw_step(state, [grads | {"class.beta_a": dbeta_a, "class.beta_v": dbeta_v}], config.lr)
+    pose, labels = pairs(500)
+    return float((forward(params, pose)[0].argmax(axis=1) == labels).mean()), count_params(params)
+
+
+def sign_study(seed: int) -> dict[str, Any]:
+    """The metrics without and with a bias of the votes."""
+    config, rng = viewpoint.Config(seed=seed), generator(seed, Stream.EVALUATION, *b"signs")
+    plain, _ = sign_accuracy(config, rng, biased=False)
+    biased, n_params = sign_accuracy(config, rng, biased=True)
+    return {"n_params": n_params, "sign_accuracy": plain, "biased_sign_accuracy": biased}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Parts of a CapsNet
+# ----------------------------------------------------------------------------------------------------------------------
 
 RELU: Pair = (base.relu_forward, base.relu_backward)
 IDENTITY: Pair = (lambda s: (s, None), lambda dv, _: dv)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Routing without agreement
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def even_couplings(n_children: int, n_parents: int) -> Array:
@@ -83,20 +340,15 @@ def shared(routing: Pair) -> Pair:
     return forward, backward
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Networks
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def make_parts(
     config: NetworkConfig, assignments: str = "routed", transform: str = "own", activation: str = "squash",
-    loss: str = "margin",
+    loss: str = "paper",
 ) -> Parts:  # fmt: skip
-    """The parts of a network by their names: assignments "routed", "uniform" or "random"; transform "own" or "shared";
-    activation "squash" or "relu"; loss "margin" or "cross-entropy"."""
+    """The parts of a network by their names: assignments "routed", "even" or "random"; transform "own" or "shared";
+    activation "squash" or "relu"; loss "paper" or "cross-entropy"."""
     parts = base.parts_of(config)
     if assignments != "routed":
-        couplings = {"uniform": even_couplings, "random": random_couplings}[assignments]
+        couplings = {"even": even_couplings, "random": random_couplings}[assignments]
         parts = parts._replace(routing=fixed(couplings(config.n_primary, config.n_classes)))
     if transform == "shared":
         parts = parts._replace(routing=shared(parts.routing))
@@ -107,7 +359,7 @@ def make_parts(
     return parts
 
 
-def make_model(config: NetworkConfig, transform: str = "own", **names: str) -> Model:
+def make_model(config: NetworkConfig, transform: str = "own", **names: str) -> base.Model:
     """A CapsNet of these parts, see ``make_parts``."""
     model = base.capsnet_model(config, make_parts(config, transform=transform, **names))
 
@@ -123,7 +375,7 @@ def make_model(config: NetworkConfig, transform: str = "own", **names: str) -> M
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def routing_study(config: Config, params: Params, batch: Batch, workers: Workers) -> dict[str, float]:
+def routing_study(config: base.Config, params: Params, batch: Batch, workers: Workers) -> dict[str, float]:
     """The trained capsules with other couplings than they were trained with, as in I. Paik et al., "Capsule networks
     need an improved routing algorithm", ACML 2019.
 
@@ -161,3 +413,103 @@ def routing_study(config: Config, params: Params, batch: Batch, workers: Workers
         found[f"{name}_changed"] = float((answers != trained).any(axis=1).mean())
         found[f"{name}_entropy"] = entropy
     return found
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A run from beginning to end
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def digits_config(config: Config) -> base.Config:
+    """The configuration of the base network, on composites of two digits."""
+    own = {"seed": config.seed, "n_epochs": config.n_epochs, "lr": config.lr, "recon_weight": config.recon_weight}
+    return base.Config(data_dir=str(config.data_dir) if config.data_dir else None, **(COMPOSITES | own))
+
+
+def capsnet(config: Config) -> base.Model:
+    names = {name: getattr(config, name) for name in ("assignments", "transform", "activation", "loss")}
+    return make_model(digits_config(config), **names)
+
+
+def make_data(config: Config) -> Any:
+    return conv.make_data(matrix_config(config)) if config.study == "shapes" else base.make_data(digits_config(config))
+
+
+def fresh_states(config: Config) -> dict[str, TrainState]:
+    model = matrix_capsules(config) if config.study == "shapes" else capsnet(config)
+    return {model.name: init_state(model, config)}
+
+
+def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
+    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+
+
+def train_all(
+    config: Config, data: Any, options: RunOptions = NO_OPTIONS, *, callback: Callback | None = None, command: str = ""
+) -> dict[str, TrainState]:
+    """Train the network, and return its state by its name."""
+    states = fresh_states(config)
+    ((name, state),) = states.items()
+    session = Session(EXPERIMENT, config, states, options, callback, command)
+    with session, Workers(options.threads) as workers:
+        if config.study == "shapes":
+            network = matrix_config(config)
+            session.begin(name, conv.steps_per_epoch(network, data) * config.n_epochs)
+            conv.train(matrix_capsules(config), network, data, state, workers, session.after_step)
+        else:
+            digits = digits_config(config)
+            session.begin(name, digits.n_steps)
+            base.train(capsnet(config), digits, data, state, workers, session.after_step)
+    return states
+
+
+def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
+    """Data, training, result. ``more`` as in ``train_all``."""
+    if config.study == "signs":
+        models = {"capsules": sign_study(config.seed)}
+        return result_document(EXPERIMENT, config, "signs", models, {}, 1, "sign_accuracy", 0.5)
+    data = make_data(config)
+    states = train_all(config, data, options, **more)
+    metrics = {name: model_metrics(state) for name, state in states.items()}
+    if config.study == "shapes":
+        chance = 1 / len(viewpoint.SHAPE_CLASSES)
+        return result_document(EXPERIMENT, config, "shapes", metrics, states, 1, "held_out_accuracy", chance)
+    chance = 1 / digits_config(config).n_pairs
+    return result_document(EXPERIMENT, config, data.name, metrics, states, options.threads, "set_accuracy", chance)
+
+
+def describe(result: dict[str, Any]) -> str:
+    """The study, its parts, and a line for each metric."""
+    config = Config(**result["config"])
+    parts = [f"{name} {getattr(config, name)}" for name, studies in OF_STUDIES.items() if config.study in studies]
+    lines = [", ".join([config.study, f"seed {config.seed}", *parts])]
+    for name, metrics in result["models"].items():
+        lines.append(f"{name:<10} {metrics['n_params']:10,} parameters")
+        lines += [f"  {key:<22} {value:.4f}" for key, value in metrics.items() if isinstance(value, float)]
+    return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(RunOptions):
+    """Those of every training."""
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, _ = parse(
+        Config, Options, argv,
+        "Replace one part of a capsule network, and train and test it.",
+        [
+            ("", "Matrix capsules with EM routing on drawn shapes: about 20 seconds."),
+            ("--assignments even", "The same with even assignments: about 20 seconds."),
+            ("--study signs", "Poses against their negatives, without and with a bias: about 2 seconds."),
+        ],
+    )  # fmt: skip
+    command = recorded_command(EXPERIMENT, argv)
+    result = run(config, options, command=command)
+    save_result(options.out_json, result, command)
+    print(describe(result))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,7 +11,7 @@ import pytest
 import multimnist_capsnet as base
 import what_routing_does as m
 from fast.workers import Workers
-from helpers import digits_folder
+from helpers import check_gradient, digits_folder
 
 Array = np.ndarray
 
@@ -51,7 +51,7 @@ def test_the_study_of_the_routing_by_hand(monkeypatch: pytest.MonkeyPatch) -> No
 def test_even_couplings_are_those_of_one_iteration() -> None:
     config = base.Config(conv_channels=2, primary_types=1, routing_iters=1, dtype="float64")
     params, images = base.capsnet_init(np.random.default_rng(0), config), np.random.default_rng(1).random((3, 36, 36))
-    even = m.make_parts(dataclasses.replace(config, routing_iters=3), assignments="uniform")
+    even = m.make_parts(dataclasses.replace(config, routing_iters=3), assignments="even")
     one, other = (base.capsnet_forward(params, images, config, parts)[0] for parts in (base.PLAIN, even))
     np.testing.assert_allclose(one, other, rtol=1e-12)
 
@@ -64,3 +64,54 @@ def test_a_shared_transformation_has_fewer_parameters_and_the_same_layers() -> N
     assert own["routing.w"].shape == (config.n_primary, 8, 10, 16)
     assert shared["routing.w"].shape == (1, 8, 10, 16)
     assert own.keys() == shared.keys()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# EM routing over receptive fields
+# ----------------------------------------------------------------------------------------------------------------------
+
+I, J, K, STRIDE, SIDE, P = 2, 3, 3, 2, 6, 4
+
+
+def routing_inputs(rng: np.random.Generator, logit: float = 0.0, shared: bool = False) -> dict[str, Array]:
+    """Of a layer with two fields on each axis; ``logit``: that of the children's activations."""
+    k = 1 if shared else K
+    return {
+        "pose": rng.standard_normal((2, SIDE, SIDE, I, P, P)),
+        "a_in": np.exp(logit + 0.3 * rng.standard_normal((2, SIDE, SIDE, I))),
+        "w": np.eye(P) + 0.3 * rng.standard_normal((k, k, I, J, P, P)),
+        "beta_a": rng.standard_normal(J),
+        "beta_v": 0.3 * rng.standard_normal(J),
+        "bias": rng.standard_normal((J, P * P)),
+    }
+
+
+def weighted(rng: np.random.Generator, pair: Any, inputs: dict[str, Array], policy: str = "exact") -> Any:
+    """A scalar of the outputs with random weights, as a function of the inputs, and its gradients."""
+    rest = (2, 0.5, K, STRIDE, rng.standard_normal((K, K, P, P)))
+    mu, a, cache = pair[0](*inputs.values(), *rest)
+    dmu, da = rng.standard_normal(mu.shape), rng.standard_normal(a.shape)
+
+    def value(**changed: Array) -> float:
+        mu, a, _ = pair[0](*changed.values(), *rest)
+        return float((dmu * mu).sum() + (da * a).sum())
+
+    return value, dict(zip(inputs, pair[1](dmu, da, cache, policy), strict=True))
+
+
+# The mass of a parent is of the order of exp(logit), beside which MASS_FLOOR = 1e-8 is nothing, a part, and everything.
+@pytest.mark.parametrize("logit", [-0.5, np.log(1e-7), np.log(1e-8), np.log(1e-9)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_of_a_bias_of_the_votes(logit: float, shared: bool) -> None:
+    rng = np.random.default_rng(0)
+    inputs = routing_inputs(rng, logit, shared)
+    value, grads = weighted(rng, m.BIASED, inputs)
+    names = list(inputs) if logit > -1 else ["pose", "a_in", "w", "bias"]  # a cost is nothing without mass
+
+    def by_logits(**changed: Array) -> float:
+        every = inputs | changed
+        return float(value(**(every | {"a_in": np.exp(every["a_in"])})))
+
+    grads["a_in"] = grads["a_in"] * inputs["a_in"]
+    inputs["a_in"] = np.log(inputs["a_in"])
+    check_gradient(by_logits, {name: inputs[name] for name in names}, {name: grads[name] for name in names}, rng)
