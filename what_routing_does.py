@@ -10,8 +10,9 @@ The convolutional matrix capsules of conv_matrix_capsules.py, on drawn shapes of
     votes            V_ij = M_i W_ij + b_j with a learned bias b_j. [Peer 2019] D. Peer, S. Stabinger, A.
                      Rodriguez-Sanchez, "Limitations of routing-by-agreement based capsule networks" (arXiv 1905.08744)
 
-The CapsNet of multimnist_capsnet.py, on composites of digits. [Gu 2021] J. Gu, V. Tresp, H. Hu, "Capsule network is not
-more robust than convolutional network", CVPR 2021 (arXiv 2103.15459) names five parts that set it apart from a CNN:
+The CapsNet of multimnist_capsnet.py, on composites of digits or, as in mnist_affine_capsnet.py, on upright digits that
+are distorted in the test. [Gu 2021] J. Gu, V. Tresp, H. Hu, "Capsule network is not more robust than convolutional
+network", CVPR 2021 (arXiv 2103.15459) names five parts that set it apart from a CNN:
 
     transformation   u_hat_ij = u_i W_ij. The capsule network always has it. ``shared`` has one W_j for all primary
                      capsules, as in [Gu 2020] J. Gu, V. Tresp, "Improving the robustness of capsule networks to image
@@ -44,17 +45,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import conv_matrix_capsules as conv
+import mnist_affine_capsnet as affine
 import multimnist_capsnet as base
 import smallnorb_novel_viewpoint as viewpoint
 from fast.optimizers import adamw_step
 from fast.workers import Workers
-from multimnist_capsnet import Array, Batch, NetworkConfig, Pair, Params, Parts
+from multimnist_capsnet import Array, Batch, Network, Pair, Params, Parts
 from support.checkpoints import read_checkpoint
 from support.optimizers import TrainState, count_params
 from support.results import model_metrics, recorded_command, result_document, save_result
 from support.run import Stream, generator, init_state
 from support.script import script
-from support.settings import SettingError, float_in, folder, int_in, parse, setting
+from support.settings import SettingError, float_in, folder, from_json, int_in, parse, setting
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
 
 # Dimension letters
@@ -64,8 +66,12 @@ from support.training import NO_OPTIONS, Callback, RunOptions, Session
 #   M  children of a field, K * K * I
 
 EXPERIMENT = "what_routing_does"
-COMPOSITES: dict[str, Any] = {  # the settings of that study
+COMPOSITES: dict[str, Any] = {  # the settings of that study, where no flag gives others
     "batch_size": 64, "n_epochs": 4, "n_train": 12_000, "n_test": 5000, "lr": 0.01, "weight_decay": 0.1,
+}  # fmt: skip
+AFFNIST: dict[str, Any] = {
+    "canvas": 40, "max_shift": 6, "conv_channels": 16, "primary_types": 4, "n_epochs": 4, "match_accuracy": 0.98,
+    "check_every": 200,
 }  # fmt: skip
 
 
@@ -73,11 +79,11 @@ COMPOSITES: dict[str, Any] = {  # the settings of that study
 # Configuration: user inputs only
 # ----------------------------------------------------------------------------------------------------------------------
 
-STUDIES = ("shapes", "signs", "composites")
-OF_STUDIES: dict[str, tuple[str, ...]] = {  # which fields apply to some studies alone
-    "assignments": ("shapes", "composites"), "loss": ("shapes", "composites"), "vote_bias": ("shapes",),
-    "n_epochs": ("shapes", "composites"), "lr": ("shapes", "composites"), "data_dir": ("composites",),
-    "transform": ("composites",), "activation": ("composites",), "recon_weight": ("composites",),
+CAPSNET = ("composites", "couplings", "affnist")
+OF_STUDIES: dict[str, tuple[str, ...]] = {  # the studies to which a field applies
+    **dict.fromkeys(("n_epochs", "lr"), ("shapes", *CAPSNET)), **dict.fromkeys(("data_dir", "recon_weight"), CAPSNET),
+    **dict.fromkeys(("assignments", "loss"), ("shapes", "composites", "affnist")), "vote_bias": ("shapes",),
+    **dict.fromkeys(("transform", "activation"), ("composites", "affnist")),
 }  # fmt: skip
 
 
@@ -86,15 +92,17 @@ OF_STUDIES: dict[str, tuple[str, ...]] = {  # which fields apply to some studies
 class Config:
     """One run."""
 
-    study: str = setting("shapes", STUDIES, "Train convolutional matrix capsules on drawn shapes; or a layer of class"
-        " capsules on poses and their negatives; or a CapsNet on composites of two digits.", usual=True, group="data")
+    study: str = setting("shapes", ("shapes", "signs", *CAPSNET), "Train convolutional matrix capsules on drawn shapes;"
+        " a layer of class capsules on poses and their negatives; or a CapsNet on composites of two digits, with"
+        " couplings then test it with other couplings, or, with affnist, on single digits, and test distorted ones.",
+        usual=True, group="data")
     data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files.", free=True)
     seed: int = setting(0, int_in(0, 2**32 - 1),
         "Seed of the data, the initial weights and the order of the images.", usual=True)
     n_epochs: int = setting(conv.Config.n_epochs, int_in(1, 100_000), "Train for N passes over the training set.",
-        shown=f"{conv.Config.n_epochs}, composites {COMPOSITES['n_epochs']}", usual=True, group="training")
+        shown=f"{conv.Config.n_epochs}, with digits {COMPOSITES['n_epochs']}", usual=True, group="training")
     lr: float = setting(conv.Config.lr, float_in(0, 10, above=True), "Learning rate of Adam.",
-        shown=f"{conv.Config.lr:g}, composites {COMPOSITES['lr']:g}")
+        shown=f"{conv.Config.lr:g}, composites {COMPOSITES['lr']:g}, affnist {affine.Config.lr:g}")
     assignments: str = setting("routed", ("routed", "even", "random"), "Assign children to parents by routing; evenly;"
         " or, in a CapsNet, at random, drawn once for each pair of capsules.", usual=True, group="parts")
     loss: str = setting("paper", ("paper", "cross-entropy"), "Loss: the paper's, which is the spread loss of matrix"
@@ -104,20 +112,24 @@ class Config:
         " or all of them one.")
     activation: str = setting("squash", ("squash", "relu"), "Squash the capsules of a CapsNet; or take the ReLU of"
         " primary capsules, and nothing of digit capsules.")
-    recon_weight: float = setting(NetworkConfig.recon_weight, float_in(0, 1000),
+    recon_weight: float = setting(Network.recon_weight, float_in(0, 1000),
         "Weight of the squared error of a CapsNet's reconstruction in the loss.")
     # fmt: on
 
     @classmethod
     def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: COMPOSITES[name] for name in ("n_epochs", "lr") if given.get("study") == "composites"}
+        study = given.get("study", cls.study)
+        if study not in CAPSNET:
+            return {}
+        own = AFFNIST | {"lr": affine.Config.lr} if study == "affnist" else COMPOSITES
+        return {name: own[name] for name in ("n_epochs", "lr")}
 
     def check(self, given: Mapping[str, Any]) -> None:
         for name, studies in OF_STUDIES.items():
             if name in given and self.study not in studies:
                 raise SettingError(name, f"does not apply to --study {self.study}")
         if self.assignments == "random" and self.study == "shapes":
-            raise SettingError("assignments", "random applies to --study composites alone")
+            raise SettingError("assignments", "random is for a CapsNet")
         if self.study == "signs" and (unused := [name for name in ("checkpoint", "resume") if name in given]):
             raise SettingError(unused[0], "--study signs takes seconds and saves nothing")
 
@@ -134,11 +146,11 @@ class Config:
 
 def even_assignments(routing: conv.Routing) -> conv.Routing:
     """One iteration, whatever ``n_iters``: the M-step of the assignments from which routing starts."""
+    n = len(routing.parameters)
 
-    def forward(
-        pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, *rest: Any
-    ) -> tuple[Array, Array, Any]:
-        return routing.forward(pose, a_in, w, beta_a, beta_v, 1, *rest)
+    def forward(pose: Array, a_in: Array, w: Array, *rest: Any) -> tuple[Array, Array, Any]:
+        others, _, settings = rest[:n], rest[n], rest[n + 1 :]  # beta_a, beta_v, …; n_iters; variance_floor, …
+        return routing.forward(pose, a_in, w, *others, 1, *settings)
 
     return routing._replace(forward=forward)
 
@@ -208,24 +220,14 @@ BIASED = conv.Routing(biased_routing_forward, biased_routing_backward, ("beta_a"
 BIAS_INIT = 0.1  # [Peer 2019]
 
 
-def matrix_config(config: Config) -> conv.Config:
-    """The configuration of the base network, on drawn shapes."""
-    return conv.Config(
-        dataset="shapes", seed=config.seed, n_epochs=config.n_epochs, lr=config.lr,
-        loss="spread" if config.loss == "paper" else config.loss, **viewpoint.VIEWS["shapes"],
-    )  # fmt: skip
-
-
-def matrix_capsules(config: Config) -> conv.Model:
-    """The base script's capsules with the configured parts. Those that they have in common start from the same
-    weights."""
-    network = matrix_config(config)
-    routing = BIASED if config.vote_bias == "learned" else conv.FAST
-    model = conv.make_capsules(network, even_assignments(routing) if config.assignments == "even" else routing)
+def matrix_capsules(network: conv.Config, assignments: str = "routed", vote_bias: str = "none") -> conv.Model:
+    """The base script's capsules with these parts. What they have in common starts from the same weights."""
+    routing = BIASED if vote_bias == "learned" else conv.FAST
+    model = conv.make_capsules(network, even_assignments(routing) if assignments == "even" else routing)
 
     def init_params(rng: np.random.Generator) -> Params:
         params = model.init_params(rng)
-        if config.vote_bias == "learned":
+        if vote_bias == "learned":
             for layer in ("convcaps1", "convcaps2", "class"):
                 shape = (len(params[f"{layer}.beta_a"]), viewpoint.POSE_SIDE**2)
                 params[f"{layer}.bias"] = np.full(shape, BIAS_INIT, network.dtype)
@@ -341,7 +343,7 @@ def shared(routing: Pair) -> Pair:
 
 
 def make_parts(
-    config: NetworkConfig, assignments: str = "routed", transform: str = "own", activation: str = "squash",
+    config: Network, assignments: str = "routed", transform: str = "own", activation: str = "squash",
     loss: str = "paper",
 ) -> Parts:  # fmt: skip
     """The parts of a network by their names: assignments "routed", "even" or "random"; transform "own" or "shared";
@@ -359,7 +361,7 @@ def make_parts(
     return parts
 
 
-def make_model(config: NetworkConfig, transform: str = "own", **names: str) -> base.Model:
+def make_model(config: Network, transform: str = "own", **names: str) -> base.Model:
     """A CapsNet of these parts, see ``make_parts``."""
     model = base.capsnet_model(config, make_parts(config, transform=transform, **names))
 
@@ -420,23 +422,35 @@ def routing_study(config: base.Config, params: Params, batch: Batch, workers: Wo
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def digits_config(config: Config) -> base.Config:
-    """The configuration of the base network, on composites of two digits."""
-    own = {"seed": config.seed, "n_epochs": config.n_epochs, "lr": config.lr, "recon_weight": config.recon_weight}
-    return base.Config(data_dir=str(config.data_dir) if config.data_dir else None, **(COMPOSITES | own))
+SCRIPTS: dict[str, Any] = {"shapes": conv, "composites": base, "couplings": base, "affnist": affine}
 
 
-def capsnet(config: Config) -> base.Model:
+def network_config(config: Config) -> Any:
+    """The configuration of the base script."""
+    common = {name: getattr(config, name) for name in ("seed", "n_epochs", "lr")}
+    if config.study == "shapes":
+        loss = "spread" if config.loss == "paper" else config.loss
+        return conv.Config(dataset="shapes", loss=loss, **viewpoint.VIEWS["shapes"], **common)
+    common |= {"data_dir": config.data_dir, "recon_weight": config.recon_weight}
+    if config.study == "affnist":
+        return affine.Config(**(AFFNIST | common))
+    return base.Config(**(COMPOSITES | common))
+
+
+def make_network(config: Config) -> Any:
+    """The base script's network with the configured parts."""
+    if config.study == "shapes":
+        return matrix_capsules(network_config(config), config.assignments, config.vote_bias)
     names = {name: getattr(config, name) for name in ("assignments", "transform", "activation", "loss")}
-    return make_model(digits_config(config), **names)
+    return make_model(network_config(config), **names)
 
 
 def make_data(config: Config) -> Any:
-    return conv.make_data(matrix_config(config)) if config.study == "shapes" else base.make_data(digits_config(config))
+    return SCRIPTS[config.study].make_data(network_config(config))
 
 
 def fresh_states(config: Config) -> dict[str, TrainState]:
-    model = matrix_capsules(config) if config.study == "shapes" else capsnet(config)
+    model = make_network(config)
     return {model.name: init_state(model, config)}
 
 
@@ -448,39 +462,54 @@ def train_all(
     config: Config, data: Any, options: RunOptions = NO_OPTIONS, *, callback: Callback | None = None, command: str = ""
 ) -> dict[str, TrainState]:
     """Train the network, and return its state by its name."""
-    states = fresh_states(config)
-    ((name, state),) = states.items()
+    states, model, network = fresh_states(config), make_network(config), network_config(config)
+    if config.study == "affnist":
+        network = affine.resolve_defaults(network, data)
+    per_epoch = conv.steps_per_epoch(network, data) if config.study == "shapes" else network.steps_per_epoch
     session = Session(EXPERIMENT, config, states, options, callback, command)
     with session, Workers(options.threads) as workers:
-        if config.study == "shapes":
-            network = matrix_config(config)
-            session.begin(name, conv.steps_per_epoch(network, data) * config.n_epochs)
-            conv.train(matrix_capsules(config), network, data, state, workers, session.after_step)
-        else:
-            digits = digits_config(config)
-            session.begin(name, digits.n_steps)
-            base.train(capsnet(config), digits, data, state, workers, session.after_step)
+        session.begin(model.name, per_epoch * config.n_epochs)
+        SCRIPTS[config.study].train(model, network, data, states[model.name], workers, session.after_step)
     return states
 
 
+def affnist_study(config: Config, params: Params, data: affine.Data, workers: Workers) -> dict[str, float]:
+    """Accuracy on upright, rotated and distorted digits."""
+    network, found = affine.resolve_defaults(network_config(config), data), {}
+    for image_set in affine.make_image_sets(data, network):
+        batch = affine.single_digits(image_set.images(), image_set.labels)
+        scores, _ = base.assess(make_network(config), params, batch, workers)
+        found[f"{image_set.name}_accuracy"] = float((scores.argmax(axis=1) == image_set.labels).mean())
+    return found
+
+
+HEADLINES = {"shapes": "held_out_accuracy", "signs": "sign_accuracy", "affnist": "affnist_accuracy"}
+
+
 def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
-    """Data, training, result. ``more`` as in ``train_all``."""
+    """Data, training, tests, result. ``more`` as in ``train_all``."""
+    headline = HEADLINES.get(config.study, "set_accuracy")
     if config.study == "signs":
         models = {"capsules": sign_study(config.seed)}
-        return result_document(EXPERIMENT, config, "signs", models, {}, 1, "sign_accuracy", 0.5)
-    data = make_data(config)
+        return result_document(EXPERIMENT, config, "signs", models, {}, 1, headline, 0.5)
+    data, network = make_data(config), network_config(config)
     states = train_all(config, data, options, **more)
-    metrics = {name: model_metrics(state) for name, state in states.items()}
-    if config.study == "shapes":
-        chance = 1 / len(viewpoint.SHAPE_CLASSES)
-        return result_document(EXPERIMENT, config, "shapes", metrics, states, 1, "held_out_accuracy", chance)
-    chance = 1 / digits_config(config).n_pairs
-    return result_document(EXPERIMENT, config, data.name, metrics, states, options.threads, "set_accuracy", chance)
+    ((name, state),) = states.items()
+    metrics = model_metrics(state)
+    with Workers(options.threads) as workers:
+        if config.study == "couplings":
+            metrics |= routing_study(network, state.params, data.test, workers)
+        elif config.study == "affnist":
+            metrics |= affnist_study(config, state.params, data, workers)
+    n_answers = network.n_pairs if headline == "set_accuracy" else network.n_classes
+    return result_document(
+        EXPERIMENT, config, data.name, {name: metrics}, states, options.threads, headline, 1 / n_answers
+    )
 
 
 def describe(result: dict[str, Any]) -> str:
     """The study, its parts, and a line for each metric."""
-    config = Config(**result["config"])
+    config = from_json(Config, result["config"])
     parts = [f"{name} {getattr(config, name)}" for name, studies in OF_STUDIES.items() if config.study in studies]
     lines = [", ".join([config.study, f"seed {config.seed}", *parts])]
     for name, metrics in result["models"].items():

@@ -84,18 +84,6 @@ def prediction_table(
     return "\n".join(lines)
 
 
-def two_label_table(paths: Sequence[Path], classes: Sequence[str], named: Array, lengths: Array) -> str:
-    """For each picture the two classes ``named`` (N, 2), and the lengths of all capsules (J, N)."""
-    width, longest = max(len(str(path)) for path in paths), max(map(len, classes))
-    column = max(longest + len(" (0.00)"), len("longest"))
-    heads = f"{'longest':<{column}}    {'second':<{column}}"
-    lines = [f"{'picture':<{width}} {heads}   lengths of {classes[0]} ... {classes[-1]}"]
-    for path, two, length in zip(paths, named, lengths.T, strict=True):
-        both = "    ".join(f"{classes[j]:>{longest}} ({length[j]:.2f})".ljust(column) for j in two)
-        lines.append(f"{path!s:<{width}} {both}   " + " ".join(f"{x:.2f}" for x in length))
-    return "\n".join(lines)
-
-
 def attack_lines(attacks: Mapping[str, Mapping[str, Any]], epsilons: Sequence[str]) -> list[str]:
     """Accuracy under each attack on each model, ``attacks[model][kind][epsilon]``, and next to it the fraction of the
     images whose gradient is zero, ``attacks[model]["zero_gradient"]``, or ``["zero_gradient_log_odds"]``."""

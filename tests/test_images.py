@@ -1,5 +1,4 @@
-"""A person's own images: how they are read, what is said of bad ones, and conv_matrix_capsules.py on them; and
-multimnist_capsnet.py on files of MNIST's format with other classes than digits."""
+"""A person's own images: how they are read, what is said of bad ones, and conv_matrix_capsules.py on them."""
 
 from __future__ import annotations
 
@@ -17,9 +16,6 @@ from PIL import Image
 
 import compare_seeds
 import conv_matrix_capsules as m
-import make_multimnist_capsnet_gif as overlay_animation
-import multimnist_capsnet as overlay
-import visualize_multimnist_capsnet as overlay_figures
 from figure_checks import draw_coarsely
 from helpers import failure, usage_error
 from support.figures import shown_names
@@ -227,78 +223,6 @@ def test_many_seeds(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     document = json.loads(out.read_text())
     assert document["dataset"] == "images"
     assert document["chance"] == pytest.approx(1 / 3)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Overlays of other classes than digits
-# ----------------------------------------------------------------------------------------------------------------------
-
-OVERLAY = [
-    "--n-epochs=2", "--n-train=16", "--batch-size=8", "--n-test=16", "--conv-channels=2", "--primary-types=1",
-    "--threads=1", "--quiet",
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = write_mnist(tmp_path_factory.mktemp("sets") / "letters", [1, 5, 14, 26])
-    (root / "classes.txt").write_text("Ankle boot\nE\nN\nŽ\n", encoding="utf-8")
-    return root
-
-
-def test_overlays_of_any_classes(letters: Path, tmp_path: Path, capsys: Capture) -> None:
-    out, checkpoint = tmp_path / "run.json", tmp_path / "run.npz"
-    argv = ["--dataset=mnist", f"--data-dir={letters}", *OVERLAY]
-    assert overlay.main([*argv, f"--out-json={out}", f"--checkpoint={checkpoint}"]) == 0
-    assert "4 classes: Ankle boot, E, N, Ž" in capsys.readouterr().out
-    result = json.loads(out.read_text())
-    assert result["chance"] == pytest.approx(1 / 6)
-    assert result["config"]["class_names"] == ["Ankle boot", "E", "N", "Ž"]
-    config, states = overlay.load_checkpoint(checkpoint)
-    assert states["capsnet"].params["routing.w"].shape[2] == 4
-    assert states["cnn"].params["out.w"].shape[1] == 4
-
-    test = ["--eval-only", f"--checkpoint={checkpoint}", "--dataset=mnist", "--n-test=16", "--threads=1"]
-    assert overlay.main([*test, f"--data-dir={letters}", f"--out-json={out}"]) == 0
-    again = json.loads(out.read_text())
-    assert {name: model["set_accuracy"] for name, model in again["models"].items()} == {
-        name: model["set_accuracy"] for name, model in result["models"].items()
-    }
-    other = write_mnist(tmp_path / "other", [1, 2])
-    line = failure(overlay, [*test, f"--data-dir={other}"], capsys)
-    assert "the class 1, which is none that the network was trained on" in line
-
-    Image.fromarray(overlay.make_data(config, config.classes).test.images[0]).convert("L").save(tmp_path / "p.png")
-    canvas = np.zeros((36, 36), np.uint8)
-    canvas[5:30, 10:13] = 255
-    Image.fromarray(canvas).save(tmp_path / "p.png")
-    argv = [f"--checkpoint={checkpoint}", "--predict", str(tmp_path / "p.png"), f"--predict-png={tmp_path / 'q.png'}"]
-    capsys.readouterr()
-    assert overlay.main(argv) == 0
-    printed = capsys.readouterr().out
-    assert "lengths of Ankle boot ... Ž" in printed
-    assert re.search(r"(Ankle boot|E|N|Ž) \(\d", printed)
-
-
-def test_figures_of_overlays(letters: Path, tmp_path: Path) -> None:
-    argv = ["--dataset=mnist", f"--data-dir={letters}", *OVERLAY]
-    assert overlay_figures.main([*argv, f"--outdir={tmp_path}"]) == 0
-    assert len(list(tmp_path.glob("*/*.png"))) == 7
-    assert overlay_animation.main([*argv, f"--out={tmp_path / 'a.gif'}", "--snapshot-every=2"]) == 0
-
-
-def test_digits_are_read_as_ever(tmp_path: Path) -> None:
-    """Ten labels of 0 to 9 are digits, with or without their names."""
-    root = write_mnist(tmp_path / "ten", list(range(10)), 2)
-    config = overlay.Config(dataset="mnist", data_dir=str(root), n_test=10)
-    data = overlay.make_data(config)
-    assert data.classes == tuple("0123456789")
-    assert overlay.resolved(config, data) == config
-    assert config.n_pairs == 45
-    gaps = write_mnist(tmp_path / "gaps", [2, 3, 5, 7])
-    data = overlay.make_data(overlay.Config(dataset="mnist", data_dir=str(gaps), n_test=10))
-    assert data.classes == ("2", "3", "5", "7")
-    assert set(np.unique(data.test.labels)) == {0, 1, 2, 3}
 
 
 def test_digit_experiments_refuse_other_labels(tmp_path: Path) -> None:

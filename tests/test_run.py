@@ -514,9 +514,6 @@ def test_ctrl_c_at_any_step_and_resume_give_the_same_numbers(
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("multimnist_capsnet", "--optimizer muon --weight-decay 3 --plain"),
-        ("mnist_affine_capsnet", "--match-accuracy 0.1 --check-every 2"),
-        ("mnist_affine_capsnet", "--canvas 40 --lr-schedule cosine"),
         ("conv_matrix_capsules", "--shift 1 --threads 2 --loss cross-entropy"),
     ],
 )

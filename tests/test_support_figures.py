@@ -317,10 +317,7 @@ def test_files_that_cannot_be_read_or_written_are_found_at_once(
 
 @pytest.mark.parametrize(
     ("experiment", "script"),
-    [
-        *[pair for pair in zip(EXPERIMENTS, FIGURE_SCRIPTS, strict=True) if hasattr(pair[1], "make_parser")],
-        (mnist_affine_capsnet, make_mnist_affine_capsnet_gif),
-    ],
+    [pair for pair in zip(EXPERIMENTS, FIGURE_SCRIPTS, strict=True) if hasattr(pair[1], "make_parser")],
 )
 def test_useless_checkpoints_are_found_before_the_data(
     experiment: Any, script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
