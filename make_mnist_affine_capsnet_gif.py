@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Animate the affine-digits experiment: digits rotate, and three networks trained on upright ones name them.
 
-    python make_mnist_affine_capsnet_gif.py --checkpoint run.ckpt.npz
+    python make_mnist_affine_capsnet_gif.py --checkpoint run.safetensors
 
 takes the networks that ``mnist_affine_capsnet.py --checkpoint FILE`` has trained; without ``--checkpoint`` they are
 trained first, with the flags of that script. A frame shows the same digits at one angle, from -90 to 90 degrees: the
@@ -11,30 +11,31 @@ the test digits up to that angle.
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
+import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-import argparse
+import dataclasses
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import mnist_affine_capsnet as experiment
+import multimnist_capsnet as base
 import visualize_mnist_affine_capsnet as figures
 from fast.workers import blas_threads
-from mnist_affine_capsnet import SWEEP
+from mnist_affine_capsnet import SWEEP, Config
 from multimnist_capsnet import Array
-from support.console import exit_status
 from support.figures import (
     GREY,
     MAX_FRAMES,
     RIGHT,
     WRONG,
+    AnimationOptions,
     Scene,
-    add_animation_arguments,
     add_axes,
     add_image,
     add_text,
@@ -46,7 +47,8 @@ from support.figures import (
     write_gif,
 )
 from support.files import require_writable
-from support.flags import Parser, whole_number
+from support.script import script
+from support.settings import SettingError, input_path, int_in, list_of, output_path, parse, redeclared, setting
 from visualize_mnist_affine_capsnet import MODELS, J, Run, degrees
 
 N_SHOWN = 3  # digits
@@ -171,58 +173,46 @@ class TurningDigits(Scene):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def digit_classes(text: str) -> tuple[int, ...]:
-    classes = tuple(map(whole_number(0, J - 1), text.split(",")))
-    if len(classes) > N_SHOWN:
-        raise argparse.ArgumentTypeError(f"{text} are more than {N_SHOWN} digits")
-    return classes
+@dataclasses.dataclass(frozen=True)
+class Options(AnimationOptions):
+    fps: float = redeclared(AnimationOptions, "fps", 10.0)
+    out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), output_path, "File of the animation.", usual=True)
+    checkpoint: Path | None = setting(
+        None, input_path, "Show the finished training of this file. Without it, train first, with the flags of the"
+        " experiment.", usual=True,
+    )  # fmt: skip
+    digits: tuple[int, ...] = setting(
+        (2, 4, 7), list_of(int_in(0, J - 1)), f"Show the first test digit of these classes, at most {N_SHOWN}.",
+        usual=True,
+    )  # fmt: skip
+    frames: int = setting(73, int_in(2, MAX_FRAMES), "Show N angles from -90 to 90 degrees.", usual=True)
+    threads: int = redeclared(base.DigitOptions, "threads", base.DigitOptions.threads)
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        if len(self.digits) > N_SHOWN:
+            raise SettingError("digits", f"{len(self.digits)} are more than {N_SHOWN}")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        "--checkpoint --out --fps --frames --digits --dataset --data-dir --seed --n-epochs --threads",
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, given = parse(
+        Config, Options, argv,
+        "Animate the answers to rotating digits in the affine-digits experiment, from a checkpoint or after training"
+        " its models.",
         [
-            (
-                "--checkpoint run.npz",
-                "Three rotating digits, the networks of run.npz: about 1 minute.",
-            ),
-            ("--checkpoint run.npz --digits 6,9 --out 69.gif", "Two other digits: about 1 minute."),
+            ("--checkpoint run.safetensors", "Three rotating digits and these networks: about 1 minute."),
+            ("--checkpoint run.safetensors --digits 6,9 --out 69.gif", "Two other digits: about 1 minute."),
             ("--n-train 6000 --n-epochs 4", "After a short training on 6,000 digits: about 3 minutes."),
         ],
-        description="Animate the answers to rotating digits in the affine-digits experiment, from a checkpoint or after"
-        " training its models.",
-    )
-    experiment.add_config_flags(parser)
-    animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=10.0)
-    animation.add_argument(
-        "--checkpoint", type=Path, metavar="FILE", help="Show the finished training of this file. Default: train first."
-    )
-    animation.add_argument(
-        "--digits", type=digit_classes, metavar="A,B,C", default=(2, 4, 7),
-        help=f"Show the first test digit of these classes, at most {N_SHOWN}. Default: 2,4,7.",
     )  # fmt: skip
-    animation.add_argument(
-        "--frames", type=whole_number(2, MAX_FRAMES), metavar="N", default=73,
-        help="Show N angles from -90 to 90 degrees. Default: %(default)s, every 2.5 degrees.",
-    )  # fmt: skip
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
-    args = parser.parse_args(argv)
-
-    def body() -> None:
-        require_writable(args.out)
-        run = figures.finish(*figures.prepare(args), args.threads, args.quiet)
-        text_colours = [darkened(c) for c in (RIGHT, WRONG, *(style.colour for style in MODELS.values()))]
-        with blas_threads(1):
-            turning = Turning(run, args.digits, args.frames)
-            holds = {int(np.abs(turning.angles - angle).argmin()) for angle in (0, *run.config.rotation)}
-            write_gif(args, lambda: TurningDigits(run, turning), [(k,) for k in range(args.frames)],
-                      N_GREYS, N_COLOURS, text_colours, holds)  # fmt: skip
-
-    return exit_status(body)
+    require_writable(options.out)
+    run = figures.finish(*figures.prepare(options.checkpoint, config, given), options.threads, options.quiet)
+    text_colours = [darkened(c) for c in (RIGHT, WRONG, *(style.colour for style in MODELS.values()))]
+    with blas_threads(1):
+        turning = Turning(run, options.digits, options.frames)
+        holds = {int(np.abs(turning.angles - angle).argmin()) for angle in (0, *run.config.rotation)}
+        write_gif(options, lambda: TurningDigits(run, turning), [(k,) for k in range(options.frames)],
+                  N_GREYS, N_COLOURS, text_colours, holds)  # fmt: skip
 
 
 if __name__ == "__main__":

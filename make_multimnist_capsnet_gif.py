@@ -9,13 +9,15 @@ each of their two digits, the answer of the network, and the accuracy and recons
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
+import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-import argparse
+import dataclasses
 import math
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +26,6 @@ import multimnist_capsnet as experiment
 import visualize_multimnist_capsnet as figures
 from fast.workers import Workers
 from multimnist_capsnet import Array, Batch, Config, Data
-from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
     BLUE,
@@ -32,9 +33,9 @@ from support.figures import (
     MAX_FRAMES,
     RIGHT,
     WRONG,
+    AnimationOptions,
     Scene,
     accuracy_axis,
-    add_animation_arguments,
     add_axes,
     add_image,
     add_row_label,
@@ -47,9 +48,10 @@ from support.figures import (
     write_gif,
 )
 from support.files import require_writable
-from support.flags import Parser, whole_number
 from support.optimizers import TrainState
-from support.run import Files
+from support.script import script
+from support.settings import SettingError, int_in, output_path, parse, redeclared, setting
+from support.training import RunOptions
 from visualize_multimnist_capsnet import DIGIT_COLOURS, add_two_names, in_colour, in_two_colours
 
 N_SHOWN = 6  # composites
@@ -102,9 +104,8 @@ def record(config: Config, data: Data, every: int, threads: int, quiet: bool) ->
     """Train the capsule network and take the snapshots on the way."""
     with Workers(threads, config.dtype) as workers:
         recorder = Recorder(config, data, every, workers)
-        states = experiment.train_all(
-            config, data, names=("capsnet",), threads=threads, files=Files(quiet=quiet), callback=recorder
-        )
+        options = RunOptions(threads=threads, quiet=quiet)
+        states = experiment.train_all(config, data, options, names=("capsnet",), callback=recorder)
     return states["capsnet"], recorder.snapshots
 
 
@@ -194,49 +195,45 @@ class Reconstructions(Scene):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        "--out --fps --snapshot-every --dataset --data-dir --seed --n-epochs --n-train --threads --quiet",
+@dataclasses.dataclass(frozen=True)
+class Options(AnimationOptions):
+    fps: float = redeclared(AnimationOptions, "fps", 10.0)
+    out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), output_path, "File of the animation.", usual=True)
+    snapshot_every: int = setting(25, int_in(1, 10**9), "Take N steps from one frame to the next.", usual=True)
+    threads: int = redeclared(experiment.DigitOptions, "threads", experiment.DigitOptions.threads)
+
+
+def require_few_frames(config: Config, every: int) -> None:
+    n_frames = 1 + math.ceil(config.n_steps / every)
+    if n_frames > MAX_FRAMES:
+        least = math.ceil(config.n_steps / (MAX_FRAMES - 1))
+        message = f"{n_frames:,} frames are more than {MAX_FRAMES}; take {least} or more"
+        raise SettingError("snapshot_every", message)
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    asked, options, _ = parse(
+        Config, Options, argv,
+        "Train the capsule network of the MultiMNIST experiment and animate its reconstructions.",
         [
             ("", "A frame every 25 steps of eight epochs: about 3 minutes."),
             ("--n-epochs 1 --out draft.gif", "A draft of one epoch: about 30 seconds."),
             ("--n-epochs 20 --snapshot-every 150", "A longer training, and a frame every 150 steps: about 8 minutes."),
         ],
-        description="Train the capsule network of the MultiMNIST experiment and animate its reconstructions.",
-    )
-    experiment.add_config_flags(parser)
-    animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=10.0)
-    animation.add_argument(
-        "--snapshot-every", type=whole_number(1, 10**9), metavar="N", default=25,
-        help="Take N steps from one frame to the next. Default: %(default)s.",
     )  # fmt: skip
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    asked = experiment.config_from_args(args)
-    n_frames = 1 + math.ceil(asked.n_steps / args.snapshot_every)
-    if n_frames > MAX_FRAMES:
-        least = math.ceil(asked.n_steps / (MAX_FRAMES - 1))
-        parser.error(f"argument --snapshot-every: {n_frames:,} frames are more than {MAX_FRAMES}; take {least} or more")
-
-    def body() -> None:
-        require_writable(args.out)
-        data = experiment.make_data(asked)
-        config = experiment.resolved(asked, data)
-        require_test_images(len(data.test.labels), figures.MIN_TEST)
-        state, snapshots = record(config, data, args.snapshot_every, args.threads, args.quiet)
-        result = experiment.make_result(config, data, {"capsnet": state}, args.threads)
-        print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-        shown = shown_composites(data)
-        text_colours = [darkened(colour) for colour in (RIGHT, WRONG, BLUE)]
-        drawn = figures.drawable(config)
-        write_gif(args, lambda: Reconstructions(drawn, data, shown, snapshots), [(k,) for k in range(len(snapshots))],
-                  N_GREYS, N_COLOURS, text_colours)  # fmt: skip
-
-    return exit_status(body)
+    require_few_frames(asked, options.snapshot_every)
+    require_writable(options.out)
+    data = experiment.make_data(asked)
+    config = experiment.resolve_auto(asked, data.name)
+    require_test_images(len(data.test.labels), figures.MIN_TEST)
+    state, snapshots = record(config, data, options.snapshot_every, options.threads, options.quiet)
+    result = experiment.make_result(config, data, {"capsnet": state}, options.threads)
+    print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+    shown = shown_composites(data)
+    text_colours = [darkened(colour) for colour in (RIGHT, WRONG, BLUE)]
+    write_gif(options, lambda: Reconstructions(config, data, shown, snapshots), [(k,) for k in range(len(snapshots))],
+              N_GREYS, N_COLOURS, text_colours)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draw the figures of the affine-digits experiment into ``DIR/mnist_affine_capsnet/``.
 
-    python visualize_mnist_affine_capsnet.py --checkpoint run.ckpt.npz --outdir viz
+    python visualize_mnist_affine_capsnet.py --checkpoint run.safetensors --outdir viz
 
 draws what ``mnist_affine_capsnet.py --checkpoint FILE`` has trained; without ``--checkpoint`` the three models are
 trained first, with the flags of that script. The same run gives the same files byte for byte, and a file that would not
@@ -21,14 +21,14 @@ Capsules are perturbed for the first of these, among twenty, that the capsule ne
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
+import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-import argparse
+import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,11 +45,10 @@ import multimnist_capsnet as base
 from fast.workers import Workers, blas_threads
 from mnist_affine_capsnet import SWEEP, Config, Data
 from multimnist_capsnet import Array, Params
-from support.console import exit_status, one_line, print_result
+from support.console import one_line
 from support.figures import (
     BLACK,
     BLUE,
-    COMMON_FLAGS,
     DATASET_NAMES,
     GREY,
     MODEL_STYLES,
@@ -57,8 +56,8 @@ from support.figures import (
     RIGHT,
     WIDTH,
     WRONG,
+    FigureOptions,
     add_axes,
-    add_figure_arguments,
     add_frame,
     add_image,
     add_model_legend,
@@ -82,9 +81,10 @@ from support.figures import (
     write_figures,
 )
 from support.files import UserError, atomic_write, require_writable
-from support.flags import Parser, file_path, names_of
 from support.optimizers import TrainState
-from support.run import Files
+from support.script import script
+from support.settings import SettingError, input_path, names_of, output_path, parse, redeclared, setting
+from support.training import RunOptions
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 J = base.N_CLASSES
@@ -674,11 +674,12 @@ def drawers(run: Run, seeds: Seeds) -> dict[str, Callable[[], Figure]]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def prepare(args: argparse.Namespace) -> tuple[Config, Data, dict[str, TrainState]]:
-    """Configuration, data and the states of ``--checkpoint``, without which there are none yet. Raises UserError."""
-    asked, given = experiment.config_from_args(args), base.with_preset(args.given)
+def prepare(
+    checkpoint: Path | None, asked: Config, given: Mapping[str, Any]
+) -> tuple[Config, Data, dict[str, TrainState]]:
+    """Configuration, data and the states of a checkpoint, without which there are none yet. Raises UserError."""
     config, states = load_finished(
-        experiment, args.checkpoint, asked, given, TEST_FIELDS, required=("capsnet",), stopped=experiment.reached
+        experiment, checkpoint, asked, given, TEST_FIELDS, required=("capsnet",), stopped=experiment.reached
     )
     data = experiment.make_data(config)
     require_every_class(data)
@@ -687,11 +688,11 @@ def prepare(args: argparse.Namespace) -> tuple[Config, Data, dict[str, TrainStat
 
 def finish(config: Config, data: Data, states: dict[str, TrainState], threads: int, quiet: bool) -> Run:
     """Train, unless that is done, test, and print the table."""
-    states = states or experiment.train_all(config, data, threads=threads, files=Files(quiet=quiet))
+    states = states or experiment.train_all(config, data, RunOptions(threads=threads, quiet=quiet))
     with Workers(threads, config.dtype) as workers:
         tested = experiment.run_tests(config, data, states, workers)
     result = experiment.make_result(config, data, states, tested, threads)
-    print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+    print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
     return Run(config, data, states, tested)
 
 
@@ -707,71 +708,63 @@ def draw_stored(path: Path, folder: Path, wanted: Collection[str]) -> None:
 DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "upright.json"
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        COMMON_FLAGS,
+@dataclasses.dataclass(frozen=True)
+class Options(FigureOptions):
+    figures: tuple[str, ...] = setting(
+        (), names_of(FIGURES), f"Draw only these of {', '.join(FIGURES)}.", usual=True,
+        shown="all, affnist_examples only with --canvas 40",
+    )  # fmt: skip
+    results: tuple[Path, ...] = setting(
+        (), input_path, "Draw the curves of all seeds in these JSON files.", shown=f"{DEFAULT_RESULTS} where it exists"
+    )
+    arrays: Path | None = setting(
+        None, output_path,
+        f"With --checkpoint: write there what {' and '.join(STORED)} show. Without: draw these two from it.",
+    )  # fmt: skip
+    threads: int = redeclared(base.DigitOptions, "threads", base.DigitOptions.threads)
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        if self.arrays and not self.checkpoint:
+            if set(given) - {"arrays", "figures", "outdir", "quiet"}:
+                raise SettingError("arrays", "only --figures and --outdir go with it, or --checkpoint")
+            if not STORED.keys() >= set(self.figures or STORED):
+                raise SettingError("arrays", f"has {' and '.join(STORED)} alone")
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    asked, options, given = parse(
+        Config, Options, argv,
+        "Draw the figures of the affine-digits experiment, from a checkpoint or after training its models.",
         [
-            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 2 minutes."),
+            ("--checkpoint run.safetensors", "All figures of these networks: about 2 minutes."),
             ("--n-train 6000 --n-epochs 4", "All figures, after a short training: about 4 minutes."),
-            ("--checkpoint run.npz --figures rotation_sweep,reconstructions", "Two of the figures: about 2 minutes."),
+            ("--checkpoint run.safetensors --figures rotation_sweep,reconstructions",
+             "Two of the figures: about 2 minutes."),
         ],
-        description="Draw the figures of the affine-digits experiment, from a checkpoint or after training its models.",
-    )
-    experiment.add_config_flags(parser)
-    files = add_figure_arguments(
-        parser,
-        experiment.EXPERIMENT,
-        f"Draw the curves of all seeds in these JSON files. Default: {DEFAULT_RESULTS} where it exists.",
-    )
-    files.add_argument(
-        "--figures", type=names_of(FIGURES), metavar="A,B",
-        help=f"Draw only these. Default: all, which are {', '.join(FIGURES)} (affnist_examples only with --canvas 40).",
+        f"The figures go to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",
     )  # fmt: skip
-    files.add_argument(
-        "--arrays", type=file_path, metavar="FILE",
-        help=f"With --checkpoint: write there what {' and '.join(STORED)} show. Without: draw these two from it.",
-    )  # fmt: skip
-    parser.checks.append(check_arrays)
-    return parser
-
-
-def check_arrays(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """A usage error (status 2) where other flags do not fit to ``--arrays``."""
-    if args.arrays and not args.checkpoint:
-        if args.given - {"arrays", "figures", "outdir", "quiet"}:
-            parser.error("argument --arrays: only --figures and --outdir go with it, or --checkpoint")
-        if not STORED.keys() >= set(args.figures or STORED):
-            parser.error(f"argument --arrays: has {' and '.join(STORED)} alone")
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    folder = args.outdir / experiment.EXPERIMENT
-
-    def body() -> None:
-        # All errors are found before the training.
-        require_writable(folder / f"{FIGURES[0]}.png", args.arrays if args.checkpoint else None)
-        results = results_files(args.results, DEFAULT_RESULTS)
-        config, data, states = prepare(args)
-        possible = possible_figures(config)
-        wanted = args.figures or possible
-        if not set(wanted) <= set(possible):
-            raise UserError(f"affnist_examples.png needs --canvas {experiment.AFFNIST_SIDE}")
-        seeds = read_seeds(results, config, data.name)
-        require_runs(args.results, seeds.n)
-        run = finish(config, data, states, args.threads, args.quiet)
-        with blas_threads(1):
-            if args.arrays:
-                write_shown(args.arrays, make_shown(run))
-            chosen = {name: draw for name, draw in drawers(run, seeds).items() if name in wanted}
-            write_figures(folder, chosen, N_COLOURS)
-        if results and not seeds.n:
-            print_result(f"no curves of other seeds: {results[0]} holds no run with these flags")
-
-    if args.arrays and not args.checkpoint:
-        return exit_status(lambda: draw_stored(args.arrays, folder, args.figures or STORED))
-    return exit_status(body)
+    folder = options.outdir / experiment.EXPERIMENT
+    # All errors are found before the training.
+    if options.arrays and not options.checkpoint:
+        draw_stored(options.arrays, folder, options.figures or STORED)
+        return
+    require_writable(folder / f"{FIGURES[0]}.png", options.arrays)
+    results = results_files([*options.results], DEFAULT_RESULTS)
+    config, data, states = prepare(options.checkpoint, asked, given)
+    possible = possible_figures(config)
+    wanted = options.figures or possible
+    if not set(wanted) <= set(possible):
+        raise UserError(f"affnist_examples.png needs --canvas {experiment.AFFNIST_SIDE}")
+    seeds = read_seeds(results, config, data.name)
+    require_runs([*options.results], seeds.n)
+    run = finish(config, data, states, options.threads, options.quiet)
+    with blas_threads(1):
+        if options.arrays:
+            write_shown(options.arrays, make_shown(run))
+        write_figures(folder, {name: draw for name, draw in drawers(run, seeds).items() if name in wanted}, N_COLOURS)
+    if results and not seeds.n:
+        print(f"no curves of other seeds: {results[0]} holds no run with these flags")
 
 
 if __name__ == "__main__":

@@ -24,15 +24,14 @@ first of the test set are taken, other digits before digits that have been shown
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
+import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-import argparse
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,11 +46,9 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 import multimnist_capsnet as experiment
 from fast.workers import blas_threads
 from multimnist_capsnet import Array, Batch, Config, Data
-from support.console import exit_status, print_result
 from support.figures import (
     BLACK,
     BLUE,
-    COMMON_FLAGS,
     DATASET_NAMES,
     GREEN,
     GREY,
@@ -64,17 +61,16 @@ from support.figures import (
     WRONG,
     YELLOW,
     Colour,
+    FigureOptions,
     accuracy_axis,
     add_axes,
     add_colourbar,
-    add_figure_arguments,
     add_frame,
     add_heading_bar,
     add_image,
     add_legend,
     add_model_legend,
     add_reference_line,
-    add_results_alone,
     add_row_label,
     add_seed_points,
     add_sheet,
@@ -93,19 +89,18 @@ from support.figures import (
     reading_seeds,
     require_runs,
     require_test_images,
-    results_alone,
     results_files,
-    shown_names,
     tiled,
     weighted_quantiles,
     with_minus_sign,
     write_figures,
 )
 from support.files import UserError, require_writable
-from support.flags import Parser
 from support.optimizers import TrainState
-from support.run import Files
+from support.script import script
+from support.settings import SettingError, input_path, parse, redeclared, setting
 from support.statistics import describe_sample
+from support.training import RunOptions
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 FIRST, SECOND = ORANGE, SKY  # the digits of a composite; where both are bright their sum is white
@@ -132,11 +127,6 @@ def in_colour(digit: Array, colour: str) -> Array:
 def in_two_colours(digits: Array) -> Array:
     """Two digits (2, H, W) in two colours that add up: RGB (H, W, 3)."""
     return np.clip(sum(in_colour(digit, colour) for digit, colour in zip(digits, DIGIT_COLOURS, strict=True)), 0, 1)
-
-
-def drawable(config: Config) -> Config:
-    """With names of the classes that figures can show."""
-    return dataclasses.replace(config, class_names=shown_names(config.class_names, NAME_LIMIT))
 
 
 def tested(n_val: int | None) -> str:
@@ -385,8 +375,6 @@ def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
             ax.add_patch(Rectangle((j - 0.46, 0), 0.92, 1.0, fill=False, edgecolor=VERMILLION, linewidth=1.8, zorder=3,
                                    clip_on=False))  # fmt: skip
             ax.get_xticklabels()[j].set(color=VERMILLION, fontweight="bold")
-            if config.class_names:
-                ax.get_xticklabels()[j].set_fontsize(name_size(config, 9))
         if m % 3 == 0:
             ax.set_ylabel("length", labelpad=2)
     draw_outcomes(run, fig, left + 3 * pitch + 0.42, top - 0.16, top + 2 * row - 0.55)
@@ -593,7 +581,7 @@ def draw_couplings(run: Run, predicted: Predictions) -> Figure:
     foot = top + 3 * (cell + gap) + 0.06
     bar = add_colourbar(fig, drawn, maps_left, foot, 2.1, extend="both")
     ticks = [even - limit, even, even + limit]
-    bar.set_xticks(ticks, [f"{tick:.3f}" for tick in ticks] if config.class_names else None)
+    bar.set_xticks(ticks)
     add_text(fig, maps_left + 2.25, foot - 0.03, f"coupling c; white: even, {even:.3g}", fontsize=9.5)
 
     x, width, height = maps_left + 3 * (cell + gap) + 0.58, 1.42, 1.42
@@ -794,59 +782,56 @@ DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "published_settings.
 SCALING_RESULTS = DEFAULT_RESULTS.with_name("scaling_*.json")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        COMMON_FLAGS.replace("--n-train", "--scaling"),
+@dataclasses.dataclass(frozen=True)
+class Options(FigureOptions):
+    results: tuple[Path, ...] = setting(
+        (), input_path, "In training_curves.png, draw a point for each seed in these JSON files.",
+        shown=f"{DEFAULT_RESULTS} where it exists",
+    )  # fmt: skip
+    scaling: bool = setting(
+        False, bool, f"Train nothing, and draw scaling.png alone, from {SCALING_RESULTS} by compare_seeds.py.",
+        usual=True,
+    )  # fmt: skip
+    threads: int = redeclared(experiment.DigitOptions, "threads", experiment.DigitOptions.threads)
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        if self.scaling and set(given) - {"scaling", "outdir", "quiet"}:
+            raise SettingError("scaling", "only --outdir goes with it")
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    asked, options, given = parse(
+        Config, Options, argv,
+        "Draw the figures of the MultiMNIST experiment, from a checkpoint or after training its models.",
         [
-            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 9 seconds."),
+            ("--checkpoint run.safetensors", "All figures of these networks: about 9 seconds."),
             ("", "All figures, after training the three models for eight epochs: about 7 minutes."),
             ("--scaling", "Accuracy against the length of training, from committed results: about 2 seconds."),
         ],
-        description="Draw the figures of the MultiMNIST experiment, from a checkpoint or after training its models.",
-    )
-    experiment.add_config_flags(parser)
-    files = add_figure_arguments(
-        parser,
-        experiment.EXPERIMENT,
-        f"In training_curves.png, draw a point for each seed in these JSON files. Default: {DEFAULT_RESULTS} where it"
-        " exists.",
-    )
-    add_results_alone(files, "--scaling", "scaling", SCALING_RESULTS)
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    asked, folder = experiment.config_from_args(args), args.outdir / experiment.EXPERIMENT
-
-    alone = results_alone(parser, args, "scaling", SCALING_RESULTS)
-
-    def body() -> None:
-        if alone is not None:
-            require_writable(folder / "scaling.png")
-            found = read_scaling(alone)
-            write_figures(folder, {"scaling": lambda: draw_scaling(found)})
-            return
-        # All errors are found before the training.
-        require_writable(folder / "overlay.png")
-        results = results_files(args.results, DEFAULT_RESULTS)
-        given = experiment.with_preset(args.given)
-        config, states = load_finished(experiment, args.checkpoint, asked, given, required=("capsnet",))
-        data = experiment.make_data(config, config.classes if states else ())
-        config = experiment.resolved(config, data)
-        require_test_images(len(data.test.labels), MIN_TEST)
-        seeds = read_seeds(results, config, data.name, ("set_accuracy",))
-        require_runs(args.results, seeds)
-        states = states or experiment.train_all(config, data, threads=args.threads, files=Files(quiet=args.quiet))
-        result = experiment.make_result(config, data, states, args.threads)
-        print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-        with blas_threads(1):
-            write_figures(folder, drawers(Run(drawable(config), data, states), seeds), N_COLOURS)
-        if results and not seeds:
-            print_result(f"no points of seeds: {results[0]} holds no run with these flags")
-
-    return exit_status(body)
+        f"The figures go to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",
+    )  # fmt: skip
+    folder = options.outdir / experiment.EXPERIMENT
+    require_writable(folder / "overlay.png")
+    if options.scaling:
+        found = read_scaling(sorted(SCALING_RESULTS.parent.glob(SCALING_RESULTS.name)))
+        write_figures(folder, {"scaling": lambda: draw_scaling(found)})
+        return
+    # All errors are found before the training.
+    results = results_files([*options.results], DEFAULT_RESULTS)
+    config, states = load_finished(experiment, options.checkpoint, asked, given, required=("capsnet",))
+    data = experiment.make_data(config)
+    config = experiment.resolve_auto(config, data.name)
+    require_test_images(len(data.test.labels), MIN_TEST)
+    seeds = read_seeds(results, config, data.name, ("set_accuracy",))
+    require_runs([*options.results], seeds)
+    states = states or experiment.train_all(config, data, RunOptions(threads=options.threads, quiet=options.quiet))
+    result = experiment.make_result(config, data, states, options.threads)
+    print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+    with blas_threads(1):
+        write_figures(folder, drawers(Run(config, data, states), seeds), N_COLOURS)
+    if results and not seeds:
+        print(f"no points of seeds: {results[0]} holds no run with these flags")
 
 
 if __name__ == "__main__":

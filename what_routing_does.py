@@ -23,7 +23,7 @@ import numpy as np
 
 import multimnist_capsnet as base
 from fast.workers import Workers
-from multimnist_capsnet import Array, Batch, Config, Model, NetworkConfig, Pair, Params, Parts
+from multimnist_capsnet import Array, Batch, Config, Model, Network, Pair, Params, Parts
 from support.run import Stream, generator
 
 RELU: Pair = (base.relu_forward, base.relu_backward)
@@ -89,7 +89,7 @@ def shared(routing: Pair) -> Pair:
 
 
 def make_parts(
-    config: NetworkConfig, assignments: str = "routed", transform: str = "own", activation: str = "squash",
+    config: Network, assignments: str = "routed", transform: str = "own", activation: str = "squash",
     loss: str = "margin",
 ) -> Parts:  # fmt: skip
     """The parts of a network by their names: assignments "routed", "uniform" or "random"; transform "own" or "shared";
@@ -107,7 +107,7 @@ def make_parts(
     return parts
 
 
-def make_model(config: NetworkConfig, transform: str = "own", **names: str) -> Model:
+def make_model(config: Network, transform: str = "own", **names: str) -> Model:
     """A CapsNet of these parts, see ``make_parts``."""
     model = base.capsnet_model(config, make_parts(config, transform=transform, **names))
 

@@ -831,27 +831,6 @@ def add_figure_arguments(
     return files
 
 
-def add_results_alone(files: argparse._ArgumentGroup, flag: str, picture: str, *results: Path) -> None:
-    """A flag that draws one picture from ``results``, patterns, or from other files by compare_seeds.py."""
-    default = ", ".join(map(str, results))
-    text = (
-        f"Train nothing, and draw {picture}.png alone, from these results of compare_seeds.py. Without FILE: {default}."
-    )
-    files.add_argument(flag, type=Path, metavar="FILE", nargs="*", help=text)
-
-
-def results_alone(
-    parser: argparse.ArgumentParser, args: argparse.Namespace, name: str, *results: Path
-) -> list[Path] | None:
-    """The files of that flag; None without it. A usage error where other flags are given with it."""
-    given: list[Path] | None = getattr(args, name)
-    if given is None:
-        return None
-    if args.given - {name, "outdir", "quiet"}:
-        parser.error(f"argument --{name}: only --outdir goes with it")
-    return given or [path for pattern in results for path in sorted(pattern.parent.glob(pattern.name))]
-
-
 def results_files(given: list[Path] | None, default: Path | None = None) -> list[Path]:
     """The files of ``--results``; without the flag, the default if it exists. Raises UserError where one is missing or
     is no JSON, before any data are looked for."""

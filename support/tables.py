@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,18 +61,6 @@ def describe_classes(counts: Mapping[str, tuple[int, int]], side: int, colour: s
     ]
     lines += [f"  {name}: {a:,} + {b:,}" for name, (a, b) in itertools.islice(counts.items(), MAX_NAMES)]
     return "\n".join([*lines, "  ..."] if len(counts) > MAX_NAMES else lines)
-
-
-def two_label_table(paths: Sequence[Path], classes: Sequence[str], named: Array, lengths: Array) -> str:
-    """For each picture the two classes ``named`` (N, 2), and the lengths of all capsules (J, N)."""
-    width, longest = max(len(str(path)) for path in paths), max(map(len, classes))
-    column = max(longest + len(" (0.00)"), len("longest"))
-    heads = f"{'longest':<{column}}    {'second':<{column}}"
-    lines = [f"{'picture':<{width}} {heads}   lengths of {classes[0]} ... {classes[-1]}"]
-    for path, two, length in zip(paths, named, lengths.T, strict=True):
-        both = "    ".join(f"{classes[j]:>{longest}} ({length[j]:.2f})".ljust(column) for j in two)
-        lines.append(f"{path!s:<{width}} {both}   " + " ".join(f"{x:.2f}" for x in length))
-    return "\n".join(lines)
 
 
 def pose_study_lines(models: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -340,13 +340,11 @@ ERRORS: list[Planted] = [
          "test_composites_are_of_test_digits"),
         ("WARMUP = 100", "WARMUP = 10", "test_defaults_are_the_stored_ones"),
         ("= 0.9, 0.1, 0.5", "= 0.9, 0.1, 1.0", "test_defaults_are_the_stored_ones"),
-        ("recon_weight: float = 0.005", "recon_weight: float = 0.0005", "test_defaults_are_the_stored_ones"),
-        ("min_iou: float = 0.8", "min_iou: float = 0.7", "test_defaults_are_the_stored_ones"),
         ('"decoder": (256, 512)', '"decoder": (256, 256)',
          "test_multimnist_capsnet::test_presets_and_flags_make_the_config"),
         ("state.add(losses)", "state.add(losses, 2)", "test_composites_are_of_test_digits"),
         ("1 - step / self.n_steps", "1 - step / (2 * self.n_steps)",
-         "test_multimnist_capsnet::test_learning_rate_schedules"),
+         "test_multimnist_capsnet::test_the_learning_rate_rises_then_falls"),
     ),
     *in_file(
         "mnist_affine_capsnet.py", "test_protocol",
@@ -380,10 +378,6 @@ ERRORS: list[Planted] = [
         ("AFFNIST_SCALE = 20.0, 0.2, (0.8, 1.2)", "AFFNIST_SCALE = 20.0, 0.2, (0.9, 1.2)",
          "test_defaults_are_the_stored_ones"),
         ("range(-90, 91, 5)", "range(-90, 90, 5)", "test_defaults_are_the_stored_ones"),
-        ("config.cnn_lr / config.lr", "1.0", "test_mnist_affine::test_the_cnns_have_their_own_learning_rate"),
-        ("cnn_lr: float = 2e-3", "cnn_lr: float = 1e-3", "test_defaults_are_the_stored_ones"),
-        ("n_val: int = 5000", "n_val: int = 6000", "test_defaults_are_the_stored_ones"),
-        ("n_sweep: int = 2000", "n_sweep: int = 200", "test_defaults_are_the_stored_ones"),
         ("[cos, -sin]", "[cos, sin]", "test_mnist_affine::test_quarter_turns_are_exact_and_counter_clockwise"),
         (">= config.match_accuracy", "> 0 * config.match_accuracy",
          "test_mnist_affine::test_training_stops_at_the_accuracy_asked_for"),
@@ -498,10 +492,6 @@ ERRORS: list[Planted] = [
     ),
     *in_file(
         "support/figures.py", "test_files",
-    ),
-    *in_file(
-        "make_explorer.py", "test_explorer",
-        ("if config.classes != digits.DIGITS:", "if False:", "test_a_network_that_the_page_cannot_compute_is_refused"),
     ),
     # ------------------------------------------------------------------------------------------------------------------
     # Optimizers, threads

@@ -155,15 +155,6 @@ def test_generated_digits_have_no_folder(name: str, tmp_path: Path, capsys: Capt
     assert "argument --data-dir: strokes has no files" in usage_error(importlib.import_module(name), argv, capsys)
 
 
-@pytest.mark.usefixtures("no_run")
-@pytest.mark.parametrize("name", ["multimnist_capsnet", "mnist_affine_capsnet"])
-def test_an_epoch_has_a_batch_or_more(name: str, capsys: Capture) -> None:
-    script = importlib.import_module(name)
-    line = usage_error(script, ["--n-train", "31", "--batch-size", "32"], capsys)
-    assert "argument --n-train: 31 is less than a batch of --batch-size 32" in line
-    assert script.make_parser().parse_args(["--n-train", "32", "--batch-size", "32"])
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The tests themselves
 # ----------------------------------------------------------------------------------------------------------------------

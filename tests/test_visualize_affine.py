@@ -33,10 +33,9 @@ from figure_checks import (
     shown_texts,
 )
 from helpers import usage_error
+from support.checkpoints import save_checkpoint
 from support.figures import WRONG, figure_style
 from support.files import UserError
-from support.run import save_checkpoint
-from support.tables import confusion_matrix
 
 SMALL = ["--seed=123", "--dataset=strokes", "--conv-channels=4", "--primary-types=2", "--threads=1"]
 TINY = [*SMALL, "--n-epochs=2", "--n-train=64", "--n-val=20", "--n-test=60", "--n-sweep=5", "--batch-size=16"]
@@ -73,10 +72,9 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trained(folder: Path, flags: list[str]) -> Path:
-    assert (
-        experiment.main([*flags, "--quiet", f"--checkpoint={folder / 'run.npz'}", f"--out-json={folder}/r.json"]) == 0
-    )
-    return folder / "run.npz"
+    files = [f"--checkpoint={folder / 'run.safetensors'}", f"--out-json={folder}/r.json"]
+    assert experiment.main([*flags, "--quiet", *files]) == 0
+    return folder / "run.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +88,7 @@ def on_canvas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(path: Path) -> figures.Run:
-    args = figures.make_parser().parse_args([f"--checkpoint={path}"])
-    return figures.finish(*figures.prepare(args), threads=1, quiet=True)
+    return figures.finish(*figures.prepare(path, experiment.Config(), {}), threads=1, quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +211,7 @@ def test_digits_and_answers_are_those_of_the_tests(run: figures.Run, canvas_run:
             np.testing.assert_array_equal(images, image_set.images())
             for name, answers in zip(drawn.states, figures.answers_to(drawn, images).T, strict=True):
                 expected = drawn.tested[name]["confusion"][image_set.name]
-                assert confusion_matrix(labels, answers, 10).tolist() == expected
+                assert experiment.confusion_matrix(labels, answers, 10).tolist() == expected
 
 
 def test_wrong_answers_are_marked_and_no_others(run: figures.Run) -> None:
@@ -413,8 +410,8 @@ def partly_trained(folder: Path, names: tuple[str, ...], epochs: int) -> Path:
     states = experiment.fresh_states(config)
     for name in names:
         states[name].step, states[name].history = 1, {"train_loss": [0.5] * epochs}
-    path = folder / f"{'-'.join(names)}.npz"
-    save_checkpoint(path, experiment.EXPERIMENT, config, states.values())
+    path = folder / "-".join(names)
+    save_checkpoint(path, experiment.EXPERIMENT, config, states.values(), "")
     return path
 
 
@@ -431,7 +428,7 @@ def test_a_checkpoint_that_cannot_be_drawn_is_found_before_the_data(
             (script, [f"--checkpoint={without_capsules}"], "0 of 2 epochs of capsnet;"),
             (script, [f"--checkpoint={checkpoint}", "--seed=0"], "was made with --seed 123, not 0"),
             (script, [f"--checkpoint={checkpoint}", "--canvas=40"], "was made with --canvas 28, not 40"),
-            (script, [f"--checkpoint={checkpoint}", "--preset=paper"], "was made with --conv-channels 4, not 256"),
+            (script, [f"--checkpoint={checkpoint}", "--preset=paper"], "was made with --preset small, not paper"),
             (script, [f"--checkpoint={checkpoint}", "--lr=0.5"], "was made with --lr"),
         ]
     check_failures(cases, capsys)
@@ -460,8 +457,8 @@ def test_a_training_that_stopped_at_its_accuracy_is_finished(
     states = {"capsnet": canvas_run.states["capsnet"]}
     first = {"check_step": [3.0], "check_accuracy": [0.1]}  # within the first epoch: no other history
     states["capsnet"].step, states["capsnet"].history = 3, first
-    save_checkpoint(tmp_path / "a.npz", experiment.EXPERIMENT, config, states.values())
-    config, _, states = figures.prepare(figures.make_parser().parse_args([f"--checkpoint={tmp_path / 'a.npz'}"]))
+    save_checkpoint(tmp_path / "a", experiment.EXPERIMENT, config, states.values(), "")
+    config, _, states = figures.prepare(tmp_path / "a", experiment.Config(), {})
     shown = figures.Run(config, run.data, states, run.tested)
     with figure_style():
         fig = figures.draw_training_curves(shown, NO_SEEDS)

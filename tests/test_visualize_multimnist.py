@@ -27,8 +27,8 @@ from figure_checks import (
     shown_texts,
 )
 from helpers import usage_error
+from support.checkpoints import save_checkpoint
 from support.figures import figure_style
-from support.run import save_checkpoint
 
 SMALL = ["--seed=123", "--dataset=strokes", "--conv-channels=4", "--primary-types=2", "--threads=1"]
 TINY = [*SMALL, "--n-epochs=2", "--n-train=64", "--n-test=60", "--batch-size=16", "--lr=0.002"]
@@ -66,7 +66,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("trained") / "run.npz"
+    path = tmp_path_factory.mktemp("trained") / "run.safetensors"
     assert experiment.main([*TINY, "--quiet", f"--checkpoint={path}"]) == 0
     return path
 
@@ -342,7 +342,7 @@ USAGE_ERRORS: list[tuple[Any, list[str]]] = [
     (animation, ["--snapshot-every=0"]),
     (animation, ["--snapshot-every=many"]),
     (animation, ["--snapshot-every=1"]),
-    (animation, ["--checkpoint=run.npz"]),
+    (animation, ["--checkpoint=run.safetensors"]),
 ]
 
 
@@ -356,8 +356,8 @@ def partly_trained(tmp_path: Path, names: tuple[str, ...], epochs: int) -> Path:
     states = experiment.fresh_states(config)
     for name in names:
         states[name].step, states[name].history = 1, {"train_loss": [0.5] * epochs}
-    path = tmp_path / f"{'-'.join(names)}.npz"
-    save_checkpoint(path, experiment.EXPERIMENT, config, states.values())
+    path = tmp_path / "-".join(names)
+    save_checkpoint(path, experiment.EXPERIMENT, config, states.values(), "")
     return path
 
 
@@ -371,7 +371,7 @@ def test_a_checkpoint_that_cannot_be_drawn_is_found_before_the_data(
         (figures, [f"--checkpoint={unfinished}"], "1 of 2 epochs of capsnet;"),
         (figures, [f"--checkpoint={without_capsules}"], "0 of 2 epochs of capsnet;"),
         (figures, [f"--checkpoint={checkpoint}", "--seed=0"], "was made with --seed 123, not 0"),
-        (figures, [f"--checkpoint={checkpoint}", "--preset=paper"], "was made with --conv-channels 4, not 256"),
+        (figures, [f"--checkpoint={checkpoint}", "--preset=paper"], "was made with --preset small, not paper"),
     ]
     check_failures(cases, capsys)
 

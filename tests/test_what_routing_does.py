@@ -19,7 +19,7 @@ Array = np.ndarray
 def test_the_study_of_the_routing_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "EVALUATION_BATCH", 5)
     config = base.Config(
-        dataset="mnist", data_dir=str(digits_folder()), conv_channels=2, primary_types=1, decoder=(16, 16), n_test=20,
+        dataset="mnist", data_dir=digits_folder(), conv_channels=2, primary_types=1, decoder=(16, 16), n_test=20,
         dtype="float64", routing_iters=2,
     )  # fmt: skip
     data = base.make_data(config)
