@@ -40,8 +40,8 @@ from typing import Any
 import numpy as np
 
 import conv_matrix_capsules as conv
-from conv_matrix_capsules import Data, Examples, Model, in_parts, steps_per_epoch, subset, train
-from fast.workers import Workers
+from conv_matrix_capsules import Data, Examples, Model, in_parts, of_model, steps_per_epoch, subset, train
+from fast.workers import Workers, default_threads
 from smallnorb_novel_viewpoint import softmax_cross_entropy
 from support.checkpoints import read_checkpoint
 from support.optimizers import TrainState
@@ -74,7 +74,7 @@ STEREO_SETS, DIGIT_SETS = ("smallnorb", "toys"), ("mnist", "strokes")
 # fmt: off
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """One run. Where --n-epochs, --lr or --weight-decay is given and the CNN's own is not, it holds for both."""
+    """One run. Where --n-epochs or --weight-decay is given and the CNN's own is not, it holds for both."""
 
     dataset: str = setting("shapes", ("shapes", "voxels", *STEREO_SETS, *DIGIT_SETS), "Attack drawn shapes, voxel"
         " objects, the smallNORB files, toys in their format, MNIST or generated digits.", usual=True, group="data")
@@ -87,17 +87,17 @@ class Config:
         " unit variance; an epsilon is then in standard deviations, and pixels have no bounds.")
     n_epochs: int = setting(conv.Config.n_epochs, int_in(1, 100_000), "Train for N passes over the training set.",
         usual=True, group="training")
-    cnn_epochs: int = setting(conv.Config.n_epochs, int_in(1, 100_000), "The same for the CNN.",
-        shown=f"{conv.Config.n_epochs}, or as --n-epochs")
+    cnn_epochs: int = setting(conv.Config.cnn_epochs, int_in(1, 100_000), "The same for the CNN.",
+        shown=f"{conv.Config.cnn_epochs}, or as --n-epochs")
     batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
     lr: float = setting(conv.Config.lr, float_in(0, 10, above=True), "Learning rate of the capsules.")
     cnn_lr: float = setting(conv.Config.cnn_lr, float_in(0, 10, above=True), "Learning rate of the CNN.")
     lr_schedule: str = setting("linear", ("constant", "linear", "cosine"),
         "Course of the learning rate. linear and cosine fall to 0.")
-    weight_decay: float = setting(0.0, float_in(0, 100),
+    weight_decay: float = setting(conv.Config.weight_decay, float_in(0, 100),
         "A step shrinks the weights of convolutions, and of a CNN's dense layers, by lr * X.")
-    cnn_weight_decay: float = setting(0.0, float_in(0, 100), "The same for the CNN.",
-        shown="0, or as --weight-decay")
+    cnn_weight_decay: float = setting(conv.Config.cnn_weight_decay, float_in(0, 100), "The same for the CNN.",
+        shown=f"{conv.Config.cnn_weight_decay:g}, or as --weight-decay")
     sizes: tuple[int, int, int, int] = setting((32, 4, 4, 8), list_of(int_in(1, 1024), 4), "Channels of conv1, and"
         " types of the primary capsules and of those of the two layers above.", paper="32,32,32,32",
         group="networks")
@@ -110,6 +110,7 @@ class Config:
         " of the activations, or cross-entropy of a score of pose and activation.")
     cnn: str = setting("matched", ("matched", "paper"), "The CNN has the capsules' grids and as many parameters; or it"
         " is the paper's, of 4.2 million parameters.")
+    dtype: str = setting("float32", ("float32", "float64"), "Number format of the trainings; attacks are in float64.")
     epsilons: tuple[float, ...] = setting((0.05, 0.1, 0.2, 0.3, 0.4, 0.5), list_of(float_in(0, 10, above=True),
         rising=True), "Move no pixel by more than X.", usual=True, free=True, group="attacks")
     attack_steps: int = setting(10, int_in(1, 1000), "Take N steps of epsilon / N in the iterated attack.", free=True)
@@ -119,7 +120,7 @@ class Config:
 
     @classmethod
     def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        both = {"cnn_epochs": "n_epochs", "cnn_lr": "lr", "cnn_weight_decay": "weight_decay"}
+        both = {"cnn_epochs": "n_epochs", "cnn_weight_decay": "weight_decay"}
         return {own: given[name] for own, name in both.items() if name in given}
 
     def check(self, given: Mapping[str, Any]) -> None:
@@ -129,8 +130,9 @@ class Config:
             raise SettingError("data_dir", f"{self.dataset} has no files")
         if self.dataset in DIGIT_SETS and self.standardize == "image":
             raise SettingError("standardize", f"{self.dataset} is not standardised")
-        if self.variance_floor < (least := float(np.finfo(np.float32).eps) ** 2):
-            raise SettingError("variance_floor", f"{self.variance_floor:g} is below {least:.2g}, the least of float32")
+        if self.variance_floor < (least := float(np.finfo(self.dtype).eps) ** 2):
+            message = f"{self.variance_floor:g} is below {least:.2g}, the least of {self.dtype}"
+            raise SettingError("variance_floor", message)
 
     @property
     def length_is_free(self) -> bool:
@@ -146,14 +148,14 @@ class Config:
 @dataclasses.dataclass(frozen=True)
 class Options(RunOptions):
     models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train and attack only these.", usual=True)
+    threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No number depends on it.",
+        shown="one for each processor, at most 4")  # fmt: skip
 
 
-def network_config(config: Config, model: str = "capsules") -> conv.Config:
-    """That of conv_matrix_capsules.py for the training of a model."""
+def network_config(config: Config) -> conv.Config:
+    """That of conv_matrix_capsules.py for the trainings."""
     names = {field.name for field in dataclasses.fields(conv.Config)}
     fields = {name: value for name, value in vars(config).items() if name in names}
-    if model == "cnn":
-        fields |= {"n_epochs": config.cnn_epochs, "weight_decay": config.cnn_weight_decay}
     if config.dataset in STEREO_SETS:
         fields["hold_out"] = "nothing"  # as in the paper's figure: all views of the objects that are not trained on
     return conv.Config(**fields)
@@ -294,12 +296,13 @@ def train_all(
     states = fresh_states(config)
     with (
         Session(EXPERIMENT, config, states, options, callback, command) as session,
-        Workers(options.threads) as workers,
+        Workers(options.threads, config.dtype) as workers,
     ):
-        for name in (name for name in MODEL_NAMES if name in names):
-            own = network_config(config, name)
-            session.begin(name, steps_per_epoch(own, data) * own.n_epochs)
-            train(conv.make_models(own)[name], own, data, states[name], workers, session.after_step)
+        network = network_config(config)
+        for name, model in conv.make_models(network).items():
+            if name in names:
+                session.begin(name, steps_per_epoch(network, data) * of_model(name, network)[0])
+                train(model, network, data, states[name], workers, session.after_step)
     return {name: state for name, state in states.items() if name in names}
 
 
@@ -342,7 +345,7 @@ def format_table(result: Mapping[str, Any]) -> str:
         lines.append(f"{name:<10} {m['accuracy']:8.4f} {m['n_params']:10,} {m['train_seconds']:8.1f}")
     epsilons = ["0", *(f"{epsilon:g}" for epsilon in result["config"]["epsilons"])]
     heads = " ".join(f"{epsilon:>6}" for epsilon in epsilons)
-    lines += ["", f"{'accuracy under attack by epsilon':<32} {heads}  zero gradient"]
+    lines += [f"{'accuracy under attack by epsilon':<32} {heads}  zero gradient"]
     for name, found in result["attack"].items():
         for kind, by_epsilon in found.items():
             if isinstance(by_epsilon, dict):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write explorer.html: one page, without a server or a network, in which a person tries two capsule networks.
 
-    python make_explorer.py --multimnist multimnist.ckpt.npz --viewpoint viewpoint.ckpt.npz --out explorer.html
+    python make_explorer.py --multimnist multimnist.safetensors --viewpoint viewpoint.safetensors --out explorer.html
 
 The page holds the weights of two capsule networks and of two CNNs, and their forward passes in JavaScript
 (``support/explorer/``). In it one draws two digits and sees which capsules find them and what a CNN says, follows the
@@ -38,9 +38,9 @@ from fast.workers import Workers, default_threads
 from support.console import exit_status, print_message, print_result
 from support.figures import DATASET_NAMES, load_finished, require_checkpoints, write_if_changed
 from support.files import UserError, require_writable
-from support.flags import Parser, file_path, non_empty
+from support.flags import Parser, file_path
 from support.results import environment
-from support.run import Files
+from support.training import RunOptions
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -366,18 +366,16 @@ def make_page(parts: Mapping[str, Part], exact: bool = False) -> bytes:
 ONLY_THESE = "the page computes no other network"
 
 
-def load_digits(path: Path | None, data_dir: str | None, threads: int) -> Part:
+def load_digits(path: Path | None, data_dir: Path | None, threads: int) -> Part:
     """Load the checkpoint, or train."""
     asked, given = digits.Config(data_dir=data_dir), ({"data_dir"} if data_dir else set())
     config, states = load_finished(digits, path, asked, given, required=DIGIT_MODELS)
-    if config.classes != digits.DIGITS:
-        raise UserError(f"{path} was trained on other classes than the ten digits: {ONLY_THESE}")
     # The page shows test digits, not validation ones.
-    data = digits.make_data(dataclasses.replace(config, n_val=None), config.classes)
+    data = digits.make_data(dataclasses.replace(config, n_val=None))
     config = digits.resolve_auto(config, data.name)
     if not states:
         print_message(f"{digits.EXPERIMENT}: no --multimnist, so two networks are trained first: 2 to 6 minutes")
-        states = digits.train_all(config, data, names=DIGIT_MODELS, threads=threads, files=Files(quiet=False))
+        states = digits.train_all(config, data, RunOptions(threads=threads), names=DIGIT_MODELS)
     return digits_part(config, states, data, threads)
 
 
@@ -404,8 +402,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         examples=[
             ("", "Train all networks, then write explorer.html: about 7 minutes."),
-            ("--multimnist digits.npz --viewpoint views.npz", "The page of two checkpoints: about 20 seconds."),
-            ("--multimnist digits.npz --out draft.html", "Train only the networks of the object: about 30 seconds."),
+            ("--multimnist a.safetensors --viewpoint b.safetensors", "The page of two checkpoints: about 20 seconds."),
+            ("--multimnist a.safetensors --out draft.html", "Train only the networks of the object: about 30 seconds."),
         ],
         description="Write a page in which a person draws digits, moves the numbers of a capsule and turns an object.",
         epilog="The page is one file, --out. An experiment's --checkpoint FILE writes a checkpoint.",
@@ -417,7 +415,7 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"Checkpoint of {viewpoint.EXPERIMENT}.py, of voxels or shapes. Default: train its capsules and its CNN of"
         " equal size on shapes first.")
     parser.data_dir = digits.CACHE_DIR
-    add("--data-dir", type=non_empty, metavar="DIR",
+    add("--data-dir", type=file_path, metavar="DIR",
         help=f"Folder of the four MNIST files. Default: the checkpoint's, else {digits.CACHE_DIR}.")
     add("--out", type=file_path, metavar="FILE", default=Path("explorer.html"),
         help="Write the page there. Default: %(default)s.")

@@ -39,16 +39,11 @@ Run it (seed 0, three models; twelve epochs of 28x28, and what the paper did wit
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
-
-# isort: split
-
-import argparse
 import dataclasses
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,19 +53,21 @@ import multimnist_capsnet as base
 from data.affnist_file import AFFNIST_SIDE, read_affnist
 from data.pictures import picture_sheet, read_strokes
 from fast.workers import SERIAL, Workers
-from support.files import UserError, atomic_write
-from support.flags import Parser, add_file_flags, add_flags, file_path, list_of, number, whole_number
+from smallnorb_novel_viewpoint import confusion_matrix
+from support.checkpoints import read_checkpoint, require_models
+from support.files import UserError, atomic_write, require_writable
 from support.optimizers import TrainState, count_params
-from support.results import result_document, run_script
-from support.tables import confusion_matrix, seed_of
+from support.results import recorded_command, result_document, save_result
+from support.run import Stream, generator, init_state, permutation, require_finite
+from support.script import script
+from support.training import NO_OPTIONS, Callback, RunOptions, Session
 
 from multimnist_capsnet import (  # isort: skip
-    Array, Batch, Model, Pair, Params, assess, indicator, linear_backward, linear_forward, relu_backward, relu_forward,
-    softmax, softmax_cross_entropy, update,
+    Array, Batch, Model, Network, Pair, Params, assess, indicator, linear_backward, linear_forward, relu_backward,
+    relu_forward, softmax, softmax_cross_entropy, update,
 )  # fmt: skip
-from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, of_models, permutation,
-    read_checkpoint, require_finite,
+from support.settings import (  # isort: skip
+    SettingError, float_in, input_path, int_in, list_of, names_of, parse, redeclared, require_same, setting,
 )  # fmt: skip
 
 # Dimension letters as in multimnist_capsnet.py:
@@ -78,6 +75,7 @@ from support.run import (  # isort: skip
 #   C  channels                   J  classes                D        entries of a digit capsule
 
 EXPERIMENT = "mnist_affine_capsnet"
+MODEL_NAMES = ("capsnet", "cnn", "lenet")
 SWEEP = tuple(range(-90, 91, 5))  # degrees
 
 
@@ -86,29 +84,69 @@ SWEEP = tuple(range(-90, 91, 5))  # degrees
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+# fmt: off
 @dataclasses.dataclass(frozen=True)
-class Config(base.NetworkConfig):
-    """One run; the other fields are those of multimnist_capsnet.py."""
+class Config(Network):
+    """One run. Of the numbers of digits 0 means all that there are."""
 
-    n_epochs: int = 12
-    weight_decay: float = 0.0
-    n_train: int = 0  # digits; 0: all that are not held out
-    n_val: int = 5000  # training digits that are held out
-    n_test: int = 0  # digits of every test set but the sweep and a published affNIST file; 0: all
-    n_sweep: int = 2000
-    max_shift: int = 2  # pixels [Sabour 2017, sec. 5]; 6 on the canvas of 40, where that is anywhere
-    image_size: int = 28
-    batch_size: int = 16
-    lr: float = 4e-3
-    cnn_lr: float = 2e-3
-    rotation: tuple[float, ...] = (15.0, 35.0)  # degrees: the article's listing, the article's text
-    match_accuracy: float | None = None
-    check_every: int = 500  # steps
+    n_train: int = redeclared(Network, "n_train", 0, kind=int_in(0, 10**6), help="Train on N digits.",
+        default="all that are not held out for validation", paper="")
+    n_epochs: int = redeclared(Network, "n_epochs", 12)
+    batch_size: int = redeclared(Network, "batch_size", 16)
+    lr: float = redeclared(Network, "lr", 4e-3)
+    cnn_lr: float = setting(2e-3, float_in(0, 10, above=True), "The same for the CNNs.")
+    weight_decay: float = redeclared(Network, "weight_decay", 0.0)
+    canvas: int = setting(base.DIGIT_SIDE, (base.DIGIT_SIDE, AFFNIST_SIDE), "Side of the images in pixels: 28 for"
+        " digits as they are, shifted by up to 2 pixels in training; 40 for digits anywhere on the canvas, as in"
+        " affNIST.",
+        usual=True, group="single digits")
+    n_val: int = setting(5000, int_in(1, 10**6), "Hold N training digits out for validation.")
+    n_test: int = setting(0, int_in(0, 10**6), "Test on N digits.", shown="all")
+    n_sweep: int = setting(2000, int_in(1, 10**6),
+        "Test N digits at each angle from -90 to 90 degrees in steps of 5.")
+    rotation: tuple[float, ...] = setting((15.0, 35.0), list_of(float_in(-180, 180)), "Angles of the rotated test sets"
+        " in degrees, counter-clockwise: by default those of the article's listing and text.", usual=True)
+    match_accuracy: float | None = setting(None, float_in(0, 1, above=True), "Stop each model as soon as it has the"
+        " accuracy X on the validation digits.", shown="train for all epochs")
+    check_every: int = setting(500, int_in(1, 10**9),
+        "Check every N steps whether a model has the --match-accuracy.")
+    max_shift: int = 2  # pixels in training [Sabour 2017, sec. 5]; 6 on the canvas of 40, where that is anywhere
+    # fmt: on
+
+    @classmethod
+    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        return super().defaults(given) | ({"max_shift": 6} if given.get("canvas") == AFFNIST_SIDE else {})
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        super().check(given)
+        if "check_every" in given and self.match_accuracy is None:
+            raise SettingError("check_every", "needs --match-accuracy")
+
+    @property
+    def image_size(self) -> int:
+        return self.canvas
 
 
-def max_shift(canvas: int) -> int:
-    """Default shift in training, in pixels: the paper's on 28x28, as far as the canvas reaches on a larger one."""
-    return 2 if canvas == base.DIGIT_SIDE else (canvas - base.DIGIT_SIDE) // 2
+# fmt: off
+@dataclasses.dataclass(frozen=True)
+class Options(base.DigitOptions):
+    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train, or test, only these.", usual=True)
+    eval_only: bool = setting(False, bool, "Train nothing: test the networks of --checkpoint on the test sets that the"
+        " other flags describe.", usual=True)
+    affnist: Path | None = setting(None, input_path,
+        "Test on a published affNIST file (.mat) as well; needs --canvas 40.")
+    # fmt: on
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        super().check(given)
+        if self.eval_only and self.checkpoint is None:
+            raise SettingError("eval_only", "needs --checkpoint FILE")
+        if self.eval_only and (self.resume or self.predict):
+            raise SettingError("eval_only", f"not together with --{'resume' if self.resume else 'predict'}")
+        if self.affnist and self.predict:
+            raise SettingError("affnist", "--predict neither trains nor tests")
+        if self.affnist and not self.eval_only and given.get("canvas") != AFFNIST_SIDE:
+            raise SettingError("affnist", f"needs --canvas {AFFNIST_SIDE}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -258,9 +296,8 @@ def evaluation_shifts(config: Config, n: int, key: int) -> Array:
 
 def make_data(config: Config) -> Data:
     """Raises UserError where there are too few digits."""
-    folder = Path(config.data_dir) if config.data_dir else None
-    digits = base.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
-    base.require_digits(digits, folder)
+    digits = base.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), config.data_dir)
+    base.require_digits(digits, config.data_dir)
     n, n_train = len(digits.train_labels), config.n_train or len(digits.train_labels) - config.n_val
     if n_train < 1 or n_train + config.n_val > n:
         wanted = f"--n-train {config.n_train} and --n-val {config.n_val}"
@@ -385,9 +422,6 @@ def lenet_loss_and_grads(params: Params, batch: Batch, n: int, conv: Pair) -> tu
 # The models, their scores, and reconstructions
 # ----------------------------------------------------------------------------------------------------------------------
 
-MODEL_NAMES = ("capsnet", "cnn", "lenet")
-
-
 def make_models(config: Config) -> dict[str, Model]:
     """By name, in the order of the result table."""
     base_models, conv = base.make_models(config, softmax_cross_entropy), base.parts_of(config).conv
@@ -396,10 +430,8 @@ def make_models(config: Config) -> dict[str, Model]:
         lambda rng: lenet_init(rng, config),
         lambda params, batch, n: lenet_loss_and_grads(params, batch, n, conv),
         lambda params, batch: (lenet_forward(params, batch.images, conv)[0], math.nan),
-        config.cnn_lr / config.lr,
     )
-    cnn = base_models["cnn_pool"]._replace(name="cnn", lr_factor=lenet.lr_factor)
-    return {"capsnet": base_models["capsnet"], "cnn": cnn, "lenet": lenet}
+    return {"capsnet": base_models["capsnet"], "cnn": base_models["cnn_pool"]._replace(name="cnn"), "lenet": lenet}
 
 
 def scores_of(model: Model, state: TrainState, images: Array, workers: Workers = SERIAL) -> Array:
@@ -452,12 +484,13 @@ def train(
     """
     if callback and state.step == 0:
         callback(state, True)
+    lr_factor = 1.0 if model.name == "capsnet" else config.cnn_lr / config.lr
     while state.step < config.n_steps and not reached(state, config):
         started = time.perf_counter()
         batch = training_batch(data, config, state.step)
         with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
             losses, grads = workers.gradients(model.loss_and_grads, state.params, batch)
-            update(state, grads, config.lr_at(state.step) * model.lr_factor, config, workers)
+            update(state, grads, config.lr_at(state.step) * lr_factor, config, workers)
         require_finite(state, losses["train_loss"], config.steps_per_epoch)
         state.add(losses)
         state.seconds += time.perf_counter() - started
@@ -574,8 +607,8 @@ def make_result(
 def check_affnist(affnist: Path | None, config: Config) -> tuple[Array, Array] | None:
     if affnist is None:
         return None
-    if config.image_size != AFFNIST_SIDE:
-        raise UserError(f"--affnist has images of 40x40, the networks are for {config.image_size}x{config.image_size}")
+    if config.canvas != AFFNIST_SIDE:
+        raise UserError(f"--affnist has images of 40x40, the networks are for {config.canvas}x{config.canvas}")
     return read_affnist(affnist)
 
 
@@ -584,52 +617,54 @@ def fresh_states(config: Config) -> dict[str, TrainState]:
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states, make_parser())
+    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
 
 
 def train_all(
-    config: Config, data: Data, *, names: Collection[str] = MODEL_NAMES, threads: int = 1, files: Files = NO_FILES,
-    callback: Callback | None = None,
+    config: Config, data: Data, options: RunOptions = NO_OPTIONS, *, names: Sequence[str] = MODEL_NAMES,
+    callback: Callback | None = None, command: str = "",
 ) -> dict[str, TrainState]:  # fmt: skip
     """Train the named models one after the other, and return their states."""
     states = fresh_states(config)
-    with Session(EXPERIMENT, config, states, files, config.n_steps, callback) as session:
+    with Session(EXPERIMENT, config, states, options, callback, command) as session:
         for name, model in make_models(config).items():
             if name in names:
-                with Workers(threads, config.dtype) as workers:
+                session.begin(name, config.n_steps)
+                with Workers(options.threads, config.dtype) as workers:
                     train(model, config, data, states[name], workers, session.after_step)
     return {name: state for name, state in states.items() if name in names}
 
 
 def run(
-    config: Config, files: Files = NO_FILES, threads: int = 1, affnist: Path | None = None, **options: Any
-) -> dict[str, Any]:
-    """Data, trainings, tests, result. The options are those of ``train_all``."""
+    config: Config, options: RunOptions = NO_OPTIONS, affnist: Path | None = None, **more: Any
+) -> dict[str, Any]:  # fmt: skip
+    """Data, trainings, tests, result. ``more`` as in ``train_all``."""
     real = check_affnist(affnist, config)
     data = make_data(config)
     config = resolve_defaults(config, data)
-    states = train_all(config, data, threads=threads, files=files, **options)
-    with Workers(threads, config.dtype) as workers:
-        return make_result(config, data, states, run_tests(config, data, states, workers, real), threads)
+    states = train_all(config, data, options, **more)
+    with Workers(options.threads, config.dtype) as workers:
+        tested = run_tests(config, data, states, workers, real)
+    return make_result(config, data, states, tested, options.threads)
 
 
 TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "n_sweep", "rotation")
 
 
-def evaluate_checkpoint(
-    checkpoint: Path, asked: Config, given: Collection[str], names: Collection[str], threads: int, affnist: Path | None
-) -> dict[str, Any]:
-    """Test the named networks of a checkpoint on the test sets of ``asked``; see ``check_same`` for ``given``."""
-    saved, states = load_checkpoint(checkpoint)
-    check_same(checkpoint, saved, asked, given, (*TEST_FIELDS, "n_train"))  # which may stand for "all"
-    states = of_models(checkpoint, states, names)
-    config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS})
-    real = check_affnist(affnist, config)
+def evaluate_checkpoint(options: Options, asked: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Test the networks of a checkpoint on the test sets of ``asked``. Raises UserError where another setting that is
+    ``given`` is not the checkpoint's."""
+    assert options.checkpoint
+    saved, states = load_checkpoint(options.checkpoint)
+    require_same(options.checkpoint, saved, asked, given, (*TEST_FIELDS, "n_train"))  # which may stand for "all"
+    states = require_models(options.checkpoint, states, options.models)
+    config = dataclasses.replace(saved, **{name: getattr(asked, name) for name in TEST_FIELDS})
+    real = check_affnist(options.affnist, config)
     data = make_data(dataclasses.replace(config, n_train=1, n_val=0))
     config = dataclasses.replace(base.resolve_auto(config, data.name), n_test=len(data.test_labels))
-    with Workers(threads, config.dtype) as workers:
-        result = make_result(config, data, states, run_tests(config, data, states, workers, real), threads)
-    return result | {"trained_with_seed": saved.seed}
+    with Workers(options.threads, config.dtype) as workers:
+        tested = run_tests(config, data, states, workers, real)
+    return make_result(config, data, states, tested, options.threads) | {"trained_with_seed": saved.seed}
 
 
 ARTICLE = (
@@ -646,9 +681,11 @@ def describe(result: dict[str, Any]) -> str:
         if c["match_accuracy"] is None
         else f", stopped at {100 * c['match_accuracy']:g} % on {c['n_val']:,} for validation"
     )
+    trained = result.get("trained_with_seed", result["seed"])
+    seed = f"{result['seed']}" + f" (trained with seed {trained})" * (trained != result["seed"])
     return (
-        f"{result['dataset']} on {c['image_size']}x{c['image_size']}: {c['n_test']:,} test digits;"
-        f" seed {seed_of(result)}, {c['n_epochs']} epochs of {c['n_train']:,}{match}"
+        f"{result['dataset']} on {c['canvas']}x{c['canvas']}: {c['n_test']:,} test digits;"
+        f" seed {seed}, {c['n_epochs']} epochs of {c['n_train']:,}{match}"
     )
 
 
@@ -691,11 +728,15 @@ def read_digit(path: Path, config: Config) -> Array:
     return picture
 
 
-def predict(checkpoint: Path, paths: list[Path], out_png: Path, asked: Config, given: Collection[str]) -> str:
+def predict(options: Options, asked: Config, given: Mapping[str, Any]) -> str:
     """A table of each model's class for each picture; and a PNG with a row for each picture, as the networks get it and
-    as the longest capsule reconstructs it. See ``check_same`` for ``asked`` and ``given``."""
+    as the longest capsule reconstructs it. Raises UserError where a setting that is ``given`` is not the
+    checkpoint's."""
+    checkpoint, paths, out_png = options.checkpoint, options.predict, options.predict_png
+    assert checkpoint
+    require_writable(out_png)
     config, states = load_checkpoint(checkpoint)
-    check_same(checkpoint, config, asked, given)
+    require_same(checkpoint, config, asked, given)
     models = make_models(config)
     images = np.stack([read_digit(path, config) for path in paths])
     with Workers(1, config.dtype) as workers:
@@ -724,84 +765,30 @@ def predict(checkpoint: Path, paths: list[Path], out_png: Path, asked: Config, g
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-# fmt: off
-def add_config_flags(parser: Parser) -> None:
-    """The flags of Config, which the figure scripts have too."""
-    add = add_flags(parser, "data", Config)
-    base.add_digit_flags(add)
-    parser.add_argument(
-        "--canvas", dest="image_size", type=int, choices=(base.DIGIT_SIDE, AFFNIST_SIDE), default=Config.image_size,
-        help="Side of the images in pixels: 28 for digits as they are, 40 for digits anywhere on the canvas, as in"
-        " affNIST. Default: %(default)s.",
-    )
-    count = whole_number(0, 10**6)
-    add("max_shift", whole_number(0, 12), "Shift every training digit at random by up to N pixels.",
-        default="2 at 28x28, 6 (anywhere) at 40x40")
-    add("n_train", count, "Train on N digits, with 0 on all that are not held out for validation.")
-    add("n_val", whole_number(1, 10**6), "Hold N training digits out for validation.")
-    add("n_test", count, "Test on N digits, with 0 on all.")
-    add("n_sweep", whole_number(1, 10**6), "Test N digits at each angle from -90 to 90 degrees in steps of 5.")
-    add("rotation", list_of(number(-180, 180)),
-        "Angles of the rotated test sets in degrees, counter-clockwise (--rotation=-20 is the other way).", "A,B")
-    base.add_network_flags(parser, Config)
-    add = add_flags(parser, "CNNs and stopping", Config)
-    add("cnn_lr", number(0, 10, above=True), "Learning rate of the CNNs, with the schedule of --lr.", "X")
-    add("match_accuracy", number(0, 1, above=True),
-        "Stop each model as soon as it has the accuracy A on the validation digits.", "A", "train for all epochs")
-    add("check_every", whole_number(1, 10**9), "Check every N steps whether a model has the --match-accuracy.")
-# fmt: on
-
-
-def config_from_args(args: argparse.Namespace) -> Config:
-    return Config(**{"max_shift": max_shift(args.image_size)} | base.config_fields(args, Config))
-
-
-def check_test_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """A usage error (status 2) where they do not fit together."""
-    if "check_every" in args.given and not args.match_accuracy:
-        parser.error("argument --check-every: needs --match-accuracy")
-    if args.affnist and not args.eval_only and args.image_size != AFFNIST_SIDE:
-        parser.error("argument --affnist: needs --canvas 40")
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        "--dataset --canvas --n-train --rotation --seed --n-epochs --out-json --checkpoint --eval-only --predict",
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, given = parse(
+        Config, Options, argv,
+        "Train a capsule network, a CNN and LeNet-5 on upright digits and test them on rotated and distorted ones.",
         [
             ("", "Three models, twelve epochs of MNIST: about 35 minutes."),
-            (
-                "--n-train 6000 --n-epochs 4 --checkpoint run.npz",
-                "A short training on 6,000 digits, which is kept: about 3 minutes.",
-            ),
-            (
-                "--checkpoint run.npz --eval-only --rotation=-20,20",
-                "Test its networks at other angles, in degrees: about 2 minutes.",
-            ),
+            ("--n-train 6000 --n-epochs 4 --checkpoint run.safetensors",
+             "A short training on 6,000 digits, which is kept: about 3 minutes."),
+            ("--checkpoint run.safetensors --eval-only --rotation=-20,20",
+             "Test its networks at other angles, in degrees: about 2 minutes."),
         ],
-        description="Train a capsule network, a CNN and LeNet-5 on upright digits and test them on rotated and"
-        " distorted ones.",
-    )
-    add_config_flags(parser)
-    parser.add_argument(
-        "--affnist", type=file_path, metavar="FILE",
-        help="Test on a published affNIST file (.mat) as well; needs --canvas 40.",
     )  # fmt: skip
-    add_file_flags(parser, MODEL_NAMES, predict_png=True)
-    parser.checks.append(check_test_flags)
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    config, given = config_from_args(args), base.with_preset(args.given)
-    return run_script(
-        EXPERIMENT, argv, args,
-        predict=lambda: predict(args.checkpoint, args.predict, args.predict_png, config, given),
-        train=lambda files: run(config, files, args.threads, args.affnist, names=args.models),
-        evaluate=lambda: evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads, args.affnist),
-        text=lambda result: f"{describe(result)}\n{format_table(result)}", threads=args.threads,
-    )  # fmt: skip
+    if options.predict:
+        print(predict(options, config, given))
+        return
+    command = recorded_command(EXPERIMENT, argv)
+    if options.eval_only:
+        require_writable(options.out_json)
+        result = evaluate_checkpoint(options, config, given)
+    else:
+        result = run(config, options, options.affnist, names=options.models, command=command)
+    save_result(options.out_json, result, command)
+    print(f"{describe(result)}\n{format_table(result)}")
 
 
 if __name__ == "__main__":

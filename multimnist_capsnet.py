@@ -30,43 +30,34 @@ Run it (four epochs of 12,000 fresh composites, seed 0, three models):
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
-
-# isort: split
-
-import argparse
 import dataclasses
+import gzip
 import itertools
 import math
-import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from data.labelled_pictures import read_class_names
 from data.pictures import picture_sheet, read_strokes
 from data.stroke_digits import stroke_digits
 from fast import dynamic_routing, optimizers, spectral_conv
 from fast.workers import LEAST_PART, Workers, default_threads
-from support.console import one_line, print_message
-from support.download import UnavailableError, download
-from support.files import CACHE_DIR, UserError, atomic_write
-from support.mnist_files import find_mnist_file, read_idx
+from support.checkpoints import read_checkpoint
+from support.console import one_line, print_message, shows_progress
+from support.files import CACHE_DIR, UserError, atomic_write, require_writable
 from support.optimizers import TrainState, count_params
-from support.results import model_metrics, result_document, run_script
-from support.tables import seed_of, two_label_table
+from support.results import model_metrics, recorded_command, result_document, save_result
+from support.run import Stream, generator, init_state, require_finite
+from support.script import script
+from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
 
-from support.flags import (  # isort: skip
-    Parser, add_file_flags, add_flags, non_empty, number, values_of, whole_number,
-)  # fmt: skip
-from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, of_models,
-    read_checkpoint, require_finite,
+from support.settings import (  # isort: skip
+    SettingError, float_in, folder, int_in, names_of, output_path, parse, require_same, setting,
 )  # fmt: skip
 
 # Dimension letters
@@ -81,6 +72,7 @@ Array = np.ndarray
 Params = dict[str, Array]
 
 EXPERIMENT = "multimnist_capsnet"
+MODEL_NAMES = ("capsnet", "cnn", "cnn_pool")
 DIGITS = tuple("0123456789")
 N_CLASSES = 10
 DIGIT_SIDE = 28
@@ -95,52 +87,68 @@ WARMUP = 100  # steps
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+PRESETS: dict[str, dict[str, Any]] = {
+    "small": {"conv_channels": 32, "primary_types": 8, "decoder": (256, 512)},
+    "paper": {"conv_channels": 256, "primary_types": 32, "decoder": (512, 1024)},
+}
+
+
+# fmt: off
 @dataclasses.dataclass(frozen=True)
-class NetworkConfig:
-    """Digits, networks and training, for every experiment that trains these networks. The paper's values, where others
-    are the default, are in the comments. [Sabour 2017, sec. 4 to 6]"""
+class Network:
+    """Digits, networks and training, for every experiment that trains these networks. Its ``Config`` has an
+    ``image_size``. [Sabour 2017, sec. 4 to 6]"""
 
-    dataset: str = "auto"
-    data_dir: str | None = None
-    seed: int = 0
-    n_epochs: int = 4
-    n_train: int = 12_000  # composites an epoch; 60 million in all
-    n_test: int = 5000  # 10 million
-    n_val: int | None = None
-    max_shift: int = 4  # pixels
-    image_size: int = 36
-    conv_channels: int = 32  # 256
-    primary_types: int = 8  # 32
-    decoder: tuple[int, int] = (256, 512)  # 512, 1024
-    routing_iters: int = 3
-    routing_grad: str = "exact"
-    recon_weight: float = 0.005  # 0.0005
-    batch_size: int = 64  # 128 in the published code
-    lr: float = 1e-2  # 1e-3
-    lr_schedule: str = "linear"  # exponential
-    optimizer: str = "adam"
-    weight_decay: float = 0.1  # 0
-    dtype: str = "float32"
-    plain: bool = False  # all in the plain form that stands here, without fast twins
-    class_names: tuple[str, ...] = ()  # of files that are not digits, from these; no flag sets it
+    dataset: str = setting("auto", ("auto", "mnist", "strokes"), "Use these digits. auto is MNIST if it is there or can"
+        " be downloaded, else strokes: generated digits.", usual=True, group="data")
+    data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files, or of others of their format.",
+        shown=CACHE_DIR, usual=True, free=True)
+    n_train: int = setting(12_000, int_in(1, 10**8), "Train on N composites in each epoch, rounded down to whole"
+        " batches.", usual=True, paper="60 million in all")
+    preset: str = setting("small", tuple(PRESETS), "Sizes of the network: 32 channels, 8 types and a decoder of 256-512"
+        " units, or the paper's 256, 32 and 512-1024.", group="networks")
+    conv_channels: int = setting(32, int_in(1, 1024), "Give conv1 N channels.", shown="the preset's")
+    primary_types: int = setting(8, int_in(1, 256), "Use N types of primary capsules.", shown="the preset's")
+    decoder: tuple[int, int] = (256, 512)  # the preset's
+    routing_iters: int = setting(3, int_in(1, 20), "Route in N iterations.")
+    routing_grad: str = setting("exact", ("exact", "stop"),
+        "Differentiate through all iterations, or through the last sum with constant couplings.")
+    recon_weight: float = setting(0.005, float_in(0, 1000), "Weight of the squared error of reconstruction in the"
+        " loss.", paper="0.0005")
+    seed: int = setting(0, int_in(0, 2**32 - 1), "Seed of the data, the initial weights and the order of the images.",
+        usual=True, group="training")
+    n_epochs: int = setting(4, int_in(1, 100_000), "Train for N epochs, each of --n-train examples.", usual=True)
+    batch_size: int = setting(64, int_in(1, 4096), "Take each step on N images.", paper="128 in its published code")
+    optimizer: str = setting("adam", ("adam", "muon"), "Optimizer. muon takes orthogonal steps of convolutions, digit"
+        " capsules and a CNN's hidden layer, and leaves the rest to Adam.")
+    lr: float = setting(1e-2, float_in(0, 10, above=True),
+        f"Learning rate. It rises for {WARMUP} steps and falls linearly to 0 at the end.",
+        paper="0.001, and falls by 4 % every 2,000 steps")
+    weight_decay: float = setting(0.1, float_in(0, 100), "A step shrinks every weight, but no bias, by lr * X.",
+        paper="0")
+    dtype: str = setting("float32", ("float32", "float64"), "Number format of all arithmetic.")
+    plain: bool = setting(False, bool, "Compute all in its plain form, without fast twins.")
 
+    classes: ClassVar[tuple[str, ...]] = DIGITS
+    n_classes: ClassVar[int] = N_CLASSES
     in_channels: ClassVar[int] = 1  # of an image: 3 are colours
-    flags: ClassVar[dict[str, str]] = {
-        "image_size": "--canvas", "decoder": "--preset with the decoder", "class_names": "the classes",
-    }  # fmt: skip
+    length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
+    # fmt: on
+
+    @classmethod
+    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        return PRESETS[given.get("preset", cls.preset)]
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        if self.dataset == "strokes" and self.data_dir is not None:
+            raise SettingError("data_dir", "strokes has no files")
+        if 0 < self.n_train < self.batch_size and "n_train" in given:
+            raise SettingError("n_train", f"{self.n_train} is less than a batch of --batch-size {self.batch_size}")
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        return self.class_names or DIGITS
-
-    @property
-    def n_classes(self) -> int:
-        return len(self.classes)
-
-    @property
-    def free_to_change(self) -> set[str]:
-        """Fields in which a resumed run may differ: its length, where the learning rate does not depend on it."""
-        return {"data_dir"} | ({"n_epochs"} if self.lr_schedule in ("constant", "exponential") else set())
+    def image_size(self) -> int:
+        """Rows, and columns, of an image."""
+        raise NotImplementedError
 
     @property
     def primary_side(self) -> int:
@@ -161,27 +169,52 @@ class NetworkConfig:
         return self.steps_per_epoch * self.n_epochs
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of a step; steps count from 0. It rises for ``WARMUP`` steps, then follows the schedule."""
-        factor = {
-            "constant": 1.0,
-            "linear": 1 - step / self.n_steps,
-            "cosine": 0.5 * (1 + math.cos(math.pi * step / self.n_steps)),
-            "exponential": 0.96 ** (step / 2000),  # the authors' published code
-        }[self.lr_schedule]
-        return self.lr * factor * min(1.0, (step + 1) / WARMUP)
+        """Learning rate of a step; steps count from 0. It rises for ``WARMUP`` steps, and falls linearly to 0."""
+        return self.lr * (1 - step / self.n_steps) * min(1.0, (step + 1) / WARMUP)
 
 
+# fmt: off
 @dataclasses.dataclass(frozen=True)
-class Config(NetworkConfig):
+class Config(Network):
     """One run on composites of two digits."""
 
-    min_iou: float = 0.8  # 0
-    overlay: str = "maximum"  # sum
+    n_test: int = setting(5000, int_in(1, 100_000), "Test on N composites of test digits, the same for all models.",
+        paper="10 million", group="composites")
+    n_val: int | None = setting(None, int_in(1, 10**6), "To choose settings, hold N training digits out and test on"
+        " composites of them.", shown="test on the test digits")
+    min_iou: float = setting(0.8, float_in(0, 1), "Least intersection over union of the two 28x28 boxes.", paper="0")
+    overlay: str = setting("maximum", ("maximum", "sum"), "Lay two digits over each other by the larger of two pixels,"
+        " or by their sum, clipped at 1.", paper="sum, in its published code")
+    max_shift: int = 4  # pixels
+    image_size: int = 36
+    # fmt: on
 
     @property
     def n_pairs(self) -> int:
         """Number of pairs of different classes."""
-        return self.n_classes * (self.n_classes - 1) // 2
+        return N_CLASSES * (N_CLASSES - 1) // 2
+
+
+# fmt: off
+@dataclasses.dataclass(frozen=True)
+class DigitOptions(PredictOptions):
+    """Those of a script that trains these networks."""
+
+    predict_png: Path = setting(Path("prediction.png"), output_path, "File in which --predict draws what the network"
+        " sees in the pictures.")
+    threads: int = setting(default_threads(), int_in(1, 256), f"Use N threads; each works on {LEAST_PART} images of a"
+        " batch or more. The last bits of the numbers depend on N.", shown="one for each processor, at most 4")
+    # fmt: on
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        super().check(given)
+        if "predict_png" in given and not self.predict:
+            raise SettingError("predict_png", "needs --predict IMAGE")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(DigitOptions):
+    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -206,41 +239,76 @@ MNIST_SHA256 = {
     "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
     "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }  # of the .gz files
+TIMEOUTS = (4, 15)  # seconds: to connect, and for the next bytes
 MNIST_CRC32 = 0x1939F699  # of the four arrays' bytes, in the order of Digits
 
 
-def load_mnist(data_dir: Path | None = None, cache_dir: Path | None = None, mirrors: Sequence[str] = MIRRORS) -> Digits:
-    """MNIST from ``data_dir``, else from the cache, else from the mirrors into the cache.
+class UnavailableError(UserError):
+    """MNIST is neither on this machine nor to be had from a mirror."""
 
-    A file in the cache folder itself is the user's: it is read, and never replaced. A damaged one raises UserError.
-    Downloads are kept in the subfolder ``downloaded``; a damaged one is downloaded again. Intact files that are not
-    the canonical MNIST are read, and the set is called "custom". Raises UserError, or UnavailableError when there is no
-    file and no download.
+
+def load_mnist(data_dir: Path | None = None) -> Digits:
+    """The four files of ``data_dir`` or, without it, of the cache, where those that are missing are downloaded to.
+
+    Files that are intact and not the canonical ones are read too, and the set is called "custom". Raises UserError for
+    a file that is missing or damaged, UnavailableError where there is neither a file nor a download.
     """
-    if data_dir is not None and not os.path.isdir(data_dir):  # unlike Path.is_dir, never raises
+    if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"--data-dir {data_dir} is no folder: name the one with the four MNIST files")
-    folder = data_dir or cache_dir or Path(os.path.expanduser(CACHE_DIR))
-    paths = []
-    for stem in MNIST_SHA256:
-        path = find_mnist_file(folder, stem)
-        if path is None and data_dir is not None:
-            raise UserError(f"{data_dir} has no {stem}.gz nor {stem}: put the four MNIST files there")
-        downloaded, instead = folder / "downloaded" / f"{stem}.gz", "name the four files' folder with --data-dir"
-        instead += ", or take --dataset strokes"
-        paths.append(path or download(downloaded, MNIST_SHA256[stem], mirrors, "MNIST", instead))
-
-    arrays = [read_idx(path, ndim) for path, ndim in zip(paths, (3, 1, 3, 1), strict=True)]
+    place = data_dir or Path(CACHE_DIR).expanduser()
+    paths = [find_file(place, stem) for stem in MNIST_SHA256]
+    if data_dir is not None and None in paths:
+        stem = list(MNIST_SHA256)[paths.index(None)]
+        raise UserError(f"{data_dir} has no {stem}.gz nor {stem}: put the four MNIST files there")
+    files = [path or download(stem, place) for stem, path in zip(MNIST_SHA256, paths, strict=True)]
+    arrays = [read_idx(path, ndim) for path, ndim in zip(files, (3, 1, 3, 1), strict=True)]
     for i in (0, 2):
-        images, labels = arrays[i : i + 2]
-        if len(images) != len(labels):
-            raise UserError(
-                f"{paths[i]} has {len(images)} images but {paths[i + 1]} has {len(labels)} labels: "
-                "take both from the same source"
-            )
+        if len(arrays[i]) != len(arrays[i + 1]):
+            counts = f"{len(arrays[i])} images but {files[i + 1]} has {len(arrays[i + 1])} labels"
+            raise UserError(f"{files[i]} has {counts}: take both from the same source")
     crc = 0
     for array in arrays:
         crc = zlib.crc32(array.data, crc)
     return Digits("mnist" if crc == MNIST_CRC32 else "custom", *arrays)
+
+
+def find_file(folder: Path, stem: str) -> Path | None:
+    """The MNIST file of that name, gzipped or not, in either usual spelling."""
+    names = (f"{name}{ending}" for name in (stem, stem.replace("-idx", ".idx")) for ending in (".gz", ""))
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def read_idx(path: Path, ndim: int) -> Array:
+    """An MNIST file, gzipped or not: images (N, 28, 28) for an ndim of 3, labels (N,) for 1, both uint8. Raises
+    UserError, which names the file, for anything else."""
+    try:
+        content = path.read_bytes()
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+        if content[:4] != bytes((0, 0, 8, ndim)):  # 8: unsigned bytes
+            raise ValueError(f"it is no IDX file of {ndim} dimensions")
+        shape = tuple(np.frombuffer(content, ">u4", ndim, offset=4).tolist())
+        if shape[0] == 0 or shape[1:] != (DIGIT_SIDE,) * (ndim - 1):
+            raise ValueError(f"its shape is {shape}")
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * ndim).reshape(shape)
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise UserError(f"{path} is no intact MNIST file ({one_line(error)}): replace it") from error
+
+
+def download(stem: str, folder: Path) -> Path:
+    """The MNIST file of that name, from the first mirror that has it, verified, in the folder."""
+    import pooch
+
+    pooch.get_logger().setLevel("WARNING")
+    name, tried = f"{stem}.gz", []
+    for mirror in MIRRORS:
+        source = pooch.HTTPDownloader(progressbar=shows_progress(), timeout=TIMEOUTS)
+        try:
+            return Path(pooch.retrieve(mirror + name, f"sha256:{MNIST_SHA256[stem]}", name, folder, downloader=source))
+        except (OSError, ValueError) as error:  # no connection or file; a wrong checksum
+            tried.append(f"{mirror} ({one_line(error, 80)})")
+    advice = "name the folder of its four files with --data-dir, or take --dataset strokes"
+    raise UnavailableError(f"MNIST could not be downloaded to {folder} from {', '.join(tried)}: {advice}")
 
 
 def require_digits(digits: Digits, folder: Path | None = None) -> None:
@@ -249,28 +317,13 @@ def require_digits(digits: Digits, folder: Path | None = None) -> None:
         raise UserError(f"{folder or CACHE_DIR} has the label {most}: the labels of digits must be 0 to 9")
 
 
-def named_classes(digits: Digits, folder: Path | None, classes: Sequence[str] = ()) -> tuple[Digits, tuple[str, ...]]:
-    """Any set of MNIST's format, with its labels counted from 0, and the names of the classes, see
-    ``read_class_names``. ``classes``: those of a trained network, among which all must be. Raises UserError."""
-    found, names = np.arange(N_CLASSES), DIGITS
-    if digits.name == "custom":
-        found = np.unique(np.concatenate([digits.train_labels, digits.test_labels]))
-        names = read_class_names(folder, found)
-    known = tuple(classes) or names
-    if unknown := [name for name in names if name not in known]:
-        raise UserError(f"there are images of the class {unknown[0]}, which is none that the network was trained on")
-    number = np.array([known.index(name) for name in names])
-    train, test = (number[np.searchsorted(found, labels)] for labels in (digits.train_labels, digits.test_labels))
-    return digits._replace(train_labels=train, test_labels=test), known
-
-
 def has_mnist_files(folder: Path) -> bool:
-    return any(find_mnist_file(folder, stem) for stem in MNIST_SHA256)
+    return any(find_file(folder, stem) for stem in MNIST_SHA256)
 
 
 def resolve_dataset(
     choice: str, rng: np.random.Generator, data_dir: Path | None = None,
-    stroke_counts: tuple[int, int] = (20_000, 5_000), cache_dir: Path | None = None, mirrors: Sequence[str] = MIRRORS,
+    stroke_counts: tuple[int, int] = (20_000, 5_000),
 ) -> Digits:  # fmt: skip
     """The digits that ``--dataset`` asks for: "mnist", "strokes", or "auto".
 
@@ -280,7 +333,7 @@ def resolve_dataset(
     """
     if choice in ("auto", "mnist"):
         try:
-            return load_mnist(data_dir, cache_dir, mirrors)
+            return load_mnist(data_dir)
         except UnavailableError as error:
             if choice == "mnist":
                 raise
@@ -386,19 +439,16 @@ class Data(NamedTuple):
     name: str  # of the digits: "mnist", "strokes" or "custom"
     train: Overlays
     test: Batch
-    classes: tuple[str, ...] = DIGITS
 
 
-def make_data(config: Config, classes: Sequence[str] = ()) -> Data:
-    """Test composites are rendered here, once; those of the training are rendered batch by batch. ``classes``: those of
-    a trained network. Raises UserError."""
-    rng, folder = generator(config.seed, Stream.DATA), Path(config.data_dir) if config.data_dir else None
-    digits, classes = named_classes(resolve_dataset(config.dataset, rng, folder), folder, classes)
+def make_data(config: Config) -> Data:
+    """Test composites are rendered here, once; those of the training are rendered batch by batch. Raises UserError."""
+    digits = resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), config.data_dir)
+    require_digits(digits, config.data_dir)
     digits = hold_out(digits, config.n_val)
     train = Overlays(digits.train_images, digits.train_labels, config)
     test = Overlays(digits.test_images, digits.test_labels, config)
-    composites = test.draw(generator(config.seed, Stream.EVALUATION), config.n_test)
-    return Data(digits.name, train, test.render(composites), tuple(classes))
+    return Data(digits.name, train, test.render(test.draw(generator(config.seed, Stream.EVALUATION), config.n_test)))
 
 
 def resolve_auto(config: Any, data_name: str) -> Any:
@@ -407,12 +457,6 @@ def resolve_auto(config: Any, data_name: str) -> Any:
     if config.dataset != "auto":
         return config
     return dataclasses.replace(config, dataset="strokes" if data_name == "strokes" else "mnist")
-
-
-def resolved(config: Config, data: Data) -> Config:
-    """``config`` with what the files decide: the set that ``auto`` found, and classes that are not the ten digits."""
-    names = () if data.classes == DIGITS else data.classes
-    return dataclasses.replace(resolve_auto(config, data.name), class_names=names)
 
 
 def training_batch(data: Data, config: Config, step: int) -> Batch:
@@ -693,7 +737,7 @@ FAST = PLAIN._replace(
 )
 
 
-def parts_of(config: NetworkConfig) -> Parts:
+def parts_of(config: Network) -> Parts:
     return PLAIN if config.plain else FAST
 
 
@@ -711,7 +755,7 @@ def gaussian(rng: np.random.Generator, dtype: str, std: float, *shape: int) -> A
     return rng.normal(0, std, shape).astype(dtype)
 
 
-def capsnet_init(rng: np.random.Generator, config: NetworkConfig) -> Params:
+def capsnet_init(rng: np.random.Generator, config: Network) -> Params:
     C, n_primary_out, dtype = config.conv_channels, PRIMARY_SIZE * config.primary_types, config.dtype
     I, J, n_in = config.n_primary, config.n_classes, config.in_channels
     params = {
@@ -731,7 +775,7 @@ def capsnet_init(rng: np.random.Generator, config: NetworkConfig) -> Params:
 
 
 def capsnet_forward(
-    params: Params, images: Array, config: NetworkConfig, parts: Parts | None = None
+    params: Params, images: Array, config: Network, parts: Parts | None = None
 ) -> tuple[Array, CapsNetCache]:
     """images (B, H, W) or (B, H, W, C) -> lengths of the digit capsules (B, J). The cache has the capsules and their
     couplings."""
@@ -746,7 +790,7 @@ def capsnet_forward(
     return lengths, CapsNetCache(conv1, relu1, conv2, primary, routing, v)
 
 
-def capsnet_backward(dv: Array, cache: CapsNetCache, config: NetworkConfig, parts: Parts | None = None) -> Params:
+def capsnet_backward(dv: Array, cache: CapsNetCache, config: Network, parts: Parts | None = None) -> Params:
     """dv (B, J, D) -> gradients of all parameters but the decoder's."""
     parts, grads = parts or parts_of(config), {}
     du, grads["routing.w"] = parts.routing[1](dv, cache.routing, config.routing_grad)
@@ -799,7 +843,7 @@ def reconstruct(params: Params, v: Array, labels: Array) -> Array:
 
 
 def capsnet_loss_and_grads(
-    params: Params, batch: Batch, n: int, config: NetworkConfig, parts: Parts | None = None
+    params: Params, batch: Batch, n: int, config: Network, parts: Parts | None = None
 ) -> tuple[dict[str, float], Params]:
     """Loss of the lengths of all digit capsules, plus the squared error of each digit's reconstruction from its own
     capsule: ``recon_weight`` weighs it, and with 0 the decoder does not learn. A part's terms of the mean over ``n``
@@ -823,7 +867,7 @@ def capsnet_loss_and_grads(
 
 
 def capsnet_assess(
-    params: Params, batch: Batch, config: NetworkConfig, parts: Parts | None = None
+    params: Params, batch: Batch, config: Network, parts: Parts | None = None
 ) -> tuple[Array, float]:
     """Scores (B, J), and the squared error of the true digits' pictures, summed over all pixels."""
     lengths, cache = capsnet_forward(params, batch.images, config, parts)
@@ -856,7 +900,7 @@ class CNNCache(NamedTuple):
     out: LinearCache
 
 
-def cnn_init(rng: np.random.Generator, config: NetworkConfig, net: CNN) -> Params:
+def cnn_init(rng: np.random.Generator, config: Network, net: CNN) -> Params:
     params: Params = {}
     side, C, dtype = config.image_size, 1, config.dtype
     for k, (K, n_out, stride, pool) in enumerate(net.convs, 1):
@@ -917,10 +961,9 @@ class Model(NamedTuple):
     init_params: Callable[[np.random.Generator], Params]
     loss_and_grads: Callable[[Params, Batch, int], tuple[dict[str, float], Params]]
     assess: Callable[[Params, Batch], tuple[Array, float]]  # scores (B, J), squared error of reconstruction
-    lr_factor: float = 1.0  # the CNNs of mnist_affine_capsnet.py have their own learning rate
 
 
-def capsnet_model(config: NetworkConfig, parts: Parts | None = None) -> Model:
+def capsnet_model(config: Network, parts: Parts | None = None) -> Model:
     return Model(
         "capsnet",
         lambda rng: capsnet_init(rng, config),
@@ -929,7 +972,7 @@ def capsnet_model(config: NetworkConfig, parts: Parts | None = None) -> Model:
     )
 
 
-def cnn_model(name: str, config: NetworkConfig, convs: tuple[ConvLayer, ...], n_params: int, loss: Loss) -> Model:
+def cnn_model(name: str, config: Network, convs: tuple[ConvLayer, ...], n_params: int, loss: Loss) -> Model:
     """A CNN with as many hidden units as bring it to ``n_params`` parameters."""
     one, two = (count_params(cnn_init(np.random.default_rng(0), config, CNN(convs, n))) for n in (1, 2))
     net = CNN(convs, max(1, 1 + round((n_params - one) / (two - one))), loss, parts_of(config).conv)
@@ -941,7 +984,7 @@ def cnn_model(name: str, config: NetworkConfig, convs: tuple[ConvLayer, ...], n_
     )
 
 
-def make_models(config: NetworkConfig, cnn_loss: Loss = sigmoid_cross_entropy) -> dict[str, Model]:
+def make_models(config: Network, cnn_loss: Loss = sigmoid_cross_entropy) -> dict[str, Model]:
     """The capsule network and its two baselines, by name, in the order of the result table."""
     capsnet = capsnet_model(config)
     n_params = count_params(capsnet.init_params(np.random.default_rng(0)))
@@ -1022,7 +1065,7 @@ def adamw_step(
         p -= lr * m_hat / (np.sqrt(v_hat) + EPSILON)
 
 
-def update(state: TrainState, grads: list[Params], lr: float, config: NetworkConfig, workers: Workers) -> None:
+def update(state: TrainState, grads: list[Params], lr: float, config: Network, workers: Workers) -> None:
     """One step of the optimiser; weights decay, biases do not."""
     decayed = [key for key in state.params if key.endswith(".w")]
     if config.optimizer == "muon":
@@ -1048,7 +1091,7 @@ def train(
         batch = training_batch(data, config, state.step)
         with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
             losses, grads = workers.gradients(model.loss_and_grads, state.params, batch)
-            update(state, grads, config.lr_at(state.step) * model.lr_factor, config, workers)
+            update(state, grads, config.lr_at(state.step), config, workers)
         require_finite(state, losses["train_loss"], config.steps_per_epoch)
         state.add(losses)
         state.seconds += time.perf_counter() - started
@@ -1064,27 +1107,25 @@ def train(
 # A run from beginning to end
 # ----------------------------------------------------------------------------------------------------------------------
 
-MODEL_NAMES = ("capsnet", "cnn", "cnn_pool")
-
-
 def fresh_states(config: Config) -> dict[str, TrainState]:
     return {name: init_state(model, config) for name, model in make_models(config).items()}
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states, make_parser())
+    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
 
 
 def train_all(
-    config: Config, data: Data, *, names: Collection[str] = MODEL_NAMES, threads: int = 1, files: Files = NO_FILES,
-    callback: Callback | None = None,
+    config: Config, data: Data, options: RunOptions = NO_OPTIONS, *, names: Sequence[str] = MODEL_NAMES,
+    callback: Callback | None = None, command: str = "",
 ) -> dict[str, TrainState]:  # fmt: skip
     """Train the named models one after the other, and return their states."""
     states = fresh_states(config)
-    with Session(EXPERIMENT, config, states, files, config.n_steps, callback) as session:
+    with Session(EXPERIMENT, config, states, options, callback, command) as session:
         for name, model in make_models(config).items():
             if name in names:
-                with Workers(threads, config.dtype) as workers:
+                session.begin(name, config.n_steps)
+                with Workers(options.threads, config.dtype) as workers:
                     train(model, config, data, states[name], workers, session.after_step)
     return {name: state for name, state in states.items() if name in names}
 
@@ -1095,44 +1136,20 @@ def make_result(config: Config, data: Data, states: dict[str, TrainState], threa
     return result_document(EXPERIMENT, config, data.name, models, states, threads, "set_accuracy", 1 / config.n_pairs)
 
 
-def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: Any) -> dict[str, Any]:
-    """Data, trainings, result. The options are those of ``train_all``."""
+def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
+    """Data, trainings, result. ``more`` as in ``train_all``."""
     data = make_data(config)
-    config = resolved(config, data)
-    states = train_all(config, data, threads=threads, files=files, **options)
-    return make_result(config, data, states, threads)
-
-
-TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "min_iou", "overlay")
-
-
-def evaluate_checkpoint(
-    checkpoint: Path, asked: Config, given: Collection[str], names: Collection[str], threads: int
-) -> dict[str, Any]:
-    """Test the named networks of a checkpoint on the test set of ``asked``; see ``check_same`` for ``given``."""
-    saved, states = load_checkpoint(checkpoint)
-    check_same(checkpoint, saved, asked, given, TEST_FIELDS)
-    states = of_models(checkpoint, states, names)
-    config = dataclasses.replace(saved, **{k: getattr(asked, k) for k in TEST_FIELDS})
-    data = make_data(config, config.classes)
-    config = resolved(config, data)
-    models = make_models(config)
-    with Workers(threads, config.dtype) as workers:
-        for name, state in states.items():
-            metrics = evaluate(models[name], state.params, data.test, workers)
-            state.history = {metric: [value] for metric, value in metrics.items()}
-    return make_result(config, data, states, threads) | {"trained_with_seed": saved.seed}
+    config = resolve_auto(config, data.name)
+    return make_result(config, data, train_all(config, data, options, **more), options.threads)
 
 
 def describe(result: dict[str, Any]) -> str:
     """One line: the test or validation set and the training behind a result's numbers."""
     config = result["config"]
-    names, of_validation = config["class_names"], " of validation digits" if config["n_val"] else ""
-    classes = f" ({len(names)} classes: {one_line(', '.join(names))})" if names else ""
+    of_validation = " of validation digits" if config["n_val"] else ""
     return (
-        f"{result['dataset']}{classes}: {config['n_test']:,} composites{of_validation}, IoU at least"
-        f" {config['min_iou']:g}; seed {seed_of(result)}, {config['n_epochs']} epochs of"
-        f" {config['n_train']:,}"
+        f"{result['dataset']}: {config['n_test']:,} composites{of_validation}, IoU at least {config['min_iou']:g};"
+        f" seed {result['seed']}, {config['n_epochs']} epochs of {config['n_train']:,}"
     )
 
 
@@ -1155,11 +1172,14 @@ def format_table(result: dict[str, Any]) -> str:
 BOX = 24  # pixels: one digit of MNIST has 20, two that are a few pixels apart have more
 
 
-def predict(checkpoint: Path, paths: list[Path], out_png: Path, asked: Config, given: Collection[str]) -> str:
+def predict(options: DigitOptions, asked: Config, given: Mapping[str, Any]) -> str:
     """A table of the two longest capsules of each picture, and a PNG: a row each of the picture as the network gets it
-    and what the two capsules draw. See ``check_same`` for ``asked`` and ``given``."""
+    and what the two capsules draw. Raises UserError where a setting that is ``given`` is not the checkpoint's."""
+    checkpoint, paths, out_png = options.checkpoint, options.predict, options.predict_png
+    assert checkpoint
+    require_writable(out_png)
     config, states = load_checkpoint(checkpoint)
-    check_same(checkpoint, config, asked, given)
+    require_same(checkpoint, config, asked, given)
     if "capsnet" not in states:
         raise UserError(f"{checkpoint} has no capsule network")
     params = states["capsnet"].params
@@ -1167,133 +1187,41 @@ def predict(checkpoint: Path, paths: list[Path], out_png: Path, asked: Config, g
     lengths, cache = capsnet_forward(params, images, config)
     named = top_labels(lengths, 2)
     drawn = reconstruct(params, cache.v, named)  # (B, 2, H, W)
-    tiles = np.concatenate([images[:, None], drawn], axis=1)  # (B, 3, H, W)
     with atomic_write(out_png) as stream:
-        stream.write(picture_sheet(tiles))
-    return f"{two_label_table(paths, config.classes, named, lengths.T)}\npictures and reconstructions: {out_png}"
+        stream.write(picture_sheet(np.concatenate([images[:, None], drawn], axis=1)))
+    width = max(len(str(path)) for path in paths)
+    lines = [f"{'picture':<{width}} longest     second     lengths of 0 ... 9"]
+    for path, (first, second), length in zip(paths, named, lengths, strict=True):
+        two = f"{first} ({length[first]:.2f})    {second} ({length[second]:.2f})"
+        lines.append(f"{path!s:<{width}} {two}   " + " ".join(f"{x:.2f}" for x in length))
+    return "\n".join([*lines, f"pictures and reconstructions: {out_png}"])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Command line
 # ----------------------------------------------------------------------------------------------------------------------
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "small": {"conv_channels": 32, "primary_types": 8, "decoder": (256, 512)},  # the defaults of NetworkConfig
-    "paper": {"conv_channels": 256, "primary_types": 32, "decoder": (512, 1024)},
-}
 
-
-# fmt: off
-def add_digit_flags(add: Callable[..., None]) -> None:
-    add("dataset", ("auto", "mnist", "strokes"),
-        "Use these digits. auto is MNIST if it is there or can be downloaded, else strokes: generated digits.")
-    add("data_dir", non_empty, "Folder of the four MNIST files, or of others of their format.", "DIR", CACHE_DIR)
-
-
-def add_config_flags(parser: Parser) -> None:
-    """The flags of Config, which the figure scripts have too."""
-    add = add_flags(parser, "data", Config)
-    add_digit_flags(add)
-    add("n_train", whole_number(1, 10**8), "Train on N composites in each epoch, rounded down to whole batches.")
-    add("n_test", whole_number(1, 100_000), "Test on N composites of test digits, the same for all models.")
-    add("n_val", whole_number(1, 10**6), "To choose settings, hold N training digits out and test on composites of"
-        " them.", default="test on the test digits")
-    add("min_iou", number(0, 1), "Least intersection over union of the two 28x28 boxes. The paper's is 0.", "X")
-    add("overlay", ("maximum", "sum"), "Lay two digits over each other by the larger of two pixels, or by their sum,"
-        " clipped at 1, as the published code does.")
-    add_network_flags(parser, Config)
-
-
-def add_network_flags(parser: Parser, config: type[NetworkConfig]) -> None:
-    """The flags of the networks and of their training, the same in every experiment that trains these."""
-    parser.checks.append(check_config_flags)
-    parser.add_argument(
-        "--preset", choices=tuple(PRESETS), default="small",
-        help="Sizes of the network: 32 channels, 8 types and a decoder of 256-512 units, or the paper's 256, 32 and"
-        " 512-1024. Default: %(default)s.",
-    )
-    add = add_flags(parser, "capsules", config)
-    add("conv_channels", whole_number(1, 1024), "Give conv1 N channels.", default="the preset's")
-    add("primary_types", whole_number(1, 256), "Use N types of primary capsules.", default="the preset's")
-    add("routing_iters", whole_number(1, 20), "Route in N iterations.")
-    add("routing_grad", ("exact", "stop"),
-        "Differentiate through all iterations, or through the last sum with constant couplings.")
-    add("recon_weight", number(0, 1000), "Weight of the squared error of reconstruction in the loss.", "X")
-    add = add_flags(parser, "training", config)
-    add("seed", whole_number(0, 2**32 - 1), "Seed of the data, the initial weights and the order of the images.")
-    add("n_epochs", whole_number(1, 100_000), "Train for N epochs, each of --n-train examples.")
-    add("batch_size", whole_number(1, 4096), "Take each step on N images.")
-    add("optimizer", ("adam", "muon"), "Optimizer. muon takes orthogonal steps of convolutions, digit capsules and a"
-        " CNN's hidden layer, and leaves the rest to Adam.")
-    add("lr", number(0, 10, above=True), "Learning rate.", "X")
-    add("weight_decay", number(0, 100), "A step shrinks every weight, but no bias, by lr * X.", "X")
-    add("lr_schedule", ("constant", "linear", "cosine", "exponential"),
-        "Course of the learning rate. linear and cosine fall to 0, exponential falls by 4 % every 2,000 steps.")
-    add("dtype", ("float32", "float64"), "Number format of all arithmetic.")
-    parser.add_argument("--plain", action="store_true", help="Compute all in its plain form, without fast twins.")
-    parser.add_argument(
-        "--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
-        help=f"Use N threads; each works on {LEAST_PART} images of a batch or more. Default: one for each processor, at"
-        " most 4 (here: %(default)s).",
-    )
-# fmt: on
-
-
-def check_config_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """A usage error (status 2) where they do not fit together."""
-    if args.dataset == "strokes" and args.data_dir is not None:
-        parser.error("argument --data-dir: strokes has no files")
-    if 0 < args.n_train < args.batch_size and "n_train" in args.given:
-        parser.error(f"argument --n-train: {args.n_train} is less than a batch of --batch-size {args.batch_size}")
-
-
-def config_fields(args: argparse.Namespace, config: type[NetworkConfig]) -> dict[str, Any]:
-    """Values of the fields of a Config: the preset's sizes, and those of the flags."""
-    return PRESETS[args.preset] | {name: v for name, v in values_of(args, config).items() if v is not None}
-
-
-def with_preset(given: Collection[str]) -> set[str]:
-    """The fields that the command line set, those that a given --preset sets included."""
-    return {*given, *(PRESETS["small"] if "preset" in given else ())}
-
-
-def config_from_args(args: argparse.Namespace) -> Config:
-    return Config(**config_fields(args, Config))
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        "--dataset --data-dir --seed --n-epochs --n-train --models --out-json --checkpoint --resume --predict",
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, given = parse(
+        Config, Options, argv,
+        "Train a capsule network and two CNNs to recognise both digits of a composite, of two laid over each other.",
         [
             ("", "Three models, four epochs of 12,000 composites: about 7 minutes."),
-            (
-                "--models capsnet --n-epochs 20 --checkpoint run.npz",
-                "Train the capsules longer and keep them: about 8 minutes.",
-            ),
-            (
-                "--checkpoint run.npz --predict digits.png",
-                "Name the two digits of a picture with the capsule network of run.npz: about 1 second.",
-            ),
+            ("--models capsnet --n-epochs 20 --checkpoint run.safetensors",
+             "Train the capsules longer and keep them: about 8 minutes."),
+            ("--checkpoint run.safetensors --predict digits.png",
+             "Name the two digits of a picture with the capsule network of run.safetensors: about 1 second."),
         ],
-        description="Train a capsule network and two CNNs to recognise both digits of a composite: two digits laid over"
-        " each other.",
-    )
-    add_config_flags(parser)
-    add_file_flags(parser, MODEL_NAMES, predict_png=True)
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    config, given = config_from_args(args), with_preset(args.given)
-    return run_script(
-        EXPERIMENT, argv, args,
-        predict=lambda: predict(args.checkpoint, args.predict, args.predict_png, config, given),
-        train=lambda files: run(config, files, args.threads, names=args.models),
-        evaluate=lambda: evaluate_checkpoint(args.checkpoint, config, given, args.models, args.threads),
-        text=lambda result: f"{describe(result)}\n{format_table(result)}", threads=args.threads,
     )  # fmt: skip
+    if options.predict:
+        print(predict(options, config, given))
+        return
+    command = recorded_command(EXPERIMENT, argv)
+    result = run(config, options, names=options.models, command=command)
+    save_result(options.out_json, result, command)
+    print(f"{describe(result)}\n{format_table(result)}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@
 Two networks are needed: the CapsNet of multimnist_capsnet.py, from a checkpoint or trained, and the matrix capsules of
 smallnorb_novel_viewpoint.py, which are trained here in seconds:
 
-    python visualize_how_capsules_work.py --capsnet capsnet.npz
+    python visualize_how_capsules_work.py --capsnet capsnet.safetensors
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ import smallnorb_novel_viewpoint as views
 from fast.workers import default_threads
 from support.console import exit_status
 from support.files import UserError, require_writable
-from support.flags import Parser, file_path, non_empty, whole_number
-from support.run import Files
+from support.flags import Parser, file_path, whole_number
+from support.training import RunOptions
 
 from support.figures import (  # isort: skip
     BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, RIGHT, SKY, VERMILLION, WRONG, add_axes, add_frame,
@@ -77,7 +77,7 @@ def composite_example(config: digits.Config, params: digits.Params) -> Composite
         raise UserError(
             f"the pictures have room for {MOST_ITERS} iterations of routing, and not {config.routing_iters}"
         )
-    data = digits.make_data(config, config.classes)
+    data = digits.make_data(config)
     for k, labels in enumerate(data.test.labels[:500]):
         lengths, cache = digits.capsnet_forward(params, data.test.images[k : k + 1], config, digits.PLAIN)
         if lengths[0, labels].min() > max(0.6, np.delete(lengths[0], labels).max()):
@@ -448,7 +448,7 @@ def draw_losses(composite: Composite, view: View) -> Figure:
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         examples=[
-            ("--capsnet capsnet.npz", "All pictures, from a checkpoint: about 7 seconds."),
+            ("--capsnet capsnet.safetensors", "All pictures, from a checkpoint: about 7 seconds."),
             ("", "All pictures, after training the networks: about 2 minutes."),
             ("--dataset strokes --outdir draft", "The same on generated digits, into draft/: about 2 minutes."),
         ],
@@ -460,7 +460,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--capsnet", type=file_path, metavar="FILE",
         help="Checkpoint of multimnist_capsnet.py. Default: train its CapsNet as the script does by default.")
     add("--dataset", choices=("auto", "mnist", "strokes"), default="auto", help="Train on these digits. Default: auto.")
-    add("--data-dir", type=non_empty, metavar="DIR",
+    add("--data-dir", type=file_path, metavar="DIR",
         help=f"Folder of the four MNIST files. Default: {digits.CACHE_DIR}.")
     add_outdir(parser, "pictures")
     add("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
@@ -475,13 +475,11 @@ def capsnet(args: argparse.Namespace) -> tuple[digits.Config, digits.Params]:
     path, given = args.capsnet, {"dataset", "data_dir"} & args.given
     asked = digits.Config(dataset=args.dataset, data_dir=args.data_dir)
     config, states = load_finished(digits, path, asked, given, required=("capsnet",))
-    if config.classes != digits.DIGITS:
-        raise UserError(f"{path} was trained on other classes than the ten digits, which the pictures show")
     if not states:
-        data = digits.make_data(config, config.classes)
+        data = digits.make_data(config)
         config = digits.resolve_auto(config, data.name)
-        files = Files(quiet=args.quiet)
-        states = digits.train_all(config, data, names=("capsnet",), threads=args.threads, files=files)
+        options = RunOptions(threads=args.threads, quiet=args.quiet)
+        states = digits.train_all(config, data, options, names=("capsnet",))
     return config, states["capsnet"].params
 
 

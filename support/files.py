@@ -64,21 +64,6 @@ def beside(path: Path) -> tuple[Path, Path]:
 
 
 @contextlib.contextmanager
-def folder_made(folder: Path, keep: bool) -> Iterator[None]:
-    """Make a folder and those above it. They go again, as far as they are empty, after an error or without ``keep``."""
-    missing = list(itertools.takewhile(lambda path: not os.path.lexists(path), (folder, *folder.parents)))
-    kept = False
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-        kept = keep
-    finally:
-        for path in () if kept else missing:
-            with contextlib.suppress(OSError):
-                path.rmdir()
-
-
-@contextlib.contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
     """An empty folder, that of the system or ``parent`` above it, which goes at the end."""
     with tempfile.TemporaryDirectory(prefix=".run-", dir=parent, ignore_cleanup_errors=True) as folder:

@@ -218,7 +218,7 @@ def file_path(text: str) -> Path:
     return Path(non_empty(text))
 
 
-def add_file_flags(parser: Parser, models: Sequence[str], *, eval_only: bool = True, predict_png: bool = False) -> None:
+def add_file_flags(parser: Parser, models: Sequence[str], *, eval_only: bool = True) -> None:
     """--models, and the files that a training reads and writes."""
     parser.checks.append(check_file_flags)
     parser.epilog = "The result is printed as a table; --out-json FILE and --checkpoint FILE keep it and the networks."
@@ -242,9 +242,6 @@ def add_file_flags(parser: Parser, models: Sequence[str], *, eval_only: bool = T
             help="Train nothing: test the networks of --checkpoint on the test set that the data flags describe.")
     add("--predict", type=file_path, nargs="+", metavar="IMAGE",
         help="Train nothing: classify pictures with the networks of --checkpoint.")
-    if predict_png:
-        add("--predict-png", type=file_path, metavar="FILE", default=Path("prediction.png"),
-            help="File in which --predict draws what the network sees in the pictures. Default: %(default)s.")
     add("--quiet", action="store_true", help="Show no progress bar.")
     # fmt: on
 
@@ -262,9 +259,7 @@ def check_file_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) 
             parser.error(f"argument --{flag.replace('_', '-')}: --predict and --eval-only do not train")
     if args.resume and args.overwrite:
         parser.error("argument --overwrite: --resume continues what is there")
-    if "predict_png" in args.given and not args.predict:
-        parser.error("argument --predict-png: needs --predict IMAGE")
-    for flag in ("routing_study", "pose_study", "sign_study", "affnist"):
+    for flag in ("routing_study", "pose_study", "sign_study"):
         if args.predict and getattr(args, flag, None):
             parser.error(f"argument --{flag.replace('_', '-')}: --predict tests nothing")
     if args.predict and "models" in args.given:
@@ -273,16 +268,14 @@ def check_file_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         parser.error("argument --out-json: --predict has no result of this kind")
 
 
-OUTPUTS = ("out_json", "checkpoint", "predict_png", "out", "figure", "arrays")
-INPUTS = ("predict", "affnist", "results", "claims", "page", "multimnist", "viewpoint", "capsnet", "conv_capsules")
+OUTPUTS = ("out_json", "checkpoint", "out", "figure", "arrays")
+INPUTS = ("predict", "results", "claims", "page", "multimnist", "viewpoint", "capsnet", "conv_capsules")
 
 
 def check_overwriting(parser: Parser, args: argparse.Namespace) -> None:
     """Ends the script with status 2 where a file that it writes is one that it reads, or another that it writes."""
     outputs = {flag_of(None, name): path for name in OUTPUTS if (path := getattr(args, name, None)) is not None}
     inputs: list[tuple[str, Path]] = []
-    if not getattr(args, "predict", None):
-        outputs.pop("--predict-png", None)
     if getattr(args, "predict", None) or getattr(args, "eval_only", False) or not hasattr(args, "checkpoint_every"):
         inputs = [("the file of --checkpoint", path) for path in [outputs.pop("--checkpoint", None)] if path]
     if outdir := getattr(args, "outdir", None):

@@ -67,6 +67,11 @@ def setting(
     return dataclasses.field(default=default, metadata={"it": Setting(kind, help, shown, paper, usual, free, group)})
 
 
+def redeclared(config: Any, field: str, value: Any, **changed: Any) -> Any:
+    """A field of another dataclass, with another default ``value`` and what else of its ``Setting`` is ``changed``."""
+    return dataclasses.field(default=value, metadata={"it": settings_of(config)[field]._replace(**changed)})
+
+
 def settings_of(config: Any) -> dict[str, Setting]:
     """By field, those of a dataclass or of an instance."""
     return {field.name: field.metadata["it"] for field in dataclasses.fields(config) if "it" in field.metadata}
@@ -210,7 +215,7 @@ def add_settings(parser: argparse.ArgumentParser, config: Any, usual_alone: bool
         if it.kind is bool:
             options["action"], default = "store_true", ""
         elif isinstance(it.kind, tuple):
-            options["choices"] = it.kind
+            options |= {"choices": it.kind, "type": type(it.kind[0])}
         else:
             options |= {"type": it.kind, "metavar": METAVARS.get(it.kind.__name__, "X")}
             if str(field.type).startswith("tuple[Path"):

@@ -176,6 +176,8 @@ def test_values_at_equal_accuracy_by_hand() -> None:
     """The second reaches 0.6 a quarter of the way from its first to its second epoch."""
     runs = [(curves([0.3, 0.6], [0.2, 0.5]), "capsules"), (curves([0.5, 0.9, 0.9], [0.1, 0.3, 0.7]), "capsules")]
     assert claims.at_equal_values(runs, "held_out", "familiar") == pytest.approx([0.5, 0.15])
+    level = [(curves([0.6], [0.2]), "capsules"), (curves([0.3, 0.6, 0.6, 0.9], [0.1, 0.3, 0.5, 0.7]), "capsules")]
+    assert claims.at_equal_values(level, "held_out", "familiar") == pytest.approx([0.2, 0.3])  # where it comes to it
     early = [(curves([0.3], [0.2]), "capsules"), (curves([0.4, 0.8], [0.1, 0.3]), "capsules")]
     assert claims.at_equal_values(early, "held_out", "familiar") == [0.2, 0.1]
 

@@ -29,11 +29,13 @@ from helpers import (
     MNIST,
     GradientError,
     check_gradient,
+    config_of,
     failure,
     needs_mnist,
     usage_error,
 )
 from support.run import permutation
+from support.settings import flag_of
 from support.statistics import read_comparison
 
 Array = np.ndarray
@@ -68,12 +70,12 @@ SMALL = {
 
 
 def small(digits_dir: Path | None = None, **changes: Any) -> m.Config:
-    data = {} if digits_dir is None else {"dataset": "mnist", "data_dir": str(digits_dir)}
+    data = {} if digits_dir is None else {"dataset": "mnist", "data_dir": digits_dir}
     return m.Config(**{**SMALL, **data, **changes})
 
 
 def canvas(**changes: Any) -> dict[str, Any]:
-    return {"image_size": 40, "max_shift": 6, **changes}
+    return {"canvas": 40, "max_shift": 6, **changes}
 
 
 def rng_of(*seed: int) -> np.random.Generator:
@@ -112,7 +114,7 @@ def tiny(**changes: Any) -> m.Config:
 
 def check_model(name: str, image_size: int = 28, plain: bool = False) -> None:
     """The whole network; its parameters are not the initial ones, so that no bias is zero."""
-    config = tiny(image_size=image_size, recon_weight=0.1, plain=plain)
+    config = tiny(canvas=image_size, recon_weight=0.1, plain=plain)
     model, rng = m.make_models(config)[name], rng_of(2, image_size)
     params = {k: p + 0.03 * rng.standard_normal(p.shape) for k, p in model.init_params(rng).items()}
     batch = m.single_digits(rng.random((3, image_size, image_size)), rng.integers(10, size=3))
@@ -567,15 +569,12 @@ def test_confidences_and_pictures_for_figures() -> None:
 # Interruption, checkpoints
 # ----------------------------------------------------------------------------------------------------------------------
 
-NAMES = {"image_size": "canvas"}
-
 
 def flags(config: m.Config) -> list[str]:
-    fields = [*(k for k in SMALL if k != "decoder"), "dataset", "data_dir", "image_size", "match_accuracy"]
+    fields = [*(k for k in SMALL if k != "decoder"), "dataset", "data_dir", "canvas", "match_accuracy"]
     fields += [] if config.match_accuracy is None else ["check_every"]
     given = {k: v for k in fields if (v := getattr(config, k)) is not None}
-    pairs = [(f"--{NAMES.get(k, k).replace('_', '-')}", str(v)) for k, v in given.items()]
-    return ["--quiet", "--threads", "1", *(word for pair in pairs for word in pair)]
+    return ["--quiet", "--threads=1", *(f"{flag_of(name)}={value}" for name, value in given.items())]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -584,30 +583,33 @@ def flags(config: m.Config) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "argv",
+    ("argv", "says"),
     [
-        ["--affnist", "15.mat"],
-        ["--checkpoint", "c", "--predict", "a.png", "--affnist", "15.mat"],
+        ("--affnist 15.mat", "--affnist: needs --canvas 40"),
+        ("--checkpoint c --predict a.png --affnist 15.mat", "--affnist: --predict neither trains nor tests"),
+        ("--eval-only", "--eval-only: needs --checkpoint"),
+        ("--eval-only --checkpoint c --resume", "--eval-only: not together with --resume"),
+        ("--eval-only --checkpoint c --predict a.png", "--eval-only: not together with --predict"),
+        ("--check-every 3", "--check-every: needs --match-accuracy"),
     ],
 )
-def test_flags_that_do_not_fit_together(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "error: argument --" in usage_error(m, argv, capsys)
+def test_flags_that_do_not_fit_together(argv: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"error: argument {says}" in usage_error(m, argv.split(), capsys)
 
 
 def test_flags_make_the_config(capsys: pytest.CaptureFixture[str]) -> None:
-    def config(*argv: str) -> m.Config:
-        return m.config_from_args(m.make_parser().parse_args(argv))
+    def config(argv: str) -> m.Config:
+        return config_of(m, argv.split())
 
-    assert config("--canvas", "40") == m.Config(**canvas())
-    assert config("--canvas", "40", "--max-shift", "3") == m.Config(**canvas(max_shift=3))
-    assert config("--rotation=-20,7.5", "--match-accuracy", "0.99").rotation == (-20, 7.5)
-    assert config("--preset", "paper").conv_channels == 256
+    assert config("--canvas 40") == m.Config(**canvas())
+    assert config("--rotation=-20,7.5 --match-accuracy 0.99").rotation == (-20, 7.5)
+    assert config("--preset paper").conv_channels == 256
     assert "unrecognized arguments: --min-iou" in usage_error(m, ["--min-iou", "1"], capsys)  # of the base's Config
 
 
 def test_out_json_table_and_eval_only(digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = flags(small(digits_dir, **canvas(match_accuracy=1.0, check_every=2)))
-    files = ["--checkpoint", str(tmp_path / "c.npz"), "--out-json"]
+    files = ["--checkpoint", str(tmp_path / "c.safetensors"), "--out-json"]
     assert m.main([*argv, *files, str(tmp_path / "a.json")]) == 0
     out, error = capsys.readouterr()
     assert error == ""
@@ -643,7 +645,7 @@ def test_out_json_table_and_eval_only(digits_dir: Path, tmp_path: Path, capsys: 
     for changed, message in (
         (["--eval-only", "--routing-iters", "1"], "was made with --routing-iters 3, not 1"),
         (["--eval-only", "--canvas", "28"], "was made with --canvas 40, not 28"),
-        (["--predict", "a.png", "--cnn-lr", "1"], "was made with --cnn-lr 0.002, not 1"),
+        (["--predict", "a.png", "--lr", "1"], "was made with --lr 0.004, not 1"),
     ):
         assert failure(m, [*files[:2], *changed], capsys).endswith(f"{files[1]} {message}\n")
     one = [*argv, "--eval-only", *files[:2], "--seed", "7", "--models", "lenet"]
@@ -655,7 +657,7 @@ def test_out_json_table_and_eval_only(digits_dir: Path, tmp_path: Path, capsys: 
 
 def test_compare_seeds_takes_it(digits_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "error")  # of the runs
-    argv = flags(small(digits_dir, n_epochs=1))[3:]
+    argv = flags(small(digits_dir, n_epochs=1))[2:]
     monkeypatch.chdir(tmp_path)
     assert compare_seeds.main(["mnist_affine_capsnet", "--seeds", "0:2", "--out", "r.json", "--", *argv]) == 0
     document = read_comparison("r.json")
@@ -705,7 +707,7 @@ def test_a_picture_is_prepared_as_mnist_is(tmp_path: Path) -> None:
 
 
 def test_predict(digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint, out = tmp_path / "c.npz", tmp_path / "drawn.png"
+    checkpoint, out = tmp_path / "c.safetensors", tmp_path / "drawn.png"
     assert m.main([*flags(small(digits_dir)), "--checkpoint", str(checkpoint)]) == 0
     capsys.readouterr()
     paths = [picture(tmp_path, digit) for digit in strokes().test_images[:2]]
@@ -731,7 +733,7 @@ def test_predict(digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 @needs_mnist
 def test_sixty_steps_on_mnist() -> None:
     config = m.Config(
-        dataset="mnist", data_dir=str(MNIST), n_epochs=1, n_train=60 * 16, batch_size=16, n_val=200, conv_channels=16,
+        dataset="mnist", data_dir=MNIST, n_epochs=1, n_train=60 * 16, batch_size=16, n_val=200, conv_channels=16,
         primary_types=4, decoder=(64, 64),
     )  # fmt: skip
     data = m.make_data(config)

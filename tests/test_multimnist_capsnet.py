@@ -7,10 +7,10 @@ mnist below CAPSULES_DATA) is there.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import mnist_affine_capsnet as affine
 import multimnist_capsnet as m
 from data.pictures import read_strokes
 from fast.workers import SERIAL, Workers
 from helpers import (
     EXPERIMENTS,
     MNIST,
+    config_of,
     digits_folder,
+    failure,
     needs_mnist,
     strokes,
+    usage_error,
 )
 from support.optimizers import TrainState
-from support.tables import two_label_table
 
 Array = np.ndarray
 
@@ -43,7 +46,7 @@ SMALL = {"conv_channels": 2, "primary_types": 1, "decoder": (16, 16), "n_test": 
 
 
 def small(digits_dir: Path | None = None, **changes: Any) -> m.Config:
-    data = {} if digits_dir is None else {"dataset": "mnist", "data_dir": str(digits_dir)}
+    data = {} if digits_dir is None else {"dataset": "mnist", "data_dir": digits_dir}
     return m.Config(**{**SMALL, **data, "n_epochs": 2, **changes})
 
 
@@ -322,8 +325,8 @@ def test_top_labels_and_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def trained(config: m.Config, threads: int = 1, name: str = "capsnet") -> TrainState:
-    return m.train_all(config, m.make_data(config), names=(name,), threads=threads)[name]
+def trained(config: m.Config, name: str = "capsnet") -> TrainState:
+    return m.train_all(config, m.make_data(config), names=(name,))[name]
 
 
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
@@ -368,7 +371,7 @@ def test_training_hands_optimizer_and_weight_decay_on(digits_dir: Path) -> None:
 
 
 def test_a_gradient_that_is_not_finite_is_reported_with_muon_too(digits_dir: Path) -> None:
-    config = small(digits_dir, lr=1e30, n_epochs=30, lr_schedule="constant", optimizer="muon")
+    config = small(digits_dir, lr=1e30, n_epochs=30, optimizer="muon")
     with pytest.raises(m.UserError, match="try a smaller learning rate"):
         trained(config)
 
@@ -410,17 +413,10 @@ def test_evaluation_is_pure(digits_dir: Path, monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_array_equal(state.params[key], p, err_msg=key)
 
 
-def test_learning_rate_schedules() -> None:
+def test_the_learning_rate_rises_then_falls() -> None:
     config = m.Config(n_epochs=10, n_train=16_000, batch_size=16, lr=1.0)  # 10,000 steps
-    rates = {
-        kind: [dataclasses.replace(config, lr_schedule=kind).lr_at(t) for t in (0, m.WARMUP, 5000, 9999)]
-        for kind in ("constant", "linear", "cosine", "exponential")
-    }
-    np.testing.assert_allclose([r[0] for r in rates.values()], 1 / m.WARMUP)
-    assert rates["constant"][1:] == [1, 1, 1]
-    np.testing.assert_allclose(rates["linear"][1:], [0.99, 0.5, 1e-4])
-    np.testing.assert_allclose(rates["cosine"][2:], [0.5, 0], atol=1e-6)
-    np.testing.assert_allclose(rates["exponential"][2], 0.96**2.5)
+    rates = [config.lr_at(t) for t in (0, m.WARMUP, 5000, 9999)]
+    np.testing.assert_allclose(rates, [1 / m.WARMUP, 0.99, 0.5, 1e-4])
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
@@ -441,14 +437,52 @@ def test_training_learns(name: str, optimizer: str, digits_dir: Path) -> None:
 
 
 def test_presets_and_flags_make_the_config() -> None:
-    def config(*argv: str) -> m.Config:
-        return m.config_from_args(m.make_parser().parse_args(argv))
+    def config(argv: str) -> m.Config:
+        return config_of(m, argv.split())
 
-    assert config() == m.Config()
-    paper = config("--preset", "paper")
+    assert config("") == m.Config()
+    paper = config("--preset paper")
     assert (paper.conv_channels, paper.primary_types, paper.decoder) == (256, 32, (512, 1024))
-    assert config("--preset", "paper", "--conv-channels", "64") == dataclasses.replace(paper, conv_channels=64)
-    assert config("--min-iou", "0", "--plain") == m.Config(min_iou=0, plain=True)
+    assert config("--preset paper --conv-channels 64") == dataclasses.replace(paper, conv_channels=64)
+    assert config("--min-iou 0 --plain") == m.Config(min_iou=0, plain=True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ("--dataset strokes --data-dir .", "argument --data-dir: strokes has no files"),
+        ("--n-train 31 --batch-size 32", "argument --n-train: 31 is less than a batch of --batch-size 32"),
+        ("--predict-png a.png", "argument --predict-png: needs --predict"),
+        ("--predict a.png", "argument --predict: needs --checkpoint"),
+        ("--predict prediction.png --checkpoint c", "argument --predict-png: is the same file as that of --predict"),
+    ],
+)
+@pytest.mark.parametrize("script", [m, affine], ids=lambda script: script.EXPERIMENT)
+def test_flags_that_do_not_fit_together(
+    script: Any, argv: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    assert says in usage_error(script, argv.split(), capsys)
+
+
+@pytest.mark.parametrize("script", [m, affine], ids=lambda script: script.EXPERIMENT)
+def test_a_run_is_not_resumed_on_other_digits(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--dataset auto`` trains on strokes, where there is no MNIST. MNIST is there when the run is to go on."""
+    argv = [*EXPERIMENTS[script.EXPERIMENT].argv("--models cnn"), "--checkpoint", str(tmp_path / "c")]
+    del argv[argv.index("--dataset") : argv.index("--dataset") + 4]
+
+    def absent(*_: object) -> m.Digits:
+        raise m.UnavailableError("there is no network")
+
+    monkeypatch.setattr(m, "resolve_dataset", functools.partial(m.resolve_dataset, stroke_counts=(60, 60)))
+    monkeypatch.setattr(m, "load_mnist", absent)
+    assert script.main(argv) == 0
+    assert "generated digits" in capsys.readouterr().err
+    monkeypatch.setattr(m, "load_mnist", lambda *_: strokes()._replace(name="mnist"))
+    line = failure(script, [*argv, "--resume"], capsys)
+    assert line == f"error: cannot resume {tmp_path / 'c'}: it was made with --dataset strokes, not mnist\n"
+    assert script.main([*argv, "--resume", "--dataset", "strokes"]) == 0
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -459,15 +493,14 @@ def test_presets_and_flags_make_the_config() -> None:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained checkpoint; tests must not change it."""
-    path = tmp_path_factory.mktemp("trained") / "c.npz"
+    path = tmp_path_factory.mktemp("trained") / "c.safetensors"
     assert m.main([*EXPERIMENTS["multimnist_capsnet"].argv("--models capsnet"), "--checkpoint", str(path)]) == 0
     return path
 
 
 def test_the_result_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = ["--checkpoint", str(tmp_path / "c.npz"), "--out-json", str(tmp_path / "a.json")]
     argv = EXPERIMENTS["multimnist_capsnet"].argv()
-    assert m.main([*argv, *files]) == 0
+    assert m.main([*argv, "--out-json", str(tmp_path / "a.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "custom: 20 composites, IoU at least 0.8; seed 0, 2 epochs of 24"
     result = json.loads((tmp_path / "a.json").read_text())
@@ -478,11 +511,6 @@ def test_the_result_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert set(figures) == {"n_params", "train_seconds"} | accuracies | own
         losses = {"train_loss"} | ({"train_margin_loss", "train_recon_loss"} if own else set())
         assert set(result["history"][name]) == accuracies | own | losses
-    other = ["--eval-only", "--min-iou", "0", "--n-test", "30", "--seed", "7", "--models", "cnn"]
-    assert m.main([*argv, *files[:2], *other]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "custom: 30 composites, IoU at least 0; seed 7 (trained with seed 0), 2 epochs of 24"
-    assert [line.split()[0] for line in lines[1:]] == ["model", "cnn"]
 
 
 def picture(folder: Path, array: Array) -> Path:
@@ -517,18 +545,6 @@ def test_pictures_of_odd_sizes_are_scaled_to_the_ink(size: tuple[int, int], tmp_
     assert abs(columns.mean() - 17.5) <= 1
 
 
-@pytest.mark.parametrize("classes", ["0123456789", ("ant", "hedgehog", "ox")])
-def test_the_heads_of_a_table_of_two_labels_stand_over_their_columns(classes: Sequence[str]) -> None:
-    lengths = np.full((len(classes), 2), 0.25)
-    paths, named = [Path("a.png"), Path("longer.png")], np.array([[0, 1], [2, 1]])
-    head, *rows = two_label_table(paths, classes, named, lengths).split("\n")
-    middle, last = head.index("second"), head.index("lengths of")
-    assert [row[last:] for row in rows] == [" ".join(["0.25"] * len(classes))] * 2
-    for row, (one, two) in zip(rows, ((0, 1), (2, 1)), strict=True):
-        assert row[head.index("longest") : middle].strip() == f"{classes[one]} (0.25)"
-        assert row[middle:last].strip() == f"{classes[two]} (0.25)"
-
-
 def test_predict_names_two_digits_and_draws_them(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -545,6 +561,9 @@ def test_predict_names_two_digits_and_draws_them(
     for line, path, length in zip(printed[1:], paths, lengths, strict=False):
         first, second = m.top_labels(length[None], 2)[0]
         assert line.startswith(f"{path} {first} ({length[first]:.2f})    {second} ({length[second]:.2f})   ")
+    assert "was made with --seed 0, not 3" in failure(
+        m, ["--checkpoint", str(checkpoint), "--seed=3", "--predict", str(paths[0]), f"--predict-png={out}"], capsys
+    )
     assert printed[-1].endswith(str(out))
     assert np.asarray(Image.open(out)).shape == (2 * 38 * 4, 3 * 38 * 4)
 
@@ -556,7 +575,7 @@ def test_predict_names_two_digits_and_draws_them(
 
 @needs_mnist
 def test_sixty_steps_on_mnist() -> None:
-    config = m.Config(dataset="mnist", data_dir=str(MNIST), n_epochs=1, n_train=60 * 16, batch_size=16, n_test=200)
+    config = m.Config(dataset="mnist", data_dir=MNIST, n_epochs=1, n_train=60 * 16, batch_size=16, n_test=200)
     data = m.make_data(config)
     assert data.name == "mnist"
     assert (len(data.train.images), len(data.test.images)) == (60_000, 200)

@@ -8,9 +8,7 @@ import hashlib
 import itertools
 import os
 import socket
-import sys
 import threading
-import time
 import tracemalloc
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,7 +24,6 @@ import multimnist_capsnet as data
 from data import stroke_digits
 from helpers import MNIST, needs_mnist
 from multimnist_capsnet import UserError
-from support import download
 
 STEMS = tuple(data.MNIST_SHA256)
 
@@ -142,7 +139,7 @@ def test_labels_out_of_range_and_counts_that_differ(tmp_path: Path) -> None:
 def test_data_dir_that_is_missing_or_incomplete(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for choice in ("auto", "mnist"):
-        for nowhere in (tmp_path / "nowhere", tmp_path / ("x" * 300), Path("a\0b")):
+        for nowhere in (tmp_path / "nowhere", Path("a\0b")):
             with pytest.raises(UserError, match="no folder"):
                 data.resolve_dataset(choice, rng, nowhere)
         with pytest.raises(UserError, match=STEMS[0]):
@@ -158,21 +155,8 @@ def test_data_dir_that_is_missing_or_incomplete(tmp_path: Path) -> None:
 def test_unreadable_file(tmp_path: Path) -> None:
     place(tmp_path)
     (tmp_path / f"{STEMS[1]}.gz").chmod(0)
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="Permission denied"):
         data.load_mnist(tmp_path)
-
-
-def peak_of_reading(path: Path, ndim: int) -> int:
-    """Bytes allocated at most by reading a file, which must succeed or raise UserError alone."""
-    tracemalloc.start()
-    try:
-        data.read_idx(path, ndim)
-    except UserError as error:
-        check_message(error, str(path))
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    return peak
 
 
 @st.composite
@@ -198,20 +182,10 @@ def idx_like(draw: st.DrawFn) -> bytes:
 def test_no_bytes_do_more_than_raise_a_user_error(tmp_path: Path, blob: bytes, ndim: int) -> None:
     path = tmp_path / "blob"
     path.write_bytes(blob)
-    assert peak_of_reading(path, ndim) < 300_000 + 4 * len(blob)
-
-
-def test_memory_follows_the_file_and_not_its_header(tmp_path: Path) -> None:
-    claim = bytes((0, 0, 8, 3)) + np.array((900_000, 28, 28), ">u4").tobytes()  # 706 MB
-    path = tmp_path / "claim"
-    for blob in (claim, gzip.compress(claim), claim + bytes(1000), gzip.compress(claim + bytes(1000))):
-        path.write_bytes(blob)
-        assert peak_of_reading(path, 3) < 300_000
-    bomb = gzip.compress(IMAGES + bytes(50_000_000))  # says 30 images, unpacks to 50 MB
-    path.write_bytes(bomb)
-    assert peak_of_reading(path, 3) < 300_000
-    path.write_bytes(idx(np.zeros((5000, 28, 28), np.uint8)))  # an honest file: its bytes and a margin
-    assert peak_of_reading(path, 3) < 2.5 * 5000 * 784
+    try:
+        assert data.read_idx(path, ndim).ndim == ndim
+    except UserError as error:
+        check_message(error, str(path))
 
 
 # --- downloads ----------------------------------------------------------------------------------------------
@@ -225,20 +199,13 @@ class Mirror:
         mirror = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_HEAD(self) -> None:
-                self.answer(with_body=False)
-
             def do_GET(self) -> None:
                 mirror.gets.append(self.path[1:])
-                self.answer(with_body=True)
-
-            def answer(self, with_body: bool) -> None:
                 body = mirror.files.get(self.path[1:])
                 self.send_response(404 if body is None else 200)
                 self.send_header("Content-Length", str(len(body or b"")))
                 self.end_headers()
-                if with_body and body is not None:
-                    self.wfile.write(body)
+                self.wfile.write(body or b"")
 
             def log_message(self, *args: Any) -> None:
                 pass
@@ -259,13 +226,21 @@ def served() -> dict[str, bytes]:
 
 
 @pytest.fixture
-def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a home folder that has none yet."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path / ".cache" / "hinton-mnist"
+
+
+@pytest.fixture
+def mirror(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Mirror]:
     """A good mirror of tiny MNIST, whose hashes take the place of the canonical ones."""
     sha256 = {stem: hashlib.sha256(body).hexdigest() for stem, body in tiny_mnist().items()}
     monkeypatch.setattr(data, "MNIST_SHA256", sha256)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     mirror = Mirror(served())
+    monkeypatch.setattr(data, "MIRRORS", (mirror.url,))
     yield mirror
     mirror.close()
 
@@ -278,79 +253,52 @@ def dead_url() -> str:
         return f"http://127.0.0.1:{probe.getsockname()[1]}/"
 
 
-def test_download_fills_the_cache_once(tmp_path: Path, mirror: Mirror, capfd: pytest.CaptureFixture[str]) -> None:
-    first = data.load_mnist(None, tmp_path / "cache", [mirror.url])
-    assert sorted(mirror.gets) == sorted(served())
-    again = data.load_mnist(None, tmp_path / "cache", [mirror.url])
+def test_download_fills_the_cache_once(mirror: Mirror, cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first = data.load_mnist()
+    assert mirror.gets == [*served()]
+    again = data.load_mnist()
     assert len(mirror.gets) == 4
     assert all(np.array_equal(a, b) for a, b in zip(first[1:], again[1:], strict=True))
     assert first.train_images.tobytes() == IMAGES[16:]
-    assert sorted(p.name for p in (tmp_path / "cache").rglob("*.*")) == sorted(served())  # nothing left over
-    out, err = capfd.readouterr()
-    assert (out, err) == ("", "")  # no progress bar where stderr is no terminal
+    assert sorted(path.name for path in cache.iterdir()) == sorted(served())  # nothing left over
+    assert capfd.readouterr() == ("", "")  # no progress bar where stderr is no terminal
 
 
-def test_what_is_downloaded_half_goes_with_the_next_run(
-    tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_is_in_the_cache_is_not_downloaded(mirror: Mirror, cache: Path) -> None:
+    place(cache)
+    (cache / f"{STEMS[1]}.gz").unlink()
+    assert len(data.load_mnist().train_images) == 30
+    assert mirror.gets == [f"{STEMS[1]}.gz"]
+
+
+@pytest.mark.parametrize("kind", ["dead", "corrupt", "truncated", "missing"])
+def test_the_second_mirror_where_the_first_has_no_good_file(
+    kind: str, mirror: Mirror, cache: Path, dead_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until a file is whole and verified it lies in a folder that has the number of the process; without a stderr."""
-    original, meanwhile = download.pooch.retrieve, set[str]()
-
-    def retrieve(*args: Any, **options: Any) -> Any:
-        try:
-            return original(*args, **options)
-        finally:
-            meanwhile.update(
-                path.name for path in (tmp_path / "cache").rglob("*.*") if path.parent.name == "downloaded"
-            )
-
-    monkeypatch.setattr(download.pooch, "retrieve", retrieve)
-    monkeypatch.setattr(sys, "stderr", None)
-    data.load_mnist(None, tmp_path / "cache", [mirror.url])
-    unfinished = meanwhile - set(served())
-    assert len(unfinished) == 4
-    assert all(name.startswith(".run-") for name in unfinished)
-
-
-def test_default_cache_is_below_the_home_folder(
-    tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    place(tmp_path / ".cache" / "hinton-mnist")
-    assert len(data.load_mnist(mirrors=[mirror.url]).train_images) == 30
-    assert mirror.gets == []
-
-
-def test_second_mirror_when_the_first_is_dead(tmp_path: Path, mirror: Mirror, dead_url: str) -> None:
-    assert data.load_mnist(None, tmp_path, [dead_url, mirror.url]).train_images.shape == (30, 28, 28)
-
-
-@pytest.mark.parametrize("kind", ["corrupt", "truncated", "missing"])
-def test_second_mirror_when_the_first_serves_rubbish(tmp_path: Path, mirror: Mirror, kind: str) -> None:
-    name = f"{STEMS[0]}.gz"
-    body = tiny_mnist()[STEMS[0]]
-    rubbish = {"corrupt": {name: b"x" + body[1:]}, "truncated": {name: body[:-9]}, "missing": {}}[kind]
-    bad = Mirror(rubbish)
+    name, body = f"{STEMS[0]}.gz", tiny_mnist()[STEMS[0]]
+    rubbish: dict[str, dict[str, bytes]] = {"corrupt": {name: b"x" + body[1:]}, "truncated": {name: body[:-9]}}
+    bad = Mirror(rubbish.get(kind, {}))
+    url = dead_url if kind == "dead" else bad.url
     try:
-        digits = data.load_mnist(None, tmp_path, [bad.url, mirror.url])
-        assert digits.train_images.tobytes() == IMAGES[16:]
+        monkeypatch.setattr(data, "MIRRORS", (url,))
         with pytest.raises(data.UnavailableError) as caught:
-            data.load_mnist(None, tmp_path / "other", [bad.url])
-        check_message(caught.value, bad.url, "no answer" if kind == "missing" else "SHA-256", "--data-dir")
+            data.resolve_dataset("mnist", np.random.default_rng(0))
+        check_message(caught.value, url, str(cache), "--data-dir", "--dataset strokes")
+        assert not (cache / name).exists()
+        monkeypatch.setattr(data, "MIRRORS", (url, mirror.url))
+        assert data.load_mnist().train_images.tobytes() == IMAGES[16:]
     finally:
         bad.close()
 
 
-def test_all_mirrors_dead_is_one_line(tmp_path: Path, mirror: Mirror, dead_url: str) -> None:
-    with pytest.raises(data.UnavailableError) as caught:
-        data.resolve_dataset("mnist", np.random.default_rng(0), cache_dir=tmp_path, mirrors=[dead_url] * 2)
-    check_message(caught.value, dead_url, "--data-dir", "--dataset strokes")
-
-
 def test_auto_falls_back_to_strokes_with_a_warning(
-    tmp_path: Path, mirror: Mirror, dead_url: str, capfd: pytest.CaptureFixture[str]
+    mirror: Mirror, dead_url: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    digits = data.resolve_dataset("auto", np.random.default_rng(0), None, (20, 10), tmp_path, [dead_url])
+    assert data.resolve_dataset("auto", np.random.default_rng(0), None, (20, 10)).name == "custom"
+    assert capfd.readouterr().err == ""
+    monkeypatch.setenv("HOME", "/nowhere/at/all")
+    monkeypatch.setattr(data, "MIRRORS", (dead_url,))
+    digits = data.resolve_dataset("auto", np.random.default_rng(0), None, (20, 10))
     assert digits.name == "strokes"
     assert (len(digits.train_images), len(digits.test_images)) == (20, 10)
     out, err = capfd.readouterr()
@@ -358,86 +306,26 @@ def test_auto_falls_back_to_strokes_with_a_warning(
     assert err.count("!" * 80) == 2
     assert "does NOT use MNIST" in err
     assert dead_url in err
-    found = data.resolve_dataset("auto", np.random.default_rng(0), None, (20, 10), tmp_path, [mirror.url])
-    assert found.name == "custom"
-    assert capfd.readouterr().err == ""
-
-
-def test_a_mirror_that_never_answers_is_given_up(
-    tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(download, "MIRROR_SECONDS", 0.3)
-    with socket.socket() as mute:  # accepts, says nothing
-        mute.bind(("127.0.0.1", 0))
-        mute.listen()
-        started = time.perf_counter()
-        digits = data.load_mnist(None, tmp_path, [f"http://127.0.0.1:{mute.getsockname()[1]}/", mirror.url])
-        assert len(digits.test_images) == 10
-        assert time.perf_counter() - started < 4
-
-
-def test_a_name_lookup_that_hangs_is_given_up(tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    release = threading.Event()
-
-    def hang(*args: Any, **kwargs: Any) -> Any:
-        release.wait(10)
-        raise socket.gaierror("no network")
-
-    monkeypatch.setattr(socket, "getaddrinfo", hang)
-    monkeypatch.setattr(download, "MIRROR_SECONDS", 0.2)
-    before = set(threading.enumerate())
-    started = time.perf_counter()
-    with pytest.raises(data.UnavailableError):
-        data.load_mnist(None, tmp_path, ["http://mnist.invalid/", "http://mnist2.invalid/"])
-    assert time.perf_counter() - started < 3
-    release.set()
-    for thread in set(threading.enumerate()) - before:
-        thread.join(5)
-
-
-def test_both_mirrors_together_keep_nobody_waiting_for_long() -> None:
-    assert len(data.MIRRORS) * download.MIRROR_SECONDS < 10
-
-
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied"])
-def test_a_damaged_download_is_fetched_again(
-    tmp_path: Path, mirror: Mirror, dead_url: str, damage: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    data.load_mnist(None, tmp_path, [mirror.url])
-    path = next(tmp_path.rglob(f"{STEMS[0]}.gz"))
-    body = path.read_bytes()
-    bad = {"truncated": body[:-5], "flipped": body[:99] + b"??" + body[101:], "emptied": b""}[damage]
-    path.write_bytes(bad)
-    mirror.gets.clear()
-
-    with pytest.raises(UserError) as caught:  # without a mirror: named, refused, left as it is
-        data.load_mnist(None, tmp_path, [dead_url])
-    check_message(caught.value, str(path), "damaged")
-    assert path.read_bytes() == bad
-
-    data.load_mnist(None, tmp_path, [mirror.url])
-    assert path.read_bytes() == body
-    assert mirror.gets == [path.name]
-    assert f"{path} is damaged" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("choice", ["auto", "mnist"])
-def test_a_damaged_file_that_a_person_placed_in_the_cache_is_kept(tmp_path: Path, mirror: Mirror, choice: str) -> None:
-    data.load_mnist(None, tmp_path, [mirror.url])  # downloads lie beside it
-    mine = tmp_path / f"{STEMS[0]}.gz"
-    mine.write_bytes(b"mine")
+def test_a_damaged_file_in_the_cache_is_named_and_kept(mirror: Mirror, cache: Path, choice: str) -> None:
+    data.load_mnist()
+    damaged = cache / f"{STEMS[0]}.gz"
+    damaged.write_bytes(b"mine")
     with pytest.raises(UserError) as caught:
-        data.resolve_dataset(choice, np.random.default_rng(0), None, (10, 10), tmp_path, [mirror.url])
-    check_message(caught.value, str(mine))
-    assert mine.read_bytes() == b"mine"
+        data.resolve_dataset(choice, np.random.default_rng(0), None, (10, 10))
+    check_message(caught.value, str(damaged), "replace it")
+    assert damaged.read_bytes() == b"mine"
 
 
-def test_a_file_where_the_cache_should_be(tmp_path: Path, mirror: Mirror) -> None:
-    (tmp_path / "cache").write_bytes(b"")
-    with pytest.raises(UserError) as caught:
-        data.load_mnist(None, tmp_path / "cache", [mirror.url])
-    check_message(caught.value, str(tmp_path / "cache"), "--data-dir")
-    assert (tmp_path / "cache").is_file()
+def test_a_file_where_the_cache_should_be(mirror: Mirror, cache: Path) -> None:
+    cache.parent.mkdir()
+    cache.write_bytes(b"")
+    with pytest.raises(data.UnavailableError) as caught:
+        data.load_mnist()
+    check_message(caught.value, str(cache), "--data-dir")
+    assert cache.is_file()
 
 
 # --- stroke digits ------------------------------------------------------------------------------------------

@@ -49,15 +49,15 @@ def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     smallest(monkeypatch)
     experiment = EXPERIMENTS["multimnist_capsnet"]
-    argv = [*experiment.argv("--models capsnet"), "--checkpoint", "multimnist_capsnet.npz"]
+    argv = [*experiment.argv("--models capsnet"), "--checkpoint", "c.safetensors"]
     assert experiment.script.main(argv) == 0
-    argv = ["--capsnet", "multimnist_capsnet.npz", "--outdir", "."]
+    argv = ["--capsnet", "c.safetensors", "--outdir", "."]
     capsys.readouterr()
     assert pictures.main(argv) == 1  # three steps of training are not enough
     assert capsys.readouterr().err.endswith("train it longer\n")
 
     forward = digits.capsnet_forward
-    labels = digits.make_data(digits.load_checkpoint(Path("multimnist_capsnet.npz"))[0]).test.labels
+    labels = digits.make_data(digits.load_checkpoint(Path("c.safetensors"))[0]).test.labels
 
     def found(*args: object) -> tuple[np.ndarray, object]:
         lengths, cache = forward(*args)  # type: ignore[arg-type]
@@ -72,8 +72,8 @@ def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.Monkey
         "losses",
     }  # fmt: skip
     assert max(names.values()) < 600_000
-    line = failure(pictures, ["--capsnet", "none.npz"], capsys)
-    assert line == "error: there is no checkpoint none.npz\n"
+    line = failure(pictures, ["--capsnet", "none"], capsys)
+    assert line == "error: there is no checkpoint none\n"
     assert "was made with --dataset mnist, not strokes" in failure(pictures, [*argv, "--dataset", "strokes"], capsys)
 
 
