@@ -13,18 +13,10 @@ commands are those of their commits.
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
-
-# isort: split
-
 import argparse
-import ast
 import contextlib
 import functools
-import importlib
-import importlib.util
 import io
-import itertools
 import math
 import os
 import re
@@ -34,22 +26,20 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import claims
-from support.console import exit_status, print_message, print_result
+from support.console import print_message, print_result
 from support.files import UserError, atomic_write
-from support.flags import Parser
 from support.result_tables import claims_table, grid_table, plain_table, rows_table, seeds_table, study_table
 from support.results import checksum, parse_json, read_text, save_result
-from support.settings import UsageError
-from support.settings import parse as parse_settings
+from support.script import script
+from support.scripts import HERE, code_files, load_script, parse_flags
+from support.settings import Parser, UsageError
 from support.statistics import read_comparison
 
 Json = dict[str, Any]
 
-HERE = Path(__file__).resolve().parent
 CLAIMS = Path("results/claims.json")
 MAX_BYTES = 200_000  # of a committed result
 TOLERANCE = 1e-9  # of a number that is computed again: other versions of numpy add in another order
@@ -63,63 +53,6 @@ def read_result(path: Path) -> Json:
     if document["checksum"] != checksum(document):
         raise UserError(f"{path} has been changed since it was written: its checksum is of another content")
     return document
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Scripts
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def code_files(script: Path) -> list[Path]:
-    """The script and the modules of its folder that it imports, directly or not. Raises UserError where one cannot be
-    read."""
-    root = script.parent if script.parent.name != "benchmarks" else script.parent.parent
-    found: set[Path] = set()
-    todo = [script]
-    while todo:
-        path = todo.pop()
-        if path in found:
-            continue
-        found.add(path)
-        try:
-            nodes = list(ast.walk(ast.parse(path.read_bytes())))
-        except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"{path} is no Python program that can be read ({type(error).__name__})") from None
-        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-        for node in (node for node in nodes if isinstance(node, ast.ImportFrom)):
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            for part in itertools.accumulate(name.split("."), lambda a, b: f"{a}/{b}"):
-                todo += [file for file in (root / f"{part}.py", root / part / "__init__.py") if file.is_file()]
-    return sorted(found)
-
-
-def load_script(path: Path) -> ModuleType:
-    """A script, imported. Raises UserError where that fails."""
-    try:
-        if path.is_relative_to(HERE):
-            return importlib.import_module(".".join(path.relative_to(HERE).with_suffix("").parts))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec
-        assert spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    except Exception as error:
-        raise UserError(f"{path.name} cannot be imported: {type(error).__name__}: {error}") from None
-
-
-def parse_flags(script: Path, argv: Sequence[str]) -> Any:
-    """The flags as the script's own parser understands them; it ends with status 2 where it does not."""
-    module = load_script(script)
-    if hasattr(module, "Options"):
-        try:
-            return argparse.Namespace(**parse_settings(module.Config, module.Options, argv, "")[2])
-        except UsageError as error:
-            Parser(prog=script.name).error(str(error))
-    parser = module.make_parser()
-    parser.prog = script.name
-    return parser.parse_args(argv)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -437,13 +370,8 @@ def report(check: bool, with_claims: bool) -> None:
                 stream.write(new.encode())
             print_result(f"{page}: {len(stale)} rewritten")
     if check:
-        for cached in (
-            known_files,
-            is_changed,
-            is_ancestor,
-            listed_at,
-        ):  # the tree may be another one than at the last call
-            cached.cache_clear()
+        for cached in (known_files, is_changed, is_ancestor, listed_at):
+            cached.cache_clear()  # the tree may be another one than at the last call
         if why := unknown_history():
             print_message(f"warning: commits are not checked: {why}")
         results, older = sorted(Path("results").rglob("*.json")), []
@@ -464,40 +392,27 @@ def report(check: bool, with_claims: bool) -> None:
         raise UserError(f"{len(problems)} problem{'s' * (len(problems) > 1)} in the pages and results{hint}")
 
 
-def make_parser() -> argparse.ArgumentParser:
+@script
+def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(
-        examples=[
-            ("", "Write the tables of the pages: about 2 seconds."),
-            ("--check", "Compare pages, results, commands and commits, and change nothing: about 10 seconds."),
-            ("--root ../other --check", "The same in another copy of the repository: about 10 seconds."),
-        ],
-        description="Rewrite the tables of README.md and docs/*.md from results/.",
-        epilog=HELP_MARKERS,
+        description="Rewrite the tables of README.md and docs/*.md from results/.", epilog=HELP_MARKERS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    )  # fmt: skip
     add = parser.add_argument
     add("--check", action="store_true",
         help="Rewrite nothing; exit with status 1 where a page or a result is wrong.")  # fmt: skip
     add("--claims", action="store_true", help=f"Write {CLAIMS} before the pages.")
-    add("--root", type=Path, metavar="DIR", default=Path(__file__).resolve().parent,
+    add("--root", type=Path, metavar="DIR", default=HERE,
         help="The folder of README.md and results/. Default: that of this script.")  # fmt: skip
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
+    parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.check and args.claims:
-        parser.error("argument --claims: --check writes nothing")
-
-    def body() -> None:
-        try:
-            os.chdir(args.root)
-        except OSError as error:
-            raise UserError(f"cannot read {args.root}: {error.strerror}") from None
-        report(args.check, args.claims)
-
-    return exit_status(body)
+        raise UsageError("argument --claims: --check writes nothing")
+    try:
+        os.chdir(args.root)
+    except OSError as error:
+        raise UserError(f"cannot read {args.root}: {error.strerror}") from None
+    report(args.check, args.claims)
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def test_rewrite_then_check(page: Path, capsys: Capture) -> None:
     assert run("--check") == 0
     row = next(line for line in text.splitlines() if re.match(r"\| cnn +\| +99 ", line))
     page.write_text(text.replace(row, re.sub(r"0\.\d{3}", "0.999", row, count=1)))
-    assert "README.md:16: table results/fake/r.json rows models=cnn differs from its file" in faults(capsys)
+    assert "README.md:15: table results/fake/r.json rows models=cnn differs from its file" in faults(capsys)
 
 
 def test_accuracies_in_sentences_are_those_of_the_tables() -> None:
