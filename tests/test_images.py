@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ import make_multimnist_capsnet_gif as overlay_animation
 import multimnist_capsnet as overlay
 import visualize_multimnist_capsnet as overlay_figures
 from figure_checks import draw_coarsely
-from helpers import failure, usage_error
+from helpers import PICTURE_CLASSES as CLASSES
+from helpers import failure, idx, usage_error, write_folder
 from support.figures import shown_names
 from support.files import UserError
 
@@ -29,30 +29,6 @@ Array = np.ndarray
 Capture = pytest.CaptureFixture[str]
 
 TINY = ["--sizes=3,1,2,2", "--batch-size=8", "--n-epochs=1", "--threads=1", "--quiet"]
-CLASSES = ("dark left", "heller", "猫")  # a blank, and another alphabet
-
-
-def picture(label: int, rng: np.random.Generator, side: int = 20) -> Array:
-    """Bright in a band that the class determines."""
-    image = rng.integers(0, 60, (side, side, 3))
-    image[:, label * side // 3 : (label + 1) * side // 3] += 150
-    return image.astype(np.uint8)
-
-
-def write_folder(
-    root: Path,
-    names: Sequence[str] = CLASSES,
-    n: int = 8,
-    sides: Sequence[int] = (20,),
-    endings: Sequence[str] = (".png",),
-) -> Path:
-    rng = np.random.default_rng(0)
-    for label, name in enumerate(names):
-        (root / name).mkdir(parents=True)
-        for k in range(n):
-            image = Image.fromarray(picture(label, rng, sides[k % len(sides)]))
-            image.save(root / name / f"bild {k}ß{endings[k % len(endings)]}")
-    return root
 
 
 @pytest.fixture(autouse=True)
@@ -72,10 +48,6 @@ def config_of(path: Path, *flags: str) -> m.Config:
 
 def data_of(path: Path, *flags: str) -> m.Data:
     return m.make_data(config_of(path, *flags))
-
-
-def idx(array: Array) -> bytes:
-    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 def write_mnist(root: Path, labels: Sequence[int], n: int = 12) -> Path:
