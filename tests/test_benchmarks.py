@@ -89,7 +89,8 @@ def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -
     assert measure.interleave(steps, 3, warm_up=0) == {"ours": 2, "theirs": 4}
     monkeypatch.setattr(program, "interleave", lambda *_: {program.OURS: 0.002, "theirs": 0.003})
     monkeypatch.setattr(program, "peak_memory", lambda build: 50.2)
-    table = program.compare({name: (lambda: lambda: None, {}) for name in (program.OURS, "theirs")}, 3)
+    builds: dict[str, Any] = dict.fromkeys((program.OURS, "theirs"), (lambda: lambda: None, {}))
+    table = program.compare(builds, 3)
     assert table["rows"] == [[program.OURS, 1.0, 2.0, 50], ["theirs", 1.5, 3.0, 50]]
 
 

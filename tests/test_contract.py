@@ -540,7 +540,7 @@ def test_a_longer_training_continues_a_shorter_one_where_that_is_its_beginning(
 ) -> None:
     short = ["--n-epochs=1", f"--checkpoint={tmp_path / 'c.safetensors'}"]
     assert experiment.script.main([*experiment.argv(), *short]) == 0
-    if not experiment.config().length_is_free:
+    if not config_of(experiment.script, experiment.argv()).length_is_free:
         resumed = [*experiment.argv("--resume"), short[1]]
         assert "made with --n-epochs 1, not 2; its learning rate" in failure(experiment.script, resumed, capsys)
         return

@@ -509,8 +509,8 @@ def test_no_two_draws_share_a_stream(name: str, monkeypatch: Patch) -> None:
         keys[key] += 1
         return generator(*key)
 
-    monkeypatch.setattr(script, "generator", counted)
-    monkeypatch.setattr(multi, "generator", counted)
+    for module in (script, multi, conv):
+        monkeypatch.setattr(module, "generator", counted, raising=False)
     config = config_of(script, EXPERIMENTS[name].argv())
     data = script.make_data(config)
     script.train_all(config, data, names=EXPERIMENTS[name].models[-1:])
