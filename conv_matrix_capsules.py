@@ -120,10 +120,10 @@ class Config(Viewpoints):
         " each class of smallnorb or toys out and test on them.", shown="test on the five test objects")
     n_epochs: int = setting(5, int_in(1, 100_000), "Train for N passes over the training set.", usual=True,
         group="training")
-    cnn_epochs: int = setting(5, int_in(1, 100_000), "The same for the CNN.", shown="5, or as --n-epochs")
+    cnn_epochs: int = setting(10, int_in(1, 100_000), "The same for the CNN.", shown="10, or as --n-epochs")
     batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
     lr: float = setting(0.015, float_in(0, 10, above=True), "Learning rate of the capsules.")
-    cnn_lr: float = setting(3e-3, float_in(0, 10, above=True), "Learning rate of the CNN.")
+    cnn_lr: float = setting(1e-3, float_in(0, 10, above=True), "Learning rate of the CNN.")
     lr_schedule: str = setting("linear", ("constant", "linear", "cosine"),
         "Course of the learning rate. linear and cosine fall to 0.")
     weight_decay: float = setting(0.0, float_in(0, 100),
@@ -135,7 +135,7 @@ class Config(Viewpoints):
     em_iters: int = setting(2, int_in(1, 20), "Route in N iterations.", paper="3 is the best of its table 1")
     em_grad: str = setting("exact", ("exact", "stop"), "Differentiate through all iterations, or through the last"
         " M-step alone, with constant assignments and mass.")
-    variance_floor: float = setting(0.5, float_in(0, 1e6, above=True),
+    variance_floor: float = setting(1.0, float_in(0, 1e6, above=True),
         "Add X to every variance of a routing iteration.", paper="0")
     beta_v_init: float = setting(-0.2, float_in(-10, 10),
         "Initial beta_v, counted from -log(variance floor) / 2: below 0, votes that agree activate a capsule.")

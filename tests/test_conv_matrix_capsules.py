@@ -334,6 +334,13 @@ def test_pixels_are_between_0_and_1() -> None:
     assert len(data.held_out.labels) == 10
 
 
+def test_labels_that_are_no_digits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = digits.Digits("custom", *(np.zeros((4, 28, 28), np.uint8), np.array([1, 2, 3, 26], np.uint8)) * 2)
+    monkeypatch.setattr(digits, "resolve_dataset", lambda *_: letters)
+    with pytest.raises(UserError, match="has the label 26: the labels of digits must be 0 to 9"):
+        m.make_data(tiny(dataset="mnist"))
+
+
 AZIMUTHS = ["--train-azimuths", "20:60", "--test-azimuths", "100:160"]
 ELEVATIONS = ["--train-elevations", "10:35", "--test-elevations", "40:70"]
 

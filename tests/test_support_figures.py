@@ -28,12 +28,11 @@ import visualize_conv_matrix_capsules
 import visualize_mnist_affine_capsnet
 import visualize_multimnist_capsnet
 import visualize_smallnorb_novel_viewpoint
-from figure_checks import check_failures, refuse
+from figure_checks import check_failures
 from helpers import ROOT, run_script, usage_error
 from support import figures
 from support.files import UserError
 from support.optimizers import TrainState
-from support.run import CHECKPOINT_FORMAT
 
 EXPERIMENTS: list[Any] = [smallnorb_novel_viewpoint, multimnist_capsnet, mnist_affine_capsnet, conv_matrix_capsules]
 FIGURE_SCRIPTS: list[Any] = [
@@ -105,6 +104,11 @@ def test_words_and_numbers() -> None:
     assert figures.with_minus_sign("-1") == "−1"
     assert figures.marked_answer(True, "5") == ("✓ 5", figures.darkened(figures.RIGHT))
     assert figures.marked_answer(False, "5") == ("✗ 5", figures.darkened(figures.WRONG))
+
+
+def test_long_and_odd_names_are_shortened() -> None:
+    names = ["cat", "a" * 20, "猫", "$a$", "Ж"]
+    assert figures.shown_names(names) == ("cat", "a" * 11 + "…", "class 3", r"\$a\$", "Ж")
 
 
 @pytest.mark.parametrize(("n", "most", "indices"), [(3, 4, [0, 1, 2]), (9, 3, [0, 4, 8]), (1, 4, [0]), (5, 2, [0, 4])])
@@ -203,28 +207,6 @@ def test_files_that_cannot_be_read_or_written_are_found_at_once(
     ]
     of_gifs = [(script, ["--out=dir.gif"], "it is no regular file"), (script, ["--out=file/a.gif"], "cannot write")]
     check_failures(of_gifs if script in GIF_SCRIPTS else of_figures, capsys)
-
-
-@pytest.mark.parametrize(
-    ("experiment", "script"),
-    [pair for pair in zip(EXPERIMENTS, FIGURE_SCRIPTS, strict=True) if hasattr(pair[1], "make_parser")],
-)
-def test_useless_checkpoints_are_found_before_the_data(
-    experiment: Any, script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    refuse(monkeypatch, experiment, "make_data")
-    Path("file").write_text("no checkpoint")
-    header = {"experiment": experiment.EXPERIMENT, "format": CHECKPOINT_FORMAT - 1, "config": {}, "models": {}}
-    np.savez("old.npz", header=np.array(json.dumps(header)))
-    np.savez("other.npz", header=np.array(json.dumps(header | {"experiment": "another"})))
-    cases = [
-        (script, ["--checkpoint=none.npz"], "there is no checkpoint none.npz"),
-        (script, ["--checkpoint=file"], "not a readable checkpoint"),
-        (script, ["--checkpoint=old.npz"], f"old.npz is of an older version of {experiment.EXPERIMENT}.py"),
-        (script, ["--checkpoint=other.npz"], "other.npz is a checkpoint of another"),
-    ]
-    check_failures(cases, capsys)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
