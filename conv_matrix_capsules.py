@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Convolutional matrix capsules and what an attacker can do to them, in numpy, every gradient by hand.
+"""Convolutional matrix capsules on digits and on views of objects, in numpy, every gradient by hand.
 
 Claims reproduced: [Hinton 2018] G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018. The
 network of its figure 1, whose capsules have the same transformation matrices at every position, reads handwritten
-digits (section 5 reports 0.44 % test errors on MNIST); and it is harder to fool by small changes of an image, made
-along the gradient of the loss, than a convolutional network is (section 6 and figure 3, on smallNORB).
+digits (section 5 reports 0.44 % test errors on MNIST); and it recognises objects from viewpoints that it never saw, and
+new objects from all viewpoints, better than a convolutional network (section 5.1, tables 1 and 2, on smallNORB).
 
     image            (B, 28, 28, 1)                                    28x28 digits, 10 classes
     conv1 + ReLU     (B, 14, 14, channels)                             5x5, stride 2, padding 2
@@ -25,61 +25,50 @@ starts without dead capsules.
 
 The images are digits (MNIST, or strokes drawn by this project), or views of objects of which some are held out: voxel
 objects, shapes and smallNORB, as in smallnorb_novel_viewpoint.py, and toys, a drawn set in the files of smallNORB.
-Views have 32x32 pixels and 5 classes; the grids then have sides of 16, 7 and 5. Or the images are a person's own, of
-any classes, from a folder (docs/your_own_images.md).
+Views have 32x32 pixels and 5 classes; the grids then have sides of 16, 7 and 5.
 
-Run it (both models, seed 0, and both attacks; then novel viewpoints):
+Run it (both models, seed 0: digits, then novel viewpoints):
 
-    python conv_matrix_capsules.py --attack fgsm,iterated
+    python conv_matrix_capsules.py
     python conv_matrix_capsules.py --dataset voxels
 """
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
-
-# isort: split
-
-import argparse
 import dataclasses
 import functools
 import itertools
 import math
 import sys
 import time
-import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as viewpoint
-from data.labelled_pictures import read_sets
-from data.pictures import BYTES, border_level, grey_square, read_grey, read_strokes, square_of_set
+from data.pictures import border_level, grey_square, read_grey, read_strokes
 from fast import field_em
 from fast.optimizers import adamw_step
 from fast.workers import Workers, default_threads
-from support.console import print_message
+from support.checkpoints import read_checkpoint, require_models
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
-from support.results import model_metrics, result_document, run_script
-from support.tables import attack_lines, confusion_lines, confusion_matrix, describe_classes, prediction_table, seed_of
+from support.results import model_metrics, recorded_command, result_document, save_result
+from support.run import Stream, generator, init_state, permutation, require_finite
+from support.script import script
+from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
 
 from smallnorb_novel_viewpoint import (  # isort: skip
     POSE_SIDE, Array, ConvCache, EMCache, LinearCache, Params, Viewpoints, VotesCache, capsules_loss,
-    class_scores_backward, class_scores_forward, conv2d_backward, conv2d_forward, em_routing_backward,
-    em_routing_forward, linear_backward, linear_forward, relu_backward, relu_forward, sigmoid_backward,
-    sigmoid_forward, softmax_cross_entropy, votes_backward, votes_forward,
+    class_scores_backward, class_scores_forward, confusion_matrix, conv2d_backward, conv2d_forward,
+    em_routing_backward, em_routing_forward, linear_backward, linear_forward, relu_backward, relu_forward,
+    sigmoid_backward, sigmoid_forward, softmax_cross_entropy, votes_backward, votes_forward,
 )  # fmt: skip
-from support.flags import (  # isort: skip
-    Parser, add_file_flags, add_flags, angle_range, flag_of, format_range, list_of, names_of, non_empty, number,
-    overlap, values_of, whole_number,
-)  # fmt: skip
-from support.run import (  # isort: skip
-    NO_FILES, Callback, Files, Session, Stream, check_same, generator, init_state, of_models, permutation,
-    read_checkpoint, require_finite,
+from support.settings import (  # isort: skip
+    SettingError, float_in, folder, from_json, int_in, list_of, names_of, parse, setting,
 )  # fmt: skip
 
 # Dimension letters
@@ -93,7 +82,6 @@ from support.run import (  # isort: skip
 
 EXPERIMENT = "conv_matrix_capsules"
 MODEL_NAMES = ("capsules", "cnn")
-ATTACKS = ("fgsm", "iterated")
 CONV_KERNEL = 5
 CAPS_KERNEL = 3
 CAPS_STRIDES = {"convcaps1": 2, "convcaps2": 1}
@@ -107,59 +95,87 @@ CAPS_STRIDES = {"convcaps1": 2, "convcaps2": 1}
 DIGIT_SETS = ("auto", "mnist", "strokes")
 VIEW_SETS = ("voxels", "shapes", "smallnorb", "toys")
 OBJECT_SETS = ("smallnorb", "toys")  # in the files of smallNORB
-OWN_SET = "images"
-DEFAULT_SIDES = (20, 32)  # of the own set's images, in pixels; the nearest to their size is taken
-OWN_EPOCHS = 30  # by default, of the own set, which is mostly small
+VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed"}
 
 
+# fmt: off
 @dataclasses.dataclass(frozen=True)
 class Config(Viewpoints):
-    """One run. Comments give the paper's values where the defaults differ. [Hinton 2018, sec. 4 and 5]
+    """One run. Where --n-epochs or --weight-decay is given and the CNN's own is not, it holds for both models."""
 
-    Those of VIEW_FIELDS are for VIEW_SETS. Of ``n_train`` and ``n_test`` None means all.
-    """
+    dataset: str = setting("auto", (*DIGIT_SETS, *VIEW_SETS), "Use MNIST; strokes: generated digits; auto: MNIST if it"
+        " is there or can be downloaded, else strokes; or views: rendered voxel objects, block shapes that the seed"
+        " draws, the smallNORB files, or toys, which the seed draws in their format, in about a minute, into"
+        f" {CACHE_DIR}/toys-….", usual=True, group="data")
+    data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files, or of the six of smallNORB.",
+        shown=CACHE_DIR, usual=True, free=True)
+    n_train: int | None = setting(None, int_in(1, 10**7), "Train on N images, drawn with the seed.", shown="all",
+        usual=True)
+    n_test: int | None = setting(None, int_in(1, 10**7), "Test on N images, evenly spaced over the set.", shown="all")
+    n_val: int | None = setting(None, int_in(1, 10**6), "To choose settings, hold N training digits out and test on"
+        " them.", shown="test on the test digits")
+    hold_out: str = setting("viewpoints", ("viewpoints", "nothing"), "With nothing, train on all views of five objects"
+        " a class of smallnorb or toys, and test on all views of the five others.")
+    n_val_objects: int | None = setting(None, int_in(1, 4), "To choose settings, hold N of the five training objects of"
+        " each class of smallnorb or toys out and test on them.", shown="test on the five test objects")
+    n_epochs: int = setting(5, int_in(1, 100_000), "Train for N passes over the training set.", usual=True,
+        group="training")
+    cnn_epochs: int = setting(10, int_in(1, 100_000), "The same for the CNN.", shown="10, or as --n-epochs")
+    batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
+    lr: float = setting(0.015, float_in(0, 10, above=True), "Learning rate of the capsules.")
+    cnn_lr: float = setting(1e-3, float_in(0, 10, above=True), "Learning rate of the CNN.")
+    lr_schedule: str = setting("linear", ("constant", "linear", "cosine"),
+        "Course of the learning rate. linear and cosine fall to 0.")
+    weight_decay: float = setting(0.0, float_in(0, 100),
+        "A step shrinks the weights of convolutions, and of a CNN's dense layers, by lr * X.")
+    cnn_weight_decay: float = setting(0.0, float_in(0, 100), "The same for the CNN.", shown="0, or as --weight-decay")
+    sizes: tuple[int, int, int, int] = setting((32, 4, 4, 8), list_of(int_in(1, 1024), 4), "Channels of conv1, and"
+        " types of the primary capsules and of those of the two layers above.",
+        paper="32,32,32,32, or 64,8,16,16 (section 4)", group="networks")
+    em_iters: int = setting(2, int_in(1, 20), "Route in N iterations.", paper="3 is the best of its table 1")
+    em_grad: str = setting("exact", ("exact", "stop"), "Differentiate through all iterations, or through the last"
+        " M-step alone, with constant assignments and mass.")
+    variance_floor: float = setting(1.0, float_in(0, 1e6, above=True),
+        "Add X to every variance of a routing iteration.", paper="0")
+    beta_v_init: float = setting(-0.2, float_in(-10, 10),
+        "Initial beta_v, counted from -log(variance floor) / 2: below 0, votes that agree activate a capsule.")
+    loss: str = setting("spread", ("spread", "cross-entropy"), "Loss of the capsules: the paper's spread loss of the"
+        " activations, or cross-entropy of a score of pose and activation. The CNN always has cross-entropy.")
+    cnn: str = setting("matched", ("matched", "paper"), "The CNN has the capsules' grids and as many parameters; or it"
+        " is the paper's, of 4.2 million parameters.", paper="paper (section 5)")
+    dtype: str = setting("float32", ("float32", "float64"), "Number format of all arithmetic.")
+    plain: bool = setting(False, bool,
+        "Route by the plain form, which follows the paper line by line, and not by its fast twin.")
+    # fmt: on
 
-    dataset: str = "auto"  # smallNORB
-    data_dir: str | None = None  # type: ignore[assignment]
-    n_test_elev: int | None = None  # as n_elev
-    pixel_offset: float = 0.0
-    hold_out: str = "viewpoints"
-    n_epochs: int = 5
-    n_train: int | None = None
-    n_test: int | None = None
-    n_val: int | None = None
-    n_val_objects: int | None = None
-    shift: int = 0
-    sizes: tuple[int, int, int, int] = (32, 4, 4, 8)  # 32, 32, 32, 32; or 64, 8, 16, 16
-    em_iters: int = 2  # 3, the best of its table 1 by a small margin
-    em_grad: str = "exact"
-    variance_floor: float = 0.5  # 0
-    beta_v_init: float = -0.2  # not given; added to -log(variance_floor) / 2: below 0, votes that agree activate
-    loss: str = "spread"
-    cnn: str = "matched"  # paper
-    batch_size: int = 32
-    lr: float = 0.015
-    cnn_lr: float = 3e-3
-    lr_schedule: str = "linear"
-    weight_decay: float = 0.0
-    dtype: str = "float32"
-    plain: bool = False
-    attack: tuple[str, ...] = ()
-    epsilons: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
-    attack_steps: int = 10
-    n_attack: int = 200
-    side: int | None = None  # of own images; None, until they are read: the nearest that DEFAULT_SIDES allow
-    colour: str = "grey"
-    class_names: tuple[str, ...] = ()  # of own images, from their files; no flag sets it
-    pictures: str = ""  # a checksum of own images of which a part was drawn for the test; no flag sets it
+    @classmethod
+    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        both = {"cnn_epochs": "n_epochs", "cnn_weight_decay": "weight_decay"}
+        return super().defaults(given) | {own: given[name] for own, name in both.items() if name in given}
 
-    flags: ClassVar[dict[str, str]] = {
-        "side": "--image-size", "class_names": "the classes", "pictures": "pictures with the checksum",
-    }  # fmt: skip
+    def check(self, given: Mapping[str, Any]) -> None:
+        sets = {"n_val": DIGIT_SETS, "hold_out": VIEW_SETS, "n_val_objects": OBJECT_SETS}
+        for name, those in (dict.fromkeys(sorted(VIEW_FIELDS), VIEW_SETS) | sets).items():
+            if name in given and self.dataset not in those:
+                raise SettingError(name, f"needs --dataset {', '.join(those[:-1])} or {those[-1]}")
+        if self.has_views:
+            super().check(given)
+        elif self.dataset == "strokes" and self.data_dir is not None:
+            raise SettingError("data_dir", "strokes are drawn, from no files")
+        if self.hold_out == "nothing":
+            if self.dataset not in OBJECT_SETS:
+                raise SettingError("hold_out", "nothing needs --dataset smallnorb or toys")
+            for name in sorted((VIEW_FIELDS - {"standardize"}) & set(given)):
+                raise SettingError(name, "not together with --hold-out nothing")
+        # The square of a vote's rounding error: below it the loss becomes NaN.
+        if self.variance_floor < (least := float(np.finfo(self.dtype).eps) ** 2):
+            message = f"{self.variance_floor:g} is below {least:.2g}, the least of {self.dtype}"
+            raise SettingError("variance_floor", message)
 
     @property
-    def has_own_images(self) -> bool:
-        return self.dataset == OWN_SET
+    def length_is_free(self) -> bool:
+        """The margin of the spread loss, and a learning rate that falls, depend on ``n_epochs``."""
+        return self.lr_schedule == "constant" and self.loss == "cross-entropy"
 
     @property
     def has_views(self) -> bool:
@@ -172,8 +188,6 @@ class Config(Viewpoints):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        if self.has_own_images:
-            return self.class_names
         return super().classes if self.has_views else multimnist.DIGITS
 
     @property
@@ -182,29 +196,20 @@ class Config(Viewpoints):
 
     @property
     def image_size(self) -> int:
-        if self.has_own_images and self.side:
-            return self.side
         return viewpoint.IMAGE_SIZE if self.has_views else multimnist.DIGIT_SIDE
 
     @property
     def in_channels(self) -> int:
-        return super().in_channels if self.has_views else 3 if self.has_own_images and self.colour == "rgb" else 1
+        return super().in_channels if self.has_views else 1
 
-    @property
-    def headline(self) -> str:
-        return "held_out_accuracy" if self.holds_out else "accuracy"
 
-    @property
-    def pixel_range(self) -> tuple[float, float]:
-        """Least and greatest pixel value of an attacked image; standardised ones have no bounds."""
-        if self.standardize == "image":
-            return -math.inf, math.inf
-        return 0.0 - self.pixel_offset, 1.0 - self.pixel_offset
-
-    @property
-    def free_to_change(self) -> set[str]:
-        """Fields in which a resumed run may differ."""
-        return {"data_dir", "attack", "epsilons", "attack_steps", "n_attack"}
+# fmt: off
+@dataclasses.dataclass(frozen=True)
+class Options(PredictOptions):
+    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
+    threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No number depends on it.",
+        shown="one for each processor, at most 4")
+# fmt: on
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -229,12 +234,10 @@ class Examples(NamedTuple):
 
 
 class Data(NamedTuple):
-    name: str  # "mnist", "strokes", "custom", "voxels", "shapes", "smallnorb", "toys" or "images"
+    name: str  # "mnist", "strokes", "custom", "voxels", "shapes", "smallnorb" or "toys"
     train: Examples
     test: Examples  # for views: other images from the range of the training
     held_out: Examples | None = None  # viewpoints outside of that range; None where none are held out
-    classes: tuple[str, ...] = ()  # of own images
-    pictures: str = ""  # as in Config
 
 
 def subset(examples: Examples, n: int | None, rng: np.random.Generator | None = None) -> Examples:
@@ -243,17 +246,6 @@ def subset(examples: Examples, n: int | None, rng: np.random.Generator | None = 
     if n is None or n >= n_all:
         return examples
     return examples.at(np.linspace(0, n_all - 1, n).astype(np.intp) if rng is None else rng.permutation(n_all)[:n])
-
-
-def read_own_images(config: Config, classes: Sequence[str]) -> tuple[tuple[str, ...], list[Examples], str]:
-    """The classes, training and test set, and ``Config.pictures``; see ``make_data``."""
-    if not config.data_dir:
-        raise UserError("--dataset images needs --data-dir DIR, the folder of the images")
-    path, side, rng = Path(config.data_dir), config.side or DEFAULT_SIDES, generator(config.seed, Stream.DATA, 2)
-    levels = {BYTES: (0.0, 255.0)} if path.is_dir() and not multimnist.has_mnist_files(path) else None
-    found = read_sets(path, side, config.in_channels, rng, classes, levels)
-    pictures = f"{zlib.crc32(found.train.images.tobytes()):08x}" if found.is_drawn else ""
-    return found.classes, [Examples(x * np.float32(1 / 255), y) for x, y in (found.train, found.test)], pictures
 
 
 def make_views(config: Config) -> Sequence[viewpoint.Split]:
@@ -265,51 +257,39 @@ def make_views(config: Config) -> Sequence[viewpoint.Split]:
     return [viewpoint.read_smallnorb(folder, half.subset, None, config.standardize, half.objects) for half in halves]
 
 
-def make_data(config: Config, classes: Sequence[str] = ()) -> Data:
-    """Raises UserError where files are missing or damaged. ``classes``: those of a trained network, among which all own
-    images must be."""
-    rng, pictures = generator(config.seed, Stream.DATA, 1), ""
-    if config.has_own_images:
-        name, (classes, sets, pictures) = OWN_SET, read_own_images(config, classes)
-    elif config.has_views:
+def read_digits(config: Config) -> tuple[str, list[Examples]]:
+    """The name of the set; training and test set."""
+    source = multimnist.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), config.data_dir)
+    source = multimnist.hold_out(source, config.n_val)
+    if (most := max(source.train_labels.max(), source.test_labels.max())) >= len(multimnist.DIGITS):
+        raise UserError(f"{config.data_dir or CACHE_DIR} has the label {most}: the labels of digits must be 0 to 9")
+    pairs = (source.train_images, source.train_labels), (source.test_images, source.test_labels)
+    return source.name, [Examples(x[..., None] * np.float32(1 / 255), y.astype(np.intp)) for x, y in pairs]
+
+
+def make_data(config: Config) -> Data:
+    """Raises UserError where files are missing or damaged."""
+    if config.has_views:
         name, angles = config.dataset, f"{config.held_out}s"
         sets = [Examples(split.images, split.labels, getattr(split, angles)) for split in make_views(config)]
     else:
-        folder = Path(config.data_dir) if config.data_dir else None
-        source = multimnist.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), folder)
-        multimnist.require_digits(source, folder)
-        source = multimnist.hold_out(source, config.n_val)
-        pairs = (source.train_images, source.train_labels), (source.test_images, source.test_labels)
-        name, sets = source.name, [Examples(x[..., None] * np.float32(1 / 255), y.astype(np.intp)) for x, y in pairs]
-    if config.pixel_offset:
-        sets = [part._replace(images=part.images - np.float32(config.pixel_offset)) for part in sets]
+        name, sets = read_digits(config)
     train, *tests = sets
     familiar, *held_out = (subset(test, config.n_test) for test in tests)
-    train = subset(train, config.n_train, rng)
-    return Data(name, train, familiar, held_out[0] if held_out else None, tuple(classes), pictures)
+    train = subset(train, config.n_train, generator(config.seed, Stream.DATA, 1))
+    return Data(name, train, familiar, held_out[0] if held_out else None)
 
 
 def resolved(config: Config, data: Data) -> Config:
-    """``config`` with what the files decide: the set that ``auto`` found; the classes of own images, and their size."""
-    config = multimnist.resolve_auto(config, data.name)
-    if not config.has_own_images:
-        return config
-    side = data.train.images.shape[1]
-    return dataclasses.replace(config, class_names=data.classes, side=side, pictures=data.pictures)
+    """``config`` with the set that ``auto`` found."""
+    found: Config = multimnist.resolve_auto(config, data.name)
+    return found
 
 
 def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
-    """A training batch (B, H, W, C), each image shifted at random by up to ``config.shift`` pixels on each axis;
-    those of smallNORB and toys are first cropped, and their contrast and brightness changed, at random."""
-    if config.has_views:
-        images = viewpoint.crop(images, rng)
-    B, side, m = len(images), images.shape[1], config.shift
-    if not m:
-        return images
-    # The border is black, or the mean of a standardised image.
-    padded = np.pad(images, ((0, 0), (m, m), (m, m), (0, 0)), constant_values=-config.pixel_offset)
-    row, column = rng.integers(0, 2 * m + 1, (2, B, 1)) + np.arange(side)  # each (B, H)
-    return padded[np.arange(B)[:, None, None], row[:, :, None], column[:, None, :]]
+    """A training batch (B, H, W, C): images of smallNORB and toys are cropped, and their contrast and brightness
+    changed, at random."""
+    return viewpoint.crop(images, rng) if config.has_views else images
 
 
 def prepared(images: Array, config: Config) -> Array:
@@ -806,12 +786,18 @@ def evaluate(model: Model, params: Params, data: Data, config: Config, workers: 
 DECAYED = {"conv1.w", "conv2.w", "conv3.w", "primary.w", "hidden.w", "out.w"}
 
 
+def of_model(name: str, config: Config) -> tuple[int, float, float]:
+    """Epochs, learning rate and weight decay of a model."""
+    if name == "cnn":
+        return config.cnn_epochs, config.cnn_lr, config.cnn_weight_decay
+    return config.n_epochs, config.lr, config.weight_decay
+
+
 def learning_rate(config: Config, model: str, progress: float) -> float:
     """The scheduled rate at ``progress`` through the training, 0 to 1, with a linear warm-up over the first hundredth
     from a tenth."""
     factor = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
-    lr = config.cnn_lr if model == "cnn" else config.lr
-    return lr * factor[config.lr_schedule] * min(1.0, 0.1 + 90 * progress)
+    return of_model(model, config)[1] * factor[config.lr_schedule] * min(1.0, 0.1 + 90 * progress)
 
 
 def steps_per_epoch(config: Config, data: Data) -> int:
@@ -844,13 +830,14 @@ def loss_and_grads(
 def train(
     model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback | None = None
 ) -> dict[str, list[float]]:
-    """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, and return its history.
+    """Train ``state`` in place to the model's number of epochs, and return its history.
 
     ``callback(state, epoch has ended)`` is called before the first step and after every one. Raises UserError where the
     loss stops being finite.
     """
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
-    n_steps = per_epoch * config.n_epochs
+    n_epochs, _, weight_decay = of_model(model.name, config)
+    n_steps = per_epoch * n_epochs
     if callback and state.step == 0:
         callback(state, True)
     while state.step < n_steps:
@@ -860,7 +847,7 @@ def train(
             losses, grads = workers.gradients(
                 functools.partial(loss_and_grads, model, progress), state.params, batch, model.part_size
             )
-            adamw_step(state, grads, learning_rate(config, model.name, progress), config.weight_decay, DECAYED)
+            adamw_step(state, grads, learning_rate(config, model.name, progress), weight_decay, DECAYED)
         require_finite(state, losses["train_loss"], per_epoch)
         state.add(losses, weight=len(batch.labels))
         state.seconds += time.perf_counter() - started
@@ -870,117 +857,6 @@ def train(
         if callback:
             callback(state, epoch_ended)
     return state.history
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Attacks: small changes of an image along the sign of the loss's gradient
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-Loss = Callable[[Array, Array], tuple[float, Array]]
-
-
-def log_odds_cross_entropy(activations: Array, labels: Array) -> tuple[float, Array]:
-    """Cross-entropy of a softmax over log(a / (1 - a)): activations (B, E) -> mean loss, dactivations.
-
-    The spread loss and its gradient are zero for an image that is classified correctly by more than the margin, and any
-    gradient through a saturated sigmoid is almost zero. An attack along such gradients fails although the network may
-    not be robust. This loss inverts the sigmoid and has no margin.
-    """
-    least = max(1e-15, float(np.finfo(activations.dtype).eps))
-    a = np.clip(activations, least, 1 - least)
-    loss, dodds = softmax_cross_entropy(np.log(a) - np.log1p(-a), labels)
-    return loss, dodds / (a * (1 - a))
-
-
-def attack_losses(model: Model, config: Config) -> dict[str, Loss]:
-    """The losses that attacks raise, by suffix of their names: that of the training at its end and, where it is the
-    spread loss, the cross-entropy of log-odds. The CNN has no sigmoid, and its own loss under both names."""
-    losses: dict[str, Loss] = {"": lambda scores, labels: model.loss(scores, labels, 1.0)}
-    if config.loss == "spread":
-        losses["_log_odds"] = log_odds_cross_entropy if model.name == "capsules" else losses[""]
-    return losses
-
-
-def attack_kinds(model: Model, config: Config) -> dict[str, tuple[Loss, int]]:
-    """Loss and number of steps of each attack. ``fgsm`` is that of [Hinton 2018, sec. 6 and fig. 3], in one step along
-    the gradient of the training's loss; here pixels stay in their range. Its accuracy may rise with epsilon."""
-    steps = {"fgsm": 1, "iterated": config.attack_steps}
-    losses = attack_losses(model, config)
-    return {name + suffix: (loss, steps[name]) for suffix, loss in losses.items() for name in config.attack}
-
-
-def image_gradient(model: Model, params: Params, images: Array, labels: Array, loss: Loss) -> Array:
-    """Gradient of the loss with respect to the images (B, H, W, C)."""
-    scores, cache = model.forward(params, images)
-    dx = model.backward(loss(scores, labels)[1], cache, need_dx=True)[1]
-    assert dx is not None
-    return dx
-
-
-def attack(
-    model: Model, params: Params, images: Array, labels: Array, loss: Loss, epsilon: float,
-    n_steps: int = 1, pixel_range: tuple[float, float] = (0.0, 1.0),
-) -> Array:  # fmt: skip
-    """Images (B, H, W, C) that raise the loss, no pixel of which is moved by more than ``epsilon`` or out of its range.
-
-    One step is the fast gradient sign method (I. Goodfellow et al., ICLR 2015, sec. 4); several, of epsilon / n_steps
-    each, are the basic iterative method (A. Kurakin et al., ICLR 2017 workshops, sec. 2.2).
-    """
-    low, high = np.maximum(images - epsilon, pixel_range[0]), np.minimum(images + epsilon, pixel_range[1])
-    x = images
-    for _ in range(n_steps):
-        step = epsilon / n_steps * np.sign(image_gradient(model, params, x, labels, loss))
-        x = np.clip(x + step, low, high)
-    return x
-
-
-def robustness(model: Model, params: Params, examples: Examples, config: Config, workers: Workers) -> dict[str, Any]:
-    """Accuracy under each attack of ``config``, by epsilon; ``worst_case``, in which an image is wrong at an epsilon if
-    any of the attacks misleads the model with that epsilon or a smaller one; and the fraction of images on which an
-    attack can have no effect, as the gradient is zero at every pixel."""
-
-    def correct(loss: Loss, epsilon: float, n_steps: int, x: Array, labels: Array) -> Array:
-        if epsilon:
-            x = attack(model, params, x, labels, loss, epsilon, n_steps, config.pixel_range)
-        return model.forward(params, x)[0].argmax(axis=1) == labels
-
-    def has_no_gradient(loss: Loss, x: Array, labels: Array) -> Array:
-        return (image_gradient(model, params, x, labels, loss) == 0).all(axis=(1, 2, 3))
-
-    def each(test: Callable[..., Array], *args: Any) -> Array:
-        return in_parts(functools.partial(test, *args), examples, config, workers)
-
-    epsilons, kinds = (0.0, *config.epsilons), attack_kinds(model, config)
-    answers = {  # (epsilons, N) each; what has two names, as all attacks on the CNN may, is done once
-        (loss, n_steps): np.array([each(correct, loss, epsilon, n_steps) for epsilon in epsilons])
-        for loss, n_steps in dict.fromkeys(kinds.values())
-    }
-    right = {kind: answers[attacked] for kind, attacked in kinds.items()}
-    right["worst_case"] = np.logical_and.accumulate(np.all(list(right.values()), axis=0))
-    found: dict[str, Any] = {
-        kind: {f"{epsilon:g}": float(now.mean()) for epsilon, now in zip(epsilons, by_epsilon, strict=True)}
-        for kind, by_epsilon in right.items()
-    }
-    losses = attack_losses(model, config)
-    unmoved = {loss: float(each(has_no_gradient, loss).mean()) for loss in dict.fromkeys(losses.values())}
-    return found | {"zero_gradient" + suffix: unmoved[loss] for suffix, loss in losses.items()}
-
-
-def attack_all(config: Config, states: dict[str, TrainState], data: Data, threads: int = 1) -> dict[str, Any]:
-    """White-box attacks on every model, as ``config`` names them: in float64, in which gradients seldom round to zero,
-    and with the exact gradient through EM, whatever the training used."""
-    if not config.attack:
-        return {}
-    config = dataclasses.replace(config, dtype="float64", em_grad="exact")
-    examples = subset(data.test, config.n_attack)
-    found = {}
-    with Workers(threads, config.dtype) as workers:
-        for name, model in make_models(config).items():
-            if name in states:
-                params = {key: p.astype(np.float64) for key, p in states[name].params.items()}
-                found[name] = robustness(model, params, examples, config, workers)
-    return found
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1041,156 +917,76 @@ def fresh_states(config: Config) -> dict[str, TrainState]:
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states, make_parser())
+    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
 
 
 def train_all(
-    config: Config, data: Data, *, names: Collection[str] = MODEL_NAMES, threads: int = 1, files: Files = NO_FILES,
-    callback: Callback | None = None,
+    config: Config, data: Data, options: RunOptions = NO_OPTIONS, *, names: Sequence[str] = MODEL_NAMES,
+    callback: Callback | None = None, command: str = "",
 ) -> dict[str, TrainState]:  # fmt: skip
     """Train the named models one after the other, and return their states."""
     states = fresh_states(config)
-    n_steps = steps_per_epoch(config, data) * config.n_epochs
-    with Session(EXPERIMENT, config, states, files, n_steps, callback) as session:
+    with (
+        Session(EXPERIMENT, config, states, options, callback, command) as session,
+        Workers(options.threads, config.dtype) as workers,
+    ):
         for name, model in make_models(config).items():
             if name in names:
-                with Workers(threads, config.dtype) as workers:
-                    train(model, config, data, states[name], workers, session.after_step)
+                session.begin(name, steps_per_epoch(config, data) * of_model(name, config)[0])
+                train(model, config, data, states[name], workers, session.after_step)
     return {name: state for name, state in states.items() if name in names}
 
 
-def run(config: Config, files: Files = NO_FILES, threads: int = 1, **options: Any) -> dict[str, Any]:
-    """Data, trainings, attacks, result. The options are those of ``train_all``."""
+def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
+    """Data, trainings, result. ``more`` as in ``train_all``."""
     data = make_data(config)
     config = resolved(config, data)
-    if config.has_own_images and not files.quiet:
-        text = describe_classes(class_counts(config, data), config.image_size, config.colour)
-        print_message(text.splitlines()[0].rstrip(":"))
-    states = train_all(config, data, threads=threads, files=files, **options)
-    return make_result(config, data, states, attack_all(config, states, data, threads), threads)
+    return make_result(config, train_all(config, data, options, **more), data, options.threads)
 
 
-VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed"}
-VIEW_FIELDS |= {"n_test_elev"}
-SPLIT_FIELDS = ("hold_out", "train_azimuths", "test_azimuths", "train_elevations", "test_elevations")
-TEST_FIELDS = (
-    "dataset", "data_dir", "hold_out", "seed", "n_test", "attack", "epsilons", "attack_steps", "n_attack",
-    *sorted(VIEW_FIELDS - {"standardize", "shapes_seed"}),  # which the networks were trained with
-)  # fmt: skip
-
-
-def free_fields(config: Config) -> list[str]:
-    """Fields that may differ between a training and a test. The seed draws shapes and toys, and which of the own images
-    are for the test: with another one there would be other objects, or images of the training."""
-    return [name for name in TEST_FIELDS if name != "seed" or config.dataset not in (OWN_SET, "shapes", "toys")]
-
-
-def evaluate_checkpoint(
-    checkpoint: Path, asked: Config, given: Collection[str], names: Collection[str], threads: int
-) -> dict[str, Any]:
-    """Test and attack the named networks of a checkpoint on the test set of ``asked``; see ``check_same`` for
-    ``given``."""
-    saved, states = load_checkpoint(checkpoint)
-    check_same(checkpoint, saved, asked, given, free_fields(saved))
-    states = of_models(checkpoint, states, names)
-    # Without a flag of the split, that of the training: the default may hold out what the networks were trained on.
-    keeps_split = asked.dataset == saved.dataset and not {*SPLIT_FIELDS} & {*given}
-    fields = [name for name in free_fields(saved) if not (keeps_split and name in SPLIT_FIELDS)]
-    config = dataclasses.replace(saved, **{name: getattr(asked, name) for name in fields})
-    shapes = [(c.image_size, c.in_channels, c.classes) for c in (saved, config)]
-    if shapes[0] != shapes[1]:
-        raise UserError(
-            f"{checkpoint} was trained on {saved.dataset}, whose images and classes are not those of --dataset"
-            f" {asked.dataset}"
-        )
-    data = make_data(config, config.classes)
-    config = resolved(config, data)
-    if data.pictures and data.pictures != saved.pictures:
-        print_message(
-            f"warning: {config.data_dir} has not the pictures of the training, which drew a test set from them: some of"
-            f" those that are tested now may have been trained on. Test pictures in {config.data_dir}/test are safe"
-        )
-    models = make_models(config)
-    with Workers(threads, config.dtype) as workers:
-        for name, state in states.items():
-            metrics = evaluate(models[name], state.params, data, config, workers)
-            state.history = {metric: [value] for metric, value in metrics.items()}
-    result = make_result(config, data, states, attack_all(config, states, data, threads), threads)
-    return result | {"trained_with_seed": saved.seed}
-
-
-def make_result(
-    config: Config, data: Data, states: dict[str, TrainState], attacks: dict[str, Any], threads: int = 1
-) -> dict[str, Any]:
+def make_result(config: Config, states: Mapping[str, TrainState], data: Data, threads: int = 1) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, those of the last epoch; "drop" is familiar minus held out.
-    Accuracies at an angle are metrics such as ``azimuth_60_accuracy``. Accuracies under attack are in ``attack``, by
-    epsilon, and also among a model's metrics for compare_seeds.py."""
-    models = {}
+    Accuracies at an angle are metrics such as ``azimuth_60_accuracy``. "confusion" counts held-out images by model,
+    true class and answer."""
+    models: dict[str, dict[str, Any]] = {}
+    networks, confusions = make_models(config), {}
     for name, state in states.items():
         models[name] = model_metrics(state)
-        if config.holds_out:
-            models[name]["drop"] = models[name]["familiar_accuracy"] - models[name]["held_out_accuracy"]
-        for kind, found in attacks.get(name, {}).items():
-            if isinstance(found, dict):
-                models[name] |= {f"{kind}_{epsilon}_accuracy": v for epsilon, v in found.items()}
-            else:
-                models[name][kind] = found
-    chance = 1 / config.n_classes
-    result = result_document(EXPERIMENT, config, data.name, models, states, threads, config.headline, chance)
-    if attacks:
-        result["attack"] = attacks
-    if config.has_own_images:
-        result["classes"] = class_counts(config, data)
-    if config.has_own_images or data.held_out is not None:
-        networks, confusions = make_models(config), {}
+        if data.held_out is None:
+            continue
+        models[name]["drop"] = models[name]["familiar_accuracy"] - models[name]["held_out_accuracy"]
         with Workers(threads, config.dtype) as workers:
-            for part in filter(None, (data.test, data.held_out)):  # the confusion matrices are those of the last
-                for name, state in states.items():
-                    answers = predict_scores(networks[name], state.params, part, config, workers).argmax(axis=1)
-                    models[name] |= angle_accuracies(config, part, answers)
-                    confusions[name] = confusion_matrix(part.labels, answers, config.n_classes)
-        result = add_confusions(result, config, confusions)
-    return result
-
-
-def add_confusions(result: dict[str, Any], config: Config, confusions: dict[str, Array]) -> dict[str, Any]:
-    """The result of a run with the held-out confusion matrix of each model and, for held-out azimuths of voxels, the
-    metric ``hard_accuracy``."""
-    if config.dataset == "voxels" and config.held_out == "azimuth":
-        for name, confusion in confusions.items():
-            result["models"][name]["hard_accuracy"] = viewpoint.hard_accuracy(confusion)
-    return result | {"confusion": {name: confusion.tolist() for name, confusion in confusions.items()}}
+            for part in (data.test, data.held_out):
+                answers = predict_scores(networks[name], state.params, part, config, workers).argmax(axis=1)
+                models[name] |= angle_accuracies(config, part, answers)
+        confusion = confusion_matrix(part.labels, answers, config.n_classes)  # of the held-out images
+        confusions[name] = confusion.tolist()
+        if config.dataset == "voxels" and config.held_out == "azimuth":
+            models[name]["hard_accuracy"] = viewpoint.hard_accuracy(confusion)
+    headline = "held_out_accuracy" if config.holds_out else "accuracy"
+    chance = 1 / config.n_classes
+    result = result_document(EXPERIMENT, config, data.name, models, dict(states), threads, headline, chance)
+    return result | ({"confusion": confusions} if confusions else {})
 
 
 def angle_accuracies(config: Config, examples: Examples, answers: Array) -> dict[str, float]:
-    """The accuracy at each angle of the examples, by the name of the metric; of own images none."""
+    """The accuracy at each angle of the examples, by the name of the metric."""
     right, angles = answers == examples.labels, examples.angles
-    if angles is None:
-        return {}
+    assert angles is not None
     return {f"{config.held_out}_{at:g}_accuracy": float(right[angles == at].mean()) for at in np.unique(angles)}
 
 
-def class_counts(config: Config, data: Data) -> dict[str, tuple[int, int]]:
-    """By class, how many images are for training and for the test."""
-    counts = (np.bincount(part.labels, minlength=config.n_classes).tolist() for part in (data.train, data.test))
-    return dict(zip(config.classes, zip(*counts, strict=True), strict=True))
-
-
-def describe(result: dict[str, Any]) -> str:
+def describe(result: Mapping[str, Any]) -> str:
     """One line: the data, of views what is held out, and the training."""
-    config = Config(**result["config"])
-    data = result["dataset"]
+    config, data = from_json(Config, result["config"]), result["dataset"]
     if config.has_views:
         data = viewpoint.describe(config) if config.holds_out else f"{data}: no viewpoints held out"
-    if "classes" in result:
-        data = describe_classes(result["classes"], config.image_size, config.colour) + "\n" + data
     if config.n_val or config.n_val_objects:
         data += f"; accuracies on validation {'digits' if config.n_val else 'objects'}"
-    return f"{data}; seed {seed_of(result)}, {config.n_epochs} epochs, {config.loss} loss"
+    return f"{data}; seed {config.seed}, {config.n_epochs} epochs, {config.loss} loss"
 
 
-def format_table(result: dict[str, Any]) -> str:
-    """The result table, and one of the accuracy under each attack and the fraction of images without a gradient."""
+def format_table(result: Mapping[str, Any]) -> str:
     models = result["models"]
     holds_out = "drop" in next(iter(models.values()))
     metrics = ("familiar_accuracy", "held_out_accuracy", "drop") if holds_out else ("accuracy",)
@@ -1199,12 +995,6 @@ def format_table(result: dict[str, Any]) -> str:
     for name, m in models.items():
         cells = " ".join(f"{m[metric]:8.4f}" for metric in metrics)
         lines.append(f"{name:<10} {cells} {m['n_params']:10,} {m['train_seconds']:8.1f}")
-    if "attack" in result:
-        epsilons = ["0", *(f"{epsilon:g}" for epsilon in result["config"]["epsilons"])]
-        lines += ["", *attack_lines(result["attack"], epsilons)]
-    if "classes" in result:
-        for name, matrix in result["confusion"].items():
-            lines += ["", f"{name}: answers", *confusion_lines(np.array(matrix), list(result["classes"]))]
     return "\n".join(lines)
 
 
@@ -1236,32 +1026,30 @@ def read_view(path: Path, config: Config) -> Array:
 
 def read_picture(path: Path, config: Config) -> Array:
     """A picture file -> (1, H, W, C), prepared as the data set is. Raises UserError where it cannot be read."""
-    if config.has_own_images:
-        square = square_of_set(path, config.image_size, config.in_channels, {})[None]
-        return square * np.float32(1 / 255) - np.float32(config.pixel_offset)
     if config.has_views:
-        return read_view(path, config) - np.float32(config.pixel_offset)
-    digit = read_strokes(path, config.image_size, DIGIT_BOX).astype(config.dtype)
-    return digit[None, :, :, None] - np.float32(config.pixel_offset)
+        return read_view(path, config)
+    return read_strokes(path, config.image_size, DIGIT_BOX).astype(config.dtype)[None, :, :, None]
 
 
-def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collection[str]) -> str:
-    """A table: for each picture the class that each model predicts, and the class capsules' activations. Flags that
-    were ``given`` must be those of the checkpoint."""
+def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
+    """A table: for each picture the class that each model names, and the class capsules' activations."""
     config, states = load_checkpoint(checkpoint)
-    check_same(checkpoint, config, asked, given)
-    if "capsules" not in states:
-        raise UserError(f"{checkpoint} has no capsule network")
-    models = make_models(config)
+    capsules = require_models(checkpoint, states, ["capsules"])["capsules"]
     images = np.concatenate([read_picture(path, config) for path in pictures])
-    examples = Examples(images, np.zeros(len(images), np.intp))
+    examples, models = Examples(images, np.zeros(len(images), np.intp)), make_models(config)
     with Workers(1, config.dtype) as workers:
-        scores = {
-            name: predict_scores(models[name], state.params, examples, config, workers)
+        answers = {
+            name: predict_scores(models[name], state.params, examples, config, workers).argmax(axis=1)
             for name, state in states.items()
         }
-    _, activations = class_capsules(states["capsules"].params, images, config)
-    return prediction_table(pictures, config.classes, scores, activations)
+    _, activations = class_capsules(capsules.params, images, config)
+    classes, width = config.classes, max(len(str(path)) for path in pictures)
+    heads = " ".join(f"{name:>12}" for name in answers)
+    lines = [f"{'picture':<{width}} {heads}   activations: " + " ".join(f"{name:>5}" for name in classes)]
+    for n, path in enumerate(pictures):
+        named = " ".join(f"{classes[k[n]]:>12}" for k in answers.values())
+        lines.append(f"{path!s:<{width}} {named}   " + " ".join(f"{a:.3f}" for a in activations[n]))
+    return "\n".join(lines)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1269,217 +1057,25 @@ def predict(checkpoint: Path, pictures: list[Path], asked: Config, given: Collec
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-# fmt: off
-def add_viewpoint_flags(
-    parser: argparse.ArgumentParser, config: type[Viewpoints], title: str = "viewpoints"
-) -> None:
-    """The flags of the viewpoints; see ``viewpoints_from_args``."""
-    azimuths, elevations, count = angle_range(-360, 720), angle_range(-90, 90), whole_number(1, 1000)
-    add = add_flags(parser, title, config)
-    add("train_azimuths", azimuths, "Azimuths of the training views, in degrees.", "A:B",
-        "0:150, smallnorb and toys 300:400")
-    add("test_azimuths", azimuths, "Azimuths that are held out, in degrees.", "A:B",
-        "200:330, smallnorb and toys 60:280")
-    add("train_elevations", elevations, "Elevations of the training views. With --test-elevations, hold elevations out"
-        " instead of azimuths.", "A:B", "10:50, smallnorb and toys 30:70")
-    add("test_elevations", elevations, "Elevations that are held out; needs --train-elevations.", "A:B", "none")
-    add("n_train_views", count, "Train on N azimuths.", default=str(config.n_train_views))
-    add("n_test_views", count, "Hold out N azimuths.", default=str(config.n_test_views))
-    add("n_elev", count, "Use N elevations in every set.", default=str(config.n_elev))
-    add("n_test_elev", count, "Use N elevations in the held-out views.", default="as --n-elev")
-    add("n_per_combo", count, "Draw N images of each training view.", default=str(config.n_per_combo))
-    add("shapes_seed", whole_number(0, 2**32 - 1), "Draw the objects of --dataset shapes, and the azimuth at which the"
-        " ranges begin, with this seed.", default="as --seed")
-    add("standardize", ("none", "image"), "With image, bring each image (channel of a stereo pair) to mean zero and"
-        " unit variance.", default="image, voxels none")
-
-
-# fmt: on
-
-
-def viewpoints_from_args(args: argparse.Namespace) -> Viewpoints:
-    """Flags that are not given have the defaults of their data set. Where elevation is held out, the azimuths of both
-    sets are the same."""
-    given = {name: value for name, value in values_of(args, Viewpoints).items() if value is not None}
-    if "train_elevations" in given:
-        given["train_azimuths"] = given["test_azimuths"] = args.train_azimuths or (0.0, 360.0)
-    return Viewpoints(**viewpoint.VIEWS.get(args.dataset, {}) | given)
-
-
-def check_viewpoint_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """A usage error (status 2) where they do not fit together."""
-    if args.dataset == "smallnorb" and args.data_dir is None:
-        parser.error("argument --dataset: smallnorb needs --data-dir DIR, the folder of the six official files")
-    numbers = ("n_train_views", "n_test_views", "n_elev", "n_test_elev", "n_per_combo")
-    if args.dataset not in ("voxels", "shapes") and (unused := [name for name in numbers if name in args.given]):
-        parser.error(f"argument {flag_of(Viewpoints, unused[0])}: applies to --dataset voxels and shapes alone")
-    if args.dataset != "shapes" and "shapes_seed" in args.given:
-        parser.error("argument --shapes-seed: needs --dataset shapes")
-    if ("train_elevations" in args.given) != ("test_elevations" in args.given):
-        parser.error("arguments --train-elevations and --test-elevations: give both or none")
-    if "train_elevations" in args.given:
-        if "test_azimuths" in args.given:
-            parser.error("argument --test-azimuths: elevation is held out already, and both sets have --train-azimuths")
-        if overlap(args.train_elevations, args.test_elevations):
-            parser.error("argument --test-elevations: overlaps --train-elevations")
-    v = viewpoints_from_args(args)
-    if v.held_out == "azimuth" and overlap(v.train_azimuths, v.test_azimuths, period=360):
-        parser.error(
-            f"argument --test-azimuths: {format_range(v.test_azimuths)} overlaps the training range"
-            f" {format_range(v.train_azimuths)} (modulo 360)"
-        )
-    if v.standardize == "image" and args.pixel_offset:
-        parser.error("argument --pixel-offset: needs --standardize none")
-    n_familiar = v.n_elev * v.n_train_views * max(v.n_per_combo, 2)
-    n_held_out = (args.n_test_elev or v.n_elev) * v.n_test_views * 2
-    n_images = viewpoint.N_CLASSES * max(n_familiar, n_held_out)
-    if n_images > viewpoint.MAX_IMAGES:
-        flags = ", ".join(flag_of(Viewpoints, name) for name in numbers)
-        parser.error(f"arguments {flags}: a set of {n_images:,} images is above the limit of {viewpoint.MAX_IMAGES:,}")
-
-
-def check_variance_floor(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """A usage error (status 2) where it is below the square of a vote's rounding error, and the loss becomes NaN."""
-    if args.variance_floor < (least := float(np.finfo(args.dtype).eps) ** 2):
-        parser.error(
-            f"argument --variance-floor: {args.variance_floor:g} is below {least:.2g}, the least of {args.dtype}"
-        )
-
-
-# fmt: off
-def add_config_flags(parser: Parser) -> None:
-    """The flags of Config, which the figure scripts have too."""
-    parser.checks.append(check_config_flags)
-    count, positive = whole_number(1, 10**7), number(0, 10, above=True)
-    add = add_flags(parser, "data", Config)
-    add("dataset", (*DIGIT_SETS, *VIEW_SETS, OWN_SET), "Use these images. auto is MNIST if it is there or can be"
-        " downloaded, else strokes: generated digits. voxels are rendered objects. shapes and toys are"
-        " drawn for every seed, toys in the format of smallnorb and in about a minute, into"
-        f" {CACHE_DIR}/toys-…. images are your own.")
-    add("data_dir", non_empty, "Folder of the four MNIST files, of the six of smallNORB, or of your own images in a"
-        " sub-folder for each class; or a .npz file of x_train, y_train, x_test, y_test.", "DIR", CACHE_DIR)
-    add("side", whole_number(13, 128), "Resize own images to N x N pixels.",
-        default="their own size, but at least {} and at most {}".format(*DEFAULT_SIDES))
-    add("colour", ("grey", "rgb"), "Show own images to the networks in grey or in colour.")
-    add("n_train", count, "Train on N images, drawn with the seed.", default="all")
-    add("n_test", count, "Test on N images, evenly spaced over the set.", default="all")
-    add("n_val", whole_number(1, 10**6), "To choose settings, hold N training digits out and test on them.",
-        default="test on the test digits")
-    add("shift", whole_number(0, 8), "Shift every training image at random by up to N pixels on each axis.")
-    add("pixel_offset", number(-10, 10), "Subtract X from every pixel before any network sees it.", "X")
-    add_viewpoint_flags(parser, Config, "viewpoints, of --dataset voxels, shapes, smallnorb and toys")
-    add = add_flags(parser, "objects, of --dataset smallnorb and toys", Config)
-    add("hold_out", ("viewpoints", "nothing"),
-        "With nothing, train on all views of five objects a class, and test on all views of the five others.")
-    add("n_val_objects", whole_number(1, 4), "To choose settings, hold N of the five training objects of each class"
-        " out and test on them.", default="test on the five test objects")
-    add = add_flags(parser, "capsules", Config)
-    add("sizes", list_of(whole_number(1, 1024), 4, "32,8,8,8"), "Channels of conv1, and types of the primary capsules"
-        " and of those of the two layers above. The paper has 32,32,32,32 and 64,8,16,16.", "A,B,C,D")
-    add("em_iters", whole_number(1, 20), "Route in N iterations.")
-    add("em_grad", ("exact", "stop"),
-        "Differentiate through all iterations, or through the last M-step alone, with constant assignments and mass.")
-    add("variance_floor", number(0, 1e6, above=True), "Add X to every variance of a routing iteration.", "X")
-    add("beta_v_init", number(-10, 10),
-        "Initial beta_v, counted from -log(variance floor) / 2, at which votes that agree cost nothing.", "X")
-    add = add_flags(parser, "training", Config)
-    add("seed", whole_number(0, 2**32 - 1), "Seed of the data, the initial weights and the order of the images.")
-    add("n_epochs", whole_number(1, 100_000),
-        f"Train for N passes over the training set ({OWN_EPOCHS} with --dataset images).")
-    add("batch_size", whole_number(1, 4096), "Take each step on N images.")
-    add("lr", positive, "Learning rate of the capsules.", "X")
-    add("cnn_lr", positive, "Learning rate of the CNN.", "X")
-    add("lr_schedule", ("constant", "linear", "cosine"), "Course of the learning rate. linear and cosine fall to 0.")
-    add("weight_decay", number(0, 100),
-        "A step shrinks the weights of convolutions, and of a CNN's dense layers, by lr * X.", "X")
-    add("loss", ("spread", "cross-entropy"), "Loss of the capsules: the paper's spread loss of the activations, or"
-        " cross-entropy of a score of pose and activation. The CNN always has cross-entropy.")
-    add("cnn", ("matched", "paper"), "The CNN has the capsules' grids and as many parameters; or it is the paper's, of"
-        " 4.2 million parameters.")
-    add("dtype", ("float32", "float64"), "Number format of all arithmetic.")
-    parser.add_argument("--plain", action="store_true",
-        help="Route by the plain form, which follows the paper line by line, and not by its fast twin.")
-    add = add_flags(parser, "attacks", Config)
-    add("attack", names_of(ATTACKS), "Test under attack after the training, by fgsm, iterated or both.", "A,B")
-    add("epsilons", list_of(number(0, 10, above=True), rising=True),
-        "An attack moves no pixel by more than X: pixels are 0 to 1, standardised ones in standard deviations.", "X,Y")
-    add("attack_steps", whole_number(1, 1000), "The iterated attack takes N steps, each of epsilon / N.")
-    add("n_attack", count, "Attack N test images; of views, those of the training range.")
-    parser.add_argument("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
-        help="Use N threads. No result depends on it. Default: one for each processor, at most 4 (here: %(default)s).")
-# fmt: on
-
-
-FIELDS_OF_SETS: dict[str, tuple[str, ...]] = {  # which fields apply to some data sets alone
-    "side": (OWN_SET,), "colour": (OWN_SET,), "n_val": DIGIT_SETS, "n_val_objects": OBJECT_SETS, "hold_out": VIEW_SETS,
-    **dict.fromkeys(sorted(VIEW_FIELDS), VIEW_SETS),
-}  # fmt: skip
-
-
-def one_of(names: Sequence[str]) -> str:
-    """a, b or c"""
-    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
-def check_config_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """A usage error (status 2) where they do not fit together."""
-    check_variance_floor(parser, args)
-    if args.dataset == OWN_SET and args.data_dir is None:
-        parser.error("argument --dataset: images needs --data-dir DIR, a folder with a sub-folder for each class")
-    if args.hold_out == "nothing":
-        if args.dataset not in OBJECT_SETS:
-            parser.error("argument --hold-out: nothing needs --dataset smallnorb or toys")
-        for name in sorted((VIEW_FIELDS - {"standardize"}) & args.given):
-            parser.error(f"argument {flag_of(Config, name)}: not together with --hold-out nothing")
-    for name, sets in FIELDS_OF_SETS.items():
-        if args.dataset not in sets and name in args.given:
-            parser.error(f"argument {flag_of(Config, name)}: needs --dataset {one_of(sets)}")
-    if args.dataset in ("voxels", "shapes", "strokes") and args.data_dir is not None:
-        parser.error(f"argument --data-dir: {args.dataset} has no files")
-    if args.dataset == "toys" and args.data_dir is not None:
-        parser.error(
-            "argument --data-dir: toys are drawn into the cache; for a folder of them take --dataset smallnorb"
-        )
-    if args.dataset in VIEW_SETS:
-        check_viewpoint_flags(parser, args)
-
-
-def config_from_args(args: argparse.Namespace) -> Config:
-    fields = {name: value for name, value in values_of(args, Config).items() if value is not None}
-    if args.dataset == OWN_SET and "n_epochs" not in args.given:
-        fields["n_epochs"] = OWN_EPOCHS
-    if args.dataset in VIEW_SETS:
-        fields |= dataclasses.asdict(viewpoints_from_args(args))
-    return Config(**fields)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        "--dataset --data-dir --seed --n-epochs --n-train --attack --out-json --checkpoint --resume --predict",
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, _ = parse(
+        Config, Options, argv,
+        "Train convolutional matrix capsules and a CNN on digits or on views of objects.",
         [
-            ("", "Both models, five epochs of MNIST: about 10 minutes."),
-            ("--n-train 6000 --n-epochs 2 --attack fgsm", "A short training and an attack: about 50 seconds."),
+            ("--n-train 6000 --n-epochs 2", "A short training on MNIST: about 30 seconds."),
             ("--dataset voxels", "Both models on held-out views of voxel objects: about 20 seconds."),
+            ("--checkpoint run.safetensors --predict digit.png", "The class of a picture: about 1 second."),
         ],
-        description="Train convolutional matrix capsules and a CNN on digits, on views of objects or on your own"
-        " images; with --attack, attack both.",
-    )
-    add_config_flags(parser)
-    add_file_flags(parser, MODEL_NAMES)
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    config = config_from_args(args)
-    return run_script(
-        EXPERIMENT, argv, args,
-        predict=lambda: predict(args.checkpoint, args.predict, config, args.given),
-        train=lambda files: run(config, files, args.threads, names=args.models),
-        evaluate=lambda: evaluate_checkpoint(args.checkpoint, config, args.given, args.models, args.threads),
-        text=lambda result: f"{describe(result)}\n{format_table(result)}",
     )  # fmt: skip
+    if options.predict:
+        assert options.checkpoint
+        print(predict(options.checkpoint, options.predict))
+        return
+    command = recorded_command(EXPERIMENT, argv)
+    result = run(config, options, names=options.models, command=command)
+    save_result(options.out_json, result, command)
+    print(f"{describe(result)}\n{format_table(result)}")
 
 
 if __name__ == "__main__":

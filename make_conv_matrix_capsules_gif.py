@@ -16,10 +16,11 @@ import support.headless  # noqa: F401  before matplotlib
 # isort: split
 
 
-import argparse
+import dataclasses
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,15 +32,15 @@ import conv_matrix_capsules as experiment
 import visualize_conv_matrix_capsules as figures
 from conv_matrix_capsules import Array, ClassRouting, Config, Data, viewpoint
 from fast.workers import Workers
-from support.console import exit_status, print_result
 from support.files import require_writable
-from support.flags import Parser, whole_number
 from support.optimizers import TrainState
-from support.run import Files
+from support.script import script
+from support.settings import SettingError, float_in, int_in, output_path, parse, setting
+from support.training import RunOptions
 
 from support.figures import (  # isort: skip
-    BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION, accuracy_axis,
-    add_animation_arguments, darkened, grey_levels, lightened, make_figure, step_axis, weighted_quantiles,
+    BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION,
+    AnimationOptions, accuracy_axis, darkened, grey_levels, lightened, make_figure, step_axis, weighted_quantiles,
     write_animation,
 )  # fmt: skip
 
@@ -84,11 +85,10 @@ class Recorder:
 def record(config: Config, data: Data, snapshots: int, threads: int, quiet: bool) -> tuple[TrainState, Recorder]:
     """Train the capsule network and take the snapshots on the way."""
     steps = snapshot_steps(experiment.steps_per_epoch(config, data) * config.n_epochs, snapshots)
+    options = RunOptions(threads=threads, quiet=quiet)
     with Workers(threads, config.dtype) as workers:
         recorder = Recorder(config, data, steps, workers)
-        states = experiment.train_all(
-            config, data, names=("capsules",), threads=threads, files=Files(quiet=quiet), callback=recorder
-        )
+        states = experiment.train_all(config, data, options, names=("capsules",), callback=recorder)
     return states["capsules"], recorder
 
 
@@ -239,46 +239,39 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        "--out --fps --snapshots --dataset --data-dir --seed --n-epochs --n-train --threads --quiet",
+@dataclasses.dataclass(frozen=True)
+class Options(AnimationOptions):
+    out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), output_path, "File of the animation.", usual=True)
+    fps: float = setting(6.0, float_in(0.1, 50), "Show X frames a second.", usual=True, group="animation")
+    snapshots: int = setting(
+        30, int_in(2, MAX_FRAMES), "Show the network N times, from before the first step to after the last."
+    )
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, _ = parse(
+        Config, Options, argv,
+        "Train the convolutional matrix capsules and animate the routing of their votes on the way.",
         [
             ("--n-epochs 1 --n-train 20000", "One epoch of 20,000 digits: about 1 minute."),
             ("--n-epochs 1 --n-train 2000 --snapshots 4 --out draft.gif", "A short draft: about 15 seconds."),
             ("--dataset voxels", "Views of voxel objects instead of digits: about 15 seconds."),
         ],
-        description="Train the convolutional matrix capsules and animate the routing of their votes on the way.",
-    )
-    experiment.add_config_flags(parser)
-    animation = add_animation_arguments(parser, experiment.EXPERIMENT, fps=6.0)
-    animation.add_argument(
-        "--snapshots", type=whole_number(2, MAX_FRAMES), metavar="N", default=30,
-        help="Show the network N times, from before the first step to after the last. Default: %(default)s.",
     )  # fmt: skip
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    asked = experiment.config_from_args(args)
-    n_frames = args.snapshots * asked.em_iters
-    if n_frames > MAX_FRAMES:
-        parser.error(f"argument --snapshots: {n_frames} frames are more than {MAX_FRAMES}")
-
-    def body() -> None:
-        require_writable(args.out)
-        data = experiment.make_data(asked)
-        config = experiment.resolved(asked, data)
-        figures.require_images(config, data)
-        state, recorder = record(config, data, args.snapshots, args.threads, args.quiet)
-        result = experiment.make_result(config, data, {"capsules": state}, {}, args.threads)
-        print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-        last, T = len(recorder.snapshots) - 1, config.em_iters
-        frames = [(k, t) for k in range(last + 1) for t in range(T)]
-        write_animation(args, lambda: make_scene(config, data, recorder), frames, range(last * T, (last + 1) * T))
-
-    return exit_status(body)
+    T = config.em_iters
+    if (n_frames := options.snapshots * T) > MAX_FRAMES:
+        raise SettingError("snapshots", f"{n_frames} frames are more than {MAX_FRAMES}")
+    require_writable(options.out)
+    data = experiment.make_data(config)
+    config = experiment.resolved(config, data)
+    figures.require_images(config, data)
+    state, recorder = record(config, data, options.snapshots, options.threads, options.quiet)
+    result = experiment.make_result(config, {"capsules": state}, data, options.threads)
+    print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+    last = len(recorder.snapshots) - 1
+    frames = [(k, t) for k in range(last + 1) for t in range(T)]
+    write_animation(options, lambda: make_scene(config, data, recorder), frames, range(last * T, (last + 1) * T))
 
 
 if __name__ == "__main__":

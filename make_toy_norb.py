@@ -20,7 +20,6 @@ import support.startup  # noqa: F401  before the others, for Ctrl-C
 # isort: split
 
 import argparse
-import dataclasses
 import io
 import itertools
 import os
@@ -38,8 +37,8 @@ from support.console import exit_status, print_result
 from support.figures import write_if_changed
 from support.files import CACHE_DIR, UserError, require_writable
 from support.flags import Parser, file_path, whole_number
-from support.results import code_fingerprint, environment, recorded_command, report_result
-from support.run import Files
+from support.results import code_fingerprint, environment, plain, recorded_command, report_result
+from support.training import RunOptions
 
 from data.toy_norb import (  # isort: skip
     AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, PARTS, SIDE, STEREO, cached_toys, draw_ground, draw_toy,
@@ -55,7 +54,7 @@ REAL_ERRORS = {"nearest_neighbour": 0.184, "linear": 0.302, "cnn": 0.066}
 EVERY = 4  # one in so many test pairs is classified by its nearest neighbour
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # in units of the mean eigenvalue
 CNN = conv.Config(
-    dataset="toys", hold_out="nothing", standardize="image", n_epochs=12, sizes=(64, 8, 16, 16), cnn_lr=3e-3
+    dataset="toys", hold_out="nothing", standardize="image", cnn_epochs=12, sizes=(64, 8, 16, 16), cnn_lr=3e-3
 )  # as many parameters as the paper's smaller capsule network
 
 
@@ -141,7 +140,7 @@ def baselines(command: str, threads: int, quiet: bool) -> dict[str, Any]:
         models = pixel_baselines(folder)
     with blas_threads(1):
         seconds = drawing_seconds()
-    cnn = conv.run(CNN, Files(quiet=quiet), threads, names=("cnn",))["models"]["cnn"]
+    cnn = conv.run(CNN, RunOptions(quiet=quiet, threads=threads), names=("cnn",))["models"]["cnn"]
     models["cnn"] = {"error": 1 - cnn["accuracy"]} | cnn
     for name, model in models.items():
         model["real_error"] = REAL_ERRORS[name]
@@ -151,7 +150,7 @@ def baselines(command: str, threads: int, quiet: bool) -> dict[str, Any]:
         "dataset": "toys",
         "headline": "error",
         "chance": 1 - 1 / len(CATEGORIES),
-        "config": dataclasses.asdict(CNN),
+        "config": plain(CNN),
         "models": models,
         "grey_levels": grey_levels(folder),
         "drawing": {"cpu_seconds_per_toy": seconds, "cpu_seconds": 50 * seconds},

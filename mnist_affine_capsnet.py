@@ -93,7 +93,9 @@ class Config(Network):
         default="all that are not held out for validation", paper="")
     n_epochs: int = redeclared(Network, "n_epochs", 12)
     batch_size: int = redeclared(Network, "batch_size", 16)
-    lr: float = redeclared(Network, "lr", 2e-3)
+    lr: float = redeclared(Network, "lr", 4e-3)
+    cnn_lr: float = setting(2e-3, float_in(0, 10, above=True), "The same for the CNNs.")
+    weight_decay: float = redeclared(Network, "weight_decay", 0.0)
     canvas: int = setting(base.DIGIT_SIDE, (base.DIGIT_SIDE, AFFNIST_SIDE), "Side of the images in pixels: 28 for"
         " digits as they are, shifted by up to 2 pixels in training; 40 for digits anywhere on the canvas, as in"
         " affNIST.",
@@ -482,12 +484,13 @@ def train(
     """
     if callback and state.step == 0:
         callback(state, True)
+    lr_factor = 1.0 if model.name == "capsnet" else config.cnn_lr / config.lr
     while state.step < config.n_steps and not reached(state, config):
         started = time.perf_counter()
         batch = training_batch(data, config, state.step)
         with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
             losses, grads = workers.gradients(model.loss_and_grads, state.params, batch)
-            update(state, grads, config.lr_at(state.step), config, workers)
+            update(state, grads, config.lr_at(state.step) * lr_factor, config, workers)
         require_finite(state, losses["train_loss"], config.steps_per_epoch)
         state.add(losses)
         state.seconds += time.perf_counter() - started

@@ -29,7 +29,7 @@ import support.headless  # noqa: F401  before matplotlib
 # isort: split
 
 
-import argparse
+import dataclasses
 import itertools
 import math
 import sys
@@ -52,16 +52,17 @@ from claims import at_equal_values
 from conv_matrix_capsules import POSE_SIDE, Array, Config, Data, Params, viewpoint
 from fast.optimizers import adamw_step
 from fast.workers import Workers
-from support.console import exit_status, print_result
-from support.files import UserError, require_writable
-from support.flags import Parser, names_of
+from smallnorb_novel_viewpoint import confusion_matrix
+from support.files import UserError
 from support.optimizers import TrainState
-from support.run import Files, Stream, generator, permutation, require_finite
-from support.tables import confusion_matrix
+from support.run import Stream, generator, permutation, require_finite
+from support.script import script
+from support.settings import names_of, parse, setting
+from support.training import RunOptions
 
 from support.figures import (  # isort: skip
-    BLUE, CNN, COMMON_FLAGS, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, ORANGE, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
-    ModelStyle, accuracy_axis, add_figure_arguments, angle_from, darkened, draw_figures, evenly_spaced_indices,
+    BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, ORANGE, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
+    FigureOptions, ModelStyle, accuracy_axis, angle_from, darkened, draw_figures, evenly_spaced_indices,
     grey_levels, head_legend, heading, interval, lightened, load_finished, make_figure, marked_answer, model_handles,
     model_line, plot_band, plural, read_runs_of, settings_in, show_confusion, show_histories, show_pictures,
     weighted_quantiles, with_minus_sign,
@@ -112,12 +113,12 @@ def verdict(config: Config, answer: int, label: int) -> tuple[str, Any]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def answers_of(run: Run, workers: Workers) -> dict[str, Array]:
+def answers_of(config: Config, data: Data, states: Mapping[str, TrainState], workers: Workers) -> dict[str, Array]:
     """Per model, the class (N,) that it names for each test image."""
-    config, models = run.config, experiment.make_models(run.config)
+    models = experiment.make_models(config)
     return {
-        name: experiment.predict_scores(models[name], state.params, run.data.test, config, workers).argmax(axis=1)
-        for name, state in run.states.items()
+        name: experiment.predict_scores(models[name], state.params, data.test, config, workers).argmax(axis=1)
+        for name, state in states.items()
     }
 
 
@@ -641,7 +642,7 @@ OF_RUN = ("training_curves", "confusion_matrix", "vote_distances", "pose_perturb
 OF_RESULTS = ("novel_viewpoints", "table_2")
 RESULTS = Path("results") / experiment.EXPERIMENT
 VIEW_RESULTS = RESULTS / "toys_[ae]*s_*.json"  # azimuths and elevations
-TEST_FIELDS = ("data_dir", "n_test")  # which may differ from those of a checkpoint
+FREE = ("data_dir", "n_test")  # settings that may differ from those of a checkpoint
 
 
 def require_images(config: Config, data: Data) -> None:
@@ -652,13 +653,13 @@ def require_images(config: Config, data: Data) -> None:
 
 def drawers(run: Run, workers: Workers) -> dict[str, Callable[[], Figure]]:
     """Name of each figure that can be drawn of a run, and what draws it (within ``figure_style``)."""
-    answers, data = answers_of(run, workers), run.data
+    answers, data = answers_of(*run, workers), run.data
     found: dict[str, Callable[[], Figure]] = {
         "training_curves": lambda: draw_training_curves(run),
         "confusion_matrix": lambda: draw_confusion_matrix(run, answers),
         "vote_distances": lambda: draw_vote_distances(run, answers),
     }
-    if run.config.pixel_range == (0.0, 1.0):  # which the decoder draws
+    if run.config.standardize == "none":  # pixels from 0 to 1, which the decoder draws
         found["pose_perturbation"] = lambda: draw_pose_perturbation(run, perturb(run, answers))
     views = [part.labels for part in (data.test, data.held_out) if part]
     if len(views) == 2 and all(len(np.unique(labels)) == run.config.n_classes for labels in views):
@@ -666,50 +667,51 @@ def drawers(run: Run, workers: Workers) -> dict[str, Callable[[], Figure]]:
     return found
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        COMMON_FLAGS.replace("--results", "--figures"),
+@dataclasses.dataclass(frozen=True)
+class Options(FigureOptions):
+    figures: tuple[str, ...] = setting(
+        (), names_of((*OF_RUN, *OF_RESULTS)), f"Draw these alone: {', '.join((*OF_RUN, *OF_RESULTS))}.", usual=True
+    )
+
+
+def load_run(path: Path | None, config: Config, given: Mapping[str, Any], options: Any) -> Run:
+    """The finished training of a checkpoint or, without one, a new training; its table is printed."""
+    config, states = load_finished(
+        experiment, path, config, given, FREE, required=("capsules",),
+        length=lambda name, config: experiment.of_model(name, config)[0],
+    )  # fmt: skip
+    data = experiment.make_data(config)
+    config = experiment.resolved(config, data)
+    require_images(config, data)
+    states = states or experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
+    result = experiment.make_result(config, states, data, options.threads)
+    print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+    return Run(config, data, states)
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, given = parse(
+        Config, Options, argv,
+        "Draw the figures of the convolutional matrix capsules, from a checkpoint or after training them.",
         [
-            ("--checkpoint run.npz", "All figures of the networks in run.npz: about 1 minute."),
-            ("--checkpoint run.npz --figures confusion_matrix", "One of them: about 10 seconds."),
+            ("--checkpoint run.safetensors", "All figures of these networks: about 1 minute."),
+            ("--checkpoint run.safetensors --figures confusion_matrix", "One of them: about 10 seconds."),
             ("--figures novel_viewpoints,table_2", "From committed results of five seeds: about 5 seconds."),
         ],
-        description="Draw the figures of the convolutional matrix capsules, from a checkpoint or after training them.",
-    )
-    experiment.add_config_flags(parser)
-    files = add_figure_arguments(parser, experiment.EXPERIMENT)
-    names = (*OF_RUN, *OF_RESULTS)
-    files.add_argument("--figures", type=names_of(names), metavar="A,B", default=(),
-                       help=f"Draw these alone: {', '.join(names)}.")  # fmt: skip
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    args = make_parser().parse_args(argv)
-    asked, folder = experiment.config_from_args(args), args.outdir / experiment.EXPERIMENT
+        f"The figures go to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",
+    )  # fmt: skip
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        config, states = load_finished(
-            experiment, args.checkpoint, asked, args.given, TEST_FIELDS, required=("capsules",)
-        )
-        data = experiment.make_data(config, config.classes if states else ())
-        config = experiment.resolved(config, data)
-        require_images(config, data)
-        states = states or experiment.train_all(config, data, threads=args.threads, files=Files(quiet=args.quiet))
-        result = experiment.make_result(config, data, states, {}, args.threads)
-        print_result(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-        with Workers(args.threads, config.dtype) as workers:
-            return drawers(Run(config, data, states), workers)
+        run = load_run(options.checkpoint, config, given, options)
+        with Workers(options.threads, config.dtype) as workers:
+            return drawers(run, workers)
 
-    def body() -> None:
-        require_writable(folder / f"{OF_RUN[0]}.png")
-        of_results: dict[str, Callable[[], Figure]] = {
-            "novel_viewpoints": lambda: draw_novel_viewpoints(read_views(sorted(RESULTS.glob(VIEW_RESULTS.name)))),
-            "table_2": lambda: draw_table_2(read_table_2(RESULTS)),
-        }
-        draw_figures(folder, args, of_results, of_run)
-
-    return exit_status(body)
+    of_results: dict[str, Callable[[], Figure]] = {
+        "novel_viewpoints": lambda: draw_novel_viewpoints(read_views(sorted(RESULTS.glob(VIEW_RESULTS.name)))),
+        "table_2": lambda: draw_table_2(read_table_2(RESULTS)),
+    }
+    draw_figures(options.outdir / experiment.EXPERIMENT, options, of_results, of_run)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,15 @@
-"""Tables on the command line: confusion matrices, images of each class, predictions, studies, accuracy under attack."""
+"""Tables on the command line: confusion matrices, and how many images there are of each class."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 Array = np.ndarray
 
-MAX_MATRIX, MAX_NAMES, MAX_COLUMNS = 12, 30, 10  # classes of a printed matrix, of a list, of a table
-
-
-def seed_of(result: Mapping[str, Any]) -> str:
-    """The seed that the test set was drawn with and, where it is another one, that of the training."""
-    seed = result.get("trained_with_seed", result["seed"])
-    return f"{result['seed']}" + (f" (trained with seed {seed})" if seed != result["seed"] else "")
+MAX_MATRIX, MAX_NAMES = 12, 30  # classes of a printed matrix, of a list
 
 
 def confusion_matrix(labels: Array, answers: Array, n_classes: int) -> Array:
@@ -62,66 +54,3 @@ def describe_classes(counts: Mapping[str, tuple[int, int]], side: int, colour: s
     ]
     lines += [f"  {name}: {a:,} + {b:,}" for name, (a, b) in itertools.islice(counts.items(), MAX_NAMES)]
     return "\n".join([*lines, "  ..."] if len(counts) > MAX_NAMES else lines)
-
-
-def prediction_table(
-    paths: Sequence[Path], classes: Sequence[str], scores: Mapping[str, Array], activations: Array
-) -> str:
-    """For each picture the class that each model predicts by its scores (N, J), and the class activations (N, J), of
-    more than ten classes the three greatest."""
-    width, column = max(len(str(path)) for path in paths), max(12, *map(len, classes))
-    heads = " ".join(f"{name:>{column}}" for name in scores)
-    all_fit = len(classes) <= MAX_COLUMNS
-    names = " ".join(f"{name:>5}" if max(map(len, classes)) > 1 else name for name in classes)
-    lines = [f"{'picture':<{width}} {heads}   " + (f"activations: {names}" if all_fit else "greatest activations")]
-    for n, path in enumerate(paths):
-        named = " ".join(f"{classes[s[n].argmax()]:>{column}}" for s in scores.values())
-        order = range(len(classes)) if all_fit else np.argsort(-activations[n], kind="stable")[:3].tolist()
-        shown = " ".join(
-            f"{activations[n][j]:.3f}" if all_fit else f"{classes[j]} {activations[n][j]:.3f}" for j in order
-        )
-        lines.append(f"{path!s:<{width}} {named}   {shown}")
-    return "\n".join(lines)
-
-
-def attack_lines(attacks: Mapping[str, Mapping[str, Any]], epsilons: Sequence[str]) -> list[str]:
-    """Accuracy under each attack on each model, ``attacks[model][kind][epsilon]``, and next to it the fraction of the
-    images whose gradient is zero, ``attacks[model]["zero_gradient"]``, or ``["zero_gradient_log_odds"]``."""
-    heads = " ".join(f"{epsilon:>6}" for epsilon in epsilons)
-    lines = [f"{'accuracy under attack by epsilon':<32} {heads}  zero gradient"]
-    for name, found in attacks.items():
-        for kind, by_epsilon in found.items():
-            if isinstance(by_epsilon, Mapping):
-                cells = " ".join(f"{by_epsilon[epsilon]:6.3f}" for epsilon in epsilons)
-                lines.append(f"{name + ': ' + kind.replace('_', ' '):<32} {cells}")
-                if kind != "worst_case":
-                    zero = found["zero_gradient" + ("_log_odds" if kind.endswith("_log_odds") else "")]
-                    lines[-1] += f"  {zero:13.3f}"
-    return lines
-
-
-def pose_study_lines(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What a study of the poses has found, in a line; empty if there was none."""
-    errors = {name: m["azimuth_error"] for name, m in models.items() if "azimuth_error" in m}
-    if "capsules" in errors:
-        errors |= {name: models["capsules"][f"azimuth_error_of_{name}"] for name in ("pixels", "mean")}
-    found = ", ".join(f"{error:.1f} from {name}" for name, error in errors.items())
-    return [f"mean error of the azimuths of L and tripod in degrees: {found}"] * bool(errors)
-
-
-def sign_study_lines(capsules: Mapping[str, Any]) -> list[str]:
-    """What a study of the poses' signs has found, in a line; empty if there was none."""
-    if "sign_accuracy" not in capsules:
-        return []
-    found = f"{capsules['sign_accuracy']:.3f}, with a bias of the votes {capsules['biased_sign_accuracy']:.3f}"
-    return [f"poses told from their negatives: {found}"]
-
-
-def routing_study_lines(capsules: Mapping[str, Any]) -> list[str]:
-    """What a routing study has found, a line for each kind of couplings; empty if there was none."""
-    names = [key.removesuffix("_entropy") for key in capsules if key.endswith("_entropy")]
-    lines = [f"{'couplings':<12} accuracy  changed  entropy"] * bool(names)
-    for name in names:
-        cells = " ".join(f"{capsules[f'{name}_{found}']:8.3f}" for found in ("accuracy", "changed", "entropy"))
-        lines.append(f"{name.replace('iters_', 'iterations '):<12} {cells}")
-    return lines

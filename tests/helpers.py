@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import capsule_attacks as attacks
 import conv_matrix_capsules as conv
 import multimnist_capsnet as digits
 from support.settings import parse
@@ -252,7 +253,15 @@ EXPERIMENTS = {
             "mnist_affine_capsnet",
             f"{_DIGITS} --n-test 20 --n-val 16 --n-sweep 4 --conv-channels 2 --primary-types 1",
         ),
-        Experiment("conv_matrix_capsules", f"{_DIGITS} --n-test 10 --sizes 5,2,3,2"),
+        Experiment(
+            "conv_matrix_capsules",
+            f"{_DIGITS} --n-test 10 --sizes 5,2,3,2 --lr-schedule constant --loss cross-entropy",
+        ),
+        Experiment(
+            "capsule_attacks",
+            "--n-epochs 2 --batch-size 8 --n-train 24 --sizes 5,2,3,2 --lr-schedule constant --loss cross-entropy"
+            " --n-attack 2 --epsilons 0.1 --attack-steps 2",
+        ),
     )
 }
 
@@ -338,7 +347,7 @@ def failure(script: ModuleType, argv: list[str], capsys: pytest.CaptureFixture[s
     return error
 
 
-def attacked_by_hand() -> tuple[conv.Model, conv.Examples, conv.Config]:
+def attacked_by_hand() -> tuple[conv.Model, conv.Examples, attacks.Config]:
     """A model of two classes, images of the first one, and attacks of epsilon 0.1, 0.3 and 0.45 in one and two steps.
 
     Attacks raise the first pixel; further steps raise the second one too once the first is above 0.6. The third says
@@ -363,8 +372,6 @@ def attacked_by_hand() -> tuple[conv.Model, conv.Examples, conv.Config]:
         dx[:, 0, 1, 0] = dx[:, 0, 0, 0] * (x[:, 0, 0, 0] > 0.6)
         return {}, dx
 
-    config = conv.Config(
-        dataset="strokes", attack=conv.ATTACKS, epsilons=(0.1, 0.3, 0.45), attack_steps=2, dtype="float64"
-    )
-    model = conv.make_models(config)["capsules"]._replace(forward=forward, backward=backward)
+    config = attacks.Config(dataset="strokes", epsilons=(0.1, 0.3, 0.45), attack_steps=2)
+    model = conv.make_models(attacks.exact_config(config))["capsules"]._replace(forward=forward, backward=backward)
     return model, conv.Examples(images, np.zeros(6, np.intp)), config

@@ -1,6 +1,6 @@
-"""conv_matrix_capsules.py: gradients, training, data, attacks, decoder, and runs on digits and on views of objects.
+"""conv_matrix_capsules.py: gradients, training, data, and runs on digits and on views of objects.
 
-The routing has tests of its own in test_conv_routing.py; flags, checkpoints and results in test_run.py."""
+The routing has tests of its own in test_conv_routing.py; flags, checkpoints and results in test_contract.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from helpers import (
     GradientError,
     check_gradient,
     config_of,
-    digits_folder,
     failure,
     needs_mnist,
     needs_smallnorb,
@@ -32,6 +31,8 @@ from helpers import (
     usage_error,
 )
 from support.files import UserError
+from support.settings import flag_of
+from support.training import RunOptions
 from test_smallnorb_files import make_arrays, write_set
 
 Array = np.ndarray
@@ -46,7 +47,8 @@ LOSSES = ("spread", "cross-entropy")
 
 def tiny(**changes: Any) -> m.Config:
     fields: dict[str, Any] = {"dataset": "strokes", "n_train": 24, "n_test": 10, "batch_size": 8, "sizes": SIZES}
-    return m.Config(**fields | {"n_epochs": 2} | changes)
+    fields |= {"n_epochs": 2} | changes
+    return m.Config(**{"cnn_epochs": fields["n_epochs"]} | fields)
 
 
 @pytest.fixture(autouse=True)
@@ -63,12 +65,12 @@ def some_digits(n: int) -> tuple[Array, Array]:
 
 
 def from_flags(*flags: str) -> m.Config:
-    parser = m.make_parser()
-    return m.config_from_args(parser.parse_args(flags))
+    config: m.Config = config_of(m, flags)
+    return config
 
 
 def trained(config: m.Config, names: tuple[str, ...] = m.MODEL_NAMES, threads: int = 1) -> dict[str, m.TrainState]:
-    return m.train_all(config, m.make_data(config), names=names, threads=threads)
+    return m.train_all(config, m.make_data(config), RunOptions(threads=threads, quiet=True), names=names)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -144,45 +146,6 @@ def test_a_broken_term_of_the_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) 
     assert surviving_mutants(monkeypatch, m, "loss_and_grads", lambda: check_parts("cnn", "cross-entropy")) == []
 
 
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
-@pytest.mark.parametrize("loss", LOSSES)
-def test_the_gradient_that_an_attacker_follows(name: str, loss: str) -> None:
-    model, params, x, rng = whole_network(name, loss=loss)
-    labels = np.array([3, 0, 9])
-    losses = m.attack_losses(model, tiny(loss=loss))
-    assert list(losses) == (["", "_log_odds"] if loss == "spread" else [""])
-    for attacked in losses.values():
-        grad = m.image_gradient(model, params, x, labels, attacked)
-        assert (np.abs(grad).max(axis=(1, 2, 3)) > 0).all()
-        check_gradient(
-            lambda images, attacked=attacked: attacked(model.forward(params, images)[0], labels)[0],
-            {"images": x},
-            {"images": grad},
-            rng,
-            step=STEPS[name],
-        )
-
-
-def check_log_odds() -> None:
-    rng = np.random.default_rng(5)
-    a, labels = rng.uniform(0.01, 0.99, (7, 5)), rng.integers(0, 5, 7)
-    z = np.log(a / (1 - a))
-    expected, dz = m.softmax_cross_entropy(z, labels)
-    loss, da = m.log_odds_cross_entropy(a, labels)
-    check_gradient(lambda a: m.log_odds_cross_entropy(a, labels)[0], {"a": a}, {"a": da}, rng)
-    assert loss == pytest.approx(expected)
-    np.testing.assert_allclose(da * a * (1 - a), dz, rtol=1e-9)  # through the sigmoid nothing of it is lost
-    for dtype in (np.float64, np.float32):
-        loss, da = m.log_odds_cross_entropy(np.array([[0, 1], [1, 0]], dtype), np.array([0, 0]))
-        assert np.isfinite(loss)
-        assert np.isfinite(da).all()
-        assert da.dtype == dtype
-
-
-def test_the_log_odds_loss_and_that_its_test_sees_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert surviving_mutants(monkeypatch, m, "log_odds_cross_entropy", check_log_odds) == []
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Models
 # ----------------------------------------------------------------------------------------------------------------------
@@ -242,23 +205,20 @@ def test_a_batch_mate_changes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("dataset", ["strokes", "voxels"])
 def test_threads_change_no_bit(dataset: str) -> None:
-    attacks: dict[str, Any] = {"attack": ("fgsm", "iterated"), "epsilons": (0.1,), "attack_steps": 2, "n_attack": 9}
-    config = tiny(dataset=dataset, n_epochs=1, batch_size=16, **attacks)
+    config = tiny(dataset=dataset, n_epochs=1, batch_size=16)
     data = m.make_data(config)
     assert m.part_size(config) < config.batch_size  # or there is nothing for a second thread
     runs = []
     for threads in (1, 2, 3):
-        states = m.train_all(config, data, threads=threads)
-        found = m.attack_all(config, states, data, threads)
+        states = m.train_all(config, data, RunOptions(threads=threads, quiet=True))
         with Workers(threads) as workers:
             scores = {
                 name: m.predict_scores(model, states[name].params, data.test, config, workers)
                 for name, model in m.make_models(config).items()
             }
-        runs.append((states, found, scores))
-    first_states, first_found, first_scores = runs[0]
-    for states, found, scores in runs[1:]:
-        assert found == first_found
+        runs.append((states, scores))
+    first_states, first_scores = runs[0]
+    for states, scores in runs[1:]:
         for name, state in states.items():
             assert state.history == first_states[name].history
             np.testing.assert_array_equal(scores[name], first_scores[name])
@@ -319,7 +279,7 @@ def test_weight_decay_shrinks_weights_outside_of_the_routing(name: str, decayed:
         name, config = "cnn", dataclasses.replace(config, cnn="paper")
     start = m.init_state(m.make_models(config)[name], config).params
     plain = trained(config, (name,))[name]
-    shrunk = trained(dataclasses.replace(config, weight_decay=20.0), (name,))[name]
+    shrunk = trained(dataclasses.replace(config, weight_decay=20.0, cnn_weight_decay=20.0), (name,))[name]
     assert plain.step == shrunk.step == 1
     lr = m.learning_rate(config, name, 0.0)
     for key, p in plain.params.items():
@@ -331,35 +291,6 @@ def test_weight_decay_shrinks_weights_outside_of_the_routing(name: str, decayed:
 # ----------------------------------------------------------------------------------------------------------------------
 # Data
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_shifts_are_drawn_for_each_image_and_keep_it_whole() -> None:
-    image = np.zeros((28, 28, 1), np.float32)
-    image[10:18, 12:15] = np.arange(24).reshape(8, 3, 1) + 1
-    batch = np.stack([image] * 64)
-    moved = m.augment(tiny(shift=2), batch, np.random.default_rng(0))
-    assert moved.shape == batch.shape
-    assert moved.dtype == np.float32
-    corners = set()
-    for one in moved:
-        rows, columns = (np.flatnonzero(one.any(axis=axis)) for axis in ((1, 2), (0, 2)))
-        corners.add((int(rows[0]) - 10, int(columns[0]) - 12))
-        np.testing.assert_array_equal(one[rows[0] : rows[0] + 8, columns[0] : columns[0] + 3], image[10:18, 12:15])
-        assert one.sum() == image.sum()
-    assert {c for pair in corners for c in pair} == {-2, -1, 0, 1, 2}
-    assert len(corners) > 15
-    np.testing.assert_array_equal(m.augment(tiny(), batch, np.random.default_rng(0)), batch)
-
-
-def test_no_shift_at_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny(shift=3)
-    data = m.make_data(config)
-    model = m.make_models(config)["cnn"]
-    params = model.init_params(np.random.default_rng(0))
-    expected = float((model.forward(params, data.test.images)[0].argmax(axis=1) == data.test.labels).mean())
-    monkeypatch.setattr(m, "augment", lambda *_: pytest.fail("shifted at the test"))
-    with Workers() as workers:
-        assert m.evaluate(model, params, data, config, workers) == {"accuracy": expected}
 
 
 def test_predictions_come_in_order_from_parts_of_any_number() -> None:
@@ -401,6 +332,13 @@ def test_pixels_are_between_0_and_1() -> None:
         assert (len(data.train.labels), len(data.test.labels)) == (24, 10)
     assert data.held_out is not None
     assert len(data.held_out.labels) == 10
+
+
+def test_labels_that_are_no_digits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = digits.Digits("custom", *(np.zeros((4, 28, 28), np.uint8), np.array([1, 2, 3, 26], np.uint8)) * 2)
+    monkeypatch.setattr(digits, "resolve_dataset", lambda *_: letters)
+    with pytest.raises(UserError, match="has the label 26: the labels of digits must be 0 to 9"):
+        m.make_data(tiny(dataset="mnist"))
 
 
 AZIMUTHS = ["--train-azimuths", "20:60", "--test-azimuths", "100:160"]
@@ -499,197 +437,12 @@ def test_accuracies_at_an_angle_are_those_of_its_views(flags: list[str]) -> None
     assert {name: value for name, value in first.items() if value} == {f"{angle}_{few.angles[0]:g}_accuracy": 1.0}
 
 
-@pytest.mark.parametrize("dataset", ["voxels", "mnist"])
-def test_the_pixel_offset_is_subtracted_once(dataset: str, tmp_path: Path) -> None:
-    few_digits = ["--data-dir", str(digits_folder()), "--n-train", "24", "--n-test", "10"]
-    flags = ["--dataset", dataset, *(FEW_VIEWS if dataset == "voxels" else few_digits), "--batch-size", "6"]
-    config, plain = from_flags(*flags, "--pixel-offset", "0.25"), from_flags(*flags)
-    data, expected = m.make_data(config), m.make_data(plain)
-    for examples, others in zip(sets(data), sets(expected), strict=True):
-        np.testing.assert_array_equal(examples.images, others.images - np.float32(0.25))
-        assert examples.images.dtype == np.float32
-    np.testing.assert_array_equal(m.prepared(data.test.images, config), data.test.images)
-    batch, other = m.training_batch(data, config, 1), m.training_batch(expected, plain, 1)
-    np.testing.assert_array_equal(batch.images, other.images - np.float32(0.25))
-    shifted = dataclasses.replace(config, shift=3), dataclasses.replace(plain, shift=3)
-    batch, other = m.training_batch(data, shifted[0], 1), m.training_batch(expected, shifted[1], 1)
-    np.testing.assert_array_equal(batch.images, other.images - np.float32(0.25))  # the background comes in, at -0.25
-
-    picture = tmp_path / "cross.png"
-    Image.fromarray((255 * expected.test.images[0, :, :, 0]).astype(np.uint8)).save(picture)
-    read = m.read_picture(picture, config)
-    np.testing.assert_allclose(read, m.read_picture(picture, plain) - 0.25, atol=1e-7)
-    if dataset == "voxels":  # a digit's brightest pixel becomes 1
-        np.testing.assert_allclose(read, data.test.images[:1], atol=1 / 255 + 1e-6)
-
-
-def test_the_range_of_a_pixel() -> None:
-    for dataset in ("auto", "mnist", "strokes", "voxels"):
-        assert m.Config(dataset=dataset).pixel_range == (0, 1)
-    assert m.Config(dataset="voxels", pixel_offset=0.25).pixel_range == (-0.25, 0.75)
-    assert m.Config(dataset="smallnorb").pixel_range == (0, 1)
-    for dataset in ("voxels", "smallnorb"):
-        assert m.Config(dataset=dataset, standardize="image").pixel_range == (-np.inf, np.inf)
-
-
 def test_standardized_views_of_both_scripts_are_the_same() -> None:
     config = from_flags("--dataset", "voxels", *FEW_VIEWS, "--standardize", "image")
     expected = views.make_data(config)
     for examples, split in zip(sets(m.make_data(config)), expected, strict=True):
         np.testing.assert_array_equal(examples.images, split.images)
         np.testing.assert_allclose(m.prepared(examples.images, config).std(axis=(1, 2, 3)), 1, rtol=1e-4)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Attacks
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("n_steps", [1, 4])
-def test_an_attacked_image_stays_in_its_ball_and_range_and_its_loss_grows(name: str, loss: str, n_steps: int) -> None:
-    config = tiny(loss=loss, dtype="float64")
-    images, labels = some_digits(24)
-    model = m.make_models(config)[name]
-    params = model.init_params(np.random.default_rng(2))
-    losses = m.attack_losses(model, config)
-    for attacked in losses.values():
-        before = attacked(model.forward(params, images)[0], labels)[0]
-        grew = []
-        for epsilon in (0.01, 0.3):
-            x = m.attack(model, params, images, labels, attacked, epsilon, n_steps)
-            assert x.shape == images.shape
-            assert np.abs(x - images).max() <= epsilon * (1 + 1e-12)
-            assert np.abs(x - images).max() > 0.99 * epsilon  # it uses what it may
-            assert x.min() >= 0
-            assert x.max() <= 1
-            grew.append(attacked(model.forward(params, x)[0], labels)[0] - before)
-        assert grew[0] > 0
-        assert max(grew) > 0
-
-
-def test_fgsm_is_a_step_along_the_sign_of_the_gradient() -> None:
-    model, params, x, _ = whole_network("cnn")
-    labels = np.array([1, 2, 3])
-    loss = m.attack_losses(model, tiny(loss="cross-entropy"))[""]
-    grad = m.image_gradient(model, params, x, labels, loss)
-    attacked = m.attack(model, params, x, labels, loss, 0.1)
-    np.testing.assert_array_equal(attacked, np.clip(x + 0.1 * np.sign(grad), 0, 1))
-    far = m.attack(model, params, x, labels, loss, 0.1, pixel_range=(-np.inf, np.inf))
-    assert far.max() > 1
-    assert far.min() < 0
-    one_by_one = [m.attack(model, params, x[k : k + 1], labels[k : k + 1], loss, 0.1) for k in range(3)]
-    np.testing.assert_array_equal(np.concatenate(one_by_one), attacked)  # batch-mates do not matter
-
-
-def check_attack() -> None:
-    """Against a loop over pixels, on a loss that is highest at a target which a large step passes by."""
-    rng = np.random.default_rng(4)
-    images, target = rng.random((3, 2, 2, 1)), rng.uniform(-0.3, 1.3, (3, 2, 2, 1))
-    model = m.Model(
-        "parabola",
-        lambda rng: {},
-        lambda params, x: (x, None),
-        lambda dscores, cache, need_dx=False: ({}, dscores),
-        lambda scores, labels, progress: loss(scores, labels),
-    )
-
-    def loss(scores: Array, labels: Array) -> tuple[float, Array]:
-        return -float(np.square(scores - target).sum()), -2 * (scores - target)
-
-    labels = np.zeros(3, np.intp)
-    for epsilon, n_steps, low, high in ((0.3, 1, 0.0, 1.0), (0.3, 4, 0.0, 1.0), (0.5, 3, -0.25, 0.75)):
-        expected = images - 0.25 * (low < 0)
-        start = expected.copy()
-        for index in np.ndindex(images.shape):
-            pixel = float(start[index])
-            for _ in range(n_steps):
-                pixel += epsilon / n_steps * (1 if target[index] > pixel else -1)
-                pixel = min(max(pixel, start[index] - epsilon, low), start[index] + epsilon, high)
-            expected[index] = pixel
-        found = m.attack(model, {}, start, labels, loss, epsilon, n_steps, (low, high))
-        if not np.allclose(found, expected, rtol=1e-12, atol=1e-12):
-            raise GradientError(f"a pixel is off by {np.abs(found - expected).max():.3g}")
-
-
-def test_an_attack_is_the_loop_over_pixels_and_errors_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert surviving_mutants(monkeypatch, m, "attack", check_attack) == []
-
-
-@pytest.mark.parametrize(("offset", "low", "high"), [("0", 0.0, 1.0), ("0.25", -0.25, 0.75)])
-def test_attacked_views_stay_in_the_range_of_their_pixels(
-    offset: str, low: float, high: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    more = ["--attack", "fgsm,iterated", "--attack-steps", "2", "--epsilons", "0.4", "--n-epochs", "1"]
-    config = from_flags("--dataset", "voxels", *FEW_VIEWS, "--sizes", "4,2,2,2", *more, "--pixel-offset", offset)
-    data, original = m.make_data(config), m.attack
-    found: dict[int, list[Array]] = {1: [], 2: []}  # by the number of steps
-
-    def spy(*args: Any) -> Array:
-        moved = original(*args)
-        found[args[6]].append(moved)
-        return moved
-
-    monkeypatch.setattr(m, "attack", spy)
-    m.attack_all(config, trained(config), data)
-    for images in found.values():
-        pixels = np.concatenate([x.ravel() for x in images])
-        # the capsules along two losses, and the CNN, whose loss has both names, once
-        assert len(pixels) == 3 * len(data.test.labels) * 32 * 32
-        assert (pixels.min(), pixels.max()) == (low, high)
-
-
-def test_more_steps_find_a_higher_loss() -> None:
-    config = tiny(dtype="float64", loss="cross-entropy")
-    images, labels = some_digits(24)
-    model = m.make_models(config)["cnn"]
-    params = model.init_params(np.random.default_rng(2))
-    loss = m.attack_losses(model, config)[""]
-    after = [
-        loss(model.forward(params, m.attack(model, params, images, labels, loss, 0.1, n))[0], labels)[0]
-        for n in (1, 10)
-    ]
-    assert after[1] > after[0]
-
-
-def test_a_spread_loss_that_is_zero_leaves_the_attacker_nothing_and_that_is_reported() -> None:
-    def forward(params: m.Params, x: Array) -> tuple[Array, Any]:
-        z = np.stack([20 - 40 * x[:, 0, 0, 0], -20 + 40 * x[:, 0, 0, 0]], axis=1)
-        a, _ = views.sigmoid_forward(z)
-        return a, a
-
-    def backward(dscores: Array, a: Array, need_dx: bool = False) -> tuple[m.Params, Array]:
-        dz = views.sigmoid_backward(dscores, a)
-        dx = np.zeros((len(a), 2, 2, 1))
-        dx[:, 0, 0, 0] = 40 * (dz[:, 1] - dz[:, 0])
-        return {}, dx
-
-    config = tiny(attack=("fgsm",), epsilons=(0.6,), dtype="float64")
-    model = m.make_models(config)["capsules"]._replace(forward=forward, backward=backward)
-    examples = m.Examples(np.zeros((6, 2, 2, 1)), np.zeros(6, np.intp))
-    with Workers(1, config.dtype) as workers:
-        found = m.robustness(model, {}, examples, config, workers)
-    assert found["fgsm"] == {"0": 1.0, "0.6": 1.0}
-    assert found["zero_gradient"] == 1.0
-    assert found["fgsm_log_odds"] == {"0": 1.0, "0.6": 0.0}
-    assert found["zero_gradient_log_odds"] == 0.0
-
-
-def test_attacks_use_exact_gradients_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny(n_epochs=1, em_grad="stop", attack=("fgsm",), epsilons=(0.1,), n_attack=5)
-    seen: list[Any] = []
-
-    def spy(
-        model: m.Model, params: m.Params, examples: m.Examples, config: m.Config, workers: Workers
-    ) -> dict[str, Any]:
-        dtypes = {p.dtype for p in params.values()} | {workers.workspace.dtype}
-        seen.append((config.em_grad, config.dtype, dtypes, len(examples.labels)))
-        return {}
-
-    monkeypatch.setattr(m, "robustness", spy)
-    m.attack_all(config, trained(config), m.make_data(config))
-    assert seen == [("exact", "float64", {np.dtype(np.float64)}, 5)] * 2
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -744,45 +497,49 @@ def test_the_assignments_in_the_receptive_fields() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(m, "make_data", lambda config: pytest.fail("got as far as the data"))
-
-
-@pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize(
     ("argv", "flag", "says"),
     [
-        (["--dataset", "smallnorb"], "--dataset", "needs --data-dir"),
-        (["--dataset", "voxels", "--data-dir", "f"], "--data-dir", "no files"),
+        (["--dataset", "smallnorb"], "--data-dir", "goes with"),
+        (["--dataset", "voxels", "--data-dir", "f"], "--data-dir", "goes with"),
         (["--dataset", "strokes", "--data-dir", "f"], "--data-dir", "no files"),
-        (["--dataset", "voxels", "--train-elevations", "10:35"], "--train-elevations", "give both or none"),
+        (["--dataset", "voxels", "--train-elevations", "10:35"], "--test-elevations", "both or none"),
         (["--dataset", "voxels", "--test-azimuths", "100:200"], "--test-azimuths", "overlaps"),
         (["--dataset", "smallnorb", "--data-dir", "f", "--n-elev", "2"], "--n-elev", "alone"),
+        (["--dataset", "voxels", "--n-val", "2"], "--n-val", "needs --dataset auto, mnist or strokes"),
+        (["--variance-floor", "1e-20"], "--variance-floor", "the least of float32"),
     ],
 )
 def test_flags_that_do_not_fit_together(
     argv: list[str], flag: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = usage_error(m, argv, capsys)
-    assert flag in line
+    assert f"argument {flag}: " in line
     assert says in line
 
 
 VIEW_FLAGS = {
     "--train-azimuths": "0:100", "--test-azimuths": "200:300", "--train-elevations": "0:10",
     "--test-elevations": "20:30", "--n-train-views": "6", "--n-test-views": "6", "--n-elev": "3",
-    "--n-test-elev": "3", "--n-per-combo": "5", "--standardize": "none", "--shapes-seed": "1",
+    "--n-per-combo": "5", "--standardize": "none", "--shapes-seed": "1",
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("dataset", [[], ["--dataset", "mnist"], ["--dataset", "strokes"]])
 def test_flags_of_viewpoints_need_views(dataset: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert {m.flag_of(m.Config, name) for name in m.VIEW_FIELDS} == set(VIEW_FLAGS)
+    assert {flag_of(name) for name in m.VIEW_FIELDS} == set(VIEW_FLAGS)
     for flag, value in VIEW_FLAGS.items():
         line = usage_error(m, [*dataset, flag, value], capsys)
         assert f"argument {flag}: needs --dataset voxels, shapes, smallnorb or toys" in line
+
+
+def test_the_cnn_is_trained_as_the_capsules_unless_it_has_settings_of_its_own() -> None:
+    both = from_flags("--n-epochs", "3", "--weight-decay", "0.5")
+    assert m.of_model("capsules", both) == (3, m.Config.lr, 0.5)
+    assert m.of_model("cnn", both) == (3, m.Config.cnn_lr, 0.5)
+    own = from_flags("--n-epochs", "3", "--cnn-epochs", "7", "--cnn-weight-decay", "2", "--cnn-lr", "0.1")
+    assert m.of_model("capsules", own) == (3, m.Config.lr, m.Config.weight_decay)
+    assert m.of_model("cnn", own) == (7, 0.1, 2.0)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -799,44 +556,23 @@ def test_capsules_that_diverge_are_reported_without_warnings(threads: int) -> No
 
 
 def test_a_run_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, checkpoint = tmp_path / "out.json", tmp_path / "c.npz"
-    attack = ["--attack", "fgsm,iterated", "--epsilons", "0.1,0.5", "--attack-steps", "2", "--n-attack", "6"]
-    argv = [*SHORT, *attack, "--seed", "104", "--checkpoint", str(checkpoint)]
+    out, checkpoint = tmp_path / "out.json", tmp_path / "c.safetensors"
+    argv = [*SHORT, "--seed", "104", "--checkpoint", str(checkpoint)]
     assert m.main([*argv, "--out-json", str(out)]) == 0
     printed, error = capsys.readouterr()
     assert error == ""
     result = json.loads(out.read_text())
     assert (result["seed"], result["dataset"]) == (104, "strokes")
     assert (result["headline"], result["chance"]) == ("accuracy", 0.1)
-    assert tuple(result["attack"]) == m.MODEL_NAMES
     assert "strokes" in printed.splitlines()[0]
     for name, model in result["models"].items():
-        assert {"n_params", "accuracy", "train_seconds", "zero_gradient"} <= set(model)
+        assert set(model) == {"n_params", "accuracy", "train_seconds"}
         assert set(result["history"][name]) == {"train_loss", "accuracy"}
         assert {len(v) for v in result["history"][name].values()} == {2}
         assert model["accuracy"] == result["history"][name]["accuracy"][-1]
         assert f"{model['accuracy']:.4f}" in printed
-        kinds = ["fgsm", "iterated", "fgsm_log_odds", "iterated_log_odds", "worst_case"]
-        for kind in kinds:
-            accuracies = result["attack"][name][kind]
-            assert list(accuracies) == ["0", "0.1", "0.5"]
-            for epsilon, accuracy in accuracies.items():
-                assert 0 <= accuracy <= 1
-                assert model[f"{kind}_{epsilon}_accuracy"] == accuracy
-        assert 0 <= model["zero_gradient"] <= 1
 
-    # the same networks tested again give the same figures
-    again = tmp_path / "again.json"
-    evaluation = ["--dataset", "strokes", "--n-test", "10", "--seed", "104", "--threads", "1", *attack]
-    assert m.main(["--eval-only", "--checkpoint", str(checkpoint), *evaluation, "--out-json", str(again)]) == 0
-    second = json.loads(again.read_text())
-    assert second["attack"] == result["attack"]
-    for name in m.MODEL_NAMES:
-        assert second["models"][name]["accuracy"] == result["models"][name]["accuracy"]
-    other = ["--eval-only", "--checkpoint", str(checkpoint), "--dataset", "voxels"]
-    assert "was trained on strokes" in failure(m, other, capsys)
-
-    # and they read a person's pictures
+    # they read a person's pictures
     images, _ = some_digits(3)
     paths = []
     for k, image in enumerate(images):
@@ -845,34 +581,26 @@ def test_a_run_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert m.main(["--predict", *paths, "--checkpoint", str(checkpoint)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
-    for path, line in zip(paths, lines[1:], strict=True):
+    config, states = m.load_checkpoint(checkpoint)
+    read = np.concatenate([m.read_picture(Path(path), config) for path in paths])
+    activations = m.class_capsules(states["capsules"].params, read, config)[1]
+    of_cnn = m.conv_cnn_forward(states["cnn"].params, read)[0].argmax(axis=1)
+    for path, line, a, answer in zip(paths, lines[1:], activations, of_cnn, strict=True):
         words = line.split()
-        assert words[0] == path
-        assert set(words[1:3]) <= set("0123456789")
-        assert len(words[3:]) == 10
+        assert words[:3] == [path, str(a.argmax()), str(answer)]
+        assert words[3:] == [f"{value:.3f}" for value in a]
 
 
-def test_what_a_continued_run_may_change(tmp_path: Path) -> None:
-    checkpoint = str(tmp_path / "c.npz")
-    resume = ["--checkpoint", checkpoint, "--resume"]
-    assert m.main([*SHORT, "--checkpoint", checkpoint, "--models", "cnn"]) == 0
-    assert m.main([*SHORT, *resume, "--models", "cnn", "--attack", "fgsm", "--n-attack", "2"]) == 0
-
-
-def test_a_run_on_voxels_and_its_networks_on_other_viewpoints(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, again, checkpoint = tmp_path / "out.json", tmp_path / "again.json", tmp_path / "c.npz"
-    attack = ["--attack", "fgsm", "--epsilons", "0.1", "--n-attack", "4"]
-    data_flags = ["--dataset", "voxels", *FEW_VIEWS, "--pixel-offset", "0.1"]
-    argv = [*data_flags, "--sizes", "5,2,3,2", "--n-epochs", "2", "--threads", "1", "--checkpoint", str(checkpoint)]
-    assert m.main([*argv, *attack, "--out-json", str(out)]) == 0
+def test_a_run_on_voxels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, checkpoint = tmp_path / "out.json", tmp_path / "c.safetensors"
+    argv = ["--dataset", "voxels", *FEW_VIEWS, "--sizes", "5,2,3,2", "--n-epochs", "2", "--threads", "1"]
+    assert m.main([*argv, "--checkpoint", str(checkpoint), "--out-json", str(out)]) == 0
     result = json.loads(out.read_text())
     assert (result["dataset"], result["headline"], result["chance"]) == ("voxels", "held_out_accuracy", 0.2)
     head, *table = capsys.readouterr().out.splitlines()
     assert head == "voxels: azimuths 200:330 held out, 0:150 trained on; seed 0, 2 epochs, spread loss"
     assert table[0].split() == ["model", "familiar", "held", "out", "drop", "parameters", "seconds"]
-    for line, (name, model) in zip(table[1:], result["models"].items(), strict=False):
+    for line, (name, model) in zip(table[1:], result["models"].items(), strict=True):
         assert "accuracy" not in model
         for metric in ("familiar_accuracy", "held_out_accuracy"):
             assert model[metric] == result["history"][name][metric][-1]
@@ -881,100 +609,41 @@ def test_a_run_on_voxels_and_its_networks_on_other_viewpoints(
         shown = [f"{model[k]:.4f}" for k in ("familiar_accuracy", "held_out_accuracy", "drop")]
         assert line.split()[:4] == [name, *shown]
 
-    # the same views again
-    test = ["--eval-only", "--checkpoint", str(checkpoint), "--threads", "2", "--out-json", str(again)]
-    assert m.main([*test, *data_flags, *attack]) == 0
-    second = json.loads(again.read_text())
-    assert second["attack"] == result["attack"]
-    for name, model in result["models"].items():
-        assert second["models"][name] == model
-
-    # other views, which the result names, with the offset of the training
-    capsys.readouterr()
-    elevations = ["--train-elevations", "10:20", "--test-elevations", "60:70", "--train-azimuths", "0:90"]
-    other_flags = ["--dataset", "voxels", *elevations, "--seed", "3", "--n-elev", "1"]
-    assert m.main([*test, *other_flags]) == 0
-    other = json.loads(again.read_text())
-    assert [other["config"][f"{which}_elevations"] for which in ("train", "test")] == [[10, 20], [60, 70]]
-    assert [other["config"][f"{which}_azimuths"] for which in ("train", "test")] == [[0, 90]] * 2
-    assert (other["config"]["pixel_offset"], other["trained_with_seed"], other["seed"]) == (0.1, 0, 3)
-    assert capsys.readouterr().out.splitlines()[0] == (
-        "voxels: elevations 60:70 held out, 10:20 trained on; seed 3 (trained with seed 0), 2 epochs, spread loss"
-    )
-    config = from_flags(*other_flags, "--pixel-offset", "0.1", "--sizes", "5,2,3,2")
-    data, states = m.make_data(config), m.load_checkpoint(checkpoint)[1]
-    with Workers() as workers:
-        for name, model in m.make_models(config).items():
-            for metric, accuracy in m.evaluate(model, states[name].params, data, config, workers).items():
-                assert other["models"][name][metric] == accuracy
-    refused = ["--eval-only", "--checkpoint", str(checkpoint), *data_flags[:-1], "0.2"]
-    assert "made with --pixel-offset 0.1, not 0.2" in failure(m, refused, capsys)
-    assert "was trained on voxels" in failure(m, ["--eval-only", "--checkpoint", str(checkpoint)], capsys)
-
     # a person's picture
     picture = tmp_path / "view.png"
-    Image.fromarray((255 * (0.1 + data.test.images[0, :, :, 0])).astype(np.uint8)).save(picture)
+    view = m.make_data(from_flags(*argv)).test.images[0, :, :, 0]
+    Image.fromarray((255 * view).astype(np.uint8)).save(picture)
     assert m.main(["--predict", str(picture), "--checkpoint", str(checkpoint)]) == 0
     words = capsys.readouterr().out.splitlines()[1].split()
     assert set(words[1:3]) <= set(views.VOXEL_CLASSES)
     assert len(words[3:]) == 5
 
 
-def test_the_tables() -> None:
-    model = {"n_params": 12345, "accuracy": 0.5, "train_seconds": 3.21}
-    attack = {"fgsm": {"0": 0.5, "0.25": 0.125}, "worst_case": {"0": 0.5, "0.25": 0.0}, "zero_gradient": 0.75}
-    result: dict[str, Any] = {"models": {"cnn": model}, "config": {"epsilons": (0.25,)}}
-    lines = ["model      accuracy parameters  seconds", "cnn          0.5000     12,345      3.2"]
-    assert m.format_table(result).splitlines() == lines
-    result["attack"] = {"cnn": attack}
-    lines += ["", "accuracy under attack by epsilon      0   0.25  zero gradient"]
-    lines += ["cnn: fgsm                         0.500  0.125          0.750"]
-    lines += ["cnn: worst case                   0.500  0.000"]
-    assert m.format_table(result).splitlines() == lines
-    model |= {"familiar_accuracy": 0.75, "held_out_accuracy": 0.5, "drop": 0.25}
-    assert m.format_table(result).splitlines()[:2] == [
-        "model      familiar held out     drop parameters  seconds",
-        "cnn          0.7500   0.5000   0.2500     12,345      3.2",
-    ]
-
-
-def test_smallnorb_files_are_learnt_and_attacked(tmp_path: Path) -> None:
+def test_smallnorb_files_are_learnt(tmp_path: Path) -> None:
     folder, out = str(write_smallnorb(tmp_path)), tmp_path / "out.json"
     flags = ["--dataset", "smallnorb", "--data-dir", folder, "--n-epochs", "1", "--sizes", "4,2,2,2"]
-    assert m.main([*flags, "--batch-size", "4", "--quiet", "--out-json", str(out), "--attack", "fgsm"]) == 0
+    assert m.main([*flags, "--batch-size", "4", "--quiet", "--out-json", str(out)]) == 0
     result = json.loads(out.read_text())
     assert result["dataset"] == "smallnorb"
-    for figures in result["models"].values():
-        assert 0 <= figures["fgsm_0.1_accuracy"] <= 1
-        assert figures["fgsm_0_accuracy"] == figures["familiar_accuracy"]  # fewer images than --n-attack
+    assert all(0 <= model["held_out_accuracy"] <= 1 for model in result["models"].values())
 
 
 @needs_smallnorb
-def test_real_smallnorb_files_are_learnt_attacked_and_tested_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, checkpoint = tmp_path / "out.json", tmp_path / "c.npz"
-    data_flags = ["--dataset", "smallnorb", "--data-dir", str(SMALLNORB)]
+def test_real_smallnorb_files_are_learnt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, data_flags = tmp_path / "out.json", ["--dataset", "smallnorb", "--data-dir", str(SMALLNORB)]
     ranges = ["--train-azimuths", "0:240", "--test-azimuths", "300:340"]
     other = config_of(views, [*data_flags, *ranges])
     sizes = tuple(len(split.labels) for split in views.make_data(other))
     assert_same_views(from_flags(*data_flags, *ranges), other, sizes)
 
-    flags = ["--n-epochs", "2", "--sizes", "4,2,2,2", "--threads", "1", "--checkpoint", str(checkpoint)]
-    attack = ["--attack", "iterated", "--epsilons", "0.1", "--attack-steps", "2"]
-    assert m.main([*data_flags, *ranges, *flags, *attack, "--out-json", str(out)]) == 0
+    flags = ["--n-epochs", "2", "--sizes", "4,2,2,2", "--threads", "1", "--out-json", str(out)]
+    assert m.main([*data_flags, *ranges, *flags]) == 0
     head, *_ = capsys.readouterr().out.splitlines()
     assert head.startswith("smallnorb: azimuths 300:340 held out, 0:240 trained on; seed 0")
     result = json.loads(out.read_text())
     for name, model in result["models"].items():
         assert np.isfinite(result["history"][name]["train_loss"]).all()
         assert 0 <= model["held_out_accuracy"] <= 1
-        assert model["iterated_0_accuracy"] == model["familiar_accuracy"]
-    other_ranges = ["--train-azimuths", "0:150", "--test-azimuths", "310:330"]
-    argv = [*data_flags, *other_ranges, "--eval-only", "--checkpoint", str(checkpoint), "--out-json", str(out)]
-    assert m.main(argv) == 0
-    assert "azimuths 310:330 held out, 0:150 trained on" in capsys.readouterr().out
-    assert json.loads(out.read_text())["config"]["test_azimuths"] == [310, 330]
 
 
 @needs_smallnorb
@@ -990,28 +659,3 @@ def test_real_mnist_is_read_and_learnt(tmp_path: Path) -> None:
     result = json.loads(out.read_text())
     assert result["dataset"] == "mnist"
     assert result["models"]["cnn"]["accuracy"] > 0.3
-
-
-@pytest.mark.parametrize(
-    ("trained", "name", "held_out"),
-    [
-        (["--train-azimuths", "200:330", "--test-azimuths", "0:150"], "azimuth", "0:150"),
-        (["--train-elevations", "10:30", "--test-elevations", "40:50"], "elevation", "40:50"),
-    ],
-)
-def test_eval_only_holds_out_what_the_training_did(
-    trained: list[str], name: str, held_out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(tmp_path / "c.npz")
-    views = ["--dataset", "voxels", *FEW_VIEWS, "--sizes", "4,2,2,2", "--n-epochs", "1", "--checkpoint", path]
-    assert m.main([*views, *trained, "--models", "cnn", "--batch-size", "6"]) == 0
-    before = capsys.readouterr().out.splitlines()
-    again = ["--dataset", "voxels", *FEW_VIEWS, "--checkpoint", path, "--eval-only"]
-    assert m.main(again) == 0
-    after = capsys.readouterr().out.splitlines()
-    assert f"{name}s {held_out} held out" in after[0]
-    assert after[0].split(";")[0] == before[0].split(";")[0]
-    assert after[2].split()[:4] == before[2].split()[:4]
-    asked = ["--train-azimuths", "0:90", "--test-azimuths", "120:170"]
-    assert m.main([*again, *asked]) == 0
-    assert "azimuths 120:170 held out" in capsys.readouterr().out

@@ -36,6 +36,7 @@ from support.results import checksum
 
 Array = np.ndarray
 PAGE = ROOT / "explorer.html"
+EXACT = "exact.html"
 MAX_BYTES = 6_000_000
 
 
@@ -318,14 +319,21 @@ def test_the_accuracies_as_trained_are_those_of_the_results(part: str, committed
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def opened(driver: Any, page: Path) -> None:
+def settled(driver: Any, condition: Callable[[], Any]) -> Any:
+    """What the condition gives once it is true, within a minute."""
+    deadline = time.monotonic() + 60
+    while not (value := condition()):
+        assert time.monotonic() < deadline, driver.get_log("browser")
+        time.sleep(0.02)
+    return value
+
+
+def opened(driver: Any, page: Path, state: str = "") -> None:
     """Load a page and wait until it has begun."""
-    driver.get(page.resolve().as_uri())
-    deadline = time.monotonic() + 120
-    while driver.execute_script("return document.documentElement.dataset.ready") != "true":
-        assert driver.execute_script("return document.getElementById('failure').textContent") == ""
-        assert time.monotonic() < deadline, "the page does not begin"
-        time.sleep(0.05)
+    driver.get("about:blank")
+    driver.get(page.resolve().as_uri() + state)
+    settled(driver, lambda: driver.execute_script("return document.documentElement.dataset.ready") == "true")
+    assert driver.execute_script("return document.getElementById('failure').hidden")
 
 
 @pytest.fixture(scope="module")
@@ -335,6 +343,8 @@ def driver() -> Iterator[Any]:
             browser = stack.enter_context(headless_browser())
         except NoBrowserError as error:
             pytest.skip(f"no test in a browser: {error}")
+        opened(browser, PAGE)
+        browser.get_log("performance")  # of the browser's own first page
         yield browser
 
 
@@ -366,7 +376,9 @@ def with_biases(params: dict[str, Array], rng: np.random.Generator) -> dict[str,
 @pytest.fixture(scope="module")
 def exact(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Exact:
     rng = np.random.default_rng(3)
-    config = digits.Config(dataset="mnist", data_dir=digits_folder(), n_test=120)
+    config = digits.Config(
+        dataset="mnist", data_dir=digits_folder(), n_test=60, conv_channels=6, primary_types=3, decoder=(24, 40)
+    )
     params = with_biases(digits.capsnet_init(rng, config), rng)
     params["routing.w"] *= 6  # capsules of a trained network's length, and couplings that differ
     data = digits.make_data(config)
@@ -375,10 +387,12 @@ def exact(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Exact:
     view_params = {name: with_biases(models[name].init_params(rng), rng) for name in explorer.VIEW_MODELS}
     pool = with_biases(digits.make_models(config)["cnn_pool"].init_params(rng), rng)
     states = {"capsnet": TrainState("capsnet", params), "cnn_pool": TrainState("cnn_pool", pool)}
-    part = explorer.digits_part(config, states, data, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(explorer, "N_CAPSULES", 1)
+        part = explorer.digits_part(config, states, data, 1)
     view_states = {name: TrainState(name, p) for name, p in view_params.items()}
     parts = {"viewpoint": explorer.viewpoint_part(view_config, view_states), "digits": part}
-    page = tmp_path_factory.mktemp("exact") / "exact.html"
+    page = tmp_path_factory.mktemp("exact") / EXACT
     page.write_bytes(explorer.make_page(parts, exact=True))
     opened(driver, page)
     return Exact(driver, config, params, pool, data.test, view_config, view_params)
@@ -489,20 +503,21 @@ def test_objects_are_drawn_as_by_numpy(exact: Exact) -> None:
 
 @pytest.fixture
 def page(driver: Any) -> Any:
+    """The committed page, opened once for all tests, in the state in which it opens."""
     show_as(driver, 1280, 900)
-    for kind in ("browser", "performance"):
-        driver.get_log(kind)  # those of earlier tests
-    opened(driver, PAGE)
+    if driver.current_url.partition("#")[0] != PAGE.resolve().as_uri():
+        opened(driver, PAGE)
+    driver.execute_script(
+        "stopPlaying(); selectLayer(0); $('plane-reset').click();"
+        "history.replaceState(null, '', '#t=3&e=0&f=1&o=0&a=60&h=30&x=0'); restore();"
+    )
+    drawn(driver)
     return driver
 
 
-def settled(driver: Any, condition: Callable[[], Any]) -> Any:
-    """What the condition gives once it is true, within a minute."""
-    deadline = time.monotonic() + 60
-    while not (value := condition()):
-        assert time.monotonic() < deadline, driver.get_log("browser")
-        time.sleep(0.05)
-    return value
+def drawn(driver: Any) -> None:
+    """Wait for two frames of the screen: what was asked for before is shown."""
+    driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(() => arguments[0]()))")
 
 
 def text_of(driver: Any, name: str) -> str:
@@ -590,9 +605,8 @@ def test_the_two_networks_differ_on_the_pictures_of_the_tray(page: Any) -> None:
     assert len(buttons) >= 4
     for k, button in enumerate(buttons[:4]):
         page.execute_script("arguments[0].click()", button)
-        settled(page, functools.partial(page.execute_script, f"return exampleIndex === {explorer.N_EXAMPLES + k}"))
-        settled(page, lambda: "test picture was made of" in text_of(page, "answer"))
-        time.sleep(0.1)
+        assert page.execute_script("return exampleIndex") == explorer.N_EXAMPLES + k
+        drawn(page)
         assert ("both found" in text_of(page, "answer")) == (k % 2 == 0)
         assert ("Both right" in text_of(page, "cnn-answer")) == (k % 2 == 1)
 
@@ -629,31 +643,22 @@ def test_the_link_holds_drawing_and_settings(page: Any) -> None:
         "set('iterations', 2); set('azimuth', 251); set('elevation', -7); set('plane-iterations', 4);"
         "$('even').click();"
     )
-    settled(page, lambda: "d=0" in page.current_url and "a=251" in page.current_url and "e=1" in page.current_url)
-    time.sleep(0.5)
-    lengths = page.execute_script("return Array.from(routed().lengths)")
-    link = page.current_url
-    page.get("about:blank")
-    page.get(link)
-    settled(page, lambda: page.execute_script("return document.documentElement.dataset.ready") == "true")
-    settled(page, lambda: page.execute_script("return digits.result !== null"))
+    drawn(page)
+    lengths, text = page.execute_script("return [Array.from(routed().lengths), stateText()]")
+    settled(page, lambda: page.current_url.endswith(f"#{text}"))
+    opened(page, PAGE, f"#{text}")
     again = page.execute_script("return Array.from(routed().lengths)")
     np.testing.assert_allclose(again, lengths, atol=0.12)  # the drawing is rounded to 64 steps
-    assert page.execute_script("return [digits.iteration, digits.even, view.azimuth, view.elevation]") == [
-        2,
-        True,
-        251,
-        -7,
-    ]
+    settings = page.execute_script("return [digits.iteration, digits.even, view.azimuth, view.elevation]")
+    assert settings == [2, True, 251, -7]
     assert text_of(page, "plane-value") == "4"
 
 
-@pytest.mark.parametrize("state", ["#v=1&d=0!!.2AB&t=99&x=-1&o=7&a=1e9&h=x&p=1,2&k=77", "#d=0A", "#=&&==%", "#numbers"])
-def test_a_damaged_link_opens_the_page(state: str, driver: Any) -> None:
-    driver.get("about:blank")
-    driver.get(PAGE.resolve().as_uri() + state)
-    settled(driver, lambda: driver.execute_script("return document.documentElement.dataset.ready") == "true")
-    assert driver.execute_script("return document.getElementById('failure').hidden")
+def test_a_damaged_link_opens_the_page(page: Any) -> None:
+    opened(page, PAGE, "#v=1&d=0!!.2AB&t=99&x=-1&o=7&a=1e9&h=x&p=1,2&k=77")
+    for state in ("#d=0A", "#=&&==%", "#numbers"):
+        page.execute_script("history.replaceState(null, '', arguments[0]); restore();", state)
+        drawn(page)
 
 
 def test_votes_in_the_plane_are_dragged(page: Any) -> None:
@@ -682,29 +687,28 @@ def test_the_tour_has_six_steps(page: Any) -> None:
 
 
 def test_dragging_turns_the_object(page: Any) -> None:
+    """Of the class with the largest pose: a class can be known by its activation, with a pose of almost zero."""
     from selenium.webdriver.common.action_chains import ActionChains
 
+    sizes = page.execute_script("""
+        return part.classes.map((_, j) => {
+            selectObject(j);
+            return Math.max(...poseOf(answersAt(view.azimuth).capsules.mu).map(Math.abs));
+        });""")
+    for j in (int(np.argmin(sizes)), int(np.argmax(sizes))):
+        page.execute_script("selectObject(arguments[0])", j)
+        drawn(page)
+        assert bool(text_of(page, "pose-zero")) == (sizes[j] < 0.05)
+        assert any(text_of(page, "matrix").replace(".", "").replace("0", "")) == (sizes[j] >= 0.05)
     before = pixels_of(page, "view"), text_of(page, "matrix"), text_of(page, "azimuth-value")
     canvas = page.find_element("id", "view")
     page.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", canvas)
     ActionChains(page).click_and_hold(canvas).move_by_offset(80, 10).release().perform()
-    settled(page, lambda: text_of(page, "azimuth-value") != before[2])
-    settled(page, lambda: pixels_of(page, "view") != before[0] and text_of(page, "matrix") != before[1])
+    drawn(page)
+    after = pixels_of(page, "view"), text_of(page, "matrix"), text_of(page, "azimuth-value")
+    assert all(new != old for new, old in zip(after, before, strict=True))
     settled(page, lambda: "held-out azimuths" in text_of(page, "ring-text"))
-    answers = text_of(page, "verdict")
-    assert "the capsules are" in answers
-
-
-def test_nothing_leaves_the_page_and_the_console_is_silent(page: Any) -> None:
-    animation.draw_line(page, "draw", SEVEN)
-    page.find_element("id", "example").click()
-    time.sleep(0.5)
-    events = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
-    urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
-    assert urls
-    assert [url for url in urls if not url.startswith(("file:", "data:", "blob:"))] == []
-    assert sum(url.startswith("file:") for url in urls) == 1
-    assert page.get_log("browser") == []
+    assert "the capsules are" in text_of(page, "verdict")
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -764,7 +768,8 @@ def test_a_stroke_takes_50_ms_and_a_drag_16(page: Any) -> None:
         const next = (k) => {
             if (k === 20) return done(Math.min(...times));
             if (arguments[0] === "stroke") showExample(); else setView(17 * k, 30);
-            setTimeout(() => { times.push(explorer.timings[arguments[0]]); next(k + 1); }, 60);
+            const read = () => { times.push(explorer.timings[arguments[0]]); next(k + 1); };
+            requestAnimationFrame(() => requestAnimationFrame(read));
         };
         next(0);"""
     assert page.execute_async_script(script, "stroke") < 50
@@ -777,3 +782,13 @@ def test_a_gif_of_the_page(page: Any) -> None:
     assert len({frame.shape for frame in frames}) == 1
     assert frames[0].shape[2] == 3
     assert not (frames[0] == frames[-1]).all()
+
+
+def test_nothing_leaves_the_page_and_the_console_is_silent(page: Any) -> None:
+    """In all tests above."""
+    events = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
+    urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert [url for url in urls if not url.startswith(("file:", "data:", "blob:"))] == []
+    files = {url.partition("#")[0].rpartition("/")[2] for url in urls if url.startswith("file:")}
+    assert files <= {PAGE.name, EXACT}
+    assert page.get_log("browser") == []

@@ -456,13 +456,27 @@ def test_the_sweep_is_spread_over_the_test_digits(digits_dir: Path) -> None:
 
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
 def test_training_learns(name: str, digits_dir: Path) -> None:
-    config = small(digits_dir, n_train=96, n_epochs=6, lr=1e-2, conv_channels=8, primary_types=2)
+    config = small(digits_dir, n_train=96, n_epochs=6, lr=1e-2, cnn_lr=1e-2, conv_channels=8, primary_types=2)
     data = m.make_data(config)
     history = m.train_all(config, data, names=(name,))[name].history
     assert history["train_loss"][-1] < 0.8 * history["train_loss"][0]
     assert len(history["val_accuracy"]) == 6
     assert ("val_recon_mse" in history) == (name == "capsnet")
     assert max(history["val_accuracy"]) > 0.2
+
+
+def test_the_cnns_have_their_own_learning_rate(digits_dir: Path) -> None:
+    def trained(**changes: float) -> dict[str, Array]:
+        config = small(digits_dir, n_epochs=1, **changes)
+        states = m.train_all(config, m.make_data(config))
+        return {name: np.concatenate([p.ravel() for p in state.params.values()]) for name, state in states.items()}
+
+    slow, fast = trained(cnn_lr=2e-3, lr=4e-3), trained(cnn_lr=1e-2, lr=4e-3)
+    np.testing.assert_array_equal(slow["capsnet"], fast["capsnet"])
+    other = trained(cnn_lr=2e-3, lr=2e-3)
+    for name in ("cnn", "lenet"):
+        assert not np.array_equal(slow[name], fast[name])
+        np.testing.assert_array_equal(slow[name], other[name])
 
 
 @pytest.mark.parametrize(("target", "steps"), [(0.75, 6), (0.5, 4), (0.9, 24)])
@@ -631,7 +645,7 @@ def test_out_json_table_and_eval_only(digits_dir: Path, tmp_path: Path, capsys: 
     for changed, message in (
         (["--eval-only", "--routing-iters", "1"], "was made with --routing-iters 3, not 1"),
         (["--eval-only", "--canvas", "28"], "was made with --canvas 40, not 28"),
-        (["--predict", "a.png", "--lr", "1"], "was made with --lr 0.002, not 1"),
+        (["--predict", "a.png", "--lr", "1"], "was made with --lr 0.004, not 1"),
     ):
         assert failure(m, [*files[:2], *changed], capsys).endswith(f"{files[1]} {message}\n")
     one = [*argv, "--eval-only", *files[:2], "--seed", "7", "--models", "lenet"]

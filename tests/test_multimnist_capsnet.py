@@ -92,6 +92,11 @@ def test_a_composite_is_the_maximum_of_two_shifted_digits_of_different_classes()
             canvas[y : y + 28, x : x + 28] = source.images[composites.which[n, k]] / np.float32(255)
             np.testing.assert_allclose(batch.sources[n, k], canvas, rtol=1e-6)
     np.testing.assert_array_equal(batch.images, batch.sources.max(axis=1))
+    source.overlay = "sum"
+    summed = source.render(composites).images
+    np.testing.assert_allclose(summed, np.clip(batch.sources[:, 0] + batch.sources[:, 1], 0, 1))
+    assert (summed >= batch.images).all()
+    assert (summed > batch.images).any()
     assert 0 <= batch.images.min() < batch.images.max() <= 1
 
 

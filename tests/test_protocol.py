@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import capsule_attacks as attacks
 import compare_seeds
 import conv_matrix_capsules as conv
 import mnist_affine_capsnet as affine
@@ -25,11 +27,11 @@ import planted_errors
 import report
 import smallnorb_novel_viewpoint as views
 from fast.workers import SERIAL, Workers
-from helpers import DATA, EXPERIMENTS, attacked_by_hand, config_of
+from helpers import DATA, EXPERIMENTS, attacked_by_hand, config_of, smallest, strokes
 from support.files import UserError
 from support.optimizers import TrainState, count_params
 from support.results import checksum, save_result
-from support.run import require_finite
+from support.run import generator, init_state, require_finite
 
 Array = np.ndarray
 Patch = pytest.MonkeyPatch
@@ -255,7 +257,7 @@ def test_matrix_capsules_are_tested_on_test_digits(brightness: int, accuracy: fl
         lambda scores, labels, progress: (0.0, np.zeros_like(scores)),
     )
     monkeypatch.setattr(conv, "make_models", lambda config: {"cnn": model})
-    result = conv.run(conv.Config(dataset="mnist", n_epochs=1), names=("cnn",))
+    result = conv.run(conv.Config(dataset="mnist", cnn_epochs=1), names=("cnn",))
     assert result["models"]["cnn"]["accuracy"] == accuracy
     assert (result["headline"], result["chance"]) == ("accuracy", 1 / 10)
     assert numbers_of(conv.format_table(result).splitlines()[1])[0] == accuracy
@@ -283,9 +285,8 @@ def test_both_experiments_hold_out(experiment: Any) -> None:
     data = experiment.make_data(config)
     assert data.test[0].max() <= TRAIN / 255 + 1e-6
     for n_val in (None, 20):
-        result = experiment.make_result(
-            dataclasses.replace(config, n_val=n_val), data, {}, *[{}] * (experiment is conv)
-        )
+        both = (data, {}) if experiment is multi else ({}, data)
+        result = experiment.make_result(dataclasses.replace(config, n_val=n_val), *both)
         assert ("validation digits" in experiment.describe(result)) == (n_val is not None)
 
 
@@ -409,7 +410,6 @@ def test_jitter_is_drawn_for_each_image() -> None:
     all_shifts = {(row, column) for row in range(-2, 3) for column in range(-2, 3)}
     validation = multi.Batch(points, labels[:, None], points[:, None])
     for n_least, images in (
-        (20, conv.augment(conv.Config(dataset="strokes", shift=2), points[..., None], rng)[..., 0]),
         (20, affine.training_batch(
             affine.Data("custom", points, labels, validation, points, labels),
             affine.Config(n_train=64, batch_size=64, max_shift=2), 0,
@@ -448,14 +448,12 @@ def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: P
     images[6:, 0, 0, 1] = 1
     labels = (distance > 0).astype(np.intp)
     data = conv.Data("voxels", same := conv.Examples(images, labels), same, conv.Examples(images, 1 - labels))
-    config = conv.Config(
-        dataset="voxels", loss="cross-entropy", attack=("fgsm", "iterated"), epsilons=(0.03, 0.07, 0.2, 0.4)
-    )
+    config = attacks.Config(dataset="voxels", loss="cross-entropy", epsilons=(0.03, 0.07, 0.2, 0.4))
     states = {"cnn": TrainState("cnn", fresh_weights(np.random.default_rng(0)))}
     by_epsilon = {"0": 1.0, "0.03": 1.0, "0.07": 0.75, "0.2": 0.5, "0.4": 0.25}
     expected = {"fgsm": by_epsilon, "iterated": by_epsilon, "worst_case": by_epsilon, "zero_gradient": 0.25}
-    assert conv.attack_all(config, states, data) == {"cnn": expected}
-    few = conv.attack_all(dataclasses.replace(config, n_attack=2), states, data)
+    assert attacks.attack_all(config, states, data) == {"cnn": expected}
+    few = attacks.attack_all(dataclasses.replace(config, n_attack=2), states, data)
     assert few["cnn"]["fgsm"] == {"0": 1.0, "0.03": 1.0, "0.07": 0.5, "0.2": 0.5, "0.4": 0.5}  # the first and the last
 
 
@@ -464,7 +462,7 @@ def test_an_image_that_was_misread_once_counts_as_misread_at_every_larger_epsilo
     monkeypatch.setattr(conv, "make_models", lambda config: {"capsules": model})
     data = conv.Data("strokes", examples, examples)
     states = {"capsules": TrainState("capsules", {})}
-    found = conv.attack_all(config, states, data)["capsules"]
+    found = attacks.attack_all(config, states, data)["capsules"]
     wrong = {kind: [round(6 * (1 - a)) for a in v.values()] for kind, v in found.items() if isinstance(v, dict)}
     assert wrong == {
         "fgsm": [1, 2, 1, 1],  # which rises
@@ -473,9 +471,7 @@ def test_an_image_that_was_misread_once_counts_as_misread_at_every_larger_epsilo
         "iterated_log_odds": [1, 2, 2, 1],
         "worst_case": [1, 2, 5, 5],
     }
-    alone = conv.attack_all(dataclasses.replace(config, attack=("fgsm",)), states, data)["capsules"]
-    assert [round(6 * (1 - a)) for a in alone["worst_case"].values()] == [1, 2, 4, 4]
-    result = conv.make_result(config, data, states, {"capsules": found})
+    result = attacks.make_result(config, states, {"capsules": found}, data)
     assert result["models"]["capsules"]["worst_case_0.3_accuracy"] == pytest.approx(1 / 6)
 
 
@@ -490,10 +486,45 @@ def test_the_margin_grows_from_the_first_step_of_the_training_to_the_last(script
 
 def test_the_margin_that_is_attacked_is_the_last_of_the_training() -> None:
     activations = np.array([[0.5, 0.1, 0.0], [1.0, 0.05, 0.2]])
-    config = conv.Config(dataset="voxels", loss="spread")
-    loss, gradient = conv.attack_losses(conv.make_models(config)["capsules"], config)[""](activations, np.array([0, 0]))
+    config = attacks.Config(dataset="voxels", loss="spread")
+    model = conv.make_models(attacks.network_config(config))["capsules"]
+    loss, gradient = attacks.attack_losses(model, config)[""](activations, np.array([0, 0]))
     assert loss == pytest.approx((0.5**2 + 0.4**2 + 0.1**2) / 2)  # a margin of 0.9
     np.testing.assert_allclose(gradient, [[-0.9, 0.5, 0.4], [-0.1, 0, 0.1]], atol=1e-12)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Random numbers
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_no_two_draws_share_a_stream(name: str, monkeypatch: Patch) -> None:
+    """In the data and the training of one model: each set, each order and the jitter of each batch has its own; and no
+    two models begin with the same numbers."""
+    smallest(monkeypatch)
+    script, keys = EXPERIMENTS[name].script, Counter[tuple[Any, ...]]()
+
+    def counted(*key: Any) -> np.random.Generator:
+        keys[key] += 1
+        return generator(*key)
+
+    monkeypatch.setattr(script, "generator", counted)
+    monkeypatch.setattr(multi, "generator", counted)
+    config = config_of(script, EXPERIMENTS[name].argv())
+    data = script.make_data(config)
+    script.train_all(config, data, names=EXPERIMENTS[name].models[-1:])
+    assert len(keys) > 5
+    assert set(keys.values()) == {1}
+    starts = [init_state(model, config).params["conv1.w"] for model in script.make_models(config).values()]
+    assert len({start.ravel()[:20].tobytes() for start in starts}) == len(starts)
+
+
+def test_affnist_like_digits_lie_anywhere_on_the_canvas() -> None:
+    """Rows and columns of their middles are drawn for themselves."""
+    middle = affine.draw_distortions(np.random.default_rng(0), strokes().train_images).middle
+    assert (middle.std(axis=0) > 3).all()
+    assert abs(np.corrcoef(middle.T)[0, 1]) < 0.2
 
 
 # ----------------------------------------------------------------------------------------------------------------------

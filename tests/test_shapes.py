@@ -134,16 +134,6 @@ def test_a_run_on_shapes(script: ModuleType, tmp_path: Path, capsys: pytest.Capt
     assert "shapes: azimuths 200:330 held out" in capsys.readouterr().out
 
 
-def test_shapes_are_tested_as_they_were_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved = ["--dataset", "shapes", *FEW[:-2], "--checkpoint", str(tmp_path / "run.npz"), "--models", "cnn", "--quiet"]
-    assert conv.main([*saved, "--n-epochs", "1", "--seed", "4"]) == 0
-    trained = capsys.readouterr().out.split("cnn")[1].split()[:2]
-    assert conv.main([*saved, "--eval-only"]) == 0
-    assert capsys.readouterr().out.split("cnn")[1].split()[:2] == trained
-    assert conv.main([*saved, "--eval-only", "--seed", "5"]) == 1
-    assert "seed" in capsys.readouterr().err
-
-
 @SCRIPTS
 def test_flags_of_shapes(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     error = usage_error(script, ["--dataset", "voxels", "--shapes-seed", "1"], capsys)

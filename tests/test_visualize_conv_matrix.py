@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import capsule_attacks
 import conv_matrix_capsules as experiment
 import make_conv_matrix_capsules_gif as animation
 import multimnist_capsnet as digits
@@ -31,9 +32,9 @@ from figure_checks import (
     refuse,
 )
 from helpers import attacked_by_hand, failure
+from smallnorb_novel_viewpoint import confusion_matrix
 from support.files import UserError
 from support.statistics import t_quantile
-from support.tables import confusion_matrix
 
 SMALL = [
     "--seed=123",
@@ -45,7 +46,7 @@ SMALL = [
     "--lr=0.01",
 ]
 ATTACK = ["--epsilons=0.1,0.3", "--attack-steps=2", "--n-attack=4"]
-TINY = [*SMALL, *ATTACK, "--n-epochs=2", "--n-train=32", "--n-test=20"]
+TINY = [*SMALL, "--n-epochs=2", "--n-train=32", "--n-test=20"]
 FOLDER = Path("viz", experiment.EXPERIMENT)
 
 
@@ -71,7 +72,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("trained") / "run.npz"
+    path = tmp_path_factory.mktemp("trained") / "run.safetensors"
     assert experiment.main([*TINY, "--quiet", f"--checkpoint={path}"]) == 0
     return path
 
@@ -84,7 +85,7 @@ def run(checkpoint: Path) -> figures.Run:
 
 @pytest.fixture(scope="module")
 def answers(run: figures.Run) -> dict[str, np.ndarray]:
-    return figures.answers_of(run, SERIAL)
+    return figures.answers_of(*run, SERIAL)
 
 
 def test_training_and_checkpoint_give_the_same_figures(
@@ -96,8 +97,20 @@ def test_training_and_checkpoint_give_the_same_figures(
     check_pictures(FOLDER, names, highest=1800, scale=0.5)
     refuse(monkeypatch, experiment, "train")
     check_unchanged(figures, [*TINY, f"--checkpoint={checkpoint}"], FOLDER, capsys)
-    assert attacks.main([f"--checkpoint={checkpoint}", f"--figures={','.join(attacks.OF_RUN)}", *ATTACK]) == 0
-    check_pictures(FOLDER, [*names, *attacks.OF_RUN], highest=1900, scale=0.5)
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("attacked") / "run.safetensors"
+    assert capsule_attacks.main([*TINY[:-1], *ATTACK, "--quiet", f"--checkpoint={path}"]) == 0
+    return path
+
+
+def test_figures_of_attacks_come_from_a_checkpoint(attacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, capsule_attacks, "train")
+    names = attacks.OF_RUN
+    assert attacks.main([f"--checkpoint={attacked}", f"--figures={','.join(names)}"]) == 0
+    check_pictures(Path("viz", "capsule_attacks"), names, highest=1900, scale=0.5)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -347,13 +360,13 @@ def test_classes_that_were_not_shown_come_first() -> None:
 
 def compared(name: str, model: str, accuracies: list[list[float]], **changes: Any) -> Path:
     """A file as compare_seeds.py writes it, of one model: of each seed the accuracies at epsilon 0 and 0.1."""
-    config = dataclasses.asdict(experiment.Config(dataset="voxels", attack=("fgsm",))) | changes
+    config = dataclasses.asdict(capsule_attacks.Config(dataset="voxels")) | changes
     runs: list[Any] = []
     for s, row in enumerate(accuracies):
         metrics = {f"fgsm_{e}_accuracy": a for e, a in zip(("0", "0.1"), row, strict=True)}
         metrics |= {f"worst_case_{e}_accuracy": a / 2 for e, a in zip(("0", "0.1"), row, strict=True)}
         runs.append({"seed": s, "models": {model: metrics | {"zero_gradient": 0.5 * s}}})
-    path = attacks.RESULTS / f"attacks_{name}.json"
+    path = attacks.RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"dataset": "voxels", "settings": {"": {"config": config, "runs": runs}}}, default=str))
     return path
@@ -375,19 +388,21 @@ def test_attacks_are_means_and_intervals_with_the_papers_beside() -> None:
         with pytest.raises(UserError, match="have no attacks in common"):
             attacks.join_attacks(paths)
     with pytest.raises(UserError, match="there are no results"):
-        attacks.join_attacks([])
+        attacks.draw_attack_seeds([])
 
 
-def test_the_papers_attacks_are_drawn_as_they_are(run: figures.Run) -> None:
+def test_the_papers_attacks_are_drawn_as_they_are() -> None:
     rows = {name: {kind: np.array([[1.0, 0.5, 0.25]]) for kind in attacks.SHOWN_KINDS} for name in figures.MODELS}
     found = attacks.Attacks([0, 0.2, 0.5], rows, dict.fromkeys(rows, 0.0))
-    lines = held(drawn(lambda: attacks.draw_attacks(run.config, found, "")).axes[0])["lines"]
+    lines = held(drawn(lambda: attacks.draw_attacks(capsule_attacks.Config(), found, "")).axes[0])["lines"]
     assert_same(lines["paper, capsules"], [[0.2, 0.5], [0.83, 0.69]], "capsules")
     assert_same(lines["paper, CNN"], [[0.2, 0.5], [0.16, 0.03]], "cnn")
 
 
-def test_measured_attacks_are_those_of_the_script(run: figures.Run) -> None:
-    expected = experiment.attack_all(dataclasses.replace(run.config, attack=experiment.ATTACKS), run.states, run.data)
+def test_measured_attacks_are_those_of_the_script(attacked: Path) -> None:
+    config, states = capsule_attacks.load_checkpoint(attacked)
+    run = attacks.Run(config, capsule_attacks.make_data(config), states)
+    expected = capsule_attacks.attack_all(*(run.config, run.states, run.data))
     found = attacks.measure_attacks(run, 1)
     assert found.epsilons == [0, 0.1, 0.3]
     for name, kinds in expected.items():

@@ -834,6 +834,7 @@ function showVerdict(capsules, cnn) {
 
 // The pose of the object's class as a frame of three arrows, and as numbers.
 const ARROWS = ["var(--cnn)", "var(--third)", "var(--capsules)"];
+const POSE_ZERO = 0.05; // smaller entries are shown as 0.0
 const poseOf = (mu) => [...mu.slice(16 * view.object, 16 * (view.object + 1))];
 const arrowEnds = (pose) => [0, 1, 2].map((r) => {
   const [x, y, z] = pose.slice(4 * r, 4 * r + 3);
@@ -844,7 +845,8 @@ function showPose(mu) {
   const pose = poseOf(mu);
   const ends = arrowEnds(pose);
   const turn = view.poses.map(arrowEnds); // the same all round
-  const scale = 86 / Math.max(...[...turn, ends].flat(2).map(Math.abs));
+  const reach = Math.max(...[...turn, ends].flat(2).map(Math.abs));
+  const scale = 86 / Math.max(reach, POSE_ZERO); // arrows that the numbers do not show are not drawn large
   const at = ([x, y]) => `${(scale * x).toFixed(1)} ${(scale * y).toFixed(1)}`;
   const svg = $("frame");
   svg.replaceChildren();
@@ -859,6 +861,8 @@ function showPose(mu) {
     const [cx, cy] = at(ends[r]).split(" ");
     shape(svg, "circle", { cx, cy, r: 6, style: `fill:${colour}` });
   });
+  const isZero = pose.every((entry) => Math.abs(entry) < POSE_ZERO);
+  $("pose-zero").textContent = isZero ? "Here the pose is zero to one decimal: the activation of this class alone answers. " : "";
   const limit = 6; // entries of this size have the full colour
   [...$("matrix").children].forEach((cell, k) => {
     const strength = Math.min(1, Math.abs(pose[k]) / limit);
