@@ -66,10 +66,7 @@ from support.training import NO_OPTIONS, Callback, RunOptions, Session
 #   M  children of a field, K * K * I
 
 EXPERIMENT = "what_routing_does"
-COMPOSITES: dict[str, Any] = {  # the settings of that study, where no flag gives others
-    "batch_size": 64, "n_epochs": 4, "n_train": 12_000, "n_test": 5000, "lr": 0.01, "weight_decay": 0.1,
-}  # fmt: skip
-AFFNIST: dict[str, Any] = {
+AFFNIST: dict[str, Any] = {  # the settings of that study
     "canvas": 40, "max_shift": 6, "conv_channels": 16, "primary_types": 4, "n_epochs": 4, "match_accuracy": 0.98,
     "check_every": 200,
 }  # fmt: skip
@@ -100,9 +97,9 @@ class Config:
     seed: int = setting(0, int_in(0, 2**32 - 1),
         "Seed of the data, the initial weights and the order of the images.", usual=True)
     n_epochs: int = setting(conv.Config.n_epochs, int_in(1, 100_000), "Train for N passes over the training set.",
-        shown=f"{conv.Config.n_epochs}, with digits {COMPOSITES['n_epochs']}", usual=True, group="training")
+        shown=f"{conv.Config.n_epochs}, with digits {base.Config.n_epochs}", usual=True, group="training")
     lr: float = setting(conv.Config.lr, float_in(0, 10, above=True), "Learning rate of Adam.",
-        shown=f"{conv.Config.lr:g}, composites {COMPOSITES['lr']:g}, affnist {affine.Config.lr:g}")
+        shown=f"{conv.Config.lr:g}, composites {base.Config.lr:g}, affnist {affine.Config.lr:g}")
     assignments: str = setting("routed", ("routed", "even", "random"), "Assign children to parents by routing; evenly;"
         " or, in a CapsNet, at random, drawn once for each pair of capsules.", usual=True, group="parts")
     loss: str = setting("paper", ("paper", "cross-entropy"), "Loss: the paper's, which is the spread loss of matrix"
@@ -121,8 +118,9 @@ class Config:
         study = given.get("study", cls.study)
         if study not in CAPSNET:
             return {}
-        own = AFFNIST | {"lr": affine.Config.lr} if study == "affnist" else COMPOSITES
-        return {name: own[name] for name in ("n_epochs", "lr")}
+        if study == "affnist":
+            return {"n_epochs": AFFNIST["n_epochs"], "lr": affine.Config.lr}
+        return {"n_epochs": base.Config.n_epochs, "lr": base.Config.lr}
 
     def check(self, given: Mapping[str, Any]) -> None:
         for name, studies in OF_STUDIES.items():
@@ -434,7 +432,7 @@ def network_config(config: Config) -> Any:
     common |= {"data_dir": config.data_dir, "recon_weight": config.recon_weight}
     if config.study == "affnist":
         return affine.Config(**(AFFNIST | common))
-    return base.Config(**(COMPOSITES | common))
+    return base.Config(**common)
 
 
 def make_network(config: Config) -> Any:
