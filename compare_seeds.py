@@ -41,20 +41,13 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from report import (
-    MAX_BYTES,
-    code_files,
-    grid_table,
-    paired_table,
-    parse_flags,
-    read_result,
-    rows_table,
-    seeds_table,
-)  # fmt: skip
+from report import MAX_BYTES, read_result
 from support.console import Terminated, exit_status, one_line, print_message, print_result, shows_progress
 from support.files import UserError, require_writable, same_file
 from support.flags import Parser, whole_number
+from support.result_tables import grid_table, paired_table, rows_table, seeds_table
 from support.results import git_commit, save_result
+from support.scripts import code_files, parse_flags
 from support.statistics import best_setting, summarise_comparison
 
 Json = dict[str, Any]

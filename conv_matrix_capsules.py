@@ -120,10 +120,10 @@ class Config(Viewpoints):
         " each class of smallnorb or toys out and test on them.", shown="test on the five test objects")
     n_epochs: int = setting(5, int_in(1, 100_000), "Train for N passes over the training set.", usual=True,
         group="training")
-    cnn_epochs: int = setting(5, int_in(1, 100_000), "The same for the CNN.", shown="5, or as --n-epochs")
+    cnn_epochs: int = setting(10, int_in(1, 100_000), "The same for the CNN.", shown="10, or as --n-epochs")
     batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
     lr: float = setting(0.015, float_in(0, 10, above=True), "Learning rate of the capsules.")
-    cnn_lr: float = setting(3e-3, float_in(0, 10, above=True), "Learning rate of the CNN.")
+    cnn_lr: float = setting(1e-3, float_in(0, 10, above=True), "Learning rate of the CNN.")
     lr_schedule: str = setting("linear", ("constant", "linear", "cosine"),
         "Course of the learning rate. linear and cosine fall to 0.")
     weight_decay: float = setting(0.0, float_in(0, 100),
@@ -135,7 +135,7 @@ class Config(Viewpoints):
     em_iters: int = setting(2, int_in(1, 20), "Route in N iterations.", paper="3 is the best of its table 1")
     em_grad: str = setting("exact", ("exact", "stop"), "Differentiate through all iterations, or through the last"
         " M-step alone, with constant assignments and mass.")
-    variance_floor: float = setting(0.5, float_in(0, 1e6, above=True),
+    variance_floor: float = setting(1.0, float_in(0, 1e6, above=True),
         "Add X to every variance of a routing iteration.", paper="0")
     beta_v_init: float = setting(-0.2, float_in(-10, 10),
         "Initial beta_v, counted from -log(variance floor) / 2: below 0, votes that agree activate a capsule.")
@@ -431,10 +431,12 @@ def field_routing_backward(
 
 
 class Routing(NamedTuple):
-    """A pair of the signatures of ``field_routing_forward`` and ``field_routing_backward``."""
+    """A pair of the signatures of ``field_routing_forward`` and ``field_routing_backward``, with these parameters of a
+    layer besides w."""
 
     forward: Callable[..., tuple[Array, Array, Any]]
-    backward: Callable[..., tuple[Array, Array, Array, Array, Array]]
+    backward: Callable[..., tuple[Array, ...]]
+    parameters: tuple[str, ...] = ("beta_a", "beta_v")
 
 
 PLAIN = Routing(field_routing_forward, field_routing_backward)
@@ -530,8 +532,8 @@ def conv_capsnet_forward(
         layer: str, pose: Array, a: Array, k: int, stride: int, offset: Array | None = None
     ) -> tuple[Array, Array, Any]:
         w = params["class.w"][None, None] if layer == "class" else params[f"{layer}.w"]  # (K, K, I, J, P, P)
-        betas = params[f"{layer}.beta_a"], params[f"{layer}.beta_v"]
-        return routing.forward(pose, a, w, *betas, config.em_iters, config.variance_floor, k, stride, offset)
+        others = [params[f"{layer}.{name}"] for name in routing.parameters]
+        return routing.forward(pose, a, w, *others, config.em_iters, config.variance_floor, k, stride, offset)
 
     conv, conv_cache = conv2d_forward(x, params["conv1.w"], params["conv1.b"], stride=2, pad=2)  # (B, 14, 14, channels)
     hidden, relu_cache = relu_forward(conv)
@@ -559,8 +561,8 @@ def conv_capsnet_backward(
     dpose, da = dmu.reshape(n, 1, 1, -1, POSE_SIDE, POSE_SIDE), da.reshape(n, 1, 1, -1)
     grads: Params = {}
     for layer, routed in (("class", cache.routing), ("convcaps2", cache.convcaps2), ("convcaps1", cache.convcaps1)):
-        dpose, da, dw, dbeta_a, dbeta_v = routing.backward(dpose, da, routed, config.em_grad)
-        grads |= {f"{layer}.beta_a": dbeta_a, f"{layer}.beta_v": dbeta_v}
+        dpose, da, dw, *others = routing.backward(dpose, da, routed, config.em_grad)
+        grads |= {f"{layer}.{name}": grad for name, grad in zip(routing.parameters, others, strict=True)}
         grads[f"{layer}.w"] = dw[0, 0] if layer == "class" else dw
     # pose, a_primary = primary[..., :n_pose], sigmoid(primary[..., n_pose:])
     dlogits = sigmoid_backward(da, cache.a_primary)

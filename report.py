@@ -13,18 +13,10 @@ commands are those of their commits.
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
-
-# isort: split
-
 import argparse
-import ast
 import contextlib
 import functools
-import importlib
-import importlib.util
 import io
-import itertools
 import math
 import os
 import re
@@ -34,21 +26,20 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import claims
-from support.console import exit_status, print_message, print_result
+from support.console import print_message, print_result
 from support.files import UserError, atomic_write
-from support.flags import Parser
+from support.result_tables import claims_table, grid_table, plain_table, rows_table, seeds_table, study_table
 from support.results import checksum, parse_json, read_text, save_result
-from support.settings import UsageError
-from support.settings import parse as parse_settings
+from support.script import script
+from support.scripts import HERE, code_files, load_script, parse_flags
+from support.settings import Parser, UsageError
 from support.statistics import read_comparison
 
 Json = dict[str, Any]
 
-HERE = Path(__file__).resolve().parent
 CLAIMS = Path("results/claims.json")
 MAX_BYTES = 200_000  # of a committed result
 TOLERANCE = 1e-9  # of a number that is computed again: other versions of numpy add in another order
@@ -65,278 +56,25 @@ def read_result(path: Path) -> Json:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Scripts
+# Pages
 # ----------------------------------------------------------------------------------------------------------------------
 
+HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands between is rewritten:
+  <!-- table: results/EXPERIMENT/FILE.json rows metrics=familiar_accuracy,held_out_accuracy -->    a row per model
+  <!-- table: results/E/A.json,results/E/B.json#PART rows names=capsules,CNN -->     of several files, or of a part;
+      of a file with three settings, "names=A,one|two|" names the first two and leaves the third out
+  <!-- table: results/EXPERIMENT/FILE.json grid models=capsules,cnn digits=2 -->     a row per setting of a sweep
+  <!-- table: results/EXPERIMENT/FILE.json seeds first=3 -->     a row per seed, here of the first three, then mean
+      and sd, and the 95 % interval of five or more
+  <!-- table: results/EXPERIMENT/FILE.json study models=capsules -->     a row per kind of assignments (--routing-study)
+  <!-- table: results/claims.json claims page=docs/PAGE.md -->     a row per condition of each claim, here of a page's
+  <!-- table: results/benchmarks/FILE.json table NAME columns=step,ms -->     a table of a benchmark file
+Options: metrics= models= digits= setting= first= columns= page= names=.
+A marker inside `backquotes` is left alone."""
 
-def code_files(script: Path) -> list[Path]:
-    """The script and the modules of its folder that it imports, directly or not. Raises UserError where one cannot be
-    read."""
-    root = script.parent if script.parent.name != "benchmarks" else script.parent.parent
-    found: set[Path] = set()
-    todo = [script]
-    while todo:
-        path = todo.pop()
-        if path in found:
-            continue
-        found.add(path)
-        try:
-            nodes = list(ast.walk(ast.parse(path.read_bytes())))
-        except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"{path} is no Python program that can be read ({type(error).__name__})") from None
-        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-        for node in (node for node in nodes if isinstance(node, ast.ImportFrom)):
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            for part in itertools.accumulate(name.split("."), lambda a, b: f"{a}/{b}"):
-                todo += [file for file in (root / f"{part}.py", root / part / "__init__.py") if file.is_file()]
-    return sorted(found)
-
-
-def load_script(path: Path) -> ModuleType:
-    """A script, imported. Raises UserError where that fails."""
-    try:
-        if path.is_relative_to(HERE):
-            return importlib.import_module(".".join(path.relative_to(HERE).with_suffix("").parts))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec
-        assert spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    except Exception as error:
-        raise UserError(f"{path.name} cannot be imported: {type(error).__name__}: {error}") from None
-
-
-def parse_flags(script: Path, argv: Sequence[str]) -> Any:
-    """The flags as the script's own parser understands them; it ends with status 2 where it does not."""
-    module = load_script(script)
-    if hasattr(module, "Options"):
-        try:
-            return argparse.Namespace(**parse_settings(module.Config, module.Options, argv, "")[2])
-        except UsageError as error:
-            Parser(prog=script.name).error(str(error))
-    parser = module.make_parser()
-    parser.prog = script.name
-    return parser.parse_args(argv)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Tables
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def markdown(columns: list[str], rows: list[list[str]]) -> str:
-    """A table whose columns line up in a terminal too; the first is left-aligned."""
-    widths = [max(3, *map(len, column)) for column in zip(columns, *rows, strict=True)]
-
-    def line(cells: list[str]) -> str:
-        padded = [c.rjust(w) for c, w in zip(cells, widths, strict=True)]
-        return f"| {' | '.join([cells[0].ljust(widths[0]), *padded[1:]])} |"
-
-    rule = ["-" * widths[0], *("-" * (w - 1) + ":" for w in widths[1:])]
-    return "\n".join([line(columns), line(rule), *map(line, rows)])
-
-
-def show(value: Any, digits: int = 3) -> str:
-    return "" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
-
-
-def show_mean(sample: Json | None, digits: int, sign: str = "") -> str:
-    """Mean, and half of its 95 % interval."""
-    if not sample:
-        return ""
-    half = "" if sample["low"] is None else f" ± {sample['high'] - sample['mean']:.{digits}f}"
-    return f"{sample['mean']:{sign}.{digits}f}{half}"
-
-
-def show_interval(sample: Json, digits: int, sign: str = "") -> str:
-    known = sample.get("low") is not None
-    return f"{sample['low']:{sign}.{digits}f} to {sample['high']:{sign}.{digits}f}" if known else ""
-
-
-class View(NamedTuple):
-    """What of a comparison a table shows."""
-
-    models: list[str]
-    metrics: list[str]
-    digits: int
-
-    @property
-    def pairs(self) -> list[tuple[str, str]]:
-        return list(itertools.product(self.metrics, self.models))
-
-    def heads(self, prefix: str = "", models: list[str] | None = None) -> list[str]:
-        """A column for each metric of each model."""
-        names = self.models if models is None else models
-        return [f"{prefix}{m}: {k}" for k, m in itertools.product(self.metrics, names)]
-
-
-def view_of(documents: list[Json], options: dict[str, str]) -> View:
-    """Raises UserError for a model or metric that the documents have not."""
-    there: dict[str, set[str]] = {}
-    for entry in (entry for document in documents for entry in document["settings"].values()):
-        for model, metrics in entry["models"].items():
-            there.setdefault(model, set()).update(metrics)
-    models = options["models"].split(",") if "models" in options else list(there)
-    metrics = options["metrics"].split(",") if "metrics" in options else [documents[0]["headline"]]
-    if missing := [name for name in models if name not in there]:
-        raise UserError(f"there is no model {', '.join(missing)}")
-    if missing := [name for name in metrics if not any(name in there[m] for m in models)]:
-        raise UserError(f"there is no metric {', '.join(missing)}")
-    return View(models, metrics, int(options.get("digits", 3)))
-
-
-def pick_setting(document: Json, name: str | None) -> Json:
-    settings: Json = document["settings"]
-    if name is None and len(settings) > 1:
-        raise UserError(f"the file holds {len(settings)} settings: add setting=NAME, such as {min(settings)!r}")
-    if name is not None and name not in settings:
-        raise UserError(f"the file has no setting {name!r}")
-    chosen: Json = settings[name or next(iter(settings))]
-    return chosen
-
-
-def seeds_table(document: Json, options: dict[str, str]) -> str:
-    """A row for each seed, then mean, standard deviation and interval."""
-    entry, view = pick_setting(document, options.get("setting")), view_of([document], options)
-    samples = [entry["models"][m].get(k, {}) for k, m in view.pairs]
-    rows = [
-        [str(run["seed"]), *(show(run["models"][m].get(k), view.digits) for k, m in view.pairs)]
-        for run in entry["runs"]
-    ]
-    rows.append(["mean", *(show(s.get("mean"), view.digits) for s in samples)])
-    if len(rows) > 2:
-        rows.append(["sd", *(show(s.get("sd"), view.digits) for s in samples)])
-        rows.append(["95 %", *(show_interval(s, view.digits) for s in samples)])
-    return markdown(["seed", *view.heads()], rows)
-
-
-def paired_table(document: Json, options: dict[str, str]) -> str:
-    """The reference minus each other model; a verdict with five seeds or more."""
-    entry, view = pick_setting(document, options.get("setting")), view_of([document], options)
-    rows = []
-    for metric, name in view.pairs:
-        if s := entry["paired"].get(name, {}).get(metric):
-            mean, interval = f"{s['mean']:+.{view.digits}f}", show_interval(s, view.digits, "+")
-            rows.append([name, metric, mean, interval, f"{s['higher']} of {s['n']}", s["verdict"] or ""])
-    columns = [f"{document['reference']} minus", "metric", "difference", "95 % interval", "higher on", "verdict"]
-    keep = [k for k in range(6) if k < 5 or any(row[k] for row in rows)]
-    return markdown([columns[k] for k in keep], [[row[k] for k in keep] for row in rows])
-
-
-def study_table(document: Json, options: dict[str, str]) -> str:
-    """A row for each kind of assignments with which a routing study tested the first model."""
-    entry, view = pick_setting(document, options.get("setting")), view_of([document], options)
-    model = entry["models"][view.models[0]]
-    kinds = [name.removesuffix("_entropy") for name in model if name.endswith("_entropy")]
-    if not kinds:
-        raise UserError(f"the file has no routing study of {view.models[0]}")
-    columns, rows = ["accuracy", "changed", "entropy"], []
-    for kind in kinds:
-        means = [show_mean(model.get(f"{kind}_{k}"), view.digits) for k in columns]
-        rows.append([kind.replace("iters_", "iterations: "), *means])
-    return markdown(["assignments in the test", *columns], rows)
-
-
-def grid_table(document: Json, options: dict[str, str]) -> str:
-    """A row for each setting of a sweep."""
-    view = view_of([document], options)
-    axes = [name for group in document["axes"] for name in group]
-    entries = list(document["settings"].values())
-    baselines = [m for m in view.models if any(m in entry["paired"] for entry in entries)]
-    rows = []
-    for entry in entries:
-        row = [*(entry["values"][name] for name in axes), str(len(entry["runs"]))]
-        row += [show_mean(entry["models"].get(m, {}).get(k), view.digits) for k, m in view.pairs]
-        for metric, name in itertools.product(view.metrics, baselines):
-            row.append(show_mean(entry["paired"].get(name, {}).get(metric), view.digits, "+"))
-        rows.append(row)
-    return markdown([*axes, "seeds", *view.heads(), *view.heads(f"{document['reference']} − ", baselines)], rows)
-
-
-def rows_table(documents: list[Json], options: dict[str, str]) -> str:
-    """A row for each model and setting of one or several files, named by ``names``. A name "A|B|" of a file with three
-    settings names the first two and leaves the third out. Without names a row has the model's."""
-    view = view_of(documents, options)
-    names = options["names"].split(",") if "names" in options else [""] * len(documents)
-    if len(names) != len(documents):
-        raise UserError(f"names= has {len(names)} names for {len(documents)} files")
-    rows = []
-    for document, of_file in zip(documents, names, strict=True):
-        settings, own = document["settings"], "|" in of_file
-        labels = of_file.split("|") if own else [of_file] * len(settings)
-        if len(labels) != len(settings):
-            raise UserError(f"names= has {len(labels)} names for {len(settings)} settings")
-        for (setting, entry), name in zip(settings.items(), labels, strict=True):
-            models = [m for m in view.models if m in entry["models"] and (name or not own)]
-            for m in models:
-                label = f"{name}: {m}" if name and len(models) > 1 else name or m
-                means = [show_mean(entry["models"][m].get(k), view.digits) for k in view.metrics]
-                values = "" if own or setting == "default" else setting
-                n_params = f"{entry['models'][m].get('n_params', 0):,}"
-                rows.append([label, n_params, values, str(len(entry["runs"])), *means])
-    columns = ["network", "parameters", "setting", "seeds", *view.metrics]
-    keep = [k for k in range(len(columns)) if k != 2 or any(row[2] for row in rows)]
-    return markdown([columns[k] for k in keep], [[row[k] for k in keep] for row in rows])
-
-
-def plain_table(document: Json, name: str, options: dict[str, str]) -> str:
-    table = document.get("tables", {}).get(name)
-    if table is None:
-        raise UserError(f"the file has no table {name!r}")
-    columns = options["columns"].split(",") if "columns" in options else table["columns"]
-    if missing := [column for column in columns if column not in table["columns"]]:
-        raise UserError(f"the table has no column {', '.join(missing)}")
-    where = [table["columns"].index(column) for column in columns]
-    return markdown(columns, [[show(row[k], int(options.get("digits", 3))) for k in where] for row in table["rows"]])
-
-
-def claims_table(document: Json, page: str | None) -> str:
-    """A row for each condition of all claims, or of those of a page."""
-    columns = ["claim", "the paper's result", "tested on", "accuracy", "against", "difference", "seeds", "verdict"]
-    rows = []
-    for claim in (claim for claim in document["claims"] if page in (None, claim["page"])):
-        for k, c in enumerate(claim["conditions"]):
-            heads = ["", ""] if k else [f"{claim['claim']}: **{claim['verdict']}**", claim["paper"]]
-            difference = f"{c['difference']:+.3f}" if "difference" in c else ""
-            interval = f" ({show_interval(c, 3, '+')})" if c.get("low") is not None else ""
-            numbers = [show(c.get("first")), show(c.get("second")), difference + interval, show(c.get("n", c["seeds"]))]
-            rows.append([*heads, c["condition"], *numbers, c["verdict"]])
-    return markdown(columns, rows)
-
-
-def verdicts_table(document: Json) -> str:
-    """A row for each claim: the range of the differences, and in how many conditions it has which verdict."""
-    rows = []
-    for claim in document["claims"]:
-        found = sorted(c["difference"] for c in claim["conditions"] if "difference" in c)
-        ends = dict.fromkeys(f"{value:+.3f}" for value in (*found[:1], *found[-1:]))
-        rows.append(
-            [f"[{claim['claim']}]({claim['page']})", claim["paper"], " to ".join(ends), f"**{claim['verdict']}**"]
-        )
-    return markdown(["claim", "the paper's result", "difference", "verdict"], rows)
-
-
-def baselines_table(document: Json) -> str:
-    """What ``make_toy_norb.py --baselines`` measures: errors on the toys, and on smallNORB as published."""
-    models, grey = document["models"], document["grey_levels"]
-    rows = []
-    for name, who in (("nearest_neighbour", "nearest neighbour"), ("linear", "a linear classifier"), ("cnn", "a CNN")):
-        rows.append([f"test error of {who}", f"{models[name]['error']:.1%}", f"{models[name]['real_error']:.1%}"])
-    rows.append(["mean of the grey levels, 0 to 255", f"{grey['mean']:.0f}", ""])
-    rows.append(["standard deviation of the grey levels", f"{grey['spread']:.0f}", ""])
-    rows.append(["parameters of the CNN", f"{models['cnn']['n_params']:,}", ""])
-    rows.append(["processor seconds to draw the set", f"{document['drawing']['cpu_seconds']:.0f}", ""])
-    return markdown(["", "toys", "smallNORB"], rows)
-
-
-COMPARISON_TABLES = {"seeds": seeds_table, "paired": paired_table, "study": study_table, "grid": grid_table}
 OPTIONS = {
-    "seeds": "models metrics digits setting", "paired": "models metrics digits setting",
-    "study": "models digits setting",
-    "grid": "models metrics digits", "rows": "models metrics digits names", "table": "columns digits", "claims": "page",
-    "verdicts": "", "baselines": "",
+    "seeds": "models metrics digits first", "study": "models digits setting", "grid": "models metrics digits",
+    "rows": "models metrics digits names", "table": "columns digits", "claims": "page",
 }  # fmt: skip
 
 
@@ -346,40 +84,18 @@ def make_table(files: list[str], kind: str, name: str | None, options: dict[str,
         raise UserError(f"{kind!r} is not a kind of table, which are {', '.join(OPTIONS)}")
     if extra := set(options) - set(OPTIONS[kind].split()):
         raise UserError(f"a table of kind {kind} takes no {', '.join(sorted(extra))}=")
-    if not re.fullmatch(r"\d", options.get("digits", "3")):
-        raise UserError("digits= is a number from 0 to 9")
+    if not all(re.fullmatch(r"\d", options.get(name, "3")) for name in ("digits", "first")):
+        raise UserError("digits= and first= are numbers from 0 to 9")
     if (name is None) == (kind == "table") or (len(files) > 1 and kind != "rows"):
         raise UserError("a marker names a file, then a kind of table; a table of kind table has a name, no other has")
     if kind == "rows":
         return rows_table([read_comparison(file) for file in files], options)
-    if kind in COMPARISON_TABLES:
-        return COMPARISON_TABLES[kind](read_comparison(files[0]), options)
-    document = read_result(Path(files[0]))
     if kind == "table":
-        return plain_table(document, str(name), options)
+        return plain_table(read_result(Path(files[0])), str(name), options)
     if kind == "claims":
-        return claims_table(document, options.get("page"))
-    return verdicts_table(document) if kind == "verdicts" else baselines_table(document)
+        return claims_table(read_result(Path(files[0])), options.get("page"))
+    return {"seeds": seeds_table, "study": study_table, "grid": grid_table}[kind](read_comparison(files[0]), options)
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Pages
-# ----------------------------------------------------------------------------------------------------------------------
-
-HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands between is rewritten:
-  <!-- table: results/EXPERIMENT/FILE.json rows metrics=familiar_accuracy,held_out_accuracy -->    a row per model
-  <!-- table: results/E/A.json,results/E/B.json#PART rows names=capsules,CNN -->     of several files, or of a part;
-      of a file with three settings, "names=A,one|two|" names the first two and leaves the third out
-  <!-- table: results/EXPERIMENT/FILE.json grid models=capsules,cnn digits=2 -->     a row per setting of a sweep
-  <!-- table: results/EXPERIMENT/FILE.json seeds -->     a row per seed, then mean, sd and 95 % interval
-  <!-- table: results/EXPERIMENT/FILE.json paired setting="em-iters=1 loss=spread" -->     capsules minus each baseline
-  <!-- table: results/EXPERIMENT/FILE.json study models=capsules -->     a row per kind of assignments (--routing-study)
-  <!-- table: results/claims.json claims -->             a row per condition of each claim
-  <!-- table: results/claims.json verdicts -->           a row per claim
-  <!-- table: results/benchmarks/FILE.json table NAME columns=step,ms -->     a table of a benchmark file
-  <!-- table: results/toys/baselines.json baselines -->     what simple classifiers reach on the toys
-Options: metrics= models= digits= setting= columns= page= names=.
-A marker inside `backquotes` is left alone."""
 
 MARKER = re.compile(r"(?<!`)<!--\s*(?:table:\s*(.*?)|end)\s*-->(?!`)", re.DOTALL)
 
@@ -654,22 +370,18 @@ def report(check: bool, with_claims: bool) -> None:
                 stream.write(new.encode())
             print_result(f"{page}: {len(stale)} rewritten")
     if check:
-        for cached in (
-            known_files,
-            is_changed,
-            is_ancestor,
-            listed_at,
-        ):  # the tree may be another one than at the last call
-            cached.cache_clear()
+        for cached in (known_files, is_changed, is_ancestor, listed_at):
+            cached.cache_clear()  # the tree may be another one than at the last call
         if why := unknown_history():
             print_message(f"warning: commits are not checked: {why}")
         results, older = sorted(Path("results").rglob("*.json")), []
-        everything += " ".join(f"results/{c.file}" for claim in claims.CLAIMS for c in claim.conditions)
+        used = {CLAIMS.as_posix(), *re.findall(r"results/[\w/.*-]+\.json", everything)}  # a page may name a pattern
+        used |= {f"results/{c.file}" for claim in claims.CLAIMS for c in claim.conditions}
         for path in results:
             found = list(check_result(path, why is None))
             problems += [fault for fault in found if fault]
             older += [str(path)] * (None in found)
-            if path.as_posix() not in everything:
+            if not any(path.match(pattern) for pattern in used):
                 problems.append(f"{path} is used by no page and no claim")
         if older:
             names = ", ".join(older[:3]) + ", ..." * (len(older) > 3)
@@ -680,40 +392,27 @@ def report(check: bool, with_claims: bool) -> None:
         raise UserError(f"{len(problems)} problem{'s' * (len(problems) > 1)} in the pages and results{hint}")
 
 
-def make_parser() -> argparse.ArgumentParser:
+@script
+def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(
-        examples=[
-            ("", "Write the tables of the pages: about 2 seconds."),
-            ("--check", "Compare pages, results, commands and commits, and change nothing: about 10 seconds."),
-            ("--root ../other --check", "The same in another copy of the repository: about 10 seconds."),
-        ],
-        description="Rewrite the tables of README.md and docs/*.md from results/.",
-        epilog=HELP_MARKERS,
+        description="Rewrite the tables of README.md and docs/*.md from results/.", epilog=HELP_MARKERS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    )  # fmt: skip
     add = parser.add_argument
     add("--check", action="store_true",
         help="Rewrite nothing; exit with status 1 where a page or a result is wrong.")  # fmt: skip
     add("--claims", action="store_true", help=f"Write {CLAIMS} before the pages.")
-    add("--root", type=Path, metavar="DIR", default=Path(__file__).resolve().parent,
+    add("--root", type=Path, metavar="DIR", default=HERE,
         help="The folder of README.md and results/. Default: that of this script.")  # fmt: skip
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
+    parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.check and args.claims:
-        parser.error("argument --claims: --check writes nothing")
-
-    def body() -> None:
-        try:
-            os.chdir(args.root)
-        except OSError as error:
-            raise UserError(f"cannot read {args.root}: {error.strerror}") from None
-        report(args.check, args.claims)
-
-    return exit_status(body)
+        raise UsageError("argument --claims: --check writes nothing")
+    try:
+        os.chdir(args.root)
+    except OSError as error:
+        raise UserError(f"cannot read {args.root}: {error.strerror}") from None
+    report(args.check, args.claims)
 
 
 if __name__ == "__main__":

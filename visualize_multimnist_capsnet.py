@@ -4,17 +4,18 @@
     python visualize_multimnist_capsnet.py --n-epochs 8 --n-train 6000 --outdir viz
 
 trains the three models and draws; ``--checkpoint FILE`` draws what ``multimnist_capsnet.py --checkpoint FILE`` has
-trained. The same run gives the same files byte for byte, and a file that would not change is left alone.
+trained. Without --seed it is the reported seed whose capsule network has the median accuracy. The same run gives the
+same files byte for byte, and a file that would not change is left alone.
 
     example_pairs.png         composites and the two digits that each is made of
-    training_curves.png       losses and accuracies, epoch by epoch, and every seed of a results file as a point
+    training_curves.png       losses and accuracies, epoch by epoch
     reconstructions.png       both digits of a composite, each drawn by the decoder from its own capsule alone
     capsule_activations.png   lengths of the ten digit capsules, and how often both, one or none of the digits is found
     overlay.png               reconstructions in two colours, right, wrong, and of digits that are not there
-    capsule_dimensions.png    what each of the 16 numbers in a digit capsule changes in the picture
+    capsule_dimensions.png    six of the 16 numbers in a digit capsule, named after what they change in the picture
     couplings.png             where dynamic routing sends the primary capsules, iteration by iteration
 
-``--scaling`` trains nothing and draws one figure, from files that compare_seeds.py has written, scaling_*.json:
+and from results of compare_seeds.py:
 
     scaling.png               both digits right against composites seen in training, means and intervals over seeds
 
@@ -29,125 +30,50 @@ import support.headless  # noqa: F401  before matplotlib
 # isort: split
 
 import dataclasses
-import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 import multimnist_capsnet as experiment
 from fast.workers import blas_threads
 from multimnist_capsnet import Array, Batch, Config, Data
-from support.figures import (
-    BLACK,
-    BLUE,
-    DATASET_NAMES,
-    GREEN,
-    GREY,
-    MODEL_STYLES,
-    ORANGE,
-    RIGHT,
-    SKY,
-    VERMILLION,
-    WIDTH,
-    WRONG,
-    YELLOW,
-    Colour,
-    FigureOptions,
-    accuracy_axis,
-    add_axes,
-    add_colourbar,
-    add_frame,
-    add_heading_bar,
-    add_image,
-    add_legend,
-    add_model_legend,
-    add_reference_line,
-    add_row_label,
-    add_seed_points,
-    add_sheet,
-    add_text,
-    darkened,
-    epoch_axis,
-    evenly_spaced_indices,
-    lightened,
-    load_finished,
-    mark_column,
-    marked_answer,
-    model_line,
-    new_figure,
-    plural,
-    read_seeds,
-    reading_seeds,
-    require_runs,
-    require_test_images,
-    results_files,
-    tiled,
-    weighted_quantiles,
-    with_minus_sign,
-    write_figures,
-)
-from support.files import UserError, require_writable
+from support.files import UserError
 from support.optimizers import TrainState
 from support.script import script
-from support.settings import SettingError, input_path, parse, redeclared, setting
-from support.statistics import describe_sample
+from support.settings import input_path, names_of, parse, redeclared, setting
 from support.training import RunOptions
 
+from support.figures import (  # isort: skip
+    BLUE, DATASET_NAMES, GREEN, GREY, MODEL_STYLES, REFERENCE_LINE, RIGHT, SKY, VERMILLION, WRONG, YELLOW,
+    FigureOptions, darkened, draw_figures, evenly_spaced_indices, head_legend, heading, interval, lightened,
+    load_finished, make_figure, marked_answer, median_seed, model_handles, model_line, name_line, plural,
+    reported_runs, seed_text, settings_in, show_histories, show_pictures, with_minus_sign,
+)  # fmt: skip
+
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
-FIRST, SECOND = ORANGE, SKY  # the digits of a composite; where both are bright their sum is white
-DIGIT_COLOURS = (FIRST, SECOND)
-N_COLOURS = {"reconstructions": 128, "overlay": 200}  # of the palettes of large pictures
-OUTCOMES = (("both right", GREEN, ""), ("one right", YELLOW, "//"), ("none", VERMILLION, "xx"))
-NAME_LIMIT = 3  # characters of a class's name
-
-
-def subtitle(config: Config, data: Data, *, length: bool = True) -> str:
-    """What every figure says of its run: data set, overlap, seed, and how long it trained."""
-    overlap = f"boxes overlap by IoU ≥ {config.min_iou:g}" if config.min_iou else "any overlap"
-    parts = [DATASET_NAMES[data.name], overlap, f"seed {config.seed}"]
-    if length:
-        parts.append(f"{plural(config.n_epochs, 'epoch')} of {config.n_train:,} composites")
-    return " · ".join(parts)
+DIGIT_COLOURS = YELLOW, SKY  # of the first and the second digit; where both are bright their sum is white
+RESULTS = Path("results") / experiment.EXPERIMENT / "published_settings.json"
+MEDIAN_OF = "capsnet", "set_accuracy"
 
 
 def in_colour(digit: Array, colour: str) -> Array:
-    """A digit (H, W) in [0, 1] as RGB (H, W, 3) on black."""
+    """A digit (..., H, W) in [0, 1] as RGB (..., H, W, 3) on black."""
     return digit[..., None] * np.array(to_rgb(colour))
 
 
 def in_two_colours(digits: Array) -> Array:
-    """Two digits (2, H, W) in two colours that add up: RGB (H, W, 3)."""
-    return np.clip(sum(in_colour(digit, colour) for digit, colour in zip(digits, DIGIT_COLOURS, strict=True)), 0, 1)
-
-
-def tested(n_val: int | None) -> str:
-    """What the composites are called on which accuracies are measured, by --n-val."""
-    return "validation" if n_val else "test"
-
-
-def two_names(config: Config, labels: Sequence[int]) -> tuple[str, str]:
-    first, second = labels
-    return config.classes[first], config.classes[second]
-
-
-def name_size(config: Config, size: float) -> float:
-    """In points: smaller where names of classes are longer than digits."""
-    return size if max(map(len, config.classes)) == 1 else 0.8 * size
-
-
-def add_two_names(fig: Figure, x: float, y: float, config: Config, labels: Sequence[int]) -> None:
-    """A centred line that names two digits."""
-    add_text(fig, x, y, "{} + {}".format(*two_names(config, labels)), ha="center", fontsize=name_size(config, 10.5),
-             fontweight="bold")  # fmt: skip
+    """Two digits (..., 2, H, W) in two colours that add up: RGB (..., H, W, 3)."""
+    return np.clip(sum(in_colour(digits[..., d, :, :], colour) for d, colour in enumerate(DIGIT_COLOURS)), 0, 1)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -162,6 +88,24 @@ class Run(NamedTuple):
     config: Config
     data: Data
     states: dict[str, TrainState]
+    who: str  # the seed, and whether it is the median of the reported ones
+
+
+def subtitle(run: Run) -> str:
+    """What every figure says of its run: data set, overlap, seed, and how long it trained."""
+    config = run.config
+    overlap = f"boxes overlap by IoU ≥ {config.min_iou:g}" if config.min_iou else "any overlap"
+    length = f"{plural(config.n_epochs, 'epoch')} of {config.n_train:,} composites"
+    return " · ".join((DATASET_NAMES[run.data.name], overlap, length, run.who))
+
+
+def tested(n_val: int | None) -> str:
+    """What the composites are called on which accuracies are measured, by --n-val."""
+    return "validation" if n_val else "test"
+
+
+def both_names(config: Config, labels: Sequence[int]) -> str:
+    return " + ".join(config.classes[label] for label in labels)
 
 
 class Predictions(NamedTuple):
@@ -181,17 +125,15 @@ def in_order_of_labels(labels: Array, answers: Array) -> Array:
 
 
 def predict(run: Run, part: int = 32) -> Predictions:
-    config, batch = run.config, run.data.test.part(0, N_CANDIDATES)
-    params = run.states["capsnet"].params
+    batch, params = run.data.test.part(0, N_CANDIDATES), run.states["capsnet"].params
     lengths, v = [], []
     for start in range(0, len(batch.labels), part):
-        length, cache = experiment.capsnet_forward(params, batch.images[start : start + part], config)
+        length, cache = experiment.capsnet_forward(params, batch.images[start : start + part], run.config)
         lengths.append(length)
         v.append(cache.v)
     all_lengths = np.concatenate(lengths)
     answers = in_order_of_labels(batch.labels, experiment.top_labels(all_lengths, 2))
-    hits = (answers == batch.labels).sum(axis=1)
-    return Predictions(batch, all_lengths, np.concatenate(v), answers, hits)
+    return Predictions(batch, all_lengths, np.concatenate(v), answers, (answers == batch.labels).sum(axis=1))
 
 
 def varied(labels: Array, candidates: Array, n: int) -> Array:
@@ -207,11 +149,6 @@ def varied(labels: Array, candidates: Array, n: int) -> Array:
     return np.array(chosen, int)
 
 
-def draw_capsules(run: Run, v: Array, labels: Array) -> Array:
-    """v (N, J, D), labels (N, L) -> pictures (N, L, H, W), each from the named capsule alone."""
-    return experiment.reconstruct(run.states["capsnet"].params, v, labels)
-
-
 def absent(predicted: Predictions, chosen: Array) -> Array:
     """The longest capsule of each chosen composite (n,) that is neither a label nor an answer."""
     lengths = predicted.lengths[chosen].copy()
@@ -220,439 +157,299 @@ def absent(predicted: Predictions, chosen: Array) -> Array:
     return lengths.argmax(axis=1)
 
 
-class Routes(NamedTuple):
-    """Dynamic routing of one composite, T iterations."""
-
-    c: Array  # (T, J, rows, columns) couplings, the mean over types, weighted by the capsules' lengths
-    entropy: Array  # (T, 3) of the couplings of a capsule, in bits: 10th percentile, mean and 90th, weighted likewise
-    lengths: Array  # (T, J) of the digit capsules after each iteration
+PERTURBATIONS = np.linspace(-0.25, 0.25, 11)  # of one number of a digit capsule [Sabour 2017, sec. 5.1]
 
 
-def routes(run: Run, image: Array) -> Routes:
+def perturb_capsule(params: experiment.Params, v: Array, label: int) -> Array:
+    """v (J, D), one image's capsules -> pictures (D, 11, H, W) drawn from capsule ``label`` with one of its numbers
+    changed by -0.25, -0.2 ... 0.25."""
+    D, n = v.shape[1], len(PERTURBATIONS)
+    changed = np.repeat(v[None], D * n, axis=0)  # (D * n, J, D)
+    changed[np.arange(D * n), label, np.repeat(np.arange(D), n)] += np.tile(PERTURBATIONS, D).astype(v.dtype)
+    pictures = experiment.reconstruct(params, changed, np.full((D * n, 1), label))
+    return pictures.reshape(D, n, *pictures.shape[2:])
+
+
+def shapes_of(pictures: Array) -> dict[str, Array]:
+    """Six measures of digits (..., H, W): their brightness in all, and of its distribution the middle, in pixels from
+    the left and from the top, the standard deviations, and the slant in columns to the right a row upwards."""
+    H, W = pictures.shape[-2:]
+    total = pictures.sum(axis=(-2, -1))
+    weight = pictures / np.maximum(total, 1e-9)[..., None, None]
+    row, column = np.arange(H)[:, None], np.arange(W)
+
+    def mean(values: Array) -> Array:
+        return (weight * values).sum(axis=(-2, -1))
+
+    x, y = mean(column), mean(row)
+    dx, dy = column - x[..., None, None], row - y[..., None, None]
+    variance = np.maximum(mean(dy**2), 1e-9)
+    return {
+        "ink": total, "width": np.sqrt(mean(dx**2)), "height": np.sqrt(variance), "slant": -mean(dx * dy) / variance,
+        "left–right": x, "up–down": y,
+    }  # fmt: skip
+
+
+def named_numbers(pictures: Array) -> dict[str, int]:
+    """pictures (D, n, H, W) drawn with each of D numbers changed -> for each measure of ``shapes_of`` the number that
+    changes it most from the first picture to the last; no number has two names."""
+    shapes = {name: np.abs(values[:, -1] - values[:, 0]) for name, values in shapes_of(pictures).items()}
+    effect = {name: change / max(float(change.mean()), 1e-9) for name, change in shapes.items()}
+    found: dict[str, int] = {}
+    while len(found) < len(effect):  # the clearest name first
+        free = [(change[d], name, d) for name, change in effect.items() for d in range(len(change))
+                if name not in found and d not in found.values()]  # fmt: skip
+        _, name, d = max(free)
+        found[name] = d
+    return {name: found[name] for name in shapes}
+
+
+N_BLOCKS = 5  # rows, and columns, of the regions of primary capsules whose couplings are averaged
+
+
+def routes(run: Run, image: Array) -> tuple[Array, Array]:
+    """Dynamic routing of one composite: couplings (T, J, 5, 5), means over the primary capsules of a region, weighted
+    by their lengths; and the lengths (T, J) of the digit capsules after each iteration."""
     config, params = run.config, run.states["capsnet"].params
     _, cache = experiment.capsnet_forward(params, image[None], config, experiment.PLAIN)
-    J, side = config.n_classes, config.primary_side
-    c = np.stack(cache.routing.c)[:, 0].swapaxes(1, 2).astype(float)  # (T, J, I)
     weight = np.sqrt(np.square(cache.routing.u[0].astype(float)).sum(axis=1))  # (I,)
-    grid = weight.reshape(side, side, config.primary_types)
-    maps = (c.reshape(len(c), J, *grid.shape) * grid).sum(axis=4) / np.maximum(grid.sum(axis=2), 1e-12)
-    bits = -(c * np.log2(np.maximum(c, 1e-30))).sum(axis=1)  # (T, I)
-    entropy = []
-    for row in bits:
-        low, high = weighted_quantiles(row, weight, [0.1, 0.9])
-        entropy.append((low, float(np.average(row, weights=weight)), high))
+    block = np.arange(config.primary_side) * N_BLOCKS // config.primary_side
+    where = np.repeat((block[:, None] * N_BLOCKS + block).ravel(), config.primary_types)
+    member = np.eye(N_BLOCKS**2)[where] * np.maximum(weight, 1e-12)[:, None]  # (I, 25)
+    c = np.stack(cache.routing.c)[:, 0].swapaxes(1, 2) @ (member / member.sum(axis=0))  # (T, J, 25)
     lengths = np.stack([np.sqrt(np.square(v[0]).sum(axis=1)) for v in cache.routing.v])
-    return Routes(maps, np.array(entropy), lengths)
+    return c.reshape(*c.shape[:2], N_BLOCKS, N_BLOCKS), lengths
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Figures
+# Figures of a run
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+def colour_rows(ax: Axes, colours: Mapping[int, str]) -> None:
+    """Names of rows in colours."""
+    for row, colour in colours.items():
+        ax.get_yticklabels()[row].set(color=darkened(colour), fontweight="bold")
 
 
 def draw_example_pairs(run: Run) -> Figure:
     batch = run.data.test
     chosen = varied(batch.labels, np.arange(min(N_CANDIDATES, len(batch.labels))), 10)
-    left, cell, gap, top = 1.06, 0.72, 0.07, 1.02
-    fig = new_figure(top + 4 * (cell + gap) + 0.06, "Two digits laid over each other",
-                     subtitle(run.config, run.data, length=False))  # fmt: skip
-    rows = (
-        ("the network\nsees", BLACK),
-        ("first digit", darkened(FIRST)),
-        ("second digit", darkened(SECOND)),
-        ("both,\nin colours", BLACK),
-    )
-    for r, (text, colour) in enumerate(rows):
-        add_row_label(fig, left - 0.08, top + r * (cell + gap) + cell / 2, text, colour)
-    for m, k in enumerate(chosen):
-        x = left + m * (cell + gap)
-        add_two_names(fig, x + cell / 2, 0.76, run.config, batch.labels[k])
-        sources = batch.sources[k]
-        singles = [in_colour(sources[d], DIGIT_COLOURS[d]) for d in range(2)]
-        for r, image in enumerate((batch.images[k], *singles, in_two_colours(sources))):
-            add_image(fig, x, top + r * (cell + gap), cell, image)
+    fig = make_figure(4.4, "Two digits laid over each other", subtitle(run))
+    ax = fig.subplots()
+    sources = batch.sources[chosen]
+    singles = [in_colour(sources[:, d], colour) for d, colour in enumerate(DIGIT_COLOURS)]
+    seen = np.repeat(batch.images[chosen][..., None], 3, axis=3)
+    rows = ("the network\nsees", "first digit", "second digit", "both,\nin colours")
+    show_pictures(ax, np.stack([seen, *singles, in_two_colours(sources)]), rows,
+                  [both_names(run.config, labels) for labels in batch.labels[chosen]], gap=(3, 3))  # fmt: skip
+    colour_rows(ax, dict(enumerate(DIGIT_COLOURS, 1)))
     return fig
 
 
-def draw_training_curves(run: Run, seeds: dict[str, Array]) -> Figure:
-    """``seeds``: per model, the set accuracy (n, 1) of other seeds' runs; empty where there are none."""
-    config = run.config
-    fig = new_figure(3.8, "Training", subtitle(config, run.data))
-    history, n = run.states["capsnet"].history, config.n_epochs
-    epochs, every = np.arange(1, n + 1), max(1, n // 10)
-    top, height = 1.3, 1.95
-    style = model_line(MODELS["capsnet"], markevery=every, clip_on=False, zorder=3)
-
-    ax = add_axes(fig, 0.55, top, 2.15, height)
-    ax.plot(epochs, history["train_margin_loss"], **style)
-    ax.set_title("margin loss, training", loc="left")
-    ax.set_ylim(0, 1.08 * max(history["train_margin_loss"]))
-    epoch_axis(ax, n)
-
-    ax = add_axes(fig, 3.3, top, 2.15, height)
-    pixels = config.image_size**2
-    ax.plot(epochs, np.array(history["train_recon_loss"]) / pixels, **{**style, "linestyle": "--", "marker": "none"})
-    ax.plot(epochs, history["recon_mse"], **style)
-    ax.set_title("reconstruction, MSE of a pixel", loc="left")
-    ax.set_ylim(0, 1.08 * max(*history["recon_mse"], max(history["train_recon_loss"]) / pixels))
-    ax.legend(
-        [Line2D([], [], **{**style, "markevery": None}), Line2D([], [], color=BLUE, linestyle="--")],
-        [tested(config.n_val), "training"], loc="lower left", borderpad=0.2, handlelength=1.8,
-    )  # fmt: skip
-    epoch_axis(ax, n)
-
-    width = 2.75 - (0.62 if seeds else 0)
-    ax = add_axes(fig, 6.05, top, width, height)
-    accuracy_axis(ax, None, 1 / config.n_pairs, f"1/{config.n_pairs}")
-    for name, state in run.states.items():
-        ax.plot(epochs, state.history["set_accuracy"], **model_line(MODELS[name], markevery=every, clip_on=False),
-                zorder=3 + (name == "capsnet"))  # fmt: skip
-    ax.set_title(f"both digits right, {tested(config.n_val)}", loc="left")
-    epoch_axis(ax, n)
-    add_model_legend(fig, 0.55, 0.74, [MODELS[name] for name in run.states])
-    if seeds:
-        points = {name: seeds.get(name, np.empty((0, 1)))[:, 0] for name in run.states}
-        add_seed_points(fig, ax, 6.05 + width + 0.1, top, height, points, MODELS)
+def draw_training_curves(run: Run) -> Figure:
+    fig = make_figure(3.75, "Training", subtitle(run))
+    head_legend(fig, model_handles(MODELS[name] for name in run.states))
+    titles = {
+        "train_margin_loss": "margin loss, training",
+        "recon_mse": f"reconstruction, MSE of a pixel, {tested(run.config.n_val)}",
+        "set_accuracy": f"both digits right, {tested(run.config.n_val)}",
+    }
+    histories = {name: state.history for name, state in run.states.items()}
+    show_histories(fig.subplots(1, 3), titles, histories, MODELS, 1 / run.config.n_pairs)
     return fig
 
 
 def draw_reconstructions(run: Run, predicted: Predictions) -> Figure:
     batch = predicted.batch
     chosen = varied(batch.labels, np.arange(len(batch.labels)), 8)
-    pictures = draw_capsules(run, predicted.v[chosen], batch.labels[chosen])
-    left, cell, gap, top = 1.1, 0.9, 0.08, 1.02
-    after = (0.14, 0.04, 0.32, 0.04, 0.3)  # inches below each row
-    tops = top + np.concatenate([[0], np.cumsum([cell + space for space in after])])
-    fig = new_figure(tops[-1] + 0.02, "Each digit drawn from its own capsule", subtitle(run.config, run.data))
-    labels = ("the network\nsees", "first digit", "drawn from\nits capsule", "second digit", "drawn from\nits capsule")
-    colours = (BLACK, *(darkened(c) for c in (FIRST, FIRST, SECOND, SECOND)))
-    for y, text, colour in zip(tops, labels, colours, strict=False):
-        add_row_label(fig, left - 0.1, y + cell / 2, text, colour)
-    for d in range(2):
-        add_text(fig, left - 0.1, tops[2 + 2 * d] + cell + 0.06, "MSE", ha="right", fontsize=9, color=GREY)
-    for m, k in enumerate(chosen):
-        x = left + m * (cell + gap)
-        add_two_names(fig, x + cell / 2, 0.76, run.config, batch.labels[k])
-        add_image(fig, x, tops[0], cell, batch.images[k])
-        for d, colour in enumerate(DIGIT_COLOURS):
-            truth, picture = batch.sources[k, d], pictures[m, d]
-            add_image(fig, x, tops[1 + 2 * d], cell, in_colour(truth, colour))
-            add_image(fig, x, tops[2 + 2 * d], cell, in_colour(picture, colour))
-            error = float(np.square(picture - truth).mean())
-            add_text(
-                fig, x + cell / 2, tops[2 + 2 * d] + cell + 0.06, f"{error:.3f}", ha="center", fontsize=9, color=GREY
-            )
+    sources = batch.sources[chosen]
+    pictures = experiment.reconstruct(run.states["capsnet"].params, predicted.v[chosen], batch.labels[chosen])
+    errors = np.square(pictures - sources).mean(axis=(2, 3))
+    fig = make_figure(6.6, "Each digit drawn from its own capsule", f"{subtitle(run)}\nnumbers: mean squared error of a"
+                      " pixel")  # fmt: skip
+    ax = fig.subplots()
+    rows = [np.repeat(batch.images[chosen][..., None], 3, axis=3)]
+    for d, colour in enumerate(DIGIT_COLOURS):
+        rows += [in_colour(sources[:, d], colour), in_colour(pictures[:, d], colour)]
+    names = ("the network\nsees", "first digit", "drawn from\nits capsule", "second digit", "drawn from\nits capsule")
+    grid = show_pictures(ax, np.stack(rows), names, [both_names(run.config, two) for two in batch.labels[chosen]],
+                         gap=(8, 3))  # fmt: skip
+    colour_rows(ax, {row: DIGIT_COLOURS[(row - 1) // 2] for row in range(1, 5)})
+    for (m, d), error in np.ndenumerate(errors):
+        grid.write(2 + 2 * d, m, f"{error:.3f}", color=GREY)
     return fig
 
 
-def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
-    batch, config, J = predicted.batch, run.config, run.config.n_classes
-    right = varied(batch.labels, np.flatnonzero(predicted.hits == 2), 8)
-    wrong = varied(batch.labels, np.flatnonzero(predicted.hits < 2), 8)
-    n_wrong = min(len(wrong), max(3, 6 - len(right)))
-    chosen = np.concatenate([right[: 6 - n_wrong], wrong[:n_wrong]])
-    left, top, width, pitch, side, height = 0.55, 1.02, 1.62, 1.86, 0.72, 1.1
-    row = side + height + 0.7
-    fig = new_figure(top + 2 * row + 0.02, "Lengths of the digit capsules", subtitle(run.config, run.data))
-    for m, k in enumerate(chosen):
-        x, y = left + m % 3 * pitch, top + m // 3 * row
-        labels, answers = batch.labels[k], predicted.answers[k]
-        add_image(fig, x, y - 0.16, side, batch.images[k])
-        true, said = ("{} + {}".format(*two_names(config, sorted(two))) for two in (labels, answers))
-        good = predicted.hits[k] == 2
-        add_text(fig, x + side + 0.1, y - 0.12, f"true: {true}", fontsize=name_size(config, 9.5))
-        text, colour = marked_answer(good, said)
-        add_text(fig, x + side + 0.1, y + 0.12, text, fontsize=name_size(config, 11), fontweight="bold", color=colour)
-        ax = add_axes(fig, x, y + side - 0.02, width, height)
-        colours = [BLUE if j in answers else lightened(BLUE, 0.35) for j in range(J)]
-        ax.bar(range(J), predicted.lengths[k], color=colours, width=0.66, zorder=2)
-        ax.set(xlim=(-0.7, J - 0.3), ylim=(0, 1.0))
-        ax.set_yticks([0, 0.5, 1], ["0", ".5", "1"] if m % 3 == 0 else [""] * 3)
-        ax.set_xticks(range(J), [name if J <= 10 or j in labels else "" for j, name in enumerate(config.classes)])
-        ax.tick_params(axis="x", length=0)
-        ax.grid(False, axis="x")
-        for j in labels:
-            ax.add_patch(Rectangle((j - 0.46, 0), 0.92, 1.0, fill=False, edgecolor=VERMILLION, linewidth=1.8, zorder=3,
-                                   clip_on=False))  # fmt: skip
-            ax.get_xticklabels()[j].set(color=VERMILLION, fontweight="bold")
-        if m % 3 == 0:
-            ax.set_ylabel("length", labelpad=2)
-    draw_outcomes(run, fig, left + 3 * pitch + 0.42, top - 0.16, top + 2 * row - 0.55)
-    handles = [
-        Patch(facecolor="white", edgecolor=VERMILLION, linewidth=1.8, label="a digit that is there"),
-        Patch(facecolor=BLUE, label="the longest two: the answer"),
-    ]
-    height_of_figure = fig.get_size_inches()[1]
-    add_legend(
-        fig, left, height_of_figure - 0.06, handles, loc="lower left", ncols=2, columnspacing=1.6, handletextpad=0.6
-    )
-    return fig
+OUTCOMES = (("both right", GREEN, ""), ("one right", GREY, "//"), ("none", VERMILLION, "xx"))
 
 
-def draw_outcomes(run: Run, fig: Figure, x: float, top: float, bottom: float) -> None:
+def draw_outcomes(ax: Axes, run: Run) -> None:
     """Stacked bars: for how many of all test composites both, one or none of a model's two answers is right."""
-    text = f"All {len(run.data.test.labels):,} {tested(run.config.n_val)} composites"
-    add_text(fig, x - 0.02, top, text, fontsize=10, fontweight="bold")
-    ax = add_axes(fig, x, top + 1.14, WIDTH - x - 0.12, bottom - top - 1.14)
     for m, state in enumerate(run.states.values()):
         both, any_right = (state.history[metric][-1] for metric in ("set_accuracy", "soft_accuracy"))
         floor = 0.0
         for fraction, (_, colour, hatch) in zip((both, any_right - both, 1 - any_right), OUTCOMES, strict=True):
-            ax.bar(m, fraction, 0.7, floor, color=lightened(colour, 0.75), edgecolor="white", hatch=hatch, linewidth=1,
-                   zorder=2)  # fmt: skip
-            if fraction >= 0.06 and floor + fraction < 1:
-                ax.text(
-                    m, floor + fraction / 2, f"{100 * fraction:.0f} %", ha="center", va="center", fontweight="bold",
-                    zorder=4, bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"},
-                )  # fmt: skip
+            ax.bar(m, fraction, 0.7, floor, color=lightened(colour, 0.6), edgecolor="white", hatch=hatch, zorder=2)
+            above = floor + fraction > 1 - 1e-9
+            ax.text(m, 1.01 if above else floor + fraction / 2, f"{100 * fraction:.0f} %", ha="center", zorder=4,
+                    va="bottom" if above else "center",
+                    bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"})  # fmt: skip
             floor += fraction
-        text = f"{100 * (1 - any_right):.1f} %"
-        ax.annotate(text, (m, 1), (0, 2), textcoords="offset points", ha="center", va="bottom",
-                    color=darkened(VERMILLION), fontweight="bold")  # fmt: skip
     ax.set_xticks(range(len(run.states)), [MODELS[name].short for name in run.states])
-    middle = (len(run.states) - 1) / 2
-    ax.set(xlim=(middle - 1.5, middle + 1.5), ylim=(0, 1), yticks=np.arange(0, 1.01, 0.25))
+    ax.set(ylim=(0, 1), yticks=np.arange(0, 1.01, 0.25))
+    ax.set_title(f"{len(run.data.test.labels):,} {tested(run.config.n_val)} composites\n", fontweight="bold")
     ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     ax.tick_params(axis="x", length=0)
     ax.grid(False, axis="x")
-    handles = [Patch(facecolor=lightened(c, 0.75), edgecolor="white", hatch=hatch, label=text)
+    handles = [Patch(facecolor=lightened(c, 0.6), edgecolor="white", hatch=hatch, label=text)
                for text, c, hatch in OUTCOMES[::-1]]  # fmt: skip
-    add_legend(fig, x - 0.02, top + 0.26, handles, labelspacing=0.25, handletextpad=0.6)
+    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.12))
 
 
-def pair_text(config: Config, letter: str, pair: Sequence[int]) -> str:
-    return "{}:({},{})".format(letter, *two_names(config, pair))
-
-
-class Column(NamedTuple):
-    """A column of the overlay figure."""
-
-    composite: int
-    letter: str  # R: reconstructed from the pair, P: that is the prediction
-    pair: Sequence[int]
-
-
-def draw_overlay(run: Run, predicted: Predictions) -> Figure:
-    batch = predicted.batch
-    right, wrong = (np.flatnonzero(predicted.hits == 2), np.flatnonzero(predicted.hits < 2))
-    first = varied(batch.labels, right, 14)
-    confused = varied(batch.labels, wrong, 3)
-    ghosts = first[10:] if len(first) > 11 else first[:4]
-    banks: list[list[tuple[tuple[str, ...], str, list[Column]]]] = [
-        [(("both digits right: labels (L), drawn from their capsules (R)", "both digits right", "right"), RIGHT,
-          [Column(k, "R", batch.labels[k]) for k in first[:10]])],
-        [
-            (("one or both wrong: drawn from labels (R) and answer (P)", "one or both wrong"), WRONG,
-             [c for k in confused for c in (Column(k, "R", batch.labels[k]), Column(k, "P", predicted.answers[k]))]),
-            (("* second digit is not there", "* not there", "*"), GREY,
-             [Column(k, "*R", (batch.labels[k, 0], j))
-              for k, j in zip(ghosts, absent(predicted, ghosts), strict=True)]),
-        ],
-    ]  # fmt: skip
-    left, cell, gap, top, size = 0.7, 0.72, 0.1, 0.74, name_size(run.config, 9)
-    banks = [bank for bank in banks if any(columns for _, _, columns in bank)]
-    bank_height = 0.24 + 0.5 + 3 * (cell + 0.06) + 0.16
-    fig = new_figure(top + len(banks) * bank_height - 0.04, "Two reconstructions laid over each other",
-                     subtitle(run.config, run.data))  # fmt: skip
-    for b, bank in enumerate(banks):
-        y = top + b * bank_height
-        x = left
-        rows = y + 0.74 + np.arange(3) * (cell + 0.06)
-        for row, text in zip(rows, ("input", "drawn", "true"), strict=True):
-            add_row_label(fig, left - 0.1, row + cell / 2, text)
-        for texts, colour, columns in bank:
-            if not columns:
-                continue
-            width = len(columns) * (cell + gap) - gap
-            text = next((text for text in texts if 0.085 * len(text) < width), "")
-            add_heading_bar(fig, x, y, width, text, colour)
-            pictures = draw_capsules(
-                run, predicted.v[[c.composite for c in columns]], np.array([c.pair for c in columns], int)
-            )
-            for column, drawn in zip(columns, pictures, strict=True):
-                k = column.composite
-                middle = x + cell / 2
-                add_text(fig, middle, y + 0.3, pair_text(run.config, "L", batch.labels[k]), ha="center", fontsize=size)
-                is_wrong = column.letter == "P"
-                add_text(fig, middle, y + 0.5, pair_text(run.config, column.letter, column.pair), ha="center",
-                         fontsize=size, fontweight="bold" if column.letter != "R" else "normal",
-                         color=darkened(WRONG) if is_wrong else BLACK)  # fmt: skip
-                for row, image in zip(
-                    rows, (batch.images[k], in_two_colours(drawn), in_two_colours(batch.sources[k])), strict=True
-                ):
-                    add_image(fig, x, row, cell, image)
-                x += cell + gap
+def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
+    """Three composites with both digits right and three with a wrong one, as far as there are; and all of them."""
+    batch, config, J = predicted.batch, run.config, run.config.n_classes
+    right = varied(batch.labels, np.flatnonzero(predicted.hits == 2), 6)
+    wrong = varied(batch.labels, np.flatnonzero(predicted.hits < 2), 6)
+    n_wrong = min(len(wrong), max(3, 6 - len(right)))
+    chosen = np.concatenate([right[: 6 - n_wrong], wrong[:n_wrong]])
+    fig = make_figure(5.4, "Lengths of the digit capsules", subtitle(run))
+    head_legend(fig, [
+        Patch(facecolor="white", edgecolor=VERMILLION, linewidth=1.8, label="a digit that is there"),
+        Patch(facecolor=BLUE, label="the longest two: the answer"),
+    ])  # fmt: skip
+    sides: Any = fig.subfigures(1, 2, width_ratios=(2.6, 1))
+    axes = sides[0].subplots(4, 3, height_ratios=(1, 1.4) * 2)
+    for m, k in enumerate(chosen):
+        image, bars = axes[m // 3 * 2 : m // 3 * 2 + 2, m % 3]
+        labels, answers = batch.labels[k], predicted.answers[k]
+        show_pictures(image, batch.images[None, None, k])
+        text, colour = marked_answer(predicted.hits[k] == 2, both_names(config, answers))
+        for y, line, style in ((0.75, f"true: {both_names(config, labels)}", {}),
+                               (0.3, text, {"color": colour, "fontweight": "bold", "fontsize": 11})):  # fmt: skip
+            image.text(1.12, y, line, transform=image.transAxes, va="center", in_layout=False, **style)
+        colours = [BLUE if j in answers else lightened(BLUE, 0.35) for j in range(J)]
+        bars.bar(range(J), predicted.lengths[k], color=colours, width=0.66, zorder=2)
+        bars.set(xlim=(-0.7, J - 0.3), ylim=(0, 1), yticks=[0, 0.5, 1])
+        bars.set_xticks(range(J), config.classes)
+        bars.tick_params(axis="x", length=0)
+        bars.grid(False, axis="x")
+        for j in labels:
+            bars.add_patch(Rectangle((j - 0.46, 0), 0.92, 1.0, fill=False, edgecolor=VERMILLION, linewidth=1.8,
+                                     zorder=3, clip_on=False))  # fmt: skip
+            bars.get_xticklabels()[j].set(color=VERMILLION, fontweight="bold")
+        if m % 3 == 0:
+            bars.set_ylabel("length")
+    draw_outcomes(sides[1].subplots(), run)
     return fig
 
 
-SWEEP = np.linspace(-0.25, 0.25, 11)  # [Sabour 2017, sec. 5.1]
+class Column(NamedTuple):
+    """A column of the overlay figure: a composite, drawn from the capsules of a pair."""
+
+    composite: int
+    pair: Sequence[int]
+    said: str = ""  # before the pair's names
+
+
+def draw_overlay(run: Run, predicted: Predictions) -> Figure:
+    batch, params = predicted.batch, run.states["capsnet"].params
+    right, wrong = (np.flatnonzero(found) for found in (predicted.hits == 2, predicted.hits < 2))
+    first, confused = varied(batch.labels, right, 14), varied(batch.labels, wrong, 3)
+    ghosts = first[10:] if len(first) > 11 else first[:4]
+    banks = (
+        ("both digits right", RIGHT, [Column(k, batch.labels[k]) for k in first[:10]]),
+        ("one or both wrong; ✗: drawn from the answer", WRONG,
+         [c for k in confused for c in (Column(k, batch.labels[k]), Column(k, predicted.answers[k], "✗ "))]),
+        ("* second digit is not there", GREY,
+         [Column(k, (batch.labels[k, 0], j), "* ") for k, j in zip(ghosts, absent(predicted, ghosts), strict=True)]),
+    )  # fmt: skip
+    fig = make_figure(7.3, "Two reconstructions laid over each other", f"{subtitle(run)}\nabove each column: the"
+                      " digits that are there, and those from whose capsules the second picture is drawn")  # fmt: skip
+    axes = fig.subplot_mosaic("aa;bc", width_ratios=(6, 4))
+    for ax, (text, colour, columns) in zip(axes.values(), banks, strict=True):
+        if not columns:
+            ax.axis("off")
+            continue
+        where = [c.composite for c in columns]
+        drawn = experiment.reconstruct(params, predicted.v[where], np.array([c.pair for c in columns], int))
+        seen = np.repeat(batch.images[where][..., None], 3, axis=3)
+        pictures = np.stack([seen, in_two_colours(drawn), in_two_colours(batch.sources[where])])
+        names = [f"{both_names(run.config, batch.labels[c.composite])}\n{c.said}{both_names(run.config, c.pair)}"
+                 for c in columns]  # fmt: skip
+        show_pictures(ax, pictures, ("input", "drawn", "true") if ax is not axes["c"] else (), names, gap=(3, 3))
+        for label, column in zip(ax.get_xticklabels(), columns, strict=True):
+            label.set_color(darkened(WRONG) if column.said.startswith("✗") else "black")
+        heading(ax, text, colour)
+    return fig
 
 
 def draw_capsule_dimensions(run: Run, predicted: Predictions) -> Figure:
-    batch, D, side = predicted.batch, experiment.CAPSULE_SIZE, run.config.image_size
-    candidates = np.flatnonzero(predicted.hits == predicted.hits.max())
-    k = int(varied(batch.labels, candidates, 1)[0])
-    tile = side + 2  # pixels
-    left, gap, top = 0.36, 0.14, 1.44
-    width, height = len(SWEEP) * tile / 100, D * tile / 100
-    fig = new_figure(
-        top + height + 0.1,
-        "What each number of a digit capsule changes",
-        subtitle(run.config, run.data),
-    )
-    for d in range(2):
-        j, colour = int(batch.labels[k, d]), DIGIT_COLOURS[d]
-        v = np.repeat(predicted.v[k][None], D * len(SWEEP), axis=0)  # (16 * 11, J, D)
-        v[np.arange(len(v)), j, np.repeat(np.arange(D), len(SWEEP))] += np.tile(SWEEP, D).astype(v.dtype)
-        pictures = draw_capsules(run, v, np.full((len(v), 1), j))[:, 0]
-        sheet = tiled(pictures.reshape(D, len(SWEEP), side, side), n_greys=32)
-        x = left + d * (width + gap)
-        add_text(
-            fig,
-            x + 0.02,
-            0.92,
-            f"capsule of the {run.config.classes[j]}",
-            color=darkened(colour),
-            fontweight="bold",
-            fontsize=10.5,
-        )
-        ax = add_sheet(fig, x, top, width, height, sheet)
-        middle = len(SWEEP) // 2
-        mark_column(ax, middle * tile, tile, D * tile, colour, 2.2)
-        for m in (0, 2, 8, 10):
-            text = with_minus_sign(f"{SWEEP[m]:+.2f}")
-            add_text(fig, x + (m + 0.5) * tile / 100, top - 0.22, text, ha="center", fontsize=9)
-        add_text(
-            fig, x + (middle + 0.5) * tile / 100, top - 0.22, "as it is", ha="center", fontsize=9, fontweight="bold"
-        )
-    for row in range(D):
-        add_text(fig, left - 0.06, top + (row + 0.5) * tile / 100, str(row + 1), ha="right", va="center", fontsize=9)
-    add_text(
-        fig, left + 0.02, 0.66, "rows: the 16 numbers; columns: what is added to that number before the decoder draws"
-    )
+    """Six numbers of the capsules of one composite's two digits, each named by what it changes."""
+    batch, shown = predicted.batch, np.arange(0, len(PERTURBATIONS), 2)
+    k = int(varied(batch.labels, np.flatnonzero(predicted.hits == predicted.hits.max()), 1)[0])
+    text = "one of the 16 numbers (in brackets) is changed before the decoder draws: that which changes the ink, … most"
+    fig = make_figure(4.6, "What a number of a digit capsule changes", f"{subtitle(run)}\n{text}")
+    for ax, label, colour in zip(fig.subplots(1, 2), batch.labels[k], DIGIT_COLOURS, strict=True):
+        pictures = perturb_capsule(run.states["capsnet"].params, predicted.v[k], int(label))
+        rows = named_numbers(pictures)
+        columns = [with_minus_sign(f"{PERTURBATIONS[m]:+.2f}") for m in shown]
+        show_pictures(ax, pictures[list(rows.values())][:, shown], [f"{name} ({d + 1})" for name, d in rows.items()],
+                      columns, gap=(2, 2), n_greys=32)  # fmt: skip
+        heading(ax, f"capsule of the {run.config.classes[label]}", colour)
     return fig
 
 
 def draw_couplings(run: Run, predicted: Predictions) -> Figure:
+    """A map of printed couplings for each iteration (column) and for two digits that are there and one that is not."""
     config, batch = run.config, predicted.batch
     k = int(varied(batch.labels, np.flatnonzero(predicted.hits == predicted.hits.max()), 2)[-1])
-    routed = routes(run, batch.images[k])
-    n_iters = len(routed.c)
-    shown = evenly_spaced_indices(n_iters, 3)
-    a, b = (int(j) for j in batch.labels[k])
-    other = int(absent(predicted, np.array([k]))[0])
+    c, lengths = routes(run, batch.images[k])
+    shown, sources = evenly_spaced_indices(len(c), 3), batch.sources[k]
+    a, b, other = (*map(int, batch.labels[k]), int(absent(predicted, np.array([k]))[0]))
     names, even = config.classes, 1 / config.n_classes  # coupling before the first iteration
-    rows = ((a, names[a], FIRST), (b, names[b], SECOND), (other, f"{names[other]}, not there", BLACK))
-    top, cell, gap, left, maps_left = 1.3, 1.28, 0.1, 0.12, 2.44
-    fig = new_figure(
-        top + 3 * (cell + gap) + 0.62, f"Routing of one composite, {names[a]} + {names[b]}", subtitle(config, run.data)
-    )
-    picture_side = 1.44
-    add_text(fig, left, top - 0.24, "the network sees", fontsize=9.5)
-    ax = add_image(fig, left, top, picture_side, batch.images[k]).axes
+    text = "numbers: couplings with a digit capsule in percent, means over the primary capsules of a region; even: "
+    fig = make_figure(8.0, f"Dynamic routing of {names[a]} + {names[b]}", f"{subtitle(run)}\n{text}{100 * even:.3g}")
+    axes = fig.subplots(3, 1 + len(shown), squeeze=False, width_ratios=(0.75, *(1 for _ in shown)))
+    for ax, image, title in ((axes[0, 0], batch.images[k], "the network sees"),
+                             (axes[1, 0], in_two_colours(sources), "its digits")):  # fmt: skip
+        show_pictures(ax, image[None, None])
+        ax.set_title(title)
     # A capsule's field is 17 pixels wide and moves by 2 from column to column.
     middle, reach = (experiment.KERNEL - 1) / 2 * 2, 2 * config.primary_side
-    ax.add_patch(Rectangle((middle - 1, middle - 1), reach, reach, fill=False, edgecolor=GREEN, linewidth=1.6))
-    add_text(fig, left, top + picture_side + 0.06, "middles of the\nprimary capsules' fields", color=darkened(GREEN),
-             fontsize=9, va="top", linespacing=1.25)  # fmt: skip
-    add_text(fig, left, top + 2.12, "its digits", fontsize=9.5)
-    add_image(fig, left, top + 2.36, picture_side, in_two_colours(batch.sources[k]))
-    types = f"mean of {config.primary_types} types" if config.primary_types > 1 else "one type"
-    heading = f"coupling of the primary capsules ({types}, weighted by length) with each digit capsule"
-    add_text(fig, maps_left - 0.8, 0.7, heading, fontweight="bold")
-    deviation = np.abs(routed.c[:, [a, b, other]] - even)
-    limit = max(0.01, min(even, float(np.ceil(100 * np.percentile(deviation[-1], 98)) / 100)))
-    drawn: Any = None
-    x_pixel = (np.arange(config.image_size) - middle) / 2  # in columns of capsules
-    for r, (j, text, colour) in enumerate(rows):
-        y = top + r * (cell + gap)
-        add_text(fig, maps_left - 0.12, y + cell / 2, text.replace(", ", ",\n"), ha="right", va="center",
-                 linespacing=1.2, color=darkened(colour), fontweight="bold", fontsize=14 if r < 2 else 9.5)  # fmt: skip
-        for m, t in enumerate(shown):
-            ax = add_axes(fig, maps_left + m * (cell + gap), y, cell, cell)
-            drawn = ax.imshow(routed.c[t, j], cmap="RdBu_r", vmin=even - limit, vmax=even + limit)
-            for d in range(2):
-                if r in (d, 2):
-                    ax.contour(x_pixel, x_pixel, batch.sources[k, d], [0.5], colors=BLACK, linewidths=1.0)
-            ax.set(xlim=(-0.5, config.primary_side - 0.5), ylim=(config.primary_side - 0.5, -0.5))
-            add_frame(ax, "#bbbbbb", 0.6)
-            if r == 0:
-                add_text(fig, maps_left + m * (cell + gap) + cell / 2, top - 0.24, f"iteration {t + 1}", ha="center")
-    foot = top + 3 * (cell + gap) + 0.06
-    bar = add_colourbar(fig, drawn, maps_left, foot, 2.1, extend="both")
-    ticks = [even - limit, even, even + limit]
-    bar.set_xticks(ticks)
-    add_text(fig, maps_left + 2.25, foot - 0.03, f"coupling c; white: even, {even:.3g}", fontsize=9.5)
-
-    x, width, height = maps_left + 3 * (cell + gap) + 0.58, 1.42, 1.42
-    iterations = np.arange(1, n_iters + 1)
-    ax = add_axes(fig, x, top, width, height)
-    for j in range(config.n_classes):
-        style: dict[str, Any] = {"color": "#b0b0b0", "linewidth": 1.2, "marker": ".", "zorder": 2}
-        for d, digit in enumerate((a, b)):
-            if j == digit:
-                style = {"color": DIGIT_COLOURS[d], "marker": "os"[d], "zorder": 4}
-        if j == other:
-            style = {"color": BLACK, "linewidth": 1.4, "marker": "v", "linestyle": "--", "zorder": 3}
-        ax.plot(iterations, routed.lengths[:, j], clip_on=False, **style)
-    ends = routed.lengths[-1, [a, b, other]]
-    for j, colour, height_of_name in zip((a, b, other), (FIRST, SECOND, BLACK), moved_apart(ends, 0.11), strict=True):
-        ax.annotate(
-            names[j], (1, height_of_name), xycoords=("axes fraction", "data"), xytext=(5, 0), va="center",
-            textcoords="offset points", color=darkened(colour), fontweight="bold", annotation_clip=False,
-        )  # fmt: skip
-    ax.set_title("lengths of digit capsules", loc="left", x=-0.2)
-    ax.set_ylim(0, 1)
-    ax.set_yticks([0, 0.5, 1])
-    iteration_axis(ax, n_iters)
-
-    ax = add_axes(fig, x, top + height + 0.95, width, height)
-    low, mean, high = routed.entropy.T
-    ax.fill_between(iterations, low, high, color=lightened(BLUE, 0.25), linewidth=0, zorder=2)
-    ax.errorbar(iterations, mean, [mean - np.minimum(low, mean), np.maximum(high, mean) - mean],
-                color=lightened(BLUE, 0.5), linewidth=0, elinewidth=1.4, capsize=3, zorder=2.5)  # fmt: skip
-    ax.plot(iterations, mean, color=BLUE, marker="o", zorder=3, clip_on=False)
-    most = np.log2(config.n_classes)
-    add_reference_line(ax, most)
-    ax.annotate("even", (1, most), xycoords=("axes fraction", "data"), xytext=(-2, 3), textcoords="offset points",
-                ha="right", fontsize=9)  # fmt: skip
-    ax.set_title("entropy of couplings, bits", loc="left", x=-0.2)
-    ax.set_ylim(most - 1.25 * max(0.04, most - low.min()), most + 0.25 * max(0.04, most - low.min()))
-    iteration_axis(ax, n_iters)
-    ax.set_xlabel("iteration")
-    add_text(fig, x - 0.3, foot + 0.2, "mean, and 10 % to 90 %", fontsize=9, color=GREY)
+    axes[0, 0].add_patch(Rectangle((middle - 1, middle - 1), reach, reach, fill=False, edgecolor=GREEN, linewidth=1.6))
+    axes[0, 0].set_xlabel("green: middles of the\nprimary capsules' fields", fontsize=9, color=darkened(GREEN))
+    axes[0, 0].xaxis.set_label_position("bottom")
+    axes[2, 0].axis("off")
+    pixels = (np.arange(config.image_size) - middle + 1) / reach * N_BLOCKS - 0.5
+    for row, j, d in zip(axes[:, 1:], (a, b, other), (0, 1, None), strict=True):
+        colour = "black" if d is None else DIGIT_COLOURS[d]
+        for ax, t in zip(row, shown, strict=True):
+            show_couplings(ax, c[t, j], even)
+            for digit in sources if d is None else sources[d : d + 1]:
+                ax.contour(pixels, pixels, digit, [0.5], colors="#c8c8c8", linewidths=1.2, zorder=1)
+            ax.set(xlim=(-0.5, N_BLOCKS - 0.5), ylim=(N_BLOCKS - 0.5, -0.5))
+            ax.set_xlabel(f"length {lengths[t, j]:.2f}", color=darkened(colour), fontweight="bold")
+            if j == a:
+                ax.set_title(f"iteration {t + 1}", loc="center")
+        row[0].set_ylabel(f"with {names[j]}{', not there' * (d is None)}", color=darkened(colour), fontweight="bold")
     return fig
 
 
-def iteration_axis(ax: Axes, n: int) -> None:
-    ax.set_xlim(0.85, n + 0.15)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
-
-
-def moved_apart(values: Array, least: float) -> Array:
-    """Positions for labels at these values, moved apart where they are closer than ``least``."""
-    positions = np.array(values, float)
-    for low, high in itertools.pairwise(np.argsort(values)):
-        positions[high] = max(positions[high], positions[low] + least)
-    return positions
-
-
-def drawers(run: Run, seeds: dict[str, Array]) -> dict[str, Callable[[], Figure]]:
-    """Name of each figure of a run, and what draws it (within ``figure_style``)."""
-    predicted = predict(run)
-    return {
-        "example_pairs": lambda: draw_example_pairs(run),
-        "training_curves": lambda: draw_training_curves(run, seeds),
-        "reconstructions": lambda: draw_reconstructions(run, predicted),
-        "capsule_activations": lambda: draw_capsule_activations(run, predicted),
-        "overlay": lambda: draw_overlay(run, predicted),
-        "capsule_dimensions": lambda: draw_capsule_dimensions(run, predicted),
-        "couplings": lambda: draw_couplings(run, predicted),
-    }
+def show_couplings(ax: Axes, c: Array, even: float) -> None:
+    """Couplings (5, 5) in percent on a pale scale: red above even, blue below."""
+    pale = 1 - 0.55 * (1 - colormaps["RdBu_r"](np.clip(c / even / 2, 0, 1))[..., :3])
+    ax.imshow(pale, zorder=0)
+    for (row, column), value in np.ndenumerate(c):
+        ax.text(column, row, f"{100 * value:.1f}", ha="center", va="center_baseline", fontsize=9, zorder=3)
+    ax.set(xticks=[], yticks=[])
+    ax.grid(False)
+    ax.spines[:].set(visible=True, color="#c8c8c8", linewidth=0.8)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Accuracy against the length of training, from results files
+# Accuracy against the length of training, from results
 # ----------------------------------------------------------------------------------------------------------------------
 
 PAPER_ACCURACY = 1 - 0.052  # of the CapsNet [Sabour 2017, sec. 6]
@@ -661,115 +458,63 @@ PAPER_CHANNELS = experiment.PRESETS["paper"]["conv_channels"]
 
 class Series(NamedTuple):
     model: str
-    routing_iters: int | None  # of the capsules
-    as_in_paper: bool = False  # of the paper's size, on digits that may lie as far apart as the paper's
+    of_paper_size: bool
+    min_iou: float  # 0 in the paper
 
 
-class Scaling(NamedTuple):
-    """Trainings of several lengths. The rate falls to 0 in each, so that every length is a training of its own."""
-
-    dataset: str
-    tested: str  # see ``tested``
-    min_iou: float  # of all but the series as in the paper
-    accuracies: dict[Series, dict[int, list[float]]]  # by composites seen, of each seed: images with both digits right
-
-
-def read_scaling(paths: Sequence[Path]) -> Scaling:
-    """All settings and seeds of files by compare_seeds.py, the lengths in rising order.
-
-    Raises UserError where a file is none of these, where one model has two settings of the same length, and where the
-    test composites differ, unless by the paper's overlap.
-    """
-    tests: set[tuple[str, str]] = set()
-    overlaps: set[float] = set()
-    found: dict[Series, dict[int, list[float]]] = {}
-    for path in paths:
-        with reading_seeds(path) as document:
-            for setting in document["settings"].values():
-                config = setting["config"]
-                length = Config(**{name: config[name] for name in ("n_epochs", "n_train", "batch_size")})
-                tests.add((DATASET_NAMES[document["dataset"]], tested(config.get("n_val"))))
-                as_in_paper = config["min_iou"] == 0 and config["conv_channels"] == PAPER_CHANNELS
-                overlaps |= set() if as_in_paper else {config["min_iou"]}
-                for model in sorted({*setting["models"]} & {*MODELS}):
-                    routing_iters = config["routing_iters"] if model == "capsnet" else None
-                    series = Series(model, routing_iters, as_in_paper)
-                    lengths, seen = found.setdefault(series, {}), length.n_steps * length.batch_size
-                    if seen in lengths:
-                        raise UserError(f"{path}: {model} has another setting of {seen:,} composites")
-                    lengths[seen] = [float(run["models"][model]["set_accuracy"]) for run in setting["runs"]]
-                    if not lengths[seen]:
-                        raise LookupError("no runs")
+def read_scaling(folder: Path) -> dict[Series, dict[int, Array]]:
+    """By series and composites seen in training: of each seed, the fraction of images with both digits right. The rate
+    falls to 0 in each training, so that every length is a training of its own. Raises UserError where there is no file
+    scaling_*.json in the folder, or where a series has two settings of one length."""
+    found: dict[Series, dict[int, Array]] = {}
+    for path in sorted(folder.glob("scaling_*.json")):
+        for one in settings_in(path):
+            config = one["config"]
+            length = Config(**{name: config[name] for name in ("n_epochs", "n_train", "batch_size")})
+            seen = length.n_steps * length.batch_size
+            for model in {*one["runs"][0]["models"]} & {*MODELS}:
+                lengths = found.setdefault(
+                    Series(model, config["conv_channels"] == PAPER_CHANNELS, config["min_iou"]), {}
+                )
+                if seen in lengths:
+                    raise UserError(f"{path}: {model} has another setting of {seen:,} composites")
+                lengths[seen] = np.array([run["models"][model]["set_accuracy"] for run in one["runs"]])
     if not found:
-        raise UserError(f"no results to draw: there is no {SCALING_RESULTS} by compare_seeds.py")
-    if max(len(tests), len(overlaps)) > 1:
-        raise UserError(f"{', '.join(map(str, paths))} have different data sets or values of --min-iou, or --n-val")
-    order = sorted(
-        found, key=lambda series: (series.as_in_paper, list(MODELS).index(series.model), -(series.routing_iters or 0))
-    )
-    min_iou = overlaps.pop() if overlaps else 0.0
-    return Scaling(*tests.pop(), min_iou, {series: dict(sorted(found[series].items())) for series in order})
+        raise UserError(f"there is no {folder}/scaling_*.json by compare_seeds.py")
+    order = sorted(found, key=lambda series: (series.of_paper_size, list(MODELS).index(series.model)))
+    return {series: dict(sorted(found[series].items())) for series in order}
 
 
-def composites(n: float) -> str:
-    return f"{n / 1e6:g} million" if n >= 1e6 else f"{n:,.0f}"
-
-
-def draw_scaling(scaling: Scaling) -> Figure:
-    """Means with intervals; a length of one seed is a hollow point at the end of a dashed line."""
-    counts = sorted({len(v) for lengths in scaling.accuracies.values() for v in lengths.values() if len(v) > 1})
-    seeds = f"95 % intervals over {plural(counts[-1], 'seed')}" if len(counts) == 1 else "95 % intervals over seeds"
-    overlap = f"boxes overlap by IoU ≥ {scaling.min_iou:g}" if scaling.min_iou else "any overlap"
-    parts = [scaling.dataset, overlap, f"means with {seeds}" if counts else "one seed"]
-    fig = new_figure(4.6, "Both digits right against composites seen", " · ".join(parts))
-    ax = add_axes(fig, 0.75, 1.05, WIDTH - 1.0, 2.9)
-    all_lengths = [n for lengths in scaling.accuracies.values() for n in lengths]
-    iterations = {series.routing_iters for series in scaling.accuracies if not series.as_in_paper} - {None}
-    handles, lowest = [], 1.0
-    for k, (series, lengths) in enumerate(scaling.accuracies.items()):
-        dodge = 1.03 ** (k - (len(scaling.accuracies) - 1) / 2)  # intervals stay apart
-        label, _, own_colour, marker = MODELS[series.model]
-        colour: Colour = own_colour
-        if series.as_in_paper:
-            label, colour, marker = f"{label} of the paper's size, any overlap", darkened(own_colour), "P"
-        elif series.routing_iters and len(iterations) > 1:
-            label += f", {plural(series.routing_iters, 'iteration')}"
-            colour, marker = (colour, marker) if k == 0 else (SKY, "D")
-        samples = [(n * dodge, values, describe_sample(values)) for n, values in lengths.items()]
-        for (x, _, a), (next_x, _, b) in itertools.pairwise(samples):
-            dashed = 1 in (a["n"], b["n"])
-            ax.plot([x, next_x], [a["mean"], b["mean"]], color=colour, linestyle="--" if dashed else "-", zorder=2)
-        for x, values, sample in samples:
-            several = sample["n"] > 1
-            half = sample["high"] - sample["mean"] if several else 0
-            ax.errorbar(
-                [x], [sample["mean"]], [half], color=colour, marker=marker, capsize=3 * several, markersize=7,
-                markerfacecolor=colour if several else "white", zorder=4, label=label,
-            )  # fmt: skip
-            if several:
-                ax.plot([x] * len(values), values, ".", color=lightened(colour, 0.5), zorder=3)
-            lowest = min(lowest, *values, sample["mean"] - half)
-        if series.as_in_paper:  # its name stands beside its last point, as the legend has no room
-            x, _, sample = samples[-1]
-            ax.annotate(label, (x, sample["mean"]), (8, -4), textcoords="offset points", fontsize=9, color=colour)
-        else:
-            handles.append(Line2D([], [], color=colour, marker=marker, label=label))
-    if counts and any(len(v) == 1 for lengths in scaling.accuracies.values() for v in lengths.values()):
-        one: dict[str, Any] = {"linestyle": "--", "marker": "o", "markerfacecolor": "white", "label": "one seed"}
-        handles.append(Line2D([], [], color=GREY, **one))
-    add_legend(fig, 0.75, 0.7, handles, ncols=len(handles), columnspacing=2.0, handletextpad=0.6)
-    add_reference_line(ax, PAPER_ACCURACY)
-    ax.annotate(
-        "the paper's CapsNet of 11.4 million parameters, on digits that may lie farther apart", (0, PAPER_ACCURACY),
-        xycoords=("axes fraction", "data"), xytext=(4, 3), textcoords="offset points", fontsize=9, color=GREY,
-    )  # fmt: skip
-    ax.set(ylabel=f"fraction of {scaling.tested} images, both digits right", xlabel="composites seen in training")
+def draw_scaling(accuracies: Mapping[Series, Mapping[int, Array]]) -> Figure:
+    """Means with intervals; a length of one seed is a hollow point."""
+    usual = Config.min_iou
+    fig = make_figure(4.4, "Both digits right against composites seen", f"boxes overlap by IoU ≥ {usual:g} · means and"
+                      " 95 % intervals over seeds; hollow: one seed")  # fmt: skip
+    ax, handles = fig.subplots(), []
+    for k, (series, lengths) in enumerate(accuracies.items()):
+        style = MODELS[series.model]
+        label = style.label + " of the paper's size" * series.of_paper_size
+        if series.min_iou != usual:
+            label += f", IoU ≥ {series.min_iou:g}" if series.min_iou else ", any overlap"
+        style = style._replace(label=label, marker="P" if series.of_paper_size else style.marker)
+        x = np.array(list(lengths)) * 1.03 ** (k - (len(accuracies) - 1) / 2)  # intervals stay apart
+        means, halves = np.array([interval(values) for values in lengths.values()]).T
+        line = model_line(style, linestyle="--" if series.of_paper_size else "-", markersize=7)
+        handles += [Line2D([], [], **line), *ax.plot(x, means, zorder=3, **line)][:1]
+        ax.errorbar(x, means, halves, fmt="none", ecolor=style.colour, elinewidth=1.8, zorder=2)
+        alone = np.array([len(values) == 1 for values in lengths.values()])
+        ax.plot(x[alone], means[alone], ls="", marker=style.marker, markersize=6, markerfacecolor="white",
+                markeredgecolor=style.colour, markeredgewidth=1.5, zorder=4)  # fmt: skip
+    head_legend(fig, handles, n_rows=-(-len(handles) // 3))
+    ax.axhline(PAPER_ACCURACY, **REFERENCE_LINE, zorder=1.5)
+    paper = "the paper's CapsNet of 11.4 million parameters, on digits that may lie farther apart"
+    name_line(ax, paper, PAPER_ACCURACY)
+    ax.set(ylabel="both digits right", xlabel="composites seen in training", xscale="log")
+    lowest = min(values.min() for lengths in accuracies.values() for values in lengths.values())
     ax.set_ylim(max(0.0, 0.1 * np.floor(10 * (lowest - 0.01))), 1)
-    ax.set_xscale("log")
-    ax.set_xlim(min(all_lengths) / 1.25, max(all_lengths) * 1.25)
     ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(lambda n, _: composites(n))
+    ax.xaxis.set_major_formatter(lambda n, _: f"{n / 1e6:g} million" if n >= 1e6 else f"{n:,.0f}")
     return fig
 
 
@@ -777,26 +522,41 @@ def draw_scaling(scaling: Scaling) -> Figure:
 # Files and command line
 # ----------------------------------------------------------------------------------------------------------------------
 
+OF_RUN = (
+    "example_pairs", "training_curves", "reconstructions", "capsule_activations", "overlay", "capsule_dimensions",
+    "couplings",
+)  # fmt: skip
+OF_RESULTS = ("scaling",)
+N_COLOURS = {"reconstructions": 255, "overlay": 255, "couplings": 192}  # of the palettes of large pictures
 
-DEFAULT_RESULTS = Path("results") / experiment.EXPERIMENT / "published_settings.json"
-SCALING_RESULTS = DEFAULT_RESULTS.with_name("scaling_*.json")
+
+def drawers(run: Run) -> dict[str, Callable[[], Figure]]:
+    """Name of each figure of a run, and what draws it (within ``figure_style``)."""
+    predicted = predict(run)
+    return {
+        "example_pairs": lambda: draw_example_pairs(run),
+        "training_curves": lambda: draw_training_curves(run),
+        "reconstructions": lambda: draw_reconstructions(run, predicted),
+        "capsule_activations": lambda: draw_capsule_activations(run, predicted),
+        "overlay": lambda: draw_overlay(run, predicted),
+        "capsule_dimensions": lambda: draw_capsule_dimensions(run, predicted),
+        "couplings": lambda: draw_couplings(run, predicted),
+    }
+
+
+def require_composites(data: Data) -> None:
+    """Raises UserError where there are too few test composites."""
+    if len(data.test.labels) < MIN_TEST:
+        raise UserError(f"the figures need --n-test {MIN_TEST} or more")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
-    results: tuple[Path, ...] = setting(
-        (), input_path, "In training_curves.png, draw a point for each seed in these JSON files.",
-        shown=f"{DEFAULT_RESULTS} where it exists",
-    )  # fmt: skip
-    scaling: bool = setting(
-        False, bool, f"Train nothing, and draw scaling.png alone, from {SCALING_RESULTS} by compare_seeds.py.",
-        usual=True,
-    )  # fmt: skip
+    figures: tuple[str, ...] = setting(
+        (), names_of((*OF_RUN, *OF_RESULTS)), f"Draw these alone: {', '.join((*OF_RUN, *OF_RESULTS))}.", usual=True
+    )
+    results: Path = setting(RESULTS, input_path, "Results of compare_seeds.py: the reported seeds.")
     threads: int = redeclared(experiment.DigitOptions, "threads", experiment.DigitOptions.threads)
-
-    def check(self, given: Mapping[str, Any]) -> None:
-        if self.scaling and set(given) - {"scaling", "outdir", "quiet"}:
-            raise SettingError("scaling", "only --outdir goes with it")
 
 
 @script
@@ -807,31 +567,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         [
             ("--checkpoint run.safetensors", "All figures of these networks: about 9 seconds."),
             ("", "All figures, after training the three models for eight epochs: about 7 minutes."),
-            ("--scaling", "Accuracy against the length of training, from committed results: about 2 seconds."),
+            ("--figures scaling", "Accuracy against the length of training, from committed results: about 2 seconds."),
         ],
         f"The figures go to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",
     )  # fmt: skip
-    folder = options.outdir / experiment.EXPERIMENT
-    require_writable(folder / "overlay.png")
-    if options.scaling:
-        found = read_scaling(sorted(SCALING_RESULTS.parent.glob(SCALING_RESULTS.name)))
-        write_figures(folder, {"scaling": lambda: draw_scaling(found)})
-        return
-    # All errors are found before the training.
-    results = results_files([*options.results], DEFAULT_RESULTS)
-    config, states = load_finished(experiment, options.checkpoint, asked, given, required=("capsnet",))
-    data = experiment.make_data(config)
-    config = experiment.resolve_auto(config, data.name)
-    require_test_images(len(data.test.labels), MIN_TEST)
-    seeds = read_seeds(results, config, data.name, ("set_accuracy",))
-    require_runs([*options.results], seeds)
-    states = states or experiment.train_all(config, data, RunOptions(threads=options.threads, quiet=options.quiet))
-    result = experiment.make_result(config, data, states, options.threads)
-    print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+
+    def of_run() -> dict[str, Callable[[], Figure]]:
+        config, states = load_finished(experiment, options.checkpoint, asked, given, required=("capsnet",))
+        reported = reported_runs(options.results, config)
+        if reported and "seed" not in given and not states:
+            config = dataclasses.replace(config, seed=median_seed(reported, *MEDIAN_OF))
+        data = experiment.make_data(config)
+        config = experiment.resolve_auto(config, data.name)
+        require_composites(data)
+        states = states or experiment.train_all(config, data, RunOptions(threads=options.threads, quiet=options.quiet))
+        result = experiment.make_result(config, data, states, options.threads)
+        print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+        return drawers(Run(config, data, states, seed_text(config, reported, *MEDIAN_OF)))
+
+    of_results = {"scaling": lambda: draw_scaling(read_scaling(RESULTS.parent))}
     with blas_threads(1):
-        write_figures(folder, drawers(Run(config, data, states), seeds), N_COLOURS)
-    if results and not seeds:
-        print(f"no points of seeds: {results[0]} holds no run with these flags")
+        draw_figures(options.outdir / experiment.EXPERIMENT, options, of_results, of_run, N_COLOURS)
 
 
 if __name__ == "__main__":

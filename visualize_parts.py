@@ -28,8 +28,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from claims import Runs, runs_by_seed
-from report import show_mean
 from support.files import UserError
+from support.result_tables import show_mean
 from support.script import script
 from support.settings import folder, parse, setting
 from support.statistics import describe_sample, read_comparison

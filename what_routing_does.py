@@ -1,38 +1,297 @@
-"""The parts of a CapsNet, replaced one by one: what each does.
+#!/usr/bin/env python3
+"""What routing does: one part of a capsule network is replaced, and everything else stays as it was.
 
-[Gu 2021] J. Gu, V. Tresp, H. Hu, "Capsule network is not more robust than convolutional network", CVPR 2021 (arXiv
-2103.15459) names five parts that set a capsule network apart from a CNN. Here are the pairs that stand for each:
+The convolutional matrix capsules of conv_matrix_capsules.py, on drawn shapes of which some azimuths are held out:
+
+    assignments      ``even``: one iteration, whose M-step has the assignments from which EM routing starts, the same
+                     for all parents of a child, as in [Hinton 2018, table 1] and in [Paik 2019] I. Paik, T. Kwak,
+                     I. Kim, "Capsule networks need an improved routing algorithm", ACML 2019 (arXiv 1907.13327)
+    loss             ``cross-entropy`` of a score of pose and activation, in place of the spread loss of activations
+    votes            V_ij = M_i W_ij + b_j with a learned bias b_j. [Peer 2019] D. Peer, S. Stabinger, A.
+                     Rodriguez-Sanchez, "Limitations of routing-by-agreement based capsule networks" (arXiv 1905.08744)
+
+The CapsNet of multimnist_capsnet.py, on composites of digits or, as in mnist_affine_capsnet.py, on upright digits that
+are distorted in the test. [Gu 2021] J. Gu, V. Tresp, H. Hu, "Capsule network is not more robust than convolutional
+network", CVPR 2021 (arXiv 2103.15459) names five parts that set it apart from a CNN:
 
     transformation   u_hat_ij = u_i W_ij. The capsule network always has it. ``shared`` has one W_j for all primary
                      capsules, as in [Gu 2020] J. Gu, V. Tresp, "Improving the robustness of capsule networks to image
                      affine transformations", CVPR 2020 (arXiv 1911.07968), which does not route
-    routing          ``fixed``: couplings that do not depend on the votes, even (all 1 / J) or drawn at random
-    squash           ``RELU`` of primary capsules, as in a CNN, and ``IDENTITY`` of digit capsules
-    margin loss      ``softmax_cross_entropy`` of the lengths
+    assignments      ``even`` (all 1 / J) or ``random`` couplings, which do not depend on the votes
+    activation       ``relu`` of primary capsules, as in a CNN, and no squash of digit capsules
+    loss             ``cross-entropy``: softmax of the lengths, in place of the margin loss
     reconstruction   of each class from its own capsule; a ``recon_weight`` of 0
 
-They are given to ``multimnist_capsnet.capsnet_model`` as its ``Parts``.
+The variants are pairs that are given to the network of the base script, and no branch there. A third study has the task
+of [Peer 2019]: poses and their negatives, which EM routing without a bias cannot tell apart.
+
+Run it (EM routing, then even assignments, then the third study):
+
+    python what_routing_does.py
+    python what_routing_does.py --assignments even
+    python what_routing_does.py --study signs
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from typing import Any
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+import conv_matrix_capsules as conv
+import mnist_affine_capsnet as affine
 import multimnist_capsnet as base
+import smallnorb_novel_viewpoint as viewpoint
+from fast.optimizers import adamw_step
 from fast.workers import Workers
-from multimnist_capsnet import Array, Batch, Config, Model, Network, Pair, Params, Parts
-from support.run import Stream, generator
+from multimnist_capsnet import Array, Batch, Network, Pair, Params, Parts
+from support.checkpoints import read_checkpoint
+from support.optimizers import TrainState, count_params
+from support.results import model_metrics, recorded_command, result_document, save_result
+from support.run import Stream, generator, init_state
+from support.script import script
+from support.settings import SettingError, float_in, folder, from_json, int_in, parse, setting
+from support.training import NO_OPTIONS, Callback, RunOptions, Session
+
+# Dimension letters
+#   B  images of a batch              I  capsules, or types, below           J  capsules, or types, above
+#   K  side of a receptive field      P  side of a pose matrix (4), or entries of a primary capsule (8)
+#   L  receptive fields               D  entries of a pose (16), or of a digit capsule (16)
+#   M  children of a field, K * K * I
+
+EXPERIMENT = "what_routing_does"
+COMPOSITES: dict[str, Any] = {  # the settings of that study, where no flag gives others
+    "batch_size": 64, "n_epochs": 4, "n_train": 12_000, "n_test": 5000, "lr": 0.01, "weight_decay": 0.1,
+}  # fmt: skip
+AFFNIST: dict[str, Any] = {
+    "canvas": 40, "max_shift": 6, "conv_channels": 16, "primary_types": 4, "n_epochs": 4, "match_accuracy": 0.98,
+    "check_every": 200,
+}  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Configuration: user inputs only
+# ----------------------------------------------------------------------------------------------------------------------
+
+CAPSNET = ("composites", "couplings", "affnist")
+OF_STUDIES: dict[str, tuple[str, ...]] = {  # the studies to which a field applies
+    **dict.fromkeys(("n_epochs", "lr"), ("shapes", *CAPSNET)), **dict.fromkeys(("data_dir", "recon_weight"), CAPSNET),
+    **dict.fromkeys(("assignments", "loss"), ("shapes", "composites", "affnist")), "vote_bias": ("shapes",),
+    **dict.fromkeys(("transform", "activation"), ("composites", "affnist")),
+}  # fmt: skip
+
+
+# fmt: off
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One run."""
+
+    study: str = setting("shapes", ("shapes", "signs", *CAPSNET), "Train convolutional matrix capsules on drawn shapes;"
+        " a layer of class capsules on poses and their negatives; or a CapsNet on composites of two digits, with"
+        " couplings then test it with other couplings, or, with affnist, on single digits, and test distorted ones.",
+        usual=True, group="data")
+    data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files.", free=True)
+    seed: int = setting(0, int_in(0, 2**32 - 1),
+        "Seed of the data, the initial weights and the order of the images.", usual=True)
+    n_epochs: int = setting(conv.Config.n_epochs, int_in(1, 100_000), "Train for N passes over the training set.",
+        shown=f"{conv.Config.n_epochs}, with digits {COMPOSITES['n_epochs']}", usual=True, group="training")
+    lr: float = setting(conv.Config.lr, float_in(0, 10, above=True), "Learning rate of Adam.",
+        shown=f"{conv.Config.lr:g}, composites {COMPOSITES['lr']:g}, affnist {affine.Config.lr:g}")
+    assignments: str = setting("routed", ("routed", "even", "random"), "Assign children to parents by routing; evenly;"
+        " or, in a CapsNet, at random, drawn once for each pair of capsules.", usual=True, group="parts")
+    loss: str = setting("paper", ("paper", "cross-entropy"), "Loss: the paper's, which is the spread loss of matrix"
+        " capsules and the margin loss of a CapsNet; or cross-entropy.", usual=True)
+    vote_bias: str = setting("none", ("none", "learned"), "Learn a bias of the votes for each parent.", usual=True)
+    transform: str = setting("own", ("own", "shared"), "Give every primary capsule of a CapsNet its own transformation,"
+        " or all of them one.")
+    activation: str = setting("squash", ("squash", "relu"), "Squash the capsules of a CapsNet; or take the ReLU of"
+        " primary capsules, and nothing of digit capsules.")
+    recon_weight: float = setting(Network.recon_weight, float_in(0, 1000),
+        "Weight of the squared error of a CapsNet's reconstruction in the loss.")
+    # fmt: on
+
+    @classmethod
+    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        study = given.get("study", cls.study)
+        if study not in CAPSNET:
+            return {}
+        own = AFFNIST | {"lr": affine.Config.lr} if study == "affnist" else COMPOSITES
+        return {name: own[name] for name in ("n_epochs", "lr")}
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        for name, studies in OF_STUDIES.items():
+            if name in given and self.study not in studies:
+                raise SettingError(name, f"does not apply to --study {self.study}")
+        if self.assignments == "random" and self.study == "shapes":
+            raise SettingError("assignments", "random is for a CapsNet")
+        if self.study == "signs" and (unused := [name for name in ("checkpoint", "resume") if name in given]):
+            raise SettingError(unused[0], "--study signs takes seconds and saves nothing")
+
+    @property
+    def length_is_free(self) -> bool:
+        """The learning rate falls to 0 at the end."""
+        return False
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# EM routing over receptive fields: even assignments, and a learned bias of the votes
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def even_assignments(routing: conv.Routing) -> conv.Routing:
+    """One iteration, whatever ``n_iters``: the M-step of the assignments from which routing starts."""
+    n = len(routing.parameters)
+
+    def forward(pose: Array, a_in: Array, w: Array, *rest: Any) -> tuple[Array, Array, Any]:
+        others, _, settings = rest[:n], rest[n], rest[n + 1 :]  # beta_a, beta_v, …; n_iters; variance_floor, …
+        return routing.forward(pose, a_in, w, *others, 1, *settings)
+
+    return routing._replace(forward=forward)
+
+
+class BiasedCache(NamedTuple):
+    fields: conv.Fields
+    n_in: int  # I
+    shared: bool  # whether w is (1, 1, I, J, P, P)
+    votes: viewpoint.VotesCache
+    mass_unit: float
+    em: viewpoint.EMCache
+
+
+def biased_routing_forward(
+    pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, bias: Array, n_iters: int, variance_floor: float,
+    k: int, stride: int = 1, offset: Array | None = None,
+) -> tuple[Array, Array, BiasedCache]:  # fmt: skip
+    """``conv.field_routing_forward`` with a bias (J, D) that is added to all votes for a parent of each type.
+    [Peer 2019]
+
+    The mean of votes whose weights have the sum 1 moves by the bias, and no distance changes. Where a parent has hardly
+    any mass the sum is below 1, because of MASS_FLOOR: then the bias also changes variances, activations and
+    assignments.
+    """
+    (I, P), J, fields = pose.shape[3:5], w.shape[3], conv.Fields(pose.shape[1:3], k, stride)
+    poses = conv.gather(pose, fields).reshape(-1, k * k * I, P, P)  # (L, M, P, P)
+    a_fields = conv.gather(a_in, fields).reshape(poses.shape[:2])  # (L, M)
+    w_fields = np.broadcast_to(w, (k, k, I, J, P, P)).reshape(-1, J, P, P)  # (M, J, P, P)
+    votes, votes_cache = viewpoint.votes_forward(poses, w_fields)  # (L, M, J, D)
+    votes = votes + bias
+    if offset is not None:
+        votes += np.repeat(offset.reshape(-1, 1, P * P), I, axis=0)  # (M, 1, D)
+    over = functools.partial(conv.over_parents, fields)
+    r = np.ones(votes.shape[:3], votes.dtype)
+    r /= over(r, np.add)
+    mass_unit = float(r.sum(axis=1).mean())
+    mu, a, em = viewpoint.em_routing_forward(
+        votes, a_fields, mass_unit * beta_a, beta_v, [1 / mass_unit] * n_iters, variance_floor, r, over
+    )
+    shape = (len(pose), *fields.out, J)
+    cache = BiasedCache(fields, I, w.shape[0] < k, votes_cache, mass_unit, em)
+    return mu.reshape(*shape, P, P), a.reshape(shape), cache
+
+
+def biased_routing_backward(
+    dmu: Array, da: Array, cache: BiasedCache, policy: str
+) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """dmu (B, Ho, Wo, J, P, P), da (B, Ho, Wo, J) -> dpose, da_in, dw, dbeta_a, dbeta_v, dbias."""
+    fields, I, shared, votes_cache, mass_unit, em = cache
+    (B, Ho, Wo, J, P, _), k = dmu.shape, fields.k
+    # mu, a = em_routing(votes, a_fields, mass_unit beta_a, beta_v)
+    routed = viewpoint.em_routing_backward(dmu.reshape(-1, J, P * P), da.reshape(-1, J), em, policy)
+    dvotes, da_fields, dbeta_a, dbeta_v = routed
+    # votes = poses @ w_fields + bias + offset
+    dbias = dvotes.sum(axis=(0, 1))
+    dposes, dw_fields = viewpoint.votes_backward(dvotes, votes_cache)
+    dw = dw_fields.reshape(k, k, I, J, P, P)
+    if shared:
+        dw = dw.sum(axis=(0, 1), keepdims=True)
+    # poses, a_fields = gather(pose), gather(a_in)
+    dpose = conv.scatter(dposes.reshape(B, Ho, Wo, k, k, I, P, P), fields)
+    da_in = conv.scatter(da_fields.reshape(B, Ho, Wo, k, k, I), fields)
+    return dpose, da_in, dw, mass_unit * dbeta_a, dbeta_v, dbias
+
+
+BIASED = conv.Routing(biased_routing_forward, biased_routing_backward, ("beta_a", "beta_v", "bias"))
+BIAS_INIT = 0.1  # [Peer 2019]
+
+
+def matrix_capsules(network: conv.Config, assignments: str = "routed", vote_bias: str = "none") -> conv.Model:
+    """The base script's capsules with these parts. What they have in common starts from the same weights."""
+    routing = BIASED if vote_bias == "learned" else conv.FAST
+    model = conv.make_capsules(network, even_assignments(routing) if assignments == "even" else routing)
+
+    def init_params(rng: np.random.Generator) -> Params:
+        params = model.init_params(rng)
+        if vote_bias == "learned":
+            for layer in ("convcaps1", "convcaps2", "class"):
+                shape = (len(params[f"{layer}.beta_a"]), viewpoint.POSE_SIDE**2)
+                params[f"{layer}.bias"] = np.full(shape, BIAS_INIT, network.dtype)
+        return params
+
+    return model._replace(init_params=init_params)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Poses and their negatives [Peer 2019]
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def sign_accuracy(config: viewpoint.Config, rng: np.random.Generator, biased: bool) -> tuple[float, int]:
+    """Whether class capsules tell poses from their negatives: accuracy, 0.5 by guessing, and number of parameters.
+
+    Class 0 has children whose pose entries lie between 0 and 1, class 1 has the negatives of the same poses. All
+    children are active. The layer has the parameters, routing, optimiser and rate of the dense capsules of
+    smallnorb_novel_viewpoint.py, and cross-entropy; it takes 300 steps on 16 new pairs each, and is tested on 500.
+    """
+
+    def pairs(n: int) -> tuple[Array, Array]:
+        x = rng.random((n, viewpoint.N_PRIMARY, viewpoint.POSE_SIDE, viewpoint.POSE_SIDE)).astype(config.dtype)
+        return np.concatenate([x, -x]), np.repeat([0, 1], n)
+
+    def forward(params: Params, pose: Array) -> tuple[Array, viewpoint.VotesCache, viewpoint.EMCache, Array]:
+        votes, votes_cache = viewpoint.votes_forward(pose, params["class.w"])
+        votes = votes + params["class.bias"] if biased else votes
+        betas, a_in = (params["class.beta_a"], params["class.beta_v"]), np.ones_like(votes[:, :, 0, 0])
+        mu, a, cache = viewpoint.em_routing_forward(votes, a_in, *betas, config.lambdas, config.variance_floor)
+        return viewpoint.class_scores_forward(mu, a, "cross-entropy"), votes_cache, cache, mu
+
+    drawn = viewpoint.capsules_init(rng, config)
+    params = {"class.w": drawn["class.w"][:, :2].copy()}  # of two classes
+    params |= {name: drawn[name][:2].copy() for name in ("class.beta_a", "class.beta_v")}
+    if biased:
+        params["class.bias"] = np.full((2, viewpoint.POSE_SIDE**2), BIAS_INIT, config.dtype)
+    state = TrainState("signs", params)
+    for _ in range(300):
+        pose, labels = pairs(16)
+        scores, votes_cache, cache, mu = forward(params, pose)
+        dscores = viewpoint.softmax_cross_entropy(scores, labels)[1]
+        dmu, da = viewpoint.class_scores_backward(dscores, mu, "cross-entropy")
+        dvotes, _, dbeta_a, dbeta_v = viewpoint.em_routing_backward(dmu, da, cache, config.em_grad)
+        grads = {"class.w": viewpoint.votes_backward(dvotes, votes_cache)[1], "class.bias": dvotes.sum(axis=(0, 1))}
+        adamw_step(state, [grads | {"class.beta_a": dbeta_a, "class.beta_v": dbeta_v}], config.lr)
+    pose, labels = pairs(500)
+    return float((forward(params, pose)[0].argmax(axis=1) == labels).mean()), count_params(params)
+
+
+def sign_study(seed: int) -> dict[str, Any]:
+    """The metrics without and with a bias of the votes."""
+    config, rng = viewpoint.Config(seed=seed), generator(seed, Stream.EVALUATION, *b"signs")
+    plain, _ = sign_accuracy(config, rng, biased=False)
+    biased, n_params = sign_accuracy(config, rng, biased=True)
+    return {"n_params": n_params, "sign_accuracy": plain, "biased_sign_accuracy": biased}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Parts of a CapsNet
+# ----------------------------------------------------------------------------------------------------------------------
 
 RELU: Pair = (base.relu_forward, base.relu_backward)
 IDENTITY: Pair = (lambda s: (s, None), lambda dv, _: dv)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Routing without agreement
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def even_couplings(n_children: int, n_parents: int) -> Array:
@@ -83,20 +342,15 @@ def shared(routing: Pair) -> Pair:
     return forward, backward
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Networks
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def make_parts(
     config: Network, assignments: str = "routed", transform: str = "own", activation: str = "squash",
-    loss: str = "margin",
+    loss: str = "paper",
 ) -> Parts:  # fmt: skip
-    """The parts of a network by their names: assignments "routed", "uniform" or "random"; transform "own" or "shared";
-    activation "squash" or "relu"; loss "margin" or "cross-entropy"."""
+    """The parts of a network by their names: assignments "routed", "even" or "random"; transform "own" or "shared";
+    activation "squash" or "relu"; loss "paper" or "cross-entropy"."""
     parts = base.parts_of(config)
     if assignments != "routed":
-        couplings = {"uniform": even_couplings, "random": random_couplings}[assignments]
+        couplings = {"even": even_couplings, "random": random_couplings}[assignments]
         parts = parts._replace(routing=fixed(couplings(config.n_primary, config.n_classes)))
     if transform == "shared":
         parts = parts._replace(routing=shared(parts.routing))
@@ -107,7 +361,7 @@ def make_parts(
     return parts
 
 
-def make_model(config: Network, transform: str = "own", **names: str) -> Model:
+def make_model(config: Network, transform: str = "own", **names: str) -> base.Model:
     """A CapsNet of these parts, see ``make_parts``."""
     model = base.capsnet_model(config, make_parts(config, transform=transform, **names))
 
@@ -123,7 +377,7 @@ def make_model(config: Network, transform: str = "own", **names: str) -> Model:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def routing_study(config: Config, params: Params, batch: Batch, workers: Workers) -> dict[str, float]:
+def routing_study(config: base.Config, params: Params, batch: Batch, workers: Workers) -> dict[str, float]:
     """The trained capsules with other couplings than they were trained with, as in I. Paik et al., "Capsule networks
     need an improved routing algorithm", ACML 2019.
 
@@ -161,3 +415,130 @@ def routing_study(config: Config, params: Params, batch: Batch, workers: Workers
         found[f"{name}_changed"] = float((answers != trained).any(axis=1).mean())
         found[f"{name}_entropy"] = entropy
     return found
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A run from beginning to end
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+SCRIPTS: dict[str, Any] = {"shapes": conv, "composites": base, "couplings": base, "affnist": affine}
+
+
+def network_config(config: Config) -> Any:
+    """The configuration of the base script."""
+    common = {name: getattr(config, name) for name in ("seed", "n_epochs", "lr")}
+    if config.study == "shapes":
+        loss = "spread" if config.loss == "paper" else config.loss
+        return conv.Config(dataset="shapes", loss=loss, **viewpoint.VIEWS["shapes"], **common)
+    common |= {"data_dir": config.data_dir, "recon_weight": config.recon_weight}
+    if config.study == "affnist":
+        return affine.Config(**(AFFNIST | common))
+    return base.Config(**(COMPOSITES | common))
+
+
+def make_network(config: Config) -> Any:
+    """The base script's network with the configured parts."""
+    if config.study == "shapes":
+        return matrix_capsules(network_config(config), config.assignments, config.vote_bias)
+    names = {name: getattr(config, name) for name in ("assignments", "transform", "activation", "loss")}
+    return make_model(network_config(config), **names)
+
+
+def make_data(config: Config) -> Any:
+    return SCRIPTS[config.study].make_data(network_config(config))
+
+
+def fresh_states(config: Config) -> dict[str, TrainState]:
+    model = make_network(config)
+    return {model.name: init_state(model, config)}
+
+
+def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
+    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+
+
+def train_all(
+    config: Config, data: Any, options: RunOptions = NO_OPTIONS, *, callback: Callback | None = None, command: str = ""
+) -> dict[str, TrainState]:
+    """Train the network, and return its state by its name."""
+    states, model, network = fresh_states(config), make_network(config), network_config(config)
+    if config.study == "affnist":
+        network = affine.resolve_defaults(network, data)
+    per_epoch = conv.steps_per_epoch(network, data) if config.study == "shapes" else network.steps_per_epoch
+    session = Session(EXPERIMENT, config, states, options, callback, command)
+    with session, Workers(options.threads) as workers:
+        session.begin(model.name, per_epoch * config.n_epochs)
+        SCRIPTS[config.study].train(model, network, data, states[model.name], workers, session.after_step)
+    return states
+
+
+def affnist_study(config: Config, params: Params, data: affine.Data, workers: Workers) -> dict[str, float]:
+    """Accuracy on upright, rotated and distorted digits."""
+    network, found = affine.resolve_defaults(network_config(config), data), {}
+    for image_set in affine.make_image_sets(data, network):
+        batch = affine.single_digits(image_set.images(), image_set.labels)
+        scores, _ = base.assess(make_network(config), params, batch, workers)
+        found[f"{image_set.name}_accuracy"] = float((scores.argmax(axis=1) == image_set.labels).mean())
+    return found
+
+
+HEADLINES = {"shapes": "held_out_accuracy", "signs": "sign_accuracy", "affnist": "affnist_accuracy"}
+
+
+def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
+    """Data, training, tests, result. ``more`` as in ``train_all``."""
+    headline = HEADLINES.get(config.study, "set_accuracy")
+    if config.study == "signs":
+        models = {"capsules": sign_study(config.seed)}
+        return result_document(EXPERIMENT, config, "signs", models, {}, 1, headline, 0.5)
+    data, network = make_data(config), network_config(config)
+    states = train_all(config, data, options, **more)
+    ((name, state),) = states.items()
+    metrics = model_metrics(state)
+    with Workers(options.threads) as workers:
+        if config.study == "couplings":
+            metrics |= routing_study(network, state.params, data.test, workers)
+        elif config.study == "affnist":
+            metrics |= affnist_study(config, state.params, data, workers)
+    n_answers = network.n_pairs if headline == "set_accuracy" else network.n_classes
+    return result_document(
+        EXPERIMENT, config, data.name, {name: metrics}, states, options.threads, headline, 1 / n_answers
+    )
+
+
+def describe(result: dict[str, Any]) -> str:
+    """The study, its parts, and a line for each metric."""
+    config = from_json(Config, result["config"])
+    parts = [f"{name} {getattr(config, name)}" for name, studies in OF_STUDIES.items() if config.study in studies]
+    lines = [", ".join([config.study, f"seed {config.seed}", *parts])]
+    for name, metrics in result["models"].items():
+        lines.append(f"{name:<10} {metrics['n_params']:10,} parameters")
+        lines += [f"  {key:<22} {value:.4f}" for key, value in metrics.items() if isinstance(value, float)]
+    return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(RunOptions):
+    """Those of every training."""
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, _ = parse(
+        Config, Options, argv,
+        "Replace one part of a capsule network, and train and test it.",
+        [
+            ("", "Matrix capsules with EM routing on drawn shapes: about 20 seconds."),
+            ("--assignments even", "The same with even assignments: about 20 seconds."),
+            ("--study signs", "Poses against their negatives, without and with a bias: about 2 seconds."),
+        ],
+    )  # fmt: skip
+    command = recorded_command(EXPERIMENT, argv)
+    result = run(config, options, command=command)
+    save_result(options.out_json, result, command)
+    print(describe(result))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

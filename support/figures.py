@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import io
 import json
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,8 +36,7 @@ from support.console import print_result, shows_progress
 from support.files import UserError, atomic_write, require_writable
 from support.flags import file_path, number
 from support.optimizers import TrainState
-from support.results import parse_json, plain
-from support.run import check_same, first_difference
+from support.run import check_same
 from support.settings import float_in, folder, input_path, int_in, setting
 from support.statistics import read_comparison, t_quantile
 from support.training import RunOptions
@@ -82,31 +80,14 @@ LENET = ModelStyle("LeNet-5", "LeNet-5", PURPLE, "D")
 
 # By experiment and model: a key such as "cnn" is not the same network in every experiment. Add new experiments here.
 MODEL_STYLES: dict[str, dict[str, ModelStyle]] = {
-    "smallnorb_novel_viewpoint": {
-        "capsules": ModelStyle("Matrix capsules", "capsules", BLUE, "o"),
-        "cnn": ModelStyle("Small dense CNN", "small CNN", VERMILLION, "^"),
-        "cnn_matched": ModelStyle("Dense CNN", "dense CNN", ORANGE, "s"),
-    },
-    "multimnist_capsnet": {
-        "capsnet": ModelStyle("CapsNet", "CapsNet", BLUE, "o"),
-        "cnn": ModelStyle("CNN, same convolutions", "CNN", ORANGE, "s"),
-        "cnn_pool": ModelStyle("CNN with max pooling", "CNN,\npooling", VERMILLION, "^"),
-    },
-    "mnist_affine_capsnet": {
-        "capsnet": ModelStyle("CapsNet", "CapsNet", BLUE, "o"),
-        "cnn": ModelStyle("CNN, as many parameters", "CNN", ORANGE, "s"),
-        "lenet": ModelStyle("LeNet-5", "LeNet-5", PURPLE, "^"),
-    },
+    "smallnorb_novel_viewpoint": {"capsules": EM_CAPSULES, "cnn": SMALL_CNN, "cnn_matched": CNN},
+    "multimnist_capsnet": {"capsnet": CAPSNET, "cnn": CNN, "cnn_pool": POOLING},
+    "mnist_affine_capsnet": {"capsnet": CAPSNET, "cnn": CNN, "lenet": LENET},
     "your_own_images": {
-        "capsules": ModelStyle("Matrix capsules", "capsules", BLUE, "o"),
-        "cnn": ModelStyle("CNN, as many parameters", "CNN", ORANGE, "s"),
-        "capsnet": ModelStyle("CapsNet", "CapsNet", GREEN, "D"),
+        "capsules": EM_CAPSULES, "cnn": CNN, "capsnet": CAPSNET._replace(colour=GREEN, marker="D"),
     },
-    "conv_matrix_capsules": {
-        "capsules": ModelStyle("Matrix capsules", "capsules", BLUE, "o"),
-        "cnn": ModelStyle("CNN, as many parameters", "CNN", ORANGE, "s"),
-    },
-}
+    "conv_matrix_capsules": {"capsules": EM_CAPSULES, "cnn": CNN},
+}  # fmt: skip
 DATASET_NAMES = {  # by the "dataset" of a result
     "mnist": "MNIST",
     "strokes": "generated strokes, not MNIST",
@@ -217,12 +198,16 @@ class Pictures(NamedTuple):
     width: int
     gap: tuple[int, int]
 
-    def write(self, row: int, column: int, text: str, **style: Any) -> None:
+    def write(self, row: int, column: int, text: str, **style: Any) -> Text:
         """A line below a picture."""
         x = column * (self.width + self.gap[1]) + (self.width - 1) / 2
         y = row * (self.height + self.gap[0]) + self.height - 0.5
-        self.ax.annotate(text, (x, y), (0, -2), textcoords="offset points", ha="center", va="top",
-                         **{"fontsize": 9, **style})  # fmt: skip
+        return self.ax.annotate(text, (x, y), (0, -2), textcoords="offset points", ha="center", va="top",
+                                **{"fontsize": 9, **style})  # fmt: skip
+
+    def update(self, pictures: Any, n_greys: int = 64) -> None:
+        """Other pictures in the same places."""
+        self.ax.images[0].set_data(as_sheet(pictures, self.gap, n_greys))
 
     def frame(self, row: int, column: int, colour: Colour, linewidth: float = 2.0, columns: int = 1, rows: int = 1
               ) -> None:  # fmt: skip
@@ -233,12 +218,8 @@ class Pictures(NamedTuple):
         self.ax.add_patch(Rectangle(corner, *size, fill=False, edgecolor=colour, linewidth=linewidth, clip_on=False))
 
 
-def show_pictures(
-    ax: Axes, pictures: Any, rows: Sequence[str] = (), columns: Sequence[str] = (), gap: tuple[int, int] = (1, 1),
-    n_greys: int = 64, interpolation: str = "hanning",
-) -> Pictures:  # fmt: skip
-    """Pictures (R, C, H, W) or (R, C, H, W, 3) of values in [0, 1] with names of the rows and columns; where one is
-    NaN, nothing is shown. ``gap``: below and beside a picture, in its pixels. ``n_greys``: few, for a small file."""
+def as_sheet(pictures: Any, gap: tuple[int, int], n_greys: int) -> Array:
+    """Pictures (R, C, H, W) or (R, C, H, W, 3) as one (rows, columns, 3), see ``show_pictures``."""
     pictures = np.asarray(pictures, float)
     R, C, H, W = pictures.shape[:4]
     if pictures.ndim == 4:
@@ -246,8 +227,17 @@ def show_pictures(
     sheet = np.ones((R, H + gap[0], C, W + gap[1], 3))
     few = np.round(np.clip(pictures, 0, 1) * (n_greys - 1)) / (n_greys - 1)
     sheet[:, :H, :, :W] = np.nan_to_num(few, nan=1.0).transpose(0, 2, 1, 3, 4)
-    sheet = sheet.reshape(R * (H + gap[0]), C * (W + gap[1]), 3)
-    ax.imshow(sheet[:, : sheet.shape[1] - gap[1]], interpolation=interpolation)
+    return sheet.reshape(R * (H + gap[0]), C * (W + gap[1]), 3)[:, : C * (W + gap[1]) - gap[1]]
+
+
+def show_pictures(
+    ax: Axes, pictures: Any, rows: Sequence[str] = (), columns: Sequence[str] = (), gap: tuple[int, int] = (1, 1),
+    n_greys: int = 64, interpolation: str = "hanning",
+) -> Pictures:  # fmt: skip
+    """Pictures (R, C, H, W) or (R, C, H, W, 3) of values in [0, 1] with names of the rows and columns; where one is
+    NaN, nothing is shown. ``gap``: below and beside a picture, in its pixels. ``n_greys``: few, for a small file."""
+    R, C, H, W = np.shape(pictures)[:4]
+    ax.imshow(as_sheet(pictures, gap, n_greys), interpolation=interpolation)
     ax.set_anchor("NW")
     ax.xaxis.tick_top()
     ax.set_xticks(np.arange(C) * (W + gap[1]) + (W - 1) / 2, columns or [""] * C)
@@ -381,6 +371,21 @@ def median_seed(runs: Sequence[Mapping[str, Any]], model: str, metric: str) -> i
     return int(order[(len(order) - 1) // 2]["seed"])
 
 
+def reported_runs(path: Path, config: Any) -> list[dict[str, Any]]:
+    """The runs of a result that has this configuration, seed aside; an empty list where there is no such file."""
+    if not path.exists():
+        return []
+    free = {"seed", "data_dir", *(name for name in ("dataset", "n_train", "n_test")
+                                  if getattr(config, name, None) in ("auto", 0))}  # fmt: skip
+    return read_runs_of(path, **{name: value for name, value in dataclasses.asdict(config).items() if name not in free})
+
+
+def seed_text(config: Any, reported: Sequence[Mapping[str, Any]], model: str, metric: str) -> str:
+    """The seed of a run, and whether it is the median of the reported ones."""
+    is_median = reported and config.seed == median_seed(reported, model, metric)
+    return f"seed {config.seed}" + (f", the median of {len(reported)}" if is_median else "")
+
+
 def trained(
     experiment: Any, config: Any, states: dict[str, TrainState], options: Any, check: Callable[[Any, Any], None]
 ) -> tuple[Any, dict[str, TrainState]]:
@@ -445,15 +450,15 @@ def draw_frames(fig: Figure, update: Callable[..., None], frames: Iterable[tuple
 
 
 def with_one_palette(frames: Sequence[Array]) -> list[Array]:
-    """Frames (H, W, 3) in the same 256 colours, white among them, so that what does not move costs nothing. A colour
-    counts once, however many pixels have it: letters are few."""
+    """Frames (H, W, 3) in the same 256 colours, black and white among them, so that what does not move costs nothing. A
+    colour counts once, however many pixels have it: letters are few."""
     keys = [((frame.astype(int) + 4) // 8) @ [33 * 33, 33, 1] for frame in frames]  # in steps of eight, up to 256
     present = np.unique(np.concatenate([np.unique(key) for key in keys]))
     colours = np.minimum(np.stack(np.unravel_index(present, (33, 33, 33)), axis=1) * 8, 255)
     palette = colours
     if len(colours) > 256:
-        reduced = Image.fromarray(colours[None].astype(np.uint8)).quantize(255, method=Image.Quantize.MEDIANCUT)
-        palette = np.array([*(reduced.getpalette() or [])[: 3 * 255], 255, 255, 255]).reshape(-1, 3)
+        reduced = Image.fromarray(colours[None].astype(np.uint8)).quantize(254, method=Image.Quantize.MEDIANCUT)
+        palette = np.array([*(reduced.getpalette() or [])[: 3 * 254], *(0, 0, 0), *(255, 255, 255)]).reshape(-1, 3)
     nearest = np.square(colours[:, None] - palette).sum(axis=2).argmin(axis=1)
     table = np.zeros((33**3, 3), np.uint8)
     table[present] = palette[nearest]
@@ -507,15 +512,6 @@ def add_row_label(fig: Figure, x: float, y: float, text: str, colour: Any = BLAC
     add_text(fig, x, y, text, ha="right", va="center", color=colour, fontsize=9.5, linespacing=1.25)
 
 
-def add_heading_bar(fig: Figure, x: float, y: float, width: float, text: str, colour: str) -> None:
-    """A heading on a light bar, above a group of columns."""
-    bar = add_axes(fig, x, y, width, 0.24)
-    bar.set(xticks=[], yticks=[], facecolor=lightened(colour, 0.25))
-    bar.spines[:].set_visible(False)
-    bar.text(0.5, 0.46, text, color=darkened(colour), ha="center", va="center", fontweight="bold",
-             transform=bar.transAxes)  # fmt: skip
-
-
 def add_legend(fig: Figure, x: float, y: float, handles: Sequence[Any], **options: Any) -> None:
     """A legend whose upper left corner (or the corner ``loc``) is at x, y."""
     width, height = fig.get_size_inches()
@@ -527,12 +523,6 @@ def model_line(style: ModelStyle, **options: Any) -> dict[str, Any]:
     """Options of ``Axes.plot`` for a model's line."""
     line = {"color": style.colour, "marker": style.marker, "label": style.label, "markeredgecolor": "white"}
     return {**line, "markeredgewidth": 0.7, **options}
-
-
-def add_model_legend(fig: Figure, x: float, y: float, styles: Iterable[ModelStyle]) -> None:
-    """The models' lines and names, side by side."""
-    handles = [Line2D([], [], **model_line(style)) for style in styles]
-    add_legend(fig, x, y, handles, ncols=len(handles), columnspacing=2.0, handletextpad=0.6)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -553,13 +543,6 @@ def add_frame(ax: Axes, colour: str, width: float = 2.0) -> None:
     ax.spines[:].set(visible=True, color=colour, linewidth=width)
 
 
-def add_colourbar(fig: Figure, image: AxesImage, x: float, y: float, width: float, **options: Any) -> Axes:
-    bar = add_axes(fig, x, y, width, 0.12)
-    fig.colorbar(image, cax=bar, orientation="horizontal", **options)
-    bar.grid(False)
-    return bar
-
-
 def add_reference_line(ax: Axes, height: float) -> None:
     ax.axhline(height, **REFERENCE_LINE, zorder=1.5)
 
@@ -572,7 +555,7 @@ def accuracy_axis(
     ax.set_yticks(np.arange(0, 1.01, 0.2))
     add_reference_line(ax, chance)
     ax.annotate(
-        f"chance {chance_text or format(chance, 'g')}", (0 if side == "left" else 1, chance),
+        f"chance {chance_text or format(chance, '.2g')}", (0 if side == "left" else 1, chance),
         xycoords=("axes fraction", "data"), xytext=(3 if side == "left" else -3, 3),
         textcoords="offset points", ha=side, va="bottom", fontsize=9, zorder=6,
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
@@ -602,25 +585,6 @@ def decades_axis(ax: Axes, values: Array) -> None:
     ax.set_yscale("log")
     ax.set_ylim(10 ** np.floor(np.log10(values.min())), 10 ** np.ceil(np.log10(values.max()) + 1e-6))
     ax.yaxis.set_minor_formatter(NullFormatter())
-
-
-def add_seed_points(fig: Figure, ax: Axes, x: float, y: float, height: float, points: Mapping[str, Array],
-                    styles: Mapping[str, ModelStyle]) -> None:  # fmt: skip
-    """Narrow axes at x, y beside ``ax`` and with its scale: for each model one point a seed (n,)."""
-    strip = add_axes(fig, x, y, 0.52, height)
-    strip.set(xlim=(-0.6, len(points) - 0.4), xticks=[], yscale=ax.get_yscale(), ylim=ax.get_ylim())
-    strip.set_yticks(ax.get_yticks(), [""] * len(ax.get_yticks()))
-    strip.yaxis.set_minor_formatter(NullFormatter())
-    strip.tick_params(which="both", length=0)
-    strip.spines.left.set_visible(False)
-    strip.set_xlabel(plural(max(map(len, points.values())), "seed"), labelpad=6)
-    for m, (name, values) in enumerate(points.items()):
-        style = styles[name]
-        strip.plot(
-            m + np.linspace(-0.25, 0.25, len(values)) * (len(values) > 1), values, ls="", markersize=4.5,
-            marker=style.marker, color=lightened(style.colour, 0.35), markeredgecolor=style.colour,
-            markeredgewidth=1.0, clip_on=False,
-        )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -656,106 +620,6 @@ def grey_levels(image: Array) -> Array:
         return channel
     low, high = np.percentile(channel, [0.5, 90])  # the background is the larger part, and bright
     return np.clip((channel - low) / max(high - low, 1e-6), 0, 1)
-
-
-def add_view(fig: Figure, x: float, y: float, side: float, image: Array, colour: str = GREY,
-             width: float = 0.8) -> AxesImage:  # fmt: skip
-    """A network's input (H, W, C), see ``add_image``."""
-    return add_image(fig, x, y, side, grey_levels(image), colour, width, "nearest")
-
-
-def tiled(pictures: Array, n_greys: int, border: tuple[int, int] = (1, 1)) -> Array:
-    """Pictures (rows, columns, H, W) in [0, 1] -> one picture, of few greys for a small file, with white borders."""
-    greys = np.round(pictures * (n_greys - 1)) / (n_greys - 1)
-    tiles = np.pad(greys, ((0, 0), (0, 0), border, border), constant_values=1)
-    rows, columns, height, width = tiles.shape
-    return tiles.transpose(0, 2, 1, 3).reshape(rows * height, columns * width)
-
-
-def add_sheet(fig: Figure, x: float, y: float, width: float, height: float, sheet: Array, **options: Any) -> Axes:
-    """A large picture without a frame, see ``tiled``."""
-    ax = add_axes(fig, x, y, width, height)
-    ax.imshow(sheet, cmap="gray", vmin=0, vmax=1, aspect="auto", **{"interpolation": "nearest", **options})
-    ax.axis("off")
-    return ax
-
-
-def mark_column(ax: Axes, left: float, width: float, height: float, colour: str, linewidth: float) -> None:
-    """A rectangle round one column of a sheet, in pixels of the sheet."""
-    ax.add_patch(Rectangle((left - 0.5, -0.5), width, height, fill=False, edgecolor=colour, linewidth=linewidth,
-                           clip_on=False))  # fmt: skip
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Results of many seeds
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def numbers_of(metrics: Any, names: Sequence[str]) -> list[float] | None:
-    """The named metrics of one model; None where one is missing, too large, or holds statistics of many runs."""
-    found = [metrics.get(name) for name in names] if isinstance(metrics, dict) else [None]
-    values = [float(value) for value in found if isinstance(value, (int, float)) and abs(value) < 1e6]
-    return values if len(values) == len(found) else None
-
-
-def find_runs(node: Any, names: Sequence[str], config: Any = None, dataset: Any = None) -> Iterator[dict[str, Any]]:
-    """Every run's result in a JSON tree, however nested; a configuration, and the data set's name, hold for all below
-    that have none."""
-    if isinstance(node, list):
-        for child in node:
-            yield from find_runs(child, names, config, dataset)
-    elif isinstance(node, dict):
-        config = {**(config or {}), **node["config"]} if isinstance(node.get("config"), dict) else config
-        dataset = node["dataset"] if isinstance(node.get("dataset"), str) else dataset
-        models = node.get("models")
-        if isinstance(models, dict) and any(numbers_of(m, names) for m in models.values()):
-            yield {"models": models, "config": config, "dataset": dataset}
-            return
-        for child in node.values():
-            yield from find_runs(child, names, config, dataset)
-
-
-def read_runs(
-    paths: Sequence[Path], config: Any, dataset: str, names: Sequence[str],
-    free: Collection[str] = ("seed", "data_dir"),
-) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """The models of each run in the files that has the metrics ``names``, this data set and this configuration, the
-    fields ``free`` aside.
-
-    A field that a file does not have came later, and the run had its default. Raises UserError where a file cannot be
-    read.
-    """
-    defaults, asked = (json.loads(json.dumps(plain(c))) for c in (type(config)(), config))
-    asked["dataset"] = dataset
-    for path in paths:
-        try:
-            runs = list(find_runs(parse_json(path), names))
-        except RecursionError:
-            raise UserError(f"{path} is nested too deeply") from None
-        for found in runs:
-            theirs = defaults | (found["config"] or {})
-            theirs["dataset"] = found["dataset"] or theirs["dataset"]
-            if all(theirs[key] == value for key, value in asked.items() if key not in free):
-                yield found["models"]
-
-
-def read_seeds(paths: Sequence[Path], config: Any, dataset: str, names: Sequence[str]) -> dict[str, Array]:
-    """Per model, the named metrics (n, len(names)) of the files' runs, see ``read_runs``."""
-    points: dict[str, list[list[float]]] = {}
-    for models in read_runs(paths, config, dataset, names):
-        for name, metrics in models.items():
-            if values := numbers_of(metrics, names):
-                points.setdefault(name, []).append(values)
-    return {name: np.array(rows) for name, rows in points.items()}
-
-
-@contextlib.contextmanager
-def reading_seeds(path: Path, fault: str = "is no result of this experiment by compare_seeds.py") -> Iterator[Any]:
-    """The document of a file by compare_seeds.py. Raises UserError where the body does not find in it what it needs."""
-    try:
-        yield read_comparison(path)
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-        raise UserError(f"{path} {fault}") from error
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -831,23 +695,6 @@ def add_figure_arguments(
     return files
 
 
-def results_files(given: list[Path] | None, default: Path | None = None) -> list[Path]:
-    """The files of ``--results``; without the flag, the default if it exists. Raises UserError where one is missing or
-    is no JSON, before any data are looked for."""
-    found = given or ([default] if default and default.is_file() else [])
-    for path in found:
-        if not os.path.exists(path):
-            raise UserError(f"there is no results file {path}")
-        parse_json(path)
-    return found
-
-
-def require_runs(given: list[Path] | None, found: Any) -> None:
-    """Raises UserError where the ``given`` files of ``--results`` have no run that fits, so that ``found`` is empty."""
-    if given and not found:
-        raise UserError(f"{', '.join(map(str, given))} holds no run with these flags")
-
-
 @dataclasses.dataclass(frozen=True)
 class OutOptions:
     outdir: Path = setting(Path("viz"), folder, "Folder above the folder of the figures.", usual=True, group="files")
@@ -872,22 +719,11 @@ class AnimationOptions:
     quiet: bool = setting(False, bool, "Show no progress bar.")
 
 
-def require_test_images(n: int, least: int) -> None:
-    if n < least:
-        raise UserError(f"the figures need --n-test {least} or more")
-
-
 def require_checkpoints(checkpoints: Mapping[Any, Path | None]) -> None:
     """Raises UserError where a file is no checkpoint of its experiment, before the first of several trainings."""
     for experiment, path in checkpoints.items():
         if path is not None:
             experiment.load_checkpoint(path)
-
-
-def require_defaults(path: Path | None, config: Any, fields: Collection[str], why: str) -> None:
-    """Raises UserError where a checkpoint's configuration has another value than the default in one of the fields."""
-    if difference := first_difference(config, type(config)(), fields):
-        raise UserError(f"{path} was {difference}: {why}")
 
 
 def load_finished(
@@ -928,42 +764,6 @@ HOLD_SECONDS, LAST_SECONDS = 1.2, 2.5  # that held frames and the last one stay
 MAX_FRAMES = 600
 
 
-class Scene:
-    """A figure whose fixed parts are drawn once; each frame draws the moving artists over a copy of them.
-
-    A subclass adds its artists, those that move by ``move``, and calls ``finish_background``. Its ``frame(...)`` sets
-    them and returns ``draw()``.
-    """
-
-    def __init__(self, fig: Figure) -> None:
-        self.fig = fig
-        self.canvas: Any = fig.canvas
-        self.moving: list[Any] = []
-        self.title = self.move(add_text(fig, 0.12, 0.12, "", fontsize=12.5, fontweight="bold"))
-
-    def move(self, artist: Any) -> Any:
-        """Keep an artist out of the background and draw it in every frame."""
-        artist.set_animated(True)
-        self.moving.append(artist)
-        return artist
-
-    def add_value_text(self, ax: Axes) -> Any:
-        """A moving number above the right end of axes."""
-        return self.move(ax.text(1, 1.06, "", transform=ax.transAxes, ha="right", fontweight="bold", fontsize=10.5,
-                                 color=darkened(BLUE)))  # fmt: skip
-
-    def finish_background(self) -> None:
-        self.canvas.draw()
-        self.background = self.canvas.copy_from_bbox(self.fig.bbox)
-
-    def draw(self) -> Array:
-        """RGB (H, W, 3), uint8."""
-        self.canvas.restore_region(self.background)
-        for artist in self.moving:
-            (artist.axes or self.fig).draw_artist(artist)
-        return np.asarray(self.canvas.buffer_rgba())[..., :3].copy()
-
-
 def encode_gif(
     frames: Sequence[Array], fps: float, n_greys: int, n_colours: int, text_colours: Iterable[Colour],
     holds: Iterable[int] = (),
@@ -993,19 +793,6 @@ def encode_gif(
         duration[k] = max(duration[k], 1000 * HOLD_SECONDS)
     duration[-1] = max(duration[-1], 1000 * LAST_SECONDS)
     return imageio.imwrite("<bytes>", reduced, extension=".gif", plugin="pillow", duration=duration, loop=0)
-
-
-def write_gif(
-    args: Any, make_scene: Callable[[], Any], frames: Sequence[tuple[int, ...]],
-    n_greys: int, n_colours: int, text_colours: Iterable[Colour] = (), holds: Iterable[int] = (),
-) -> None:  # fmt: skip
-    """Draw ``make_scene().frame(*at)`` for each ``at`` of ``frames`` into ``args.out`` and print what became of it;
-    for the palette and ``holds`` see ``encode_gif``."""
-    with figure_style():
-        scene = make_scene()
-        bar = tqdm(frames, desc="frames", unit="frame", leave=False, disable=not shows_progress(args.quiet))
-        drawn = [scene.frame(*at) for at in bar]
-    print_result(write_if_changed(args.out, encode_gif(drawn, args.fps, n_greys, n_colours, text_colours, holds)))
 
 
 def frame_rate(text: str) -> float:

@@ -1,22 +1,15 @@
-"""Tables on the command line: confusion matrices, images of each class, predictions, studies, accuracy under attack."""
+"""Tables on the command line: confusion matrices, and how many images there are of each class."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 Array = np.ndarray
 
 MAX_MATRIX, MAX_NAMES = 12, 30  # classes of a printed matrix, of a list
-
-
-def seed_of(result: Mapping[str, Any]) -> str:
-    """The seed that the test set was drawn with and, where it is another one, that of the training."""
-    seed = result.get("trained_with_seed", result["seed"])
-    return f"{result['seed']}" + (f" (trained with seed {seed})" if seed != result["seed"] else "")
 
 
 def confusion_matrix(labels: Array, answers: Array, n_classes: int) -> Array:
@@ -61,30 +54,3 @@ def describe_classes(counts: Mapping[str, tuple[int, int]], side: int, colour: s
     ]
     lines += [f"  {name}: {a:,} + {b:,}" for name, (a, b) in itertools.islice(counts.items(), MAX_NAMES)]
     return "\n".join([*lines, "  ..."] if len(counts) > MAX_NAMES else lines)
-
-
-def pose_study_lines(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What a study of the poses has found, in a line; empty if there was none."""
-    errors = {name: m["azimuth_error"] for name, m in models.items() if "azimuth_error" in m}
-    if "capsules" in errors:
-        errors |= {name: models["capsules"][f"azimuth_error_of_{name}"] for name in ("pixels", "mean")}
-    found = ", ".join(f"{error:.1f} from {name}" for name, error in errors.items())
-    return [f"mean error of the azimuths of L and tripod in degrees: {found}"] * bool(errors)
-
-
-def sign_study_lines(capsules: Mapping[str, Any]) -> list[str]:
-    """What a study of the poses' signs has found, in a line; empty if there was none."""
-    if "sign_accuracy" not in capsules:
-        return []
-    found = f"{capsules['sign_accuracy']:.3f}, with a bias of the votes {capsules['biased_sign_accuracy']:.3f}"
-    return [f"poses told from their negatives: {found}"]
-
-
-def routing_study_lines(capsules: Mapping[str, Any]) -> list[str]:
-    """What a routing study has found, a line for each kind of couplings; empty if there was none."""
-    names = [key.removesuffix("_entropy") for key in capsules if key.endswith("_entropy")]
-    lines = [f"{'couplings':<12} accuracy  changed  entropy"] * bool(names)
-    for name in names:
-        cells = " ".join(f"{capsules[f'{name}_{found}']:8.3f}" for found in ("accuracy", "changed", "entropy"))
-        lines.append(f"{name.replace('iters_', 'iterations '):<12} {cells}")
-    return lines

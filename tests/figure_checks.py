@@ -16,15 +16,12 @@ from matplotlib.collections import FillBetweenPolyCollection
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 from PIL import Image
 
 from helpers import failure
 from support import figures as support_figures
 from support.figures import DPI, figure_style
 
-Texts = list[tuple[Text, Bbox]]  # and the box (px) that each fills
 Capture = pytest.CaptureFixture[str]
 
 
@@ -122,50 +119,6 @@ def check_animation(
     assert script.main(argv) == 0
     assert path.read_bytes() == content
     assert f"unchanged {path} " in capsys.readouterr().out
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Texts
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def drawn_texts(drawer: Callable[[], Figure]) -> tuple[Figure, Texts]:
-    """A figure in the common style, and every text that was drawn of it."""
-    texts: Texts = []
-    original = Text.draw
-
-    def draw(self: Text, renderer: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, renderer, *args, **kwargs)
-        if self.get_visible() and self.get_text().strip():
-            texts.append((self, self.get_window_extent(renderer)))
-
-    with pytest.MonkeyPatch.context() as patch, figure_style():
-        patch.setattr(Text, "draw", draw)
-        fig = drawer()
-        fig.canvas.draw()
-    return fig, texts
-
-
-def shown_texts(scene: Any) -> Texts:
-    """The texts of an animation's frame, which is put together from parts and not drawn by the figure."""
-    texts = [t for t in scene.fig.findobj(Text) if t.get_visible() and t.get_text().strip()]
-    boxes = [(text, text.get_window_extent(scene.canvas.get_renderer())) for text in texts]
-    return [(text, box) for text, box in boxes if box.width and np.isfinite(box.extents).all()]
-
-
-def check_texts(fig: Figure, texts: Texts, name: str) -> None:
-    """Every text is at least 9 points high and within the figure, and no two overlap by 3 px both ways."""
-    assert texts, name
-    for text, box in texts:
-        assert float(text.get_fontsize()) >= 9, (name, text)
-        assert min(box.x0, box.y0) >= 0, (name, text)
-        assert box.x1 <= fig.bbox.x1, (name, text)
-        assert box.y1 <= fig.bbox.y1, (name, text)
-    edges = np.array([box.extents for _, box in texts])
-    width = np.minimum(edges[:, None, 2], edges[None, :, 2]) - np.maximum(edges[:, None, 0], edges[None, :, 0])
-    height = np.minimum(edges[:, None, 3], edges[None, :, 3]) - np.maximum(edges[:, None, 1], edges[None, :, 1])
-    overlaps = np.argwhere(np.triu(np.minimum(width, height) >= 3, 1))
-    assert not len(overlaps), (name, [(texts[a][0], texts[b][0]) for a, b in overlaps])
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import numpy as np
 import pytest
 
 import multimnist_capsnet as m
-from benchmarks import conv_matrix_capsules, figure, roofline, scaling, smallnorb
+from benchmarks import __main__ as program
+from benchmarks import conv_matrix_capsules, figure, measure, roofline, scaling, smallnorb
 from benchmarks import multimnist as benchmark
 from benchmarks.measure import in_fresh_process
 from figure_checks import check_held, drawn
@@ -74,6 +77,20 @@ def test_least_time_is_the_longer_of_both() -> None:
     work = roofline.Work(product_flops=6, state_bytes=20)
     assert work.least_seconds(2, 10) == 3
     assert work.least_seconds(6, 4) == 5
+
+
+def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a clock that the steps move; each runs twice in a round, and the second counts."""
+    now, pace = [0.0], {"ours": itertools.cycle([9, 1, 9, 5, 9, 2]), "theirs": itertools.cycle([9, 4])}
+    steps: dict[str, Callable[[], object]] = {
+        name: functools.partial(lambda paces: now.append(now[-1] + next(paces)), pace[name]) for name in pace
+    }
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[-1])
+    assert measure.interleave(steps, 3, warm_up=0) == {"ours": 2, "theirs": 4}
+    monkeypatch.setattr(program, "interleave", lambda *_: {program.OURS: 0.002, "theirs": 0.003})
+    monkeypatch.setattr(program, "peak_memory", lambda build: 50.2)
+    table = program.compare({name: (lambda: lambda: None, {}) for name in (program.OURS, "theirs")}, 3)
+    assert table["rows"] == [[program.OURS, 1.0, 2.0, 50], ["theirs", 1.5, 3.0, 50]]
 
 
 def test_rates_are_positive() -> None:

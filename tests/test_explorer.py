@@ -376,7 +376,9 @@ def with_biases(params: dict[str, Array], rng: np.random.Generator) -> dict[str,
 @pytest.fixture(scope="module")
 def exact(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Exact:
     rng = np.random.default_rng(3)
-    config = digits.Config(dataset="mnist", data_dir=digits_folder(), n_test=120)
+    config = digits.Config(
+        dataset="mnist", data_dir=digits_folder(), n_test=60, conv_channels=6, primary_types=3, decoder=(24, 40)
+    )
     params = with_biases(digits.capsnet_init(rng, config), rng)
     params["routing.w"] *= 6  # capsules of a trained network's length, and couplings that differ
     data = digits.make_data(config)

@@ -500,14 +500,14 @@ def check_cnn(net: m.CNN) -> None:
         {"plain": True},
         {"routing_iters": 2, "n_labels": 1},
         {"routing_iters": 1},
-        {"assignments": "uniform"},
+        {"assignments": "even"},
         {"assignments": "random"},
         {"assignments": "random", "routing_grad": "stop"},
-        {"transform": "shared", "assignments": "uniform"},
+        {"transform": "shared", "assignments": "even"},
         {"transform": "shared", "routing_iters": 2},
         {"activation": "relu", "routing_iters": 1},
         {"loss": "cross-entropy"},
-        {"assignments": "uniform", "activation": "relu", "loss": "cross-entropy"},
+        {"assignments": "even", "activation": "relu", "loss": "cross-entropy"},
     ],
 )
 def test_capsnet(changes: dict[str, Any]) -> None:
@@ -594,10 +594,10 @@ def reference_capsnet_loss(p: Any, batch: m.Batch, config: m.Config, names: dict
     [
         {"routing_grad": "exact"},
         {"routing_grad": "stop"},
-        {"transform": "shared", "assignments": "uniform"},
+        {"transform": "shared", "assignments": "even"},
         {"loss": "cross-entropy"},
         {"activation": "relu", "routing_iters": 2},
-        {"assignments": "uniform", "activation": "relu", "loss": "cross-entropy", "recon_weight": 0.0},
+        {"assignments": "even", "activation": "relu", "loss": "cross-entropy", "recon_weight": 0.0},
     ],
 )
 def test_loss_and_gradients_are_those_of_autograd(changes: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,11 @@ import planted_errors
 import report
 import smallnorb_novel_viewpoint as views
 from fast.workers import SERIAL, Workers
-from helpers import DATA, EXPERIMENTS, attacked_by_hand, config_of
+from helpers import DATA, EXPERIMENTS, attacked_by_hand, config_of, smallest, strokes
 from support.files import UserError
 from support.optimizers import TrainState, count_params
 from support.results import checksum, save_result
-from support.run import require_finite
+from support.run import generator, init_state, require_finite
 
 Array = np.ndarray
 Patch = pytest.MonkeyPatch
@@ -490,6 +491,40 @@ def test_the_margin_that_is_attacked_is_the_last_of_the_training() -> None:
     loss, gradient = attacks.attack_losses(model, config)[""](activations, np.array([0, 0]))
     assert loss == pytest.approx((0.5**2 + 0.4**2 + 0.1**2) / 2)  # a margin of 0.9
     np.testing.assert_allclose(gradient, [[-0.9, 0.5, 0.4], [-0.1, 0, 0.1]], atol=1e-12)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Random numbers
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_no_two_draws_share_a_stream(name: str, monkeypatch: Patch) -> None:
+    """In the data and the training of one model: each set, each order and the jitter of each batch has its own; and no
+    two models begin with the same numbers."""
+    smallest(monkeypatch)
+    script, keys = EXPERIMENTS[name].script, Counter[tuple[Any, ...]]()
+
+    def counted(*key: Any) -> np.random.Generator:
+        keys[key] += 1
+        return generator(*key)
+
+    for module in (script, multi, conv):
+        monkeypatch.setattr(module, "generator", counted, raising=False)
+    config = config_of(script, EXPERIMENTS[name].argv())
+    data = script.make_data(config)
+    script.train_all(config, data, names=EXPERIMENTS[name].models[-1:])
+    assert len(keys) > 5
+    assert set(keys.values()) == {1}
+    starts = [init_state(model, config).params["conv1.w"] for model in script.make_models(config).values()]
+    assert len({start.ravel()[:20].tobytes() for start in starts}) == len(starts)
+
+
+def test_affnist_like_digits_lie_anywhere_on_the_canvas() -> None:
+    """Rows and columns of their middles are drawn for themselves."""
+    middle = affine.draw_distortions(np.random.default_rng(0), strokes().train_images).middle
+    assert (middle.std(axis=0) > 3).all()
+    assert abs(np.corrcoef(middle.T)[0, 1]) < 0.2
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import compare_seeds
 import report
 from helpers import DATA, run_script
 from report import main, render_page
+from support.result_tables import seeds_table, study_table
 from support.results import save_result
 from support.statistics import describe_sample
 
@@ -35,11 +36,12 @@ By `<!-- table: any -->` markers.
 <!-- table: results/fake/r.json seeds metrics=top_accuracy,loss digits=2 -->
 <!-- end -->
 <!-- table: results/fake/r.json rows models=cnn --><!-- end -->
-<!-- table: results/fake/r.json paired -->
+<!-- table: results/fake/r.json seeds first=2 models=cnn -->
 old
 <!-- end -->
 <!-- table: results/fake/g.json grid models=capsules,cnn -->
 <!-- end -->
+<!-- pending: table: results/fake/none.json seeds -->
 <!-- table: results/benchmarks/b.json table steps "columns=code,time / numpy's" digits=1 -->
 <!-- end -->
 <!-- table: results/fake/r.json,results/fake/g.json rows "names=one setting,four" models=cnn -->
@@ -137,9 +139,11 @@ def test_rewrite_then_check(page: Path, capsys: Capture) -> None:
     assert "By `<!-- table: any -->` markers." in text
     assert re.search(r"\| seed \| +capsules: top_accuracy \|.*cnn: loss \|\n\| ---- \|", text)
     assert re.search(r"rows models=cnn -->\n\n\| network \| parameters \| seeds \| +top_accuracy \|\n", text)
-    heads = [f"{what}: top_accuracy" for what in ("capsules", "cnn", "capsules − cnn")]
-    assert re.search(rf"\| kind \| gap \| seeds \| +{heads[0]} \| +{heads[1]} \| +{heads[2]} \|", text)
-    assert re.search(r"\| cnn +\| top_accuracy \| .* \| +3 of 3 \|\n", text)
+    heads = [f"{what}: top_accuracy" for what in ("capsules", "cnn")]
+    assert re.search(rf"\| kind \| gap \| seeds \| +{heads[0]} \| +{heads[1]} \|\n", text)
+    runs = load("results/fake/r.json")["settings"]["default"]["runs"]
+    first_two = [run["models"]["cnn"]["top_accuracy"] for run in runs[:2]]
+    assert re.search(rf"\| 1 +\| +{first_two[1]:.3f} \|\n\| mean +\| +{sum(first_two) / 2:.3f} \|", text)
     assert (
         "| code       | time / numpy's |\n| ---------- | -------------: |\n"
         "| numpy      |            1.0 |\n| torch 2.13 |            2.6 |\n\n<!--" in text
@@ -157,7 +161,7 @@ def test_rewrite_then_check(page: Path, capsys: Capture) -> None:
     assert run("--check") == 0
     row = next(line for line in text.splitlines() if re.match(r"\| cnn +\| +99 ", line))
     page.write_text(text.replace(row, re.sub(r"0\.\d{3}", "0.999", row, count=1)))
-    assert "README.md:16: table results/fake/r.json rows models=cnn differs from its file" in faults(capsys)
+    assert "README.md:15: table results/fake/r.json rows models=cnn differs from its file" in faults(capsys)
 
 
 def test_accuracies_in_sentences_are_those_of_the_tables() -> None:
@@ -184,11 +188,11 @@ def test_accuracies_in_sentences_are_those_of_the_tables() -> None:
         ("results/fake/r.json seeds extra", "a marker names a file, then a kind of table"),
         ("results/fake/r.json,results/fake/g.json seeds", "a marker names a file, then a kind of table"),
         ("results/fake/r.json seeds columns=a", "takes no columns="),
-        ("results/fake/r.json seeds digits=x", "digits= is a number"),
+        ("results/fake/r.json seeds digits=x", "digits= and first= are numbers"),
         ("results/fake/r.json seeds models=gpt", "no model gpt"),
         ("results/fake/r.json seeds metrics=f1", "no metric f1"),
-        ("results/fake/g.json seeds", "holds 4 settings: add setting=NAME"),
-        ("results/fake/g.json seeds setting=z", "no setting 'z'"),
+        ("results/fake/g.json study", "holds 4 settings: add setting=NAME"),
+        ("results/fake/g.json study setting=z", "no setting 'z'"),
         ("results/fake/p.json seeds", "has no part '', but small, large"),
         ("results/benchmarks/b.json seeds", "not a comparison of seeds"),
         ("results/benchmarks/b.json table", "a table of kind table has a name"),
@@ -234,13 +238,25 @@ def test_a_study_has_a_row_for_each_kind_of_assignments() -> None:
     names = [f"{kind}_{k}" for kind in ("iters_1", "random") for k in ("accuracy", "changed", "entropy")]
     found = {name: describe_sample([x, x + 0.1]) for x, name in enumerate(names)}
     setting = {"models": {"capsules": found | {"loss": {}}}}
-    table = report.study_table({"headline": "loss", "settings": {"default": setting}}, {"digits": "2"})
+    table = study_table({"headline": "loss", "settings": {"default": setting}}, {"digits": "2"})
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.split("\n") if row]
     half = "0.64"  # of 0.1 / 2 with one degree of freedom
     assert rows[2:] == [
         ["iterations: 1", f"0.05 ± {half}", f"1.05 ± {half}", f"2.05 ± {half}"],
         ["random", f"3.05 ± {half}", f"4.05 ± {half}", f"5.05 ± {half}"],
     ]
+
+
+def test_seeds_of_a_sweep_have_columns_for_each_setting() -> None:
+    runs = [{"seed": k, "models": {"capsules": {"accuracy": 0.1 * k}}} for k in (1, 2, 3)]
+    other = [{"seed": k, "models": {"capsules": {"accuracy": 0.5}}} for k in (1, 2, 3)]
+    models: Json = {"capsules": {"accuracy": {}}}
+    settings = {"a=x": {"models": models, "runs": runs}, "a=y": {"models": models, "runs": other}}
+    table = seeds_table({"headline": "accuracy", "settings": settings}, {"first": "2", "digits": "2"})
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.split("\n")]
+    assert rows[0] == ["seed", "a=x capsules: accuracy", "a=y capsules: accuracy"]
+    assert rows[2:6] == [["1", "0.10", "0.50"], ["2", "0.20", "0.50"], ["mean", "0.15", "0.50"], ["sd", "0.07", "0.00"]]
+    assert len(rows) == 6
 
 
 # ----------------------------------------------------------------------------------------------------------------------

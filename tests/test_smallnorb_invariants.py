@@ -496,7 +496,7 @@ def test_scores_are_activations_under_the_spread_loss() -> None:
         s.capsules_init(np.random.default_rng(0), config), np.ones((2, 32, 32, 1)), config
     )
     np.testing.assert_array_equal(scores, cache.a)
-    config = s.Config()
+    config = s.Config(loss="cross-entropy")
     scores, cache = s.capsules_forward(
         s.capsules_init(np.random.default_rng(0), config), np.ones((2, 32, 32, 1)), config
     )

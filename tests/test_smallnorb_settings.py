@@ -114,9 +114,9 @@ def test_the_cnns_follow_the_capsules_unless_they_have_their_own() -> None:
 def test_defaults_are_the_headline_run() -> None:
     config = config_of(s, [])
     assert config == s.Config()
-    assert (config.seed, config.n_epochs, config.lr) == (0, 10, 2e-3)
+    assert (config.seed, config.n_epochs, config.lr) == (0, 20, 2e-3)
     assert (config.train_azimuths, config.test_azimuths) == ((0, 150), (200, 330))
-    assert config.em_iters == 3
+    assert config.em_iters == 2
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import report
+from support import result_tables
 from support.files import UserError
 from support.results import save_result
 from support.statistics import (
@@ -77,7 +77,7 @@ def test_a_pair_by_hand_whatever_the_order(order: tuple[str, str], sign: int, wo
     np.testing.assert_allclose([pair["mean"], pair["low"], pair["high"]], sign * 0.15 + np.array([0, -half, half]))
     assert (pair["verdict"], pair["higher"], pair["n"]) == (word, higher, 5)
     document = {"headline": "x_accuracy", "reference": "capsules", "settings": {"default": summary}}
-    row = report.paired_table(document, {}).splitlines()[-1]
+    row = result_tables.paired_table(document, {}).splitlines()[-1]
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
     interval = f"{pair['low']:+.3f} to {pair['high']:+.3f}"
     assert cells == ["cnn", "x_accuracy", f"{sign * 0.15:+.3f}", interval, f"{higher} of 5", word]

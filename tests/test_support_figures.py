@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import io
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,19 +94,6 @@ def test_decades_hold_the_values() -> None:
     assert ax.get_ylim() == pytest.approx((0.01, 10))
 
 
-@pytest.mark.parametrize("scale", ["linear", "log"])
-def test_points_of_seeds_stand_at_their_values(scale: str) -> None:
-    fig = figures.new_figure(4, "", "")
-    ax = figures.add_axes(fig, 1, 1, 3, 2)
-    ax.set(yscale=scale, ylim=(0.01, 1), yticks=[0.1, 1])
-    styles = figures.MODEL_STYLES["multimnist_capsnet"]
-    points = {"capsnet": np.array([0.2, 0.4]), "cnn": np.array([0.3, 0.5]), "cnn_pool": np.empty(0)}
-    figures.add_seed_points(fig, ax, 4.1, 1, 2, points, styles)
-    strip = fig.axes[-1]
-    assert [np.asarray(line.get_ydata()).tolist() for line in strip.lines] == [[0.2, 0.4], [0.3, 0.5], []]
-    assert (strip.get_yscale(), strip.get_ylim(), strip.get_xlabel()) == (scale, ax.get_ylim(), "2 seeds")
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Numbers and pictures
 # ----------------------------------------------------------------------------------------------------------------------
@@ -137,16 +122,6 @@ def test_quantiles_are_weighted() -> None:
     assert figures.weighted_quantiles(values, weights, 0.95) == 3
 
 
-def test_pictures_become_tiles_of_few_greys() -> None:
-    pictures = np.linspace(0, 1, 2 * 3 * 4 * 4).reshape(2, 3, 4, 4)
-    sheet = figures.tiled(pictures, n_greys=5)
-    assert sheet.shape == (2 * 6, 3 * 6)
-    assert set(np.unique(sheet)) <= {0, 0.25, 0.5, 0.75, 1}
-    np.testing.assert_allclose(sheet[7:11, 13:17], pictures[1, 2], atol=0.125)
-    assert (sheet[[0, 5, 6, 11]] == 1).all()
-    assert figures.tiled(pictures, 5, border=(0, 1)).shape == (10, 15)
-
-
 def test_grey_levels_stretch_only_what_is_normalised() -> None:
     image = np.random.default_rng(0).random((8, 8, 2))
     np.testing.assert_array_equal(figures.grey_levels(image), image[..., 0])
@@ -155,95 +130,10 @@ def test_grey_levels_stretch_only_what_is_normalised() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Results of many seeds
-# ----------------------------------------------------------------------------------------------------------------------
-
-METRICS = ("familiar_accuracy", "held_out_accuracy")
-Config = smallnorb_novel_viewpoint.Config
-
-
-def one_run(config: Any, seed: int) -> dict[str, Any]:
-    accuracies = {"familiar_accuracy": 1.0, "held_out_accuracy": seed / 10, "drop": 0.1}
-    return {
-        "seed": seed,
-        "config": dataclasses.asdict(dataclasses.replace(config, seed=seed)),
-        "models": {"capsules": accuracies, "cnn": accuracies},
-    }
-
-
-def compared(config: Any, seeds: list[int]) -> dict[str, Any]:
-    """Settings that each hold a configuration, statistics under "models", and runs."""
-    runs = [{k: v for k, v in one_run(config, seed).items() if k != "config"} for seed in seeds]
-    without_seed = {k: v for k, v in dataclasses.asdict(config).items() if k != "seed"}
-    statistics = {"capsules": {"familiar_accuracy": {"mean": 1.0}, "held_out_accuracy": {"mean": 0.5}}}
-    return {"config": without_seed, "models": statistics, "runs": runs, "failures": []}
-
-
-def test_seeds_are_found_in_every_form_of_results(tmp_path: Path) -> None:
-    config = Config()
-    other = dataclasses.replace(config, em_iters=7)
-    forms: list[Any] = [
-        [one_run(config, seed) for seed in (1, 2)] + [one_run(other, 3)],
-        {"runs": [one_run(config, seed) for seed in (1, 2)]},
-        {"command": "…", "settings": {"": compared(config, [1, 2]), "em-iters=7": compared(other, [3])}},
-    ]
-    paths = [tmp_path / f"{k}.json" for k in range(len(forms))]
-    for path, form in zip(paths, forms, strict=True):
-        path.write_text(json.dumps(form))
-    expected = [[1.0, 0.1], [1.0, 0.2]]
-    for files in ([paths[0]], [paths[1]], [paths[2]], paths):
-        points = figures.read_seeds(files, config, "voxels", METRICS)
-        rows = expected * len(files)
-        assert {name: p.tolist() for name, p in points.items()} == {"capsules": rows, "cnn": rows}
-
-
-def test_runs_on_other_data_are_left_out_and_missing_fields_have_their_defaults(tmp_path: Path) -> None:
-    config = multimnist_capsnet.Config(n_epochs=3)
-    runs: list[dict[str, Any]] = [
-        {"config": dataclasses.asdict(dataclasses.replace(config, seed=seed, n_epochs=n)), "dataset": dataset,
-         "models": {"capsnet": {"set_accuracy": seed / 10}, "cnn": {"set_accuracy": 0.5}}}
-        for seed, n, dataset in ((1, 3, "mnist"), (2, 3, "mnist"), (3, 4, "mnist"), (4, 3, "strokes"))
-    ]  # fmt: skip
-    del runs[1]["config"]["optimizer"]  # from before there was another: it was Adam
-    path = tmp_path / "r.json"
-    path.write_text(json.dumps({"runs": runs}))
-
-    def found(config: Any, dataset: str) -> dict[str, list[list[float]]]:
-        points = figures.read_seeds([path], config, dataset, ("set_accuracy",))
-        return {name: p.tolist() for name, p in points.items()}
-
-    both = {"capsnet": [[0.1], [0.2]], "cnn": [[0.5], [0.5]]}
-    assert found(config, "mnist") == found(dataclasses.replace(config, dataset="mnist"), "mnist") == both
-    assert found(config, "strokes") == {"capsnet": [[0.4]], "cnn": [[0.5]]}
-    assert found(dataclasses.replace(config, optimizer="muon"), "mnist") == {}
-
-
-HUGE = '{"models": {"a": {"familiar_accuracy": 1%s, "held_out_accuracy": 0}}}' % ("0" * 400)
-NOT_FINITE = '{"models": {"a": {"familiar_accuracy": NaN, "held_out_accuracy": 0}}}'
-DEEP = "[" * 900 + '{"models": 3}' + "]" * 900
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"models": 3}', '{"models": {"a": null}}', "[" * 100_000, DEEP, HUGE, NOT_FINITE, None]
-)
-def test_useless_results_are_an_error_in_words(tmp_path: Path, text: str | None) -> None:
-    path = tmp_path / "r.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(UserError, match=r"r\.json"):
-        figures.require_runs([path], figures.read_seeds([path], Config(), "voxels", METRICS))
-    figures.require_runs(None, {})  # no file was asked for
-
-
-def test_a_pipe_is_no_results_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "r.json")
-    with pytest.raises(UserError, match=r"r\.json: it is no regular file"):
-        figures.read_seeds([tmp_path / "r.json"], Config(), "voxels", METRICS)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # Checkpoints and flags
 # ----------------------------------------------------------------------------------------------------------------------
+
+Config = smallnorb_novel_viewpoint.Config
 
 
 def finished(
@@ -357,27 +247,15 @@ def test_a_file_is_written_only_when_it_changes(tmp_path: Path, capsys: pytest.C
         assert len(image.getcolors() or []) <= 4
 
 
-class MovingBar(figures.Scene):
-    def __init__(self) -> None:
-        super().__init__(figures.new_figure(1, "", "fixed", width=2))
-        ax = figures.add_axes(self.fig, 0.2, 0.5, 1, 0.4)
-        (self.bar,) = (self.move(bar) for bar in ax.bar([0], [1], color="red"))
-        self.finish_background()
-
-    def frame(self, height: int) -> np.ndarray:
-        self.bar.set_height(height / 10)
-        self.title.set_text(str(height))
-        return self.draw()
-
-
 def test_a_frame_is_what_the_whole_figure_would_be() -> None:
     with figures.figure_style():
-        scene = MovingBar()
-        frames = [scene.frame(height) for height in (9, 2)]
-        for artist in scene.moving:
-            artist.set_animated(False)
-        scene.canvas.draw()
-        whole = np.asarray(scene.canvas.buffer_rgba())[..., :3]
+        fig = figures.make_figure(1.5, "", "fixed", width=2)
+        (bar,) = fig.subplots().bar([0], [1], color="red", animated=True)
+        frames = list(figures.draw_frames(fig, lambda height: bar.set_height(height / 10), [(9,), (2,)]))
+        bar.set_animated(False)
+        canvas: Any = fig.canvas
+        canvas.draw()
+        whole = np.asarray(canvas.buffer_rgba())[..., :3]
     assert (frames[0] != frames[1]).any()
     differ = (frames[1] != whole).any(axis=2)
     assert differ.mean() < 0.01  # spines are drawn over the bar there
@@ -401,15 +279,8 @@ def test_a_gif_keeps_white_and_the_colours_of_letters() -> None:
     assert content == stream.getvalue()
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in ROOT.glob("*.py")))
-def test_a_notebooks_backend_stops_no_script(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notebooks set MPLBACKEND for the commands that they start; the project does not have that backend."""
-    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    process = run_script(script, "--help")
-    assert (process.returncode, process.stderr) == (0, "")
-
-
 def test_a_notebooks_backend_stops_no_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notebooks set MPLBACKEND for the commands that they start; the project does not have that backend."""
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     process = run_script("visualize_networks.py", f"--outdir={tmp_path}")
     assert (process.returncode, process.stderr) == (0, "")

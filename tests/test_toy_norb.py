@@ -86,29 +86,6 @@ def test_rays_enter_and_leave_where_points_on_them_are_inside(kind: str, top: fl
     assert n_hits > 100
 
 
-def test_a_ray_beside_the_window_of_a_solid_misses_it() -> None:
-    rng = np.random.default_rng(1)
-    p = rng.uniform(-1, 1, (20_000, 3))
-    for kind, top in (("ellipsoid", 1.0), ("box", 1.0), ("cone", 0.3)):
-        solid = toys.Solid(kind, np.zeros(3), rng.normal(size=(3, 3)), top=top)
-        directions = rng.normal(size=(5, 3))
-        inside = p[is_inside(solid, p)] @ solid.axes.T
-        widest = np.abs(inside @ directions.T).max(axis=0)
-        (half,) = toys.reach(toys.toy_of([solid]), directions)
-        assert (widest <= half + 1e-9).all()
-        assert (widest > 0.7 * half).all()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_every_toy_has_8_to_14_solids_of_several_kinds(seed: int) -> None:
-    for category, instance in itertools.product(range(5), range(10)):
-        toy = toys.make_toy(category, instance, seed)
-        assert 8 <= len(toy.kinds) <= 14, (category, instance)
-        assert {"cone"} < set(toy.kinds)
-        assert (np.linalg.det(toy.axes) != 0).all()
-        assert ((toy.top >= 0) & (toy.top <= 1)).all()
-
-
 def test_rods_join_their_ends_and_rotations_turn_the_right_way() -> None:
     rod = toys.rod((0, 0, 1), (1, 2, 3), 0.1, 0.3)  # the thicker end becomes the first
     assert rod.top == pytest.approx(1 / 3)
@@ -170,16 +147,6 @@ def test_views_differ_by_eye_lighting_instance_and_category() -> None:
     assert np.abs(np.median([left, right], axis=(1, 2)) - toys.GROUND[0]).max() <= 4
 
 
-def test_the_ground_is_plain_and_its_shadow_soft() -> None:
-    toy = toys.make_toy(0, 0)
-    ground = toys.draw_ground(toys.shadow_maps(toy, 0), toys.shadow_resampling(40, 0, toy.height)).reshape(-1, 96, 96)
-    np.testing.assert_allclose(ground[:, [0, -1]].max(axis=(1, 2)), toys.GROUND, rtol=0.02)
-    for level, image in zip(toys.GROUND, ground, strict=True):
-        assert 0 <= image.min() < 0.8 * level
-        assert np.abs(np.diff(image, axis=1)).max() < 0.15 * level
-    assert (np.ptp(ground / toys.GROUND[:, None, None], axis=0).max()) > 0.15  # it moves with the light
-
-
 @pytest.mark.parametrize("azimuth", [40, 200])
 def test_a_toy_and_its_shadow_turn_together(azimuth: int, monkeypatch: Patch) -> None:
     """A view of a toy is that of a turned toy from the front, with the lamps where they were."""
@@ -215,7 +182,9 @@ def test_no_two_toys_are_the_same(category: int) -> None:
 
 @pytest.mark.usefixtures("few_views")
 def test_every_pair_shows_the_toy_of_its_label(tmp_path: Path) -> None:
-    """So that no test toy is among the training toys."""
+    """So that no test toy is among the training toys, where no two of the ten look alike."""
+    for category in range(5):
+        assert len({toys.draw_toy(category, instance, 1, 3).tobytes() for instance in range(10)}) == 10
     toys.write_toy_norb(tmp_path, 5, 1, seed=3, quiet=True)
     for subset in toys.INSTANCES:
         raw = np.fromfile(tmp_path / toys.file_name(subset, "dat"), "u1", offset=24).reshape(-1, 2, 96, 96)
@@ -239,14 +208,8 @@ def test_the_loader_of_smallnorb_reads_the_files(tmp_path: Path) -> None:
         assert set(split.elevations) == {30, 35}
         assert set(split.azimuths) == {0, 20, 40, 60}
         info = np.fromfile(tmp_path / "new" / toys.file_name(subset, "info"), "<i4", offset=20).reshape(-1, 4)
-        rows = np.column_stack([split.labels, info])
-        assert len({tuple(row) for row in rows.tolist()}) == len(rows)
+        assert len({*zip(split.labels.tolist(), *info.T.tolist(), strict=True)}) == len(info)
         assert set(info[:, 0]) == set(instances)
-        raw = np.fromfile(tmp_path / "new" / toys.file_name(subset, "dat"), "u1", offset=24).reshape(-1, 2, 96, 96)
-        for item in (0, 7, len(rows) - 1):
-            category, instance, elevation, azimuth, lighting = rows[item]
-            images = toys.draw_toy(category, instance, 3)
-            np.testing.assert_array_equal(raw[item], images[elevation, azimuth // 2, lighting])
 
 
 def test_the_bytes_depend_on_the_seed_and_not_on_the_threads(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -272,14 +235,11 @@ def test_the_whole_set_has_the_sizes_of_the_real_one() -> None:
 
 
 @pytest.mark.usefixtures("few_views")
-@pytest.mark.parametrize("place", ["reserve", "draw_toy", "fsync"])
-def test_a_full_disk_is_one_line_and_leaves_nothing(
-    place: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(*((toys.os, "fsync") if place == "fsync" else (toys, place)), full)
+    monkeypatch.setattr(toys.os, "fsync", full)
     argv = ["--out-dir", str(tmp_path / "a/b"), "--instances", "1", "--lightings", "1", "--quiet"]
     line = failure(script, argv, capsys)
     assert line.startswith("error: cannot write ")
@@ -470,13 +430,6 @@ def _shrunk(rows: Array, *more: Array) -> tuple[Array, ...]:
     return rows[:, ::32], *more
 
 
-def test_the_contact_sheet_shows_fifty_toys(tmp_path: Path) -> None:
-    path = tmp_path / "new/sheet.png"
-    assert script.main(["--figure", str(path)]) == 0
-    assert np.asarray(Image.open(path)).shape == (5 * 96, 10 * 96)
-    assert path.stat().st_size < 600_000
-
-
 @pytest.mark.usefixtures("few_views")
 def test_the_contact_sheet_has_a_row_of_the_real_set(tmp_path: Path, capsys: Capture) -> None:
     path, real = tmp_path / "sheet.png", tmp_path / "real"
@@ -496,11 +449,8 @@ def test_the_contact_sheet_has_a_row_of_the_real_set(tmp_path: Path, capsys: Cap
 @pytest.mark.parametrize(
     ("argv", "flag"),
     [
-        *((["--instances", value], "--instances") for value in ("0", "6", "x", "")),
-        *((["--lightings", value], "--lightings") for value in ("0", "7", "1.5")),
-        *((["--seed", value], "--seed") for value in ("-1", "x")),
-        (["--threads", "0"], "--threads"),
-        (["--out-dir", ""], "--out-dir"),
+        (["--instances", "6"], "--instances"),
+        (["--lightings", "7"], "--lightings"),
         (["--out-json", "x.json"], "--out-json"),
         (["--baselines", "--figure", "x.png"], "--figure"),
         (["--data-dir", "d"], "--data-dir"),
@@ -523,9 +473,3 @@ def test_no_file_of_the_real_set_is_replaced(ending: str, tmp_path: Path, capsys
     line = failure(script, ["--out-dir", str(tmp_path)], capsys)
     assert line == f"error: {tmp_path} has a {path.name} already: name another folder with --out-dir\n"
     assert contents(tmp_path) == {path.name: b"real"}
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "file").touch()
-    line = failure(script, ["--out-dir", str(tmp_path / "file/toys"), "--quiet"], capsys)
-    assert line.startswith(f"error: cannot write {tmp_path / 'file/toys'}")

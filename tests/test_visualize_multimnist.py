@@ -1,12 +1,11 @@
-"""The figures and the animation of the MultiMNIST experiment, on trainings of seconds with generated digits."""
+"""The figures and the animation of the MultiMNIST experiment: what they plot, for results that are known."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,41 +14,33 @@ import pytest
 import make_multimnist_capsnet_gif as animation
 import multimnist_capsnet as experiment
 import visualize_multimnist_capsnet as figures
+from fast.workers import SERIAL
 from figure_checks import (
+    cells,
     check_animation,
-    check_failures,
+    check_held,
     check_pictures,
-    check_texts,
     check_unchanged,
     draw_coarsely,
-    drawn_texts,
+    drawn,
+    held,
+    legend_of,
     refuse,
-    shown_texts,
 )
-from helpers import usage_error
-from support.checkpoints import save_checkpoint
-from support.figures import figure_style
+from helpers import EXPERIMENTS, config_of, failure, usage_error
+from support.figures import median_seed, reported_runs, seed_text
+from support.files import UserError
+from support.optimizers import TrainState
+from support.statistics import t_quantile
 
-SMALL = ["--seed=123", "--dataset=strokes", "--conv-channels=4", "--primary-types=2", "--threads=1"]
-TINY = [*SMALL, "--n-epochs=2", "--n-train=64", "--n-test=60", "--batch-size=16", "--lr=0.002"]
-ALL = [
-    "capsule_activations", "capsule_dimensions", "couplings", "example_pairs", "overlay", "reconstructions",
-    "training_curves",
-]  # fmt: skip
+EXPERIMENT = EXPERIMENTS[experiment.EXPERIMENT]
 FOLDER = Path("viz", experiment.EXPERIMENT)
+GREYS = 0.5 / 63 + 1e-6  # rounding of pictures
+HISTORY = {"set_accuracy": [0.25, 0.5], "soft_accuracy": [0.75, 0.875]}
 
 
-@functools.cache
-def strokes() -> experiment.Digits:
-    train, test = (experiment.stroke_digits(np.random.default_rng(k), 200) for k in range(2))
-    return experiment.Digits("strokes", *train, *test)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_digits() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "resolve_dataset", lambda *_: strokes())
-        yield
+def tiny(more: str = "") -> list[str]:
+    return EXPERIMENT.argv(f"--seed=123 --n-test=60 {more}")
 
 
 @pytest.fixture(autouse=True)
@@ -59,107 +50,44 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_coarsely(monkeypatch)
 
 
-@pytest.fixture
-def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse(monkeypatch, experiment, "train")
-
-
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("trained") / "run.safetensors"
-    assert experiment.main([*TINY, "--quiet", f"--checkpoint={path}"]) == 0
-    return path
-
-
-@pytest.fixture(scope="module")
-def run(checkpoint: Path) -> figures.Run:
-    config, states = experiment.load_checkpoint(checkpoint)
-    return figures.Run(config, experiment.make_data(config), states)
+def run() -> figures.Run:
+    """Untrained networks with histories of two epochs."""
+    config = config_of(experiment, tiny("--conv-channels=4"))
+    states = experiment.fresh_states(config)
+    for state in states.values():
+        state.history = dict(HISTORY)
+    states["capsnet"].history |= {"train_margin_loss": [0.5, 0.2], "recon_mse": [0.09, 0.06]}
+    return figures.Run(config, experiment.make_data(config), states, "seed 123")
 
 
 @pytest.fixture(scope="module")
 def seen(run: figures.Run) -> figures.Predictions:
-    return figures.predict(run)
+    """Of every three composites one answer is right, one has a wrong second digit, one two wrong ones."""
+    found = figures.predict(run)
+    labels, kind = found.batch.labels, np.arange(60) % 3
+    others = np.array([[j for j in range(10) if j not in two][:2] for two in labels])
+    answers = np.where(np.stack([kind < 2, kind < 1], axis=1), labels, others)
+    return found._replace(answers=answers, hits=2 - kind)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Figures
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_training_and_checkpoint_give_the_same_figures(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert figures.main([*TINY, "--quiet"]) == 0
-    check_pictures(FOLDER, ALL, highest=1600, scale=0.5)
-    refuse(monkeypatch, experiment, "train")
-    check_unchanged(figures, [*TINY, "--preset=small", f"--checkpoint={checkpoint}"], FOLDER, capsys)
-
-
-def with_hits(seen: figures.Predictions, hits: int | None) -> figures.Predictions:
-    """As if every answer had so many right digits; None: one composite in three has two, the others one."""
-    labels = seen.batch.labels
-    counts = np.where(np.arange(len(labels)) % 3, 1, 2) if hits is None else np.full(len(labels), hits)
-    others = (labels.sum(axis=1, keepdims=True) + np.arange(10)) % 10
-    answers = labels.copy()
-    for k, count in enumerate(counts):
-        free = [j for j in others[k] if j not in labels[k]]
-        answers[k, count:] = free[: 2 - count]
-    return seen._replace(answers=answers, hits=counts)
-
-
-@pytest.mark.parametrize("hits", [None, 0, 1, 2])
-def test_texts_are_large_enough_and_stay_apart(
-    run: figures.Run, seen: figures.Predictions, monkeypatch: pytest.MonkeyPatch, hits: int | None
-) -> None:
-    monkeypatch.setattr(figures, "predict", lambda _: with_hits(seen, hits))
-    seeds = {model: np.full((3, 1), 0.5) for model in run.states} if hits is None else {}
-    shown = run if hits is None else run._replace(states={"capsnet": run.states["capsnet"]})
-    checked = {"example_pairs"} if hits is not None else set()  # they show no answer
-    if hits:
-        checked.add("training_curves")
-    for name, drawer in figures.drawers(shown, seeds).items():
-        if name in checked:
-            continue
-        fig, texts = drawn_texts(drawer)
-        assert any("seed 123" in t.get_text() and "not MNIST" in t.get_text() for t, _ in texts), name
-        check_texts(fig, texts, name)
-
-
-@pytest.mark.parametrize("n_iters", [1, 2, 12])
-def test_other_numbers_of_iterations_are_drawn(run: figures.Run, seen: figures.Predictions, n_iters: int) -> None:
-    other = run._replace(config=dataclasses.replace(run.config, routing_iters=n_iters))
-    with figure_style():
-        figures.draw_couplings(other, seen).canvas.draw()
-
-
-def test_chance_and_the_points_of_a_results_file_are_drawn(run: figures.Run) -> None:
-    seeds = {name: np.array([[0.25], [0.75]]) for name in run.states}
-    with figure_style():
-        *_, curves, points = figures.draw_training_curves(run, seeds).axes
-    assert any(np.allclose(np.asarray(line.get_ydata()), 1 / 45) for line in curves.lines)
-    assert [np.asarray(line.get_ydata()).tolist() for line in points.lines] == [[0.25, 0.75]] * 3
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What is drawn is what the network does
+# Which composites, and what the network makes of them
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_predictions_agree_with_the_evaluation(run: figures.Run, seen: figures.Predictions) -> None:
-    last = {metric: values[-1] for metric, values in run.states["capsnet"].history.items()}
-    assert (seen.hits == 2).mean() == pytest.approx(last["set_accuracy"])
-    assert (seen.hits > 0).mean() == pytest.approx(last["soft_accuracy"])
-    drawn = figures.draw_capsules(run, seen.v, seen.batch.labels)
-    assert np.square(drawn - seen.batch.sources).mean() == pytest.approx(last["recon_mse"], rel=1e-4)
+    params, found = run.states["capsnet"].params, figures.predict(run)
+    metrics = experiment.evaluate(experiment.make_models(run.config)["capsnet"], params, run.data.test, SERIAL)
+    assert (found.hits == 2).mean() == pytest.approx(metrics["set_accuracy"])
+    assert (found.hits > 0).mean() == pytest.approx(metrics["soft_accuracy"])
     assert not (figures.absent(seen, np.arange(60))[:, None] == np.hstack([seen.batch.labels, seen.answers])).any()
 
 
 def test_right_answers_stand_where_their_labels_stand() -> None:
-    labels = np.array([[1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [1, 2]])
     answers = np.array([[1, 2], [2, 1], [3, 1], [2, 3], [1, 3], [4, 3]])
     expected = [[1, 2], [1, 2], [1, 3], [3, 2], [1, 3], [4, 3]]
-    assert figures.in_order_of_labels(labels, answers).tolist() == expected
+    assert figures.in_order_of_labels(np.tile([1, 2], (6, 1)), answers).tolist() == expected
 
 
 def test_digits_that_were_not_shown_come_first() -> None:
@@ -169,32 +97,147 @@ def test_digits_that_were_not_shown_come_first() -> None:
     assert figures.varied(labels, np.array([], int), 4).tolist() == []
 
 
-def test_couplings_start_even_and_add_up_to_one(run: figures.Run, seen: figures.Predictions) -> None:
-    image = seen.batch.images[3]
-    routed = figures.routes(run, image)
-    side = run.config.primary_side
-    assert routed.c.shape == (run.config.routing_iters, 10, side, side)
-    np.testing.assert_allclose(routed.c.sum(axis=1), 1, rtol=1e-4)
-    np.testing.assert_allclose(routed.c[0], 0.1, rtol=1e-6)
-    assert routed.entropy[0] == pytest.approx(np.log2(10))
-    assert (routed.entropy <= np.log2(10) + 1e-5).all()
-    np.testing.assert_allclose(routed.lengths[-1], seen.lengths[3], rtol=1e-3)
+def test_composites_and_their_digits_are_shown_in_two_colours(run: figures.Run) -> None:
+    batch = run.data.test
+    chosen = figures.varied(batch.labels, np.arange(60), 10)
+    ax = drawn(lambda: figures.draw_example_pairs(run)).axes[0]
+    shown = cells(ax, 4, 10, (3, 3))
+    np.testing.assert_allclose(shown[0], np.repeat(batch.images[chosen][..., None], 3, axis=3), atol=GREYS)
+    for d, colour in enumerate(((0xF0, 0xE4, 0x42), (0x56, 0xB4, 0xE9))):
+        single = batch.sources[chosen, d][..., None] * np.array(colour) / 255
+        np.testing.assert_allclose(shown[1 + d], single, atol=GREYS)
+    assert shown[3][(batch.sources[chosen] > 0.99).all(axis=1)].min() > 0.98  # both: white
+    assert held(ax)["ticks"][0] == [f"{a} + {b}" for a, b in batch.labels[chosen]]
 
 
-def test_couplings_lie_where_their_capsules_are(run: figures.Run) -> None:
-    """A digit in the lower left corner makes the capsules there, and only there, leave the even coupling."""
-    image = np.zeros((36, 36), np.float32)
-    image[24:34, 2:12] = 1
-    with_ink, without = (figures.routes(run, picture) for picture in (image, np.zeros_like(image)))
-    change = np.abs(with_ink.c[-1] - without.c[-1]).max(axis=0)
-    assert change[-1, 0] > 0
-    assert max(change[:3].max(), change[:, -3:].max()) < 1e-6 * change.max()
+def test_digits_are_drawn_from_their_own_capsules(run: figures.Run, seen: figures.Predictions) -> None:
+    chosen = figures.varied(seen.batch.labels, np.arange(60), 8)
+    labels, sources, params = seen.batch.labels[chosen], seen.batch.sources[chosen], run.states["capsnet"].params
+    ax = drawn(lambda: figures.draw_reconstructions(run, seen)).axes[0]
+    shown, errors = cells(ax, 5, 8, (8, 3)), []
+    for d, blue in enumerate((0x42 / 255, 0xE9 / 255)):
+        alone = experiment.reconstruct(params, seen.v[chosen], labels[:, d : d + 1])[:, 0]
+        np.testing.assert_allclose(shown[1 + 2 * d][..., 2], sources[:, d] * blue, atol=GREYS)
+        np.testing.assert_allclose(shown[2 + 2 * d][..., 2], alone * blue, atol=GREYS)
+        errors.append(np.square(alone - sources[:, d]).mean(axis=(1, 2)))
+    assert held(ax)["texts"] == [f"{error:.3f}" for pair in np.transpose(errors) for error in pair]
 
 
-def test_two_colours_add_up() -> None:
-    one, none = np.ones((2, 2)), np.zeros((2, 2))
-    assert np.allclose(figures.in_two_colours(np.stack([one, none])), figures.in_colour(one, figures.FIRST))
-    assert figures.in_two_colours(np.stack([one, one])).min() > 0.85
+def test_overlays_say_from_which_capsules_they_are_drawn(run: figures.Run, seen: figures.Predictions) -> None:
+    right, wrong, ghosts = drawn(lambda: figures.draw_overlay(run, seen)).axes
+    labels = seen.batch.labels
+    names = [name.split("\n") for ax in (right, wrong, ghosts) for name in held(ax)["ticks"][0]]
+    assert all(true == said for true, said in names[:10])
+    k = int(figures.varied(labels, np.flatnonzero(seen.hits < 2), 3)[0])
+    true, said = ("{} + {}".format(*two) for two in (labels[k], seen.answers[k]))
+    assert names[10:12] == [[true, true], [true, f"✗ {said}"]]
+    params = run.states["capsnet"].params
+    both = figures.in_two_colours(experiment.reconstruct(params, seen.v[[k]], seen.answers[[k]])[0])
+    np.testing.assert_allclose(cells(wrong, 3, 6, (3, 3))[1, 1], both, atol=GREYS)
+    assert all(said.startswith("* ") and said[2:5] == true[:3] and said[6:] != true[4:] for true, said in names[16:])
+    assert len(names) == 20
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Lengths, numbers of a capsule, couplings
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_lengths_and_outcomes_are_bars(run: figures.Run, seen: figures.Predictions) -> None:
+    fig = drawn(lambda: figures.draw_capsule_activations(run, seen))
+    *panels, outcomes = fig.axes
+    grid, labels = np.array(panels).reshape(4, 3), seen.batch.labels
+    right, wrong = (figures.varied(labels, np.flatnonzero(hits), 3) for hits in (seen.hits == 2, seen.hits < 2))
+    for m, k in enumerate([*right, *wrong]):
+        text, bars = grid[m // 3 * 2, m % 3], grid[m // 3 * 2 + 1, m % 3]
+        check_held(bars, bars=[seen.lengths[k]])
+        boxes = sorted(patch.get_x() + 0.46 for patch in bars.patches if not patch.get_fill())
+        assert boxes == pytest.approx(sorted(labels[k]))
+        mark = "✓" if seen.hits[k] == 2 else "✗"
+        assert held(text)["texts"] == [f"true: {labels[k][0]} + {labels[k][1]}",
+                                       f"{mark} {seen.answers[k][0]} + {seen.answers[k][1]}"]  # fmt: skip
+    check_held(outcomes, bars=[[0.5], [0.375], [0.125]] * 3)
+    patches: Any = outcomes.patches
+    assert [bar.get_y() for bar in patches] == pytest.approx([0, 0.5, 0.875] * 3)
+    assert held(outcomes)["texts"] == ["50 %", "38 %", "12 %"] * 3
+
+
+def test_epochs_are_counted_from_one(run: figures.Run) -> None:
+    fig = drawn(lambda: figures.draw_training_curves(run))
+    loss, error, accuracy = fig.axes
+    check_held(loss, lines={"CapsNet": [[1, 2], [0.5, 0.2]]}, levels=[])
+    check_held(error, lines={"CapsNet": [[1, 2], [0.09, 0.06]]}, levels=[])
+    names = ["CapsNet", "CNN of equal size", "CNN with pooling"]
+    check_held(accuracy, lines={name: [[1, 2], [0.25, 0.5]] for name in names}, levels=[1 / 45])
+    assert legend_of(fig) == names
+
+
+def bar(row: float, column: float, height: float, width: float, slant: float = 0.0, grey: float = 0.5) -> np.ndarray:
+    """A soft spot (36, 36) in the middle of row and column, leaning to the right by ``slant`` columns a row upwards."""
+    y, x = np.mgrid[:36, :36]
+    return grey * np.exp(-(((y - row) / height) ** 2) - ((x - column + slant * (y - row)) / width) ** 2)
+
+
+def test_numbers_are_named_by_what_they_change() -> None:
+    still = {"row": 18.0, "column": 18.0, "height": 5.0, "width": 5.0, "slant": 0.0, "grey": 0.5}
+    changes = [("width", 5.2, 5), ("slant", 0, 0.5), ("row", 17, 19), ("grey", 0.4, 0.6), ("column", 17, 19),
+               ("width", 4, 6.5), ("height", 4, 6.5)]  # fmt: skip
+    pictures = np.stack([[bar(**still | {what: value}) for value in (first, last)] for what, first, last in changes])
+    named = {"ink": 3, "width": 5, "height": 6, "slant": 1, "left–right": 4, "up–down": 2}
+    assert figures.named_numbers(pictures) == named
+    shapes = figures.shapes_of(bar(17.0, 19.0, 4.0, 6.0, 0.5))
+    assert shapes["left–right"] == pytest.approx(19, abs=0.01)
+    assert shapes["up–down"] == pytest.approx(17, abs=0.01)
+    assert shapes["height"] == pytest.approx(4 / np.sqrt(2), rel=1e-3)
+    assert shapes["slant"] == pytest.approx(0.5, rel=1e-2)
+
+
+def test_a_row_changes_one_number_of_one_capsule(run: figures.Run, seen: figures.Predictions) -> None:
+    params = run.states["capsnet"].params
+    pictures = figures.perturb_capsule(params, seen.v[0], 4)
+    changed = seen.v[:1].copy()
+    changed[0, 4, 7] += 0.15
+    expected = experiment.reconstruct(params, changed, np.array([[4]]))[0, 0]
+    np.testing.assert_allclose(pictures[7, 8], expected, atol=1e-6)
+    k = int(figures.varied(seen.batch.labels, np.flatnonzero(seen.hits == 2), 1)[0])
+    fig = drawn(lambda: figures.draw_capsule_dimensions(run, seen))
+    for ax, label in zip(fig.axes, seen.batch.labels[k], strict=True):
+        pictures = figures.perturb_capsule(params, seen.v[k], int(label))
+        rows = figures.named_numbers(pictures)
+        assert held(ax)["ticks"] == [["−0.25", "−0.15", "−0.05", "+0.05", "+0.15", "+0.25"],
+                                     [f"{name} ({d + 1})" for name, d in rows.items()]]  # fmt: skip
+        np.testing.assert_allclose(cells(ax, 6, 6, (2, 2))[1, 5, ..., 0], pictures[rows["width"], 10], atol=0.5 / 31)
+
+
+def test_couplings_are_means_weighted_by_length(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long capsule in the lower left corner and a short one beside it."""
+    config, side = run.config, run.config.primary_side
+    u, c = np.zeros((1, config.n_primary, 8)), np.full((1, config.n_primary, 10), 0.1)
+    corner = (side - 1) * side * config.primary_types
+    u[0, [corner, corner + config.primary_types], 0] = 3, 1
+    c[0, corner, :2] = 0.2, 0
+    v = np.zeros((1, 10, 16))
+    v[0, 6, :2] = 0.3, 0.4
+    cache = SimpleNamespace(routing=SimpleNamespace(u=u, c=[c], v=[v]))
+    monkeypatch.setattr(experiment, "capsnet_forward", lambda *_: (None, cache))
+    maps, lengths = figures.routes(run, np.zeros((36, 36)))
+    assert maps.shape == (1, 10, 5, 5)
+    assert maps[0, :3, 4, 0] == pytest.approx([0.175, 0.025, 0.1])
+    np.testing.assert_allclose(maps[0, 2:], 0.1)
+    assert lengths.tolist() == [[0] * 6 + [0.5] + [0] * 3]
+
+
+def test_couplings_are_printed_in_percent(run: figures.Run, seen: figures.Predictions) -> None:
+    k = int(figures.varied(seen.batch.labels, np.flatnonzero(seen.hits == 2), 2)[-1])
+    maps, lengths = figures.routes(run, seen.batch.images[k])
+    np.testing.assert_allclose(maps.sum(axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(maps[0], 0.1, rtol=1e-6)
+    np.testing.assert_allclose(lengths[-1], seen.lengths[k], rtol=1e-3)
+    axes = np.array(drawn(lambda: figures.draw_couplings(run, seen)).axes).reshape(3, 4)
+    for row, j in zip(axes, (*seen.batch.labels[k], figures.absent(seen, np.array([k]))[0]), strict=True):
+        for t, ax in enumerate(row[1:]):
+            assert held(ax)["texts"] == [f"{100 * c:.1f}" for c in maps[t, j].ravel()]
+            assert ax.get_xlabel() == f"length {lengths[t, j]:.2f}"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -202,186 +245,122 @@ def test_two_colours_add_up() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def lengths(model: str, accuracies: dict[tuple[int, int], list[float]], **config: Any) -> dict[str, Any]:
+def write_lengths(name: str, model: str, accuracies: dict[tuple[int, int], list[float]], **config: Any) -> None:
     """A comparison of lengths, as compare_seeds.py writes it; the keys are (n_epochs, n_train)."""
     settings = {}
     for (n_epochs, n_train), values in accuracies.items():
         one = dataclasses.asdict(experiment.Config(n_epochs=n_epochs, n_train=n_train, **config))
-        runs = [{"seed": k, "models": {model: {"n_params": 1, "set_accuracy": a}}} for k, a in enumerate(values)]
-        settings[f"n-epochs={n_epochs}"] = {"config": one, "models": {model: {}}, "runs": runs}
-    return {"dataset": "mnist", "settings": settings}
+        runs = [{"seed": k, "models": {model: {"set_accuracy": a}}} for k, a in enumerate(values)]
+        settings[f"n-epochs={n_epochs}"] = {"config": one, "runs": runs}
+    Path(f"scaling_{name}.json").write_text(json.dumps({"dataset": "mnist", "settings": settings}, default=str))
 
 
-def write_lengths(name: str, document: dict[str, Any]) -> None:
-    path = Path("results", experiment.EXPERIMENT, f"scaling_{name}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document))
-
-
-THREE = {
-    "cnn_pool": lengths("cnn_pool", {(8, 6000): [0.70, 0.72, 0.74], (18, 27_000): [0.85, 0.86, 0.87]}),
-    "cnn": lengths("cnn", {(8, 6000): [0.67, 0.68, 0.69], (18, 27_000): [0.83, 0.84, 0.85]}),
-    "capsnet": lengths("capsnet", {(18, 27_000): [0.86, 0.87, 0.88], (8, 6000): [0.66, 0.68, 0.70]}, routing_iters=5),
-    "long_capsnet": lengths("capsnet", {(50, 100_000): [0.92]}, routing_iters=5, batch_size=64),
-}
-
-
-def test_the_length_of_a_training_is_what_its_setting_says(no_training: None) -> None:
-    for name, document in THREE.items():
-        write_lengths(name, document)
-    assert figures.main(["--scaling"]) == 0
-    check_pictures(FOLDER, ["scaling"], highest=1000, scale=0.5)
-    found = figures.read_scaling(sorted(Path("results", experiment.EXPERIMENT).iterdir()))
-    assert found.dataset == "MNIST"
-    assert [series.model for series in found.accuracies] == ["capsnet", "cnn", "cnn_pool"]
+def test_the_length_of_a_training_is_what_its_setting_says() -> None:
+    with pytest.raises(UserError, match=r"there is no \./scaling_\*\.json"):
+        figures.read_scaling(Path())
+    sizes: dict[str, Any] = {"batch_size": 32, "conv_channels": 32, "min_iou": 0.8}
+    write_lengths("a", "cnn", {(8, 6000): [0.67, 0.68, 0.69]}, **sizes)
+    write_lengths("b", "capsnet", {(18, 27_000): [0.86, 0.87, 0.88], (8, 6000): [0.66, 0.68, 0.70]}, **sizes)
+    write_lengths("c", "capsnet", {(50, 100_000): [0.92]}, **sizes | {"batch_size": 64})
+    write_lengths("d", "capsnet", {(8, 6000): [0.9]}, **sizes | {"conv_channels": 256, "min_iou": 0.0})
+    found = figures.read_scaling(Path())
     # Full batches alone: 5,984 in each of 8 epochs, 26,976 in each of 18, and 99,968 in each of 50.
-    assert found.accuracies[figures.Series("capsnet", 5)] == {
-        47_872: [0.66, 0.68, 0.70], 485_568: [0.86, 0.87, 0.88], 4_998_400: [0.92],
+    assert {series: list(lengths) for series, lengths in found.items()} == {
+        figures.Series("capsnet", False, 0.8): [47_872, 485_568, 4_998_400],
+        figures.Series("cnn", False, 0.8): [47_872], figures.Series("capsnet", True, 0.0): [47_872],
     }  # fmt: skip
+    fig = drawn(lambda: figures.draw_scaling(found))
+    ax, other = fig.axes[0], experiment.Config.min_iou != 0.8
+    overlap = ", IoU ≥ 0.8" if other else ""
+    names = [f"CapsNet{overlap}", f"CNN of equal size{overlap}",
+             "CapsNet of the paper's size" + ("" if experiment.Config.min_iou == 0 else ", any overlap")]  # fmt: skip
+    assert legend_of(fig) == names
+    lines = held(ax)["lines"]
+    for name, means in zip(names, ([0.68, 0.87, 0.92], [0.68], [0.9]), strict=True):
+        assert lines[name][1].tolist() == pytest.approx(means)
+    half = t_quantile(3) * 0.02 / 3**0.5
+    intervals: Any = ax.collections[0]
+    ends = intervals.get_segments()[0][:, 1]
+    assert ends.tolist() == pytest.approx([0.68 - half, 0.68 + half])
+    assert lines["line 1"][1].tolist() == [0.92]  # hollow, for one seed
+    assert held(ax)["levels"] == [pytest.approx(0.948)]
+    write_lengths("e", "cnn", {(8, 6000): [0.5]}, **sizes | {"lr": 0.1})
+    with pytest.raises(UserError, match=r"scaling_e\.json: cnn has another setting of 47,872 composites"):
+        figures.read_scaling(Path())
 
 
-def scaling_axes(documents: dict[str, dict[str, Any]]) -> Any:
-    for name, document in documents.items():
-        write_lengths(name, document)
-    fig, texts = drawn_texts(
-        lambda: figures.draw_scaling(figures.read_scaling(sorted(Path("results", experiment.EXPERIMENT).iterdir())))
-    )
-    check_texts(fig, texts, "scaling")
-    return fig.axes[0], [text.get_text() for text, _ in texts]
+def test_the_median_of_the_reported_seeds_is_named(run: figures.Run) -> None:
+    config = dataclasses.replace(run.config, seed=202)
+    runs = [{"seed": 200 + k, "models": {"capsnet": {"set_accuracy": a}}} for k, a in enumerate((0.9, 0.5, 0.7, 0.6))]
+    settings = {"other": {"config": {"n_epochs": 9}, "runs": runs[:1]}, "default": {"config": {}, "runs": runs}}
+    document = {"config": dataclasses.asdict(config), "settings": settings}
+    Path("r.json").write_text(json.dumps(document, default=str))
+    reported = reported_runs(Path("r.json"), config)
+    assert [one["seed"] for one in reported] == [200, 201, 202, 203]
+    assert median_seed(reported, *figures.MEDIAN_OF) == 203
+    median = dataclasses.replace(config, seed=203)
+    assert seed_text(median, reported, *figures.MEDIAN_OF) == "seed 203, the median of 4"
+    assert seed_text(config, reported, *figures.MEDIAN_OF) == "seed 202"
+    assert reported_runs(Path("r.json"), dataclasses.replace(config, lr=7.0)) == []
+    assert reported_runs(Path("none.json"), config) == []
 
 
-def test_means_with_intervals_and_lengths_of_one_seed_are_drawn() -> None:
-    ax, words = scaling_axes(THREE)
-    assert {"one seed", "CapsNet", "CNN with max pooling", "1 million", "50,000"} <= {*words}
-    assert any("95 % intervals over 3 seeds" in word for word in words)
-    capsnet = [bars for bars in ax.containers if bars.get_label() == "CapsNet"]
-    means = [float(bars.lines[0].get_ydata()[0]) for bars in capsnet]
-    assert means == pytest.approx([0.68, 0.87, 0.92])
-    ends = [bars.lines[2][0].get_segments()[0][:, 1] for bars in capsnet]
-    assert ends[0] == pytest.approx([0.68 - 4.302653 * 0.02 / 3**0.5, 0.68 + 4.302653 * 0.02 / 3**0.5])
-    assert ends[2] == pytest.approx([0.92, 0.92])
-    assert capsnet[2].lines[0].get_markerfacecolor() == "white"
-    assert sum(line.get_linestyle() == "--" and len(line.get_xdata()) == 2 for line in ax.lines) >= 1
+# ----------------------------------------------------------------------------------------------------------------------
+# Files, the command line, the animation
+# ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_one_routing_iteration_is_a_series_of_its_own() -> None:
-    once = lengths("capsnet", {(8, 6000): [0.6, 0.62, 0.64]}, routing_iters=1)
-    _, words = scaling_axes({"capsnet": THREE["capsnet"], "capsnet_1": once})
-    assert {"CapsNet, 5 iterations", "CapsNet, 1 iteration"} <= {*words}
-    assert "one seed" not in words
-
-
-def test_a_training_as_in_the_paper_is_drawn_with_those_of_another_overlap() -> None:
-    paper = lengths("capsnet", {(8, 6000): [0.9]}, min_iou=0.0, conv_channels=256)
-    ax, words = scaling_axes({"capsnet": THREE["capsnet"], "paper": paper})
-    assert {"CapsNet", "CapsNet of the paper's size, any overlap"} <= {*words}
-    assert any("IoU ≥ 0.8" in word for word in words)
-    assert [float(bars.lines[0].get_ydata()[0]) for bars in ax.containers] == pytest.approx([0.68, 0.87, 0.9])
-    write_lengths("capsnet", paper)
-    assert figures.read_scaling([Path("results", experiment.EXPERIMENT, "scaling_capsnet.json")]).min_iou == 0
-
-
-@pytest.mark.parametrize(
-    ("second", "fault"),
-    [
-        ({"settings": 3}, "scaling_b.json is no result of this experiment by compare_seeds.py"),
-        (lengths("cnn", {(9, 6000): []}), "scaling_b.json is no result of this experiment by compare_seeds.py"),
-        (lengths("cnn", {(9, 6000): ["x"]}), "scaling_b.json is no result of this experiment by compare_seeds.py"),  # type: ignore
-        (lengths("cnn", {(8, 6000): [0.5]}, lr=0.1), "scaling_b.json: cnn has another setting of 47,872 composites"),
-        (lengths("cnn", {(9, 6000): [0.5]}, min_iou=0.0), "have different data sets or values of --min-iou"),
-    ],
-)
-def test_lengths_that_do_not_go_together(
-    no_training: None, capsys: pytest.CaptureFixture[str], second: dict[str, Any], fault: str
+def test_training_and_checkpoint_give_the_same_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_failures([(figures, ["--scaling"], "there is no results/multimnist_capsnet/scaling_*.json")], capsys)
-    write_lengths("a", THREE["cnn"])
-    write_lengths("b", second)
-    check_failures([(figures, ["--scaling"], fault)], capsys)
+    path = tmp_path / "run.ckpt"
+    assert experiment.main([*tiny(), f"--checkpoint={path}"]) == 0
+    capsys.readouterr()
+    assert figures.main(tiny()) == 0
+    assert "left out scaling.png: there is no results/multimnist_capsnet/scaling_" in capsys.readouterr().out
+    check_pictures(FOLDER, figures.OF_RUN, highest=1800, scale=0.5)
+    refuse(monkeypatch, experiment, "train_all")
+    check_unchanged(figures, [*tiny(), f"--checkpoint={path}"], FOLDER, capsys)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Animation
-# ----------------------------------------------------------------------------------------------------------------------
+def test_what_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    refuse(monkeypatch, experiment, "train_all")
+    for script in (figures, animation):
+        assert "the figures need --n-test 16 or more" in failure(script, [*tiny(), "--n-test=15"], capsys)
+    assert "scaling_*.json" in failure(figures, ["--figures=scaling"], capsys)
+    for script, flag in ((figures, "--figures=none"), (animation, "--snapshot-every=0")):
+        usage_error(script, [flag], capsys)
+    usage_error(animation, ["--n-epochs=800", "--snapshot-every=1"], capsys)
 
 
 def test_animation_has_the_frames_that_were_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    check_animation(animation, [*TINY, "--snapshot-every=3"], 4, 4_000_000, capsys)  # of 8 steps: 0, 3, 6, 8
+    check_animation(animation, [*tiny("--batch-size=4"), "--snapshot-every=5"], 4, 4_000_000, capsys)  # 0, 5, 10, 12
 
 
-def test_snapshots_change_nothing_of_the_training(run: figures.Run) -> None:
-    state, snapshots = animation.record(run.config, run.data, 5, 1, quiet=True)
-    assert [snapshot.step for snapshot in snapshots] == [0, 5, 8]
-    trained = run.states["capsnet"]
-    for key, p in trained.params.items():
-        np.testing.assert_array_equal(state.params[key], p)
-    assert snapshots[-1].set_accuracy == trained.history["set_accuracy"][-1]
-    assert snapshots[-1].recon_mse == trained.history["recon_mse"][-1]
+def test_a_frame_shows_what_the_network_makes_of_the_composites(run: figures.Run) -> None:
+    recorder = animation.Recorder(run.config, run.data, 2, SERIAL)
+    state = TrainState("capsnet", run.states["capsnet"].params)
+    for step in (0, 1, 2):
+        state.step = step
+        recorder(state, False)
+    assert [snapshot.step for snapshot in recorder.snapshots] == [0, 2]
+    first, last = recorder.snapshots
+    recorder.snapshots[1] = last._replace(
+        drawn=0.5 * first.drawn, answers=np.array([*recorder.shown.labels[:4], [0, 0]]), set_accuracy=0.75
+    )
+    made: dict[str, Any] = {}
 
+    def draw() -> Any:
+        made["fig"], update = animation.make_scene(recorder, "seed 123")
+        update(1)
+        return made["fig"]
 
-def test_texts_of_the_animation_stay_apart(run: figures.Run) -> None:
-    _, snapshots = animation.record(run.config, run.data, 8, 1, quiet=True)
-    with figure_style():
-        scene = animation.Reconstructions(run.config, run.data, animation.shown_composites(run.data), snapshots)
-        scene.frame(1)
-        texts = shown_texts(scene)
-    assert len(texts) > 25
-    check_texts(scene.fig, texts, "animation")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Mistakes on the command line
-# ----------------------------------------------------------------------------------------------------------------------
-
-USAGE_ERRORS: list[tuple[Any, list[str]]] = [
-    (figures, ["--n-epochs=0"]),
-    (figures, ["--lr=nan"]),
-    (figures, ["--threads=0"]),
-    (figures, ["--dataset=smallnorb"]),
-    (figures, ["--scaling", "--seed=1"]),
-    (animation, ["--snapshot-every=0"]),
-    (animation, ["--snapshot-every=many"]),
-    (animation, ["--snapshot-every=1"]),
-    (animation, ["--checkpoint=run.safetensors"]),
-]
-
-
-@pytest.mark.parametrize(("script", "flags"), USAGE_ERRORS)
-def test_wrong_flags(no_training: None, capsys: pytest.CaptureFixture[str], script: Any, flags: list[str]) -> None:
-    usage_error(script, flags, capsys)
-
-
-def partly_trained(tmp_path: Path, names: tuple[str, ...], epochs: int) -> Path:
-    config = experiment.Config(n_epochs=2, conv_channels=2, primary_types=1, decoder=(4, 4))
-    states = experiment.fresh_states(config)
-    for name in names:
-        states[name].step, states[name].history = 1, {"train_loss": [0.5] * epochs}
-    path = tmp_path / "-".join(names)
-    save_checkpoint(path, experiment.EXPERIMENT, config, states.values(), "")
-    return path
-
-
-def test_a_checkpoint_that_cannot_be_drawn_is_found_before_the_data(
-    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    refuse(monkeypatch, experiment, "make_data")
-    unfinished = partly_trained(tmp_path, ("capsnet", "cnn"), 1)
-    without_capsules = partly_trained(tmp_path, ("cnn",), 2)
-    cases: list[tuple[Any, list[str], str]] = [
-        (figures, [f"--checkpoint={unfinished}"], "1 of 2 epochs of capsnet;"),
-        (figures, [f"--checkpoint={without_capsules}"], "0 of 2 epochs of capsnet;"),
-        (figures, [f"--checkpoint={checkpoint}", "--seed=0"], "was made with --seed 123, not 0"),
-        (figures, [f"--checkpoint={checkpoint}", "--preset=paper"], "was made with --preset small, not paper"),
-    ]
-    check_failures(cases, capsys)
-
-
-def test_what_cannot_work_is_found_before_the_training(no_training: None, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("useless.json").write_text('{"models": 3}')
-    cases: list[tuple[Any, list[str], str]] = [
-        (figures, [*TINY, "--results=none.json"], "there is no results file none.json"),
-        (figures, [*TINY, "--results=useless.json"], "useless.json holds no run with these flags"),
-        (figures, ["--n-test=15"], "the figures need --n-test 16 or more"),
-        (animation, ["--n-test=15"], "the figures need --n-test 16 or more"),
-    ]
-    check_failures(cases, capsys)
+    left, right = drawn(draw).axes
+    shown = cells(left, 3, 5, (2, 2))
+    for d, blue in enumerate((0x42 / 255, 0xE9 / 255)):
+        np.testing.assert_allclose(shown[1 + d][..., 2], 0.5 * first.drawn[:, d] * blue, atol=0.5 / 15)
+    names = ["{} + {}".format(*labels) for labels in recorder.shown.labels]
+    assert held(left)["ticks"][0] == names
+    assert held(left)["texts"] == [*(f"✓ {name}" for name in names[:4]), "✗ 0 + 0"]
+    check_held(right, lines={"CapsNet": [[0, 2], [first.set_accuracy, 0.75]]}, levels=[1 / 45])
+    assert held(right)["texts"][-1] == "75 %"

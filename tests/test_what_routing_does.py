@@ -1,17 +1,21 @@
-"""what_routing_does: the study of couplings after the training. Its pairs are tested in test_multimnist_gradients."""
+"""what_routing_does: each study on a case whose answer is known. The CapsNet's pairs: test_multimnist_gradients."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import conv_matrix_capsules as conv
 import multimnist_capsnet as base
 import what_routing_does as m
 from fast.workers import Workers
-from helpers import digits_folder
+from helpers import check_gradient, config_of, digits_folder, usage_error
 
 Array = np.ndarray
 
@@ -51,7 +55,7 @@ def test_the_study_of_the_routing_by_hand(monkeypatch: pytest.MonkeyPatch) -> No
 def test_even_couplings_are_those_of_one_iteration() -> None:
     config = base.Config(conv_channels=2, primary_types=1, routing_iters=1, dtype="float64")
     params, images = base.capsnet_init(np.random.default_rng(0), config), np.random.default_rng(1).random((3, 36, 36))
-    even = m.make_parts(dataclasses.replace(config, routing_iters=3), assignments="uniform")
+    even = m.make_parts(dataclasses.replace(config, routing_iters=3), assignments="even")
     one, other = (base.capsnet_forward(params, images, config, parts)[0] for parts in (base.PLAIN, even))
     np.testing.assert_allclose(one, other, rtol=1e-12)
 
@@ -64,3 +68,236 @@ def test_a_shared_transformation_has_fewer_parameters_and_the_same_layers() -> N
     assert own["routing.w"].shape == (config.n_primary, 8, 10, 16)
     assert shared["routing.w"].shape == (1, 8, 10, 16)
     assert own.keys() == shared.keys()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# EM routing over receptive fields
+# ----------------------------------------------------------------------------------------------------------------------
+
+I, J, K, STRIDE, SIDE, P = 2, 3, 3, 2, 6, 4
+
+
+def routing_inputs(rng: np.random.Generator, logit: float = 0.0, shared: bool = False) -> dict[str, Array]:
+    """Of a layer with two fields on each axis; ``logit``: that of the children's activations."""
+    k = 1 if shared else K
+    return {
+        "pose": rng.standard_normal((2, SIDE, SIDE, I, P, P)),
+        "a_in": np.exp(logit + 0.3 * rng.standard_normal((2, SIDE, SIDE, I))),
+        "w": np.eye(P) + 0.3 * rng.standard_normal((k, k, I, J, P, P)),
+        "beta_a": rng.standard_normal(J),
+        "beta_v": 0.3 * rng.standard_normal(J),
+        "bias": rng.standard_normal((J, P * P)),
+    }
+
+
+def weighted(rng: np.random.Generator, pair: Any, inputs: dict[str, Array], policy: str = "exact") -> Any:
+    """A scalar of the outputs with random weights, as a function of the inputs, and its gradients."""
+    rest = (2, 0.5, K, STRIDE, rng.standard_normal((K, K, P, P)))
+    mu, a, cache = pair[0](*inputs.values(), *rest)
+    dmu, da = rng.standard_normal(mu.shape), rng.standard_normal(a.shape)
+
+    def value(**changed: Array) -> float:
+        mu, a, _ = pair[0](*changed.values(), *rest)
+        return float((dmu * mu).sum() + (da * a).sum())
+
+    return value, dict(zip(inputs, pair[1](dmu, da, cache, policy), strict=True))
+
+
+# The mass of a parent is of the order of exp(logit), beside which MASS_FLOOR = 1e-8 is nothing, a part, and everything.
+@pytest.mark.parametrize("logit", [-0.5, np.log(1e-7), np.log(1e-8), np.log(1e-9)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_of_a_bias_of_the_votes(logit: float, shared: bool) -> None:
+    rng = np.random.default_rng(0)
+    inputs = routing_inputs(rng, logit, shared)
+    value, grads = weighted(rng, m.BIASED, inputs)
+    names = list(inputs) if logit > -1 else ["pose", "a_in", "w", "bias"]  # a cost is nothing without mass
+
+    def by_logits(**changed: Array) -> float:
+        every = inputs | changed
+        return float(value(**(every | {"a_in": np.exp(every["a_in"])})))
+
+    grads["a_in"] = grads["a_in"] * inputs["a_in"]
+    inputs["a_in"] = np.log(inputs["a_in"])
+    check_gradient(by_logits, {name: inputs[name] for name in names}, {name: grads[name] for name in names}, rng)
+
+
+def test_a_bias_moves_the_means_and_nothing_else() -> None:
+    rng = np.random.default_rng(0)
+    inputs, rest = routing_inputs(rng, -0.5), (3, 0.5, K, STRIDE)
+    mu, a, _ = m.BIASED.forward(*inputs.values(), *rest)
+    bias = inputs.pop("bias")
+    plain_mu, plain_a, _ = conv.PLAIN.forward(*inputs.values(), *rest)
+    np.testing.assert_allclose(mu, plain_mu + bias.reshape(J, P, P), rtol=0, atol=1e-3)
+    np.testing.assert_allclose(a, plain_a, rtol=0, atol=1e-6)  # up to what MASS_FLOOR does to almost empty parents
+
+
+@pytest.mark.parametrize("routing", [conv.PLAIN, conv.FAST])
+def test_even_assignments_are_a_mean_by_activations(routing: conv.Routing) -> None:
+    """By loops: the fields are K wide and STRIDE apart, and a child has J parents in each field that contains it."""
+    inputs = routing_inputs(np.random.default_rng(0), -0.5)
+    del inputs["bias"]
+    pose, a_in, w, beta_a, beta_v = inputs.values()
+    mu, a, _ = m.even_assignments(routing).forward(*inputs.values(), 3, 0.5, K, STRIDE)
+    starts = range(0, SIDE - K + 1, STRIDE)
+    n_fields = np.zeros((SIDE, SIDE))
+    for row, column in itertools.product(starts, starts):
+        n_fields[row : row + K, column : column + K] += 1
+    n_children, n_parents = I * (n_fields > 0).sum(), J * len(starts) ** 2
+    for b, y, x, j in np.ndindex(2, len(starts), len(starts), J):
+        votes, weights = [], []
+        for k, l, i in np.ndindex(K, K, I):
+            row, column = STRIDE * y + k, STRIDE * x + l
+            votes.append((pose[b, row, column, i] @ w[k, l, i, j]).ravel())
+            weights.append(a_in[b, row, column, i] / (J * n_fields[row, column]))
+        mean = np.average(votes, axis=0, weights=weights)
+        variance = np.average(np.square(votes - mean), axis=0, weights=weights) + 0.5
+        cost = (beta_v[j] + np.log(variance) / 2).sum() * np.sum(weights) / (n_children / n_parents)
+        np.testing.assert_allclose(mu[b, y, x, j].ravel(), mean, atol=1e-6)
+        np.testing.assert_allclose(a[b, y, x, j], 1 / (1 + np.exp(cost - beta_a[j])), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "parts", [{}, {"assignments": "even"}, {"vote_bias": "learned"}, {"assignments": "even", "vote_bias": "learned"}]
+)
+def test_gradients_of_a_whole_network(parts: dict[str, str]) -> None:
+    rng = np.random.default_rng(0)
+    network = conv.Config(dataset="shapes", sizes=(3, 2, 2, 2), dtype="float64", standardize="image")
+    model = m.matrix_capsules(network, **parts)
+    params = {name: p + 0.1 * rng.standard_normal(p.shape) for name, p in model.init_params(rng).items()}
+    assert sum(name.endswith(".bias") for name in params) == (3 if "vote_bias" in parts else 0)
+    x = rng.standard_normal((2, 32, 32, 1))
+    scores, cache = model.forward(params, x)
+    dscores = rng.standard_normal(scores.shape)
+    # The activations of classes, which these scores are, do not depend on the bias of their votes.
+    names = [name for name in params if name != "class.bias"]
+
+    def value(**changed: Array) -> float:
+        return float((model.forward(params | changed, x)[0] * dscores).sum())
+
+    grads, _ = model.backward(dscores, cache)
+    assert set(grads) == set(params)
+    check_gradient(value, {name: params[name] for name in names}, {name: grads[name] for name in names}, rng)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The studies as they are run
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path) -> None:
+    assert m.main(["--study", "signs", "--seed", "3", f"--out-json={tmp_path / 'out.json'}"]) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    metrics = result["models"]["capsules"]
+    assert metrics["sign_accuracy"] == result["chance"] == 0.5
+    assert metrics["biased_sign_accuracy"] > 0.95
+    assert metrics["n_params"] == 8 * 2 * 16 + 2 * (1 + 1 + 16)
+
+
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the networks and sets of all studies small."""
+    network_config = m.network_config
+
+    def smaller(config: m.Config) -> Any:
+        found = network_config(config)
+        if config.study == "shapes":
+            few = {"n_train_views": 2, "n_test_views": 2, "n_elev": 1, "n_per_combo": 1, "sizes": (3, 2, 2, 2)}
+            return dataclasses.replace(found, batch_size=4, **few)
+        sizes = {"conv_channels": 2, "primary_types": 1, "decoder": (16, 16), "n_train": 64, "n_test": 30}
+        own = {"n_val": 16, "match_accuracy": None} if config.study == "affnist" else {}
+        return dataclasses.replace(found, batch_size=16, **sizes, **own)
+
+    monkeypatch.setattr(m, "network_config", smaller)
+
+
+VARIANTS = [
+    "", "--assignments even", "--loss cross-entropy", "--vote-bias learned",
+    "--study composites", "--study composites --assignments even --transform shared",
+    "--study composites --assignments random --activation relu --loss cross-entropy --recon-weight 0",
+    "--study couplings", "--study affnist", "--study affnist --assignments even --activation relu",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", VARIANTS)
+def test_a_study_from_the_command_line(words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It trains, tests, saves, and goes on from what is saved to the bits of an unbroken run."""
+    small(monkeypatch)
+    argv = [*words.split(), "--n-epochs=2", "--quiet"]
+    if "study" in words:
+        argv.append(f"--data-dir={digits_folder()}")
+    whole, again, saved = tmp_path / "whole.json", tmp_path / "again.json", tmp_path / "c.safetensors"
+    assert m.main([*argv, f"--out-json={whole}"]) == 0
+
+    config = config_of(m, argv)
+    options = m.Options(quiet=True, checkpoint=saved)
+
+    def stop(state: Any, epoch_ended: bool) -> None:
+        if state.step and not epoch_ended and len(state.history.get("train_loss", [])) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        m.run(config, options, callback=stop)
+    assert m.main([*argv, f"--out-json={again}", f"--checkpoint={saved}", "--resume"]) == 0
+    one, other = (json.loads(path.read_text()) for path in (whole, again))
+    assert one["history"] == other["history"]
+    ((name, metrics),) = one["models"].items()
+    assert name == ("capsnet" if "study" in words else "capsules")
+    assert 0 <= metrics[one["headline"]] <= 1
+    assert {k: v for k, v in metrics.items() if k != "train_seconds"}.items() <= other["models"][name].items()
+    if "couplings" in words:
+        assert metrics["iters_1_entropy"] == pytest.approx(1, abs=1e-5)
+        assert metrics["iters_3_changed"] == 0
+    if "affnist" in words:
+        assert {"upright_accuracy", "rotated_35_accuracy", "affnist_accuracy"} <= set(metrics)
+
+
+def test_without_a_variant_the_network_is_that_of_the_base_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+    config = m.Config(n_epochs=2)
+    history = m.run(config)["history"]["capsules"]
+    network = m.network_config(config)
+    assert (network.dataset, network.standardize, network.loss) == ("shapes", "image", "spread")
+    data = conv.make_data(network)
+    state = conv.fresh_states(network)["capsules"]
+    with Workers(1) as workers:
+        assert history == conv.train(conv.make_capsules(network), network, data, state, workers)
+    others = [m.Config(n_epochs=2, assignments="even"), m.Config(n_epochs=2, loss="cross-entropy"),
+              m.Config(n_epochs=2, vote_bias="learned")]  # fmt: skip
+    for other in others:
+        changed = m.run(other)["history"]["capsules"]["train_loss"]
+        assert not np.allclose(changed, history["train_loss"], rtol=1e-3)
+        params = m.fresh_states(other)["capsules"].params
+        for name, p in m.fresh_states(config)["capsules"].params.items():
+            np.testing.assert_array_equal(params[name], p)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_the_affnist_study_counts_right_answers(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that knows the labels, and one that is always wrong."""
+    small(monkeypatch)
+    config = m.Config(study="affnist", data_dir=digits_folder())
+    data = m.make_data(config)
+
+    def assess(params: Any, batch: base.Batch) -> tuple[Array, float]:
+        return np.eye(10)[(batch.labels[:, 0] + shift) % 10], 0.0
+
+    knowing = m.make_network(config)._replace(assess=assess)
+    monkeypatch.setattr(m, "make_network", lambda config: knowing)
+    with Workers(1) as workers:
+        found = m.affnist_study(config, {}, data, workers)
+    names = ("upright", "rotated_15", "rotated_35", "affnist")
+    assert found == {f"{name}_accuracy": 1.0 - shift for name in names}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--assignments random", "argument --assignments: random is for a CapsNet"),
+        ("--transform shared", "argument --transform: does not apply to --study shapes"),
+        ("--study composites --vote-bias learned", "argument --vote-bias: does not apply to --study composites"),
+        ("--study signs --lr 1", "argument --lr: does not apply to --study signs"),
+        ("--study signs --checkpoint x", "argument --checkpoint: --study signs takes seconds"),
+        ("--study couplings --assignments even", "argument --assignments: does not apply to --study couplings"),
+    ],
+)
+def test_a_part_that_the_study_has_not(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in usage_error(m, words.split(), capsys)

@@ -1,0 +1,201 @@
+"""Markdown tables of comparisons by compare_seeds.py, of the claims and of benchmarks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+from support.files import UserError
+from support.statistics import MIN_SEEDS, describe_sample
+
+Json = dict[str, Any]
+
+
+def markdown(columns: list[str], rows: list[list[str]]) -> str:
+    """A table whose columns line up in a terminal too; the first is left-aligned."""
+    widths = [max(3, *map(len, column)) for column in zip(columns, *rows, strict=True)]
+
+    def line(cells: list[str]) -> str:
+        padded = [c.rjust(w) for c, w in zip(cells, widths, strict=True)]
+        return f"| {' | '.join([cells[0].ljust(widths[0]), *padded[1:]])} |"
+
+    rule = ["-" * widths[0], *("-" * (w - 1) + ":" for w in widths[1:])]
+    return "\n".join([line(columns), line(rule), *map(line, rows)])
+
+
+def show(value: Any, digits: int = 3) -> str:
+    return "" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+
+
+def show_mean(sample: Json | None, digits: int) -> str:
+    """Mean, and half of its 95 % interval."""
+    if not sample:
+        return ""
+    half = "" if sample["low"] is None else f" ± {sample['high'] - sample['mean']:.{digits}f}"
+    return f"{sample['mean']:.{digits}f}{half}"
+
+
+def show_points(condition: Json) -> str:
+    """The difference of a comparison with its interval, in percentage points: two digits where it is a narrow one."""
+    if "difference" not in condition:
+        return ""
+    ends = [100 * condition[name] for name in ("difference", "low", "high") if condition[name] is not None]
+    digits = 2 if len(ends) == 3 and ends[2] - ends[1] < 1 else 1
+    shown = [f"{value:+.{digits}f}" for value in ends]
+    return f"{shown[0]} ({shown[1]} to {shown[2]})" if len(ends) == 3 else shown[0]
+
+
+class View(NamedTuple):
+    """What of a comparison a table shows."""
+
+    models: list[str]
+    metrics: list[str]
+    digits: int
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        return list(itertools.product(self.metrics, self.models))
+
+
+def view_of(documents: list[Json], options: dict[str, str]) -> View:
+    """Raises UserError for a model or metric that the documents have not."""
+    there: dict[str, set[str]] = {}
+    for entry in (entry for document in documents for entry in document["settings"].values()):
+        for model, metrics in entry["models"].items():
+            there.setdefault(model, set()).update(metrics)
+    models = options["models"].split(",") if "models" in options else list(there)
+    metrics = options["metrics"].split(",") if "metrics" in options else [documents[0]["headline"]]
+    if missing := [name for name in models if name not in there]:
+        raise UserError(f"there is no model {', '.join(missing)}")
+    if missing := [name for name in metrics if not any(name in there[m] for m in models)]:
+        raise UserError(f"there is no metric {', '.join(missing)}")
+    return View(models, metrics, int(options.get("digits", 3)))
+
+
+def pick_setting(document: Json, name: str | None) -> Json:
+    settings: Json = document["settings"]
+    if name is None and len(settings) > 1:
+        raise UserError(f"the file holds {len(settings)} settings: add setting=NAME, such as {min(settings)!r}")
+    if name is not None and name not in settings:
+        raise UserError(f"the file has no setting {name!r}")
+    chosen: Json = settings[name or next(iter(settings))]
+    return chosen
+
+
+def seeds_table(document: Json, options: dict[str, str]) -> str:
+    """A row for each seed, or for the first N, then mean and standard deviation of these, and the interval where there
+    are five or more; columns for each setting."""
+    view, n = view_of([document], options), int(options["first"]) if "first" in options else None
+    heads, columns = [], []
+    for setting, entry in document["settings"].items():
+        prefix = "" if len(document["settings"]) == 1 else f"{setting} "
+        for k, m in ((k, m) for k, m in view.pairs if k in entry["models"].get(m, {})):
+            heads.append(f"{prefix}{m}: {k}")
+            columns.append([run["models"][m][k] for run in entry["runs"][:n]])
+    samples = [describe_sample(column) for column in columns]
+    seeds = [run["seed"] for run in entry["runs"][:n]]
+    rows = [[str(seed), *(show(x, view.digits) for x in xs)] for seed, *xs in zip(seeds, *columns, strict=True)]
+    rows.append(["mean", *(show(s["mean"], view.digits) for s in samples)])
+    if len(seeds) > 1:
+        rows.append(["sd", *(show(s["sd"], view.digits) for s in samples)])
+    if len(seeds) >= MIN_SEEDS:
+        rows.append(["95 %", *(f"{s['low']:.{view.digits}f} to {s['high']:.{view.digits}f}" for s in samples)])
+    return markdown(["seed", *heads], rows)
+
+
+def paired_table(document: Json, options: dict[str, str]) -> str:
+    """Of a comparison of one setting, the reference minus each other model; a verdict with five seeds or more."""
+    (entry,), view = document["settings"].values(), view_of([document], options)
+    rows = []
+    for metric, name in view.pairs:
+        if s := entry["paired"].get(name, {}).get(metric):
+            ends = [f"{s[end]:+.{view.digits}f}" for end in ("mean", "low", "high") if s[end] is not None]
+            rows.append(
+                [name, metric, ends[0], " to ".join(ends[1:]), f"{s['higher']} of {s['n']}", s["verdict"] or ""]
+            )
+    columns = [f"{document['reference']} minus", "metric", "difference", "95 % interval", "higher on", "verdict"]
+    keep = [k for k in range(6) if k < 5 or any(row[k] for row in rows)]
+    return markdown([columns[k] for k in keep], [[row[k] for k in keep] for row in rows])
+
+
+def study_table(document: Json, options: dict[str, str]) -> str:
+    """A row for each kind of assignments with which a routing study tested the first model."""
+    entry, view = pick_setting(document, options.get("setting")), view_of([document], options)
+    model = entry["models"][view.models[0]]
+    kinds = [name.removesuffix("_entropy") for name in model if name.endswith("_entropy")]
+    if not kinds:
+        raise UserError(f"the file has no routing study of {view.models[0]}")
+    columns, rows = ["accuracy", "changed", "entropy"], []
+    for kind in kinds:
+        means = [show_mean(model.get(f"{kind}_{k}"), view.digits) for k in columns]
+        rows.append([kind.replace("iters_", "iterations: "), *means])
+    return markdown(["assignments in the test", *columns], rows)
+
+
+def grid_table(document: Json, options: dict[str, str]) -> str:
+    """A row for each setting of a sweep."""
+    view = view_of([document], options)
+    axes = [name for group in document["axes"] for name in group]
+    rows = []
+    for entry in document["settings"].values():
+        means = [show_mean(entry["models"].get(m, {}).get(k), view.digits) for k, m in view.pairs]
+        rows.append([*(entry["values"][name] for name in axes), str(len(entry["runs"])), *means])
+    return markdown([*axes, "seeds", *(f"{m}: {k}" for k, m in view.pairs)], rows)
+
+
+def rows_table(documents: list[Json], options: dict[str, str]) -> str:
+    """A row for each model and setting of one or several files, named by ``names``. A name "A|B|" of a file with three
+    settings names the first two and leaves the third out. Without names a row has the model's."""
+    view = view_of(documents, options)
+    names = options["names"].split(",") if "names" in options else [""] * len(documents)
+    if len(names) != len(documents):
+        raise UserError(f"names= has {len(names)} names for {len(documents)} files")
+    rows = []
+    for document, of_file in zip(documents, names, strict=True):
+        settings, own = document["settings"], "|" in of_file
+        labels = of_file.split("|") if own else [of_file] * len(settings)
+        if len(labels) != len(settings):
+            raise UserError(f"names= has {len(labels)} names for {len(settings)} settings")
+        for (setting, entry), name in zip(settings.items(), labels, strict=True):
+            models = [m for m in view.models if m in entry["models"] and (name or not own)]
+            for m in models:
+                label = f"{name}: {m}" if name and len(models) > 1 else name or m
+                means = [show_mean(entry["models"][m].get(k), view.digits) for k in view.metrics]
+                values = "" if own or setting == "default" else setting
+                n_params = f"{entry['models'][m].get('n_params', 0):,}"
+                rows.append([label, n_params, values, str(len(entry["runs"])), *means])
+    columns = ["network", "parameters", "setting", "seeds", *view.metrics]
+    keep = [k for k in range(len(columns)) if k != 2 or any(row[2] for row in rows)]
+    return markdown([columns[k] for k in keep], [[row[k] for k in keep] for row in rows])
+
+
+def plain_table(document: Json, name: str, options: dict[str, str]) -> str:
+    table = document.get("tables", {}).get(name)
+    if table is None:
+        raise UserError(f"the file has no table {name!r}")
+    columns = options["columns"].split(",") if "columns" in options else table["columns"]
+    if missing := [column for column in columns if column not in table["columns"]]:
+        raise UserError(f"the table has no column {', '.join(missing)}")
+    where = [table["columns"].index(column) for column in columns]
+    return markdown(columns, [[show(row[k], int(options.get("digits", 3))) for k in where] for row in table["rows"]])
+
+
+def claims_table(document: Json, page: str | None) -> str:
+    """A row for each condition of all claims, or of those of a page."""
+    columns = [
+        "claim",
+        "the paper's result",
+        "tested on",
+        "accuracy",
+        "against",
+        "difference, points",
+        "seeds",
+        "verdict",
+    ]
+    rows = []
+    for claim in (claim for claim in document["claims"] if page in (None, claim["page"])):
+        for k, c in enumerate(claim["conditions"]):
+            heads = ["", ""] if k else [f"{claim['claim']}: **{claim['verdict']}**", claim["paper"]]
+            numbers = [show(c.get("first")), show(c.get("second")), show_points(c), show(c.get("n", c["seeds"]))]
+            rows.append([*heads, c["condition"], *numbers, c["verdict"]])
+    return markdown(columns, rows)

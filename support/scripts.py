@@ -1,0 +1,72 @@
+"""Scripts of the project, or of a folder of a person's own: what they import, and what their flags mean."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import importlib.util
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from support.files import UserError
+from support.flags import Parser
+from support.settings import UsageError
+from support.settings import parse as parse_settings
+
+HERE = Path(__file__).resolve().parents[1]
+
+
+def code_files(script: Path) -> list[Path]:
+    """The script and the modules of its folder that it imports, directly or not. Raises UserError where one cannot be
+    read."""
+    root = script.parent if script.parent.name != "benchmarks" else script.parent.parent
+    found: set[Path] = set()
+    todo = [script]
+    while todo:
+        path = todo.pop()
+        if path in found:
+            continue
+        found.add(path)
+        try:
+            nodes = list(ast.walk(ast.parse(path.read_bytes())))
+        except (OSError, ValueError, SyntaxError) as error:
+            raise UserError(f"{path} is no Python program that can be read ({type(error).__name__})") from None
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        for node in (node for node in nodes if isinstance(node, ast.ImportFrom)):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            for part in itertools.accumulate(name.split("."), lambda a, b: f"{a}/{b}"):
+                todo += [file for file in (root / f"{part}.py", root / part / "__init__.py") if file.is_file()]
+    return sorted(found)
+
+
+def load_script(path: Path) -> ModuleType:
+    """A script, imported. Raises UserError where that fails."""
+    try:
+        if path.is_relative_to(HERE):
+            return importlib.import_module(".".join(path.relative_to(HERE).with_suffix("").parts))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec
+        assert spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    except Exception as error:
+        raise UserError(f"{path.name} cannot be imported: {type(error).__name__}: {error}") from None
+
+
+def parse_flags(script: Path, argv: Sequence[str]) -> Any:
+    """The flags as the script's own parser understands them; it ends with status 2 where it does not."""
+    module = load_script(script)
+    if hasattr(module, "Options"):
+        try:
+            return argparse.Namespace(**parse_settings(module.Config, module.Options, argv, "")[2])
+        except UsageError as error:
+            Parser(prog=script.name).error(str(error))
+    parser = module.make_parser()
+    parser.prog = script.name
+    return parser.parse_args(argv)
