@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
