@@ -10,6 +10,7 @@ import importlib
 import inspect
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import capsule_attacks as attacks
 import conv_matrix_capsules as conv
@@ -293,9 +295,44 @@ def digits_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="digits"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for stem, array in zip(digits.MNIST_SHA256, strokes()[1:], strict=True):
-        head = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes()
-        (folder / f"{stem}.gz").write_bytes(gzip.compress(head + array.tobytes(), 1))
+        (folder / f"{stem}.gz").write_bytes(gzip.compress(idx(array), 1))
     return folder
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Pictures of a person
+# ----------------------------------------------------------------------------------------------------------------------
+
+PICTURE_CLASSES = ("dark left", "heller", "猫")  # a blank, and another alphabet
+
+
+def picture(label: int, rng: np.random.Generator, side: int = 20) -> Array:
+    """Bright in a band that the class determines."""
+    image = rng.integers(0, 60, (side, side, 3))
+    image[:, label * side // 3 : (label + 1) * side // 3] += 150
+    image[0, 0], image[-1, -1] = 0, 255
+    return image.astype(np.uint8)
+
+
+def write_folder(
+    root: Path,
+    names: Sequence[str] = PICTURE_CLASSES,
+    n: int = 8,
+    sides: Sequence[int] = (20,),
+    endings: Sequence[str] = (".png",),
+    seed: int = 0,
+) -> Path:
+    rng = np.random.default_rng(seed)
+    for label, name in enumerate(names):
+        (root / name).mkdir(parents=True)
+        for k in range(n):
+            image = Image.fromarray(picture(label, rng, sides[k % len(sides)]))
+            image.save(root / name / f"bild {k}ß{endings[k % len(endings)]}")
+    return root
+
+
+def idx(array: Array) -> bytes:
+    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

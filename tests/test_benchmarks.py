@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +81,15 @@ def test_least_time_is_the_longer_of_both() -> None:
 def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a clock that the steps move; each runs twice in a round, and the second counts."""
     now, pace = [0.0], {"ours": itertools.cycle([9, 1, 9, 5, 9, 2]), "theirs": itertools.cycle([9, 4])}
-    steps: dict[str, Callable[[], object]] = {
+    steps: dict[str, measure.Step] = {
         name: functools.partial(lambda paces: now.append(now[-1] + next(paces)), pace[name]) for name in pace
     }
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now[-1])
     assert measure.interleave(steps, 3, warm_up=0) == {"ours": 2, "theirs": 4}
     monkeypatch.setattr(program, "interleave", lambda *_: {program.OURS: 0.002, "theirs": 0.003})
     monkeypatch.setattr(program, "peak_memory", lambda build: 50.2)
-    table = program.compare({name: (lambda: lambda: None, {}) for name in (program.OURS, "theirs")}, 3)
+    builds: dict[str, Any] = dict.fromkeys((program.OURS, "theirs"), (lambda: lambda: None, {}))
+    table = program.compare(builds, 3)
     assert table["rows"] == [[program.OURS, 1.0, 2.0, 50], ["theirs", 1.5, 3.0, 50]]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,37 +16,12 @@ from PIL import Image
 from data import labelled_pictures, pictures
 from data.affnist_file import read_affnist
 from data.labelled_pictures import PictureSets, read_sets
+from helpers import PICTURE_CLASSES as CLASSES
+from helpers import idx, picture, write_folder
 from support.files import UserError
 
 Array = np.ndarray
 Capture = pytest.CaptureFixture[str]
-
-CLASSES = ("dark left", "heller", "猫")  # a blank, and another alphabet
-
-
-def picture(label: int, rng: np.random.Generator, side: int = 20) -> Array:
-    """Bright in a band that the class determines."""
-    image = rng.integers(0, 60, (side, side, 3))
-    image[:, label * side // 3 : (label + 1) * side // 3] += 150
-    image[0, 0], image[-1, -1] = 0, 255
-    return image.astype(np.uint8)
-
-
-def write_folder(
-    root: Path,
-    names: Sequence[str] = CLASSES,
-    n: int = 8,
-    sides: Sequence[int] = (20,),
-    endings: Sequence[str] = (".png",),
-    seed: int = 0,
-) -> Path:
-    rng = np.random.default_rng(seed)
-    for label, name in enumerate(names):
-        (root / name).mkdir(parents=True)
-        for k in range(n):
-            image = Image.fromarray(picture(label, rng, sides[k % len(sides)]))
-            image.save(root / name / f"bild {k}ß{endings[k % len(endings)]}")
-    return root
 
 
 def write_deep(root: Path, ending: str, convert: Callable[[Array], Array], n: int = 4) -> Path:
@@ -88,10 +62,6 @@ def everything(sets: PictureSets) -> Array:
 def bands(images: Array) -> Array:
     """The class of each picture, from where it is bright."""
     return images[..., 0][:, :, [3, 10, 17]].mean(axis=1).argmax(axis=1)
-
-
-def idx(array: Array) -> bytes:
-    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 def write_idx(root: Path, labels: Sequence[int], side: int = 28, prefix: str = "", turned: bool = False) -> Path:

@@ -178,40 +178,40 @@ def test_accuracies_in_sentences_are_those_of_the_tables() -> None:
     assert report.loose_accuracies(page) == ["0.747"]
 
 
-@pytest.mark.parametrize(
-    ("marker", "message"),
-    [
-        ("results/none.json seeds", "cannot read results/none.json: No such file"),
-        ("README.md seeds", "README.md is not JSON"),
-        ("results/fake/r.json", "the marker does not fit the file"),
-        ("results/fake/r.json pie", "'pie' is not a kind of table"),
-        ("results/fake/r.json seeds extra", "a marker names a file, then a kind of table"),
-        ("results/fake/r.json,results/fake/g.json seeds", "a marker names a file, then a kind of table"),
-        ("results/fake/r.json seeds columns=a", "takes no columns="),
-        ("results/fake/r.json seeds digits=x", "digits= and first= are numbers"),
-        ("results/fake/r.json seeds models=gpt", "no model gpt"),
-        ("results/fake/r.json seeds metrics=f1", "no metric f1"),
-        ("results/fake/g.json study", "holds 4 settings: add setting=NAME"),
-        ("results/fake/g.json study setting=z", "no setting 'z'"),
-        ("results/fake/p.json seeds", "has no part '', but small, large"),
-        ("results/benchmarks/b.json seeds", "not a comparison of seeds"),
-        ("results/benchmarks/b.json table", "a table of kind table has a name"),
-        ("results/benchmarks/b.json table x", "no table 'x'"),
-        ("results/benchmarks/b.json table steps columns=x", "no column x"),
-        ("results/fake/r.json study", "the file has no routing study of capsules"),
-        ("results/fake/r.json rows names=a,b", "names= has 2 names for 1 files"),
-        ("results/fake/g.json rows names=a|b", "names= has 2 names for 4 settings"),
-        ("results/fake/r.json 'a", "No closing quotation"),
-    ],
-)
-def test_markers_at_fault(page: Path, capsys: Capture, marker: str, message: str) -> None:
-    text = f"one\n<!-- table: {marker} --><!-- end -->\n"
+MARKERS = {
+    "results/none.json seeds": "cannot read results/none.json: No such file",
+    "README.md seeds": "README.md is not JSON",
+    "results/fake/r.json": "the marker does not fit the file",
+    "results/fake/r.json pie": "'pie' is not a kind of table",
+    "results/fake/r.json seeds extra": "a marker names a file, then a kind of table",
+    "results/fake/r.json,results/fake/g.json seeds": "a marker names a file, then a kind of table",
+    "results/fake/r.json seeds columns=a": "takes no columns=",
+    "results/fake/r.json seeds digits=x": "digits= and first= are numbers",
+    "results/fake/r.json seeds models=gpt": "no model gpt",
+    "results/fake/r.json seeds metrics=f1": "no metric f1",
+    "results/fake/g.json study": "holds 4 settings: add setting=NAME",
+    "results/fake/g.json study setting=z": "no setting 'z'",
+    "results/fake/p.json seeds": "has no part '', but small, large",
+    "results/benchmarks/b.json seeds": "not a comparison of seeds",
+    "results/benchmarks/b.json table": "a table of kind table has a name",
+    "results/benchmarks/b.json table x": "no table 'x'",
+    "results/benchmarks/b.json table steps columns=x": "no column x",
+    "results/fake/r.json study": "the file has no routing study of capsules",
+    "results/fake/r.json rows names=a,b": "names= has 2 names for 1 files",
+    "results/fake/g.json rows names=a|b": "names= has 2 names for 4 settings",
+    "results/fake/r.json 'a": "No closing quotation",
+}
+
+
+def test_markers_at_fault(page: Path, capsys: Capture) -> None:
+    text = "".join(f"<!-- table: {marker} --><!-- end -->\n" for marker in MARKERS)
     page.write_text(text)
     for flags in (["--check"], []):
         assert run(*flags) == 1
-        line = capsys.readouterr().err.splitlines()[0]
-        assert message in line
-        assert line.startswith("README.md:2: ")
+        lines = capsys.readouterr().err.splitlines()
+        for number, message in enumerate(MARKERS.values(), 1):
+            (line,) = (line for line in lines if line.startswith(f"README.md:{number}: "))
+            assert message in line
     assert page.read_text() == text
 
 
@@ -278,43 +278,44 @@ def set_in(*path: Any, value: Any) -> Callable[[Json], Json]:
 COMPARE = "python compare_seeds.py ./fake.py --seeds 0:3 --name r --keep-history"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (set_in("reference", value="gpt"), "has no top_accuracy of gpt"),
-        (set_in("headline", value="f1"), "has no f1 of capsules"),
-        (set_in("seeds", value=[0, 1]), "its experiment or seeds are not those of its command"),
-        (set_in("experiment", value="other"), "its experiment or seeds are not those of its command"),
-        (set_in("axes", value=[["kind"]]), "its axes are not those of its command"),
-        (set_in("settings", value={}), "its settings are not those of its command"),
-        (set_in("settings", "default", "values", value={"kind": "b"}), "its settings are not those of its command"),
-        (set_in("settings", "default", "runs", 0, "seed", value=1), "its runs are not of its seeds"),
-        (set_in("settings", "default", "runs", value=[]), "its runs are not of its seeds"),
-        (set_in("settings", "default", value=None), "is not what compare_seeds.py writes"),
-        (set_in("environment", "git_commit", value=None), "names no commit"),
-        (set_in("environment", "git_commit", value="--all"), "names no commit"),
-        (set_in("environment", "git_commit", value="a" * 40), "which is not in the history"),
-        (set_in("environment", "git_commit", value="a" * 40 + "-dirty"), "from a tree with uncommitted changes"),
-        (set_in("environment", value=None), "names no commit"),
-        (set_in("command", value=None), "names no command"),
-        (set_in("command", value="make all"), "names no command"),
-        (set_in("command", value="python none.py"), "there is no script none.py here"),
-        (set_in("command", value="python -m nothing"), "there is no script nothing/__main__.py here"),
-        (set_in("command", value=COMPARE + " --no"), "its command is no longer understood"),
-        (set_in("command", value=COMPARE.replace("name r", "name s")), "its command writes results/fake/s.json"),
-        (set_in("command", value=COMPARE + " --part x"), "its command writes results/fake/r.json#x"),
-        (set_in("command", value=COMPARE + " -- --arch x"), "unrecognized arguments"),
-        (set_in("command", value="python fake.py --out-json results/fake/r.json"), "its command makes none"),
-    ],
-)
-def test_planted_faults(page: Path, capsys: Capture, change: Callable[[Json], Json], message: str) -> None:
+PLANTED: list[tuple[Callable[[Json], Json], str]] = [
+    (set_in("reference", value="gpt"), "has no top_accuracy of gpt"),
+    (set_in("headline", value="f1"), "has no f1 of capsules"),
+    (set_in("seeds", value=[0, 1]), "its experiment or seeds are not those of its command"),
+    (set_in("experiment", value="other"), "its experiment or seeds are not those of its command"),
+    (set_in("axes", value=[["kind"]]), "its axes are not those of its command"),
+    (set_in("settings", value={}), "its settings are not those of its command"),
+    (set_in("settings", "default", "values", value={"kind": "b"}), "its settings are not those of its command"),
+    (set_in("settings", "default", "runs", 0, "seed", value=1), "its runs are not of its seeds"),
+    (set_in("settings", "default", "runs", value=[]), "its runs are not of its seeds"),
+    (set_in("settings", "default", value=None), "is not what compare_seeds.py writes"),
+    (set_in("environment", "git_commit", value=None), "names no commit"),
+    (set_in("environment", "git_commit", value="--all"), "names no commit"),
+    (set_in("environment", "git_commit", value="a" * 40), "which is not in the history"),
+    (set_in("environment", "git_commit", value="a" * 40 + "-dirty"), "from a tree with uncommitted changes"),
+    (set_in("environment", value=None), "names no commit"),
+    (set_in("command", value=None), "names no command"),
+    (set_in("command", value="make all"), "names no command"),
+    (set_in("command", value="python none.py"), "there is no script none.py here"),
+    (set_in("command", value="python -m nothing"), "there is no script nothing/__main__.py here"),
+    (set_in("command", value=COMPARE + " --no"), "its command is no longer understood"),
+    (set_in("command", value=COMPARE.replace("name r", "name s")), "its command writes results/fake/s.json"),
+    (set_in("command", value=COMPARE + " --part x"), "its command writes results/fake/r.json#x"),
+    (set_in("command", value=COMPARE + " -- --arch x"), "unrecognized arguments"),
+    (set_in("command", value="python fake.py --out-json results/fake/r.json"), "its command makes none"),
+]
+
+
+def test_planted_faults(page: Path, capsys: Capture) -> None:
     """Each with a right checksum and a rewritten page, so that nothing else is at fault."""
     page.write_text(" ".join(f"results/{name}.json" for name in ("fake/r", "fake/g", "fake/p", "benchmarks/b")))
     path = Path("results/fake/r.json")
-    save_result(path, change(load(str(path))))
-    lines = faults(capsys)
-    assert any(line.startswith("results/fake/r.json") and message in line for line in lines), lines
-    assert all(line.startswith("results/fake/r.json") for line in lines)
+    document = load(str(path))
+    for change, message in PLANTED:
+        save_result(path, change(document))
+        lines = faults(capsys)
+        assert any(line.startswith("results/fake/r.json") and message in line for line in lines), lines
+        assert all(line.startswith("results/fake/r.json") for line in lines)
 
 
 def test_a_changed_number_a_wrong_part_and_what_is_no_result(page: Path, capsys: Capture) -> None:
