@@ -161,7 +161,7 @@ class Config(Viewpoints):
         if self.has_views:
             super().check(given)
         elif self.dataset == "strokes" and self.data_dir is not None:
-            raise SettingError("data_dir", "strokes are drawn, from no files")
+            raise SettingError("data_dir", "strokes has no files")
         if self.hold_out == "nothing":
             if self.dataset not in OBJECT_SETS:
                 raise SettingError("hold_out", "nothing needs --dataset smallnorb or toys")

@@ -37,7 +37,7 @@ from support.console import exit_status, print_result
 from support.figures import write_if_changed
 from support.files import CACHE_DIR, UserError, require_writable
 from support.flags import Parser, file_path, whole_number
-from support.results import code_fingerprint, environment, plain, recorded_command, report_result
+from support.results import code_fingerprint, environment, plain, recorded_command, save_result
 from support.training import RunOptions
 
 from data.toy_norb import (  # isort: skip
@@ -275,7 +275,8 @@ def main(argv: list[str] | None = None) -> int:
         require_writable(args.out_json, args.figure)
         if args.baselines:
             result = baselines(recorded_command(EXPERIMENT, argv), args.threads, args.quiet)
-            report_result(args.out_json, result, format_table(result))
+            save_result(args.out_json, result)
+            print_result(format_table(result))
         elif args.figure:
             print_result(write_if_changed(args.figure, contact_sheet(args.seed, args.data_dir)))
         else:

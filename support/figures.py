@@ -36,8 +36,7 @@ from support.console import print_result, shows_progress
 from support.files import UserError, atomic_write, require_writable
 from support.flags import file_path, number
 from support.optimizers import TrainState
-from support.run import check_same
-from support.settings import float_in, folder, input_path, int_in, setting
+from support.settings import float_in, folder, input_path, int_in, require_same, setting
 from support.statistics import read_comparison, t_quantile
 from support.training import RunOptions
 
@@ -743,7 +742,7 @@ def load_finished(
     if path is None:
         return asked, {}
     config, states = experiment.load_checkpoint(path)
-    check_same(path, config, asked, given, free)
+    require_same(path, config, asked, given, free)
     if "data_dir" in given and config.dataset in ("strokes", "voxels", "shapes", "toys"):
         raise UserError(f"{path} was trained on {config.dataset}, which have no files: leave --data-dir out")
     for name in dict.fromkeys((*required, *states)):

@@ -1,10 +1,9 @@
-"""Flags: the two help texts, errors in one line, types of values, and the flags that every experiment has."""
+"""Flags of the scripts that are no experiment: the two help texts, errors in one line, types of values."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -76,46 +75,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(2)
 
 
-def add_flags(parser: argparse.ArgumentParser, title: str, config: type) -> Callable[..., None]:
-    """Start a group of flags, and return ``add(field, type, help, metavar, default)``, which adds the flag of a field
-    of ``config``.
-
-    The type is a function of the text, or a tuple of choices. The help is a sentence. Without ``default`` the flag has
-    the field's default, and the help says it. With it, the help says this text, and the value is None unless the flag
-    is given.
-    """
-    group = parser.add_argument_group(title)
-    fields = {field.name: field for field in dataclasses.fields(config)}
-
-    def add(name: str, kind: Any, text: str, metavar: str | None = "N", default: str | None = None) -> None:
-        options: dict[str, Any] = {"choices": kind} if isinstance(kind, tuple) else {"type": kind, "metavar": metavar}
-        if name == "data_dir" and isinstance(parser, Parser) and (default or "").startswith("~"):
-            parser.data_dir = default
-        shown = default or format_value(fields[name].default, fields[name].type)
-        group.add_argument(
-            flag_of(config, name), dest=name, default=None if default else fields[name].default,
-            help=f"{text} Default: {shown}.".replace("%", "%%"), **options,
-        )  # fmt: skip
-
-    return add
-
-
-def values_of(args: argparse.Namespace, config: type) -> dict[str, Any]:
-    """The values of the flags that set fields of ``config``, by field."""
-    return {field.name: getattr(args, field.name) for field in dataclasses.fields(config) if field.name in args}
-
-
 def flag_of(config: Any, field: str) -> str:
     """The flag that sets a field of a Config."""
     own: dict[str, str] = getattr(config, "flags", {})
     return own.get(field, "--" + field.replace("_", "-"))
-
-
-def format_value(value: Any, type_name: Any = "") -> str:
-    """As a flag takes it: a Range 0:150, other tuples 16,4,8,8."""
-    if isinstance(value, tuple):
-        return (":" if type_name == "Range" else ",").join(format_value(v) for v in value) or "none"
-    return repr(float(value)).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:
@@ -147,67 +110,6 @@ def number(low: float, high: float, *, above: bool = False) -> Callable[[str], f
     return parse
 
 
-def list_of(
-    kind: Callable[[str], Any], length: int | None = None, example: str = "", *, rising: bool = False
-) -> Callable[[str], tuple]:
-    """Values with commas between them."""
-
-    def parse(text: str) -> tuple[Any, ...]:
-        values = tuple(kind(part) for part in text.split(","))
-        if length not in (None, len(values)):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {length}, such as {example}")
-        if rising and list(values) != sorted(set(values)):
-            raise argparse.ArgumentTypeError(f"{text} does not rise")
-        return values
-
-    return parse
-
-
-def angle_range(low: float, high: float) -> Callable[[str], tuple[float, float]]:
-    """A range of degrees, such as 0:150, of at most a full circle, both ends between ``low`` and ``high``."""
-
-    def parse(text: str) -> tuple[float, float]:
-        try:
-            start, stop = (float(part) for part in text.split(":"))
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not START:STOP in degrees, such as 0:150") from None
-        if not (low <= start <= high and low <= stop <= high):
-            raise argparse.ArgumentTypeError(f"{text} is not between {low:g} and {high:g} degrees")
-        if start > stop:
-            raise argparse.ArgumentTypeError(f"{text} runs backwards: START must not be above STOP")
-        if stop - start > 360:
-            raise argparse.ArgumentTypeError(f"{text} is more than a full circle")
-        return start, stop
-
-    return parse
-
-
-def format_range(angles: tuple[float, float]) -> str:
-    return format_value(angles, "Range")
-
-
-def overlap(a: tuple[float, float], b: tuple[float, float], period: float | None = None) -> bool:
-    """Whether two closed ranges have an angle in common, modulo ``period`` where one is given."""
-    if period is None:
-        return a[0] <= b[1] and b[0] <= a[1]
-    return (b[0] - a[0]) % period <= a[1] - a[0] or (a[0] - b[0]) % period <= b[1] - b[0]
-
-
-def names_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Some of the known names, each once, with commas between them."""
-
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
-        if len(set(names)) < len(names):
-            raise argparse.ArgumentTypeError(f"{text} names one twice")
-        return names
-
-    return parse
-
-
 def non_empty(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("the name is empty")
@@ -216,56 +118,6 @@ def non_empty(text: str) -> str:
 
 def file_path(text: str) -> Path:
     return Path(non_empty(text))
-
-
-def add_file_flags(parser: Parser, models: Sequence[str], *, eval_only: bool = True) -> None:
-    """--models, and the files that a training reads and writes."""
-    parser.checks.append(check_file_flags)
-    parser.epilog = "The result is printed as a table; --out-json FILE and --checkpoint FILE keep it and the networks."
-    default = ",".join(models)
-    add = parser.add_argument_group("files").add_argument
-    # fmt: off
-    add("--models", type=names_of(models), metavar="A,B", default=tuple(models),
-        help=f"Train only these. Default: {default}.")
-    add("--out-json", type=file_path, metavar="FILE", help="Write the result, history and environment there.")
-    add("--checkpoint", type=file_path, metavar="FILE",
-        help="Save the networks there after every epoch, and on Ctrl-C. An older checkpoint of the experiment is"
-        " replaced unless --resume is given.")
-    add("--overwrite", action="store_true",
-        help="Let --checkpoint replace one of another experiment or of an older version too.")
-    add("--checkpoint-every", type=whole_number(1, 10**9), metavar="N", help="Save every N steps as well.")
-    add("--resume", action="store_true",
-        help="Continue from --checkpoint. On the same number of threads the numbers are those of an unbroken run, bit"
-        " for bit.")
-    if eval_only:
-        add("--eval-only", action="store_true",
-            help="Train nothing: test the networks of --checkpoint on the test set that the data flags describe.")
-    add("--predict", type=file_path, nargs="+", metavar="IMAGE",
-        help="Train nothing: classify pictures with the networks of --checkpoint.")
-    add("--quiet", action="store_true", help="Show no progress bar.")
-    # fmt: on
-
-
-def check_file_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Ends the script with status 2 where they do not fit together."""
-    eval_only = getattr(args, "eval_only", False)
-    for flag in ("predict", "eval_only", "resume", "checkpoint_every", "overwrite"):
-        if getattr(args, flag, None) and not args.checkpoint:
-            parser.error(f"argument --{flag.replace('_', '-')}: needs --checkpoint FILE")
-    if args.predict and eval_only:
-        parser.error("argument --predict: not together with --eval-only")
-    for flag in ("resume", "checkpoint_every", "overwrite"):
-        if (args.predict or eval_only) and getattr(args, flag):
-            parser.error(f"argument --{flag.replace('_', '-')}: --predict and --eval-only do not train")
-    if args.resume and args.overwrite:
-        parser.error("argument --overwrite: --resume continues what is there")
-    for flag in ("routing_study", "pose_study", "sign_study"):
-        if args.predict and getattr(args, flag, None):
-            parser.error(f"argument --{flag.replace('_', '-')}: --predict tests nothing")
-    if args.predict and "models" in args.given:
-        parser.error("argument --models: --predict asks every network of the checkpoint")
-    if args.predict and args.out_json:
-        parser.error("argument --out-json: --predict has no result of this kind")
 
 
 OUTPUTS = ("out_json", "checkpoint", "out", "figure", "arrays")

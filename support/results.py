@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import functools
@@ -17,16 +16,14 @@ import shutil
 import subprocess
 import sys
 import tokenize
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from support.console import exit_status, print_result
-from support.files import ROOT, UserError, atomic_write, require_writable
+from support.files import ROOT, UserError, atomic_write
 from support.optimizers import TrainState, count_params
-from support.run import NO_FILES, Files, checkpoint_command
 
 
 def result_document(
@@ -161,51 +158,6 @@ def format_json(value: Any, depth: int = 0) -> str:
         items = [format_json(v, depth + 1) for v in value]
     pad = "\n" + " " * (depth + 1)
     return line[0] + pad + ("," + pad).join(items) + pad[:-1] + line[-1]
-
-
-def report_result(path: Path | None, result: dict[str, Any], text: str, files: Files = NO_FILES) -> None:
-    """Write the result, then print its table; the table is printed too where the file cannot be written. Raises
-    UserError where the training could not save its last checkpoint."""
-    try:
-        if path is not None:
-            save_result(path, result)
-    finally:
-        print_result(text)
-    files.require_saved()
-
-
-def run_script(
-    experiment: str, argv: Sequence[str] | None, args: argparse.Namespace, *, predict: Callable[[], str],
-    train: Callable[[Files], dict[str, Any]], evaluate: Callable[[], dict[str, Any]] | None = None,
-    text: Callable[[dict[str, Any]], str], threads: int | None = None,
-) -> int:  # fmt: skip
-    """The end of an experiment's ``main``: does what the flags of ``add_file_flags`` ask for, and returns the exit
-    status. ``predict`` returns a table, ``train`` and ``evaluate`` (of --eval-only) a result; ``text`` is what is
-    printed of a result. ``threads``: see ``Files``."""
-    command = recorded_command(experiment, argv)
-    files = Files.from_args(args, command, threads)
-    test = evaluate if getattr(args, "eval_only", False) else None
-
-    def body() -> None:
-        if args.predict:
-            require_writable(getattr(args, "predict_png", None))
-            print_result(predict())
-            return
-        require_writable(args.out_json, None if test else args.checkpoint)
-        if not test:
-            files.require_checkpoint(experiment)
-        if args.out_json:  # before the training, during which the code may be changed
-            commit, code = git_commit(), code_fingerprint(ROOT / f"{experiment}.py")
-        if test:
-            result = test() | {"checkpoint_command": checkpoint_command(args.checkpoint, experiment)}
-        else:
-            result = train(files)
-        if args.out_json:
-            result = result | {"environment": result["environment"] | {"git_commit": commit}}
-            result |= {"command": command, "code": code}
-        report_result(args.out_json, result, text(result), files)
-
-    return exit_status(body)
 
 
 def plain_code(source: str) -> str:
