@@ -81,7 +81,9 @@ def test_least_time_is_the_longer_of_both() -> None:
 def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a clock that the steps move; each runs twice in a round, and the second counts."""
     now, pace = [0.0], {"ours": itertools.cycle([9, 1, 9, 5, 9, 2]), "theirs": itertools.cycle([9, 4])}
-    steps = {name: functools.partial(lambda paces: now.append(now[-1] + next(paces)), pace[name]) for name in pace}
+    steps: dict[str, measure.Step] = {
+        name: functools.partial(lambda paces: now.append(now[-1] + next(paces)), pace[name]) for name in pace
+    }
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now[-1])
     assert measure.interleave(steps, 3, warm_up=0) == {"ours": 2, "theirs": 4}
     monkeypatch.setattr(program, "interleave", lambda *_: {program.OURS: 0.002, "theirs": 0.003})
