@@ -4,6 +4,7 @@ or anchor, no image without a sentence about it."""
 from __future__ import annotations
 
 import html.parser
+import itertools
 import re
 import shlex
 import urllib.parse
@@ -184,9 +185,10 @@ def seed_commands() -> list[tuple[str, list[str]]]:
     for page in PAGES:
         for line in page.read_text().replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True) if line.startswith("python compare_seeds.py ") else []
-            if "--name" in words:
-                path = f"results/{words[2]}/{words[words.index('--name') + 1]}.json"
-                found += [(path, words)] if (ROOT / path).exists() else []
+            flags = dict(itertools.pairwise(words))
+            if path := flags.get("--out") or ("--name" in flags and f"results/{words[2]}/{flags['--name']}.json"):
+                part = "#" + flags["--part"] if "--part" in flags else ""
+                found += [(path + part, words)] if (ROOT / path).exists() else []
     return found
 
 
