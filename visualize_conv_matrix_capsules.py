@@ -16,6 +16,7 @@ change is left alone.
 and from results of compare_seeds.py:
 
     novel_viewpoints.png    accuracy at every angle, and accuracy on held-out views against that on familiar ones
+    shapes_accuracy.png     accuracy on drawn shapes, and the networks' difference, beyond the trained range
     table_2.png             errors on novel viewpoints at equal errors on familiar ones, beside the paper's table 2
 
 Which images are shown never depends on the figure they give: among those that fit its heading the first of
@@ -61,7 +62,7 @@ from support.settings import names_of, parse, setting
 from support.training import RunOptions
 
 from support.figures import (  # isort: skip
-    BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, ORANGE, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
+    BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, ORANGE, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
     FigureOptions, ModelStyle, accuracy_axis, angle_from, darkened, draw_figures, evenly_spaced_indices,
     grey_levels, head_legend, heading, interval, lightened, load_finished, make_figure, marked_answer, model_handles,
     model_line, plot_band, plural, read_runs_of, settings_in, show_confusion, show_histories, show_pictures,
@@ -587,6 +588,57 @@ def draw_novel_viewpoints(runs: Sequence[Views]) -> Figure:
     return fig
 
 
+def beyond(angle: float, trained: tuple[float, float], *, circular: bool) -> float:
+    """Degrees from an angle to the nearer end of the trained range; 0 within it."""
+    low, high = trained
+    middle = (low + high) / 2
+    away = abs((angle - middle + 180) % 360 - 180) if circular else abs(angle - middle)
+    return max(0.0, away - (high - low) / 2)
+
+
+def read_beyond(paths: Sequence[Path]) -> dict[str, dict[str, dict[float, Array]]]:
+    """Of results on drawn shapes, by held-out angle and model: accuracies (seeds,) at each number of degrees beyond the
+    trained range, means of what lies equally far. Raises UserError where there are none."""
+    found: dict[str, dict[str, dict[float, Array]]] = {}
+    for one in (one for path in paths if path.exists() for one in settings_in(path)):
+        config, runs = one["config"], one["runs"]
+        angle = "azimuth" if config["train_elevations"] == config["test_elevations"] else "elevation"
+        for model, metrics in runs[0]["models"].items():
+            at: dict[float, list[Array]] = {}
+            for key in metrics:
+                if (degrees := angle_from(key, angle)) is not None:
+                    where = beyond(degrees, config[f"train_{angle}s"], circular=angle == "azimuth")
+                    at.setdefault(where, []).append(np.array([run["models"][model][key] for run in runs]))
+            found.setdefault(angle, {})[model] = {x: np.mean(at[x], axis=0) for x in sorted(at)}
+    if not found:
+        raise UserError(f"there are no results {', '.join(map(str, paths))}")
+    return found
+
+
+def draw_shapes_accuracy(found: Mapping[str, Mapping[str, Mapping[float, Array]]]) -> Figure:
+    """A row for each held-out angle: accuracy of each network, and capsules minus CNN, against degrees beyond."""
+    n = max(len(values) for models in found.values() for at in models.values() for values in at.values())
+    fig = make_figure(1.2 + 2.5 * len(found), "Drawn shapes: accuracy beyond the trained range",
+                      f"convolutional networks of equal size · means and 95 % intervals of {plural(n, 'set')} of"
+                      " shapes, one a seed")  # fmt: skip
+    head_legend(fig, model_handles(MODELS.values()))
+    for (left, right), (angle, models) in zip(fig.subplots(len(found), 2, squeeze=False), found.items(), strict=True):
+        accuracy_axis(left, "accuracy", 1 / len(viewpoint.SMALLNORB_CLASSES), side="left")
+        rows = {name: np.stack(list(at.values()), axis=1) for name, at in models.items()}
+        x = list(models["capsules"])
+        for name, values in rows.items():
+            plot_band(left, x, values, MODELS[name])
+        plot_band(right, x, 100 * (rows["capsules"] - rows["cnn"]), MODELS["capsules"])
+        right.axhline(0, color=BLACK, linewidth=1.1)
+        left.set_title(f"new {angle}s")
+        right.set_title("capsules minus CNN, percentage points")
+        right.yaxis.set_major_formatter(lambda value, _: with_minus_sign(f"{value:+g}") if value else "0")
+        for ax in (left, right):
+            ax.set_xlabel("degrees beyond the trained range; 0: within it")
+            ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}°")
+    return fig
+
+
 PAPER_TABLE_2 = {"azimuth": {"cnn": 20.0, "capsules": 13.5}, "elevation": {"cnn": 17.8, "capsules": 12.3}}  # errors, %
 
 
@@ -639,8 +691,9 @@ def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
 
 MIN_TEST = 10  # images that the figures need
 OF_RUN = ("training_curves", "confusion_matrix", "vote_distances", "pose_perturbation", "attention")
-OF_RESULTS = ("novel_viewpoints", "table_2")
+OF_RESULTS = ("novel_viewpoints", "shapes_accuracy", "table_2")
 RESULTS = Path("results") / experiment.EXPERIMENT
+SHAPES_RESULTS = RESULTS / "shapes_azimuths.json", RESULTS / "shapes_elevations.json"
 VIEW_RESULTS = RESULTS / "toys_[ae]*s_*.json"  # azimuths and elevations
 FREE = ("data_dir", "n_test")  # settings that may differ from those of a checkpoint
 
@@ -709,6 +762,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     of_results: dict[str, Callable[[], Figure]] = {
         "novel_viewpoints": lambda: draw_novel_viewpoints(read_views(sorted(RESULTS.glob(VIEW_RESULTS.name)))),
+        "shapes_accuracy": lambda: draw_shapes_accuracy(read_beyond(SHAPES_RESULTS)),
         "table_2": lambda: draw_table_2(read_table_2(RESULTS)),
     }
     draw_figures(options.outdir / experiment.EXPERIMENT, options, of_results, of_run)

@@ -57,7 +57,7 @@ from support.figures import (  # isort: skip
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 J = base.N_CLASSES
-RESULTS = Path("results") / experiment.EXPERIMENT / "upright.json"
+RESULTS = Path("results") / experiment.EXPERIMENT / "rotated.json"
 
 
 def degrees(angle: float) -> str:

@@ -62,7 +62,7 @@ from support.figures import (  # isort: skip
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 DIGIT_COLOURS = YELLOW, SKY  # of the first and the second digit; where both are bright their sum is white
-RESULTS = Path("results") / experiment.EXPERIMENT / "published_settings.json"
+RESULTS = Path("results") / experiment.EXPERIMENT / "composites_48000.json"
 MEDIAN_OF = "capsnet", "set_accuracy"
 
 

@@ -18,7 +18,6 @@ run gives the same files byte for byte, and a file that would not change is left
     routing_assignments.png   how EM assigns the primary capsules to the classes, iteration by iteration
     smallnorb_pairs.png       real smallNORB stereo pairs, above the voxel classes (needs files, see --smallnorb-dir)
     shapes.png                twenty drawn shapes, and two of them from trained and held-out sides
-    shapes_accuracy.png       accuracy on drawn shapes, and the networks' difference, beyond the trained range
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from support.settings import folder, input_path, names_of, parse, setting
 
 from support.figures import (  # isort: skip
     BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SKY, SMALL_CNN, VERMILLION, WRONG,
-    FigureOptions, accuracy_axis, angle_from, darkened, draw_figures, evenly_spaced_indices, grey_levels, head_legend,
+    FigureOptions, accuracy_axis, darkened, draw_figures, evenly_spaced_indices, grey_levels, head_legend,
     heading, lightened, load_finished, make_figure, median_seed, metric_of, model_handles, plot_band,
     plural, read_runs_of, show_confusion, show_histories, show_pictures, trained, with_minus_sign,
 )  # fmt: skip
@@ -63,8 +62,7 @@ TRAINED, HELD_OUT = GREEN, PURPLE  # ranges of viewpoints
 CHANCE = 1 / experiment.N_CLASSES
 HALF_TURN = 0.6  # accuracy on held-out azimuths by cross, T and frame alone, which look the same after half a turn
 HALF_TURN_NAME = "cross, T and frame alone: 0.6"
-RESULTS = Path("results") / experiment.EXPERIMENT / "azimuths.json"
-SHAPES_RESULTS = RESULTS.with_name("shapes.json")
+RESULTS = Path("results") / experiment.EXPERIMENT / "voxels_azimuths.json"
 
 
 def shade_range(ax: Axes, span: Range, colour: str, text: str, *, circular: bool) -> None:
@@ -406,7 +404,8 @@ def draw_extrapolation_bars(run: Run, reported: Sequence[Any]) -> Figure:
     accuracy_axis(ax, "accuracy", CHANCE)
     line = half_turn_line(ax, run.config)
     bar = 0.3
-    for k, name in enumerate(run.states):
+    names = [name for name in run.states if name in runs[0]["models"]]
+    for k, name in enumerate(names):
         colour, heights = MODELS[name].colour, []
         for b, metric in enumerate(BOTH_ACCURACIES):
             points = metric_of(runs, name, metric)
@@ -422,9 +421,9 @@ def draw_extrapolation_bars(run: Run, reported: Sequence[Any]) -> Figure:
                         markeredgewidth=0.9, zorder=4, clip_on=False)  # fmt: skip
         drop = with_minus_sign(f"{heights[0] - heights[1]:.3f}")
         ax.text(k + bar + 0.03, float(np.mean(heights)), f"drop\n{drop}", va="center", fontweight="bold")
-    ax.set_xticks(range(len(run.states)), [MODELS[name].label for name in run.states], fontsize=10.5)
+    ax.set_xticks(range(len(names)), [MODELS[name].label for name in names], fontsize=10.5)
     ax.tick_params(axis="x", length=0)
-    ax.set_xlim(-0.5, len(run.states) - 0.4)
+    ax.set_xlim(-0.5, len(names) - 0.4)
     ax.grid(False, axis="x")
     handles: list[Any] = [
         Patch(facecolor=GREY, edgecolor=GREY, label="familiar viewpoints"),
@@ -487,43 +486,6 @@ def draw_confusion(run: Run) -> Figure:
         counts = confusion_matrix(split.labels, answers, experiment.N_CLASSES)
         show_confusion(ax, counts, config.classes, names_rows=name == next(iter(run.states)))
         heading(ax, f"{MODELS[name].label}: {100 * np.trace(counts) / counts.sum():.1f} % right", MODELS[name].colour)
-    return fig
-
-
-def read_beyond(path: Path) -> tuple[list[Any], dict[str, dict[float, str]]]:
-    """The runs of the results on drawn shapes, and by model the metric for each number of degrees beyond the trained
-    range. Raises UserError where there are none."""
-    runs = read_runs_of(path, dataset="shapes")
-    if not runs:
-        raise UserError(f"{path} has no runs on drawn shapes")
-    metrics: dict[str, dict[float, str]] = {}
-    for name, found in runs[0]["models"].items():
-        degrees = {key: angle_from(key, "beyond") for key in found}
-        metrics[name] = dict(sorted((at, key) for key, at in degrees.items() if at is not None))
-    return runs, {name: keys for name, keys in metrics.items() if keys}
-
-
-def draw_shapes_accuracy(path: Path) -> Figure:
-    """Left: accuracy of each network against degrees beyond the trained range; right: capsules minus each CNN."""
-    runs, metrics = read_beyond(path)
-    fig = make_figure(3.6, "Drawn shapes: accuracy beyond the trained range",
-                      f"means and 95 % intervals over {plural(len(runs), 'set')} of shapes, one a seed")  # fmt: skip
-    head_legend(fig, model_handles(MODELS[name] for name in metrics))
-    left, right = fig.subplots(1, 2)
-    accuracy_axis(left, "accuracy", CHANCE)
-    values = {name: np.stack([metric_of(runs, name, key) for key in keys.values()], axis=1)
-              for name, keys in metrics.items()}  # fmt: skip
-    for name, rows in values.items():
-        plot_band(left, list(metrics[name]), rows, MODELS[name])
-        if name != "capsules":
-            plot_band(right, list(metrics[name]), 100 * (values["capsules"] - rows), MODELS[name])
-    right.axhline(0, color=BLACK, linewidth=1.1)
-    right.set_title("capsules minus CNN, percentage points")
-    left.set_title("accuracy")
-    for ax in (left, right):
-        ax.set_xlabel("degrees beyond the trained range")
-        ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}°")
-    right.yaxis.set_major_formatter(lambda value, _: with_minus_sign(f"{value:+g}") if value else "0")
     return fig
 
 
@@ -661,7 +623,7 @@ OF_RUN = (
 N_COLOURS = dict.fromkeys(
     ("example_views", "elevation_strip", "shapes", "smallnorb_pairs"), 192
 )  # of a palette, for a small file
-OF_RESULTS = ("smallnorb_pairs", "shapes", "shapes_accuracy")
+OF_RESULTS = ("smallnorb_pairs", "shapes")
 
 
 def drawers(run: Run, reported: Sequence[Any]) -> dict[str, Callable[[], Figure]]:
@@ -729,7 +691,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     of_results: dict[str, Callable[[], Figure]] = {
         "smallnorb_pairs": lambda: draw_smallnorb_pairs(options.smallnorb_dir),
         "shapes": draw_shapes,
-        "shapes_accuracy": lambda: draw_shapes_accuracy(SHAPES_RESULTS),
     }
     with blas_threads(options.threads):
         draw_figures(options.outdir / experiment.EXPERIMENT, options, of_results, of_run, N_COLOURS)

@@ -249,6 +249,30 @@ def test_novel_viewpoints_are_means_and_intervals() -> None:
     check_held(fig.axes[1], lines=course)
 
 
+def test_differences_on_shapes_are_capsules_minus_cnn() -> None:
+    """Trained on 0 to 150 degrees; 200 lies 50 beyond, 330 and 180 both 30."""
+
+    def metrics(within: float, near: float, far: float) -> dict[str, float]:
+        return {"azimuth_200_accuracy": far, "azimuth_330_accuracy": near + 0.1, "azimuth_180_accuracy": near - 0.1,
+                "azimuth_60_accuracy": within, "held_out_accuracy": 0.0}  # fmt: skip
+
+    config = {"train_azimuths": [0, 150], "train_elevations": [10, 70], "test_elevations": [10, 70]}
+    runs = [{"seed": 200 + s, "models": {"capsules": metrics(1.0, a, b), "cnn": metrics(1.0, 0.5, 0.5)}}
+            for s, (a, b) in enumerate([(0.8, 0.4), (0.6, 0.2)])]  # fmt: skip
+    path = Path("shapes.json")
+    path.write_text(json.dumps({"dataset": "shapes", "config": config, "settings": {"": {"config": {}, "runs": runs}}}))
+    fig = drawn(lambda: figures.draw_shapes_accuracy(figures.read_beyond([path, Path("absent.json")])))
+    x, half = [0, 30, 50], t_quantile(2) * np.array([0, 0.1, 0.1])
+    mean, flat = np.array([1.0, 0.7, 0.3]), np.array([1.0, 0.5, 0.5])
+    check_held(fig.axes[0], lines={"Matrix capsules": [x, mean], "CNN of equal size": [x, flat]},
+               bands=[[x, mean - half, mean + half], [x, flat, flat]], levels=[0.2])  # fmt: skip
+    gain = np.array([0, 20, -20])
+    check_held(fig.axes[1], lines={"Matrix capsules": [x, gain]},
+               bands=[[x, gain - 100 * half, gain + 100 * half]], levels=[0])  # fmt: skip
+    with pytest.raises(UserError, match="there are no results"):
+        figures.read_beyond([])
+
+
 def test_table_2_is_read_where_familiar_accuracies_are_equal() -> None:
     """The CNN ends at 0.7 on familiar viewpoints, where capsules have 0.3 on novel ones: halfway through."""
     for angle in ("azimuth", "elevation"):

@@ -127,29 +127,6 @@ def test_confusion_is_that_of_the_result(run: figures.Run) -> None:
         assert held(ax)["texts"] == [f"{value:.0f}" for value in percent.ravel() if value >= 0.5]
 
 
-def test_differences_on_shapes_are_capsules_minus_cnn() -> None:
-    """Ten degrees beyond: 0.8, 0.6 against 0.5; forty: 0.4, 0.2 against 0.5."""
-
-    def metrics(near: float, far: float) -> dict[str, float]:
-        return {"beyond_40_accuracy": far, "beyond_10_accuracy": near, "held_out_accuracy": 0.0}
-
-    runs = [{"seed": 200 + s, "models": {"capsules": metrics(a, b), "cnn": metrics(0.5, 0.5)}}
-            for s, (a, b) in enumerate([(0.8, 0.4), (0.6, 0.2)])]  # fmt: skip
-    Path("shapes.json").write_text(json.dumps({"settings": {"": {"config": {"dataset": "shapes"}, "runs": runs}}}))
-    fig = drawn(lambda: figures.draw_shapes_accuracy(Path("shapes.json")))
-    x, half = [10, 40], t_quantile(2) * 0.1
-    mean, flat = np.array([0.7, 0.3]), np.array([0.5, 0.5])
-    check_held(fig.axes[0], lines={"Matrix capsules": [x, mean], "Small CNN": [x, flat]},
-               bands=[[x, mean - half, mean + half], [x, flat, flat]], levels=[0.2])  # fmt: skip
-    gain = np.array([20, -20])
-    check_held(
-        fig.axes[1], lines={"Small CNN": [x, gain]}, bands=[[x, gain - 100 * half, gain + 100 * half]], levels=[0]
-    )
-    Path("other.json").write_text('{"settings": {}}')
-    with pytest.raises(UserError, match="not a comparison of seeds"):
-        figures.draw_shapes_accuracy(Path("other.json"))
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Views, poses, routing
 # ----------------------------------------------------------------------------------------------------------------------
