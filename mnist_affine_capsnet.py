@@ -105,7 +105,7 @@ class Config(Network):
     n_sweep: int = setting(2000, int_in(1, 10**6),
         "Test N digits at each angle from -90 to 90 degrees in steps of 5.")
     rotation: tuple[float, ...] = setting((15.0, 35.0), list_of(float_in(-180, 180)), "Angles of the rotated test sets"
-        " in degrees, counter-clockwise: by default those of the article's listing and text.", usual=True)
+        " in degrees, counter-clockwise: by default those of the article's listing and text.")
     match_accuracy: float | None = setting(None, float_in(0, 1, above=True), "Stop each model as soon as it has the"
         " accuracy X on the validation digits.", shown="train for all epochs")
     check_every: int = setting(500, int_in(1, 10**9),

@@ -347,7 +347,7 @@ def test_usage_errors(fake: str, capsys: Capture, flags: str) -> None:
     [
         ("smallnorb_novel_viewpoint --grid em-iters=1,x", "argument --em-iters: 'x' is not a whole number"),
         ("smallnorb_novel_viewpoint --grid colour=red,blue", "unrecognized arguments: --colour=red"),
-        ("conv_matrix_capsules -- --dataset smallnorb", "argument --dataset: smallnorb needs --data-dir DIR"),
+        ("conv_matrix_capsules -- --dataset smallnorb", "argument --data-dir: goes with --dataset smallnorb"),
     ],
 )
 def test_what_an_experiment_refuses_is_said_once_and_before_any_run(

@@ -233,7 +233,7 @@ def test_losses() -> None:
 
 def test_score() -> None:
     """Of a network; and its gradient by differences."""
-    config = views.Config(dtype="float64")
+    config = views.Config(dtype="float64", loss="cross-entropy")
     capsules = views.make_models(config)["capsules"]
     x = rng().uniform(size=(2, views.IMAGE_SIZE, views.IMAGE_SIZE, 1))
     scores, cache = capsules.forward(capsules.init_params(rng()), x)

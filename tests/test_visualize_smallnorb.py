@@ -217,7 +217,7 @@ def test_assignments_and_scores_are_those_of_the_views(run: figures.Run) -> None
     fig = drawn(lambda: figures.draw_routing_assignments(run))
     views = figures.pick_views(run.config, run.data, *figures.viewpoint_pair(run.config, run.data))
     scores, cache = figures.capsule_outputs(run, views.images)
-    rows = np.array(fig.axes[:12]).reshape(2, 6)
+    rows = np.array(fig.axes[: 2 * (3 + run.config.em_iters)]).reshape(2, -1)
     for b, (_, *maps, activations, result) in enumerate(rows):
         for ax, step in zip(maps, cache.routing.m_steps, strict=True):
             check_held(ax, image=step.r[2 + b])
