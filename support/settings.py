@@ -20,7 +20,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -328,7 +328,7 @@ def difference(saved: Any, asked: Any, names: Any) -> str | None:
     return None
 
 
-def require_same(path: Path, saved: Any, asked: Any, given: Mapping[str, Any], free: Sequence[str] = ()) -> None:
+def require_same(path: Path, saved: Any, asked: Any, given: Collection[str], free: Collection[str] = ()) -> None:
     """Raises UserError where a setting that is ``given`` differs from that of a checkpoint, and is not ``free``."""
     names = {name for name in given if name not in free and not settings_of(saved).get(name, FREE).free}
     if found := difference(saved, asked, names):

@@ -347,7 +347,7 @@ def test_usage_errors(fake: str, capsys: Capture, flags: str) -> None:
     [
         ("smallnorb_novel_viewpoint --grid em-iters=1,x", "argument --em-iters: 'x' is not a whole number"),
         ("smallnorb_novel_viewpoint --grid colour=red,blue", "unrecognized arguments: --colour=red"),
-        ("conv_matrix_capsules -- --dataset smallnorb", "argument --dataset: smallnorb needs --data-dir DIR"),
+        ("conv_matrix_capsules -- --dataset smallnorb", "argument --data-dir: goes with --dataset smallnorb"),
     ],
 )
 def test_what_an_experiment_refuses_is_said_once_and_before_any_run(
@@ -356,7 +356,7 @@ def test_what_an_experiment_refuses_is_said_once_and_before_any_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compare_seeds, "run_all", lambda *_: pytest.fail("a run has started"))
     line = usage_error(compare_seeds, shlex.split(words), capsys)
-    assert line.startswith(f"{words.split()[0]}.py: error: {says}")
+    assert f": error: {words.split()[0]}.py: {says}" in line
     assert not list(tmp_path.iterdir())
 
 
