@@ -16,10 +16,6 @@ The file of a run is kept in .cache/compare_seeds, under a name that stands for 
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
-
-# isort: split
-
 import argparse
 import contextlib
 import hashlib
@@ -29,25 +25,25 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from report import MAX_BYTES, read_result
-from support.console import Terminated, exit_status, one_line, print_message, print_result, shows_progress
+from support.console import one_line, print_message, shows_progress
 from support.files import UserError, require_writable, same_file
-from support.flags import Parser, whole_number
 from support.result_tables import grid_table, paired_table, rows_table, seeds_table
 from support.results import git_commit, save_result
+from support.script import script
 from support.scripts import code_files, parse_flags
+from support.settings import Parser, int_in
 from support.statistics import best_setting, summarise_comparison
 
 Json = dict[str, Any]
@@ -386,22 +382,26 @@ def word(text: str) -> str:
     return text
 
 
+EXAMPLES = """examples, with their times on one thread:
+  python compare_seeds.py smallnorb_novel_viewpoint --seeds 0:3
+      Three seeds: about 15 seconds.
+  python compare_seeds.py smallnorb_novel_viewpoint --seeds 0:10 --grid em-iters=1,2,3
+      Ten seeds of each of three settings: about 2 minutes.
+  python compare_seeds.py multimnist_capsnet --seeds 0:3 --jobs 2 -- --n-epochs 2
+      Three short runs, two at a time: about 3 minutes.
+
+The result goes to results/EXPERIMENT/NAME.json."""
+
+
 # fmt: off
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
-        "--seeds --grid --zip --name --out --jobs --resume --scheduler",
-        examples=[
-            ("smallnorb_novel_viewpoint --seeds 0:3", "Three seeds: about 15 seconds."),
-            ("smallnorb_novel_viewpoint --seeds 0:10 --grid em-iters=1,2,3",
-             "Ten seeds of each of three settings: about 2 minutes."),
-            ("multimnist_capsnet --seeds 0:3 --jobs 2 -- --n-epochs 2",
-             "Three short runs, two at a time: about 3 minutes."),
-        ],
+        allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s EXPERIMENT --seeds 0:3 [flags] [-- FLAGS OF THE EXPERIMENT]",
         description="Run an experiment with many seeds and settings and compare its models.",
-        epilog="The result goes to results/EXPERIMENT/NAME.json.",
+        epilog=EXAMPLES,
     )
-    count, axes = whole_number(1, 1024), {"type": axis, "nargs": "+", "metavar": "FLAG=A,B", "default": []}
+    count, axes = int_in(1, 1024), {"type": axis, "nargs": "+", "metavar": "FLAG=A,B", "default": []}
     add: Callable[..., Any] = parser.add_argument_group("what runs").add_argument
     add("experiment", metavar="EXPERIMENT",
         help="Name of the experiment, such as smallnorb_novel_viewpoint, or a script's path.")
@@ -424,6 +424,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="Save every run after each of its epochs too; --resume goes on from there. Not on a cluster.")
     add("--scheduler", metavar="ADDRESS",
         help="Run on the workers of this Dask scheduler, such as tcp://HOST:8786. --jobs does not apply.")
+    parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     return parser
 # fmt: on
 
@@ -435,8 +436,9 @@ def recorded_command(argv: list[str]) -> str:
     return f"python compare_seeds.py{own} {shlex.join(argv[split:])}".rstrip()
 
 
-def parse_command(argv: list[str]) -> tuple[argparse.Namespace, list[Setting]]:
+def parse_command(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Setting]]:
     """The flags, checked against each other and completed, and the settings of the sweep."""
+    argv = list(argv)
     split = argv.index("--") if "--" in argv else len(argv)
     parser, rest = make_parser(), argv[split + 1 :]
     args = parser.parse_args(argv[:split])
@@ -476,26 +478,22 @@ def compare(args: argparse.Namespace, settings: list[Setting]) -> None:
     results, failures = run_all(jobs, args, archive)
     document = make_document(args, settings, results, failures)
     store_document(args.out, args.part, document)
-    print_result(f"{describe(summarise_comparison(document))}\n\n{args.out} is written")
+    print(f"{describe(summarise_comparison(document))}\n\n{args.out} is written")
     if args.out.stat().st_size > MAX_BYTES:
         print_message(f"warning: {args.out} is too large for report.py --check ({MAX_BYTES:,} bytes)")
     if failures:
         raise UserError(f"{len(failures)} of {len(jobs)} runs failed; the others are kept")
 
 
-def stop(*_: object) -> NoReturn:
-    raise Terminated
-
-
-def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    argv = list(sys.argv[1:] if argv is None else argv)
     args, settings = parse_command(argv)
     args.command = recorded_command(argv)
     if args.script.parent == Path(__file__).resolve().parent:  # another one may do anything when it is imported
         for setting in settings:
             parse_flags(args.script, [*setting.args, *["--checkpoint=x"] * args.checkpoints])
-    signal.signal(signal.SIGTERM, stop)
-    return exit_status(lambda: compare(args, settings))
+    compare(args, settings)
 
 
 if __name__ == "__main__":

@@ -15,17 +15,12 @@ Without --multimnist or --viewpoint the network is trained first, by the default
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
-
-# isort: split
-
-import argparse
 import base64
 import dataclasses
 import gzip
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,11 +30,12 @@ from scipy import ndimage
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as viewpoint
 from fast.workers import Workers, default_threads
-from support.console import exit_status, print_message, print_result
-from support.figures import DATASET_NAMES, load_finished, require_checkpoints, write_if_changed
+from support.console import print_message
+from support.figures import DATASET_NAMES, load_finished, write_if_changed
 from support.files import UserError, require_writable
-from support.flags import Parser, file_path
 from support.results import environment
+from support.script import script
+from support.settings import folder, input_path, output_path, parse, setting
 from support.training import RunOptions
 
 Array = np.ndarray
@@ -278,8 +274,8 @@ def shapes_study(held_out: str, results: Path) -> dict[str, Any] | None:
     runs: dict[str, dict[int, float]] = {name: {} for name in VIEW_MODELS}
     for path in sorted(results.glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
-        for setting in result.get("settings", {}).values():
-            config = result.get("config", {}) | setting.get("config", {})
+        for entry in result.get("settings", {}).values():
+            config = result.get("config", {}) | entry.get("config", {})
             elevations = (config.get("train_elevations"), config.get("test_elevations"))
             if (
                 config.get("dataset") != "shapes"
@@ -288,7 +284,7 @@ def shapes_study(held_out: str, results: Path) -> dict[str, Any] | None:
                 continue
             for name in VIEW_MODELS:
                 found = {
-                    r["seed"]: r["models"][name]["held_out_accuracy"] for r in setting["runs"] if name in r["models"]
+                    r["seed"]: r["models"][name]["held_out_accuracy"] for r in entry["runs"] if name in r["models"]
                 }
                 found = {seed: value for seed, value in found.items() if seed >= FIRST_REPORTED}
                 runs[name] = max(runs[name], found, key=len)
@@ -398,49 +394,47 @@ def load_viewpoint(path: Path | None) -> Part:
 
 
 # fmt: off
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        examples=[
+@dataclasses.dataclass(frozen=True)
+class Config:
+    multimnist: Path | None = setting(None, input_path, f"Checkpoint of {digits.EXPERIMENT}.py. Without it, its CapsNet"
+        " and its CNN with pooling are trained first.", usual=True)
+    viewpoint: Path | None = setting(None, input_path, f"Checkpoint of {viewpoint.EXPERIMENT}.py, of voxels or shapes."
+        " Without it, its capsules and its CNN of equal size are trained on shapes first.", usual=True)
+    data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files.", usual=True,
+        shown=f"the checkpoint's, else {digits.CACHE_DIR}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    out: Path = setting(Path("explorer.html"), output_path, "Write the page there.", usual=True)
+# fmt: on
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, _ = parse(
+        Config, Options, argv,
+        "Write a page in which a person draws digits, moves the numbers of a capsule and turns an object.",
+        [
             ("", "Train all networks, then write explorer.html: about 7 minutes."),
             ("--multimnist a.safetensors --viewpoint b.safetensors", "The page of two checkpoints: about 20 seconds."),
             ("--multimnist a.safetensors --out draft.html", "Train only the networks of the object: about 30 seconds."),
         ],
-        description="Write a page in which a person draws digits, moves the numbers of a capsule and turns an object.",
-        epilog="The page is one file, --out. An experiment's --checkpoint FILE writes a checkpoint.",
-    )
-    add = parser.add_argument
-    add("--multimnist", type=file_path, metavar="FILE",
-        help=f"Checkpoint of {digits.EXPERIMENT}.py. Default: train its CapsNet and its CNN with pooling first.")
-    add("--viewpoint", type=file_path, metavar="FILE",
-        help=f"Checkpoint of {viewpoint.EXPERIMENT}.py, of voxels or shapes. Default: train its capsules and its CNN of"
-        " equal size on shapes first.")
-    parser.data_dir = digits.CACHE_DIR
-    add("--data-dir", type=file_path, metavar="DIR",
-        help=f"Folder of the four MNIST files. Default: the checkpoint's, else {digits.CACHE_DIR}.")
-    add("--out", type=file_path, metavar="FILE", default=Path("explorer.html"),
-        help="Write the page there. Default: %(default)s.")
-    return parser
-# fmt: on
-
-
-def main(argv: list[str] | None = None) -> int:
-    args = make_parser().parse_args(argv)
-
-    def body() -> None:
-        require_writable(args.out)
-        require_checkpoints({viewpoint: args.viewpoint, digits: args.multimnist})
-        parts = {
-            "viewpoint": load_viewpoint(args.viewpoint),
-            "digits": load_digits(args.multimnist, args.data_dir, default_threads()),
-        }
-        page = make_page(parts)
-        for part in parts.values():
-            for row in part.about["accuracies"]:
-                model = row.get("model", "capsnet")
-                print_result(f"{model:<12} {row['title']:<32} {row['before']:.4f}, rounded {row['after']:.4f}")
-        print_result(write_if_changed(args.out, page))
-
-    return exit_status(body)
+        "The page is one file, --out. An experiment's --checkpoint FILE writes a checkpoint.",
+    )  # fmt: skip
+    require_writable(options.out)
+    if config.multimnist:
+        digits.load_checkpoint(config.multimnist)  # so that a wrong one is found before the other is trained
+    parts = {
+        "viewpoint": load_viewpoint(config.viewpoint),
+        "digits": load_digits(config.multimnist, config.data_dir, default_threads()),
+    }
+    written = write_if_changed(options.out, make_page(parts))
+    for part in parts.values():
+        for row in part.about["accuracies"]:
+            model = row.get("model", "capsnet")
+            print(f"{model:<12} {row['title']:<32} {row['before']:.4f}, rounded {row['after']:.4f}")
+    print(written)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,11 @@ routing goes from one to five iterations, numbers of a capsule are played, and a
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
-
-# isort: split
-
-import argparse
 import base64
+import dataclasses
 import io
 import itertools
 import math
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -29,16 +24,15 @@ import numpy as np
 from PIL import Image
 
 from support.browser import headless_browser, show_as
-from support.console import exit_status, print_result
-from support.figures import add_animation_arguments, encode_gif, write_if_changed
+from support.figures import gif_bytes, write_if_changed
 from support.files import UserError, require_writable
-from support.flags import Parser, file_path
+from support.script import script
+from support.settings import float_in, input_path, output_path, parse, setting
 
 Array = np.ndarray
 Points = Sequence[tuple[float, float]]
 
 WIDTH, HEIGHT = 860, 640  # pixels
-N_GREYS, N_COLOURS = 32, 96  # of the palette
 SEVEN = [(0.3, 0.25), (0.7, 0.25), (0.45, 0.8)]
 ZERO = [(0.5 + 0.2 * math.sin(0.5 * t), 0.5 - 0.27 * math.cos(0.5 * t)) for t in range(14)]
 START_SECONDS = 60
@@ -124,35 +118,36 @@ def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
     return frames
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        examples=[
+@dataclasses.dataclass(frozen=True)
+class Config:
+    page: Path = setting(Path("explorer.html"), input_path, "The page that make_explorer.py has written.", usual=True)
+    fps: float = setting(6.0, float_in(0.1, 50), "Show X frames a second.", usual=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    out: Path = setting(Path("explorer.gif"), output_path, "File of the animation.", usual=True)
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, _ = parse(
+        Config, Options, argv,
+        "Record explorer.html in use, in a headless browser, as a GIF. This needs the packages of"
+        " requirements-browser.txt, and Chromium.",
+        [
             ("", "Record explorer.html as explorer.gif: about 30 seconds."),
             ("--fps 4", "The same, played more slowly: about 30 seconds."),
             ("--page draft.html --out draft.gif", "Record another page: about 30 seconds."),
         ],
-        description="Record explorer.html in use, in a headless browser, as a GIF. This needs the packages of"
-        " requirements-browser.txt, and Chromium.",
-    )
-    group = add_animation_arguments(parser, "explorer", fps=6.0)
-    group.add_argument("--page", type=file_path, metavar="FILE", default=Path("explorer.html"),
-                       help="The page that make_explorer.py has written. Default: %(default)s.")  # fmt: skip
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    args = make_parser().parse_args(argv)
-
-    def body() -> None:
-        require_writable(args.out)
-        if not os.path.isfile(args.page):
-            raise UserError(f"there is no page {args.page}: python make_explorer.py writes it")
-        with headless_browser(WIDTH, HEIGHT) as driver:
-            open_page(driver, args.page)
-            frames = record(driver)
-        print_result(write_if_changed(args.out, encode_gif(frames, args.fps, N_GREYS, N_COLOURS, ())))
-
-    return exit_status(body)
+    )  # fmt: skip
+    require_writable(options.out)
+    if not config.page.is_file():
+        raise UserError(f"there is no page {config.page}: python make_explorer.py writes it")
+    with headless_browser(WIDTH, HEIGHT) as driver:
+        open_page(driver, config.page)
+        frames = record(driver)
+    print(write_if_changed(options.out, gif_bytes(frames, config.fps)))
 
 
 if __name__ == "__main__":

@@ -15,16 +15,13 @@ How hard it is, compared with the real set, by three baselines; and a sheet of a
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
-
-# isort: split
-
-import argparse
+import dataclasses
 import io
 import itertools
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +30,11 @@ import numpy as np
 import conv_matrix_capsules as conv
 from data.norb_files import read_norb_labels, stream_norb_pairs
 from fast.workers import blas_threads, default_threads
-from support.console import exit_status, print_result
 from support.figures import write_if_changed
 from support.files import CACHE_DIR, UserError, require_writable
-from support.flags import Parser, file_path, whole_number
-from support.results import code_fingerprint, environment, plain, recorded_command, save_result
+from support.results import environment, plain, recorded_command, save_result
+from support.script import script
+from support.settings import SettingError, folder, input_path, int_in, output_path, parse, setting
 from support.training import RunOptions
 
 from data.toy_norb import (  # isort: skip
@@ -133,7 +130,7 @@ def drawing_seconds() -> float:
     return (time.thread_time() - started) / len(CATEGORIES)
 
 
-def baselines(command: str, threads: int, quiet: bool) -> dict[str, Any]:
+def baselines(threads: int, quiet: bool) -> dict[str, Any]:
     """Test errors of nearest neighbour, linear classifier and CNN on the whole set."""
     folder = cached_toys(Path(CACHE_DIR).expanduser(), CNN.seed)
     with blas_threads(threads):
@@ -155,8 +152,6 @@ def baselines(command: str, threads: int, quiet: bool) -> dict[str, Any]:
         "grey_levels": grey_levels(folder),
         "drawing": {"cpu_seconds_per_toy": seconds, "cpu_seconds": 50 * seconds},
         "environment": environment(threads),
-        "code": code_fingerprint(Path(__file__)),
-        "command": command,
     }
 
 
@@ -213,40 +208,40 @@ def contact_sheet(seed: int, real: Path | None = None) -> bytes:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        examples=[
-            ("", "The whole set, 48,600 pairs of pictures, into the folder toys: about 1 minute."),
-            ("--instances 1 --lightings 1 --out-dir few", "A set of 1,620 pairs: about 10 seconds."),
-            ("--figure sheet.png", "A sheet of all fifty toys: about 2 seconds."),
-        ],
-        description="Draw toys in the files of smallNORB, measure how hard they are, or draw a sheet of them.",
-        epilog="The six files go to --out-dir; conv_matrix_capsules.py --dataset smallnorb --data-dir DIR reads them.",
-    )
-    add = parser.add_argument_group("drawing").add_argument
-    add("--out-dir", type=file_path, metavar="DIR", default=Path("toys"),
-        help="Folder of the six files. Default: %(default)s.")  # fmt: skip
-    add("--instances", type=whole_number(1, 5), metavar="N", default=5,
-        help="Draw N toys of each category for the training files, and N for the testing files. Default: %(default)s.",
-        )  # fmt: skip
-    add("--lightings", type=whole_number(1, N_LIGHTINGS), metavar="N", default=N_LIGHTINGS,
-        help="Draw each view in N lightings. Default: %(default)s.")  # fmt: skip
-    add("--seed", type=whole_number(0, 2**32 - 1), metavar="N", default=0,
-        help="Seed of the toys. Default: %(default)s.")  # fmt: skip
-    add = parser.add_argument_group("instead of drawing the files").add_argument
-    add("--figure", type=file_path, metavar="FILE", help="Draw all toys, one view each, as a PNG.")
-    add("--data-dir", type=file_path, metavar="DIR",
-        help="Add a row of real toys to --figure, from the files of smallNORB in DIR.")  # fmt: skip
-    add("--baselines", action="store_true",
-        help="Test nearest neighbour, a linear classifier and a CNN on the whole set of seed 0, in the cache.",
-        )  # fmt: skip
-    add("--out-json", type=file_path, metavar="FILE", help="Write the result of --baselines there.")
-    parser.data_dir = CACHE_DIR
-    parser.add_argument("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
-        help="Use N threads. No bit of a drawing depends on it. Default: one for each processor (here: %(default)s).",
-        )  # fmt: skip
-    parser.add_argument("--quiet", action="store_true", help="Show no progress bar.")
-    return parser
+# fmt: off
+@dataclasses.dataclass(frozen=True)
+class Config:
+    out_dir: Path = setting(Path("toys"), folder, "Folder of the six files.", usual=True, group="drawing")
+    instances: int = setting(5, int_in(1, 5), "Draw N toys of each category for the training files, and N for the"
+        " testing files.", usual=True)
+    lightings: int = setting(N_LIGHTINGS, int_in(1, N_LIGHTINGS), "Draw each view in N lightings.", usual=True)
+    seed: int = setting(0, int_in(0, 2**32 - 1), "Seed of the toys.", usual=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    figure: Path | None = setting(None, output_path, "Draw all toys, one view each, as a PNG.", usual=True,
+        group="instead of drawing the files")
+    data_dir: Path | None = setting(None, input_path, "Add a row of real toys to --figure, from the files of smallNORB"
+        " in this folder.", usual=True)
+    baselines: bool = setting(False, bool, "Test nearest neighbour, a linear classifier and a CNN on the whole set of"
+        " seed 0, in the cache.", usual=True)
+    out_json: Path | None = setting(None, output_path, "Write the result of --baselines there.", usual=True)
+    threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No bit of a drawing depends on it.",
+        shown="one for each processor", group="running")
+    quiet: bool = setting(False, bool, "Show no progress bar.")
+# fmt: on
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        if self.out_json and not self.baselines:
+            raise SettingError("out_json", "needs --baselines")
+        if self.baselines and self.figure:
+            raise SettingError("figure", "not together with --baselines")
+        if self.data_dir and not self.figure:
+            raise SettingError("data_dir", "needs --figure")
+        for name in ("instances", "lightings", "out_dir", "seed"):
+            if name in given and (self.baselines or (self.figure and name != "seed")):
+                raise SettingError(name, f"not together with {'--baselines' if self.baselines else '--figure'}")
 
 
 def refuse_existing(folder: Path) -> None:
@@ -257,34 +252,30 @@ def refuse_existing(folder: Path) -> None:
                 raise UserError(f"{folder} has a {name} already: name another folder with --out-dir")
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    if args.out_json and not args.baselines:
-        parser.error("argument --out-json: needs --baselines")
-    if args.baselines and args.figure:
-        parser.error("argument --figure: not together with --baselines")
-    if args.data_dir and not args.figure:
-        parser.error("argument --data-dir: needs --figure")
-    for name in sorted({"out_dir", "instances", "lightings", "seed"} & args.given):
-        if args.baselines or (args.figure and name != "seed"):
-            other = "--baselines" if args.baselines else "--figure"
-            parser.error(f"argument --{name.replace('_', '-')}: not together with {other}")
-
-    def body() -> None:
-        require_writable(args.out_json, args.figure)
-        if args.baselines:
-            result = baselines(recorded_command(EXPERIMENT, argv), args.threads, args.quiet)
-            save_result(args.out_json, result)
-            print_result(format_table(result))
-        elif args.figure:
-            print_result(write_if_changed(args.figure, contact_sheet(args.seed, args.data_dir)))
-        else:
-            refuse_existing(args.out_dir)
-            write_toy_norb(args.out_dir, args.instances, args.lightings, args.seed, args.threads, args.quiet)
-            print_result(f"wrote {args.out_dir}")
-
-    return exit_status(body)
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, _ = parse(
+        Config, Options, argv, "Draw toys in the files of smallNORB, measure how hard they are, or draw a sheet.",
+        [
+            ("", "The whole set, 48,600 pairs of pictures, into the folder toys: about 1 minute."),
+            ("--instances 1 --lightings 1 --out-dir few", "A set of 1,620 pairs: about 10 seconds."),
+            ("--figure sheet.png", "A sheet of all fifty toys: about 2 seconds."),
+        ],
+        "The six files go to --out-dir; conv_matrix_capsules.py --dataset smallnorb --data-dir DIR reads them.",
+    )  # fmt: skip
+    require_writable(options.out_json, options.figure)
+    if options.baselines:
+        result = baselines(options.threads, options.quiet)
+        save_result(options.out_json, result, recorded_command(EXPERIMENT, argv))
+        print(format_table(result))
+    elif options.figure:
+        print(write_if_changed(options.figure, contact_sheet(config.seed, options.data_dir)))
+    else:
+        refuse_existing(config.out_dir)
+        write_toy_norb(
+            config.out_dir, config.instances, config.lightings, config.seed, options.threads, options.quiet
+        )
+        print(f"wrote {config.out_dir}")
 
 
 if __name__ == "__main__":

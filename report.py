@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import claims
-from support.console import print_message, print_result
+from support.console import print_message
 from support.files import UserError, atomic_write
 from support.result_tables import claims_table, grid_table, plain_table, rows_table, seeds_table, study_table
 from support.results import checksum, parse_json, read_text, save_result
@@ -230,8 +230,9 @@ def understand(script: Path, flags: Sequence[str]) -> Any:
             if script.name == "compare_seeds.py":
                 return load_script(script).parse_command(flags)
             return parse_flags(script, flags)
-    except SystemExit:
-        raise UserError(f"its command is no longer understood: {' '.join(said.getvalue().split())}") from None
+    except (UsageError, SystemExit) as error:
+        why = str(error) if isinstance(error, UsageError) else " ".join(said.getvalue().split())
+        raise UserError(f"its command is no longer understood: {why}") from None
 
 
 def check_command(document: Json, path: Path, part: str | None, has_history: bool) -> Iterator[str | None]:
@@ -368,7 +369,7 @@ def report(check: bool, with_claims: bool) -> None:
         elif new != text:
             with atomic_write(page) as stream:
                 stream.write(new.encode())
-            print_result(f"{page}: {len(stale)} rewritten")
+            print(f"{page}: {len(stale)} rewritten")
     if check:
         for cached in (known_files, is_changed, is_ancestor, listed_at):
             cached.cache_clear()  # the tree may be another one than at the last call

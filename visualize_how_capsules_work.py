@@ -17,12 +17,14 @@ smallnorb_novel_viewpoint.py, which are trained here in seconds:
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
+import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-import argparse
+import dataclasses
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,15 +37,14 @@ from matplotlib.patches import Arc, Ellipse
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from fast.workers import default_threads
-from support.console import exit_status
 from support.files import UserError, require_writable
-from support.flags import Parser, file_path, whole_number
+from support.script import script
+from support.settings import SettingError, folder, input_path, int_in, parse, setting
 from support.training import RunOptions
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, RIGHT, SKY, VERMILLION, WRONG, add_axes, add_frame,
-    add_image, add_legend, add_outdir, add_text, darkened, lightened, load_finished, new_figure, require_checkpoints,
-    write_figures,
+    BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, RIGHT, SKY, VERMILLION, WRONG, OutOptions, add_axes,
+    add_frame, add_image, add_legend, add_text, darkened, lightened, load_finished, new_figure, write_figures,
 )  # fmt: skip
 
 Array = np.ndarray
@@ -445,70 +446,65 @@ def draw_losses(composite: Composite, view: View) -> Figure:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        examples=[
+# fmt: off
+@dataclasses.dataclass(frozen=True)
+class Config:
+    capsnet: Path | None = setting(None, input_path, "Checkpoint of multimnist_capsnet.py. Without it, its CapsNet is"
+        " trained first, as the script does by default.", usual=True)
+    dataset: str = setting("auto", ("auto", "mnist", "strokes"), "Train on these digits.", usual=True)
+    data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files.", usual=True,
+        shown=digits.CACHE_DIR)
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        if self.dataset == "strokes" and self.data_dir is not None:
+            raise SettingError("data_dir", "strokes has no files")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(OutOptions):
+    threads: int = setting(default_threads(), int_in(1, 256), "Use N threads.",
+        shown="one for each processor, at most 4")
+    quiet: bool = setting(False, bool, "Show no progress bar.")
+# fmt: on
+
+
+def capsnet(config: Config, options: Options, given: Mapping[str, Any]) -> tuple[digits.Config, digits.Params]:
+    """Its configuration and parameters, from the checkpoint or trained."""
+    asked = digits.Config(dataset=config.dataset, data_dir=config.data_dir)
+    of_digits = {"dataset", "data_dir"} & set(given)
+    network, states = load_finished(digits, config.capsnet, asked, of_digits, required=("capsnet",))
+    if not states:
+        data = digits.make_data(network)
+        network = digits.resolve_auto(network, data.name)
+        run_options = RunOptions(threads=options.threads, quiet=options.quiet)
+        states = digits.train_all(network, data, run_options, names=("capsnet",))
+    return network, states["capsnet"].params
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, given = parse(
+        Config, Options, argv, "Draw the pictures of docs/how_capsules_work.md.",
+        [
             ("--capsnet capsnet.safetensors", "All pictures, from a checkpoint: about 7 seconds."),
             ("", "All pictures, after training the networks: about 2 minutes."),
             ("--dataset strokes --outdir draft", "The same on generated digits, into draft/: about 2 minutes."),
         ],
-        description="Draw the pictures of docs/how_capsules_work.md.",
-        epilog=f"The pictures go to DIR/{NAME}/, where DIR is --outdir.",
-    )
-    add = parser.add_argument
-    # fmt: off
-    add("--capsnet", type=file_path, metavar="FILE",
-        help="Checkpoint of multimnist_capsnet.py. Default: train its CapsNet as the script does by default.")
-    add("--dataset", choices=("auto", "mnist", "strokes"), default="auto", help="Train on these digits. Default: auto.")
-    add("--data-dir", type=file_path, metavar="DIR",
-        help=f"Folder of the four MNIST files. Default: {digits.CACHE_DIR}.")
-    add_outdir(parser, "pictures")
-    add("--threads", type=whole_number(1, 256), metavar="N", default=default_threads(),
-        help="Use N threads. Default: one for each processor, at most 4 (here: %(default)s).")
-    add("--quiet", action="store_true", help="Show no progress bar.")
-    # fmt: on
-    return parser
-
-
-def capsnet(args: argparse.Namespace) -> tuple[digits.Config, digits.Params]:
-    """Its configuration and parameters, from the checkpoint or trained."""
-    path, given = args.capsnet, {"dataset", "data_dir"} & args.given
-    asked = digits.Config(dataset=args.dataset, data_dir=args.data_dir)
-    config, states = load_finished(digits, path, asked, given, required=("capsnet",))
-    if not states:
-        data = digits.make_data(config)
-        config = digits.resolve_auto(config, data.name)
-        options = RunOptions(threads=args.threads, quiet=args.quiet)
-        states = digits.train_all(config, data, options, names=("capsnet",))
-    return config, states["capsnet"].params
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    if args.dataset == "strokes" and args.data_dir is not None:
-        parser.error("argument --data-dir: strokes has no files")
-    folder = args.outdir / NAME
-
-    def body() -> None:
-        require_writable(folder / "squash.png")
-        require_checkpoints({digits: args.capsnet})
-        composite = composite_example(*capsnet(args))
-        view = view_example(seed=0)
-        write_figures(
-            folder,
-            {
-                "parts_and_wholes": draw_parts_and_wholes,
-                "worked_example": draw_worked_example,
-                "squash": lambda: draw_squash(composite),
-                "dynamic_routing": lambda: draw_dynamic_routing(composite),
-                "coordinate_addition": draw_coordinate_addition,
-                "em_routing": lambda: draw_em_routing(view),
-                "losses": lambda: draw_losses(composite, view),
-            },
-        )
-
-    return exit_status(body)
+        f"The pictures go to DIR/{NAME}/, where DIR is --outdir.",
+    )  # fmt: skip
+    require_writable(options.outdir / NAME / "squash.png")
+    composite = composite_example(*capsnet(config, options, given))
+    view = view_example(seed=0)
+    pictures = {
+        "parts_and_wholes": draw_parts_and_wholes,
+        "worked_example": draw_worked_example,
+        "squash": lambda: draw_squash(composite),
+        "dynamic_routing": lambda: draw_dynamic_routing(composite),
+        "coordinate_addition": draw_coordinate_addition,
+        "em_routing": lambda: draw_em_routing(view),
+        "losses": lambda: draw_losses(composite, view),
+    }
+    write_figures(options.outdir / NAME, pictures)
 
 
 if __name__ == "__main__":

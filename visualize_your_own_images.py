@@ -10,7 +10,7 @@ answers and what the CapsNet draws of each picture from its longest capsule.
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
+import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 

@@ -24,10 +24,6 @@ Run it (three networks, seed 0; then ask the trained networks):
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
-
-# isort: split
-
 import csv
 import dataclasses
 import functools

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import support.startup  # noqa: F401  before the others, for Ctrl-C
-
-# isort: split
-
+import dataclasses
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,11 @@ from benchmarks import conv_matrix_capsules as matrix_capsules
 from benchmarks import multimnist, scaling, smallnorb
 from benchmarks.measure import Step, in_fresh_process, interleave, jax_version, peak_memory, torch_version
 from benchmarks.roofline import count_work, gemm_rate, stream_bandwidth
-from support.console import exit_status, print_message, print_result
+from support.console import print_message
 from support.files import require_writable
-from support.flags import Parser, whole_number
-from support.results import code_fingerprint, environment, save_result
+from support.results import environment, save_result
+from support.script import script
+from support.settings import SettingError, int_in, output_path, parse, setting
 
 OURS, PRODUCTS = "numpy", "its matrix products alone"
 Build = Callable[..., Step]
@@ -145,51 +143,45 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
     return tables | roofline({name: modules[name] for name in parts if only in (None, name)}, tables, threads)
 
 
-def make_parser() -> Parser:
-    parser = Parser(
-        prog="python -m benchmarks",
-        description="Time training steps, their matrix products alone, and the same networks in PyTorch and JAX.",
+# fmt: off
+@dataclasses.dataclass(frozen=True)
+class Config:
+    repetitions: int = setting(60, int_in(1, 10_000), "Time every step in N rounds.", usual=True)
+    only: str | None = setting(None, tuple(NETWORKS), "Time one experiment.", usual=True)
+    scaling: bool = setting(False, bool, "Time our steps alone, with 1 and N threads, against batch size and width and"
+        " at the papers' sizes.", usual=True)
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        if self.scaling and self.only:
+            raise SettingError("scaling", "not together with --only")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    out: Path = setting(Path("results/benchmarks/steps.json"), output_path, "File of the result.", usual=True)
+    threads: int = setting(2, int_in(1, 1024), "Use N threads.", usual=True)
+# fmt: on
+
+
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    config, options, _ = parse(
+        Config, Options, argv,
+        "Time training steps, their matrix products alone, and the same networks in PyTorch and JAX.",
         epilog="The times are printed, and go to the file of --out.",
-    )
-    # fmt: off
-    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/steps.json"), metavar="FILE",
-        help="File of the result. Default: %(default)s.")
-    parser.add_argument("--repetitions", type=whole_number(1, 10_000), default=60, metavar="N",
-        help="Time every step in N rounds. Default: %(default)s.")
-    parser.add_argument("--threads", type=whole_number(1, 1024), default=2, metavar="N",
-        help="Use N threads. Default: %(default)s.")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--only", choices=("smallnorb", "matrix_capsules", "multimnist"),
-        help="Time one experiment. Default: all.")
-    which.add_argument("--scaling", action="store_true",
-        help="Time our steps alone, with 1 and N threads, against batch size and width and at the papers' sizes.")
-    # fmt: on
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    args = make_parser().parse_args(argv)
-
-    def body() -> None:
-        require_writable(args.out)
-        if args.scaling:
-            tables = scaling.measure(args.repetitions, args.threads)
-        else:
-            tables = measure(args.repetitions, args.threads, args.only)
-        result = {
-            "command": shlex.join(["python", "-m", "benchmarks", *argv]),
-            "code": code_fingerprint(Path(__file__)),
-            "environment": environment() | {"pytorch": torch_version(), "jax": jax_version()},
-            "tables": tables,
-        }
-        save_result(args.out, result)
-        for name, table in tables.items():
-            print_result(f"\n{name}")
-            for row in [table["columns"], *table["rows"]]:
-                print_result("  ".join(f"{cell!s:>26}" for cell in row))
-
-    return exit_status(body)
+    )  # fmt: skip
+    require_writable(options.out)
+    if config.scaling:
+        tables = scaling.measure(config.repetitions, options.threads)
+    else:
+        tables = measure(config.repetitions, options.threads, config.only)
+    command = shlex.join(["python", "-m", "benchmarks", *(sys.argv[1:] if argv is None else argv)])
+    machine = environment() | {"pytorch": torch_version(), "jax": jax_version()}
+    save_result(options.out, {"command": command, "environment": machine, "tables": tables})
+    for name, table in tables.items():
+        print(f"\n{name}")
+        for row in [table["columns"], *table["rows"]]:
+            print("  ".join(f"{cell!s:>26}" for cell in row))
 
 
 if __name__ == "__main__":

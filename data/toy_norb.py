@@ -40,7 +40,6 @@ except ImportError:  # Windows
 from fast.workers import Workers, default_threads
 from support.console import print_message, shows_progress
 from support.files import atomic_write, told_as
-from support.results import plain_code
 from support.run import Stream, generator
 
 Array = np.ndarray
@@ -762,10 +761,9 @@ def reserve(file: IO[bytes], size: int) -> None:
 
 def cached_toys(cache: Path, seed: int) -> Path:
     """The folder below ``cache`` with the whole set of a seed, drawn unless it is there. Its name has a fingerprint of
-    this file's code, so that another version is drawn anew. Of all sets only the ``KEPT_SETS`` used last are kept.
+    this file, so that another version is drawn anew. Of all sets only the ``KEPT_SETS`` used last are kept.
     Raises UserError where it cannot be written."""
-    code = plain_code(Path(__file__).read_text(encoding="utf-8"))
-    folder = cache / f"toys-{hashlib.sha256(code.encode()).hexdigest()[:8]}-{seed}"
+    folder = cache / f"toys-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}-{seed}"
     names = [folder / file_name(subset, part) for subset in INSTANCES for part in PARTS]
     with only_one(cache):
         if not all(os.path.isfile(name) for name in names):

@@ -5,7 +5,6 @@ Lengths and positions on a figure are in inches, counted from its upper left cor
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import io
@@ -32,9 +31,8 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 from tqdm import tqdm
 
-from support.console import print_result, shows_progress
+from support.console import shows_progress
 from support.files import UserError, atomic_write, require_writable
-from support.flags import file_path, number
 from support.optimizers import TrainState
 from support.settings import float_in, folder, input_path, int_in, require_same, setting
 from support.statistics import read_comparison, t_quantile
@@ -429,6 +427,9 @@ def draw_figures(
 # Animations
 # ----------------------------------------------------------------------------------------------------------------------
 
+HOLD_SECONDS, LAST_SECONDS = 1.2, 2.5  # that held frames and the last one stay
+MAX_FRAMES = 600
+
 
 def draw_frames(fig: Figure, update: Callable[..., None], frames: Iterable[tuple[int, ...]]) -> Iterator[Array]:
     """``update(*at)`` for each of ``frames`` sets the animated artists, which are drawn over a copy of all others: RGB
@@ -470,18 +471,21 @@ def write_animation(
 ) -> None:  # fmt: skip
     """An endless GIF of the figure and ``update`` of ``make()``, see ``draw_frames``, as ``options.out``; the frames
     numbered in ``holds`` stay longer, and the last one."""
-    import imageio.v3 as imageio
-
     with figure_style():
         fig, update = make()
         bar = tqdm(frames, desc="frames", unit="frame", leave=False, disable=not shows_progress(options.quiet))
-        drawn = with_one_palette(list(draw_frames(fig, update, bar)))
-    duration = [round(100 / options.fps) * 10] * len(drawn)  # milliseconds; a GIF counts in hundredths of a second
+        drawn = list(draw_frames(fig, update, bar))
+    print(write_if_changed(options.out, gif_bytes(drawn, options.fps, holds)))
+
+
+def gif_bytes(frames: Sequence[Array], fps: float, holds: Collection[int] = ()) -> bytes:
+    """An endless GIF of frames (H, W, 3); for ``holds`` see ``write_animation``."""
+    duration = [round(100 / fps) * 10] * len(frames)  # milliseconds; a GIF counts in hundredths of a second
     for k in holds:
         duration[k] = max(duration[k], round(1000 * HOLD_SECONDS))
     duration[-1] = max(duration[-1], round(1000 * LAST_SECONDS))
-    content = imageio.imwrite("<bytes>", np.stack(drawn), extension=".gif", plugin="pillow", duration=duration, loop=0)
-    print(write_if_changed(options.out, content))
+    stacked = np.stack(with_one_palette(frames))
+    return imageio.imwrite("<bytes>", stacked, extension=".gif", plugin="pillow", duration=duration, loop=0)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -662,36 +666,7 @@ def write_figures(
     """Draw each figure into ``folder/NAME.png`` and print whether it changed; for ``n_colours`` see ``png_bytes``."""
     for name, draw in drawers.items():
         content = png_bytes(draw, (n_colours or {}).get(name))
-        print_result(write_if_changed(folder / f"{name}.png", content))
-
-
-COMMON_FLAGS = (  # of a figure script's --help
-    "--checkpoint --outdir --results --dataset --data-dir --seed --n-epochs --n-train --threads --quiet"
-)
-
-
-def add_outdir(parser: Any, what: str) -> None:
-    parser.add_argument("--outdir", type=file_path, metavar="DIR", default=Path("viz"),
-                        help=f"Folder of the {what}. Default: %(default)s.")  # fmt: skip
-
-
-def add_figure_arguments(
-    parser: argparse.ArgumentParser, experiment: str, results_help: str | None = None
-) -> argparse._ArgumentGroup:
-    """``--outdir``, ``--checkpoint``, ``--quiet`` and, where it has a help text, ``--results``."""
-    parser.epilog = f"The figures go to DIR/{experiment}/, where DIR is --outdir."
-    files = parser.add_argument_group("files")
-    add_outdir(files, "figures")
-    files.add_argument(
-        "--checkpoint",
-        type=Path,
-        metavar="FILE",
-        help="Draw the finished training of this file. Default: train first, with the flags of the experiment.",
-    )
-    if results_help:
-        files.add_argument("--results", type=Path, metavar="FILE", nargs="+", help=results_help)
-    files.add_argument("--quiet", action="store_true", help="Show no progress bar.")
-    return files
+        print(write_if_changed(folder / f"{name}.png", content))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -716,13 +691,6 @@ class AnimationOptions:
     fps: float = setting(12.0, float_in(0.1, 50), "Show X frames a second.", usual=True, group="animation")
     threads: int = setting(1, int_in(1, 256), "Use N threads.")
     quiet: bool = setting(False, bool, "Show no progress bar.")
-
-
-def require_checkpoints(checkpoints: Mapping[Any, Path | None]) -> None:
-    """Raises UserError where a file is no checkpoint of its experiment, before the first of several trainings."""
-    for experiment, path in checkpoints.items():
-        if path is not None:
-            experiment.load_checkpoint(path)
 
 
 def load_finished(
@@ -753,72 +721,3 @@ def load_finished(
                 f" {experiment.EXPERIMENT}.py --checkpoint … --resume"
             )
     return dataclasses.replace(config, **{name: getattr(asked, name) for name in free if name in given}), states
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Animations
-# ----------------------------------------------------------------------------------------------------------------------
-
-HOLD_SECONDS, LAST_SECONDS = 1.2, 2.5  # that held frames and the last one stay
-MAX_FRAMES = 600
-
-
-def encode_gif(
-    frames: Sequence[Array], fps: float, n_greys: int, n_colours: int, text_colours: Iterable[Colour],
-    holds: Iterable[int] = (),
-) -> bytes:  # fmt: skip
-    """Frames (H, W, 3) as an endless GIF with one palette of ``n_greys`` greys and ``n_colours`` other colours, so that
-    what does not move costs nothing.
-
-    ``text_colours``: of letters, which are too few pixels to come into the palette by themselves. ``holds``: frames
-    that stay longer.
-    """
-    pixels = np.concatenate(frames[:: max(1, len(frames) // 6)]).reshape(-1, 3)
-    coloured = pixels[np.ptp(pixels, axis=1) > 8]
-    colours = Image.fromarray(coloured[None]).quantize(n_colours, method=Image.Quantize.MEDIANCUT)
-    # Pillow compares colours in steps of four, so white stays white only where no other grey is near.
-    greys = np.repeat(np.append(np.linspace(0, 240, n_greys - 1).round().astype(int), 255), 3).tolist()
-    palette = Image.new("P", (1, 1))
-    kept = [
-        round(255 * part) for c in text_colours for strength in (1, 0.8, 0.6, 0.35) for part in lightened(c, strength)
-    ]
-    palette.putpalette(greys + kept + (colours.getpalette() or [])[: 3 * n_colours])
-    reduced = [
-        np.asarray(Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE).convert("RGB"))
-        for frame in frames
-    ]
-    duration = [round(100 / fps) * 10.0] * len(frames)  # milliseconds; a GIF counts in hundredths of a second
-    for k in holds:
-        duration[k] = max(duration[k], 1000 * HOLD_SECONDS)
-    duration[-1] = max(duration[-1], 1000 * LAST_SECONDS)
-    return imageio.imwrite("<bytes>", reduced, extension=".gif", plugin="pillow", duration=duration, loop=0)
-
-
-def frame_rate(text: str) -> float:
-    """Frames a second, for argparse."""
-    value = number(0, 50, above=True)(text)  # the most that a GIF can say
-    if value < 0.1:
-        raise argparse.ArgumentTypeError(f"{text} is below 0.1")
-    return value
-
-
-def add_animation_arguments(parser: argparse.ArgumentParser, experiment: str, fps: float) -> argparse._ArgumentGroup:
-    """``--fps``, ``--out`` and ``--quiet``."""
-    parser.epilog = "The animation goes to the file of --out."
-    group = parser.add_argument_group("animation")
-    group.add_argument(
-        "--fps",
-        type=frame_rate,
-        metavar="X",
-        default=fps,
-        help="Show X frames a second, 0.1 to 50. Default: %(default)s.",
-    )
-    group.add_argument(
-        "--out",
-        type=file_path,
-        metavar="FILE",
-        default=Path(f"{experiment}.gif"),
-        help="File of the animation. Default: %(default)s.",
-    )
-    group.add_argument("--quiet", action="store_true", help="Show no progress bar.")
-    return group

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE_DIR = "~/.cache/hinton-mnist"  # of the data sets that are downloaded, or drawn once
-WRITTEN = {".json", ".npz", ".png", ".gif"}  # what the scripts write is no data
 
 
 class UserError(Exception):
@@ -83,39 +81,3 @@ def same_file(a: Path, b: Path) -> bool:
             return os.path.samefile(a, b)
         return not any(found) and os.path.realpath(a) == os.path.realpath(b)
     return False
-
-
-def data_files(*folders: Path, pictures: bool = False) -> list[Path]:
-    """The files in folders of data, and in the folders in these; those that the scripts write are none, unless they are
-    ``pictures`` in a folder of a class. A file instead of a folder stands for itself."""
-    found = []
-    for folder in folders:
-        with contextlib.suppress(OSError, ValueError):
-            if folder.is_file():
-                found.append(folder)
-                continue
-            for path in (*folder.iterdir(), *folder.glob("*/*"), *(folder.glob("*/*/*") if pictures else ())):
-                is_picture = pictures and path.parent != folder and path.suffix.lower() in (".png", ".gif")
-                if (is_picture or path.suffix.lower() not in WRITTEN) and path.is_file():
-                    found.append(path)
-    return found
-
-
-def project_files() -> list[Path]:
-    """The code and the pages of this project."""
-    patterns = ("*.py", "*/*.py", "*.md", "docs/*.md", "*.t*", "support/explorer/*", "LICENSE", "*.cff", ".ci/run")
-    return [path for pattern in patterns for path in ROOT.glob(pattern)]
-
-
-def overwriting(outputs: Mapping[str, Path], inputs: Iterable[tuple[str, Path]]) -> str | None:
-    """A message if an output would replace an input or another output, else None. ``outputs``: paths by flag;
-    ``inputs``: what each is, and its path."""
-    for (flag, path), (other, same) in itertools.combinations(outputs.items(), 2):
-        if same_file(path, same):
-            return f"argument {flag}: is the same file as {other}"
-    known = [*inputs, *(("a file of this project", path) for path in project_files())]
-    for flag, path in outputs.items():
-        for what, used in known:
-            if same_file(path, used):
-                return f"argument {flag}: would overwrite {used}, {what}"
-    return None

@@ -1,13 +1,10 @@
-"""Results: what a run writes, on which machine it ran, by which command and by which code."""
+"""Results: what a run writes, on which machine it ran, by which command and at which commit."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import hashlib
-import io
-import itertools
 import json
 import os
 import platform
@@ -15,7 +12,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tokenize
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -158,63 +154,3 @@ def format_json(value: Any, depth: int = 0) -> str:
         items = [format_json(v, depth + 1) for v in value]
     pad = "\n" + " " * (depth + 1)
     return line[0] + pad + ("," + pad).join(items) + pad[:-1] + line[-1]
-
-
-def plain_code(source: str) -> str:
-    """The text of a program without comments, docstrings and layout; equal for Python 3.10 to 3.13.
-
-    Ends of statements and of blocks stay, as one character each. The text between two tokens counts, since from Python
-    3.12 on the doubled braces of an f-string belong to no token.
-    """
-    starts = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
-    marks = {tokenize.NEWLINE: "\n", tokenize.INDENT: "\t", tokenize.DEDENT: "\b"}
-    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type != tokenize.ENDMARKER]
-    kept, at, begins_line, docstring = [], 0, True, False
-    for token, after in itertools.pairwise([*tokens, None]):
-        assert token
-        end = starts[min(token.end[0], len(starts)) - 1] + token.end[1]
-        if token.type in marks:
-            kept.append("" if docstring else marks[token.type])
-            begins_line, docstring = True, False
-        elif token.type not in (tokenize.COMMENT, tokenize.NL):
-            alone = after is not None and after.type == tokenize.NEWLINE
-            docstring = begins_line and token.type == tokenize.STRING and alone
-            kept.append("" if docstring else "".join(source[at:end].replace("\\\n", "").split()))
-            begins_line = False
-        at = end
-    return "".join(kept)
-
-
-@functools.lru_cache(256)
-def parse_code(source: str) -> tuple[str, list[tuple[int, str]]]:
-    """``plain_code``, and the imported names, each with the number of dots before it."""
-    names = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names += [(0, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names += [(node.level, f"{node.module or ''}.{alias.name}".strip(".")) for alias in node.names]
-    return plain_code(source), names
-
-
-def code_fingerprint(script: Path) -> str:
-    """Hash of a script's code and of the local modules that it imports, directly or not. Comments, docstrings and
-    layout do not count. Raises UserError where one cannot be read."""
-    root = script.resolve().parent
-    while (root / "__init__.py").exists():
-        root = root.parent
-    todo, codes = [script.resolve()], {}
-    while todo:
-        path = todo.pop()
-        try:
-            codes[path], names = parse_code(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
-            why = error.strerror if isinstance(error, OSError) else f"it is no Python program ({type(error).__name__})"
-            raise UserError(f"cannot read {path}: {why}") from None
-        for level, name in names:
-            folder = path.parents[level - 1] if level else root
-            for part in itertools.accumulate(name.split("."), lambda a, b: f"{a}/{b}"):
-                found = {folder / f"{part}.py", folder / part / "__init__.py"} - set(codes) - set(todo)
-                todo += sorted(file for file in found if file.is_file())
-    text = json.dumps(sorted((path.relative_to(root).as_posix(), code) for path, code in codes.items()))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Random streams, fresh states, and the check for numbers that are not finite."""
+"""What every run has: random streams of its seed, fresh parameters, and an end where a number is not finite."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib
 import importlib.util
@@ -13,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 from support.files import UserError
-from support.flags import Parser
 from support.settings import UsageError
 from support.settings import parse as parse_settings
 
@@ -60,13 +58,12 @@ def load_script(path: Path) -> ModuleType:
 
 
 def parse_flags(script: Path, argv: Sequence[str]) -> Any:
-    """The flags as the script's own parser understands them; it ends with status 2 where it does not."""
+    """The options as the script itself understands its flags, or those of the parser of a person's own. Raises
+    UsageError, and SystemExit in such a parser."""
     module = load_script(script)
     if hasattr(module, "Options"):
         try:
-            return argparse.Namespace(**parse_settings(module.Config, module.Options, argv, "")[2])
+            return parse_settings(module.Config, module.Options, argv, "")[1]
         except UsageError as error:
-            Parser(prog=script.name).error(str(error))
-    parser = module.make_parser()
-    parser.prog = script.name
-    return parser.parse_args(argv)
+            raise UsageError(f"{script.name}: {error}") from None
+    return module.make_parser().parse_args(argv)

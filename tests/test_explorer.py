@@ -206,7 +206,7 @@ def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_pa
     taken = tmp_path / "taken.html"
     taken.write_bytes(checkpoints[0].read_bytes())
     line = usage_error(explorer, ["--multimnist", str(taken), "--out", str(taken)], capsys)
-    assert "would overwrite" in line
+    assert "is the same file as that of --multimnist" in line
     out = ["--out", str(tmp_path / "o.html")]
     assert "there is no checkpoint" in failure(explorer, ["--viewpoint", str(tmp_path / "none"), *out], capsys)
     line = failure(explorer, ["--viewpoint", str(checkpoints[0]), *out], capsys)

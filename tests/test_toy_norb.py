@@ -457,7 +457,6 @@ def test_the_contact_sheet_has_a_row_of_the_real_set(tmp_path: Path, capsys: Cap
         (["--baselines", "--data-dir", "d"], "--data-dir"),
         (["--baselines", "--instances", "2"], "--instances"),
         (["--figure", "x.png", "--lightings", "2"], "--lightings"),
-        (["--baselines", "--out-json", "README.md"], "--out-json"),
     ],
 )
 def test_wrong_flags_are_one_line(argv: list[str], flag: str, monkeypatch: Patch, capsys: Capture) -> None:
