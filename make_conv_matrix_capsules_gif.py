@@ -131,7 +131,7 @@ def add_plane(
     """Votes and means on the plane of ``axes``, at the scale of ``routing``. The function sets them to an iteration."""
     colours = colours_of(config.n_classes, label)
     low, high = bulk(routing, axes)
-    middle, reach = (low + high) / 2, 0.6 * float((high - low).max())
+    middle, reach = (low + high) / 2, 0.75 * float((high - low).max())
     (left, right), (bottom, top) = np.stack([middle - reach, middle + reach], axis=1)
     ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal", adjustable="datalim")
     ax.set(xticks=[], yticks=[])
@@ -148,7 +148,7 @@ def add_plane(
     )
     names = []
     for e in range(n):
-        name = config.classes[e]
+        name = config.classes[e].removeprefix("shape ")
         box = {"boxstyle": "circle,pad=0.22" if len(name) == 1 else "round,pad=0.2", "linewidth": 1.6}
         box |= {"facecolor": "white", "edgecolor": colours[e]}
         names.append(ax.text(0, 0, name, ha="center", va="center", fontweight="bold", fontsize=10, bbox=box,

@@ -101,6 +101,8 @@ def subtitle(run: Run, seed: str = "") -> str:
 
 
 def with_article(name: str) -> str:
+    if name.startswith("shape "):
+        return name
     return f"{'an' if name in ('8', 'L') or name[:1] in [*'aeiou'] else 'a'} {name}"
 
 
