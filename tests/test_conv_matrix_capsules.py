@@ -654,7 +654,7 @@ def test_too_few_real_pairs_are_an_error_in_words(capsys: pytest.CaptureFixture[
 @needs_mnist
 def test_real_mnist_is_read_and_learnt(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    flags = ["--dataset", "mnist", "--data-dir", str(MNIST), "--n-train", "640", "--n-test", "200", "--n-epochs", "1"]
+    flags = ["--dataset", "mnist", "--data-dir", str(MNIST), "--n-train", "640", "--n-test", "200", "--cnn-lr", "0.003"]
     assert m.main([*flags, "--models", "cnn", "--threads", "1", "--out-json", str(out)]) == 0
     result = json.loads(out.read_text())
     assert result["dataset"] == "mnist"
