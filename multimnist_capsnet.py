@@ -43,22 +43,18 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from data.pictures import picture_sheet, read_strokes
 from data.stroke_digits import stroke_digits
 from fast import dynamic_routing, optimizers, spectral_conv
 from fast.workers import LEAST_PART, Workers, default_threads
 from support.checkpoints import read_checkpoint
 from support.console import one_line, print_message, shows_progress
-from support.files import CACHE_DIR, UserError, atomic_write, require_writable
+from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
 from support.results import model_metrics, recorded_command, result_document, save_result
 from support.run import Stream, generator, init_state, require_finite
 from support.script import script
-from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
-
-from support.settings import (  # isort: skip
-    SettingError, float_in, folder, int_in, names_of, output_path, parse, require_same, setting,
-)  # fmt: skip
+from support.settings import SettingError, float_in, folder, int_in, names_of, parse, setting
+from support.training import NO_OPTIONS, Callback, RunOptions, Session
 
 # Dimension letters
 #   B  images of a batch          N  examples of a set            L  digits in an image (2)
@@ -197,19 +193,12 @@ class Config(Network):
 
 # fmt: off
 @dataclasses.dataclass(frozen=True)
-class DigitOptions(PredictOptions):
+class DigitOptions(RunOptions):
     """Those of a script that trains these networks."""
 
-    predict_png: Path = setting(Path("prediction.png"), output_path, "File in which --predict draws what the network"
-        " sees in the pictures.")
     threads: int = setting(default_threads(), int_in(1, 256), f"Use N threads; each works on {LEAST_PART} images of a"
         " batch or more. The last bits of the numbers depend on N.", shown="one for each processor, at most 4")
     # fmt: on
-
-    def check(self, given: Mapping[str, Any]) -> None:
-        super().check(given)
-        if "predict_png" in given and not self.predict:
-            raise SettingError("predict_png", "needs --predict IMAGE")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,10 +304,6 @@ def require_digits(digits: Digits, folder: Path | None = None) -> None:
     """Raises UserError where there are labels beyond those of digits."""
     if (most := max(digits.train_labels.max(), digits.test_labels.max())) > 9:
         raise UserError(f"{folder or CACHE_DIR} has the label {most}: the labels of digits must be 0 to 9")
-
-
-def has_mnist_files(folder: Path) -> bool:
-    return any(find_file(folder, stem) for stem in MNIST_SHA256)
 
 
 def resolve_dataset(
@@ -1166,58 +1151,21 @@ def format_table(result: dict[str, Any]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Prediction for image files (--predict)
-# ----------------------------------------------------------------------------------------------------------------------
-
-BOX = 24  # pixels: one digit of MNIST has 20, two that are a few pixels apart have more
-
-
-def predict(options: DigitOptions, asked: Config, given: Mapping[str, Any]) -> str:
-    """A table of the two longest capsules of each picture, and a PNG: a row each of the picture as the network gets it
-    and what the two capsules draw. Raises UserError where a setting that is ``given`` is not the checkpoint's."""
-    checkpoint, paths, out_png = options.checkpoint, options.predict, options.predict_png
-    assert checkpoint
-    require_writable(out_png)
-    config, states = load_checkpoint(checkpoint)
-    require_same(checkpoint, config, asked, given)
-    if "capsnet" not in states:
-        raise UserError(f"{checkpoint} has no capsule network")
-    params = states["capsnet"].params
-    images = np.stack([read_strokes(path, config.image_size, BOX) for path in paths]).astype(config.dtype)
-    lengths, cache = capsnet_forward(params, images, config)
-    named = top_labels(lengths, 2)
-    drawn = reconstruct(params, cache.v, named)  # (B, 2, H, W)
-    with atomic_write(out_png) as stream:
-        stream.write(picture_sheet(np.concatenate([images[:, None], drawn], axis=1)))
-    width = max(len(str(path)) for path in paths)
-    lines = [f"{'picture':<{width}} longest     second     lengths of 0 ... 9"]
-    for path, (first, second), length in zip(paths, named, lengths, strict=True):
-        two = f"{first} ({length[first]:.2f})    {second} ({length[second]:.2f})"
-        lines.append(f"{path!s:<{width}} {two}   " + " ".join(f"{x:.2f}" for x in length))
-    return "\n".join([*lines, f"pictures and reconstructions: {out_png}"])
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # Command line
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 @script
 def main(argv: Sequence[str] | None = None) -> None:
-    config, options, given = parse(
+    config, options, _ = parse(
         Config, Options, argv,
         "Train a capsule network and two CNNs to recognise both digits of a composite, of two laid over each other.",
         [
             ("", "Three models, four epochs of 12,000 composites: about 7 minutes."),
             ("--models capsnet --n-epochs 20 --checkpoint run.safetensors",
              "Train the capsules longer and keep them: about 8 minutes."),
-            ("--checkpoint run.safetensors --predict digits.png",
-             "Name the two digits of a picture with the capsule network of run.safetensors: about 1 second."),
         ],
     )  # fmt: skip
-    if options.predict:
-        print(predict(options, config, given))
-        return
     command = recorded_command(EXPERIMENT, argv)
     result = run(config, options, names=options.models, command=command)
     save_result(options.out_json, result, command)
