@@ -52,13 +52,13 @@ import numpy as np
 import multimnist_capsnet as base
 from data.affnist_file import AFFNIST_SIDE, read_affnist
 from fast.workers import SERIAL, Workers
-from smallnorb_novel_viewpoint import confusion_matrix
 from support.checkpoints import read_checkpoint
 from support.files import UserError
 from support.optimizers import TrainState, count_params
 from support.results import recorded_command, result_document, save_result
-from support.run import Stream, generator, init_state, permutation, require_finite
+from support.run import Stream, generator, permutation, require_finite
 from support.script import script
+from support.tables import confusion_matrix
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
 
 from multimnist_capsnet import (  # isort: skip
@@ -287,7 +287,6 @@ def evaluation_shifts(config: Config, n: int, key: int) -> Array:
 def make_data(config: Config) -> Data:
     """Raises UserError where there are too few digits."""
     digits = base.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), config.data_dir)
-    base.require_digits(digits, config.data_dir)
     n, n_train = len(digits.train_labels), config.n_train or len(digits.train_labels) - config.n_val
     if n_train < 1 or n_train + config.n_val > n:
         wanted = f"--n-train {config.n_train} and --n-val {config.n_val}"
@@ -594,27 +593,18 @@ def make_result(
     return result_document(EXPERIMENT, config, data.name, models, states, threads, headline, 1 / base.N_CLASSES)
 
 
-def fresh_states(config: Config) -> dict[str, TrainState]:
-    return {name: init_state(model, config) for name, model in make_models(config).items()}
-
-
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
-def train_all(
-    config: Config, data: Data, options: RunOptions = NO_OPTIONS, *, names: Sequence[str] = MODEL_NAMES,
-    callback: Callback | None = None, command: str = "",
-) -> dict[str, TrainState]:  # fmt: skip
-    """Train the named models one after the other, and return their states."""
-    states = fresh_states(config)
-    with Session(EXPERIMENT, config, states, options, callback, command) as session:
-        for name, model in make_models(config).items():
-            if name in names:
-                session.begin(name, config.n_steps)
-                with Workers(options.threads, config.dtype) as workers:
-                    train(model, config, data, states[name], workers, session.after_step)
-    return {name: state for name, state in states.items() if name in names}
+def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
+    """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
+    with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
+        for model, state in session.trainings():
+            session.begin(model, config.n_steps)
+            with Workers(options.threads, config.dtype) as workers:
+                train(model, config, data, state, workers, session.after_step)
+    return session.trained
 
 
 def run(

@@ -51,7 +51,7 @@ from support.console import one_line, print_message, shows_progress
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
 from support.results import model_metrics, recorded_command, result_document, save_result
-from support.run import Stream, generator, init_state, require_finite
+from support.run import Stream, generator, require_finite
 from support.script import script
 from support.settings import SettingError, float_in, folder, int_in, names_of, parse, setting
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
@@ -240,7 +240,8 @@ def load_mnist(data_dir: Path | None = None) -> Digits:
     """The four files of ``data_dir`` or, without it, of the cache, where those that are missing are downloaded to.
 
     Files that are intact and not the canonical ones are read too, and the set is called "custom". Raises UserError for
-    a file that is missing or damaged, UnavailableError where there is neither a file nor a download.
+    a file that is missing or damaged, and for labels beyond those of digits, UnavailableError where there is neither a
+    file nor a download.
     """
     if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"--data-dir {data_dir} is no folder: name the one with the four MNIST files")
@@ -255,6 +256,8 @@ def load_mnist(data_dir: Path | None = None) -> Digits:
         if len(arrays[i]) != len(arrays[i + 1]):
             counts = f"{len(arrays[i])} images but {files[i + 1]} has {len(arrays[i + 1])} labels"
             raise UserError(f"{files[i]} has {counts}: take both from the same source")
+    if (most := max(arrays[1].max(), arrays[3].max())) > 9:
+        raise UserError(f"{place} has the label {most}: the labels of digits must be 0 to 9")
     crc = 0
     for array in arrays:
         crc = zlib.crc32(array.data, crc)
@@ -298,12 +301,6 @@ def download(stem: str, folder: Path) -> Path:
             tried.append(f"{mirror} ({one_line(error, 80)})")
     advice = "name the folder of its four files with --data-dir, or take --dataset strokes"
     raise UnavailableError(f"MNIST could not be downloaded to {folder} from {', '.join(tried)}: {advice}")
-
-
-def require_digits(digits: Digits, folder: Path | None = None) -> None:
-    """Raises UserError where there are labels beyond those of digits."""
-    if (most := max(digits.train_labels.max(), digits.test_labels.max())) > 9:
-        raise UserError(f"{folder or CACHE_DIR} has the label {most}: the labels of digits must be 0 to 9")
 
 
 def resolve_dataset(
@@ -429,7 +426,6 @@ class Data(NamedTuple):
 def make_data(config: Config) -> Data:
     """Test composites are rendered here, once; those of the training are rendered batch by batch. Raises UserError."""
     digits = resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), config.data_dir)
-    require_digits(digits, config.data_dir)
     digits = hold_out(digits, config.n_val)
     train = Overlays(digits.train_images, digits.train_labels, config)
     test = Overlays(digits.test_images, digits.test_labels, config)
@@ -1092,27 +1088,18 @@ def train(
 # A run from beginning to end
 # ----------------------------------------------------------------------------------------------------------------------
 
-def fresh_states(config: Config) -> dict[str, TrainState]:
-    return {name: init_state(model, config) for name, model in make_models(config).items()}
-
-
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
-def train_all(
-    config: Config, data: Data, options: RunOptions = NO_OPTIONS, *, names: Sequence[str] = MODEL_NAMES,
-    callback: Callback | None = None, command: str = "",
-) -> dict[str, TrainState]:  # fmt: skip
-    """Train the named models one after the other, and return their states."""
-    states = fresh_states(config)
-    with Session(EXPERIMENT, config, states, options, callback, command) as session:
-        for name, model in make_models(config).items():
-            if name in names:
-                session.begin(name, config.n_steps)
-                with Workers(options.threads, config.dtype) as workers:
-                    train(model, config, data, states[name], workers, session.after_step)
-    return {name: state for name, state in states.items() if name in names}
+def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
+    """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
+    with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
+        for model, state in session.trainings():
+            session.begin(model, config.n_steps)
+            with Workers(options.threads, config.dtype) as workers:
+                train(model, config, data, state, workers, session.after_step)
+    return session.trained
 
 
 def make_result(config: Config, data: Data, states: dict[str, TrainState], threads: int = 1) -> dict[str, Any]:

@@ -171,14 +171,6 @@ def read_grey(path: Path) -> Array:
     return np.clip((np.asarray(image) - min(low, 0)) / np.float32(white - min(low, 0)), 0, 1)
 
 
-def grey_square(grey: Array, side: int) -> Array:
-    """(H, W) uint8 -> (S, S): resized until its longer side is S, in the middle of a square of the median of its
-    border."""
-    from PIL import Image
-
-    return np.rint(squared(Image.fromarray(grey.astype(np.float32)), side, 1)[..., 0]).astype(np.uint8)
-
-
 def read_strokes(path: Path, side: int, box: int) -> Array:
     """A picture file of strokes -> (S, S) in [0, 1], float32, bright strokes on black.
 

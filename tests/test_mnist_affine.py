@@ -33,7 +33,7 @@ from helpers import (
     needs_mnist,
     usage_error,
 )
-from support.run import permutation
+from support.run import init_state, permutation
 from support.settings import flag_of
 from support.statistics import read_comparison
 
@@ -495,7 +495,7 @@ def test_training_stops_at_the_accuracy_asked_for(
 
     monkeypatch.setattr(m, "assess", assess)
     model = m.make_models(config)["lenet"]
-    state = base.init_state(model, config)
+    state = init_state(model, config)
     stops: list[int] = []
     m.train(model, config, data, state, SERIAL, lambda s, ended: stops.append(s.step) if m.reached(s, config) else None)
     assert state.step == steps
@@ -513,7 +513,7 @@ def test_training_stops_at_the_accuracy_asked_for(
 def test_figures_are_counts_of_right_answers(digits_dir: Path) -> None:
     config = small(digits_dir, **canvas(n_test=20))
     data = m.make_data(config)
-    states = {name: base.init_state(model, config) for name, model in m.make_models(config).items()}
+    states = {name: init_state(model, config) for name, model in m.make_models(config).items()}
     real = affnist_like()
     with Workers(2) as workers:
         figures = m.run_tests(config, data, states, workers, real)
@@ -542,7 +542,7 @@ def test_confidences_and_pictures_for_figures() -> None:
     models = m.make_models(config)
     images = rng_of(0).random((3, 40, 40), np.float32)
     for name, model in models.items():
-        state = base.init_state(model, config)
+        state = init_state(model, config)
         p = m.confidences(name, m.scores_of(model, state, images))
         assert p.shape == (3, 10)
         assert p.min() >= 0

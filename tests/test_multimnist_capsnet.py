@@ -33,6 +33,7 @@ from helpers import (
     usage_error,
 )
 from support.optimizers import TrainState
+from support.run import init_state
 
 Array = np.ndarray
 
@@ -336,7 +337,7 @@ def test_muon_is_for_inner_weights_and_weights_alone_decay(name: str) -> None:
     model, after = m.make_models(config)[name], {}
 
     def start() -> TrainState:
-        state = m.init_state(model, config)
+        state = init_state(model, config)
         for p in state.params.values():
             p += 0.1  # biases begin at zero, which would not shrink
         return state
