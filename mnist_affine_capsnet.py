@@ -127,7 +127,7 @@ class Config(Network):
 
 # fmt: off
 @dataclasses.dataclass(frozen=True)
-class Options(base.DigitOptions):
+class Options(base.Options):
     models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
     affnist: Path | None = setting(None, input_path,
         "Test on a published affNIST file (.mat) as well; needs --canvas 40.")

@@ -193,17 +193,11 @@ class Config(Network):
 
 # fmt: off
 @dataclasses.dataclass(frozen=True)
-class DigitOptions(RunOptions):
-    """Those of a script that trains these networks."""
-
+class Options(RunOptions):
+    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), f"Use N threads; each works on {LEAST_PART} images of a"
         " batch or more. The last bits of the numbers depend on N.", shown="one for each processor, at most 4")
-    # fmt: on
-
-
-@dataclasses.dataclass(frozen=True)
-class Options(DigitOptions):
-    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
+# fmt: on
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -847,9 +841,7 @@ def capsnet_loss_and_grads(
     return losses, grads
 
 
-def capsnet_assess(
-    params: Params, batch: Batch, config: Network, parts: Parts | None = None
-) -> tuple[Array, float]:
+def capsnet_assess(params: Params, batch: Batch, config: Network, parts: Parts | None = None) -> tuple[Array, float]:
     """Scores (B, J), and the squared error of the true digits' pictures, summed over all pixels."""
     lengths, cache = capsnet_forward(params, batch.images, config, parts)
     return lengths, squared_error(reconstruct(params, cache.v, batch.labels), batch.sources, 1)[0]
@@ -1087,6 +1079,7 @@ def train(
 # ----------------------------------------------------------------------------------------------------------------------
 # A run from beginning to end
 # ----------------------------------------------------------------------------------------------------------------------
+
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
     return read_checkpoint(path, EXPERIMENT, Config, make_models)

@@ -40,7 +40,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -111,6 +111,8 @@ class Config:
         " primary capsules, and nothing of digit capsules.")
     recon_weight: float = setting(Network.recon_weight, float_in(0, 1000),
         "Weight of the squared error of a CapsNet's reconstruction in the loss.")
+
+    length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
     # fmt: on
 
     @classmethod
@@ -130,11 +132,6 @@ class Config:
             raise SettingError("assignments", "random is for a CapsNet")
         if self.study == "signs" and (unused := [name for name in ("checkpoint", "resume") if name in given]):
             raise SettingError(unused[0], "--study signs takes seconds and saves nothing")
-
-    @property
-    def length_is_free(self) -> bool:
-        """The learning rate falls to 0 at the end."""
-        return False
 
 
 # ----------------------------------------------------------------------------------------------------------------------
