@@ -35,7 +35,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -46,12 +46,11 @@ from smallnorb_novel_viewpoint import softmax_cross_entropy
 from support.checkpoints import read_checkpoint
 from support.optimizers import TrainState
 from support.results import model_metrics, recorded_command, result_document, save_result
-from support.run import init_state
 from support.script import script
-from support.training import NO_OPTIONS, Callback, RunOptions, Session
+from support.training import NO_OPTIONS, RunOptions, Session
 
 from support.settings import (  # isort: skip
-    SettingError, float_in, folder, int_in, list_of, names_of, parse, setting,
+    SettingError, float_in, folder, int_in, list_of, names_of, parse, redeclared, setting,
 )  # fmt: skip
 
 # Dimension letters
@@ -74,7 +73,7 @@ STEREO_SETS, DIGIT_SETS = ("smallnorb", "toys"), ("mnist", "strokes")
 # fmt: off
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """One run. Where --n-epochs or --weight-decay is given and the CNN's own is not, it holds for both."""
+    """One run. Where --n-epochs is given and --cnn-epochs is not, it holds for both models."""
 
     dataset: str = setting("shapes", ("shapes", "voxels", *STEREO_SETS, *DIGIT_SETS), "Attack drawn shapes, voxel"
         " objects, the smallNORB files, toys in their format, MNIST or generated digits.", usual=True, group="data")
@@ -82,46 +81,33 @@ class Config:
         usual=True, free=True)
     seed: int = setting(0, int_in(0, 2**32 - 1), "Seed of the data, the initial weights and the order of the images.",
         usual=True)
-    n_train: int | None = setting(None, int_in(1, 10**7), "Train on N images, drawn with the seed.", shown="all")
+    n_train: int | None = redeclared(conv.Config, "n_train", usual=False)
     standardize: str = setting("none", ("none", "image"), "With image, bring each image of an object to mean zero and"
         " unit variance; an epsilon is then in standard deviations, and pixels have no bounds.")
-    n_epochs: int = setting(conv.Config.n_epochs, int_in(1, 100_000), "Train for N passes over the training set.",
-        usual=True, group="training")
-    cnn_epochs: int = setting(conv.Config.cnn_epochs, int_in(1, 100_000), "The same for the CNN.",
-        shown=f"{conv.Config.cnn_epochs}, or as --n-epochs")
-    batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
-    lr: float = setting(conv.Config.lr, float_in(0, 10, above=True), "Learning rate of the capsules.")
-    cnn_lr: float = setting(conv.Config.cnn_lr, float_in(0, 10, above=True), "Learning rate of the CNN.")
-    lr_schedule: str = setting("linear", ("constant", "linear", "cosine"),
-        "Course of the learning rate. linear and cosine fall to 0.")
-    weight_decay: float = setting(conv.Config.weight_decay, float_in(0, 100),
-        "A step shrinks the weights of convolutions, and of a CNN's dense layers, by lr * X.")
-    cnn_weight_decay: float = setting(conv.Config.cnn_weight_decay, float_in(0, 100), "The same for the CNN.",
-        shown=f"{conv.Config.cnn_weight_decay:g}, or as --weight-decay")
-    sizes: tuple[int, int, int, int] = setting((32, 4, 4, 8), list_of(int_in(1, 1024), 4), "Channels of conv1, and"
-        " types of the primary capsules and of those of the two layers above.", paper="32,32,32,32",
-        group="networks")
-    em_iters: int = setting(conv.Config.em_iters, int_in(1, 20), "Route in N iterations.")
-    variance_floor: float = setting(conv.Config.variance_floor, float_in(0, 1e6, above=True),
-        "Add X to every variance of a routing iteration.")
-    beta_v_init: float = setting(conv.Config.beta_v_init, float_in(-10, 10),
-        "Initial beta_v, counted from -log(variance floor) / 2, at which votes that agree cost nothing.")
-    loss: str = setting(conv.Config.loss, ("spread", "cross-entropy"), "Loss of the capsules: the paper's spread loss"
-        " of the activations, or cross-entropy of a score of pose and activation.")
-    cnn: str = setting("matched", ("matched", "paper"), "The CNN has the capsules' grids and as many parameters; or it"
-        " is the paper's, of 4.2 million parameters.")
-    dtype: str = setting("float32", ("float32", "float64"), "Number format of the trainings; attacks are in float64.")
+    n_epochs: int = redeclared(conv.Config, "n_epochs")
+    cnn_epochs: int = redeclared(conv.Config, "cnn_epochs")
+    batch_size: int = redeclared(conv.Config, "batch_size")
+    lr: float = redeclared(conv.Config, "lr")
+    cnn_lr: float = redeclared(conv.Config, "cnn_lr")
+    sizes: tuple[int, int, int, int] = redeclared(conv.Config, "sizes")
+    em_iters: int = redeclared(conv.Config, "em_iters")
+    variance_floor: float = redeclared(conv.Config, "variance_floor")
+    beta_v_init: float = redeclared(conv.Config, "beta_v_init")
+    loss: str = redeclared(conv.Config, "loss")
+    cnn: str = redeclared(conv.Config, "cnn")
+    dtype: str = redeclared(conv.Config, "dtype", help="Number format of the trainings; attacks are in float64.")
     epsilons: tuple[float, ...] = setting((0.05, 0.1, 0.2, 0.3, 0.4, 0.5), list_of(float_in(0, 10, above=True),
         rising=True), "Move no pixel by more than X.", usual=True, free=True, group="attacks")
-    attack_steps: int = setting(10, int_in(1, 1000), "Take N steps of epsilon / N in the iterated attack.", free=True)
     n_attack: int = setting(200, int_in(1, 10**7), "Attack N test images, evenly spaced over the set.", usual=True,
         free=True)
+    attack_steps: int = 10  # of the iterated attack
+
+    length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
     # fmt: on
 
     @classmethod
     def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        both = {"cnn_epochs": "n_epochs", "cnn_weight_decay": "weight_decay"}
-        return {own: given[name] for own, name in both.items() if name in given}
+        return {"cnn_epochs": given["n_epochs"]} if "n_epochs" in given else {}
 
     def check(self, given: Mapping[str, Any]) -> None:
         if self.dataset == "smallnorb" and self.data_dir is None:
@@ -130,14 +116,6 @@ class Config:
             raise SettingError("data_dir", f"{self.dataset} has no files")
         if self.dataset in DIGIT_SETS and self.standardize == "image":
             raise SettingError("standardize", f"{self.dataset} is not standardised")
-        if self.variance_floor < (least := float(np.finfo(self.dtype).eps) ** 2):
-            message = f"{self.variance_floor:g} is below {least:.2g}, the least of {self.dtype}"
-            raise SettingError("variance_floor", message)
-
-    @property
-    def length_is_free(self) -> bool:
-        """The margin of the spread loss, and a learning rate that falls, depend on ``n_epochs``."""
-        return self.lr_schedule == "constant" and self.loss == "cross-entropy"
 
     @property
     def pixel_range(self) -> tuple[float, float]:
@@ -280,30 +258,23 @@ def attack_all(config: Config, states: Mapping[str, TrainState], data: Data, thr
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def fresh_states(config: Config) -> dict[str, TrainState]:
-    return {name: init_state(model, config) for name, model in conv.make_models(network_config(config)).items()}
+def make_models(config: Config) -> dict[str, Model]:
+    return conv.make_models(network_config(config))
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
-def train_all(
-    config: Config, data: Data, options: RunOptions = NO_OPTIONS, *, names: Sequence[str] = MODEL_NAMES,
-    callback: Callback | None = None, command: str = "",
-) -> dict[str, TrainState]:  # fmt: skip
-    """Train the named models one after the other, and return their states."""
-    states = fresh_states(config)
-    with (
-        Session(EXPERIMENT, config, states, options, callback, command) as session,
-        Workers(options.threads, config.dtype) as workers,
-    ):
-        network = network_config(config)
-        for name, model in conv.make_models(network).items():
-            if name in names:
-                session.begin(name, steps_per_epoch(network, data) * of_model(name, network)[0])
-                train(model, network, data, states[name], workers, session.after_step)
-    return {name: state for name, state in states.items() if name in names}
+def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
+    """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
+    network = network_config(config)
+    session = Session(EXPERIMENT, config, make_models(config), options, **more)
+    with session, Workers(options.threads, config.dtype) as workers:
+        for model, state in session.trainings():
+            session.begin(model, steps_per_epoch(network, data) * of_model(model.name, network)[0])
+            train(model, network, data, state, workers, session.after_step)
+    return session.trained
 
 
 def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:

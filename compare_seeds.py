@@ -38,7 +38,7 @@ import numpy as np
 
 from report import MAX_BYTES, read_result
 from support.console import one_line, print_message, shows_progress
-from support.files import UserError, require_writable, same_file
+from support.files import UserError, require_writable
 from support.result_tables import grid_table, paired_table, rows_table, seeds_table
 from support.results import git_commit, save_result
 from support.script import script
@@ -462,7 +462,7 @@ def parse_command(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Setting
     args.out = args.out or Path("results", args.script.stem, f"{name}.json")
     settings = make_settings(args.zip, args.grid, rest)
     for path in (args.script, *(word.partition("=")[2] or word for setting in settings for word in setting.args)):
-        if same_file(args.out, Path(path)):
+        if os.path.realpath(args.out) == os.path.realpath(path):
             parser.error(f"argument --out: would overwrite {path}")
     if len({setting.name for setting in settings}) < len(settings):
         parser.error("arguments --grid and --zip: a setting occurs twice")

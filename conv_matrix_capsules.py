@@ -43,27 +43,28 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as viewpoint
-from data.pictures import border_level, grey_square, read_grey, read_strokes
+from data.pictures import read_strokes
 from fast import field_em
 from fast.optimizers import adamw_step
 from fast.workers import Workers, default_threads
-from support.checkpoints import read_checkpoint, require_models
+from support.checkpoints import read_checkpoint
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
 from support.results import model_metrics, recorded_command, result_document, save_result
-from support.run import Stream, generator, init_state, permutation, require_finite
+from support.run import Stream, generator, permutation, require_finite
 from support.script import script
+from support.tables import confusion_matrix
 from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
 
 from smallnorb_novel_viewpoint import (  # isort: skip
-    POSE_SIDE, Array, ConvCache, EMCache, LinearCache, Params, Viewpoints, VotesCache, capsules_loss,
-    class_scores_backward, class_scores_forward, confusion_matrix, conv2d_backward, conv2d_forward,
+    LEAST_FLOOR, POSE_SIDE, Array, ConvCache, EMCache, LinearCache, Params, Viewpoints, VotesCache, capsules_loss,
+    class_scores_backward, class_scores_forward, conv2d_backward, conv2d_forward,
     em_routing_backward, em_routing_forward, linear_backward, linear_forward, relu_backward, relu_forward,
     sigmoid_backward, sigmoid_forward, softmax_cross_entropy, votes_backward, votes_forward,
 )  # fmt: skip
@@ -101,7 +102,7 @@ VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"datas
 # fmt: off
 @dataclasses.dataclass(frozen=True)
 class Config(Viewpoints):
-    """One run. Where --n-epochs or --weight-decay is given and the CNN's own is not, it holds for both models."""
+    """One run. Where --n-epochs is given and --cnn-epochs is not, it holds for both models."""
 
     dataset: str = setting("auto", (*DIGIT_SETS, *VIEW_SETS), "Use MNIST; strokes: generated digits; auto: MNIST if it"
         " is there or can be downloaded, else strokes; or views: rendered voxel objects, block shapes that the seed"
@@ -122,20 +123,17 @@ class Config(Viewpoints):
         group="training")
     cnn_epochs: int = setting(10, int_in(1, 100_000), "The same for the CNN.", shown="10, or as --n-epochs")
     batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
-    lr: float = setting(0.015, float_in(0, 10, above=True), "Learning rate of the capsules.")
+    lr: float = setting(0.015, float_in(0, 10, above=True), "Learning rate of the capsules. It falls to 0.")
     cnn_lr: float = setting(1e-3, float_in(0, 10, above=True), "Learning rate of the CNN.")
-    lr_schedule: str = setting("linear", ("constant", "linear", "cosine"),
-        "Course of the learning rate. linear and cosine fall to 0.")
     weight_decay: float = setting(0.0, float_in(0, 100),
         "A step shrinks the weights of convolutions, and of a CNN's dense layers, by lr * X.")
-    cnn_weight_decay: float = setting(0.0, float_in(0, 100), "The same for the CNN.", shown="0, or as --weight-decay")
     sizes: tuple[int, int, int, int] = setting((32, 4, 4, 8), list_of(int_in(1, 1024), 4), "Channels of conv1, and"
         " types of the primary capsules and of those of the two layers above.",
         paper="32,32,32,32, or 64,8,16,16 (section 4)", group="networks")
     em_iters: int = setting(2, int_in(1, 20), "Route in N iterations.", paper="3 is the best of its table 1")
     em_grad: str = setting("exact", ("exact", "stop"), "Differentiate through all iterations, or through the last"
         " M-step alone, with constant assignments and mass.")
-    variance_floor: float = setting(1.0, float_in(0, 1e6, above=True),
+    variance_floor: float = setting(1.0, float_in(LEAST_FLOOR, 1e6),
         "Add X to every variance of a routing iteration.", paper="0")
     beta_v_init: float = setting(-0.2, float_in(-10, 10),
         "Initial beta_v, counted from -log(variance floor) / 2: below 0, votes that agree activate a capsule.")
@@ -146,12 +144,13 @@ class Config(Viewpoints):
     dtype: str = setting("float32", ("float32", "float64"), "Number format of all arithmetic.")
     plain: bool = setting(False, bool,
         "Route by the plain form, which follows the paper line by line, and not by its fast twin.")
+
+    length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
     # fmt: on
 
     @classmethod
     def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        both = {"cnn_epochs": "n_epochs", "cnn_weight_decay": "weight_decay"}
-        return super().defaults(given) | {own: given[name] for own, name in both.items() if name in given}
+        return super().defaults(given) | ({"cnn_epochs": given["n_epochs"]} if "n_epochs" in given else {})
 
     def check(self, given: Mapping[str, Any]) -> None:
         sets = {"n_val": DIGIT_SETS, "hold_out": VIEW_SETS, "n_val_objects": OBJECT_SETS}
@@ -167,15 +166,6 @@ class Config(Viewpoints):
                 raise SettingError("hold_out", "nothing needs --dataset smallnorb or toys")
             for name in sorted((VIEW_FIELDS - {"standardize"}) & set(given)):
                 raise SettingError(name, "not together with --hold-out nothing")
-        # The square of a vote's rounding error: below it the loss becomes NaN.
-        if self.variance_floor < (least := float(np.finfo(self.dtype).eps) ** 2):
-            message = f"{self.variance_floor:g} is below {least:.2g}, the least of {self.dtype}"
-            raise SettingError("variance_floor", message)
-
-    @property
-    def length_is_free(self) -> bool:
-        """The margin of the spread loss, and a learning rate that falls, depend on ``n_epochs``."""
-        return self.lr_schedule == "constant" and self.loss == "cross-entropy"
 
     @property
     def has_views(self) -> bool:
@@ -261,8 +251,6 @@ def read_digits(config: Config) -> tuple[str, list[Examples]]:
     """The name of the set; training and test set."""
     source = multimnist.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), config.data_dir)
     source = multimnist.hold_out(source, config.n_val)
-    if (most := max(source.train_labels.max(), source.test_labels.max())) >= len(multimnist.DIGITS):
-        raise UserError(f"{config.data_dir or CACHE_DIR} has the label {most}: the labels of digits must be 0 to 9")
     pairs = (source.train_images, source.train_labels), (source.test_images, source.test_labels)
     return source.name, [Examples(x[..., None] * np.float32(1 / 255), y.astype(np.intp)) for x, y in pairs]
 
@@ -278,18 +266,6 @@ def make_data(config: Config) -> Data:
     familiar, *held_out = (subset(test, config.n_test) for test in tests)
     train = subset(train, config.n_train, generator(config.seed, Stream.DATA, 1))
     return Data(name, train, familiar, held_out[0] if held_out else None)
-
-
-def resolved(config: Config, data: Data) -> Config:
-    """``config`` with the set that ``auto`` found."""
-    found: Config = multimnist.resolve_auto(config, data.name)
-    return found
-
-
-def augment(config: Config, images: Array, rng: np.random.Generator) -> Array:
-    """A training batch (B, H, W, C): images of smallNORB and toys are cropped, and their contrast and brightness
-    changed, at random."""
-    return viewpoint.crop(images, rng) if config.has_views else images
 
 
 def prepared(images: Array, config: Config) -> Array:
@@ -786,18 +762,15 @@ def evaluate(model: Model, params: Params, data: Data, config: Config, workers: 
 DECAYED = {"conv1.w", "conv2.w", "conv3.w", "primary.w", "hidden.w", "out.w"}
 
 
-def of_model(name: str, config: Config) -> tuple[int, float, float]:
-    """Epochs, learning rate and weight decay of a model."""
-    if name == "cnn":
-        return config.cnn_epochs, config.cnn_lr, config.cnn_weight_decay
-    return config.n_epochs, config.lr, config.weight_decay
+def of_model(name: str, config: Config) -> tuple[int, float]:
+    """Epochs and learning rate of a model."""
+    return (config.cnn_epochs, config.cnn_lr) if name == "cnn" else (config.n_epochs, config.lr)
 
 
 def learning_rate(config: Config, model: str, progress: float) -> float:
-    """The scheduled rate at ``progress`` through the training, 0 to 1, with a linear warm-up over the first hundredth
-    from a tenth."""
-    factor = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
-    return of_model(model, config)[1] * factor[config.lr_schedule] * min(1.0, 0.1 + 90 * progress)
+    """The rate at ``progress`` through the training, 0 to 1: it rises from a tenth over the first hundredth, and falls
+    linearly to 0."""
+    return of_model(model, config)[1] * (1 - progress) * min(1.0, 0.1 + 90 * progress)
 
 
 def steps_per_epoch(config: Config, data: Data) -> int:
@@ -809,8 +782,10 @@ def training_batch(data: Data, config: Config, step: int) -> Examples:
     epoch, position = divmod(step, steps_per_epoch(config, data))
     chosen = permutation(len(data.train.labels), config.seed, epoch)[position * config.batch_size :]
     chosen = chosen[: config.batch_size]
-    rng = generator(config.seed, Stream.SHUFFLE, epoch, position)
-    images = augment(config, data.train.images[chosen], rng).astype(config.dtype, copy=False)
+    images, rng = data.train.images[chosen], generator(config.seed, Stream.SHUFFLE, epoch, position)
+    if config.has_views:
+        images = viewpoint.crop(images, rng)
+    images = images.astype(config.dtype, copy=False)
     dropout = None
     if config.cnn == "paper":
         dropout = 2 * rng.integers(0, 2, (len(chosen), N_HIDDEN)).astype(config.dtype)
@@ -836,8 +811,7 @@ def train(
     loss stops being finite.
     """
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
-    n_epochs, _, weight_decay = of_model(model.name, config)
-    n_steps = per_epoch * n_epochs
+    n_steps = per_epoch * of_model(model.name, config)[0]
     if callback and state.step == 0:
         callback(state, True)
     while state.step < n_steps:
@@ -847,7 +821,7 @@ def train(
             losses, grads = workers.gradients(
                 functools.partial(loss_and_grads, model, progress), state.params, batch, model.part_size
             )
-            adamw_step(state, grads, learning_rate(config, model.name, progress), weight_decay, DECAYED)
+            adamw_step(state, grads, learning_rate(config, model.name, progress), config.weight_decay, DECAYED)
         require_finite(state, losses["train_loss"], per_epoch)
         state.add(losses, weight=len(batch.labels))
         state.seconds += time.perf_counter() - started
@@ -912,35 +886,24 @@ def class_routing(params: Params, images: Array, config: Config) -> ClassRouting
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def fresh_states(config: Config) -> dict[str, TrainState]:
-    return {name: init_state(model, config) for name, model in make_models(config).items()}
-
-
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
-def train_all(
-    config: Config, data: Data, options: RunOptions = NO_OPTIONS, *, names: Sequence[str] = MODEL_NAMES,
-    callback: Callback | None = None, command: str = "",
-) -> dict[str, TrainState]:  # fmt: skip
-    """Train the named models one after the other, and return their states."""
-    states = fresh_states(config)
-    with (
-        Session(EXPERIMENT, config, states, options, callback, command) as session,
-        Workers(options.threads, config.dtype) as workers,
-    ):
-        for name, model in make_models(config).items():
-            if name in names:
-                session.begin(name, steps_per_epoch(config, data) * of_model(name, config)[0])
-                train(model, config, data, states[name], workers, session.after_step)
-    return {name: state for name, state in states.items() if name in names}
+def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
+    """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
+    session = Session(EXPERIMENT, config, make_models(config), options, **more)
+    with session, Workers(options.threads, config.dtype) as workers:
+        for model, state in session.trainings():
+            session.begin(model, steps_per_epoch(config, data) * of_model(model.name, config)[0])
+            train(model, config, data, state, workers, session.after_step)
+    return session.trained
 
 
 def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
     """Data, trainings, result. ``more`` as in ``train_all``."""
     data = make_data(config)
-    config = resolved(config, data)
+    config = multimnist.resolve_auto(config, data.name)
     return make_result(config, train_all(config, data, options, **more), data, options.threads)
 
 
@@ -1005,36 +968,16 @@ def format_table(result: Mapping[str, Any]) -> str:
 DIGIT_BOX = 20  # pixels: MNIST's digits fill a box of this side
 
 
-def read_view(path: Path, config: Config) -> Array:
-    """A picture file -> (1, 32 or 48, same, C), prepared as the data set is.
-
-    A picture of any size is padded to a square with the grey of its border and resized. For voxels and shapes, one
-    with a bright background is inverted. For smallNORB, a picture twice as wide as high is a stereo pair; any other
-    one is used for both eyes. Raises UserError where it cannot be read.
-    """
-    grey = np.rint(255 * read_grey(path)).astype(np.uint8)  # (H, W)
-    if not config.is_rendered:
-        height, width = grey.shape
-        pair = (grey[:, :height], grey[:, height:]) if width == 2 * height else (grey, grey)
-        return viewpoint.shrink(
-            np.stack([grey_square(eye, 2 * viewpoint.NORB_SIDE) for eye in pair])[None], config.standardize
-        )
-    image = grey_square(grey, viewpoint.IMAGE_SIZE).astype(np.float32) / 255
-    image = (1 - image if border_level(image) > 0.5 else image)[None, :, :, None]
-    return viewpoint.standardized(image) if config.standardize == "image" else image
-
-
 def read_picture(path: Path, config: Config) -> Array:
-    """A picture file -> (1, H, W, C), prepared as the data set is. Raises UserError where it cannot be read."""
-    if config.has_views:
-        return read_view(path, config)
+    """A picture file of a digit -> (1, H, W, 1), prepared as MNIST is. Raises UserError where it cannot be read."""
     return read_strokes(path, config.image_size, DIGIT_BOX).astype(config.dtype)[None, :, :, None]
 
 
 def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
     """A table: for each picture the class that each model names, and the class capsules' activations."""
     config, states = load_checkpoint(checkpoint)
-    capsules = require_models(checkpoint, states, ["capsules"])["capsules"]
+    if config.has_views or "capsules" not in states:
+        raise UserError(f"{checkpoint} has no capsules that learned digits; your_own_images.py learns any pictures")
     images = np.concatenate([read_picture(path, config) for path in pictures])
     examples, models = Examples(images, np.zeros(len(images), np.intp)), make_models(config)
     with Workers(1, config.dtype) as workers:
@@ -1042,7 +985,7 @@ def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
             name: predict_scores(models[name], state.params, examples, config, workers).argmax(axis=1)
             for name, state in states.items()
         }
-    _, activations = class_capsules(capsules.params, images, config)
+    _, activations = class_capsules(states["capsules"].params, images, config)
     classes, width = config.classes, max(len(str(path)) for path in pictures)
     heads = " ".join(f"{name:>12}" for name in answers)
     lines = [f"{'picture':<{width}} {heads}   activations: " + " ".join(f"{name:>5}" for name in classes)]
@@ -1065,7 +1008,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         [
             ("--n-train 6000 --n-epochs 2", "A short training on MNIST: about 30 seconds."),
             ("--dataset voxels", "Both models on held-out views of voxel objects: about 20 seconds."),
-            ("--checkpoint run.safetensors --predict digit.png", "The class of a picture: about 1 second."),
+            ("--checkpoint run.safetensors --predict digit.png", "The digit in a picture: about 1 second."),
         ],
     )  # fmt: skip
     if options.predict:

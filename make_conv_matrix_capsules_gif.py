@@ -32,6 +32,7 @@ import conv_matrix_capsules as experiment
 import visualize_conv_matrix_capsules as figures
 from conv_matrix_capsules import Array, ClassRouting, Config, Data, viewpoint
 from fast.workers import Workers
+from multimnist_capsnet import resolve_auto
 from support.files import require_writable
 from support.optimizers import TrainState
 from support.script import script
@@ -264,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SettingError("snapshots", f"{n_frames} frames are more than {MAX_FRAMES}")
     require_writable(options.out)
     data = experiment.make_data(config)
-    config = experiment.resolved(config, data)
+    config = resolve_auto(config, data.name)
     figures.require_images(config, data)
     state, recorder = record(config, data, options.snapshots, options.threads, options.quiet)
     result = experiment.make_result(config, {"capsules": state}, data, options.threads)

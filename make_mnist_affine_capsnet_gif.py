@@ -29,7 +29,7 @@ import mnist_affine_capsnet as experiment
 import visualize_mnist_affine_capsnet as figures
 from fast.workers import blas_threads
 from mnist_affine_capsnet import SWEEP, Config
-from multimnist_capsnet import Array, DigitOptions
+from multimnist_capsnet import Array
 from support.files import require_writable
 from support.script import script
 from support.settings import input_path, int_in, output_path, parse, redeclared, setting
@@ -147,7 +147,7 @@ class Options(AnimationOptions):
         " experiment.", usual=True,
     )  # fmt: skip
     frames: int = setting(73, int_in(2, MAX_FRAMES), "Show N angles from -90 to 90 degrees.", usual=True)
-    threads: int = redeclared(DigitOptions, "threads", DigitOptions.threads)
+    threads: int = redeclared(experiment.Options, "threads")
 
 
 @script

@@ -147,7 +147,7 @@ class Options(AnimationOptions):
     fps: float = redeclared(AnimationOptions, "fps", 10.0)
     out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), output_path, "File of the animation.", usual=True)
     snapshot_every: int = setting(25, int_in(1, 10**9), "Take N steps from one frame to the next.", usual=True)
-    threads: int = redeclared(experiment.DigitOptions, "threads", experiment.DigitOptions.threads)
+    threads: int = redeclared(experiment.Options, "threads")
 
 
 def require_few_frames(config: Config, every: int) -> None:

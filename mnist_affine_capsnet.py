@@ -51,15 +51,14 @@ import numpy as np
 
 import multimnist_capsnet as base
 from data.affnist_file import AFFNIST_SIDE, read_affnist
-from data.pictures import picture_sheet, read_strokes
 from fast.workers import SERIAL, Workers
-from smallnorb_novel_viewpoint import confusion_matrix
-from support.checkpoints import read_checkpoint, require_models
-from support.files import UserError, atomic_write, require_writable
+from support.checkpoints import read_checkpoint
+from support.files import UserError
 from support.optimizers import TrainState, count_params
 from support.results import recorded_command, result_document, save_result
-from support.run import Stream, generator, init_state, permutation, require_finite
+from support.run import Stream, generator, permutation, require_finite
 from support.script import script
+from support.tables import confusion_matrix
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
 
 from multimnist_capsnet import (  # isort: skip
@@ -67,7 +66,7 @@ from multimnist_capsnet import (  # isort: skip
     relu_forward, softmax, softmax_cross_entropy, update,
 )  # fmt: skip
 from support.settings import (  # isort: skip
-    SettingError, float_in, input_path, int_in, list_of, names_of, parse, redeclared, require_same, setting,
+    SettingError, float_in, input_path, int_in, names_of, parse, redeclared, setting,
 )  # fmt: skip
 
 # Dimension letters as in multimnist_capsnet.py:
@@ -104,8 +103,7 @@ class Config(Network):
     n_test: int = setting(0, int_in(0, 10**6), "Test on N digits.", shown="all")
     n_sweep: int = setting(2000, int_in(1, 10**6),
         "Test N digits at each angle from -90 to 90 degrees in steps of 5.")
-    rotation: tuple[float, ...] = setting((15.0, 35.0), list_of(float_in(-180, 180)), "Angles of the rotated test sets"
-        " in degrees, counter-clockwise: by default those of the article's listing and text.")
+    rotation: tuple[float, ...] = (15.0, 35.0)  # degrees, counter-clockwise: those of the article's listing and text
     match_accuracy: float | None = setting(None, float_in(0, 1, above=True), "Stop each model as soon as it has the"
         " accuracy X on the validation digits.", shown="train for all epochs")
     check_every: int = setting(500, int_in(1, 10**9),
@@ -129,23 +127,15 @@ class Config(Network):
 
 # fmt: off
 @dataclasses.dataclass(frozen=True)
-class Options(base.DigitOptions):
-    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train, or test, only these.", usual=True)
-    eval_only: bool = setting(False, bool, "Train nothing: test the networks of --checkpoint on the test sets that the"
-        " other flags describe.", usual=True)
+class Options(base.Options):
+    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
     affnist: Path | None = setting(None, input_path,
         "Test on a published affNIST file (.mat) as well; needs --canvas 40.")
     # fmt: on
 
     def check(self, given: Mapping[str, Any]) -> None:
         super().check(given)
-        if self.eval_only and self.checkpoint is None:
-            raise SettingError("eval_only", "needs --checkpoint FILE")
-        if self.eval_only and (self.resume or self.predict):
-            raise SettingError("eval_only", f"not together with --{'resume' if self.resume else 'predict'}")
-        if self.affnist and self.predict:
-            raise SettingError("affnist", "--predict neither trains nor tests")
-        if self.affnist and not self.eval_only and given.get("canvas") != AFFNIST_SIDE:
+        if self.affnist and given.get("canvas") != AFFNIST_SIDE:
             raise SettingError("affnist", f"needs --canvas {AFFNIST_SIDE}")
 
 
@@ -297,7 +287,6 @@ def evaluation_shifts(config: Config, n: int, key: int) -> Array:
 def make_data(config: Config) -> Data:
     """Raises UserError where there are too few digits."""
     digits = base.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), config.data_dir)
-    base.require_digits(digits, config.data_dir)
     n, n_train = len(digits.train_labels), config.n_train or len(digits.train_labels) - config.n_val
     if n_train < 1 or n_train + config.n_val > n:
         wanted = f"--n-train {config.n_train} and --n-val {config.n_val}"
@@ -600,71 +589,35 @@ def make_result(
             "epoch_seconds": round(state.seconds / max(epochs, 1e-9), 3),
             "train_seconds": round(state.seconds, 3),
         }
-    headline = f"rotated_{config.rotation[-1]:g}_accuracy" if config.rotation[-1] else "upright_accuracy"
+    headline = f"rotated_{config.rotation[-1]:g}_accuracy"
     return result_document(EXPERIMENT, config, data.name, models, states, threads, headline, 1 / base.N_CLASSES)
 
 
-def check_affnist(affnist: Path | None, config: Config) -> tuple[Array, Array] | None:
-    if affnist is None:
-        return None
-    if config.canvas != AFFNIST_SIDE:
-        raise UserError(f"--affnist has images of 40x40, the networks are for {config.canvas}x{config.canvas}")
-    return read_affnist(affnist)
-
-
-def fresh_states(config: Config) -> dict[str, TrainState]:
-    return {name: init_state(model, config) for name, model in make_models(config).items()}
-
-
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
-def train_all(
-    config: Config, data: Data, options: RunOptions = NO_OPTIONS, *, names: Sequence[str] = MODEL_NAMES,
-    callback: Callback | None = None, command: str = "",
-) -> dict[str, TrainState]:  # fmt: skip
-    """Train the named models one after the other, and return their states."""
-    states = fresh_states(config)
-    with Session(EXPERIMENT, config, states, options, callback, command) as session:
-        for name, model in make_models(config).items():
-            if name in names:
-                session.begin(name, config.n_steps)
-                with Workers(options.threads, config.dtype) as workers:
-                    train(model, config, data, states[name], workers, session.after_step)
-    return {name: state for name, state in states.items() if name in names}
+def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
+    """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
+    with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
+        for model, state in session.trainings():
+            session.begin(model, config.n_steps)
+            with Workers(options.threads, config.dtype) as workers:
+                train(model, config, data, state, workers, session.after_step)
+    return session.trained
 
 
 def run(
     config: Config, options: RunOptions = NO_OPTIONS, affnist: Path | None = None, **more: Any
 ) -> dict[str, Any]:  # fmt: skip
     """Data, trainings, tests, result. ``more`` as in ``train_all``."""
-    real = check_affnist(affnist, config)
+    real = read_affnist(affnist) if affnist else None
     data = make_data(config)
     config = resolve_defaults(config, data)
     states = train_all(config, data, options, **more)
     with Workers(options.threads, config.dtype) as workers:
         tested = run_tests(config, data, states, workers, real)
     return make_result(config, data, states, tested, options.threads)
-
-
-TEST_FIELDS = ("dataset", "data_dir", "seed", "n_test", "n_sweep", "rotation")
-
-
-def evaluate_checkpoint(options: Options, asked: Config, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Test the networks of a checkpoint on the test sets of ``asked``. Raises UserError where another setting that is
-    ``given`` is not the checkpoint's."""
-    assert options.checkpoint
-    saved, states = load_checkpoint(options.checkpoint)
-    require_same(options.checkpoint, saved, asked, given, (*TEST_FIELDS, "n_train"))  # which may stand for "all"
-    states = require_models(options.checkpoint, states, options.models)
-    config = dataclasses.replace(saved, **{name: getattr(asked, name) for name in TEST_FIELDS})
-    real = check_affnist(options.affnist, config)
-    data = make_data(dataclasses.replace(config, n_train=1, n_val=0))
-    config = dataclasses.replace(base.resolve_auto(config, data.name), n_test=len(data.test_labels))
-    with Workers(options.threads, config.dtype) as workers:
-        tested = run_tests(config, data, states, workers, real)
-    return make_result(config, data, states, tested, options.threads) | {"trained_with_seed": saved.seed}
 
 
 ARTICLE = (
@@ -681,11 +634,9 @@ def describe(result: dict[str, Any]) -> str:
         if c["match_accuracy"] is None
         else f", stopped at {100 * c['match_accuracy']:g} % on {c['n_val']:,} for validation"
     )
-    trained = result.get("trained_with_seed", result["seed"])
-    seed = f"{result['seed']}" + f" (trained with seed {trained})" * (trained != result["seed"])
     return (
         f"{result['dataset']} on {c['canvas']}x{c['canvas']}: {c['n_test']:,} test digits;"
-        f" seed {seed}, {c['n_epochs']} epochs of {c['n_train']:,}{match}"
+        f" seed {result['seed']}, {c['n_epochs']} epochs of {c['n_train']:,}{match}"
     )
 
 
@@ -707,86 +658,23 @@ def format_table(result: dict[str, Any]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Prediction for image files (--predict)
-# ----------------------------------------------------------------------------------------------------------------------
-
-BOX = 20  # pixels, as in MNIST
-
-
-def read_digit(path: Path, config: Config) -> Array:
-    """A picture file -> (S, S) in [0, 1], prepared as MNIST is: the strokes in a box of 20 pixels, its centre of
-    mass within a pixel of the middle. A picture of 28x28 pixels is not scaled. Raises UserError where it cannot be read
-    or has no strokes."""
-    picture = read_strokes(path, config.image_size, BOX).astype(config.dtype)
-    side = np.arange(config.image_size)
-    rows, columns = np.flatnonzero(picture.any(axis=1)), np.flatnonzero(picture.any(axis=0))
-    for axis, marked in ((0, rows), (1, columns)):
-        centre = float(picture.sum(axis=1 - axis) @ side / picture.sum())
-        shift = round(config.image_size / 2 - centre)
-        shift = max(-int(marked[0]), min(config.image_size - 1 - int(marked[-1]), shift))
-        picture = np.roll(picture, shift if abs(shift) > 1 else 0, axis)  # no stroke passes the edge
-    return picture
-
-
-def predict(options: Options, asked: Config, given: Mapping[str, Any]) -> str:
-    """A table of each model's class for each picture; and a PNG with a row for each picture, as the networks get it and
-    as the longest capsule reconstructs it. Raises UserError where a setting that is ``given`` is not the
-    checkpoint's."""
-    checkpoint, paths, out_png = options.checkpoint, options.predict, options.predict_png
-    assert checkpoint
-    require_writable(out_png)
-    config, states = load_checkpoint(checkpoint)
-    require_same(checkpoint, config, asked, given)
-    models = make_models(config)
-    images = np.stack([read_digit(path, config) for path in paths])
-    with Workers(1, config.dtype) as workers:
-        scores = {name: scores_of(models[name], state, images, workers) for name, state in states.items()}
-    tiles = images[:, None]
-    if "capsnet" in states:
-        params = states["capsnet"].params
-        drawn = draw_capsules(params, capsules(params, images, config), scores["capsnet"].argmax(axis=1))
-        tiles = np.concatenate([tiles, drawn[:, None]], axis=1)
-    with atomic_write(out_png) as stream:
-        stream.write(picture_sheet(tiles))
-    width = max(len(str(path)) for path in paths)
-    lines = [f"{'picture':<{width}} " + " ".join(f"{name:<8}" for name in states)]
-    if "capsnet" in states:
-        lines[0] += "  lengths of the capsules 0 ... 9"
-    certainty = {name: confidences(name, s) for name, s in scores.items()}
-    for k, path in enumerate(paths):
-        answers = " ".join(f"{p[k].argmax()} ({p[k].max():.2f})" for p in certainty.values())
-        lengths = "   " + " ".join(f"{x:.2f}" for x in scores["capsnet"][k]) if "capsnet" in states else ""
-        lines.append(f"{path!s:<{width}} {answers}{lengths}")
-    return "\n".join([*lines, f"pictures{' and reconstructions' if 'capsnet' in states else ''}: {out_png}"])
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # Command line
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 @script
 def main(argv: Sequence[str] | None = None) -> None:
-    config, options, given = parse(
+    config, options, _ = parse(
         Config, Options, argv,
         "Train a capsule network, a CNN and LeNet-5 on upright digits and test them on rotated and distorted ones.",
         [
             ("", "Three models, twelve epochs of MNIST: about 35 minutes."),
             ("--n-train 6000 --n-epochs 4 --checkpoint run.safetensors",
              "A short training on 6,000 digits, which is kept: about 3 minutes."),
-            ("--checkpoint run.safetensors --eval-only --rotation=-20,20",
-             "Test its networks at other angles, in degrees: about 2 minutes."),
         ],
     )  # fmt: skip
-    if options.predict:
-        print(predict(options, config, given))
-        return
     command = recorded_command(EXPERIMENT, argv)
-    if options.eval_only:
-        require_writable(options.out_json)
-        result = evaluate_checkpoint(options, config, given)
-    else:
-        result = run(config, options, options.affnist, names=options.models, command=command)
+    result = run(config, options, options.affnist, names=options.models, command=command)
     save_result(options.out_json, result, command)
     print(f"{describe(result)}\n{format_table(result)}")
 

@@ -43,22 +43,18 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from data.pictures import picture_sheet, read_strokes
 from data.stroke_digits import stroke_digits
 from fast import dynamic_routing, optimizers, spectral_conv
 from fast.workers import LEAST_PART, Workers, default_threads
 from support.checkpoints import read_checkpoint
 from support.console import one_line, print_message, shows_progress
-from support.files import CACHE_DIR, UserError, atomic_write, require_writable
+from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
 from support.results import model_metrics, recorded_command, result_document, save_result
-from support.run import Stream, generator, init_state, require_finite
+from support.run import Stream, generator, require_finite
 from support.script import script
-from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
-
-from support.settings import (  # isort: skip
-    SettingError, float_in, folder, int_in, names_of, output_path, parse, require_same, setting,
-)  # fmt: skip
+from support.settings import SettingError, float_in, folder, int_in, names_of, parse, setting
+from support.training import NO_OPTIONS, Callback, RunOptions, Session
 
 # Dimension letters
 #   B  images of a batch          N  examples of a set            L  digits in an image (2)
@@ -197,24 +193,11 @@ class Config(Network):
 
 # fmt: off
 @dataclasses.dataclass(frozen=True)
-class DigitOptions(PredictOptions):
-    """Those of a script that trains these networks."""
-
-    predict_png: Path = setting(Path("prediction.png"), output_path, "File in which --predict draws what the network"
-        " sees in the pictures.")
+class Options(RunOptions):
+    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), f"Use N threads; each works on {LEAST_PART} images of a"
         " batch or more. The last bits of the numbers depend on N.", shown="one for each processor, at most 4")
-    # fmt: on
-
-    def check(self, given: Mapping[str, Any]) -> None:
-        super().check(given)
-        if "predict_png" in given and not self.predict:
-            raise SettingError("predict_png", "needs --predict IMAGE")
-
-
-@dataclasses.dataclass(frozen=True)
-class Options(DigitOptions):
-    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
+# fmt: on
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -251,7 +234,8 @@ def load_mnist(data_dir: Path | None = None) -> Digits:
     """The four files of ``data_dir`` or, without it, of the cache, where those that are missing are downloaded to.
 
     Files that are intact and not the canonical ones are read too, and the set is called "custom". Raises UserError for
-    a file that is missing or damaged, UnavailableError where there is neither a file nor a download.
+    a file that is missing or damaged, and for labels beyond those of digits, UnavailableError where there is neither a
+    file nor a download.
     """
     if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"--data-dir {data_dir} is no folder: name the one with the four MNIST files")
@@ -266,6 +250,8 @@ def load_mnist(data_dir: Path | None = None) -> Digits:
         if len(arrays[i]) != len(arrays[i + 1]):
             counts = f"{len(arrays[i])} images but {files[i + 1]} has {len(arrays[i + 1])} labels"
             raise UserError(f"{files[i]} has {counts}: take both from the same source")
+    if (most := max(arrays[1].max(), arrays[3].max())) > 9:
+        raise UserError(f"{place} has the label {most}: the labels of digits must be 0 to 9")
     crc = 0
     for array in arrays:
         crc = zlib.crc32(array.data, crc)
@@ -309,16 +295,6 @@ def download(stem: str, folder: Path) -> Path:
             tried.append(f"{mirror} ({one_line(error, 80)})")
     advice = "name the folder of its four files with --data-dir, or take --dataset strokes"
     raise UnavailableError(f"MNIST could not be downloaded to {folder} from {', '.join(tried)}: {advice}")
-
-
-def require_digits(digits: Digits, folder: Path | None = None) -> None:
-    """Raises UserError where there are labels beyond those of digits."""
-    if (most := max(digits.train_labels.max(), digits.test_labels.max())) > 9:
-        raise UserError(f"{folder or CACHE_DIR} has the label {most}: the labels of digits must be 0 to 9")
-
-
-def has_mnist_files(folder: Path) -> bool:
-    return any(find_file(folder, stem) for stem in MNIST_SHA256)
 
 
 def resolve_dataset(
@@ -444,7 +420,6 @@ class Data(NamedTuple):
 def make_data(config: Config) -> Data:
     """Test composites are rendered here, once; those of the training are rendered batch by batch. Raises UserError."""
     digits = resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), config.data_dir)
-    require_digits(digits, config.data_dir)
     digits = hold_out(digits, config.n_val)
     train = Overlays(digits.train_images, digits.train_labels, config)
     test = Overlays(digits.test_images, digits.test_labels, config)
@@ -866,9 +841,7 @@ def capsnet_loss_and_grads(
     return losses, grads
 
 
-def capsnet_assess(
-    params: Params, batch: Batch, config: Network, parts: Parts | None = None
-) -> tuple[Array, float]:
+def capsnet_assess(params: Params, batch: Batch, config: Network, parts: Parts | None = None) -> tuple[Array, float]:
     """Scores (B, J), and the squared error of the true digits' pictures, summed over all pixels."""
     lengths, cache = capsnet_forward(params, batch.images, config, parts)
     return lengths, squared_error(reconstruct(params, cache.v, batch.labels), batch.sources, 1)[0]
@@ -1107,27 +1080,19 @@ def train(
 # A run from beginning to end
 # ----------------------------------------------------------------------------------------------------------------------
 
-def fresh_states(config: Config) -> dict[str, TrainState]:
-    return {name: init_state(model, config) for name, model in make_models(config).items()}
-
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
-def train_all(
-    config: Config, data: Data, options: RunOptions = NO_OPTIONS, *, names: Sequence[str] = MODEL_NAMES,
-    callback: Callback | None = None, command: str = "",
-) -> dict[str, TrainState]:  # fmt: skip
-    """Train the named models one after the other, and return their states."""
-    states = fresh_states(config)
-    with Session(EXPERIMENT, config, states, options, callback, command) as session:
-        for name, model in make_models(config).items():
-            if name in names:
-                session.begin(name, config.n_steps)
-                with Workers(options.threads, config.dtype) as workers:
-                    train(model, config, data, states[name], workers, session.after_step)
-    return {name: state for name, state in states.items() if name in names}
+def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
+    """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
+    with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
+        for model, state in session.trainings():
+            session.begin(model, config.n_steps)
+            with Workers(options.threads, config.dtype) as workers:
+                train(model, config, data, state, workers, session.after_step)
+    return session.trained
 
 
 def make_result(config: Config, data: Data, states: dict[str, TrainState], threads: int = 1) -> dict[str, Any]:
@@ -1166,58 +1131,21 @@ def format_table(result: dict[str, Any]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Prediction for image files (--predict)
-# ----------------------------------------------------------------------------------------------------------------------
-
-BOX = 24  # pixels: one digit of MNIST has 20, two that are a few pixels apart have more
-
-
-def predict(options: DigitOptions, asked: Config, given: Mapping[str, Any]) -> str:
-    """A table of the two longest capsules of each picture, and a PNG: a row each of the picture as the network gets it
-    and what the two capsules draw. Raises UserError where a setting that is ``given`` is not the checkpoint's."""
-    checkpoint, paths, out_png = options.checkpoint, options.predict, options.predict_png
-    assert checkpoint
-    require_writable(out_png)
-    config, states = load_checkpoint(checkpoint)
-    require_same(checkpoint, config, asked, given)
-    if "capsnet" not in states:
-        raise UserError(f"{checkpoint} has no capsule network")
-    params = states["capsnet"].params
-    images = np.stack([read_strokes(path, config.image_size, BOX) for path in paths]).astype(config.dtype)
-    lengths, cache = capsnet_forward(params, images, config)
-    named = top_labels(lengths, 2)
-    drawn = reconstruct(params, cache.v, named)  # (B, 2, H, W)
-    with atomic_write(out_png) as stream:
-        stream.write(picture_sheet(np.concatenate([images[:, None], drawn], axis=1)))
-    width = max(len(str(path)) for path in paths)
-    lines = [f"{'picture':<{width}} longest     second     lengths of 0 ... 9"]
-    for path, (first, second), length in zip(paths, named, lengths, strict=True):
-        two = f"{first} ({length[first]:.2f})    {second} ({length[second]:.2f})"
-        lines.append(f"{path!s:<{width}} {two}   " + " ".join(f"{x:.2f}" for x in length))
-    return "\n".join([*lines, f"pictures and reconstructions: {out_png}"])
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # Command line
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 @script
 def main(argv: Sequence[str] | None = None) -> None:
-    config, options, given = parse(
+    config, options, _ = parse(
         Config, Options, argv,
         "Train a capsule network and two CNNs to recognise both digits of a composite, of two laid over each other.",
         [
             ("", "Three models, four epochs of 12,000 composites: about 7 minutes."),
             ("--models capsnet --n-epochs 20 --checkpoint run.safetensors",
              "Train the capsules longer and keep them: about 8 minutes."),
-            ("--checkpoint run.safetensors --predict digits.png",
-             "Name the two digits of a picture with the capsule network of run.safetensors: about 1 second."),
         ],
     )  # fmt: skip
-    if options.predict:
-        print(predict(options, config, given))
-        return
     command = recorded_command(EXPERIMENT, argv)
     result = run(config, options, names=options.models, command=command)
     save_result(options.out_json, result, command)

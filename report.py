@@ -66,7 +66,7 @@ HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands be
   <!-- table: results/EXPERIMENT/FILE.json grid models=capsules,cnn digits=2 -->     a row per setting of a sweep
   <!-- table: results/EXPERIMENT/FILE.json seeds first=3 -->     a row per seed, here of the first three, then mean
       and sd, and the 95 % interval of five or more
-  <!-- table: results/EXPERIMENT/FILE.json study models=capsules -->     a row per kind of assignments (--routing-study)
+  <!-- table: results/EXPERIMENT/FILE.json study models=capsules -->     a row per kind of couplings
   <!-- table: results/claims.json claims page=docs/PAGE.md -->     a row per condition of each claim, here of a page's
   <!-- table: results/benchmarks/FILE.json table NAME columns=step,ms -->     a table of a benchmark file
 Options: metrics= models= digits= setting= first= columns= page= names=.

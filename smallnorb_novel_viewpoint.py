@@ -48,8 +48,9 @@ from support.checkpoints import read_checkpoint
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
 from support.results import model_metrics, recorded_command, result_document, save_result
-from support.run import Stream, generator, init_state, permutation, require_finite
+from support.run import Stream, generator, permutation, require_finite
 from support.script import script
+from support.tables import confusion_matrix
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
 
 from support.settings import (  # isort: skip
@@ -75,6 +76,7 @@ N_PRIMARY = 8
 CONV_CHANNELS = 16
 CONV_KERNEL = 5
 VARIANCE_FLOOR = 3.0  # see em_routing_forward
+LEAST_FLOOR = 1e-12  # above the square of a vote's rounding error in float32, below which the loss becomes NaN
 VOXEL_CLASSES = ("cross", "L", "T", "frame", "tripod")
 HARD_CLASSES = ("L", "tripod")  # the other objects look the same after half a turn
 SHAPE_CLASSES = ("shape 1", "shape 2", "shape 3", "shape 4", "shape 5")
@@ -197,7 +199,7 @@ class Config(Viewpoints):
         group="capsules")
     em_grad: str = setting("exact", ("exact", "stop"), "Differentiate through all iterations, or through the last"
         " M-step alone, with constant assignments and mass.")
-    variance_floor: float = setting(VARIANCE_FLOOR, float_in(0, 1e6, above=True),
+    variance_floor: float = setting(VARIANCE_FLOOR, float_in(LEAST_FLOOR, 1e6),
         "Add X to every variance of a routing iteration.")
     beta_v_init: float = setting(-1.0, float_in(-10, 10),
         "Initial beta_v. Below -log(variance floor) / 2, votes that agree activate a capsule.")
@@ -210,13 +212,6 @@ class Config(Viewpoints):
     def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         both = {"cnn_epochs": "n_epochs", "cnn_lr": "lr"}
         return super().defaults(given) | {own: given[name] for own, name in both.items() if name in given}
-
-    def check(self, given: Mapping[str, Any]) -> None:
-        super().check(given)
-        # The square of a vote's rounding error: below it the loss becomes NaN.
-        if self.variance_floor < (least := float(np.finfo(self.dtype).eps) ** 2):
-            message = f"{self.variance_floor:g} is below {least:.2g}, the least of {self.dtype}"
-            raise SettingError("variance_floor", message)
 
     @property
     def length_is_free(self) -> bool:
@@ -1067,14 +1062,6 @@ def hard_accuracy(confusion: Array) -> float:
     return float(confusion[hard, hard].sum() / max(1, confusion[hard].sum()))
 
 
-def confusion_matrix(labels: Array, answers: Array, n_classes: int) -> Array:
-    """labels and answers (N,) -> counts (J, J): entry k, j is the number of images of class k that are classified as
-    j."""
-    counts = np.zeros((n_classes, n_classes), int)
-    np.add.at(counts, (labels, answers), 1)
-    return counts
-
-
 def true_class_mass(model: Model, params: Params, split: Split) -> float:
     """Fraction of the assigned mass that the true class has in the last iteration, mean over a set; 1/5 by chance."""
     passes = forward_in_batches(model, params, split.images)
@@ -1139,27 +1126,18 @@ def train(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def fresh_states(config: Config) -> dict[str, TrainState]:
-    return {name: init_state(model, config) for name, model in make_models(config).items()}
-
-
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
-def train_all(
-    config: Config, data: Data, options: RunOptions = NO_OPTIONS, *, names: Sequence[str] = MODEL_NAMES,
-    callback: Callback | None = None, command: str = "",
-) -> dict[str, TrainState]:  # fmt: skip
-    """Train the named models one after the other, and return their states."""
-    states = fresh_states(config)
+def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
+    """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
     per_epoch = steps_per_epoch(config, data)
-    with Session(EXPERIMENT, config, states, options, callback, command) as session:
-        for name, model in make_models(config).items():
-            if name in names:
-                session.begin(name, per_epoch * of_model(name, config)[0])
-                train(model, config, data, states[name], session.after_step)
-    return {name: state for name, state in states.items() if name in names}
+    with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
+        for model, state in session.trainings():
+            session.begin(model, per_epoch * of_model(model.name, config)[0])
+            train(model, config, data, state, session.after_step)
+    return session.trained
 
 
 def make_result(config: Config, states: dict[str, TrainState], data: Data) -> dict[str, Any]:

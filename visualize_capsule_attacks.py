@@ -266,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        free = ("data_dir", "epsilons", "attack_steps", "n_attack")
+        free = ("data_dir", "epsilons", "n_attack")
         config, states = load_finished(
             experiment, options.checkpoint, asked, given, free, required=MODELS,
             length=lambda name, config: conv.of_model(name, experiment.network_config(config))[0],

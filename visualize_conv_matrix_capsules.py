@@ -736,7 +736,7 @@ def load_run(path: Path | None, config: Config, given: Mapping[str, Any], option
         length=lambda name, config: experiment.of_model(name, config)[0],
     )  # fmt: skip
     data = experiment.make_data(config)
-    config = experiment.resolved(config, data)
+    config = multimnist.resolve_auto(config, data.name)
     require_images(config, data)
     states = states or experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
     result = experiment.make_result(config, states, data, options.threads)

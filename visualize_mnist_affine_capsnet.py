@@ -355,7 +355,7 @@ def finished(
 class Options(FigureOptions):
     figures: tuple[str, ...] = setting((), names_of(FIGURES), f"Draw these alone: {', '.join(FIGURES)}.", usual=True)
     results: Path = setting(RESULTS, input_path, "Results of compare_seeds.py: the reported seeds.")
-    threads: int = redeclared(base.DigitOptions, "threads", base.DigitOptions.threads)
+    threads: int = redeclared(base.Options, "threads")
 
 
 @script

@@ -556,7 +556,7 @@ class Options(FigureOptions):
         (), names_of((*OF_RUN, *OF_RESULTS)), f"Draw these alone: {', '.join((*OF_RUN, *OF_RESULTS))}.", usual=True
     )
     results: Path = setting(RESULTS, input_path, "Results of compare_seeds.py: the reported seeds.")
-    threads: int = redeclared(experiment.DigitOptions, "threads", experiment.DigitOptions.threads)
+    threads: int = redeclared(experiment.Options, "threads")
 
 
 @script

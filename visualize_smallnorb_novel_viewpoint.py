@@ -43,12 +43,13 @@ from matplotlib.ticker import MaxNLocator, MultipleLocator
 import smallnorb_novel_viewpoint as experiment
 from data.norb_files import NORB_SETS, norb_path
 from fast.workers import blas_threads
-from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split, confusion_matrix
+from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split
 from support.files import UserError
 from support.optimizers import TrainState
 from support.run import Stream, generator
 from support.script import script
 from support.settings import folder, input_path, names_of, parse, setting
+from support.tables import confusion_matrix
 
 from support.figures import (  # isort: skip
     BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SKY, SMALL_CNN, VERMILLION, WRONG,

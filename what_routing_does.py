@@ -40,7 +40,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -54,10 +54,10 @@ from multimnist_capsnet import Array, Batch, Network, Pair, Params, Parts
 from support.checkpoints import read_checkpoint
 from support.optimizers import TrainState, count_params
 from support.results import model_metrics, recorded_command, result_document, save_result
-from support.run import Stream, generator, init_state
+from support.run import Stream, generator
 from support.script import script
 from support.settings import SettingError, float_in, folder, from_json, int_in, parse, setting
-from support.training import NO_OPTIONS, Callback, RunOptions, Session
+from support.training import NO_OPTIONS, RunOptions, Session
 
 # Dimension letters
 #   B  images of a batch              I  capsules, or types, below           J  capsules, or types, above
@@ -111,6 +111,8 @@ class Config:
         " primary capsules, and nothing of digit capsules.")
     recon_weight: float = setting(Network.recon_weight, float_in(0, 1000),
         "Weight of the squared error of a CapsNet's reconstruction in the loss.")
+
+    length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
     # fmt: on
 
     @classmethod
@@ -130,11 +132,6 @@ class Config:
             raise SettingError("assignments", "random is for a CapsNet")
         if self.study == "signs" and (unused := [name for name in ("checkpoint", "resume") if name in given]):
             raise SettingError(unused[0], "--study signs takes seconds and saves nothing")
-
-    @property
-    def length_is_free(self) -> bool:
-        """The learning rate falls to 0 at the end."""
-        return False
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -447,28 +444,27 @@ def make_data(config: Config) -> Any:
     return SCRIPTS[config.study].make_data(network_config(config))
 
 
-def fresh_states(config: Config) -> dict[str, TrainState]:
+def make_models(config: Config) -> dict[str, Any]:
     model = make_network(config)
-    return {model.name: init_state(model, config)}
+    return {model.name: model}
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
-def train_all(
-    config: Config, data: Any, options: RunOptions = NO_OPTIONS, *, callback: Callback | None = None, command: str = ""
-) -> dict[str, TrainState]:
-    """Train the network, and return its state by its name."""
-    states, model, network = fresh_states(config), make_network(config), network_config(config)
+def train_all(config: Config, data: Any, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
+    """Train the network, and return its state by its name. ``more`` as in ``Session``."""
+    network = network_config(config)
     if config.study == "affnist":
         network = affine.resolve_defaults(network, data)
     per_epoch = conv.steps_per_epoch(network, data) if config.study == "shapes" else network.steps_per_epoch
-    session = Session(EXPERIMENT, config, states, options, callback, command)
+    session = Session(EXPERIMENT, config, make_models(config), options, **more)
     with session, Workers(options.threads) as workers:
-        session.begin(model.name, per_epoch * config.n_epochs)
-        SCRIPTS[config.study].train(model, network, data, states[model.name], workers, session.after_step)
-    return states
+        for model, state in session.trainings():
+            session.begin(model, per_epoch * config.n_epochs)
+            SCRIPTS[config.study].train(model, network, data, state, workers, session.after_step)
+    return session.trained
 
 
 def affnist_study(config: Config, params: Params, data: affine.Data, workers: Workers) -> dict[str, float]:

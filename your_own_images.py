@@ -42,6 +42,7 @@ import numpy as np
 
 import conv_matrix_capsules as conv
 import multimnist_capsnet as digits
+from conv_matrix_capsules import Examples
 from data.labelled_pictures import Labelled, PictureSets, picture_endings, read_sets, visible_files
 from data.pictures import Levels, square_of_set
 from fast import optimizers
@@ -51,7 +52,7 @@ from support.console import one_line, print_message, shows_progress
 from support.files import UserError, atomic_write, require_writable
 from support.optimizers import TrainState
 from support.results import model_metrics, recorded_command, result_document, save_result
-from support.run import Stream, generator, init_state, permutation, require_finite
+from support.run import Stream, generator, permutation, require_finite
 from support.script import script
 from support.tables import class_accuracies, confusion_lines, confusion_matrix, describe_classes
 from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
@@ -70,6 +71,7 @@ EXPERIMENT = "your_own_images"
 MODEL_NAMES = ("capsules", "cnn", "capsnet")
 SIDES = (20, 32)  # by default, in pixels; the nearest to the pictures' own size is taken
 MOST_SHOWN = 60_000  # pictures that a network sees by default: 30 epochs of 2,000, one epoch of 60,000
+CAPSNET_LR = 2e-3  # learning rate of the CapsNet
 MARGIN_EPOCHS = 10  # in which the margin of the capsules' loss rises, where the learning rate is constant
 RARE = 0.1  # of the largest class
 
@@ -88,7 +90,6 @@ class Config:
         shown="their own size, but at least {} and at most {}".format(*SIDES))
     colour: str = setting("grey", ("grey", "rgb"), "Show the pictures to the networks in grey or in colour.",
         usual=True)
-    shift: int = setting(0, int_in(0, 8), "Shift every training picture at random by up to N pixels on each axis.")
     seed: int = setting(0, int_in(0, 2**32 - 1), "Seed of the test set that is drawn, the initial weights and the order"
         " of the pictures.", usual=True, group="training")
     n_epochs: int | None = setting(None, int_in(1, 100_000), "Train for N passes over the training pictures.",
@@ -96,11 +97,8 @@ class Config:
     batch_size: int = setting(32, int_in(1, 4096), "Take each step on N pictures.")
     lr: float = setting(0.015, float_in(0, 10, above=True), "Learning rate of the matrix capsules.")
     cnn_lr: float = setting(3e-3, float_in(0, 10, above=True), "Learning rate of the CNN.")
-    capsnet_lr: float = setting(2e-3, float_in(0, 10, above=True), "Learning rate of the CapsNet.")
     lr_schedule: str = setting("linear", ("linear", "constant"), "Course of the learning rate: it falls to 0, or it"
         " stays, and a training can be continued with more epochs.")
-    recon_weight: float = setting(0.005, float_in(0, 1000), "Weight of the squared error of the CapsNet's"
-        " reconstructions in its loss.")
     plain: bool = setting(False, bool, "Compute by the plain forms of the networks, not by their fast twins.")
     class_names: tuple[str, ...] = ()  # these three are from the pictures
     levels: tuple[str, ...] = ()  # which became black and white, by the kind of numbers: "8 bits: 0 to 255"
@@ -161,30 +159,16 @@ def in_floats(images: Array) -> Array:
     return images * np.float32(1 / 255)
 
 
-class Batch(NamedTuple):
-    images: Array  # (B, S, S, C) float32
-    labels: Array  # (B,)
-
-    def part(self, start: int, stop: int) -> Batch:
-        return Batch(self.images[start:stop], self.labels[start:stop])
-
-
 def steps_per_epoch(config: Config, data: PictureSets) -> int:
     return math.ceil(len(data.train.labels) / config.batch_size)
 
 
-def training_batch(data: PictureSets, config: Config, step: int) -> Batch:
+def training_batch(data: PictureSets, config: Config, step: int) -> Examples:
     """The batch of a step, which depends on the seed and the step alone."""
     epoch, position = divmod(step, steps_per_epoch(config, data))
     chosen = permutation(len(data.train.labels), config.seed, epoch)[position * config.batch_size :]
     chosen = chosen[: config.batch_size]
-    images = in_floats(data.train.images[chosen])
-    if m := config.shift:
-        rng = generator(config.seed, Stream.SHUFFLE, epoch, position)
-        padded = np.pad(images, ((0, 0), (m, m), (m, m), (0, 0)), mode="edge")
-        row, column = rng.integers(0, 2 * m + 1, (2, len(chosen), 1)) + np.arange(images.shape[1])  # each (B, S)
-        images = padded[np.arange(len(chosen))[:, None, None], row[:, :, None], column[:, None, :]]
-    return Batch(images, data.train.labels[chosen])
+    return Examples(in_floats(data.train.images[chosen]), data.train.labels[chosen])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -195,7 +179,7 @@ def training_batch(data: PictureSets, config: Config, step: int) -> Batch:
 class Model(NamedTuple):
     name: str
     init_params: Callable[[np.random.Generator], Params]
-    loss_and_grads: Callable[[float, Params, Batch, int], tuple[dict[str, float], Params]]  # progress; n of the batch
+    loss_and_grads: Callable[[float, Params, Examples, int], tuple[dict[str, float], Params]]  # progress; n of a batch
     answers: Callable[[Params, Array], Array]  # images -> (B, J): the greatest names the class
     lr: float
     part_size: int  # pictures on which one thread works at a time
@@ -210,43 +194,28 @@ def sized(settings: Any, config: Config, **more: Any) -> Any:
     return net
 
 
-def capsnet_settings(config: Config) -> Any:
-    return sized(digits.Config, config, recon_weight=config.recon_weight)
-
-
-def softmax(scores: Array) -> Array:
-    e = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
-
-
 def conv_model(name: str, config: Config) -> Model:
     """The matrix capsules or their CNN."""
     net = conv.make_models(sized(conv.Config, config))[name]
 
-    def loss_and_grads(progress: float, params: Params, part: Batch, n: int) -> tuple[dict[str, float], Params]:
-        scores, cache = net.forward(params, part.images)
-        loss, dscores = net.loss(scores, part.labels, progress)
-        weight = len(part.labels) / n
-        return {"train_loss": weight * loss}, net.backward(weight * dscores, cache)[0]
-
     def answers(params: Params, images: Array) -> Array:
         scores = net.forward(params, images)[0]
-        return softmax(scores) if name == "cnn" else scores
+        return digits.softmax(scores) if name == "cnn" else scores
 
     lr = config.cnn_lr if name == "cnn" else config.lr
-    return Model(name, net.init_params, loss_and_grads, answers, lr, net.part_size)
+    return Model(name, net.init_params, functools.partial(conv.loss_and_grads, net), answers, lr, net.part_size)
 
 
 def capsnet_model(config: Config) -> Model:
-    net = capsnet_settings(config)
+    net = sized(digits.Config, config)
 
-    def loss_and_grads(progress: float, params: Params, part: Batch, n: int) -> tuple[dict[str, float], Params]:
+    def loss_and_grads(progress: float, params: Params, part: Examples, n: int) -> tuple[dict[str, float], Params]:
         batch = digits.Batch(part.images, part.labels[:, None], part.images[:, None])
         return digits.capsnet_loss_and_grads(params, batch, n, net)
 
     return Model(
         "capsnet", lambda rng: digits.capsnet_init(rng, net), loss_and_grads,
-        lambda params, images: digits.capsnet_forward(params, images, net)[0], config.capsnet_lr, 16,
+        lambda params, images: digits.capsnet_forward(params, images, net)[0], CAPSNET_LR, 16,
     )  # fmt: skip
 
 
@@ -257,7 +226,7 @@ def make_models(config: Config) -> dict[str, Model]:
 
 def reconstructions(params: Params, images: Array, config: Config) -> Array:
     """Images (B, S, S, C) -> what the CapsNet draws of each from its longest capsule (B, S, S, C)."""
-    lengths, cache = digits.capsnet_forward(params, images, capsnet_settings(config))
+    lengths, cache = digits.capsnet_forward(params, images, sized(digits.Config, config))
     masked, _ = digits.mask_forward(cache.v, lengths.argmax(axis=1)[:, None])
     return digits.decoder_forward(params, masked)[0].reshape(images.shape)
 
@@ -325,20 +294,13 @@ def train(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def fresh_states(config: Config) -> dict[str, TrainState]:
-    return {name: init_state(model, config) for name, model in make_models(config).items()}
-
-
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, fresh_states)
+    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
-def run(
-    config: Config, options: RunOptions = NO_OPTIONS, *, names: Sequence[str] = MODEL_NAMES, command: str = "",
-    callback: Callback | None = None,
-) -> dict[str, Any]:  # fmt: skip
+def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
     """Data, trainings, result: accuracies are fractions, "confusion" counts test pictures by model, true class and
-    answer."""
+    answer. ``more`` as in ``Session``."""
     data = make_data(config)
     config = resolved(config, data)
     counts = [np.bincount(part.labels, minlength=len(data.classes)).tolist() for part in (data.train, data.test)]
@@ -349,21 +311,16 @@ def run(
     if by_class[rarest][0] < RARE * max(counts[0]):
         print_message(f"warning: the class {rarest} has {by_class[rarest][0]:,} training pictures and the largest"
                       f" {max(counts[0]):,}: look at the balanced accuracy")  # fmt: skip
-    states, networks = fresh_states(config), make_models(config)
-    models: dict[str, Any] = {}
-    confusions = {}
-    with (
-        Session(EXPERIMENT, config, states, options, callback, command) as session,
-        Workers(options.threads, config.dtype) as workers,
-    ):
-        for name in (name for name in networks if name in names):
-            session.begin(name, steps_per_epoch(config, data) * (config.n_epochs or 0))
-            train(networks[name], config, data, states[name], workers, session.after_step)
-            confusion, _ = evaluate(networks[name], states[name].params, data.test, len(data.classes), workers)
-            models[name], confusions[name] = model_metrics(states[name]), confusion.tolist()
-    states = {name: states[name] for name in models}
+    models, confusions = {}, {}
+    session = Session(EXPERIMENT, config, make_models(config), options, **more)
+    with session, Workers(options.threads, config.dtype) as workers:
+        for model, state in session.trainings():
+            session.begin(model, steps_per_epoch(config, data) * (config.n_epochs or 0))
+            train(model, config, data, state, workers, session.after_step)
+            confusion, _ = evaluate(model, state.params, data.test, len(data.classes), workers)
+            models[model.name], confusions[model.name] = model_metrics(state), confusion.tolist()
     result = result_document(
-        EXPERIMENT, config, "images", models, states, options.threads, "accuracy", 1 / len(data.classes)
+        EXPERIMENT, config, "images", models, session.trained, options.threads, "accuracy", 1 / len(data.classes)
     )
     return result | {"classes": by_class, "confusion": confusions}
 

@@ -12,6 +12,7 @@ import smallnorb_novel_viewpoint as viewpoint
 from benchmarks.measure import Step
 from fast.optimizers import adamw_step
 from fast.workers import Workers
+from support.run import init_state
 
 N_CLASSES = 10
 SIZES = (32, 8, 8, 8)
@@ -32,7 +33,7 @@ def numpy_step(batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, t
     """One training step: forward, loss, backward, Adam; exact gradient through three EM iterations."""
     config = config_of(sizes)
     model = experiment.make_models(config)["capsules"]
-    state, batch = experiment.init_state(model, config), _batch(batch_size)
+    state, batch = init_state(model, config), _batch(batch_size)
     workers = Workers(threads, config.dtype).__enter__()  # as long as the process
     gradients = functools.partial(experiment.loss_and_grads, model, 0.0)
 

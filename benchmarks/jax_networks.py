@@ -20,6 +20,7 @@ import smallnorb_novel_viewpoint as views
 from benchmarks import conv_matrix_capsules, multimnist, smallnorb
 from benchmarks.measure import Step
 from fast import field_em
+from support.run import init_state
 
 Params = dict[str, Any]
 
@@ -168,19 +169,19 @@ def matrix_capsules_loss(params: Params, x: Array, labels: Array, config: conv.C
 
 def smallnorb_step(batch_size: int = 32) -> Step:
     config = views.Config(batch_size=batch_size)
-    params = views.init_state(views.make_models(config)["capsules"], config).params
+    params = init_state(views.make_models(config)["capsules"], config).params
     return training_step(functools.partial(smallnorb_loss, config=config), params, *smallnorb._batch(batch_size))
 
 
 def multimnist_step(batch_size: int = 32, conv_channels: int = 32) -> Step:
     config = multimnist.config_of(batch_size, conv_channels)
-    params = digits.init_state(digits.capsnet_model(config), config).params
+    params = init_state(digits.capsnet_model(config), config).params
     return training_step(functools.partial(multimnist_loss, config=config), params, *multimnist._batch(config))
 
 
 def matrix_capsules_step(batch_size: int = 32) -> Step:
     config = conv_matrix_capsules.config_of(conv_matrix_capsules.SIZES)
-    params = conv.init_state(conv.make_models(config)["capsules"], config).params
+    params = init_state(conv.make_models(config)["capsules"], config).params
     images, labels, *_ = conv_matrix_capsules._batch(batch_size)
     return training_step(functools.partial(matrix_capsules_loss, config=config), params, images, labels)
 

@@ -13,6 +13,7 @@ import threadpoolctl
 import multimnist_capsnet as experiment
 from benchmarks.measure import Step
 from fast.workers import Workers
+from support.run import init_state
 
 Array = np.ndarray
 
@@ -36,7 +37,7 @@ def numpy_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2, 
     """One training step: forward, both reconstructions, losses, backward, Adam."""
     config = config_of(batch_size, conv_channels, routing_grad=routing_grad)
     model, batch = experiment.capsnet_model(config), _batch(config)
-    state = experiment.init_state(model, config)
+    state = init_state(model, config)
     workers = Workers(threads, config.dtype).__enter__()  # as long as the process
 
     def step() -> None:

@@ -8,6 +8,7 @@ import threadpoolctl
 import smallnorb_novel_viewpoint as experiment
 from benchmarks.measure import Step
 from fast.optimizers import adamw_step
+from support.run import init_state
 
 
 def _batch(batch_size: int) -> tuple[experiment.Array, experiment.Array]:
@@ -24,7 +25,7 @@ def numpy_step(
     threadpoolctl.threadpool_limits(threads)  # as long as the process
     config = experiment.Config(batch_size=batch_size, em_grad=em_grad, em_iters=em_iters)
     model = experiment.make_models(config)["capsules"]
-    state = experiment.init_state(model, config)
+    state = init_state(model, config)
     x, labels = _batch(batch_size)
 
     def step() -> None:
@@ -40,7 +41,7 @@ def products_step(batch_size: int = 32) -> Step:
     """The matrix products of that step and nothing else: two of conv1, three of the dense layer, three of the votes."""
     config = experiment.Config()
     model = experiment.make_models(config)["capsules"]
-    params = experiment.init_state(model, config).params
+    params = init_state(model, config).params
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> experiment.Array:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +12,6 @@ from support.files import UserError
 Array = np.ndarray
 
 AFFNIST_SIDE = 40  # pixels
-MAT_HEADER, MAT_COMPRESSED = 128, 15  # bytes of the header, and the type of an element that is packed, in version 5
-MAT_GROWTH, MAT_LEAST = 100, 1 << 26  # digits are packed to a tenth; bytes that are never too many
 
 
 def read_affnist(path: Path) -> tuple[Array, Array]:
@@ -27,15 +23,8 @@ def read_affnist(path: Path) -> tuple[Array, Array]:
     """
     from scipy.io import loadmat
 
-    require_bounded(path)
     try:
         with path.open("rb") as opened:  # loadmat's own word on a missing file does not say that it is missing
-            head = opened.read(10)
-            opened.seek(0)
-            if head[:4] == b"PK\x03\x04":
-                raise ValueError("it is a .zip archive: unzip it first")
-            if head == b"MATLAB 7.3" or head[:4] == b"\x89HDF":
-                raise ValueError("it is of MATLAB 7.3: save it with -v7, or fetch the published file")
             struct = loadmat(opened, variable_names=["affNISTdata"])["affNISTdata"][0, 0]
         pixels, labels = np.asarray(struct["image"]), np.asarray(struct["label_int"]).ravel()
     except FileNotFoundError:
@@ -50,29 +39,6 @@ def read_affnist(path: Path) -> tuple[Array, Array]:
     if is_wide(images[labels == 1]):
         images = images.transpose(0, 2, 1)
     return images, labels.astype(np.intp)
-
-
-def require_bounded(path: Path) -> None:
-    """Raises UserError where a MATLAB file unpacks to very much more than an affNIST file does."""
-    try:
-        if path.exists() and not path.is_file():
-            raise UserError(f"{path} is not an affNIST file: it is no regular file")
-        with path.open("rb") as stream:
-            size, unpacked = os.fstat(stream.fileno()).st_size, 0
-            stream.seek(MAT_HEADER)
-            while len(head := stream.read(8)) == 8:  # an element: its type and number of bytes
-                kind, n_bytes = (int(word) for word in np.frombuffer(head, "<u4"))
-                if kind != MAT_COMPRESSED:
-                    stream.seek(n_bytes, os.SEEK_CUR)
-                    continue
-                inflate = zlib.decompressobj()
-                while n_bytes and (chunk := stream.read(min(n_bytes, 1 << 12))):
-                    n_bytes -= len(chunk)
-                    unpacked += len(inflate.decompress(chunk))
-                    if unpacked > max(MAT_LEAST, MAT_GROWTH * size):
-                        raise UserError(f"{path} is not an affNIST file: it unpacks to {MAT_GROWTH} times its size")
-    except (OSError, zlib.error):
-        return  # which the reader says in its words
 
 
 def is_wide(images: Array) -> bool:

@@ -59,15 +59,12 @@ class PictureSets(NamedTuple):
     is_drawn: bool  # whether the test set was drawn from the pictures
 
 
-def read_sets(
-    path: Path, side: int | tuple[int, int], channels: int, rng: np.random.Generator, classes: Sequence[str] = (),
-    levels: Levels | None = None,
-) -> PictureSets:  # fmt: skip
+def read_sets(path: Path, side: int | tuple[int, int], channels: int, rng: np.random.Generator) -> PictureSets:
     """Training and test set of a folder or a .npz file; a test set that is not there is drawn, see ``picture_sets``.
 
     ``side``: that of the images in pixels, or the least and the greatest from which the one nearest to the pictures'
-    own (the median of their longer sides) is taken. ``classes`` and ``levels``: those of a trained network. Raises
-    UserError; a picture that cannot be read is left out, with a warning.
+    own (the median of their longer sides) is taken. Raises UserError; a picture that cannot be read is left out, with a
+    warning.
     """
     if not os.path.exists(path):
         raise UserError(f"there is no folder and no .npz file {path}")
@@ -79,13 +76,11 @@ def read_sets(
         chosen = np.linspace(0, len(items) - 1, min(len(items), N_MEASURED)).astype(int).tolist()
         sizes = [size for k in chosen if (size := source.size(items[k]))]
         side = int(np.clip(round(float(np.median(sizes or side[1:]))), *side))
-    parts, levels = read_all(path, source, side, channels, levels)
-    return picture_sets(parts, source.names, levels, rng, classes)
+    parts, levels = read_all(path, source, side, channels)
+    return picture_sets(parts, source.names, levels, rng)
 
 
-def read_all(
-    path: Path, source: Source, side: int, channels: int, levels: Levels | None
-) -> tuple[list[Labelled], Levels]:
+def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list[Labelled], Levels]:
     """Every picture is resized when it is read: memory depends on the number of pictures alone, not on their sizes.
     Black and white are the least and the greatest number of all training pictures of one kind of numbers."""
     from tqdm import tqdm
@@ -94,7 +89,7 @@ def read_all(
     if 4 * n * side * side * channels > MAX_BYTES:
         raise UserError(f"{n:,} pictures of {side} x {side} pixels need more than {MAX_BYTES >> 20} MiB: take fewer, or"
                         " a smaller --image-size")  # fmt: skip
-    known, unreadable, sets = dict(levels or {}), [], []
+    known, unreadable, sets = dict[str, tuple[float, float]](), [], []
     bar = tqdm(total=n, desc="pictures", leave=False, disable=not shows_progress())
     for is_test, (items, labels) in enumerate(source.parts):
         raw, kinds = np.empty((len(items), side, side, channels), np.float32), np.empty(len(items), object)
@@ -102,7 +97,7 @@ def read_all(
         for k, item in enumerate(items):
             with contextlib.suppress(UserError):
                 raw[k], kind, (low, high) = source.load(item, side, channels)
-                if not is_test and levels is None:
+                if not is_test:
                     known[kind] = min(low, known.get(kind, (low,))[0]), max(high, known.get(kind, (high, high))[1])
                 greatest[kind] = max(high, greatest.get(kind, high))
                 kinds[k] = kind
@@ -402,23 +397,17 @@ def identities(images: Array) -> Array:
 
 
 def picture_sets(
-    parts: Sequence[Labelled],
-    found: Sequence[str],
-    levels: Levels,
-    rng: np.random.Generator,
-    classes: Sequence[str] = (),
+    parts: Sequence[Labelled], found: Sequence[str], levels: Levels, rng: np.random.Generator
 ) -> PictureSets:
     """Training and test set. Without a test set ``rng`` draws a fifth of each class, at least one picture, for it;
     copies of a picture stay on one side.
 
-    ``found``: the names of the labels. ``classes``: those of a trained network, among which all must be; without it,
-    those of which there are training pictures. Raises UserError where there are not enough pictures.
+    ``found``: the names of the labels. Raises UserError where there are not enough pictures.
     """
-    names = tuple(classes) or tuple(found[k] for k in np.unique(parts[0].labels))
+    names = tuple(found[k] for k in np.unique(parts[0].labels))
     for name in (found[k] for part in parts for k in np.unique(part.labels)):
         if name not in names:
-            where = "the network was trained on" if classes else "there are training pictures of"
-            raise UserError(f"there are pictures of the class {name}, which is none that {where}")
+            raise UserError(f"there are pictures of the class {name}, but no training pictures of it")
     if len(names) < 2:
         raise UserError(f"there are pictures of one class alone, {', '.join(names)}: {LAYOUTS}")
     numbers = np.array([names.index(name) if name in names else -1 for name in found], np.intp)

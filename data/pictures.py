@@ -1,9 +1,8 @@
-"""Image files: reading them as squares, as strokes or as they are; and sheets of pictures as PNG."""
+"""Image files: reading them as squares, as strokes or as they are."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import math
 import stat
 import warnings
@@ -172,14 +171,6 @@ def read_grey(path: Path) -> Array:
     return np.clip((np.asarray(image) - min(low, 0)) / np.float32(white - min(low, 0)), 0, 1)
 
 
-def grey_square(grey: Array, side: int) -> Array:
-    """(H, W) uint8 -> (S, S): resized until its longer side is S, in the middle of a square of the median of its
-    border."""
-    from PIL import Image
-
-    return np.rint(squared(Image.fromarray(grey.astype(np.float32)), side, 1)[..., 0]).astype(np.uint8)
-
-
 def read_strokes(path: Path, side: int, box: int) -> Array:
     """A picture file of strokes -> (S, S) in [0, 1], float32, bright strokes on black.
 
@@ -206,17 +197,3 @@ def read_strokes(path: Path, side: int, box: int) -> Array:
     picture = np.zeros((side, side), np.float32)
     picture[top : top + strokes.shape[0], left : left + strokes.shape[1]] = strokes
     return picture
-
-
-def picture_sheet(tiles: Array) -> bytes:
-    """tiles (rows, columns, H, W) in [0, 1], or (rows, columns, H, W, 3) -> a PNG of them, four times as large, between
-    white lines."""
-    from PIL import Image
-
-    tiles = np.pad(tiles, [(0, 0), (0, 0), (1, 1), (1, 1), (0, 0)][: tiles.ndim], constant_values=1)
-    rows, columns, height, width = tiles.shape[:4]
-    sheet = tiles.swapaxes(1, 2).reshape(rows * height, columns * width, *tiles.shape[4:])
-    sheet = sheet.repeat(4, axis=0).repeat(4, axis=1)
-    stream = io.BytesIO()
-    Image.fromarray((255 * np.clip(sheet, 0, 1)).astype(np.uint8)).save(stream, "PNG")
-    return stream.getvalue()

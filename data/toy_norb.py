@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -722,7 +722,6 @@ def write_toy_norb(
             files[subset, "info"].write(header("<i4", (len(rows), 4)) + rows[:, 1:].astype("<i4").tobytes())
             shape = (len(rows), 2, SIDE, SIDE)
             starts[subset] = files[subset, "dat"].write(header("u1", shape))
-            reserve(files[subset, "dat"], starts[subset] + math.prod(shape))
         workers = stack.enter_context(Workers(threads or default_threads()))
         bar = stack.enter_context(
             tqdm(total=len(jobs), desc="toys", unit="toy", leave=False, disable=not shows_progress(quiet))
@@ -743,15 +742,6 @@ def write_toy_norb(
         for file in files.values():  # all are on the disk before the first takes its name
             file.flush()
             os.fsync(file.fileno())
-
-
-def reserve(file: IO[bytes], size: int) -> None:
-    """Find out at once whether the disk has room for the file."""
-    file.flush()
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file.fileno(), 0, size)
-    file.seek(size - 1)
-    file.write(b"\0")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

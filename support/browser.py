@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from support.files import UserError, temporary_folder
+from support.files import UserError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 DRIVERS = ("chromedriver", "chromium.chromedriver")
@@ -39,7 +40,7 @@ def headless_browser(width: int = 1280, height: int = 900, dark: bool = False, s
         raise NoBrowserError("selenium is missing: pip install -r requirements-browser.txt") from None
     options = webdriver.ChromeOptions()
     options.binary_location = browser
-    with temporary_folder() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         for flag in (
             "headless=new", "disable-gpu", "hide-scrollbars", "disable-dev-shm-usage", "no-first-run",
             "disable-background-networking", "disable-component-update", f"user-data-dir={profile}",

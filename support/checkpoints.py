@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from support.console import one_line
 from support.files import UserError, atomic_write
 from support.optimizers import TrainState
 from support.results import plain
+from support.run import init_states
 from support.settings import difference, from_json, settings_of
 
 C = TypeVar("C")
@@ -51,11 +52,11 @@ def checksum(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> int
 
 
 def read_checkpoint(
-    path: Path, experiment: str, config_class: type[C], fresh: Callable[[C], Mapping[str, TrainState]]
+    path: Path, experiment: str, config_class: type[C], make_models: Callable[[C], Mapping[str, Any]]
 ) -> tuple[C, dict[str, TrainState]]:
-    """The inverse of ``save_checkpoint``: the configuration, and the states of its models. ``fresh(config)`` makes the
-    states, by name, into which the arrays must fit. Raises UserError where the file is missing, damaged, or of another
-    experiment."""
+    """The inverse of ``save_checkpoint``: the configuration, and the states of its models. ``make_models(config)`` are
+    those, by name, whose parameters the arrays must fit. Raises UserError where the file is missing, damaged, or of
+    another experiment."""
     from safetensors import SafetensorError, safe_open
 
     if not path.exists():
@@ -69,7 +70,8 @@ def read_checkpoint(
         if header["checksum"] != checksum(header, arrays):
             raise ValueError("it is damaged")
         config = from_json(config_class, header["config"])
-        states = {name: state for name, state in fresh(config).items() if name in header["models"]}
+        models = {name: model for name, model in make_models(config).items() if name in header["models"]}
+        states = init_states(models, config)
         for name, state in states.items():
             for kind in ("params", "m", "v"):
                 for key, target in getattr(state, kind).items():
@@ -98,10 +100,3 @@ def require_resumable(path: Path, saved: Any, asked: Any) -> None:
             raise UserError(f"cannot resume {path}: it was made with {found}; {hint}")
         if any(getattr(asked, name) < getattr(saved, name) for name in lengths):
             raise UserError(f"cannot resume {path}: it was made with {found}, which is shorter")
-
-
-def require_models(path: Path, states: Mapping[str, TrainState], names: Collection[str]) -> dict[str, TrainState]:
-    """The states of the named models; UserError where there is none."""
-    if not (found := {name: state for name, state in states.items() if name in names}):
-        raise UserError(f"{path} holds {', '.join(states)}, and not {', '.join(names)}")
-    return found

@@ -18,26 +18,20 @@ def print_message(text: str) -> None:
     """Print to stderr, if there is one that can be written to."""
     if sys.stderr is not None:  # print would take stdout instead
         try:
-            print(encodable(text, sys.stderr), file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
         except OSError:
             discard(sys.stderr)
 
 
 def discard(stream: IO[str]) -> None:
     """From here on nothing is written to where a stream goes: Python would try again at its end, and end in 120."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def shows_progress(quiet: bool = False) -> bool:
     """Whether a progress bar is wanted and somebody sees it."""
     return not quiet and sys.stderr is not None and sys.stderr.isatty()
-
-
-def encodable(text: str, stream: IO[str]) -> str:
-    """The text with escapes for what the stream cannot take, such as odd bytes in a file's name."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 class Terminated(KeyboardInterrupt):

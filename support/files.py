@@ -1,10 +1,9 @@
-"""Files are written whole or not at all, and never over an input."""
+"""Files are written whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -59,25 +58,3 @@ def beside(path: Path) -> tuple[Path, Path]:
         raise OSError("it is no regular file")  # such as /dev/null, which would be replaced
     target.parent.mkdir(parents=True, exist_ok=True)
     return target, target.with_name(f".{target.name}.tmp")
-
-
-@contextlib.contextmanager
-def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """An empty folder, that of the system or ``parent`` above it, which goes at the end."""
-    with tempfile.TemporaryDirectory(prefix=".run-", dir=parent, ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Outputs against inputs
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def same_file(a: Path, b: Path) -> bool:
-    """Whether two paths are of the same file, by symbolic and by hard links too; neither needs to exist."""
-    with contextlib.suppress(OSError, ValueError):
-        found = os.path.exists(a), os.path.exists(b)
-        if all(found):
-            return os.path.samefile(a, b)
-        return not any(found) and os.path.realpath(a) == os.path.realpath(b)
-    return False

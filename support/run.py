@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -38,6 +39,10 @@ def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
 def init_state(model: Any, config: Any) -> TrainState:
     """Fresh parameters of a model; their draws depend on the seed and the model's name alone."""
     return TrainState(model.name, model.init_params(generator(config.seed, Stream.INIT, *model.name.encode())))
+
+
+def init_states(models: Mapping[str, Any], config: Any) -> dict[str, TrainState]:
+    return {name: init_state(model, config) for name, model in models.items()}
 
 
 def require_finite(state: TrainState, loss: float, steps_per_epoch: int) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from support.console import Terminated, one_line, print_message
+from support.console import Terminated, discard, one_line, print_message
 from support.files import UserError
 from support.settings import UsageError
 
@@ -45,8 +45,7 @@ def script(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
             print_message(f"error: {one_line(error, 500)}")
             return 1
         except OSError as error:
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # or Python would write again at its end
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard(sys.stdout)
             if not isinstance(error, BrokenPipeError):
                 print_message(f"error: {one_line(error, 500)}")
                 return 1

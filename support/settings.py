@@ -67,9 +67,11 @@ def setting(
     return dataclasses.field(default=default, metadata={"it": Setting(kind, help, shown, paper, usual, free, group)})
 
 
-def redeclared(config: Any, field: str, value: Any, **changed: Any) -> Any:
-    """A field of another dataclass, with another default ``value`` and what else of its ``Setting`` is ``changed``."""
-    return dataclasses.field(default=value, metadata={"it": settings_of(config)[field]._replace(**changed)})
+def redeclared(config: Any, field: str, value: Any = dataclasses.MISSING, **changed: Any) -> Any:
+    """A field of another dataclass, perhaps with another default ``value``, and what else of its ``Setting`` is
+    ``changed``."""
+    default = getattr(config, field) if value is dataclasses.MISSING else value
+    return dataclasses.field(default=default, metadata={"it": settings_of(config)[field]._replace(**changed)})
 
 
 def settings_of(config: Any) -> dict[str, Setting]:

@@ -36,15 +36,6 @@ def describe_sample(values: list[float], level: float = 0.05) -> Json:
     return {"n": n, "mean": mean, "sd": sd, "low": mean - half, "high": mean + half}
 
 
-def seeds_needed(sd: float, n_comparisons: int, half_width: float = 0.02) -> int:
-    """How many seeds make the interval of a mean at most ``half_width`` to either side, where it is one of so many
-    that hold together at 95 % [Bonferroni]. ``sd``: of the differences of the same seed, as a pilot shows it."""
-    n = 2
-    while t_quantile(n, 0.05 / n_comparisons) * sd / math.sqrt(n) > half_width:
-        n += 1
-    return n
-
-
 def verdict(difference: Json) -> str | None:
     """Whether the interval of a mean difference is above zero, below it, or contains it: higher, lower, undecided.
     None with fewer than five seeds."""

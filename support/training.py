@@ -8,7 +8,7 @@ A new experiment has a frozen dataclass ``Config`` of settings with ``seed``, ``
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from support.console import shows_progress
 from support.files import require_writable
 from support.optimizers import TrainState
 from support.results import git_commit
+from support.run import init_states
 from support.settings import SettingError, input_path, int_in, output_path, setting
 
 Callback = Callable[[TrainState, bool], None]  # after a step: the state, and whether an epoch has ended
@@ -65,17 +66,19 @@ NO_OPTIONS = RunOptions(quiet=True)
 class Session:
     """The trainings of a run: saved after every epoch, resumed, shown by a progress bar.
 
-    ``with Session(EXPERIMENT, config, states, options) as session:``, then ``session.begin(name, n_steps)`` and
-    ``train(…, callback=session.after_step)`` of each model. On entry, --resume loads the checkpoint into ``states``.
-    ``callback`` is called after every step too, and before the first.
+    ``with Session(EXPERIMENT, config, make_models(config), options) as session:``, then for each ``model, state`` of
+    ``session.trainings()`` ``session.begin(model, n_steps)`` and ``train(…, callback=session.after_step)``. On entry,
+    --resume loads the checkpoint. ``names``: train only these models. ``callback`` is called after every step too, and
+    before the first. ``command`` is stored with the networks.
     """
 
     def __init__(
-        self, experiment: str, config: Any, states: dict[str, TrainState], options: RunOptions,
-        callback: Callback | None = None, command: str = "",
+        self, experiment: str, config: Any, models: Mapping[str, Any], options: RunOptions,
+        names: Collection[str] | None = None, callback: Callback | None = None, command: str = "",
     ) -> None:  # fmt: skip
-        self.experiment, self.config, self.states, self.options = experiment, config, states, options
-        self.callback, self.command = callback, command
+        self.experiment, self.config, self.models, self.options = experiment, config, models, options
+        self.names, self.callback, self.command = names, callback, command
+        self.states = init_states(models, config)
         self.bar: Any = None
 
     def __enter__(self) -> Session:
@@ -83,11 +86,11 @@ class Session:
         path = self.options.checkpoint
         if path and self.options.resume:
 
-            def states(saved: Any) -> dict[str, TrainState]:
+            def models(saved: Any) -> Mapping[str, Any]:
                 require_resumable(path, saved, self.config)
-                return self.states
+                return self.models
 
-            read_checkpoint(path, self.experiment, type(self.config), states)
+            self.states |= read_checkpoint(path, self.experiment, type(self.config), models)[1]
         require_writable(path, self.options.out_json)
         return self
 
@@ -95,13 +98,23 @@ class Session:
         if self.bar is not None:
             self.bar.close()
 
-    def begin(self, name: str, n_steps: int) -> None:
+    @property
+    def trained(self) -> dict[str, TrainState]:
+        """The states of the models that are to be trained, by name."""
+        return {name: state for name, state in self.states.items() if self.names is None or name in self.names}
+
+    def trainings(self) -> list[tuple[Any, TrainState]]:
+        """These models, one after the other, with their states."""
+        return [(self.models[name], state) for name, state in self.trained.items()]
+
+    def begin(self, model: Any, n_steps: int) -> None:
         """Show the progress of a model, of ``n_steps`` in all."""
         if shows_progress(self.options.quiet):
             from tqdm import tqdm
 
             self.__exit__()
-            self.bar = tqdm(total=n_steps, initial=self.states[name].step, desc=name, unit="step", leave=False)
+            initial = self.states[model.name].step
+            self.bar = tqdm(total=n_steps, initial=initial, desc=model.name, unit="step", leave=False)
 
     def after_step(self, state: TrainState, epoch_ended: bool) -> None:
         """The callback of a training loop: after every step, and before the first."""

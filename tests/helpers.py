@@ -248,7 +248,8 @@ EXPERIMENTS = {
     for experiment in (
         Experiment(
             "smallnorb_novel_viewpoint",
-            "--n-epochs 2 --batch-size 4 --n-train-views 2 --n-test-views 2 --n-elev 1 --n-per-combo 1",
+            "--n-epochs 2 --batch-size 4 --n-train-views 2 --n-test-views 2 --n-elev 1 --n-per-combo 1"
+            " --loss cross-entropy",
         ),
         Experiment("multimnist_capsnet", f"{_DIGITS} --n-test 20 --conv-channels 2 --primary-types 1"),
         Experiment(
@@ -257,12 +258,11 @@ EXPERIMENTS = {
         ),
         Experiment(
             "conv_matrix_capsules",
-            f"{_DIGITS} --n-test 10 --sizes 5,2,3,2 --lr-schedule constant --loss cross-entropy",
+            f"{_DIGITS} --n-test 10 --sizes 5,2,3,2 --loss cross-entropy",
         ),
         Experiment(
             "capsule_attacks",
-            "--n-epochs 2 --batch-size 8 --n-train 24 --sizes 5,2,3,2 --lr-schedule constant --loss cross-entropy"
-            " --n-attack 2 --epsilons 0.1 --attack-steps 2",
+            "--n-epochs 2 --batch-size 8 --n-train 24 --sizes 5,2,3,2 --loss cross-entropy --n-attack 2 --epsilons 0.1",
         ),
     )
 }

@@ -247,8 +247,6 @@ support/statistics.py test_statistics
      describe_sample: math.sqrt(_a) -> math.sqrt(_a - 1) | describe_sample: _a + _b -> _a + _b / 2 |
      describe_sample: np.mean -> np.median
   test_a_sample_has_the_interval_of_scipy_at_every_level | describe_sample: t_quantile(_a, _b) -> t_quantile(_a)
-  test_the_seeds_needed_are_the_fewest_that_make_the_interval_narrow_enough | seeds_needed: 0.05 / _a -> 0.05 |
-     seeds_needed: _a > _b -> _a > 2 * _b
   test_a_pair_by_hand_whatever_the_order | verdict: 'higher' if _a else 'lower' -> 'lower' if _a else 'higher' |
      compare_pairs: np.subtract(_a, _b) -> np.subtract(_b, _a) |
      summarise: compare_pairs(_a, _b) -> compare_pairs(_b, _a)

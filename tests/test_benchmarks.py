@@ -21,6 +21,7 @@ from figure_checks import check_held, drawn
 from helpers import ROOT, failure
 from support.optimizers import count_params
 from support.results import save_result
+from support.run import init_state
 
 B = 4
 
@@ -52,7 +53,7 @@ def test_products_of_a_whole_step_are_counted() -> None:
     assert work.product_flops == 2 * (conv1 + dense + votes)
     config = smallnorb.experiment.Config()
     model = smallnorb.experiment.make_models(config)["capsules"]
-    params = smallnorb.experiment.init_state(model, config).params
+    params = init_state(model, config).params
     assert work.state_bytes == 6 * 4 * count_params(params)
     assert work.call_bytes > work.state_bytes
 
@@ -116,7 +117,7 @@ def test_jax_computes_our_losses_and_gradients(network: str) -> None:
     if network == "smallnorb":
         config: Any = smallnorb.experiment.Config(dtype="float64")
         model: Any = smallnorb.experiment.make_models(config)["capsules"]
-        params = smallnorb.experiment.init_state(model, config).params
+        params = init_state(model, config).params
         data: Any = (rng.random((3, 32, 32, 1)), rng.integers(0, 5, 3))
         scores, cache = model.forward(params, data[0])
         loss, dscores = model.loss(scores, data[1], 0.0)
@@ -125,7 +126,7 @@ def test_jax_computes_our_losses_and_gradients(network: str) -> None:
     elif network == "multimnist":
         config = benchmark.config_of(3, 8, dtype="float64")
         model = m.capsnet_model(config)
-        params = m.init_state(model, config).params
+        params = init_state(model, config).params
         data = (rng.random((3, 36, 36)), np.array([[1, 4], [7, 0], [4, 3]]), rng.random((3, 2, 36, 36)))
         losses, grads = model.loss_and_grads(params, m.Batch(*data), 3)
         loss = losses["train_loss"]
@@ -133,7 +134,7 @@ def test_jax_computes_our_losses_and_gradients(network: str) -> None:
     else:
         config = dataclasses.replace(conv_matrix_capsules.config_of((4, 2, 3, 2)), dtype="float64")
         model = conv_matrix_capsules.experiment.make_models(config)["capsules"]
-        params = conv_matrix_capsules.experiment.init_state(model, config).params
+        params = init_state(model, config).params
         data = (rng.random((3, 28, 28, 1)), rng.integers(0, 10, 3))
         examples = conv_matrix_capsules.experiment.Examples(*data)
         losses, grads = conv_matrix_capsules.experiment.loss_and_grads(model, 0.0, params, examples, 3)

@@ -31,6 +31,7 @@ from helpers import (
     usage_error,
 )
 from support.files import UserError
+from support.run import init_state
 from support.settings import flag_of
 from support.training import RunOptions
 from test_smallnorb_files import make_arrays, write_set
@@ -238,7 +239,7 @@ def test_no_nan_from_any_seed(seed: int, loss: str) -> None:
 
 def test_a_few_steps_move_every_parameter_of_the_capsules() -> None:
     config = tiny(n_epochs=1)
-    start = m.init_state(m.make_models(config)["capsules"], config).params
+    start = init_state(m.make_models(config)["capsules"], config).params
     after = trained(config, ("capsules",))["capsules"].params
     for name, p in start.items():
         assert (after[name] != p).mean() > 0.5, name
@@ -262,7 +263,6 @@ def test_the_learning_rate_rises_then_falls_and_the_cnn_has_its_own() -> None:
     assert m.learning_rate(config, "capsules", 0.5) == pytest.approx(0.25)
     assert m.learning_rate(config, "cnn", 0.5) == pytest.approx(0.125)
     assert m.learning_rate(config, "cnn", 1) == 0
-    assert m.learning_rate(tiny(lr_schedule="constant"), "capsules", 1) == tiny().lr
 
 
 @pytest.mark.parametrize(
@@ -277,9 +277,9 @@ def test_weight_decay_shrinks_weights_outside_of_the_routing(name: str, decayed:
     config = tiny(n_train=8, n_epochs=1, dtype="float64")  # one step
     if name == "paper":
         name, config = "cnn", dataclasses.replace(config, cnn="paper")
-    start = m.init_state(m.make_models(config)[name], config).params
+    start = init_state(m.make_models(config)[name], config).params
     plain = trained(config, (name,))[name]
-    shrunk = trained(dataclasses.replace(config, weight_decay=20.0, cnn_weight_decay=20.0), (name,))[name]
+    shrunk = trained(dataclasses.replace(config, weight_decay=20.0), (name,))[name]
     assert plain.step == shrunk.step == 1
     lr = m.learning_rate(config, name, 0.0)
     for key, p in plain.params.items():
@@ -332,13 +332,6 @@ def test_pixels_are_between_0_and_1() -> None:
         assert (len(data.train.labels), len(data.test.labels)) == (24, 10)
     assert data.held_out is not None
     assert len(data.held_out.labels) == 10
-
-
-def test_labels_that_are_no_digits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    letters = digits.Digits("custom", *(np.zeros((4, 28, 28), np.uint8), np.array([1, 2, 3, 26], np.uint8)) * 2)
-    monkeypatch.setattr(digits, "resolve_dataset", lambda *_: letters)
-    with pytest.raises(UserError, match="has the label 26: the labels of digits must be 0 to 9"):
-        m.make_data(tiny(dataset="mnist"))
 
 
 AZIMUTHS = ["--train-azimuths", "20:60", "--test-azimuths", "100:160"]
@@ -507,7 +500,7 @@ def test_the_assignments_in_the_receptive_fields() -> None:
         (["--dataset", "voxels", "--test-azimuths", "100:200"], "--test-azimuths", "overlaps"),
         (["--dataset", "smallnorb", "--data-dir", "f", "--n-elev", "2"], "--n-elev", "alone"),
         (["--dataset", "voxels", "--n-val", "2"], "--n-val", "needs --dataset auto, mnist or strokes"),
-        (["--variance-floor", "1e-20"], "--variance-floor", "the least of float32"),
+        (["--variance-floor", "1e-20"], "--variance-floor", "is not between 1e-12 and"),
     ],
 )
 def test_flags_that_do_not_fit_together(
@@ -534,12 +527,12 @@ def test_flags_of_viewpoints_need_views(dataset: list[str], capsys: pytest.Captu
 
 
 def test_the_cnn_is_trained_as_the_capsules_unless_it_has_settings_of_its_own() -> None:
-    both = from_flags("--n-epochs", "3", "--weight-decay", "0.5")
-    assert m.of_model("capsules", both) == (3, m.Config.lr, 0.5)
-    assert m.of_model("cnn", both) == (3, m.Config.cnn_lr, 0.5)
-    own = from_flags("--n-epochs", "3", "--cnn-epochs", "7", "--cnn-weight-decay", "2", "--cnn-lr", "0.1")
-    assert m.of_model("capsules", own) == (3, m.Config.lr, m.Config.weight_decay)
-    assert m.of_model("cnn", own) == (7, 0.1, 2.0)
+    both = from_flags("--n-epochs", "3")
+    assert m.of_model("capsules", both) == (3, m.Config.lr)
+    assert m.of_model("cnn", both) == (3, m.Config.cnn_lr)
+    own = from_flags("--n-epochs", "3", "--cnn-epochs", "7", "--cnn-lr", "0.1")
+    assert m.of_model("capsules", own) == (3, m.Config.lr)
+    assert m.of_model("cnn", own) == (7, 0.1)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -609,14 +602,8 @@ def test_a_run_on_voxels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         shown = [f"{model[k]:.4f}" for k in ("familiar_accuracy", "held_out_accuracy", "drop")]
         assert line.split()[:4] == [name, *shown]
 
-    # a person's picture
-    picture = tmp_path / "view.png"
-    view = m.make_data(from_flags(*argv)).test.images[0, :, :, 0]
-    Image.fromarray((255 * view).astype(np.uint8)).save(picture)
-    assert m.main(["--predict", str(picture), "--checkpoint", str(checkpoint)]) == 0
-    words = capsys.readouterr().out.splitlines()[1].split()
-    assert set(words[1:3]) <= set(views.VOXEL_CLASSES)
-    assert len(words[3:]) == 5
+    line = failure(m, ["--predict", "view.png", "--checkpoint", str(checkpoint)], capsys)
+    assert "has no capsules that learned digits" in line
 
 
 def test_smallnorb_files_are_learnt(tmp_path: Path) -> None:

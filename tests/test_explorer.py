@@ -33,6 +33,7 @@ from support.browser import NoBrowserError, headless_browser, show_as
 from support.checkpoints import save_checkpoint
 from support.optimizers import TrainState
 from support.results import checksum
+from support.run import init_states
 
 Array = np.ndarray
 PAGE = ROOT / "explorer.html"
@@ -219,7 +220,7 @@ def test_a_network_that_the_page_cannot_compute_is_refused(
 ) -> None:  # fmt: skip
     config, states = views.load_checkpoint(checkpoints[1])
     other = dataclasses.replace(config, dataset="toys")  # whose networks have other shapes
-    fresh = views.fresh_states(other)
+    fresh = init_states(views.make_models(other), other)
     for name, state in states.items():
         fresh[name].history, fresh[name].step = state.history, state.step
     path = tmp_path / "other"

@@ -8,12 +8,10 @@ import tempfile
 import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
-from scipy.io import savemat
 
-from data import affnist_file, pictures
+from data import pictures
 from helpers import EXPERIMENTS, ROOT, smallest, usage_error
 from support import files
 
@@ -65,18 +63,6 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(side: int,
     said = f"{tmp_path / 'huge.png'} has {side:,} x {side:,} pixels: make it smaller than 50,000,000"
     assert str(error.value) == said
     assert Image.MAX_IMAGE_PIXELS is not None
-
-
-def test_a_mat_file_that_grows_a_thousandfold_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    path = tmp_path / "bomb.mat"
-    pixels = np.zeros((1600, 60_000), np.uint8)
-    savemat(path, {"affNISTdata": {"image": pixels, "label_int": np.zeros(60_000)}}, do_compression=True)
-    assert path.stat().st_size < 200_000
-    with pytest.raises(files.UserError, match=f"{path} is not an affNIST file: it unpacks to 100 times its size$"):
-        affnist_file.read_affnist(path)
-    pixels = np.random.default_rng(0).integers(0, 2, (1600, 50), np.uint8)
-    savemat(path, {"affNISTdata": {"image": pixels, "label_int": np.arange(50) % 10}}, do_compression=True)
-    assert len(affnist_file.read_affnist(path)[0]) == 50
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import compare_seeds
 import mnist_affine_capsnet as m
@@ -34,7 +33,7 @@ from helpers import (
     needs_mnist,
     usage_error,
 )
-from support.run import permutation
+from support.run import init_state, permutation
 from support.settings import flag_of
 from support.statistics import read_comparison
 
@@ -496,7 +495,7 @@ def test_training_stops_at_the_accuracy_asked_for(
 
     monkeypatch.setattr(m, "assess", assess)
     model = m.make_models(config)["lenet"]
-    state = base.init_state(model, config)
+    state = init_state(model, config)
     stops: list[int] = []
     m.train(model, config, data, state, SERIAL, lambda s, ended: stops.append(s.step) if m.reached(s, config) else None)
     assert state.step == steps
@@ -514,7 +513,7 @@ def test_training_stops_at_the_accuracy_asked_for(
 def test_figures_are_counts_of_right_answers(digits_dir: Path) -> None:
     config = small(digits_dir, **canvas(n_test=20))
     data = m.make_data(config)
-    states = {name: base.init_state(model, config) for name, model in m.make_models(config).items()}
+    states = {name: init_state(model, config) for name, model in m.make_models(config).items()}
     real = affnist_like()
     with Workers(2) as workers:
         figures = m.run_tests(config, data, states, workers, real)
@@ -543,7 +542,7 @@ def test_confidences_and_pictures_for_figures() -> None:
     models = m.make_models(config)
     images = rng_of(0).random((3, 40, 40), np.float32)
     for name, model in models.items():
-        state = base.init_state(model, config)
+        state = init_state(model, config)
         p = m.confidences(name, m.scores_of(model, state, images))
         assert p.shape == (3, 10)
         assert p.min() >= 0
@@ -586,10 +585,6 @@ def flags(config: m.Config) -> list[str]:
     ("argv", "says"),
     [
         ("--affnist 15.mat", "--affnist: needs --canvas 40"),
-        ("--checkpoint c --predict a.png --affnist 15.mat", "--affnist: --predict neither trains nor tests"),
-        ("--eval-only", "--eval-only: needs --checkpoint"),
-        ("--eval-only --checkpoint c --resume", "--eval-only: not together with --resume"),
-        ("--eval-only --checkpoint c --predict a.png", "--eval-only: not together with --predict"),
         ("--check-every 3", "--check-every: needs --match-accuracy"),
     ],
 )
@@ -602,15 +597,15 @@ def test_flags_make_the_config(capsys: pytest.CaptureFixture[str]) -> None:
         return config_of(m, argv.split())
 
     assert config("--canvas 40") == m.Config(**canvas())
-    assert config("--rotation=-20,7.5 --match-accuracy 0.99").rotation == (-20, 7.5)
     assert config("--preset paper").conv_channels == 256
     assert "unrecognized arguments: --min-iou" in usage_error(m, ["--min-iou", "1"], capsys)  # of the base's Config
 
 
-def test_out_json_table_and_eval_only(digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_json_and_table(digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images, labels = affnist_like()
+    mat = write_affnist(tmp_path / "15.mat", images.reshape(30, -1).T, labels[None])
     argv = flags(small(digits_dir, **canvas(match_accuracy=1.0, check_every=2)))
-    files = ["--checkpoint", str(tmp_path / "c.safetensors"), "--out-json"]
-    assert m.main([*argv, *files, str(tmp_path / "a.json")]) == 0
+    assert m.main([*argv, "--affnist", str(mat), "--out-json", str(tmp_path / "a.json")]) == 0
     out, error = capsys.readouterr()
     assert error == ""
     head = "custom on 40x40: 20 test digits; seed 0, 2 epochs of 24, stopped at 100 % on 16 for validation"
@@ -620,7 +615,7 @@ def test_out_json_table_and_eval_only(digits_dir: Path, tmp_path: Path, capsys: 
     result = json.loads((tmp_path / "a.json").read_text())
     assert (result["headline"], result["chance"]) == ("rotated_35_accuracy", 0.1)
     assert (result["config"]["match_accuracy"], result["config"]["n_train"]) == (1.0, 24)
-    accuracies = {f"{k}_accuracy" for k in ("upright", "rotated_15", "rotated_35", "affnist", "val")}
+    accuracies = {f"{k}_accuracy" for k in ("upright", "rotated_15", "rotated_35", "affnist", "affnist_file", "val")}
     for name, figures in result["models"].items():
         more = {"n_params", "upright_error", "sweep", "confusion", "steps", "epochs", "reached"}
         more |= {"epoch_seconds", "train_seconds"} | ({"recon_mse"} if name == "capsnet" else set())
@@ -628,31 +623,6 @@ def test_out_json_table_and_eval_only(digits_dir: Path, tmp_path: Path, capsys: 
         assert all(0 <= figures[k] <= 1 for k in accuracies)
         assert result["history"][name]["check_step"] == [2, 3, 4, 6]
         assert len(result["history"][name]["val_accuracy"]) == 2
-
-    images, labels = affnist_like()
-    mat = write_affnist(tmp_path / "15.mat", images.reshape(30, -1).T, labels[None])
-    again = ["--eval-only", "--affnist", str(mat), "--rotation=-10", *files, str(tmp_path / "b.json")]
-    assert m.main([*argv, *again]) == 0
-    tested = json.loads((tmp_path / "b.json").read_text())["models"]
-    for name, figures in tested.items():
-        assert 0 <= figures["affnist_file_accuracy"] <= 1
-        assert "rotated_-10_accuracy" in figures
-        assert "rotated_15_accuracy" not in figures
-        for key in ("upright_accuracy", "affnist_accuracy", "val_accuracy", "sweep", "steps"):
-            assert figures[key] == result["models"][name][key]
-
-    capsys.readouterr()
-    for changed, message in (
-        (["--eval-only", "--routing-iters", "1"], "was made with --routing-iters 3, not 1"),
-        (["--eval-only", "--canvas", "28"], "was made with --canvas 40, not 28"),
-        (["--predict", "a.png", "--lr", "1"], "was made with --lr 0.004, not 1"),
-    ):
-        assert failure(m, [*files[:2], *changed], capsys).endswith(f"{files[1]} {message}\n")
-    one = [*argv, "--eval-only", *files[:2], "--seed", "7", "--models", "lenet"]
-    assert m.main(one) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "seed 7 (trained with seed 0), 2 epochs" in lines[0]
-    assert [line.split()[0] for line in lines[1:]] == ["model", "lenet", "paper:"]
 
 
 def test_compare_seeds_takes_it(digits_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -677,52 +647,6 @@ def test_strokes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert m.main([*flags(config), "--threads", "2", "--out-json", str(out)]) == 0
     assert capsys.readouterr().err == ""
     assert json.loads(out.read_text())["dataset"] == "strokes"
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A person's own digits
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def picture(folder: Path, array: Array) -> Path:
-    path = folder / f"{len(list(folder.iterdir()))}.png"
-    Image.fromarray(array).save(path)
-    return path
-
-
-def test_a_picture_is_prepared_as_mnist_is(tmp_path: Path) -> None:
-    for digit in strokes().test_images[:10]:
-        expected = digit / np.float32(digit.max())
-        np.testing.assert_allclose(m.read_digit(picture(tmp_path, 255 - digit), small()), expected, atol=0.01)
-        wide = m.read_digit(picture(tmp_path, digit), small(**canvas()))
-        np.testing.assert_allclose(wide[6:34, 6:34], expected, atol=0.01)
-        # The same digit, larger and in a corner.
-        large = np.zeros((200, 150), np.uint8)
-        large[5:117, 30:142] = digit.repeat(4, axis=0).repeat(4, axis=1)
-        read = m.read_digit(picture(tmp_path, large), small())
-        inked = [np.flatnonzero((read > 0.3).any(axis=axis)) for axis in (0, 1)]
-        assert abs(max(np.ptp(at) for at in inked) + 1 - 20) <= 1
-        for axis in (0, 1):
-            assert np.abs(read.sum(axis=axis) @ np.arange(28) / read.sum() - 14) <= 1.5
-
-
-def test_predict(digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint, out = tmp_path / "c.safetensors", tmp_path / "drawn.png"
-    assert m.main([*flags(small(digits_dir)), "--checkpoint", str(checkpoint)]) == 0
-    capsys.readouterr()
-    paths = [picture(tmp_path, digit) for digit in strokes().test_images[:2]]
-    argv = ["--checkpoint", str(checkpoint), "--predict-png", str(out), "--predict"]
-    assert m.main([*argv, *map(str, paths)]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0].split()[:4] == ["picture", *m.MODEL_NAMES]
-    config, states = m.load_checkpoint(checkpoint)
-    images = np.stack([m.read_digit(path, config) for path in paths])
-    models = m.make_models(config)
-    for k, line in enumerate(printed[1:3]):
-        believed = [m.confidences(n, m.scores_of(models[n], states[n], images))[k] for n in m.MODEL_NAMES]
-        answers = " ".join(f"{p.argmax()} ({p.max():.2f})" for p in believed)
-        assert line.startswith(f"{paths[k]} {answers}   {believed[0][0]:.2f} ")
-    assert np.asarray(Image.open(out)).shape == (2 * 30 * 4, 2 * 30 * 4)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

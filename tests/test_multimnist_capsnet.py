@@ -33,6 +33,7 @@ from helpers import (
     usage_error,
 )
 from support.optimizers import TrainState
+from support.run import init_state
 
 Array = np.ndarray
 
@@ -336,7 +337,7 @@ def test_muon_is_for_inner_weights_and_weights_alone_decay(name: str) -> None:
     model, after = m.make_models(config)[name], {}
 
     def start() -> TrainState:
-        state = m.init_state(model, config)
+        state = init_state(model, config)
         for p in state.params.values():
             p += 0.1  # biases begin at zero, which would not shrink
         return state
@@ -452,9 +453,6 @@ def test_presets_and_flags_make_the_config() -> None:
     [
         ("--dataset strokes --data-dir .", "argument --data-dir: strokes has no files"),
         ("--n-train 31 --batch-size 32", "argument --n-train: 31 is less than a batch of --batch-size 32"),
-        ("--predict-png a.png", "argument --predict-png: needs --predict"),
-        ("--predict a.png", "argument --predict: needs --checkpoint"),
-        ("--predict prediction.png --checkpoint c", "argument --predict-png: is the same file as that of --predict"),
     ],
 )
 @pytest.mark.parametrize("script", [m, affine], ids=lambda script: script.EXPERIMENT)
@@ -513,6 +511,9 @@ def test_the_result_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert set(result["history"][name]) == accuracies | own | losses
 
 
+BOX = 24  # pixels: what two overlapping digits fill
+
+
 def picture(folder: Path, array: Array) -> Path:
     path = folder / f"{len(list(folder.iterdir()))}.png"
     Image.fromarray(array).save(path)
@@ -524,11 +525,11 @@ def test_a_picture_is_read_as_it_is(tmp_path: Path) -> None:
     image = (255 * source.render(source.draw(np.random.default_rng(0), 1)).images[0]).astype(np.uint8)
     expected = image / np.float32(image.max())
     for drawing in (image, 255 - image, np.stack([image] * 3, axis=2), np.dstack([0 * image] * 3 + [image])):
-        np.testing.assert_allclose(read_strokes(picture(tmp_path, drawing), 36, m.BOX), expected, atol=0.01)
+        np.testing.assert_allclose(read_strokes(picture(tmp_path, drawing), 36, BOX), expected, atol=0.01)
     deep = picture(tmp_path, image.astype(np.uint16) * 257)
-    np.testing.assert_allclose(read_strokes(deep, 36, m.BOX), expected, atol=0.01)
+    np.testing.assert_allclose(read_strokes(deep, 36, BOX), expected, atol=0.01)
     digit = strokes().test_images[0]
-    read = read_strokes(picture(tmp_path, digit), 36, m.BOX)
+    read = read_strokes(picture(tmp_path, digit), 36, BOX)
     np.testing.assert_allclose(read[4:32, 4:32], digit / digit.max(), atol=0.01)
 
 
@@ -536,36 +537,13 @@ def test_a_picture_is_read_as_it_is(tmp_path: Path) -> None:
 def test_pictures_of_odd_sizes_are_scaled_to_the_ink(size: tuple[int, int], tmp_path: Path) -> None:
     array = np.full(size, 240, np.uint8)
     array[size[0] // 3 : size[0] // 3 * 2 + 1, 1 : max(2, size[1] // 2)] = 20
-    read = read_strokes(picture(tmp_path, array), 36, m.BOX)
+    read = read_strokes(picture(tmp_path, array), 36, BOX)
     assert read.shape == (36, 36)
     assert read.max() == 1
     rows, columns = (np.flatnonzero((read > 0.3).any(axis=axis)) for axis in (1, 0))
-    assert abs(max(np.ptp(rows), np.ptp(columns)) + 1 - m.BOX) <= 1
+    assert abs(max(np.ptp(rows), np.ptp(columns)) + 1 - BOX) <= 1
     assert abs(rows.mean() - 17.5) <= 1
     assert abs(columns.mean() - 17.5) <= 1
-
-
-def test_predict_names_two_digits_and_draws_them(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config, states = m.load_checkpoint(checkpoint)
-    source = overlays()
-    batch = source.render(source.draw(np.random.default_rng(0), 2))
-    images = (255 * batch.images).astype(np.uint8)
-    paths = [picture(tmp_path, image) for image in images]
-    out = tmp_path / "drawn.png"
-    assert m.main(["--checkpoint", str(checkpoint), "--predict", *map(str, paths), "--predict-png", str(out)]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    read = np.stack([read_strokes(path, config.image_size, m.BOX) for path in paths])
-    lengths, _ = m.capsnet_forward(states["capsnet"].params, read, config)
-    for line, path, length in zip(printed[1:], paths, lengths, strict=False):
-        first, second = m.top_labels(length[None], 2)[0]
-        assert line.startswith(f"{path} {first} ({length[first]:.2f})    {second} ({length[second]:.2f})   ")
-    assert "was made with --seed 0, not 3" in failure(
-        m, ["--checkpoint", str(checkpoint), "--seed=3", "--predict", str(paths[0]), f"--predict-png={out}"], capsys
-    )
-    assert printed[-1].endswith(str(out))
-    assert np.asarray(Image.open(out)).shape == (2 * 38 * 4, 3 * 38 * 4)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from helpers import DATA, EXPERIMENTS, attacked_by_hand, config_of, smallest, st
 from support.files import UserError
 from support.optimizers import TrainState, count_params
 from support.results import checksum, save_result
-from support.run import generator, require_finite
+from support.run import generator, init_states, require_finite
 
 Array = np.ndarray
 Patch = pytest.MonkeyPatch
@@ -516,7 +516,7 @@ def test_no_two_draws_share_a_stream(name: str, monkeypatch: Patch) -> None:
     script.train_all(config, data, names=EXPERIMENTS[name].models[-1:])
     assert len(keys) > 5
     assert set(keys.values()) == {1}
-    states = script.fresh_states(config)
+    states = init_states(script.make_models(config), config)
     starts = [state.params["conv1.w"] for state in states.values()]
     assert len({start.ravel()[:20].tobytes() for start in starts}) == len(starts)
 

@@ -219,8 +219,6 @@ def test_pixels_that_are_no_numbers_and_kinds_that_no_training_had(tmp_path: Pat
     deep = write_deep(tmp_path / "deep", ".png", lambda x: (16 * x).astype(np.uint16))
     with pytest.raises(UserError, match="holds whole numbers, and no picture of the training does"):
         pictures.square_of_set(deep / "class 0" / "0.png", 20, 1, sets.levels)
-    with pytest.raises(UserError, match="8 of 8 pictures"):
-        read_sets(deep, 20, 1, np.random.default_rng(0), sets.classes, sets.levels)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -428,7 +426,7 @@ def test_too_few_classes_or_pictures_are_one_line(tmp_path: Path) -> None:
         assert "there is no folder" in fault_of(path)
     write_folder(tmp_path / "both" / "train", n=3)
     write_folder(tmp_path / "both" / "test", ["bird"], n=1)
-    assert "the class bird, which is none that there are training pictures of" in fault_of(tmp_path / "both")
+    assert "the class bird, but no training pictures of it" in fault_of(tmp_path / "both")
 
 
 def test_memory_depends_on_the_number_of_pictures_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,13 +441,13 @@ def test_memory_depends_on_the_number_of_pictures_alone(tmp_path: Path, monkeypa
     def source(n: int) -> labelled_pictures.Source:
         return labelled_pictures.Source([(range(n), np.arange(n) % 2)], ("a", "b"), load, lambda item: 16)
 
-    (part,), _ = labelled_pictures.read_all(tmp_path, source(2000), 16, 1, None)
+    (part,), _ = labelled_pictures.read_all(tmp_path, source(2000), 16, 1)
     assert read == list(range(2000))
     assert part.images.nbytes == 2000 * 16 * 16
     assert part.images[:, 0, 0, 0].tolist() == [k % 256 for k in range(2000)]
     for side, channels in ((128, 1), (64, 3)):
         with pytest.raises(UserError, match="take fewer, or a smaller --image-size"):
-            labelled_pictures.read_all(tmp_path, source(100_000), side, channels, None)
+            labelled_pictures.read_all(tmp_path, source(100_000), side, channels)
     assert labelled_pictures.MAX_BYTES >= 4 * 100_000 * 32 * 32 * 3
 
 
@@ -632,11 +630,10 @@ def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
-    [(b"PK\x03\x04" + bytes(200), "unzip it first"), (b"MATLAB 7.3 MAT-file" + bytes(200), "it is of MATLAB 7.3"),
-     (b"\x89HDF\r\n\x1a\n" + bytes(200), "it is of MATLAB 7.3")],
-)  # fmt: skip
-def test_affnist_in_an_archive_or_of_matlab_7_3_is_one_line(content: bytes, words: str, tmp_path: Path) -> None:
+    "content",
+    [b"PK\x03\x04" + bytes(200), b"MATLAB 7.3 MAT-file" + bytes(200), b"\x89HDF\r\n\x1a\n" + bytes(200)],
+)
+def test_affnist_in_an_archive_or_of_matlab_7_3_is_one_line(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "15.mat").write_bytes(content)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=r"15\.mat is not an affNIST file that can be read"):
         read_affnist(tmp_path / "15.mat")

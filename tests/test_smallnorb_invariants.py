@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import smallnorb_novel_viewpoint as s
+from support.run import init_state
 
 Array = np.ndarray
 TINY = s.Config(n_epochs=2, batch_size=4, n_train_views=2, n_test_views=2, n_elev=1, n_per_combo=1)
@@ -484,7 +485,7 @@ def test_every_parameter_of_the_capsules_learns() -> None:
     for loss, em_grad in itertools.product(("cross-entropy", "spread"), ("exact", "stop")):
         config = tiny(loss=loss, em_grad=em_grad, n_epochs=1)
         model, data = s.make_models(config)["capsules"], s.make_data(config)
-        before = s.init_state(model, config).params
+        before = init_state(model, config).params
         after = s.train_all(config, data, names=("capsules",))["capsules"].params
         for name in before:
             assert (before[name] != after[name]).any(), f"{name} does not move with {loss}, {em_grad}"
@@ -544,7 +545,7 @@ def test_data_and_other_models_do_not_depend_on_the_models_trained() -> None:
         assert alone.history == together[name].history
         for key, p in alone.params.items():
             np.testing.assert_array_equal(p, together[name].params[key])
-    starts = [s.init_state(model, TINY).params["conv1.w"] for model in models.values()]
+    starts = [init_state(model, TINY).params["conv1.w"] for model in models.values()]
     assert not np.array_equal(starts[0], starts[1])
 
 
@@ -565,7 +566,7 @@ def test_each_epoch_sees_every_image_once_in_an_order_of_its_own() -> None:
         seen.append(labels.tolist())
         return model.loss(scores, labels, progress)
 
-    s.train(model._replace(loss=loss), config, data, s.init_state(model, config))
+    s.train(model._replace(loss=loss), config, data, init_state(model, config))
     assert [len(batch) for batch in seen] == [4, 4, 2] * 3
     epochs = [[*seen[k], *seen[k + 1], *seen[k + 2]] for k in (0, 3, 6)]
     for epoch in epochs:
@@ -576,7 +577,7 @@ def test_each_epoch_sees_every_image_once_in_an_order_of_its_own() -> None:
 def test_evaluation_is_pure(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny()
     model, data = s.make_models(config)["capsules"], s.make_data(config)
-    params = s.init_state(model, config).params
+    params = init_state(model, config).params
     copy = {name: p.copy() for name, p in params.items()}
     assert s.accuracy(model, params, data.train) == s.accuracy(model, params, data.train)
     for name, p in params.items():
@@ -610,7 +611,7 @@ def test_share_of_the_true_class() -> None:
     """One iteration assigns evenly, so every class holds a fifth; with more, the share is the last iteration's."""
     config = s.Config(em_iters=1, n_per_combo=1)
     model, data = s.make_models(config)["capsules"], s.make_data(config)
-    params = s.init_state(model, config).params
+    params = init_state(model, config).params
     assert s.true_class_mass(model, params, data.train) == pytest.approx(1 / s.N_CLASSES, rel=1e-6)
 
     model = s.make_models(dataclasses.replace(config, em_iters=3))["capsules"]
@@ -623,4 +624,4 @@ def test_share_of_the_true_class() -> None:
 
 def test_beta_v_starts_where_it_is_told() -> None:
     config = s.Config(beta_v_init=-1.25)
-    np.testing.assert_array_equal(s.init_state(s.make_models(config)["capsules"], config).params["class.beta_v"], -1.25)
+    np.testing.assert_array_equal(init_state(s.make_models(config)["capsules"], config).params["class.beta_v"], -1.25)

@@ -18,7 +18,6 @@ from support.statistics import (
     compare_pairs,
     describe_sample,
     read_comparison,
-    seeds_needed,
     summarise,
     t_quantile,
     verdict,
@@ -108,16 +107,6 @@ def test_what_not_every_run_has_is_left_out() -> None:
     summary = summarise(made, "capsules")
     assert list(summary["models"]) == ["cnn", "capsules"]
     assert list(summary["models"]["cnn"]) == ["n_params", "x_accuracy"]
-
-
-def test_the_seeds_needed_are_the_fewest_that_make_the_interval_narrow_enough() -> None:
-    for sd, n_comparisons, half_width in ((0.1, 1, 0.02), (0.08, 28, 0.02), (0.02, 28, 0.02), (0.0, 3, 0.02)):
-        n = seeds_needed(sd, n_comparisons, half_width)
-        level = 1 - 0.05 / n_comparisons
-        widths = [stats.t.interval(level, k - 1)[1] * sd / math.sqrt(k) for k in (n - 1, n) if k > 1]
-        assert widths[-1] <= half_width
-        assert n == 2 or widths[0] > half_width
-    assert seeds_needed(0.1, 1) == 99  # 1.98 standard errors of 0.01
 
 
 def test_a_file_is_read_with_its_means_and_whole_configurations(tmp_path: Path) -> None:

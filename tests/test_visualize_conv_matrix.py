@@ -34,6 +34,7 @@ from figure_checks import (
 from helpers import attacked_by_hand, failure
 from smallnorb_novel_viewpoint import confusion_matrix
 from support.files import UserError
+from support.run import init_states
 from support.statistics import t_quantile
 
 SMALL = [
@@ -45,7 +46,7 @@ SMALL = [
     "--batch-size=8",
     "--lr=0.01",
 ]
-ATTACK = ["--epsilons=0.1,0.3", "--attack-steps=2", "--n-attack=4"]
+ATTACK = ["--epsilons=0.1,0.3", "--n-attack=4"]
 TINY = [*SMALL, "--n-epochs=2", "--n-train=32", "--n-test=20"]
 FOLDER = Path("viz", experiment.EXPERIMENT)
 
@@ -460,7 +461,7 @@ def test_animation_shows_every_iteration(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> None:
     recorder = animation.Recorder(run.config, run.data, [0, 4], SERIAL)
     for step in (0, 4):
-        one = experiment.fresh_states(run.config)["capsules"]
+        one = init_states(experiment.make_models(run.config), run.config)["capsules"]
         one.step = step
         recorder(one, True)
     recorder.snapshots[1] = recorder.snapshots[1]._replace(accuracy=0.75)

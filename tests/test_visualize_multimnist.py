@@ -31,6 +31,7 @@ from helpers import EXPERIMENTS, config_of, failure, usage_error
 from support.figures import median_seed, reported_runs, seed_text
 from support.files import UserError
 from support.optimizers import TrainState
+from support.run import init_states
 from support.statistics import t_quantile
 
 EXPERIMENT = EXPERIMENTS[experiment.EXPERIMENT]
@@ -54,7 +55,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def run() -> figures.Run:
     """Untrained networks with histories of two epochs."""
     config = config_of(experiment, tiny("--conv-channels=4"))
-    states = experiment.fresh_states(config)
+    states = init_states(experiment.make_models(config), config)
     for state in states.values():
         state.history = dict(HISTORY)
     states["capsnet"].history |= {"train_margin_loss": [0.5, 0.2], "recon_mse": [0.09, 0.06]}

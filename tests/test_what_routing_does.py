@@ -16,6 +16,7 @@ import multimnist_capsnet as base
 import what_routing_does as m
 from fast.workers import Workers
 from helpers import check_gradient, config_of, digits_folder, usage_error
+from support.run import init_states
 
 Array = np.ndarray
 
@@ -257,7 +258,7 @@ def test_without_a_variant_the_network_is_that_of_the_base_script(monkeypatch: p
     network = m.network_config(config)
     assert (network.dataset, network.standardize, network.loss) == ("shapes", "image", "spread")
     data = conv.make_data(network)
-    state = conv.fresh_states(network)["capsules"]
+    state = init_states(conv.make_models(network), network)["capsules"]
     with Workers(1) as workers:
         assert history == conv.train(conv.make_capsules(network), network, data, state, workers)
     others = [m.Config(n_epochs=2, assignments="even"), m.Config(n_epochs=2, loss="cross-entropy"),
@@ -265,8 +266,8 @@ def test_without_a_variant_the_network_is_that_of_the_base_script(monkeypatch: p
     for other in others:
         changed = m.run(other)["history"]["capsules"]["train_loss"]
         assert not np.allclose(changed, history["train_loss"], rtol=1e-3)
-        params = m.fresh_states(other)["capsules"].params
-        for name, p in m.fresh_states(config)["capsules"].params.items():
+        params = init_states(m.make_models(other), other)["capsules"].params
+        for name, p in init_states(m.make_models(config), config)["capsules"].params.items():
             np.testing.assert_array_equal(params[name], p)
 
 
