@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import hashlib
 import socket
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from data import stroke_digits
 from helpers import MNIST, idx, needs_mnist
 from multimnist_capsnet import UserError
 
+Patch = pytest.MonkeyPatch
+Mirror = tuple[str, list[str]]  # its address, the names that it has been asked for
 Capture = pytest.CaptureFixture[str]
 STEMS = tuple(data.MNIST_SHA256)
 
@@ -169,58 +172,47 @@ def test_no_bytes_do_more_than_raise_a_user_error(tmp_path: Path, draw: st.DataO
 # --- downloads ----------------------------------------------------------------------------------------------
 
 
-class Mirror:
-    """An HTTP server on this machine that serves `files`; `gets` are the names that were asked for."""
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[Mirror]:
+    """The address of an HTTP server of this machine, and the names that it is asked for."""
+    asked: list[str] = []
 
-    def __init__(self, files: dict[str, bytes]) -> None:
-        self.files, self.gets = dict(files), list[str]()
-        mirror = self
+    class Handler(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path[1:])
+            super().do_GET()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                mirror.gets.append(self.path[1:])
-                body = mirror.files.get(self.path[1:])
-                self.send_response(404 if body is None else 200)
-                self.send_header("Content-Length", str(len(body or b"")))
-                self.end_headers()
-                self.wfile.write(body or b"")
+        def log_message(self, *args: Any) -> None:
+            pass
 
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/"
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
-        self.thread.start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/", asked
+        server.shutdown()
+        thread.join()
 
 
-def served() -> dict[str, bytes]:
-    return {f"{stem}.gz": body for stem, body in tiny_mnist().items()}
+NAMES = [f"{stem}.gz" for stem in STEMS]
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: Patch) -> Path:
     """Of a home folder that has none yet."""
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path / ".cache" / "hinton-mnist"
 
 
 @pytest.fixture
-def mirror(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Mirror]:
+def mirror(monkeypatch: Patch, tmp_path: Path) -> Iterator[Mirror]:
     """A good mirror of tiny MNIST, whose hashes take the place of the canonical ones."""
     sha256 = {stem: hashlib.sha256(body).hexdigest() for stem, body in tiny_mnist().items()}
     monkeypatch.setattr(data, "MNIST_SHA256", sha256)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    mirror = Mirror(served())
-    monkeypatch.setattr(data, "MIRRORS", (mirror.url,))
-    yield mirror
-    mirror.close()
+    with serving(place(tmp_path / "mirror")) as (url, asked):
+        monkeypatch.setattr(data, "MIRRORS", (url,))
+        yield url, asked
 
 
 @pytest.fixture
@@ -232,41 +224,41 @@ def dead_url() -> str:
 
 
 def test_download_fills_the_cache_with_what_is_missing(mirror: Mirror, cache: Path, capfd: Capture) -> None:
-    first = data.load_mnist()
-    assert mirror.gets == [*served()]
+    first, (_, asked) = data.load_mnist(), mirror
+    assert asked == NAMES
     again = data.load_mnist()
-    assert len(mirror.gets) == 4
-    (cache / f"{STEMS[1]}.gz").unlink()
+    assert len(asked) == 4
+    (cache / NAMES[1]).unlink()
     assert len(data.load_mnist().train_images) == 30
-    assert mirror.gets[4:] == [f"{STEMS[1]}.gz"]
+    assert asked[4:] == [NAMES[1]]
     assert all(np.array_equal(a, b) for a, b in zip(first[1:], again[1:], strict=True))
     assert first.train_images.tobytes() == IMAGES[16:]
-    assert sorted(path.name for path in cache.iterdir()) == sorted(served())  # nothing left over
+    assert sorted(path.name for path in cache.iterdir()) == sorted(NAMES)  # nothing left over
     assert capfd.readouterr() == ("", "")  # no progress bar where stderr is no terminal
 
 
 @pytest.mark.parametrize("kind", ["dead", "corrupt", "truncated", "missing"])
 def test_the_second_mirror_where_the_first_has_no_good_file(
-    kind: str, mirror: Mirror, cache: Path, dead_url: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, mirror: Mirror, cache: Path, dead_url: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    name, body = f"{STEMS[0]}.gz", tiny_mnist()[STEMS[0]]
-    rubbish: dict[str, dict[str, bytes]] = {"corrupt": {name: b"x" + body[1:]}, "truncated": {name: body[:-9]}}
-    bad = Mirror(rubbish.get(kind, {}))
-    url = dead_url if kind == "dead" else bad.url
-    try:
+    (name, *_), body = NAMES, tiny_mnist()[STEMS[0]]
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    if kind != "missing":
+        (bad / name).write_bytes({"corrupt": b"x" + body[1:], "truncated": body[:-9]}.get(kind, b""))
+    with serving(bad) as (url, _):
+        url = dead_url if kind == "dead" else url
         monkeypatch.setattr(data, "MIRRORS", (url,))
         with pytest.raises(data.UnavailableError) as caught:
             data.resolve_dataset("mnist", np.random.default_rng(0))
         check_message(caught.value, url, str(cache), "--data-dir", "--dataset strokes")
         assert not (cache / name).exists()
-        monkeypatch.setattr(data, "MIRRORS", (url, mirror.url))
+        monkeypatch.setattr(data, "MIRRORS", (url, mirror[0]))
         assert data.load_mnist().train_images.tobytes() == IMAGES[16:]
-    finally:
-        bad.close()
 
 
 def test_auto_falls_back_to_strokes_with_a_warning(
-    mirror: Mirror, dead_url: str, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+    mirror: Mirror, dead_url: str, monkeypatch: Patch, capfd: Capture
 ) -> None:
     assert data.resolve_dataset("auto", np.random.default_rng(0), None, (20, 10)).name == "custom"
     assert capfd.readouterr().err == ""
