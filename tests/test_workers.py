@@ -120,11 +120,7 @@ def blas_now() -> set[int]:
 def test_the_blas_is_limited_inside_alone() -> None:
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
         before = blas_now()
-        for context, inside in (
-            (Workers(2), {1}),
-            (Workers(1), {1}),
-            (blas_threads(1), {1}),
-        ):
+        for context, inside in ((Workers(2), {1}), (Workers(1), {1}), (blas_threads(1), {1})):
             with context:
                 assert blas_now() == inside
             assert blas_now() == before
