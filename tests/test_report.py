@@ -9,7 +9,6 @@ import operator
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -262,38 +261,34 @@ def changed(document: Json, path: tuple[Any, ...], value: Any) -> Json:
     return other
 
 
-def set_in(*path: Any, value: Any) -> Callable[[Json], Json]:
-    return lambda document: changed(document, path, value)
-
-
 COMPARE = "python compare_seeds.py ./fake.py --seeds 0:3 --name r --keep-history"
 
 
-PLANTED: list[tuple[Callable[[Json], Json], str]] = [
-    (set_in("reference", value="gpt"), "has no top_accuracy of gpt"),
-    (set_in("headline", value="f1"), "has no f1 of capsules"),
-    (set_in("seeds", value=[0, 1]), "its experiment or seeds are not those of its command"),
-    (set_in("experiment", value="other"), "its experiment or seeds are not those of its command"),
-    (set_in("axes", value=[["kind"]]), "its axes are not those of its command"),
-    (set_in("settings", value={}), "its settings are not those of its command"),
-    (set_in("settings", "default", "values", value={"kind": "b"}), "its settings are not those of its command"),
-    (set_in("settings", "default", "runs", 0, "seed", value=1), "its runs are not of its seeds"),
-    (set_in("settings", "default", "runs", value=[]), "its runs are not of its seeds"),
-    (set_in("settings", "default", value=None), "is not what compare_seeds.py writes"),
-    (set_in("environment", "git_commit", value=None), "names no commit"),
-    (set_in("environment", "git_commit", value="--all"), "names no commit"),
-    (set_in("environment", "git_commit", value="a" * 40), "which is not in the history"),
-    (set_in("environment", "git_commit", value="a" * 40 + "-dirty"), "from a tree with uncommitted changes"),
-    (set_in("environment", value=None), "names no commit"),
-    (set_in("command", value=None), "names no command"),
-    (set_in("command", value="make all"), "names no command"),
-    (set_in("command", value="python none.py"), "there is no script none.py here"),
-    (set_in("command", value="python -m nothing"), "there is no script nothing/__main__.py here"),
-    (set_in("command", value=COMPARE + " --no"), "its command is no longer understood"),
-    (set_in("command", value=COMPARE.replace("name r", "name s")), "its command writes results/fake/s.json"),
-    (set_in("command", value=COMPARE + " --part x"), "its command writes results/fake/r.json#x"),
-    (set_in("command", value=COMPARE + " -- --arch x"), "unrecognized arguments"),
-    (set_in("command", value="python fake.py --out-json results/fake/r.json"), "its command makes none"),
+PLANTED: list[tuple[tuple[Any, ...], Any, str]] = [  # where, the wrong value, the fault
+    (("reference",), "gpt", "has no top_accuracy of gpt"),
+    (("headline",), "f1", "has no f1 of capsules"),
+    (("seeds",), [0, 1], "its experiment or seeds are not those of its command"),
+    (("experiment",), "other", "its experiment or seeds are not those of its command"),
+    (("axes",), [["kind"]], "its axes are not those of its command"),
+    (("settings",), {}, "its settings are not those of its command"),
+    (("settings", "default", "values"), {"kind": "b"}, "its settings are not those of its command"),
+    (("settings", "default", "runs", 0, "seed"), 1, "its runs are not of its seeds"),
+    (("settings", "default", "runs"), [], "its runs are not of its seeds"),
+    (("settings", "default"), None, "is not what compare_seeds.py writes"),
+    (("environment", "git_commit"), None, "names no commit"),
+    (("environment", "git_commit"), "--all", "names no commit"),
+    (("environment", "git_commit"), "a" * 40, "which is not in the history"),
+    (("environment", "git_commit"), "a" * 40 + "-dirty", "from a tree with uncommitted changes"),
+    (("environment",), None, "names no commit"),
+    (("command",), None, "names no command"),
+    (("command",), "make all", "names no command"),
+    (("command",), "python none.py", "there is no script none.py here"),
+    (("command",), "python -m nothing", "there is no script nothing/__main__.py here"),
+    (("command",), COMPARE + " --no", "its command is no longer understood"),
+    (("command",), COMPARE.replace("name r", "name s"), "its command writes results/fake/s.json"),
+    (("command",), COMPARE + " --part x", "its command writes results/fake/r.json#x"),
+    (("command",), COMPARE + " -- --arch x", "unrecognized arguments"),
+    (("command",), "python fake.py --out-json results/fake/r.json", "its command makes none"),
 ]
 
 
@@ -302,8 +297,8 @@ def test_planted_faults(page: Path, capsys: Capture) -> None:
     page.write_text(" ".join(f"results/{name}.json" for name in ("fake/r", "fake/g", "fake/p", "benchmarks/b")))
     path = Path("results/fake/r.json")
     document = load(str(path))
-    for change, message in PLANTED:
-        save_result(path, change(document))
+    for where, value, message in PLANTED:
+        save_result(path, changed(document, where, value))
         lines = faults(capsys)
         assert any(line.startswith("results/fake/r.json") and message in line for line in lines), lines
         assert all(line.startswith("results/fake/r.json") for line in lines)
@@ -359,7 +354,7 @@ def test_commits(page: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -
 
 def test_results_older_than_the_code_are_listed_and_their_flags_may_be_gone(page: Path, capsys: Capture) -> None:
     page.write_text(page.read_text().replace("benchmarks/b.json", "fake/r.json", 1))
-    Path("fake.py").write_text(Path("fake.py").read_text().replace('"--shift"', '"--move", dest="shift"'))
+    Path("fake.py").write_text(Path("fake.py").read_text().replace('"shift": 0.1', '"move": 0.1'))
     assert run("--check") == 1
     names = "results/benchmarks/b.json, results/fake/g.json, results/fake/p.json, ..."
     err = capsys.readouterr().err
