@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -39,16 +38,14 @@ def test_a_picture_is_read_as_it_is(tmp_path: Path) -> None:
     expected = pixels[None, :, :, None] / np.float32(255)
     config = view_config()
     colours = np.repeat(pixels[..., None], 3, axis=2)
-    opaque = np.concatenate([colours, np.full_like(pixels, 255)[..., None]], axis=2)
-    transparent_paper = np.stack([np.full_like(pixels, 255)] * 3 + [pixels], axis=2)
-    transparent_dark = np.stack([np.zeros_like(pixels)] * 3 + [pixels], axis=2)
+    white, black = np.full_like(pixels, 255), np.zeros_like(pixels)
     pictures = {
         "grey": pixels,
         "large": np.kron(pixels, np.ones((3, 3), np.uint8)),
         "colours": colours,
-        "opaque": opaque,
-        "white ink on nothing": transparent_paper,
-        "black ink on nothing": transparent_dark,
+        "opaque": np.dstack([colours, white]),
+        "white ink on nothing": np.dstack([white, white, white, pixels]),
+        "black ink on nothing": np.dstack([black, black, black, pixels]),
         "dark on light": 255 - pixels,
         "16 bits": pixels.astype(np.uint16) * 257,
         "black and white": pixels > 127,
@@ -59,15 +56,6 @@ def test_a_picture_is_read_as_it_is(tmp_path: Path) -> None:
         assert image.shape == (1, 32, 32, 1), name
         assert image.dtype == np.float32, name
         np.testing.assert_allclose(image, wanted, atol=0.011, err_msg=name)
-
-
-@pytest.mark.parametrize("size", [(1, 1), (2, 3), (31, 33), (100, 40), (7, 200), (1, 3000), (3000, 1), (64, 32)])
-@pytest.mark.parametrize("dataset", ["voxels", "smallnorb"])
-def test_pictures_of_odd_sizes(size: tuple[int, int], dataset: str, tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, size[::-1], dtype=np.uint8)
-    image = read_picture(save(tmp_path, "p.png", pixels), view_config(dataset=dataset))
-    assert image.shape == ((1, 32, 32, 1) if dataset == "voxels" else (1, 48, 48, 2))
-    assert np.isfinite(image).all()
 
 
 def test_a_wide_picture_is_a_stereo_pair_of_smallnorb(tmp_path: Path) -> None:
@@ -82,12 +70,13 @@ def test_a_wide_picture_is_a_stereo_pair_of_smallnorb(tmp_path: Path) -> None:
     np.testing.assert_array_equal(raw, s.shrink(pairs, "none"))
 
 
-def test_a_picture_is_standardized_as_the_images_of_the_training_are(tmp_path: Path) -> None:
-    image = s.render_voxels(np.array([1]), np.array([60.0]), np.array([30.0]), None)
-    path = save(tmp_path, "p.png", np.rint(255 * image[0, :, :, 0]).astype(np.uint8))
-    read = read_picture(path, view_config(standardize="image"))
-    np.testing.assert_array_equal(read, s.standardized(read_picture(path, view_config())))
-    np.testing.assert_allclose(read, s.standardized(image), atol=0.01)
+def test_a_picture_of_an_odd_size_is_standardized_as_the_images_of_the_training_are(tmp_path: Path) -> None:
+    for size in ((1, 1), (2, 3), (31, 33), (100, 40), (1, 3000), (3000, 1)):
+        path = save(tmp_path, "p.png", np.random.default_rng(0).integers(0, 256, size[::-1], dtype=np.uint8))
+        read = read_picture(path, view_config(standardize="image"))
+        assert read.shape == (1, 32, 32, 1)
+        np.testing.assert_array_equal(read, s.standardized(read_picture(path, view_config())))
+        assert read_picture(path, view_config(dataset="smallnorb")).shape == (1, 48, 48, 2)
 
 
 @settings(
