@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import functools
 import gzip
 import io
 import itertools
@@ -27,7 +28,7 @@ import make_explorer_gif as animation
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from fast.workers import Workers
-from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnist, smallest
+from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnist, smallest, usage_error
 from support.browser import NoBrowserError, headless_browser, show_as
 from support.checkpoints import save_checkpoint
 from support.optimizers import TrainState
@@ -99,10 +100,12 @@ def test_measures_of_shapes_that_are_known() -> None:
     circle = np.clip(10.5 - radius, 0, 1) * np.clip(radius - 6.5, 0, 1)  # grey at its edges, as digits are
     pictures = np.stack([bar(2, 0), bar(4, 0), bar(4, 0.4), circle, np.roll(bar(4, 0), (3, -2), (0, 1))]).astype(float)
     measures = explorer.shape_measures(pictures)
-    thin, thick, _, ring, moved = range(5)
-    np.testing.assert_allclose(measures["stroke width"][[thin, thick, ring]], [40 / 22, 80 / 24, 3], rtol=0.05)
+    thin, thick, slanted, ring, moved = range(5)
+    np.testing.assert_allclose(measures["stroke width"][[thin, thick]], [40 / 22, 80 / 24], rtol=0.05)
+    np.testing.assert_allclose(measures["stroke width"][ring], 3, rtol=0.05)
     np.testing.assert_allclose(measures["slant"], [0, 0, 0.4, 0, 0], atol=0.02)  # to the right is positive
-    np.testing.assert_allclose(measures["loop"], [0, 0, 0, math.pi * 7**2, 0], rtol=0.05)
+    np.testing.assert_allclose(measures["loop"][ring], math.pi * 7**2, rtol=0.05)
+    assert not measures["loop"][[thin, thick, slanted, moved]].any()
     assert measures["width"][ring] > measures["width"][thick] > measures["width"][thin]
     assert measures["left to right"][moved] == pytest.approx(17.5 - 2)
     assert measures["up and down"][moved] == pytest.approx(17.5 + 3)
@@ -190,7 +193,20 @@ def test_a_study_of_shapes_has_reported_seeds_alone(tmp_path: Path) -> None:
     assert study == pytest.approx({"n": 30, "capsules": 0.505, "cnn": 0.405, "half": 0.0})
 
 
-def test_a_wrong_file_is_one_line(checkpoints: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+def test_a_dimension_of_one_capsule_has_no_name(
+    checkpoints: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explorer, "N_CAPSULES", 1)
+    config, states = digits.load_checkpoint(checkpoints[0])
+    names = explorer.dimension_names(config, states["capsnet"].params, digits.make_data(config).test)
+    assert {(row["name"], row["effect"]) for rows in names for row in rows} == {("", 0.0)}
+
+
+def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    taken = tmp_path / "taken.html"
+    taken.write_bytes(checkpoints[0].read_bytes())
+    line = usage_error(explorer, ["--multimnist", str(taken), "--out", str(taken)], capsys)
+    assert "is the same file as that of --multimnist" in line
     out = ["--out", str(tmp_path / "o.html")]
     assert "there is no checkpoint" in failure(explorer, ["--viewpoint", str(tmp_path / "none"), *out], capsys)
     line = failure(explorer, ["--viewpoint", str(checkpoints[0]), *out], capsys)
@@ -444,7 +460,8 @@ def test_the_decoder_is_that_of_numpy(exact: Exact) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"standardize": "image"}, {"loss": "spread", "em_iters": 4, "variance_floor": 0.5}]
+    "more",
+    [{}, {"standardize": "image"}, {"loss": "spread", "em_iters": 4, "variance_floor": 0.5}],
 )
 def test_em_routing_and_the_cnn_are_those_of_numpy(more: dict[str, Any], exact: Exact) -> None:
     config = dataclasses.replace(exact.view_config, **more)
@@ -512,15 +529,6 @@ def pixels_of(driver: Any, name: str) -> bytes:
     return base64.b64decode(url.partition(",")[2])
 
 
-def drag(page: Any, name: str, x: int, y: int) -> None:
-    """Scroll to an element and drag from its middle, by pixels."""
-    from selenium.webdriver.common.action_chains import ActionChains
-
-    element = page.find_element("id", name)
-    page.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", element)
-    ActionChains(page).click_and_hold(element).move_by_offset(x, y).release().perform()
-
-
 SEVEN = [(0.3, 0.25), (0.7, 0.25), (0.45, 0.8)]
 
 
@@ -535,10 +543,24 @@ def test_a_seven_drawn_with_the_mouse_is_named(page: Any) -> None:
     settled(page, lambda: "is empty" in text_of(page, "answer"))
 
 
+def test_the_pen_by_keyboard(page: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    canvas = page.find_element("id", "draw")
+    page.find_element("id", "clear").click()
+    before = settled(page, lambda: "is empty" in text_of(page, "answer") and pixels_of(page, "seen"))
+    canvas.send_keys(Keys.ARROW_UP, " ", *[Keys.ARROW_DOWN] * 9)
+    settled(page, lambda: pixels_of(page, "seen") != before)
+
+
 def test_a_slider_changes_the_digit_and_reset_undoes_it(page: Any) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
     before = pixels_of(page, "after")
     assert before == pixels_of(page, "before")
-    drag(page, "slider0", 60, 0)
+    slider = page.find_element("id", "slider0")
+    page.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", slider)
+    ActionChains(page).click_and_hold(slider).move_by_offset(60, 0).release().perform()
     settled(page, lambda: pixels_of(page, "after") != before)
     assert float(text_of(page, "slider-value0")) > 0.05
     page.find_element("id", "reset").click()
@@ -547,6 +569,35 @@ def test_a_slider_changes_the_digit_and_reset_undoes_it(page: Any) -> None:
     settled(page, lambda: pixels_of(page, "after") != before)
     page.find_element("id", "play0").click()
     settled(page, lambda: pixels_of(page, "after") == before)
+
+
+def test_routing_iterations_change_the_lengths(page: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    bars = text_of(page, "bars")
+    slider = page.find_element("id", "iterations")
+    slider.send_keys(Keys.HOME)
+    settled(page, lambda: text_of(page, "iterations-value") == "1" and text_of(page, "bars") != bars)
+    assert "all are 0.100" in text_of(page, "coupling-text")
+    page.find_element("id", "bar4").click()
+    settled(page, lambda: "Capsule 4" in text_of(page, "capsule-text"))
+
+
+def test_undo_and_clear_one_digit(page: Any) -> None:
+    page.find_element("id", "clear").click()
+    empty = settled(page, lambda: "is empty" in text_of(page, "answer") and pixels_of(page, "draw"))
+    animation.draw_line(page, "draw", SEVEN)
+    first = settled(page, lambda: (now := pixels_of(page, "draw")) != empty and now)
+    page.find_elements("name", "layer")[1].click()
+    animation.draw_line(page, "draw", [(0.5, 0.2), (0.5, 0.8)])
+    settled(page, lambda: pixels_of(page, "draw") != first)
+    page.find_element("id", "undo").click()
+    settled(page, lambda: pixels_of(page, "draw") == first)
+    page.find_element("id", "clear-one").click()  # the second digit, of which nothing is left
+    settled(page, lambda: pixels_of(page, "draw") == first)
+    page.find_elements("name", "layer")[0].click()
+    page.find_element("id", "clear-one").click()
+    settled(page, lambda: pixels_of(page, "draw") == empty)
 
 
 def test_the_two_networks_differ_on_the_pictures_of_the_tray(page: Any) -> None:
@@ -610,8 +661,35 @@ def test_a_damaged_link_opens_the_page(page: Any) -> None:
         drawn(page)
 
 
+def test_votes_in_the_plane_are_dragged(page: Any) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    before = text_of(page, "assignments")
+    page.find_element("id", "plane-iterations").send_keys(Keys.ARROW_RIGHT)
+    settled(page, lambda: text_of(page, "plane-value") == "2" and text_of(page, "assignments") != before)
+    handle = page.find_element("css selector", "#plane .handle circle")
+    page.execute_script("$('plane').scrollIntoView({ block: 'center', behavior: 'instant' })")
+    before, votes = text_of(page, "assignments"), page.execute_script("return [...explorer.plane.votes]")
+    ActionChains(page).click_and_hold(handle).move_by_offset(-60, 30).release().perform()
+    settled(page, lambda: text_of(page, "assignments") != before)
+    moved = np.flatnonzero(np.array(page.execute_script("return [...explorer.plane.votes]")) != votes)
+    assert moved.tolist() == [0, 1]
+
+
+def test_the_tour_has_six_steps(page: Any) -> None:
+    page.find_element("id", "start-tour").click()
+    for step in range(1, 7):
+        script = f"return $('tour-text').textContent.startsWith('{step} of 6.')"
+        settled(page, functools.partial(page.execute_script, script))
+        page.find_element("id", "tour-next").click()
+    assert not page.find_element("id", "tour").is_displayed()
+
+
 def test_dragging_turns_the_object(page: Any) -> None:
     """Of the class with the largest pose: a class can be known by its activation, with a pose of almost zero."""
+    from selenium.webdriver.common.action_chains import ActionChains
+
     sizes = page.execute_script("""
         return part.classes.map((_, j) => {
             selectObject(j);
@@ -623,12 +701,50 @@ def test_dragging_turns_the_object(page: Any) -> None:
         assert bool(text_of(page, "pose-zero")) == (sizes[j] < 0.05)
         assert any(text_of(page, "matrix").replace(".", "").replace("0", "")) == (sizes[j] >= 0.05)
     before = pixels_of(page, "view"), text_of(page, "matrix"), text_of(page, "azimuth-value")
-    drag(page, "view", 80, 10)
+    canvas = page.find_element("id", "view")
+    page.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", canvas)
+    ActionChains(page).click_and_hold(canvas).move_by_offset(80, 10).release().perform()
     drawn(page)
     after = pixels_of(page, "view"), text_of(page, "matrix"), text_of(page, "azimuth-value")
     assert all(new != old for new, old in zip(after, before, strict=True))
     settled(page, lambda: "held-out azimuths" in text_of(page, "ring-text"))
     assert "the capsules are" in text_of(page, "verdict")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_sideways_scrolling(width: int, dark: bool, page: Any) -> None:
+    show_as(page, width, 844, dark)
+    background = "return getComputedStyle(document.body).backgroundColor"
+    level = int(re.findall(r"\d+", settled(page, lambda: page.execute_script(background)))[0])
+    assert (level < 100) == dark
+    assert page.execute_script("return document.documentElement.scrollWidth") <= width
+    outside = page.execute_script("""
+        const out = (box) => box.left < 0 || box.right > arguments[0];
+        return [...document.querySelectorAll("body *")]
+            .filter((e) => out(e.getBoundingClientRect())).map((e) => e.outerHTML.slice(0, 80));""", width)  # fmt: skip
+    assert outside == []
+
+
+@pytest.mark.parametrize(
+    ("together", "n"), [("#draw, .bar, #answer", 12), ("#view, #answer-capsules, #answer-cnn, #verdict, #ring", 5)]
+)
+def test_one_screen_of_a_phone_shows_what_is_changed_and_its_answers(together: str, n: int, page: Any) -> None:
+    width, height = 390, 844
+    show_as(page, width, height)
+    boxes = np.array(page.execute_script("""
+        const parts = [...document.querySelectorAll(arguments[0])];
+        const box = (e) => e.getBoundingClientRect();
+        scrollBy(0, Math.min(...parts.map((e) => box(e).top)) - 2);
+        return parts.map((e) => [box(e).left, box(e).top, box(e).right, box(e).bottom]);""", together))  # fmt: skip
+    left, top, right, bottom = boxes.T
+    assert len(boxes) == n
+    assert (right - left >= 100).all()
+    assert (bottom - top >= 24).all()  # pixels, enough for a finger
+    assert left.min() >= 0
+    assert right.max() <= width
+    assert top.min() >= 0
+    assert bottom.max() <= height
 
 
 def test_every_control_has_a_name_and_takes_the_keyboard(page: Any) -> None:
@@ -642,6 +758,14 @@ def test_every_control_has_a_name_and_takes_the_keyboard(page: Any) -> None:
         return [...document.querySelectorAll("input, button, select, #draw, #view, #couplings, .handle")]
             .filter((e) => e.tabIndex < 0 || e.disabled).map((e) => e.id);""")
     assert untouchable == []
+
+
+def test_a_gif_of_the_page(page: Any) -> None:
+    frames = animation.record(page, strokes=1, steps=1)
+    assert len(frames) >= 4
+    assert len({frame.shape for frame in frames}) == 1
+    assert frames[0].shape[2] == 3
+    assert not (frames[0] == frames[-1]).all()
 
 
 def test_nothing_leaves_the_page_and_the_console_is_silent(page: Any) -> None:
