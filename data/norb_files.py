@@ -36,14 +36,21 @@ def norb_path(data_dir: Path, subset: str, part: str) -> Path:
         for path in (data_dir / name, data_dir / f"{name}.gz"):
             if path.is_file():
                 return path
+        if (data_dir / f"{name}.zip").is_file():
+            raise UserError(f"{data_dir / name}.zip: unzip it first")
     raise UserError(f"{data_dir} has no {name}[.gz]; --data-dir must hold the six official smallNORB files")
 
 
-def is_gzipped(stream: IO[bytes]) -> bool:
-    """By its content: a browser may have unpacked a file and kept its name."""
-    head = stream.read(2)
+def is_gzipped(stream: IO[bytes], path: Path) -> bool:
+    """By its content: a browser may have unpacked a file and kept its name. Raises UserError for an archive and for
+    MATLAB's files, which smallNORB's are not although they are called .mat."""
+    head = stream.read(10)
     stream.seek(0)
-    return head == b"\x1f\x8b"
+    if head[:4] == b"PK\x03\x04":
+        raise UserError(f"{path} is a .zip archive: unzip it first")
+    if head[:6] == b"MATLAB" or head[:4] == b"\x89HDF":
+        raise UserError(f"{path} is a file of MATLAB and not an official one of smallNORB; fetch it again")
+    return head[:2] == b"\x1f\x8b"
 
 
 def read_norb_header(stream: IO[bytes], path: Path) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -73,7 +80,7 @@ def stream_norb(path: Path, dtype: np.dtype, item_shape: tuple[int, ...]) -> Ite
     goes on after its last item.
     """
     try:
-        with path.open("rb") as plain, gzip.GzipFile(fileobj=plain) if is_gzipped(plain) else plain as opened:
+        with path.open("rb") as plain, gzip.GzipFile(fileobj=plain) if is_gzipped(plain, path) else plain as opened:
             stream = cast(IO[bytes], opened)
             found, sizes = read_norb_header(stream, path)
             if found != dtype or sizes[1:] != item_shape:

@@ -1,7 +1,6 @@
 """What every script keeps to, whatever its science: wrong flags and files, interruptions, full disks, NaN, results.
 
-The experiments and figure scripts whose settings are declared (support.settings) are found by that, and what is tried
-with them is derived from the declarations.
+What is tried with the experiments and the scripts of figures is derived from the declarations of their settings.
 """
 
 from __future__ import annotations
@@ -39,14 +38,13 @@ from support.settings import SettingError, flag_of, settings_of
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
-CONVERTED = {name: experiment for name, experiment in EXPERIMENTS.items() if experiment.is_converted}
 SCRIPTS = [p.stem for p in sorted(ROOT.glob("*.py")) if "\nclass Options(" in p.read_text(encoding="utf-8")]
 PATHS = (settings.folder, settings.input_path, settings.output_path)
 
 
-@pytest.fixture(params=CONVERTED, scope="module")
+@pytest.fixture(params=EXPERIMENTS, scope="module")
 def experiment(request: pytest.FixtureRequest) -> Experiment:
-    return CONVERTED[request.param]
+    return EXPERIMENTS[request.param]
 
 
 @pytest.fixture(params=SCRIPTS)
@@ -58,7 +56,7 @@ def script(request: pytest.FixtureRequest) -> ModuleType:
 @pytest.fixture
 def no_data(monkeypatch: Patch) -> None:
     """What is wrong with a command line is found before any data are made."""
-    for experiment in CONVERTED.values():
+    for experiment in EXPERIMENTS.values():
         monkeypatch.setattr(experiment.script, "make_data", lambda config: pytest.fail("got as far as the data"))
 
 
@@ -67,7 +65,7 @@ NO_DATA = SimpleNamespace(name="none", labels=range(24), test_labels=range(20)) 
 
 def without_data(patch: Patch) -> None:
     """What goes wrong goes wrong without any data."""
-    for experiment in CONVERTED.values():
+    for experiment in EXPERIMENTS.values():
         patch.setattr(experiment.script, "make_data", lambda config: NO_DATA)
         patch.setattr(experiment.script, "steps_per_epoch", lambda config, data: 3, raising=False)
 
@@ -169,11 +167,15 @@ def test_a_flag_that_needs_another(experiment: Experiment, capsys: Capture) -> N
         config_of(experiment.script, ["--resume"])
 
 
-TIME = re.compile(r": about \d+ (seconds?|minutes?|hours?)\.$")
+@pytest.mark.usefixtures("no_data")
+def test_generated_digits_have_no_folder(script: ModuleType, capsys: Capture) -> None:
+    fields = settings_of(script.Config) | settings_of(script.Options)
+    if "data_dir" in fields and "strokes" in getattr(fields.get("dataset"), "kind", ()):
+        assert "argument --data-dir: strokes " in usage_error(script, ["--dataset=strokes", "--data-dir=x"], capsys)
 
 
 def test_help(script: ModuleType, capsys: Capture, monkeypatch: Patch) -> None:
-    """--help: about ten flags, three examples that the script takes, with their times. --help-all: every flag, with its
+    """--help: about ten flags, examples that the script takes, with their times. --help-all: every flag, with its
     default. What a flag does is said in sentences."""
     monkeypatch.setenv("COLUMNS", "500")
     monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py"])
@@ -185,22 +187,19 @@ def test_help(script: ModuleType, capsys: Capture, monkeypatch: Patch) -> None:
         described = re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)(.*(?:\n {5,}.*)*)", shown[word], re.MULTILINE)
         flags[word] = {flag: " ".join(text.split()) for flag, text in described}
     every = settings_of(script.Config) | settings_of(script.Options)
-    assert set(flags["--help-all"]) == {"--help", "--help-all", *map(flag_of, every)}
     usual = {flag_of(field) for field, it in every.items() if it.usual}
+    assert set(flags["--help-all"]) == {"--help", "--help-all", *map(flag_of, every)}
     assert set(flags["--help"]) == {"--help", "--help-all", *usual}
     assert 3 <= len(usual) <= 12
     defaults = {f.name: f for declared in (script.Config, script.Options) for f in dataclasses.fields(declared)}
     for field, it in every.items():
-        text = flags["--help-all"][flag_of(field)]
-        assert re.match(r"[A-Z].*\.$", it.help), it.help
-        assert text.endswith("."), text
         default = it.default or settings.format_value(defaults[field].default, defaults[field].type)
-        if default not in ("none", "False"):
-            assert f"Default: {default}." in text
+        assert re.match(r"[A-Z].*\.$", it.help), it.help
+        assert default in ("none", "False") or f"Default: {default}." in flags["--help-all"][flag_of(field)]
     examples = re.findall(rf"^  python {script.__name__}\.py ?(.*)\n      (.*)$", shown["--help"], re.MULTILINE)
     assert 2 <= len(examples) <= 3
     for words, what in examples:
-        assert TIME.search(what), what
+        assert re.search(r": about \d+ (seconds?|minutes?|hours?)\.$", what), what
         config_of(script, shlex.split(words))
 
 
@@ -279,14 +278,6 @@ def test_a_folder_without_the_data(experiment: Experiment, tmp_path: Path, capsy
     assert str(tmp_path) in failure(experiment.script, argv, capsys)
 
 
-def test_running_out_of_memory(experiment: Experiment, monkeypatch: Patch, capsys: Capture) -> None:
-    def too_large(config: Any) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(experiment.script, "make_data", too_large)
-    assert failure(experiment.script, experiment.argv(), capsys).startswith("error: out of memory; ")
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Interrupted, terminated, killed: the checkpoint of the last epoch, from which --resume gives the same bits
 # ----------------------------------------------------------------------------------------------------------------------
@@ -326,17 +317,12 @@ def test_a_signal_and_resume(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.safetensors", "out.json"]
 
 
-def start(experiment: Experiment, argv: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, f"{experiment.name}.py", *argv], cwd=ROOT, env=script_environment(), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_process_that_is_stopped_in_the_middle(number: int, experiment: Experiment, tmp_path: Path) -> None:
     argv, checkpoint = experiment.argv("--models cnn --n-epochs 40"), tmp_path / "c.safetensors"
-    with start(experiment, [*argv, f"--checkpoint={checkpoint}"]) as process:
+    command = [sys.executable, f"{experiment.name}.py", *argv, f"--checkpoint={checkpoint}"]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=script_environment(), **pipes) as process:
         deadline = time.monotonic() + 60
         while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.001)

@@ -45,6 +45,7 @@ def test_every_function_is_compared() -> None:
     tests = Path(__file__).read_text(encoding="utf-8")
     defined = re.findall(r"^def (\w+)", "\n".join(code_blocks()), re.MULTILINE)
     helpers = {"softmax", "softmax_backward", "sigmoid"}  # of the others
+    helpers |= {"m_step", "e_step"}  # of em_routing; test_exercises.py compares them and their gradients alone
     assert len(defined) == len(set(defined)) == 26
     assert not [name for name in defined if name not in helpers and not re.search(rf"\bp(age\(\))?\.{name}\b", tests)]
 
@@ -176,32 +177,6 @@ def test_em_routing_over_receptive_fields(side: int, k: int, stride: int) -> Non
     same(dw, grads[2])
     same(dbeta_a.reshape(n_fields, J).sum(axis=0), grads[3])
     same(dbeta_v.reshape(n_fields, J).sum(axis=0), grads[4])
-
-
-def test_m_step_and_e_step_alone() -> None:
-    """Their gradients by differences: the scripts' steps have other forms."""
-    p, draw, (I, J, D) = page(), rng(), (5, 3, 4)
-    r, a = draw.dirichlet(np.ones(J), I), draw.uniform(0.1, 0.9, I)
-    votes, beta_a, beta_v = draw.normal(size=(I, J, D)), *draw.normal(size=(2, J))
-    douts = draw.normal(size=(J, D)), draw.normal(size=(J, D)), draw.normal(size=J)
-    m_step = functools.partial(p.m_step, lam=0.7, floor=0.3, unit=1.7)
-    inputs = {"r": r, "a": a, "votes": votes, "beta_a": beta_a, "beta_v": beta_v}
-    grads = p.m_step_backward(*douts, **inputs, lam=0.7, floor=0.3, unit=1.7)
-    check_gradient(gradient(m_step, douts, **inputs), inputs, dict(zip(inputs, grads, strict=True)), draw)
-
-    mu, sigma_sq, z = m_step(**inputs)
-    seen = np.ones((I, J), bool)
-    seen[1, 2] = seen[3, 0] = False
-    inputs = {"mu": mu, "sigma_sq": sigma_sq, "z": z, "votes": votes}
-    dr = draw.normal(size=(I, J))
-    assigned = p.e_step(**inputs, seen=seen)
-    same(assigned.sum(axis=1), 1)
-    assert not assigned[~seen].any()
-    grads = p.e_step_backward(dr, assigned, **inputs)
-    check_gradient(
-        gradient(functools.partial(p.e_step, seen=seen), dr, **inputs), inputs, dict(zip(inputs, grads, strict=True)),
-        draw,
-    )  # fmt: skip
 
 
 def test_losses() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable
+import importlib
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,97 +11,43 @@ from typing import Any
 import imageio.v3 as imageio
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from PIL import Image
 
-import conv_matrix_capsules
-import make_conv_matrix_capsules_gif
-import make_mnist_affine_capsnet_gif
-import make_multimnist_capsnet_gif
-import make_smallnorb_novel_viewpoint_gif
 import mnist_affine_capsnet
-import multimnist_capsnet
 import smallnorb_novel_viewpoint
 import visualize_conv_matrix_capsules
-import visualize_mnist_affine_capsnet
-import visualize_multimnist_capsnet
 import visualize_smallnorb_novel_viewpoint
-from figure_checks import check_failures
-from helpers import ROOT, run_script, usage_error
+from figure_checks import check_animation, check_pictures, check_unchanged, draw_coarsely, refuse
+from helpers import EXPERIMENTS, ROOT, failure, run_script, smallest, usage_error
 from support import figures
 from support.files import UserError
 from support.optimizers import TrainState
 
-EXPERIMENTS: list[Any] = [smallnorb_novel_viewpoint, multimnist_capsnet, mnist_affine_capsnet, conv_matrix_capsules]
-FIGURE_SCRIPTS: list[Any] = [
-    visualize_smallnorb_novel_viewpoint,
-    visualize_multimnist_capsnet,
-    visualize_mnist_affine_capsnet,
-    visualize_conv_matrix_capsules,
-]
-GIF_SCRIPTS: list[Any] = [
-    make_smallnorb_novel_viewpoint_gif,
-    make_multimnist_capsnet_gif,
-    make_mnist_affine_capsnet_gif,
-    make_conv_matrix_capsules_gif,
-]
+Patch = pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Style
-# ----------------------------------------------------------------------------------------------------------------------
+LEFT_OUT = {  # by a script that finds no results, and no files of smallNORB
+    "smallnorb_novel_viewpoint": {"smallnorb_pairs"},
+    "multimnist_capsnet": {"scaling"},
+    "mnist_affine_capsnet": set(),
+    "conv_matrix_capsules": {"novel_viewpoints", "shapes_accuracy", "table_2"},
+}
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_model_has_a_colour_and_a_marker_of_its_own(experiment: Any) -> None:
-    styles = figures.MODEL_STYLES[experiment.EXPERIMENT]
-    assert list(styles) == list(experiment.make_models(experiment.Config()))
+def visualize(name: str) -> Any:
+    return importlib.import_module(f"visualize_{name}")
+
+
+def make_gif(name: str) -> Any:
+    return importlib.import_module(f"make_{name}_gif")
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_every_model_has_a_colour_and_a_marker_of_its_own(name: str) -> None:
+    styles = figures.MODEL_STYLES[name]
+    assert list(styles) == list(EXPERIMENTS[name].models)
     for attribute in ("label", "short", "colour", "marker"):
         assert len({getattr(style, attribute) for style in styles.values()}) == len(styles), attribute
-    assert set(figures.MODEL_STYLES) == {e.EXPERIMENT for e in EXPERIMENTS} | {"your_own_images"}
-
-
-def test_colours_are_mixed_with_white_and_darkened() -> None:
-    assert figures.lightened("#000000", 0) == (1, 1, 1)
-    assert figures.lightened("#008040", 1) == pytest.approx((0, 128 / 255, 64 / 255))
-    assert figures.lightened("#000000", 0.25) == (0.75, 0.75, 0.75)
-    assert max(figures.darkened("#ffffff")) < 0.8
-
-
-def test_texts_and_axes_are_measured_in_inches_from_the_upper_left_corner() -> None:
-    fig = figures.new_figure(4, "title", "subtitle", width=8)
-    box = figures.add_axes(fig, 1, 0.5, 2, 1).get_position()
-    assert box.bounds == pytest.approx((1 / 8, 2.5 / 4, 2 / 8, 1 / 4))
-    text = figures.add_text(fig, 2, 1, "x", va="top")
-    assert text.get_position() == pytest.approx((2 / 8, 3 / 4))
-    assert figures.add_text(fig, 2, 1, "x").get_position()[1] < 3 / 4  # the base line is below the top
-
-
-@pytest.mark.parametrize(
-    ("last", "options", "limits"),
-    [(1, {}, (0.6, 1.4)), (100, {}, (-2, 103)), (10, {"margin": 1}, (0, 11)), (2, {"whole": False}, (0, 2.06))],
-)
-def test_epochs_have_a_margin(last: float, options: dict[str, Any], limits: tuple[float, float]) -> None:
-    ax = Figure().add_subplot()
-    figures.epoch_axis(ax, last, **options)
-    assert ax.get_xlim() == pytest.approx(limits)
-
-
-def test_decades_hold_the_values() -> None:
-    ax = Figure().add_subplot()
-    figures.decades_axis(ax, np.array([0.03, 1.0]))
-    assert ax.get_ylim() == pytest.approx((0.01, 10))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Numbers and pictures
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_words_and_numbers() -> None:
-    assert [figures.plural(n, "seed") for n in (1, 2, 1200)] == ["1 seed", "2 seeds", "1,200 seeds"]
-    assert figures.with_minus_sign("-1") == "−1"
-    assert figures.marked_answer(True, "5") == ("✓ 5", figures.darkened(figures.RIGHT))
-    assert figures.marked_answer(False, "5") == ("✗ 5", figures.darkened(figures.WRONG))
+    assert set(figures.MODEL_STYLES) == {*LEFT_OUT, "your_own_images"}
 
 
 def test_long_and_odd_names_are_shortened() -> None:
@@ -126,10 +72,6 @@ def test_grey_levels_stretch_only_what_is_normalised() -> None:
     stretched = figures.grey_levels(5 * image - 2)
     assert (stretched.min(), stretched.max()) == (0, 1)
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Checkpoints and flags
-# ----------------------------------------------------------------------------------------------------------------------
 
 Config = smallnorb_novel_viewpoint.Config
 
@@ -172,36 +114,101 @@ def test_an_unfinished_checkpoint_is_an_error() -> None:
     finished(Config(), set(), {"capsules": 1000, "cnn": 0}, stopped=lambda state, _: state.name == "cnn")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# All scripts
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("script", [*FIGURE_SCRIPTS, *GIF_SCRIPTS])
-def test_wrong_flags(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--seed=-1", "--no-such-flag"]
-    for flag in flags + (["--fps=0", "--fps=51", "--out="] if script in GIF_SCRIPTS else []):
-        usage_error(script, [flag], capsys)
-
-
-@pytest.mark.parametrize("script", [*FIGURE_SCRIPTS, *GIF_SCRIPTS])
-def test_files_that_cannot_be_read_or_written_are_found_at_once(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: Patch) -> None:
+    """No figure of the project is touched, no results file of it found, and little done of what takes long."""
     monkeypatch.chdir(tmp_path)
-    Path("file").write_text("in the way")
-    Path("dir.gif").mkdir()
-    of_figures = [
-        (script, ["--outdir=file"], "cannot write"),
-        (script, ["--outdir=/proc/none"], "cannot write"),
-    ]
-    of_gifs = [(script, ["--out=dir.gif"], "it is no regular file"), (script, ["--out=file/a.gif"], "cannot write")]
-    check_failures(of_gifs if script in GIF_SCRIPTS else of_figures, capsys)
+    draw_coarsely(monkeypatch)
+    smallest(monkeypatch)
+    for module in (visualize("mnist_affine_capsnet"), make_gif("mnist_affine_capsnet")):
+        monkeypatch.setattr(module, "SWEEP", mnist_affine_capsnet.SWEEP)
+    monkeypatch.setattr(visualize_conv_matrix_capsules, "DECODER_EPOCHS", 2)
+    monkeypatch.setattr(visualize_smallnorb_novel_viewpoint, "NOISE_DRAWS", 1)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Files
-# ----------------------------------------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_training_and_checkpoint_give_the_same_figures(name: str, monkeypatch: Patch, capsys: Capture) -> None:
+    experiment, script, folder = EXPERIMENTS[name], visualize(name), Path("viz", name)
+    argv = experiment.argv("--seed=123 --n-test=60" if experiment.has_digits else "--seed=123")
+    assert experiment.script.main([*argv, "--checkpoint=run.safetensors"]) == 0
+    assert script.main(argv) == 0
+    every = script.FIGURES if name == "mnist_affine_capsnet" else (*script.OF_RUN, *script.OF_RESULTS)
+    names = {*every} - LEFT_OUT[name] - {"attention"}  # which is of views
+    check_pictures(folder, names, highest=1800, scale=0.5)
+    assert set(re.findall(r"left out (\w+)\.png: ", capsys.readouterr().out)) == LEFT_OUT[name]
+    for train in ("train", "train_all"):
+        refuse(monkeypatch, experiment.script, train)
+    check_unchanged(script, [*argv, "--checkpoint=run.safetensors"], folder, capsys)
+
+
+VIEWS = "--n-train-views=2 --n-test-views=2 --n-elev=2 --n-per-combo=1"
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("name", "flags", "names"),
+    [
+        ("conv_matrix_capsules", f"--dataset=voxels --sizes=5,2,3,2 {VIEWS}", "attention"),
+        ("smallnorb_novel_viewpoint", f"--train-elevations=-20:35 --test-elevations=40:70 --loss=spread {VIEWS}",
+         "elevation_strip,azimuth_accuracy,azimuth_from_pose"),
+        ("capsule_attacks", "--dataset=strokes --n-train=32 --sizes=5,2,3,2 --n-attack=4 --epsilons=0.1,0.3",
+         "attack_curves,attacked_images"),
+    ],
+)  # fmt: skip
+def test_figures_of_other_trainings(name: str, flags: str, names: str) -> None:
+    assert visualize(name).main([*flags.split(), "--n-epochs=1", "--quiet", f"--figures={names}"]) == 0
+    check_pictures(Path("viz", name), names.split(","), highest=1900, scale=0.5)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("name", "flags", "n_frames", "held"),
+    [
+        ("smallnorb_novel_viewpoint", "--snapshots=2 --sweep-frames=3", 6, {2}),
+        ("multimnist_capsnet", "--n-test=60 --batch-size=4 --snapshot-every=5", 4, ()),  # at steps 0, 5, 10 and 12
+        ("mnist_affine_capsnet", "--n-test=60 --frames=4", 4, {2}),  # of -90, -48, -7 and 35 degrees
+        ("conv_matrix_capsules", "--n-test=20 --snapshots=3 --em-iters=3", 9, {6, 7}),
+    ],
+)
+def test_animations(name: str, flags: str, n_frames: int, held: Any, capsys: Capture) -> None:
+    argv = EXPERIMENTS[name].argv(f"--seed=123 {flags}")
+    check_animation(make_gif(name), argv, n_frames, held, capsys)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("name", "flags", "says"),
+    [
+        ("multimnist_capsnet", "--n-test=15", "the figures need --n-test 16 or more"),
+        ("mnist_affine_capsnet", "--n-test=3", "the figures need a digit of every class"),
+        ("conv_matrix_capsules", "--n-test=5", "--n-test 10 or more"),
+        ("multimnist_capsnet", "--figures=scaling", "scaling_*.json"),
+    ],
+)
+def test_what_cannot_be_drawn(name: str, flags: str, says: str, monkeypatch: Patch, capsys: Capture) -> None:
+    """It is found before any training."""
+    refuse(monkeypatch, EXPERIMENTS[name].script, "train_all")
+    assert says in failure(visualize(name), EXPERIMENTS[name].argv(flags), capsys)
+    if "--figures" not in flags:
+        assert says in failure(make_gif(name), EXPERIMENTS[name].argv(flags), capsys)
+
+
+def test_a_figure_that_a_training_does_not_give(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no attention can be drawn of this training"):
+        figures.draw_figures(tmp_path, SimpleNamespace(figures=("attention",)), {}, dict)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("multimnist_capsnet", ["--n-epochs=800", "--snapshot-every=1"]),
+        ("smallnorb_novel_viewpoint", ["--sweep-frames=600", "--snapshots=2"]),
+        ("mnist_affine_capsnet", ["--frames=601"]),
+    ],
+)
+def test_too_many_frames(name: str, flags: list[str], capsys: Capture) -> None:
+    usage_error(make_gif(name), flags, capsys)
 
 
 @pytest.mark.parametrize(
@@ -211,30 +218,6 @@ def test_the_projects_own_pictures_are_small(pattern: str, most: int) -> None:
     sizes = {path: path.stat().st_size for path in ROOT.glob(pattern)}
     assert sizes
     assert {path: size for path, size in sizes.items() if size > most} == {}
-
-
-def test_a_picture_is_1800_pixels_wide() -> None:
-    with Image.open(io.BytesIO(figures.png_bytes(lambda: figures.new_figure(2, "", "")))) as image:
-        assert image.size == (1800, 400)
-
-
-def small_figure(colour: str = "red") -> Callable[[], Figure]:
-    def draw() -> Figure:
-        fig = figures.new_figure(1, "title", "", width=2)
-        figures.add_axes(fig, 0.2, 0.5, 1, 0.4).plot([1, 2], color=colour)
-        return fig
-
-    return draw
-
-
-def test_a_file_is_written_only_when_it_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for colour, n_colours, word in (("red", {}, "wrote"), ("red", {}, "unchanged"), ("blue", {}, "wrote"),
-                                    ("blue", {"a": 4}, "wrote")):  # fmt: skip
-        figures.write_figures(tmp_path, {"a": small_figure(colour)}, n_colours)
-        assert capsys.readouterr().out.startswith(f"{word} {tmp_path / 'a.png'} (")
-    with Image.open(tmp_path / "a.png") as image:
-        assert image.mode == "P"
-        assert len(image.getcolors() or []) <= 4
 
 
 def test_a_frame_is_what_the_whole_figure_would_be() -> None:
@@ -263,13 +246,9 @@ def test_a_gif_keeps_white_and_the_colours_of_letters() -> None:
     assert (last[39, 59] == 255).all()
     assert last[30, 30].tolist() == [0, 255, 0]
     assert np.abs(last[5, 5].astype(int) - (200, 30, 30)).max() < 12
-    stream = io.BytesIO()  # imageio adds nothing to what Pillow writes
-    pictures = [Image.fromarray(frame) for frame in (first, last)]
-    pictures[0].save(stream, "GIF", save_all=True, append_images=pictures[1:], duration=[100, 2500], loop=0)
-    assert content == stream.getvalue()
 
 
-def test_a_notebooks_backend_stops_no_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebooks_backend_stops_no_drawing(tmp_path: Path, monkeypatch: Patch) -> None:
     """Notebooks set MPLBACKEND for the commands that they start; the project does not have that backend."""
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     process = run_script("visualize_networks.py", f"--outdir={tmp_path}")

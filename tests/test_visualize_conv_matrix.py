@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,109 +13,34 @@ import pytest
 import capsule_attacks
 import conv_matrix_capsules as experiment
 import make_conv_matrix_capsules_gif as animation
-import multimnist_capsnet as digits
 import visualize_capsule_attacks as attacks
 import visualize_conv_matrix_capsules as figures
 from fast.workers import SERIAL
-from figure_checks import (
-    assert_same,
-    cells,
-    check_animation,
-    check_held,
-    check_pictures,
-    check_unchanged,
-    draw_coarsely,
-    drawn,
-    held,
-    legend_of,
-    refuse,
-)
-from helpers import attacked_by_hand, failure
+from figure_checks import assert_same, check_held, drawn, held, legend_of
+from helpers import EXPERIMENTS, attacked_by_hand, config_of
 from smallnorb_novel_viewpoint import confusion_matrix
 from support.files import UserError
 from support.run import init_states
 from support.statistics import t_quantile
 
-SMALL = [
-    "--seed=123",
-    "--dataset=strokes",
-    "--em-iters=3",
-    "--sizes=5,2,3,2",
-    "--threads=1",
-    "--batch-size=8",
-    "--lr=0.01",
-]
-ATTACK = ["--epsilons=0.1,0.3", "--n-attack=4"]
-TINY = [*SMALL, "--n-epochs=2", "--n-train=32", "--n-test=20"]
-FOLDER = Path("viz", experiment.EXPERIMENT)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    """Few digits, and little of what takes long."""
-    with pytest.MonkeyPatch.context() as patch:
-        original = digits.resolve_dataset
-        few = original("strokes", np.random.default_rng(1), None, (60, 20))
-        patch.setattr(
-            digits, "resolve_dataset", lambda kind, *rest: few if kind == "strokes" else original(kind, *rest)
-        )
-        patch.setattr(figures, "DECODER_EPOCHS", 2)
-        yield
+FLAGS = "--seed=123 --n-train=48 --n-test=60 --em-iters=3 --lr=0.01"
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No figure of the project is touched, and no results file of it found."""
     monkeypatch.chdir(tmp_path)
-    draw_coarsely(monkeypatch)
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("trained") / "run.safetensors"
-    assert experiment.main([*TINY, "--quiet", f"--checkpoint={path}"]) == 0
-    return path
-
-
-@pytest.fixture(scope="module")
-def run(checkpoint: Path) -> figures.Run:
-    config, states = experiment.load_checkpoint(checkpoint)
-    return figures.Run(config, experiment.make_data(config), states)
+def run() -> figures.Run:
+    config = config_of(experiment, EXPERIMENTS["conv_matrix_capsules"].argv(FLAGS))
+    data = experiment.make_data(config)
+    return figures.Run(config, data, experiment.train_all(config, data))
 
 
 @pytest.fixture(scope="module")
 def answers(run: figures.Run) -> dict[str, np.ndarray]:
     return figures.answers_of(*run, SERIAL)
-
-
-def test_training_and_checkpoint_give_the_same_figures(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = sorted({*figures.OF_RUN} - {"attention"})
-    assert figures.main([*TINY, "--quiet"]) == 0
-    assert "left out table_2.png" in capsys.readouterr().out
-    check_pictures(FOLDER, names, highest=1800, scale=0.5)
-    refuse(monkeypatch, experiment, "train")
-    check_unchanged(figures, [*TINY, f"--checkpoint={checkpoint}"], FOLDER, capsys)
-
-
-@pytest.fixture(scope="module")
-def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("attacked") / "run.safetensors"
-    assert capsule_attacks.main([*TINY[:-1], *ATTACK, "--quiet", f"--checkpoint={path}"]) == 0
-    return path
-
-
-def test_figures_of_attacks_come_from_a_checkpoint(attacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse(monkeypatch, capsule_attacks, "train")
-    names = attacks.OF_RUN
-    assert attacks.main([f"--checkpoint={attacked}", f"--figures={','.join(names)}"]) == 0
-    check_pictures(Path("viz", "capsule_attacks"), names, highest=1900, scale=0.5)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What is plotted
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_curves_and_confusions(run: figures.Run, answers: dict[str, np.ndarray]) -> None:
@@ -139,7 +63,7 @@ def test_curves_and_confusions(run: figures.Run, answers: dict[str, np.ndarray])
 
 def test_histograms_are_those_of_the_masses(run: figures.Run, answers: dict[str, np.ndarray]) -> None:
     fig = drawn(lambda: figures.draw_vote_distances(run, dict.fromkeys(answers, run.data.test.labels)))
-    chosen = figures.one_of_each_class(run.data.test.labels, np.arange(20), 2)
+    chosen = figures.one_of_each_class(run.data.test.labels, np.arange(60), 2)
     params = run.states["capsules"].params
     routing = experiment.class_routing(params, run.data.test.images[chosen], run.config)
     stairs: list[Any] = [p for ax in fig.axes for p in ax.patches if hasattr(p, "get_data")]
@@ -155,42 +79,6 @@ def test_histograms_are_those_of_the_masses(run: figures.Run, answers: dict[str,
     check_held(fig.axes[-1], levels=[0.1])
 
 
-def test_the_strongest_entries_are_shown(run: figures.Run) -> None:
-    drawn_again = np.random.default_rng(0).random((2, 16, 5, 28, 28))
-    strength, effect = np.zeros(16), np.zeros((16, 2))
-    strength[[2, 7, 9, 12]] = 4, 3, 2, 1
-    effect[7] = -0.125, 6.4
-    found = figures.Perturbation(np.arange(2), drawn_again[:, 0, 0], drawn_again, effect, strength)
-    fig = drawn(lambda: figures.draw_pose_perturbation(run, found))
-    np.testing.assert_allclose(cells(fig.axes[2], 2, 5)[..., 0], drawn_again[:, 7], atol=0.01)
-    titles = [ax.get_title(loc="left") for ax in fig.axes[1:]]
-    assert titles[1] == "entry (2, 4): light −12 %, slant +6°"
-    assert titles[0].startswith("entry (1, 3)")
-    assert held(fig.axes[2])["ticks"][0] == ["−4", "−2", "as it is", "+2", "+4"]
-
-
-def test_a_perturbed_pose_is_that_pose_with_one_entry_moved(
-    run: figures.Run, answers: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded: list[np.ndarray] = []
-    original = figures.decode
-
-    def decode(decoder: Any, poses: np.ndarray, *rest: Any) -> np.ndarray:
-        decoded.append(poses)
-        return original(decoder, poses, *rest)
-
-    monkeypatch.setattr(figures, "decode", decode)
-    found = figures.perturb(run, dict.fromkeys(answers, run.data.test.labels), 2)
-    assert found.drawn.shape == (2, 16, 5, 28, 28)
-    middle = found.drawn[:, :, 2]
-    assert (middle == middle[:, :1]).all()  # nothing is moved there
-    labels = run.data.test.labels[found.indices]
-    by_two, by_four = ((decoded[k] - decoded[-3]).reshape(2, 10, 16)[[0, 1], labels] for k in (-2, -1))
-    assert (np.flatnonzero(by_two.any(axis=0)) == 15).all()  # of the last entry
-    np.testing.assert_allclose(by_four, 2 * by_two, rtol=1e-4)
-    assert (by_two[:, 15] > 0).all()
-
-
 def test_assignments_are_weighted_by_activation() -> None:
     """Two children at each of four positions: one active child that goes to class 1, one inactive one to class 0."""
     r, a_in = np.zeros((1, 1, 8, 2)), np.tile([1.0, 0.0], 4)[None]
@@ -202,19 +90,6 @@ def test_assignments_are_weighted_by_activation() -> None:
     maps, scores = figures.assigned(routing, 2)
     np.testing.assert_allclose(maps[0, :, :, 1], [[1.0, 1.0], [1.0, 0.75]])
     np.testing.assert_allclose(scores, [[0.2, 0.9]])
-
-
-def test_views_are_drawn_beside_their_assignments() -> None:
-    flags = ["--dataset=voxels", "--n-epochs=1", "--sizes=5,2,3,2", "--figures=attention", "--threads=1"]
-    assert (
-        figures.main([*flags, "--n-train-views=2", "--n-test-views=2", "--n-elev=1", "--n-per-combo=1", "--quiet"]) == 0
-    )
-    check_pictures(FOLDER, ["attention"], highest=1700, scale=0.5)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Results of many seeds
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def viewed(
@@ -295,11 +170,6 @@ def test_table_2_is_read_where_familiar_accuracies_are_equal() -> None:
         figures.read_table_2(figures.RESULTS)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the networks do
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def test_answers_agree_with_the_evaluation(run: figures.Run, answers: dict[str, np.ndarray]) -> None:
     labels = run.data.test.labels
     for name, state in run.states.items():
@@ -372,17 +242,6 @@ def test_the_decoder_sees_one_pose() -> None:
         assert not np.delete(row, label, axis=0).any()
 
 
-def test_classes_that_were_not_shown_come_first() -> None:
-    labels = np.array([1, 1, 2, 1, 3, 2])
-    assert figures.one_of_each_class(labels, np.arange(6), 5).tolist() == [0, 2, 4, 1, 5]
-    assert figures.one_of_each_class(labels, np.array([1, 3]), 5).tolist() == [1, 3]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Attacks
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def compared(name: str, model: str, accuracies: list[list[float]], **changes: Any) -> Path:
     """A file as compare_seeds.py writes it, of one model: of each seed the accuracies at epsilon 0 and 0.1."""
     config = dataclasses.asdict(capsule_attacks.Config(dataset="voxels")) | changes
@@ -424,9 +283,11 @@ def test_the_papers_attacks_are_drawn_as_they_are() -> None:
     assert_same(lines["paper, CNN"], [[0.2, 0.5], [0.16, 0.03]], "cnn")
 
 
-def test_measured_attacks_are_those_of_the_script(attacked: Path) -> None:
-    config, states = capsule_attacks.load_checkpoint(attacked)
-    run = attacks.Run(config, capsule_attacks.make_data(config), states)
+def test_measured_attacks_are_those_of_the_script() -> None:
+    config = config_of(capsule_attacks, EXPERIMENTS["capsule_attacks"].argv("--n-attack=4 --epsilons=0.1,0.3"))
+    run = attacks.Run(
+        config, capsule_attacks.make_data(config), init_states(capsule_attacks.make_models(config), config)
+    )
     expected = capsule_attacks.attack_all(*(run.config, run.states, run.data))
     found = attacks.measure_attacks(run, 1)
     assert found.epsilons == [0, 0.1, 0.3]
@@ -446,16 +307,6 @@ def test_a_picture_that_is_misread_stays_misread_at_every_larger_epsilon() -> No
         assert (np.abs(x - images).max(axis=(1, 2, 3)) <= epsilon + 1e-12).all()
     assert found[2][1, 0, 0, 0] > found[1][1, 0, 0, 0]  # misread anew
     np.testing.assert_array_equal(found[2][0], found[0][0])  # misread with the smallest epsilon alone
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Animation
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_animation_shows_every_iteration(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*SMALL, "--n-train=32", "--n-test=20", "--n-epochs=2", "--snapshots=3"]
-    check_animation(animation, flags, 9, 1_500_000, capsys, held=(6, 7))
 
 
 def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> None:
@@ -481,37 +332,3 @@ def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> Non
     n = routing.votes.shape[1]
     np.testing.assert_allclose(dots.get_offsets()[-n:], routing.votes[0, :, label] @ axes, rtol=1e-5)
     np.testing.assert_allclose(dots.get_sizes()[-n:], animation.MASS_AREA * routing.weights[2, 0, :, label], rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("n_steps", "snapshots", "steps"), [(90, 4, [0, 10, 40, 90]), (3, 9, [0, 1, 2, 3]), (50, 2, [0, 50])]
-)
-def test_snapshots_are_denser_at_first_and_end_with_the_training(
-    n_steps: int, snapshots: int, steps: list[int]
-) -> None:
-    assert animation.snapshot_steps(n_steps, snapshots) == steps
-
-
-def test_the_plane_is_that_of_the_largest_spread() -> None:
-    rng = np.random.default_rng(0)
-    votes = rng.standard_normal((1, 50, 2, 16)) * np.where(np.isin(np.arange(16), [3, 11]), [10, 5][0], 0.1)
-    votes[..., 11] *= 0.5
-    ones = np.ones((1, 1, 50, 2))
-    routing = experiment.ClassRouting(votes, np.ones((1, 50)), ones, np.zeros((1, 1, 2, 16)), np.zeros((1, 1, 2)))
-    axes = animation.principal_axes(routing)
-    assert np.abs(axes).argmax(axis=0).tolist() == [3, 11]
-    assert (axes[[3, 11], [0, 1]] > 0.99).all()
-    points = (votes[0] @ axes).reshape(-1, 2)
-    low, high = animation.bulk(routing, axes, 0.02)
-    np.testing.assert_array_equal([(points < low).sum(axis=0), (points > high).sum(axis=0)], [[1, 1], [2, 2]])
-
-
-def test_what_cannot_be_drawn(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    refuse(monkeypatch, experiment, "train")
-    flags = ["--figures=confusion_matrix"]
-    assert "--n-test 10 or more" in failure(figures, [*SMALL, *flags, "--n-test=5", "--n-train=8"], capsys)
-    assert "not 9" in failure(figures, [f"--checkpoint={checkpoint}", "--n-epochs=9", *flags], capsys)
-    assert figures.main([f"--checkpoint={checkpoint}", "--figures=attention"]) == 1
-    assert capsys.readouterr().err == "error: no attention can be drawn of this training\n"

@@ -15,46 +15,27 @@ import make_multimnist_capsnet_gif as animation
 import multimnist_capsnet as experiment
 import visualize_multimnist_capsnet as figures
 from fast.workers import SERIAL
-from figure_checks import (
-    cells,
-    check_animation,
-    check_held,
-    check_pictures,
-    check_unchanged,
-    draw_coarsely,
-    drawn,
-    held,
-    legend_of,
-    refuse,
-)
-from helpers import EXPERIMENTS, config_of, failure, usage_error
+from figure_checks import cells, check_held, drawn, held, legend_of
+from helpers import EXPERIMENTS, config_of
 from support.figures import median_seed, reported_runs, seed_text
 from support.files import UserError
 from support.optimizers import TrainState
 from support.run import init_states
 from support.statistics import t_quantile
 
-EXPERIMENT = EXPERIMENTS[experiment.EXPERIMENT]
-FOLDER = Path("viz", experiment.EXPERIMENT)
 GREYS = 0.5 / 63 + 1e-6  # rounding of pictures
 HISTORY = {"set_accuracy": [0.25, 0.5], "soft_accuracy": [0.75, 0.875]}
 
 
-def tiny(more: str = "") -> list[str]:
-    return EXPERIMENT.argv(f"--seed=123 --n-test=60 {more}")
-
-
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No figure of the project is touched, and no results file of it found."""
     monkeypatch.chdir(tmp_path)
-    draw_coarsely(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def run() -> figures.Run:
     """Untrained networks with histories of two epochs."""
-    config = config_of(experiment, tiny("--conv-channels=4"))
+    config = config_of(experiment, EXPERIMENTS["multimnist_capsnet"].argv("--seed=123 --n-test=60 --conv-channels=4"))
     states = init_states(experiment.make_models(config), config)
     for state in states.values():
         state.history = dict(HISTORY)
@@ -72,11 +53,6 @@ def seen(run: figures.Run) -> figures.Predictions:
     return found._replace(answers=answers, hits=2 - kind)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Which composites, and what the network makes of them
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def test_predictions_agree_with_the_evaluation(run: figures.Run, seen: figures.Predictions) -> None:
     params, found = run.states["capsnet"].params, figures.predict(run)
     metrics = experiment.evaluate(experiment.make_models(run.config)["capsnet"], params, run.data.test, SERIAL)
@@ -89,13 +65,6 @@ def test_right_answers_stand_where_their_labels_stand() -> None:
     answers = np.array([[1, 2], [2, 1], [3, 1], [2, 3], [1, 3], [4, 3]])
     expected = [[1, 2], [1, 2], [1, 3], [3, 2], [1, 3], [4, 3]]
     assert figures.in_order_of_labels(np.tile([1, 2], (6, 1)), answers).tolist() == expected
-
-
-def test_digits_that_were_not_shown_come_first() -> None:
-    labels = np.array([[1, 2], [2, 1], [1, 3], [4, 5], [6, 7], [1, 2]])
-    assert figures.varied(labels, np.arange(6), 4).tolist() == [0, 3, 4, 2]
-    assert figures.varied(labels, np.array([1, 5]), 4).tolist() == [1, 5]
-    assert figures.varied(labels, np.array([], int), 4).tolist() == []
 
 
 def test_composites_and_their_digits_are_shown_in_two_colours(run: figures.Run) -> None:
@@ -137,11 +106,6 @@ def test_overlays_say_from_which_capsules_they_are_drawn(run: figures.Run, seen:
     np.testing.assert_allclose(cells(wrong, 3, 6, (3, 3))[1, 1], both, atol=GREYS)
     assert all(said.startswith("* ") and said[2:5] == true[:3] and said[6:] != true[4:] for true, said in names[16:])
     assert len(names) == 20
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Lengths, numbers of a capsule, couplings
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_lengths_and_outcomes_are_bars(run: figures.Run, seen: figures.Predictions) -> None:
@@ -186,11 +150,6 @@ def test_numbers_are_named_by_what_they_change() -> None:
     pictures = np.stack([[bar(**still | {what: value}) for value in (first, last)] for what, first, last in changes])
     named = {"ink": 3, "width": 5, "height": 6, "slant": 1, "left–right": 4, "up–down": 2}
     assert figures.named_numbers(pictures) == named
-    shapes = figures.shapes_of(bar(17.0, 19.0, 4.0, 6.0, 0.5))
-    assert shapes["left–right"] == pytest.approx(19, abs=0.01)
-    assert shapes["up–down"] == pytest.approx(17, abs=0.01)
-    assert shapes["height"] == pytest.approx(4 / np.sqrt(2), rel=1e-3)
-    assert shapes["slant"] == pytest.approx(0.5, rel=1e-2)
 
 
 def test_a_row_changes_one_number_of_one_capsule(run: figures.Run, seen: figures.Predictions) -> None:
@@ -239,11 +198,6 @@ def test_couplings_are_printed_in_percent(run: figures.Run, seen: figures.Predic
         for t, ax in enumerate(row[1:]):
             assert held(ax)["texts"] == [f"{100 * c:.1f}" for c in maps[t, j].ravel()]
             assert ax.get_xlabel() == f"length {lengths[t, j]:.2f}"
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Results of many seeds
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def write_lengths(name: str, model: str, accuracies: dict[tuple[int, int], list[float]], **config: Any) -> None:
@@ -304,38 +258,6 @@ def test_the_median_of_the_reported_seeds_is_named(run: figures.Run) -> None:
     assert seed_text(config, reported, *figures.MEDIAN_OF) == "seed 202"
     assert reported_runs(Path("r.json"), dataclasses.replace(config, lr=7.0)) == []
     assert reported_runs(Path("none.json"), config) == []
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Files, the command line, the animation
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_training_and_checkpoint_give_the_same_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "run.ckpt"
-    assert experiment.main([*tiny(), f"--checkpoint={path}"]) == 0
-    capsys.readouterr()
-    assert figures.main(tiny()) == 0
-    assert "left out scaling.png: there is no results/multimnist_capsnet/scaling_" in capsys.readouterr().out
-    check_pictures(FOLDER, figures.OF_RUN, highest=1800, scale=0.5)
-    refuse(monkeypatch, experiment, "train_all")
-    check_unchanged(figures, [*tiny(), f"--checkpoint={path}"], FOLDER, capsys)
-
-
-def test_what_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    refuse(monkeypatch, experiment, "train_all")
-    for script in (figures, animation):
-        assert "the figures need --n-test 16 or more" in failure(script, [*tiny(), "--n-test=15"], capsys)
-    assert "scaling_*.json" in failure(figures, ["--figures=scaling"], capsys)
-    for script, flag in ((figures, "--figures=none"), (animation, "--snapshot-every=0")):
-        usage_error(script, [flag], capsys)
-    usage_error(animation, ["--n-epochs=800", "--snapshot-every=1"], capsys)
-
-
-def test_animation_has_the_frames_that_were_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    check_animation(animation, [*tiny("--batch-size=4"), "--snapshot-every=5"], 4, 4_000_000, capsys)  # 0, 5, 10, 12
 
 
 def test_a_frame_shows_what_the_network_makes_of_the_composites(run: figures.Run) -> None:

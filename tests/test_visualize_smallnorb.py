@@ -9,37 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import make_smallnorb_novel_viewpoint_gif as animation
 import smallnorb_novel_viewpoint as experiment
 import visualize_smallnorb_novel_viewpoint as figures
-from figure_checks import (
-    cells,
-    check_animation,
-    check_held,
-    check_pictures,
-    check_unchanged,
-    draw_coarsely,
-    drawn,
-    held,
-    legend_of,
-    refuse,
-)
-from helpers import SMALLNORB, failure, needs_smallnorb, usage_error
+from figure_checks import cells, check_held, check_pictures, draw_coarsely, drawn, held, legend_of
+from helpers import SMALLNORB, needs_smallnorb
 from support.files import UserError
 from support.optimizers import TrainState
 from support.statistics import t_quantile
 
 TINY = ["--seed=123", "--n-epochs=2", "--n-train-views=2", "--n-test-views=2", "--n-elev=1", "--n-per-combo=1"]
-FOLDER = Path("viz", experiment.EXPERIMENT)
-DRAWN = (*figures.OF_RUN, "shapes")
 Config = experiment.Config
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No figure of the project is touched, and no results file of it found."""
     monkeypatch.chdir(tmp_path)
     draw_coarsely(monkeypatch)
     monkeypatch.setattr(figures, "NOISE_DRAWS", 1)  # quicker
@@ -56,11 +41,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(checkpoint: Path) -> figures.Run:
     config, states = experiment.load_checkpoint(checkpoint)
     return figures.Run(config, experiment.make_data(config), experiment.make_models(config), states)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Accuracies
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def runs_of(values: dict[str, list[tuple[float, float]]]) -> list[dict[str, Any]]:
@@ -125,11 +105,6 @@ def test_confusion_is_that_of_the_result(run: figures.Run) -> None:
     for ax, rows in zip(fig.axes, counts.values(), strict=True):
         percent = 100 * np.array(rows) / np.sum(rows, axis=1, keepdims=True)
         assert held(ax)["texts"] == [f"{value:.0f}" for value in percent.ravel() if value >= 0.5]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Views, poses, routing
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def norb_views(grey: float, azimuths: list[float], elevations: list[float]) -> experiment.Split:
@@ -228,40 +203,10 @@ def test_assignments_and_scores_are_those_of_the_views(run: figures.Run) -> None
 def test_poses_are_shown_with_the_scores(run: figures.Run) -> None:
     fig = drawn(lambda: figures.draw_class_poses(run))
     views = figures.pick_views(run.config, run.data, *figures.viewpoint_pair(run.config, run.data))
-    scores, cache = figures.capsule_outputs(run, views.images)
+    scores, _ = figures.capsule_outputs(run, views.images)
     for b, ax in enumerate(fig.axes):
         numbers = [f"{s:.1f}".replace("-", "−") for row in scores[b::2] for s in row]
         assert held(ax)["texts"] == numbers
-        reds = cells(ax, 5, 6, (9, 2))[:, 1:, 4, 4]  # of the entries (1, 1): red where positive, blue where negative
-        first = cache.mu.reshape(5, 2, 5, 16)[:, b, :, 0]
-        clear = np.abs(first) > 0.1 * np.abs(cache.mu).max()
-        assert ((reds[..., 0] > reds[..., 2]) == (first > 0))[clear].all()
-
-
-@pytest.mark.parametrize(
-    ("span", "circular", "text"),
-    [
-        ((300, 400), True, "300–40°"), ((200, 360), True, "200–360°"), ((-60, 40), True, "300–40°"),
-        ((0, 360), True, "0–360°"), ((-20, 35), False, "-20–35°"),
-    ],
-)  # fmt: skip
-def test_azimuths_past_360_are_written_from_0(span: tuple[float, float], circular: bool, text: str) -> None:
-    assert figures.degrees(span, circular=circular) == text
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Files and the command line
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_training_and_checkpoint_give_the_same_figures(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert figures.main([*TINY, "--quiet"]) == 0
-    assert "left out smallnorb_pairs.png: it needs --smallnorb-dir" in capsys.readouterr().out
-    check_pictures(FOLDER, DRAWN, highest=1300, scale=0.5)
-    refuse(monkeypatch, experiment, "train_all")
-    check_unchanged(figures, [*TINY, f"--checkpoint={checkpoint}"], FOLDER, capsys)
 
 
 def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,53 +226,23 @@ def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: pytest.MonkeyP
     assert trained == [203, 7, 0]
 
 
-def test_held_out_elevations_are_drawn_too() -> None:
-    elevation = [flag for flag in TINY if "n-elev" not in flag] + ["--n-elev=2", "--n-epochs=1"]
-    ranges = ["--train-elevations=-20:35", "--test-elevations=40:70", "--loss=spread", "--quiet"]
-    names = ("elevation_strip", "azimuth_accuracy", "azimuth_from_pose")
-    assert figures.main([*elevation, *ranges, f"--figures={','.join(names)}"]) == 0
-    check_pictures(FOLDER, names, highest=1200, scale=0.5)
-    assert animation.main([*TINY, *ranges, "--n-epochs=1", "--sweep-frames=2"]) == 0
-    with Image.open(f"{experiment.EXPERIMENT}.gif") as gif:
-        assert gif.n_frames == 2
-
-
 @needs_smallnorb
 def test_real_pairs_and_the_real_data_set() -> None:
     flags = ["--dataset=smallnorb", f"--data-dir={SMALLNORB}", "--train-azimuths=0:140", "--test-azimuths=200:330"]
     assert figures.main([*flags, "--n-epochs=1", "--quiet", f"--smallnorb-dir={SMALLNORB}"]) == 0
-    check_pictures(FOLDER, {*DRAWN, "smallnorb_pairs"} - {"azimuth_from_pose"}, highest=1300, scale=0.5)
+    drawn_here = {*figures.OF_RUN, *figures.OF_RESULTS} - {"azimuth_from_pose"}
+    check_pictures(Path("viz", experiment.EXPERIMENT), drawn_here, highest=1300, scale=0.5)
     assert [len(split.labels) for split in figures.read_pairs(SMALLNORB).values()] == [6, 6]
     assert animation.main([*flags, "--n-epochs=1", "--sweep-frames=2", "--quiet"]) == 0
 
 
-def test_a_checkpoint_or_set_that_cannot_be_drawn(
-    run: figures.Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    refuse(monkeypatch, experiment, "make_data")
-    assert "not 9" in failure(figures, [f"--checkpoint={checkpoint}", "--n-epochs=9", "--figures=class_poses"], capsys)
+def test_a_set_without_a_class_cannot_be_drawn(run: figures.Run) -> None:
     lacking = run.data._replace(
         familiar=experiment.Split(*(part[run.data.familiar.labels != 3] for part in run.data.familiar)),
         held_out=experiment.Split(*(part[run.data.held_out.labels != 3] for part in run.data.held_out)),
     )
     with pytest.raises(UserError, match="no test image shows a frame"):
         figures.require_every_class(run.config, lacking)
-    for script, flags in [(figures, ["--figures=none"]), (animation, ["--sweep-frames=600", "--snapshots=2"])]:
-        usage_error(script, flags, capsys)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Animation
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_animation_has_the_frames_that_were_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    check_animation(animation, [*TINY, "--snapshots=2", "--sweep-frames=3"], 6, 3_000_000, capsys, held=(2,))
-
-
-@pytest.mark.parametrize(("n", "snapshots", "epochs"), [(8, 8, list(range(1, 9))), (10, 3, [3, 7, 10]), (5, 1, [5])])
-def test_snapshots_are_spread_and_end_with_the_training(n: int, snapshots: int, epochs: list[int]) -> None:
-    assert animation.snapshot_epochs(n, snapshots) == epochs
 
 
 def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import resource
 import threading
 from typing import Any, NamedTuple
 
@@ -12,7 +10,7 @@ import pytest
 import threadpoolctl
 
 from fast import workers as module
-from fast.workers import LEAST_PART, SERIAL, Workers, Workspace, blas_threads, default_threads, keep_freed_memory
+from fast.workers import LEAST_PART, SERIAL, Workers, Workspace, blas_threads, default_threads
 from helpers import GradientError, surviving_mutants
 
 Array = np.ndarray
@@ -122,11 +120,7 @@ def blas_now() -> set[int]:
 def test_the_blas_is_limited_inside_alone() -> None:
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
         before = blas_now()
-        for context, inside in (
-            (Workers(2), {1}),
-            (Workers(1), {1}),
-            (blas_threads(1), {1}),
-        ):
+        for context, inside in ((Workers(2), {1}), (Workers(1), {1}), (blas_threads(1), {1})):
             with context:
                 assert blas_now() == inside
             assert blas_now() == before
@@ -152,19 +146,3 @@ def test_a_workspace_gives_memory_again() -> None:
     assert not np.shares_memory(ws("b", 3, 4), a)
     assert not np.shares_memory(ws("a", 5, 4), a)
     assert np.shares_memory(ws("a", 3, 4), ws("a", 5, 4))  # a smaller one does not give memory back
-
-
-def test_what_a_step_frees_serves_the_next_one() -> None:
-    """No page faults; where malloc is glibc's."""
-    if platform.libc_ver()[0] != "glibc":
-        pytest.skip("another C library")
-    keep_freed_memory()
-
-    def step() -> None:
-        arrays = [np.ones(1 << 20) for _ in range(8)]  # 8 MiB each, more together than a heap keeps by itself
-        del arrays
-
-    step()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    step()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 1000  # of 16,384 pages

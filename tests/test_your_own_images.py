@@ -45,11 +45,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[
     return folder, root / "run.safetensors", json.loads((root / "run.json").read_text())
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Training
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def test_result_and_table(trained: tuple[Path, Path, dict[str, Any]]) -> None:
     _, _, result = trained
     assert result["chance"] == pytest.approx(1 / 3)
@@ -99,14 +94,6 @@ def test_the_mean_over_classes_leaves_out_those_without_test_pictures() -> None:
         "  b    0    0    0        -",
         "  c    1    0    0    0.000",
     ]
-
-
-def test_many_classes_have_short_tables() -> None:
-    names = [f"class {k}" for k in range(40)]
-    counts = 5 * np.eye(40, dtype=int)
-    assert tables.confusion_lines(counts, names) == ["  no error"]
-    counts[3, 7] = 2
-    assert tables.confusion_lines(counts, names) == ["      2 of class 3 as class 7", "  least accurate: class 3 0.714"]
 
 
 def test_a_resumed_training_is_the_unbroken_one_and_may_be_longer(tmp_path: Path, capsys: Capture) -> None:
@@ -163,11 +150,6 @@ def test_epochs_follow_from_the_number_of_pictures(trained: tuple[Path, Path, di
         many = data._replace(train=m.Labelled(np.empty((n, 1, 1, 1), np.uint8), np.zeros(n, int)))
         assert m.resolved(m.Config(), many).n_epochs == expected
         assert m.resolved(m.Config(n_epochs=7), many).n_epochs == 7
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Prediction
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_prediction_takes_folders_and_patterns_and_reads_as_the_training_did(
@@ -245,11 +227,6 @@ def test_flags_that_do_not_fit_together(tmp_path: Path, capsys: Capture) -> None
     assert "ends neither in .csv nor in .json" in usage_error(m, [*argv, "--out=a.txt"], capsys)
     assert "argument --data-dir: name the folder of your pictures" in usage_error(figures, [], capsys)
     assert "there is no folder" in failure(m, [f"--data-dir={tmp_path / 'nowhere'}"], capsys)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The sheet of pictures, and the page
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_sheet(
