@@ -22,7 +22,6 @@ from helpers import (
     MNIST,
     SMALLNORB,
     GradientError,
-    check_gradient,
     config_of,
     failure,
     needs_mnist,
@@ -91,25 +90,6 @@ def whole_network(name: str, **changes: Any) -> tuple[m.Model, m.Params, Array, 
     return model, params, rng.random((3, side, side, config.in_channels)), rng
 
 
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("dataset", ["strokes", "smallnorb"])
-def test_a_whole_networks_gradient_with_the_images(name: str, loss: str, dataset: str) -> None:
-    model, params, x, rng = whole_network(name, loss=loss, dataset=dataset)
-    upstream = rng.standard_normal(model.forward(params, x)[0].shape)
-
-    def f(images: Array, **params: Array) -> float:
-        return float((upstream * model.forward(params, images)[0]).sum())
-
-    grads, dx = model.backward(upstream, model.forward(params, x)[1], need_dx=True)
-    assert dx is not None
-    step = STEPS[name]
-    check_gradient(f, {"images": x} | params, {"images": dx} | grads, rng, n_directions=1, step=step)
-    without, none = model.backward(upstream, model.forward(params, x)[1])
-    assert none is None
-    assert set(without) == set(params)
-
-
 def check_parts(name: str, loss: str) -> None:
     """Losses and gradients of a batch's parts add up to those of the batch, to float64 rounding."""
     model, params, _, rng = whole_network(name, loss=loss)
@@ -149,14 +129,6 @@ def test_a_broken_term_of_the_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) 
 # ----------------------------------------------------------------------------------------------------------------------
 # Models
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sizes", [(32, 8, 8, 8), (32, 32, 32, 32), (64, 8, 16, 16), SIZES])
-@pytest.mark.parametrize("dataset", ["mnist", "voxels", "smallnorb"])
-def test_both_models_have_as_many_parameters(sizes: tuple[int, int, int, int], dataset: str) -> None:
-    models = m.make_models(m.Config(dataset=dataset, sizes=sizes))
-    counts = {name: m.count_params(model.init_params(np.random.default_rng(0))) for name, model in models.items()}
-    assert abs(counts["cnn"] / counts["capsules"] - 1) < (0.05 if sizes != SIZES else 0.15)
 
 
 def test_the_papers_cnn_has_4_2_million_parameters() -> None:

@@ -1,4 +1,4 @@
-"""mnist_affine_capsnet: gradients, affine maps, data, validation, files, command line.
+"""mnist_affine_capsnet: affine maps, data, validation, files, command line.
 
 Digits are noise or generated strokes; the last section uses real MNIST where ``../shared/data/mnist`` (or the folder
 mnist below CAPSULES_DATA) is there.
@@ -11,7 +11,7 @@ import gzip
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,7 @@ import multimnist_capsnet as base
 import visualize_mnist_affine_capsnet as visualize
 from data.affnist_file import read_affnist
 from fast.workers import SERIAL, Workers
-from helpers import (
-    MNIST,
-    GradientError,
-    check_gradient,
-    config_of,
-    failure,
-    needs_mnist,
-    usage_error,
-)
+from helpers import MNIST, config_of, failure, needs_mnist, usage_error
 from support.run import permutation
 from support.settings import flag_of
 from support.statistics import read_comparison
@@ -83,85 +75,8 @@ def rng_of(*seed: int) -> np.random.Generator:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Gradients
+# Networks
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-def check_avg_pool() -> None:
-    for shape in ((5, 6, 8, 3), (3, 7, 9, 2)):
-        rng = rng_of(*shape)
-        x = rng.standard_normal(shape)
-        out, cache = m.avg_pool_forward(x)
-        assert out.shape == (shape[0], 3, 4, shape[3])
-        upstream = rng.standard_normal(out.shape)
-        dx = m.avg_pool_backward(upstream, cache)
-        check_gradient(lambda x, up=upstream: float(np.vdot(m.avg_pool_forward(x)[0], up)), {"x": x}, {"x": dx}, rng)
-
-
-def test_avg_pool_is_the_loop() -> None:
-    check_avg_pool()
-    x = rng_of(0).standard_normal((2, 5, 7, 3))
-    out, _ = m.avg_pool_forward(x)
-    for i in range(2):
-        for j in range(3):
-            block = x[:, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2]
-            np.testing.assert_allclose(out[:, i, j], block.mean(axis=(1, 2)), rtol=1e-12)
-
-
-def tiny(**changes: Any) -> m.Config:
-    return m.Config(**{"conv_channels": 2, "primary_types": 1, "decoder": (5, 7), "dtype": "float64", **changes})
-
-
-def check_model(name: str, image_size: int = 28, plain: bool = False) -> None:
-    """The whole network; its parameters are not the initial ones, so that no bias is zero."""
-    config = tiny(canvas=image_size, recon_weight=0.1, plain=plain)
-    model, rng = m.make_models(config)[name], rng_of(2, image_size)
-    params = {k: p + 0.03 * rng.standard_normal(p.shape) for k, p in model.init_params(rng).items()}
-    batch = m.single_digits(rng.random((3, image_size, image_size)), rng.integers(10, size=3))
-    _, grads = model.loss_and_grads(params, batch, 4)
-
-    def f(**p: Array) -> float:
-        return model.loss_and_grads(p, batch, 4)[0]["train_loss"]
-
-    check_gradient(f, params, grads, rng, n_directions=1, step=1e-6)
-
-
-@pytest.mark.parametrize("image_size", [28, 27])
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
-def test_whole_networks(name: str, image_size: int) -> None:
-    check_model(name, image_size)
-
-
-def test_lenet_in_its_plain_form_is_the_fast_one() -> None:
-    check_model("lenet", plain=True)
-    results = []
-    for plain in (True, False):
-        model, rng = m.make_models(tiny(plain=plain))["lenet"], rng_of(3)
-        params = model.init_params(rng)
-        losses, grads = model.loss_and_grads(params, m.single_digits(rng.random((3, 28, 28)), np.arange(3)), 3)
-        results.append({"loss": np.array(losses["train_loss"]), **grads})
-    for key, expected in results[0].items():
-        np.testing.assert_allclose(results[1][key], expected, rtol=0, atol=1e-10, err_msg=key)
-
-
-CHECKS: dict[str, Callable[[], None]] = {
-    "avg_pool_backward": check_avg_pool,
-    "lenet_backward": lambda: check_model("lenet"),
-    "lenet_loss_and_grads": lambda: check_model("lenet"),
-}
-
-
-def test_every_backward_has_a_check() -> None:
-    names = {name for name in vars(m) if name.endswith(("_backward", "_loss_and_grads")) and not hasattr(base, name)}
-    assert names == set(CHECKS)
-
-
-@pytest.mark.parametrize("name", ["avg_pool_backward", "relu_backward"])
-def test_a_wrong_result_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = getattr(m, name)
-    monkeypatch.setattr(m, name, lambda *args: 0.9 * original(*args))
-    with pytest.raises(GradientError):
-        check_model("lenet")
 
 
 def test_lenet_is_the_articles() -> None:
