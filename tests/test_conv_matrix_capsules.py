@@ -166,15 +166,6 @@ def test_threads_change_no_bit_of_the_papers_cnn() -> None:
         np.testing.assert_array_equal(p, states[1].params[key], err_msg=key)
 
 
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
-def test_a_batch_mate_changes_nothing(name: str) -> None:
-    model, params, x, _ = whole_network(name)
-    scores, _ = model.forward(params, x)
-    for k in range(len(x)):
-        np.testing.assert_allclose(model.forward(params, x[k : k + 1])[0][0], scores[k], rtol=1e-10, atol=1e-12)
-    assert np.abs(scores[0] - scores[1]).max() > 1e-9
-
-
 @pytest.mark.parametrize("dataset", ["strokes", "voxels"])
 def test_threads_change_no_bit(dataset: str) -> None:
     config = tiny(dataset=dataset, n_epochs=1, batch_size=16)
@@ -208,14 +199,6 @@ def test_no_nan_from_any_seed(seed: int, loss: str) -> None:
     assert np.isfinite(states["capsules"].history["train_loss"]).all()
 
 
-def test_a_few_steps_move_every_parameter_of_the_capsules() -> None:
-    config = tiny(n_epochs=1)
-    start = m.init_state(m.make_models(config)["capsules"], config).params
-    after = trained(config, ("capsules",))["capsules"].params
-    for name, p in start.items():
-        assert (after[name] != p).mean() > 0.5, name
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_it_learns(loss: str) -> None:
     """Sixty digits, seen 12 times, are named better than by chance, which is right in a tenth."""
@@ -235,29 +218,6 @@ def test_the_learning_rate_rises_then_falls_and_the_cnn_has_its_own() -> None:
     assert m.learning_rate(config, "cnn", 0.5) == pytest.approx(0.125)
     assert m.learning_rate(config, "cnn", 1) == 0
     assert m.learning_rate(tiny(lr_schedule="constant"), "capsules", 1) == tiny().lr
-
-
-@pytest.mark.parametrize(
-    ("name", "decayed"),
-    [
-        ("capsules", {"conv1.w", "primary.w"}),
-        ("cnn", {"conv1.w", "conv2.w", "conv3.w", "out.w"}),
-        ("paper", {"conv1.w", "conv2.w", "hidden.w", "out.w"}),
-    ],
-)
-def test_weight_decay_shrinks_weights_outside_of_the_routing(name: str, decayed: set[str]) -> None:
-    config = tiny(n_train=8, n_epochs=1, dtype="float64")  # one step
-    if name == "paper":
-        name, config = "cnn", dataclasses.replace(config, cnn="paper")
-    start = m.init_state(m.make_models(config)[name], config).params
-    plain = trained(config, (name,))[name]
-    shrunk = trained(dataclasses.replace(config, weight_decay=20.0, cnn_weight_decay=20.0), (name,))[name]
-    assert plain.step == shrunk.step == 1
-    lr = m.learning_rate(config, name, 0.0)
-    for key, p in plain.params.items():
-        expected = p - 20 * lr * start[key] if key in decayed else p
-        np.testing.assert_allclose(shrunk.params[key], expected, rtol=1e-12, atol=1e-15, err_msg=key)
-        assert np.array_equal(shrunk.params[key], p) == (key not in decayed), key
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -186,18 +186,6 @@ def test_agreement_wins() -> None:
     assert (np.diff([c[..., 0].mean() for c in cache.c]) > 0.02).all()
 
 
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
-def test_a_batch_mate_changes_nothing(name: str) -> None:
-    config = small(dtype="float64")
-    model = m.make_models(config)[name]
-    params = model.init_params(np.random.default_rng(0))
-    source = overlays(dtype="float64")
-    batch = source.render(source.draw(np.random.default_rng(0), 9))
-    together, _ = model.assess(params, batch)
-    alone = [model.assess(params, batch.part(k, k + 1))[0][0] for k in range(9)]
-    np.testing.assert_allclose(together, alone, rtol=1e-10)
-
-
 def test_squash_has_the_papers_length_and_direction() -> None:
     s = np.random.default_rng(0).standard_normal((3, 7, 5))
     v, _ = m.squash_forward(s)
@@ -284,23 +272,6 @@ def test_other_image_sizes_and_numbers_of_labels(image_size: int) -> None:
         assert model.assess(params, batch)[0].shape == (3, 10)
 
 
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
-def test_a_step_overwrites_neither_its_inputs_nor_the_next_steps(name: str) -> None:
-    """The layers give new arrays; memory is used again by the allocator alone."""
-    model, source = m.make_models(small())[name], overlays()
-    batch, other = (source.render(source.draw(np.random.default_rng(k), 5)) for k in (0, 1))
-    params = model.init_params(np.random.default_rng(0))
-    before = [a.copy() for a in (*params.values(), *batch)]
-    _, first = model.loss_and_grads(params, batch, 5)
-    kept = {key: g.copy() for key, g in first.items()}
-    model.loss_and_grads(params, other, 5)
-    for key, g in model.loss_and_grads(params, batch, 5)[1].items():
-        np.testing.assert_array_equal(first[key], kept[key], err_msg=key)
-        np.testing.assert_array_equal(g, kept[key], err_msg=key)
-    for array, was in zip((*params.values(), *batch), before, strict=True):
-        np.testing.assert_array_equal(array, was)
-
-
 def test_top_labels_and_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(m, "EVALUATION_BATCH", 3)
     scores = np.array([[0.1, 0.9, 0.5, 0, 0, 0, 0, 0, 0, 0], [0.9, 0, 0, 0, 0, 0, 0, 0, 0.2, 0.3]])
@@ -374,25 +345,6 @@ def test_a_gradient_that_is_not_finite_is_reported_with_muon_too(digits_dir: Pat
     config = small(digits_dir, lr=1e30, n_epochs=30, optimizer="muon")
     with pytest.raises(m.UserError, match="try a smaller learning rate"):
         trained(config)
-
-
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
-def test_threads_compute_the_gradient_of_the_whole_batch(name: str) -> None:
-    config = small(dtype="float64")
-    source = overlays(dtype="float64")
-    batch = source.render(source.draw(np.random.default_rng(0), 27))
-    model = m.make_models(config)[name]
-    params = model.init_params(np.random.default_rng(0))
-    results = []
-    for threads in (1, 2, 3, 8):
-        with Workers(threads, config.dtype) as workers:
-            losses, grads = workers.gradients(model.loss_and_grads, params, batch)
-        assert len(grads) == min(threads, 27 // m.LEAST_PART)
-        results.append((losses["train_loss"], {key: sum(part[key] for part in grads) for key in params}))
-    for loss, gradient in results[1:]:
-        assert loss == pytest.approx(results[0][0], rel=1e-12)
-        for key, g in gradient.items():
-            np.testing.assert_allclose(g, results[0][1][key], rtol=1e-9, atol=1e-13, err_msg=key)
 
 
 def test_evaluation_is_pure(digits_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
