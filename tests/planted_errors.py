@@ -130,6 +130,7 @@ multimnist_capsnet.py test_protocol
 multimnist_capsnet.py test_multimnist_capsnet
   test_a_composite_is_the_maximum_of_two_shifted_digits_of_different_classes | Overlays.draw: _a >= _b -> _a > _b
   test_admissible_shifts_are_all_those_that_overlap_enough | admissible_shifts: _a >= _b * _c -> _a > 0 * _b * _c
+multimnist_capsnet.py test_settings
   test_presets_and_flags_make_the_config |
      module: {'conv_channels': 32, 'primary_types': 8, 'decoder': (256, 512)}
      -> {'conv_channels': 32, 'primary_types': 8, 'decoder': (256, 256)}

@@ -14,7 +14,7 @@ import capsule_attacks as m
 import conv_matrix_capsules as conv
 import smallnorb_novel_viewpoint as views
 from fast.workers import Workers
-from helpers import GradientError, check_gradient, config_of, surviving_mutants, usage_error
+from helpers import GradientError, check_gradient, config_of, surviving_mutants
 from test_conv_matrix_capsules import LOSSES, STEPS, some_digits, whole_network
 
 Array = np.ndarray
@@ -279,17 +279,3 @@ def test_a_run_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert other["history"] == result["history"]
     for name in m.MODEL_NAMES:
         assert other["models"][name]["worst_case_0.1_accuracy"] == result["models"][name]["worst_case_0.1_accuracy"]
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (["--dataset", "smallnorb"], "--data-dir: --dataset smallnorb needs"),
-        (["--data-dir", "f"], "--data-dir: shapes has no files"),
-        (["--dataset", "strokes", "--standardize", "image"], "--standardize: strokes is not standardised"),
-        (["--epsilons", "0.2,0.1"], "--epsilons: 0.2,0.1 does not rise"),
-        (["--variance-floor", "1e-20"], "--variance-floor: 1e-20 is below"),
-    ],
-)
-def test_flags_that_do_not_fit_together(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"argument {says}" in usage_error(m, argv, capsys)

@@ -27,10 +27,8 @@ from helpers import (
     needs_mnist,
     needs_smallnorb,
     surviving_mutants,
-    usage_error,
 )
 from support.files import UserError
-from support.settings import flag_of
 from support.training import RunOptions
 from test_smallnorb_files import make_arrays, write_set
 
@@ -425,53 +423,8 @@ def test_the_assignments_in_the_receptive_fields() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The command line
+# Trainings that diverge
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("argv", "flag", "says"),
-    [
-        (["--dataset", "smallnorb"], "--data-dir", "goes with"),
-        (["--dataset", "voxels", "--data-dir", "f"], "--data-dir", "goes with"),
-        (["--dataset", "strokes", "--data-dir", "f"], "--data-dir", "no files"),
-        (["--dataset", "voxels", "--train-elevations", "10:35"], "--test-elevations", "both or none"),
-        (["--dataset", "voxels", "--test-azimuths", "100:200"], "--test-azimuths", "overlaps"),
-        (["--dataset", "smallnorb", "--data-dir", "f", "--n-elev", "2"], "--n-elev", "alone"),
-        (["--dataset", "voxels", "--n-val", "2"], "--n-val", "needs --dataset auto, mnist or strokes"),
-        (["--variance-floor", "1e-20"], "--variance-floor", "the least of float32"),
-    ],
-)
-def test_flags_that_do_not_fit_together(
-    argv: list[str], flag: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = usage_error(m, argv, capsys)
-    assert f"argument {flag}: " in line
-    assert says in line
-
-
-VIEW_FLAGS = {
-    "--train-azimuths": "0:100", "--test-azimuths": "200:300", "--train-elevations": "0:10",
-    "--test-elevations": "20:30", "--n-train-views": "6", "--n-test-views": "6", "--n-elev": "3",
-    "--n-per-combo": "5", "--standardize": "none", "--shapes-seed": "1",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("dataset", [[], ["--dataset", "mnist"], ["--dataset", "strokes"]])
-def test_flags_of_viewpoints_need_views(dataset: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert {flag_of(name) for name in m.VIEW_FIELDS} == set(VIEW_FLAGS)
-    for flag, value in VIEW_FLAGS.items():
-        line = usage_error(m, [*dataset, flag, value], capsys)
-        assert f"argument {flag}: needs --dataset voxels, shapes, smallnorb or toys" in line
-
-
-def test_the_cnn_is_trained_as_the_capsules_unless_it_has_settings_of_its_own() -> None:
-    both = from_flags("--n-epochs", "3", "--weight-decay", "0.5")
-    assert m.of_model("capsules", both) == (3, m.Config.lr, 0.5)
-    assert m.of_model("cnn", both) == (3, m.Config.cnn_lr, 0.5)
-    own = from_flags("--n-epochs", "3", "--cnn-epochs", "7", "--cnn-weight-decay", "2", "--cnn-lr", "0.1")
-    assert m.of_model("capsules", own) == (3, m.Config.lr, m.Config.weight_decay)
-    assert m.of_model("cnn", own) == (7, 0.1, 2.0)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -25,7 +25,7 @@ import multimnist_capsnet as base
 import visualize_mnist_affine_capsnet as visualize
 from data.affnist_file import read_affnist
 from fast.workers import SERIAL, Workers
-from helpers import MNIST, config_of, failure, needs_mnist, usage_error
+from helpers import MNIST, failure, needs_mnist
 from support.run import permutation
 from support.settings import flag_of
 from support.statistics import read_comparison
@@ -495,31 +495,6 @@ def flags(config: m.Config) -> list[str]:
 # ----------------------------------------------------------------------------------------------------------------------
 # Command line
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        ("--affnist 15.mat", "--affnist: needs --canvas 40"),
-        ("--checkpoint c --predict a.png --affnist 15.mat", "--affnist: --predict neither trains nor tests"),
-        ("--eval-only", "--eval-only: needs --checkpoint"),
-        ("--eval-only --checkpoint c --resume", "--eval-only: not together with --resume"),
-        ("--eval-only --checkpoint c --predict a.png", "--eval-only: not together with --predict"),
-        ("--check-every 3", "--check-every: needs --match-accuracy"),
-    ],
-)
-def test_flags_that_do_not_fit_together(argv: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"error: argument {says}" in usage_error(m, argv.split(), capsys)
-
-
-def test_flags_make_the_config(capsys: pytest.CaptureFixture[str]) -> None:
-    def config(argv: str) -> m.Config:
-        return config_of(m, argv.split())
-
-    assert config("--canvas 40") == m.Config(**canvas())
-    assert config("--rotation=-20,7.5 --match-accuracy 0.99").rotation == (-20, 7.5)
-    assert config("--preset paper").conv_channels == 256
-    assert "unrecognized arguments: --min-iou" in usage_error(m, ["--min-iou", "1"], capsys)  # of the base's Config
 
 
 def test_out_json_table_and_eval_only(digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

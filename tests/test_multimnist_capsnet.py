@@ -25,12 +25,10 @@ from fast.workers import SERIAL, Workers
 from helpers import (
     EXPERIMENTS,
     MNIST,
-    config_of,
     digits_folder,
     failure,
     needs_mnist,
     strokes,
-    usage_error,
 )
 from support.optimizers import TrainState
 
@@ -386,34 +384,6 @@ def test_training_learns(name: str, optimizer: str, digits_dir: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # Command line
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_presets_and_flags_make_the_config() -> None:
-    def config(argv: str) -> m.Config:
-        return config_of(m, argv.split())
-
-    assert config("") == m.Config()
-    paper = config("--preset paper")
-    assert (paper.conv_channels, paper.primary_types, paper.decoder) == (256, 32, (512, 1024))
-    assert config("--preset paper --conv-channels 64") == dataclasses.replace(paper, conv_channels=64)
-    assert config("--min-iou 0 --plain") == m.Config(min_iou=0, plain=True)
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        ("--dataset strokes --data-dir .", "argument --data-dir: strokes has no files"),
-        ("--n-train 31 --batch-size 32", "argument --n-train: 31 is less than a batch of --batch-size 32"),
-        ("--predict-png a.png", "argument --predict-png: needs --predict"),
-        ("--predict a.png", "argument --predict: needs --checkpoint"),
-        ("--predict prediction.png --checkpoint c", "argument --predict-png: is the same file as that of --predict"),
-    ],
-)
-@pytest.mark.parametrize("script", [m, affine], ids=lambda script: script.EXPERIMENT)
-def test_flags_that_do_not_fit_together(
-    script: Any, argv: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
-    assert says in usage_error(script, argv.split(), capsys)
 
 
 @pytest.mark.parametrize("script", [m, affine], ids=lambda script: script.EXPERIMENT)

@@ -15,7 +15,7 @@ import conv_matrix_capsules as conv
 import multimnist_capsnet as base
 import what_routing_does as m
 from fast.workers import Workers
-from helpers import check_pair, config_of, digits_folder, usage_error
+from helpers import check_pair, config_of, digits_folder
 
 Array = np.ndarray
 
@@ -253,18 +253,3 @@ def test_the_affnist_study_counts_right_answers(shift: int, monkeypatch: pytest.
         found = m.affnist_study(config, {}, data, workers)
     names = ("upright", "rotated_15", "rotated_35", "affnist")
     assert found == {f"{name}_accuracy": 1.0 - shift for name in names}
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("--assignments random", "argument --assignments: random is for a CapsNet"),
-        ("--transform shared", "argument --transform: does not apply to --study shapes"),
-        ("--study composites --vote-bias learned", "argument --vote-bias: does not apply to --study composites"),
-        ("--study signs --lr 1", "argument --lr: does not apply to --study signs"),
-        ("--study signs --checkpoint x", "argument --checkpoint: --study signs takes seconds"),
-        ("--study couplings --assignments even", "argument --assignments: does not apply to --study couplings"),
-    ],
-)
-def test_a_part_that_the_study_has_not(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert says in usage_error(m, words.split(), capsys)
