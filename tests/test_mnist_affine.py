@@ -6,8 +6,6 @@ mnist below CAPSULES_DATA) is there.
 
 from __future__ import annotations
 
-import functools
-import gzip
 import json
 import math
 import re
@@ -25,7 +23,7 @@ import multimnist_capsnet as base
 import visualize_mnist_affine_capsnet as visualize
 from data.affnist_file import read_affnist
 from fast.workers import SERIAL, Workers
-from helpers import MNIST, failure, needs_mnist
+from helpers import MNIST, digits_folder, failure, needs_mnist, strokes
 from support.run import permutation
 from support.settings import flag_of
 from support.statistics import read_comparison
@@ -33,19 +31,9 @@ from support.statistics import read_comparison
 Array = np.ndarray
 
 
-@functools.cache
-def strokes() -> base.Digits:
-    train, test = (base.stroke_digits(np.random.default_rng(k), n) for k, n in ((0, 120), (1, 60)))
-    return base.Digits("strokes", *train, *test)
-
-
 @pytest.fixture(scope="session")
-def digits_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("digits")
-    for stem, array in zip(base.MNIST_SHA256, strokes()[1:], strict=True):
-        head = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes()
-        (folder / f"{stem}.gz").write_bytes(gzip.compress(head + array.tobytes(), 1))
-    return folder
+def digits_dir() -> Path:
+    return digits_folder()
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +154,7 @@ def test_the_parts_of_a_set_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_affnist_ranges_and_ink_inside() -> None:
-    digits = np.concatenate([strokes().train_images, strokes().test_images] * 2)
+    digits = strokes().train_images[:360]
     d = m.draw_distortions(rng_of(1), digits)
     assert 19 < np.abs(d.rotation).max() <= 20
     assert 0.19 < np.abs(d.shear).max() <= 0.2
@@ -211,7 +199,7 @@ def test_a_distortion_is_scale_then_shear_then_turn() -> None:
 
 
 def affnist_like(n: int = 30) -> tuple[Array, Array]:
-    digits = np.concatenate([strokes().test_images[:n]])
+    digits = strokes().test_images[:n]
     images = m.distort(digits.astype(np.float32), m.draw_distortions(rng_of(4), digits))
     return images.round().astype(np.uint8), strokes().test_labels[:n]
 
@@ -273,8 +261,8 @@ def test_training_validation_and_test_share_no_digit(digits_dir: Path) -> None:
     for config in (small(digits_dir), small(digits_dir, n_train=0, n_test=0)):
         data = m.make_data(config)
         val = content((255 * data.val.images).round().astype(np.uint8))
-        assert len(data.images) == (config.n_train or 120 - 16)
-        assert len(data.test_images) == (config.n_test or 60)
+        assert len(data.images) == (config.n_train or 600 - 16)
+        assert len(data.test_images) == (config.n_test or 300)
         assert len(val) == 16
         assert not content(data.images) & val
         assert not content(data.test_images) & (val | content(data.images))
@@ -285,7 +273,7 @@ def test_training_validation_and_test_share_no_digit(digits_dir: Path) -> None:
     assert content(other.images) != content(m.make_data(small(digits_dir)).images)
 
 
-@pytest.mark.parametrize("changes", [{"n_train": 200}, {"n_val": 120, "n_train": 0}, {"n_test": 61}])
+@pytest.mark.parametrize("changes", [{"n_train": 600}, {"n_val": 600, "n_train": 0}, {"n_test": 301}])
 def test_too_few_digits(changes: dict[str, int], digits_dir: Path) -> None:
     with pytest.raises(m.UserError, match="too few"):
         m.make_data(small(digits_dir, **changes))
@@ -557,16 +545,6 @@ def test_compare_seeds_takes_it(digits_dir: Path, tmp_path: Path, monkeypatch: p
     assert {"upright_accuracy", "rotated_15_accuracy", "rotated_35_accuracy"} <= set(entry["paired"]["cnn"])
     assert "epoch_seconds" not in entry["models"]["cnn"]
     assert len(entry["runs"][0]["models"]["capsnet"]["sweep"]) == 37
-
-
-def test_strokes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    few = functools.partial(base.resolve_dataset, stroke_counts=(60, 40))
-    monkeypatch.setattr(base, "resolve_dataset", few)
-    config = small(dataset="strokes", n_epochs=1)
-    out = tmp_path / "out.json"
-    assert m.main([*flags(config), "--threads", "2", "--out-json", str(out)]) == 0
-    assert capsys.readouterr().err == ""
-    assert json.loads(out.read_text())["dataset"] == "strokes"
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from PIL import Image
 import mnist_affine_capsnet as affine
 import multimnist_capsnet as m
 from data.pictures import read_strokes
-from fast.workers import SERIAL, Workers
+from fast.workers import SERIAL
 from helpers import (
     EXPERIMENTS,
     MNIST,
@@ -176,14 +175,6 @@ def test_couplings_sum_to_one_over_the_parents_at_every_iteration() -> None:
     assert np.abs(cache.c[2].sum(axis=1) - 7 / 5).max() > 0.1  # not over the capsules below
 
 
-def test_agreement_wins() -> None:
-    """Seven capsules vote alike for parent 0 and at random for parent 1: in the end parent 0 has them."""
-    rng = np.random.default_rng(0)
-    w = np.stack([np.ones((3, 7, 6)), 3 * rng.standard_normal((3, 7, 6))]).transpose(2, 1, 0, 3)
-    _, cache = m.routing_forward(np.full((1, 7, 3), 0.5), w, 3)
-    assert (np.diff([c[..., 0].mean() for c in cache.c]) > 0.02).all()
-
-
 def test_squash_has_the_papers_length_and_direction() -> None:
     s = np.random.default_rng(0).standard_normal((3, 7, 5))
     v, _ = m.squash_forward(s)
@@ -255,19 +246,6 @@ def test_numbers_of_parameters() -> None:
     for config in (m.Config(), small(), m.Config(image_size=28), m.Config(image_size=40)):
         for name in ("cnn", "cnn_pool"):
             assert n_params(config, name) == pytest.approx(n_params(config), rel=0.01)
-
-
-@pytest.mark.parametrize("image_size", [28, 36, 40])
-def test_other_image_sizes_and_numbers_of_labels(image_size: int) -> None:
-    config = small(image_size=image_size)
-    rng = np.random.default_rng(0)
-    images = rng.random((3, image_size, image_size), np.float32)
-    batch = m.Batch(images, np.array([[1], [2], [3]]), images[:, None])
-    for model in m.make_models(config).values():
-        params = model.init_params(rng)
-        losses, _ = model.loss_and_grads(params, batch, 3)
-        assert math.isfinite(losses["train_loss"])
-        assert model.assess(params, batch)[0].shape == (3, 10)
 
 
 def test_top_labels_and_figures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,24 +323,6 @@ def test_a_gradient_that_is_not_finite_is_reported_with_muon_too(digits_dir: Pat
         trained(config)
 
 
-def test_evaluation_is_pure(digits_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small(digits_dir)
-    state, data = trained(config), m.make_data(config)
-    model, before = m.make_models(config)["capsnet"], {key: p.copy() for key, p in state.params.items()}
-    for threads in (1, 3):
-        figures = []
-        for part in (32, 7):
-            monkeypatch.setattr(m, "EVALUATION_BATCH", part)
-            with Workers(threads) as workers:
-                figures.append(m.evaluate(model, state.params, data.test, workers))
-        assert {k: v for k, v in figures[0].items() if k != "recon_mse"} == {
-            k: state.history[k][-1] for k in figures[0] if k != "recon_mse"
-        }
-        assert [f["recon_mse"] for f in figures] == pytest.approx([state.history["recon_mse"][-1]] * 2, rel=1e-5)
-    for key, p in before.items():
-        np.testing.assert_array_equal(state.params[key], p, err_msg=key)
-
-
 def test_the_learning_rate_rises_then_falls() -> None:
     config = m.Config(n_epochs=10, n_train=16_000, batch_size=16, lr=1.0)  # 10,000 steps
     rates = [config.lr_at(t) for t in (0, m.WARMUP, 5000, 9999)]
@@ -418,21 +378,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trained") / "c.safetensors"
     assert m.main([*EXPERIMENTS["multimnist_capsnet"].argv("--models capsnet"), "--checkpoint", str(path)]) == 0
     return path
-
-
-def test_the_result_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = EXPERIMENTS["multimnist_capsnet"].argv()
-    assert m.main([*argv, "--out-json", str(tmp_path / "a.json")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "custom: 20 composites, IoU at least 0.8; seed 0, 2 epochs of 24"
-    result = json.loads((tmp_path / "a.json").read_text())
-    assert (result["headline"], result["chance"]) == ("set_accuracy", pytest.approx(1 / math.comb(10, 2)))
-    for name, figures in result["models"].items():
-        accuracies = {"set_accuracy", "soft_accuracy", "digit_accuracy"}
-        own = {"recon_mse"} if name == "capsnet" else set()
-        assert set(figures) == {"n_params", "train_seconds"} | accuracies | own
-        losses = {"train_loss"} | ({"train_margin_loss", "train_recon_loss"} if own else set())
-        assert set(result["history"][name]) == accuracies | own | losses
 
 
 def picture(folder: Path, array: Array) -> Path:
