@@ -297,9 +297,7 @@ EXPERIMENTS = {
 
 def config_of(script: Any, argv: Sequence[str]) -> Any:
     """The configuration that flags make."""
-    if hasattr(script, "Options"):
-        return parse(script.Config, script.Options, argv, "")[0]
-    return script.config_from_args(script.make_parser().parse_args(argv))
+    return parse(script.Config, script.Options, argv, "")[0]
 
 
 def smallest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,22 +150,6 @@ def check_transforms() -> None:
                 raise GradientError("not the Fourier transform")
 
 
-@pytest.mark.parametrize("stride", [1, 2, 3])
-def test_phases(stride: int) -> None:
-    x = rng_of(0).standard_normal((7, 8, 2, 3))
-    for N, M in ((2, 2), (3, 4), (7, 8), (8, 9)):  # some smaller, some larger than x
-        phases = spectral_conv.split_phases(x, stride, N, M)
-        for n, p, a, b in np.ndindex(N, M, stride, stride):
-            h, w = stride * n + a, stride * p + b
-            expected = x[h, w] if h < 7 and w < 8 else 0
-            np.testing.assert_array_equal(phases[n, p, :, a, b], expected)
-        back = np.zeros_like(x)
-        spectral_conv.join_phases(phases, stride, back)
-        seen = np.zeros_like(x)
-        seen[: stride * N, : stride * M] = x[: stride * N, : stride * M]
-        np.testing.assert_array_equal(back, seen)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Other layers
 # ----------------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import multimnist_capsnet as base
 import what_routing_does as m
 from fast.workers import Workers
 from helpers import check_pair, config_of, digits_folder
+from oracles import loop_field_routing
 
 Array = np.ndarray
 
@@ -77,7 +77,7 @@ def test_a_shared_transformation_has_fewer_parameters_and_the_same_layers() -> N
 I, J, K, STRIDE, SIDE, P = 2, 3, 3, 2, 6, 4
 
 
-def routing_inputs(rng: np.random.Generator, logit: float = 0.0, shared: bool = False) -> dict[str, Array]:
+def routing_inputs(rng: np.random.Generator, logit: float = 0.0, shared: bool = False) -> dict[str, Any]:
     """Of a layer with two fields on each axis; ``logit``: that of the children's activations."""
     k = 1 if shared else K
     return {
@@ -122,28 +122,18 @@ def test_a_bias_moves_the_means_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("routing", [conv.PLAIN, conv.FAST])
-def test_even_assignments_are_a_mean_by_activations(routing: conv.Routing) -> None:
-    """By loops: the fields are K wide and STRIDE apart, and a child has J parents in each field that contains it."""
+def test_even_assignments_are_those_of_the_first_iteration(routing: conv.Routing) -> None:
     inputs = routing_inputs(np.random.default_rng(0), -0.5)
     del inputs["bias"]
-    pose, a_in, w, beta_a, beta_v = inputs.values()
     mu, a, _ = m.even_assignments(routing).forward(*inputs.values(), 3, 0.5, K, STRIDE)
-    starts = range(0, SIDE - K + 1, STRIDE)
-    n_fields = np.zeros((SIDE, SIDE))
-    for row, column in itertools.product(starts, starts):
-        n_fields[row : row + K, column : column + K] += 1
-    n_children, n_parents = I * (n_fields > 0).sum(), J * len(starts) ** 2
-    for b, y, x, j in np.ndindex(2, len(starts), len(starts), J):
-        votes, weights = [], []
-        for k, l, i in np.ndindex(K, K, I):
-            row, column = STRIDE * y + k, STRIDE * x + l
-            votes.append((pose[b, row, column, i] @ w[k, l, i, j]).ravel())
-            weights.append(a_in[b, row, column, i] / (J * n_fields[row, column]))
-        mean = np.average(votes, axis=0, weights=weights)
-        variance = np.average(np.square(votes - mean), axis=0, weights=weights) + 0.5
-        cost = (beta_v[j] + np.log(variance) / 2).sum() * np.sum(weights) / (n_children / n_parents)
-        np.testing.assert_allclose(mu[b, y, x, j].ravel(), mean, atol=1e-6)
-        np.testing.assert_allclose(a[b, y, x, j], 1 / (1 + np.exp(cost - beta_a[j])), atol=1e-6)
+    for n in range(2):
+        one = inputs | {"pose": inputs["pose"][n], "a_in": inputs["a_in"][n]}
+        loop_mu, loop_a, _ = loop_field_routing(
+            **one, n_iters=1, variance_floor=0.5, k=K, stride=STRIDE, offset=np.zeros((K, K, P, P))
+        )
+        for q, expected in loop_mu.items():
+            np.testing.assert_allclose(mu[n][q].ravel(), expected, atol=1e-6)
+            assert a[n][q] == pytest.approx(loop_a[q], abs=1e-6)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
