@@ -34,19 +34,19 @@ WRONG_VALUE = ("AssertionError", "GradientError")  # what a test raises itself; 
 # "module"), what occurs there once, and what it becomes. _a, _b ... are any expressions, the same one wherever they
 # stand: a local name that changes costs nothing.
 LIST = """
-smallnorb_novel_viewpoint.py test_smallnorb_gradients
+smallnorb_novel_viewpoint.py test_gradients
   test_conv2d | conv2d_backward: (columns @ rows).reshape(w.shape) -> -(columns @ rows).reshape(w.shape) |
      conv2d_backward: _a += _b -> _a -= _b
-  test_linear | linear_backward: _a.sum -> _a.mean
-  test_relu | relu_backward: _a > 0 -> _a >= 0
-  test_sigmoid | sigmoid_backward: 1 - _a -> 1 + _a
-  test_votes | votes_backward: dproduct @ columns.transpose(0, 2, 1) -> -dproduct @ columns.transpose(0, 2, 1)
-  test_m_step | m_step_backward: -_a -> _a | m_step_backward: 2 * _a -> _a | m_step_backward: _a -= _b -> _a += _b
-  test_e_step | e_step_backward: -0.5 -> 0.5 | e_step_backward: _a -= _b -> _a += _b
+  test_gradient | linear_backward: _a.sum -> _a.mean
+  test_gradient | relu_backward: _a > 0 -> _a >= 0
+  test_gradient | sigmoid_backward: 1 - _a -> 1 + _a
+  test_gradient | votes_backward: dproduct @ columns.transpose(0, 2, 1) -> -dproduct @ columns.transpose(0, 2, 1)
+  test_gradient | m_step_backward: -_a -> _a | m_step_backward: 2 * _a -> _a | m_step_backward: _a -= _b -> _a += _b
+  test_gradient | e_step_backward: -0.5 -> 0.5 | e_step_backward: _a -= _b -> _a += _b
   test_em_routing | em_routing_backward: dvotes += dvotes_e -> dvotes -= dvotes_e |
      em_routing_backward: dbeta_a += dbeta_a_m -> dbeta_a -= dbeta_a_m
-  test_softmax_cross_entropy | softmax_cross_entropy: _a / len(_b) -> _a
-  test_spread_loss | spread_loss: 2 * _a -> _a
+  test_gradient | softmax_cross_entropy: _a / len(_b) -> _a
+  test_gradient | spread_loss: 2 * _a -> _a
   test_capsules | class_scores_backward: 2 * POSE_SCORE -> POSE_SCORE
   test_cnn | cnn_backward: relu_backward(_a, _b.hidden_relu) -> _a
 smallnorb_novel_viewpoint.py test_protocol
@@ -74,7 +74,8 @@ smallnorb_novel_viewpoint.py test_protocol
      capsules_init: np.zeros(N_CLASSES, config.dtype) -> 1 + np.zeros(N_CLASSES, config.dtype) |
      capsules_init: config.beta_v_init -> -config.beta_v_init
   test_defaults_are_the_stored_ones | module: 3.0 -> 2.0 | module: 1 / 16 -> 1 / 4 | module: 4.0 -> 2.0
-  test_the_margin_grows_from_the_first_step_of_the_training_to_the_last | capsules_loss: progress -> 1 - progress
+  test_the_margin_grows_from_the_first_step_of_the_training_to_the_last | capsules_loss: progress -> 1 - progress |
+     spread_margin: 0.7 -> 0.6
 smallnorb_novel_viewpoint.py test_smallnorb_invariants
   test_no_image_of_one_set_is_in_another | make_voxel_data: 1 -> 0
   test_each_channel_of_each_image_is_standardized |
@@ -82,28 +83,27 @@ smallnorb_novel_viewpoint.py test_smallnorb_invariants
      standardized: _a(axis=(2, 3), keepdims=True) + 1e-06 -> _a(axis=(1, 2, 3), keepdims=True) + 1e-06
   test_standardized_voxels_are_those_of_the_raw_images | voxel_split: standardized(_a) -> _a
   test_training_crops_are_drawn_for_each_image_and_test_crops_not_at_all | crop: (2, _a, 1) -> (2, 1, 1)
-  test_the_margin_grows_from_first_to_last_step | spread_margin: 0.7 -> 0.6
 smallnorb_novel_viewpoint.py test_smallnorb_files
   test_familiar_and_held_out_views_show_other_objects |
      load_smallnorb: Data(train=_a, familiar=read(_b, _c, _d), held_out=_e) -> Data(train=_a, familiar=_a, held_out=_e)
   test_settings_are_chosen_on_other_objects | smallnorb_halves: train.objects[:-_a] -> train.objects
-multimnist_capsnet.py test_multimnist_gradients
+multimnist_capsnet.py test_gradients
   test_conv2d | conv2d_backward: _a += _b -> _a -= _b
-  test_max_pool | max_pool_backward: np.multiply -> np.add
-  test_linear | linear_backward: x.T -> -x.T
-  test_activation | relu_backward: _a > 0 -> _a < 0 | sigmoid_backward: 1 - _a -> 1 + _a |
+  test_gradient | max_pool_backward: np.multiply -> np.add
+  test_gradient | linear_backward: x.T -> -x.T
+  test_gradient | relu_backward: _a > 0 -> _a < 0 | sigmoid_backward: 1 - _a -> 1 + _a |
      squash_backward: 1 - _a -> 1 + _a
-  test_softmax | softmax_backward: _a - _b -> _a + _b
+  test_gradient | softmax_backward: _a - _b -> _a + _b
   test_routing | routing_backward: du_hat += db[..., None] * v[t][:, None] -> du_hat -= db[..., None] * v[t][:, None] |
      routing_backward: dv + np.einsum('bij,bijd->bjd', db, u_hat) -> dv - np.einsum('bij,bijd->bjd', db, u_hat) |
      routing_backward: 'stop' -> 'exact'
-  test_loss | softmax_cross_entropy: (_a - _b) / _c -> (_a + _b) / _c | margin_loss: 2 -> 1 |
+  test_gradient | softmax_cross_entropy: (_a - _b) / _c -> (_a + _b) / _c | margin_loss: 2 -> 1 |
      sigmoid_cross_entropy: (_a - _b) / _c -> (_a + _b) / _c
-  test_squared_error | squared_error: 2 -> 1
-  test_mask | mask_backward: _a * _b -> _b
+  test_gradient | squared_error: 2 -> 1
+  test_gradient | mask_backward: _a * _b -> _b
   test_capsnet | decoder_backward: sigmoid_backward(_a, _b) -> _a |
      capsnet_loss_and_grads: (_a / _b)[..., None] -> (_a * _b)[..., None]
-  test_cnn | cnn_backward: relu_backward(dhidden, relu) -> relu_backward(dhidden, relu + 1)
+  test_cnn_of_digits | cnn_backward: relu_backward(dhidden, relu) -> relu_backward(dhidden, relu + 1)
 multimnist_capsnet.py test_protocol
   test_composites_are_of_test_digits |
      make_data: Overlays(digits.test_images, digits.test_labels, _a)
@@ -130,26 +130,28 @@ multimnist_capsnet.py test_protocol
 multimnist_capsnet.py test_multimnist_capsnet
   test_a_composite_is_the_maximum_of_two_shifted_digits_of_different_classes | Overlays.draw: _a >= _b -> _a > _b
   test_admissible_shifts_are_all_those_that_overlap_enough | admissible_shifts: _a >= _b * _c -> _a > 0 * _b * _c
+multimnist_capsnet.py test_settings
   test_presets_and_flags_make_the_config |
      module: {'conv_channels': 32, 'primary_types': 8, 'decoder': (256, 512)}
      -> {'conv_channels': 32, 'primary_types': 8, 'decoder': (256, 256)}
-fast/spectral_conv.py test_multimnist_gradients
+fast/spectral_conv.py test_gradients
   test_spectral_convolution_is_im2col | transforms: 2 / _a -> 1 / _a
   test_conv2d | conv2d_backward: (_a, -_a) -> (_a, _a) | conv2d_backward: t.w_columns.T -> -t.w_columns.T |
      conv2d_backward: t.x_columns.T -> -t.x_columns.T |
      conv2d_backward: join_phases(dtaps, stride, dw.swapaxes(2, 3)) -> join_phases(-dtaps, stride, dw.swapaxes(2, 3))
-fast/dynamic_routing.py test_multimnist_gradients
+fast/dynamic_routing.py test_gradients
   test_fast_routing_is_the_plain_one | route: 1 -> 2 | route_backward: c[t - 1] -> c[t]
-what_routing_does.py test_multimnist_gradients
+what_routing_does.py test_gradients
   test_fixed_couplings | random_couplings: 1 -> 0
   test_one_transformation_for_all | shared.backward: _a.sum -> _a.mean
   test_loss_and_gradients_are_those_of_autograd | make_parts: _a(primary=RELU, digit=IDENTITY) -> _a(primary=RELU) |
      make_parts: _a(primary=RELU, digit=IDENTITY) -> _a(digit=IDENTITY)
 what_routing_does.py test_what_routing_does
   test_the_study_of_the_routing_by_hand | routing_study: _a.any -> _a.all
+mnist_affine_capsnet.py test_gradients
+  test_gradient | avg_pool_backward: 4 -> 2
+  test_networks_of_turned_digits | lenet_backward: _a < 3 -> _a < 2
 mnist_affine_capsnet.py test_mnist_affine
-  test_avg_pool_is_the_loop | avg_pool_backward: 4 -> 2
-  test_whole_networks | lenet_backward: _a < 3 -> _a < 2
   test_figures_are_counts_of_right_answers |
      run_tests: confusion_matrix(_a, _b, base.N_CLASSES) -> confusion_matrix(_b, _a, base.N_CLASSES)
   test_the_sweep_is_spread_over_the_test_digits | rotated_set: _a - 1 -> _a // 2
@@ -169,15 +171,15 @@ mnist_affine_capsnet.py test_protocol
   test_initial_parameters_of_networks_for_digits | lenet_init: 2 if _a else 1 -> 1 if _a else 1 |
      lenet_init: 2 / _a -> 3 / _a
   test_defaults_are_the_stored_ones | module: 0.8 -> 0.9 | module: 91 -> 90
-conv_matrix_capsules.py test_conv_routing
-  test_gradient_of_both_forms | scatter: combine(_a, _b, out=_a) -> combine(_a, -_b, out=_a) |
+conv_matrix_capsules.py test_gradients
+  test_gradient | scatter: combine(_a, _b, out=_a) -> combine(_a, -_b, out=_a) |
      field_routing_backward: _a.sum -> _a.mean
-  test_routing_gradient | over_parents: _b.reduce(_a, axis=2) -> _a[:, :, 0] |
+  test_field_routing | over_parents: _b.reduce(_a, axis=2) -> _a[:, :, 0] |
      field_routing_backward: mass_unit * dbeta_a -> dbeta_a
-  test_capsnet_gradient | conv_capsnet_backward: sigmoid_backward(_a, _b) -> _a * _b
+  test_capsules | conv_capsnet_backward: sigmoid_backward(_a, _b) -> _a * _b
   test_gradient | paper_cnn_forward: relu_forward(pooled) -> (pooled, pooled)
+  test_cnn | conv_cnn_backward: relu_backward(_a, _b) -> _a
 conv_matrix_capsules.py test_conv_matrix_capsules
-  test_a_whole_networks_gradient_with_the_images | conv_cnn_backward: relu_backward(_a, _b) -> _a
   test_parts_of_a_batch_add_up_to_its_gradient | loss_and_grads: len(_a.labels) -> 1
   test_accuracies_at_an_angle_are_those_of_its_views |
      make_result: angle_accuracies(_a, _b, _c) -> angle_accuracies(_a, _b, np.roll(_c, 1))
@@ -217,10 +219,10 @@ capsule_attacks.py test_capsule_attacks
   test_the_log_odds_loss_and_that_its_test_sees_errors | log_odds_cross_entropy: _a / _b -> _a * _b
   test_an_attack_is_the_loop_over_pixels_and_errors_are_seen | attack: _a - _b -> _a - 2 * _b |
      attack: np.minimum(_a + _b, _c) -> np.minimum(_a + 2 * _b, _c) | attack: _a / _b -> 2 * _a / _b
-fast/field_em.py test_conv_routing
-  test_gradient_of_both_forms | scatter: combine(_a, _b, out=_a) -> combine(_a, -_b, out=_a)
+fast/field_em.py test_gradients
+  test_gradient | scatter: combine(_a, _b, out=_a) -> combine(_a, -_b, out=_a)
   test_gradient | kronecker_backward: return _a -> return -_a
-  test_routing_gradient | votes_backward: _a *= _b -> _a += _b | votes_backward: _a @ _b -> -_a @ _b |
+  test_field_routing | votes_backward: _a *= _b -> _a += _b | votes_backward: _a @ _b -> -_a @ _b |
      m_step_backward: dmu - 2 * dsigma_sq * mean -> dmu + 2 * dsigma_sq * mean |
      m_step_backward: (_a * _b).sum -> (-_a * _b).sum | e_step_backward: (_a - _b) * _c -> (_a + _b) * _c |
      field_routing_backward: _a * _b[:, None] -> _a

@@ -22,17 +22,12 @@ from helpers import (
     MNIST,
     SMALLNORB,
     GradientError,
-    check_gradient,
     config_of,
     failure,
     needs_mnist,
     needs_smallnorb,
     surviving_mutants,
-    usage_error,
 )
-from support.files import UserError
-from support.run import init_state
-from support.settings import flag_of
 from support.training import RunOptions
 from test_smallnorb_files import make_arrays, write_set
 
@@ -92,49 +87,19 @@ def whole_network(name: str, **changes: Any) -> tuple[m.Model, m.Params, Array, 
     return model, params, rng.random((3, side, side, config.in_channels)), rng
 
 
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("dataset", ["strokes", "smallnorb"])
-def test_a_whole_networks_gradient_with_the_images(name: str, loss: str, dataset: str) -> None:
-    model, params, x, rng = whole_network(name, loss=loss, dataset=dataset)
-    upstream = rng.standard_normal(model.forward(params, x)[0].shape)
-
-    def f(images: Array, **params: Array) -> float:
-        return float((upstream * model.forward(params, images)[0]).sum())
-
-    grads, dx = model.backward(upstream, model.forward(params, x)[1], need_dx=True)
-    assert dx is not None
-    step = STEPS[name]
-    check_gradient(f, {"images": x} | params, {"images": dx} | grads, rng, n_directions=1, step=step)
-    without, none = model.backward(upstream, model.forward(params, x)[1])
-    assert none is None
-    assert set(without) == set(params)
-
-
 def check_parts(name: str, loss: str) -> None:
     """Losses and gradients of a batch's parts add up to those of the batch, to float64 rounding."""
     model, params, _, rng = whole_network(name, loss=loss)
-    batch, progress = m.Examples(rng.random((7, 28, 28, 1)), rng.integers(0, 10, 7)), 0.4
-    term = functools.partial(m.loss_and_grads, model, progress)
-
-    def f(**params: Array) -> float:
-        return model.loss(model.forward(params, batch.images)[0], batch.labels, progress)[0]
-
+    batch = m.Examples(rng.random((7, 28, 28, 1)), rng.integers(0, 10, 7))
     scores, cache = model.forward(params, batch.images)
-    mean_loss, dscores = model.loss(scores, batch.labels, progress)
-    expected = model.backward(dscores, cache)[0]
-    totals = []
-    for n_threads, part_size in ((1, 7), (1, 3), (2, 3)):
-        with Workers(n_threads, "float64") as workers:
-            losses, parts = workers.gradients(term, params, batch, part_size)
-            assert len(parts) == -(-7 // part_size)
-            totals.append({key: np.sum([part[key] for part in parts], axis=0) for key in params})
-        assert losses == {"train_loss": pytest.approx(mean_loss, rel=1e-12)}
-    for total in totals:
-        for key, grad in expected.items():
-            if not np.abs(total[key] - grad).max() < 1e-11 * np.abs(grad).max():
-                raise GradientError(f"{key} is off by {np.abs(total[key] - grad).max():.3g}")
-            np.testing.assert_array_equal(totals[2][key], totals[1][key], err_msg=key)  # threads change no bit
+    mean_loss, dscores = model.loss(scores, batch.labels, 0.4)
+    parts = [m.loss_and_grads(model, 0.4, params, batch.part(k, k + 3), 7) for k in (0, 3, 6)]
+    if sum(losses["train_loss"] for losses, _ in parts) != pytest.approx(mean_loss, rel=1e-12):
+        raise GradientError("the losses of the parts do not add up")
+    for key, grad in model.backward(dscores, cache)[0].items():
+        off = np.abs(sum(grads[key] for _, grads in parts) - grad).max()
+        if not off < 1e-11 * np.abs(grad).max():
+            raise GradientError(f"{key} is off by {off:.3g}")
 
 
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
@@ -150,14 +115,6 @@ def test_a_broken_term_of_the_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) 
 # ----------------------------------------------------------------------------------------------------------------------
 # Models
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sizes", [(32, 8, 8, 8), (32, 32, 32, 32), (64, 8, 16, 16), SIZES])
-@pytest.mark.parametrize("dataset", ["mnist", "voxels", "smallnorb"])
-def test_both_models_have_as_many_parameters(sizes: tuple[int, int, int, int], dataset: str) -> None:
-    models = m.make_models(m.Config(dataset=dataset, sizes=sizes))
-    counts = {name: m.count_params(model.init_params(np.random.default_rng(0))) for name, model in models.items()}
-    assert abs(counts["cnn"] / counts["capsules"] - 1) < (0.05 if sizes != SIZES else 0.15)
 
 
 def test_the_papers_cnn_has_4_2_million_parameters() -> None:
@@ -187,26 +144,9 @@ def test_half_of_the_hidden_units_are_left_out_in_training_and_none_in_a_test() 
     assert part == pytest.approx(3 / 8 * model.loss(scores, batch.labels[2:5], 0.5)[0], rel=1e-12)
 
 
-def test_threads_change_no_bit_of_the_papers_cnn() -> None:
-    config = tiny(cnn="paper", n_train=40, n_epochs=1, batch_size=40)
-    states = [trained(config, ("cnn",), threads)["cnn"] for threads in (1, 2)]
-    assert states[0].history == states[1].history
-    for key, p in states[0].params.items():
-        np.testing.assert_array_equal(p, states[1].params[key], err_msg=key)
-
-
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
-def test_a_batch_mate_changes_nothing(name: str) -> None:
-    model, params, x, _ = whole_network(name)
-    scores, _ = model.forward(params, x)
-    for k in range(len(x)):
-        np.testing.assert_allclose(model.forward(params, x[k : k + 1])[0][0], scores[k], rtol=1e-10, atol=1e-12)
-    assert np.abs(scores[0] - scores[1]).max() > 1e-9
-
-
-@pytest.mark.parametrize("dataset", ["strokes", "voxels"])
-def test_threads_change_no_bit(dataset: str) -> None:
-    config = tiny(dataset=dataset, n_epochs=1, batch_size=16)
+@pytest.mark.parametrize("changes", [{}, {"dataset": "voxels"}, {"cnn": "paper", "n_train": 40, "batch_size": 40}])
+def test_threads_change_no_bit(changes: dict[str, Any]) -> None:
+    config = tiny(**{"n_epochs": 1, "batch_size": 16, **changes})
     data = m.make_data(config)
     assert m.part_size(config) < config.batch_size  # or there is nothing for a second thread
     runs = []
@@ -237,14 +177,6 @@ def test_no_nan_from_any_seed(seed: int, loss: str) -> None:
     assert np.isfinite(states["capsules"].history["train_loss"]).all()
 
 
-def test_a_few_steps_move_every_parameter_of_the_capsules() -> None:
-    config = tiny(n_epochs=1)
-    start = init_state(m.make_models(config)["capsules"], config).params
-    after = trained(config, ("capsules",))["capsules"].params
-    for name, p in start.items():
-        assert (after[name] != p).mean() > 0.5, name
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_it_learns(loss: str) -> None:
     """Sixty digits, seen 12 times, are named better than by chance, which is right in a tenth."""
@@ -265,47 +197,9 @@ def test_the_learning_rate_rises_then_falls_and_the_cnn_has_its_own() -> None:
     assert m.learning_rate(config, "cnn", 1) == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "decayed"),
-    [
-        ("capsules", {"conv1.w", "primary.w"}),
-        ("cnn", {"conv1.w", "conv2.w", "conv3.w", "out.w"}),
-        ("paper", {"conv1.w", "conv2.w", "hidden.w", "out.w"}),
-    ],
-)
-def test_weight_decay_shrinks_weights_outside_of_the_routing(name: str, decayed: set[str]) -> None:
-    config = tiny(n_train=8, n_epochs=1, dtype="float64")  # one step
-    if name == "paper":
-        name, config = "cnn", dataclasses.replace(config, cnn="paper")
-    start = init_state(m.make_models(config)[name], config).params
-    plain = trained(config, (name,))[name]
-    shrunk = trained(dataclasses.replace(config, weight_decay=20.0), (name,))[name]
-    assert plain.step == shrunk.step == 1
-    lr = m.learning_rate(config, name, 0.0)
-    for key, p in plain.params.items():
-        expected = p - 20 * lr * start[key] if key in decayed else p
-        np.testing.assert_allclose(shrunk.params[key], expected, rtol=1e-12, atol=1e-15, err_msg=key)
-        assert np.array_equal(shrunk.params[key], p) == (key not in decayed), key
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Data
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_predictions_come_in_order_from_parts_of_any_number() -> None:
-    config = tiny(dtype="float64", variance_floor=0.3)
-    images, labels = some_digits(19)
-    model = m.make_models(config)["capsules"]
-    params = model.init_params(np.random.default_rng(0))
-    with Workers(2, "float64") as workers:
-        for n in (1, 8, 19):
-            scores = m.predict_scores(model, params, m.Examples(images[:n], labels[:n]), config, workers)
-            expected = np.concatenate([model.forward(params, image[None])[0] for image in images[:n]])
-            np.testing.assert_allclose(scores, expected, rtol=1e-9)
-        named = m.Examples(images, expected.argmax(axis=1))
-        assert m.accuracy(model, params, named, config, workers) == 1
-        assert m.accuracy(model, params, named._replace(labels=(named.labels + 1) % 10), config, workers) == 0
 
 
 def test_training_images_depend_on_the_seed_and_test_images_do_not() -> None:
@@ -345,6 +239,7 @@ ELEVATIONS = ["--train-elevations", "10:35", "--test-elevations", "40:70"]
         ([*AZIMUTHS, "--n-train-views", "2", "--n-test-views", "3", "--n-elev", "4", "--n-per-combo", "1"],
          (40, 80, 120)),
         ([*ELEVATIONS, "--n-elev", "2", "--seed", "5"], (300, 120, 120)),
+        ([*FEW_VIEWS, "--standardize", "image"], (20, 20, 20)),
     ],
 )  # fmt: skip
 def test_voxel_views_are_those_of_the_viewpoint_script(flags: list[str], sizes: tuple[int, ...]) -> None:
@@ -394,21 +289,6 @@ def test_fewer_views_are_drawn_for_the_training_and_spaced_evenly_for_the_test()
     assert len({image.tobytes() for image in few.train.images}) == 40
 
 
-def test_views_are_tested_by_themselves() -> None:
-    """Named as the network names them, familiar views are all right, and held-out ones named otherwise all wrong."""
-    config = from_flags("--dataset", "voxels", *FEW_VIEWS)
-    data, model = m.make_data(config), m.make_models(config)["cnn"]
-    params = model.init_params(np.random.default_rng(0))
-    with Workers() as workers:
-        named = [
-            examples._replace(labels=m.predict_scores(model, params, examples, config, workers).argmax(axis=1))
-            for examples in sets(data)[1:]
-        ]
-        changed = data._replace(test=named[0], held_out=named[1]._replace(labels=(named[1].labels + 1) % 5))
-        tested = m.evaluate(model, params, changed, config, workers)
-    assert tested == {"familiar_accuracy": 1.0, "held_out_accuracy": 0.0}
-
-
 @pytest.mark.parametrize("flags", [[], ["--train-elevations", "10:30", "--test-elevations", "40:60"]])
 def test_accuracies_at_an_angle_are_those_of_its_views(flags: list[str]) -> None:
     """The result has one for each angle of the tested views; in the mean of a set they are the set's accuracy."""
@@ -428,14 +308,6 @@ def test_accuracies_at_an_angle_are_those_of_its_views(flags: list[str]) -> None
     assert [known[x.tobytes()] for x in few.images] == few.angles.tolist()
     first = m.angle_accuracies(config, few, np.where(few.angles == few.angles[0], few.labels, -1))
     assert {name: value for name, value in first.items() if value} == {f"{angle}_{few.angles[0]:g}_accuracy": 1.0}
-
-
-def test_standardized_views_of_both_scripts_are_the_same() -> None:
-    config = from_flags("--dataset", "voxels", *FEW_VIEWS, "--standardize", "image")
-    expected = views.make_data(config)
-    for examples, split in zip(sets(m.make_data(config)), expected, strict=True):
-        np.testing.assert_array_equal(examples.images, split.images)
-        np.testing.assert_allclose(m.prepared(examples.images, config).std(axis=(1, 2, 3)), 1, rtol=1e-4)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -463,145 +335,35 @@ def test_the_class_layers_routing_is_laid_open() -> None:
     assert mean[-1] < mean[0]  # votes gather round the means
 
 
-def test_the_assignments_in_the_receptive_fields() -> None:
-    config = tiny(dtype="float64", variance_floor=0.3, em_iters=2)
-    images, _ = some_digits(3)
-    params = m.make_models(config)["capsules"].init_params(np.random.default_rng(0))
-    cache = m.make_capsules(config, m.PLAIN).forward(params, m.prepared(images, config))[1]
-    _, n_primary, n_first, n_second = SIZES
-    for layer, side, shape in (("convcaps1", 14, (6, n_primary, n_first)), ("convcaps2", 6, (4, n_first, n_second))):
-        grid, n_in, n_out = shape
-        assignments = getattr(cache, layer).assignments
-        assert len(assignments) == 2
-        for r in assignments:
-            assert r.shape == (3, grid, grid, 3, 3, n_in, n_out)
-            total = np.zeros((3, side, side, n_in))
-            stride = 2 if layer == "convcaps1" else 1
-            for i in range(grid):
-                for j in range(grid):
-                    total[:, stride * i : stride * i + 3, stride * j : stride * j + 3] += r[:, i, j].sum(axis=-1)
-            seen = 13 if layer == "convcaps1" else 6  # the last row and column of 14 lie in no field
-            np.testing.assert_allclose(total[:, :seen, :seen], 1)
-            assert not total[:, seen:].any()
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The command line
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("argv", "flag", "says"),
-    [
-        (["--dataset", "smallnorb"], "--data-dir", "goes with"),
-        (["--dataset", "voxels", "--data-dir", "f"], "--data-dir", "goes with"),
-        (["--dataset", "strokes", "--data-dir", "f"], "--data-dir", "no files"),
-        (["--dataset", "voxels", "--train-elevations", "10:35"], "--test-elevations", "both or none"),
-        (["--dataset", "voxels", "--test-azimuths", "100:200"], "--test-azimuths", "overlaps"),
-        (["--dataset", "smallnorb", "--data-dir", "f", "--n-elev", "2"], "--n-elev", "alone"),
-        (["--dataset", "voxels", "--n-val", "2"], "--n-val", "needs --dataset auto, mnist or strokes"),
-        (["--variance-floor", "1e-20"], "--variance-floor", "is not between 1e-12 and"),
-    ],
-)
-def test_flags_that_do_not_fit_together(
-    argv: list[str], flag: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = usage_error(m, argv, capsys)
-    assert f"argument {flag}: " in line
-    assert says in line
-
-
-VIEW_FLAGS = {
-    "--train-azimuths": "0:100", "--test-azimuths": "200:300", "--train-elevations": "0:10",
-    "--test-elevations": "20:30", "--n-train-views": "6", "--n-test-views": "6", "--n-elev": "3",
-    "--n-per-combo": "5", "--standardize": "none", "--shapes-seed": "1",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("dataset", [[], ["--dataset", "mnist"], ["--dataset", "strokes"]])
-def test_flags_of_viewpoints_need_views(dataset: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert {flag_of(name) for name in m.VIEW_FIELDS} == set(VIEW_FLAGS)
-    for flag, value in VIEW_FLAGS.items():
-        line = usage_error(m, [*dataset, flag, value], capsys)
-        assert f"argument {flag}: needs --dataset voxels, shapes, smallnorb or toys" in line
-
-
-def test_the_cnn_is_trained_as_the_capsules_unless_it_has_settings_of_its_own() -> None:
-    both = from_flags("--n-epochs", "3")
-    assert m.of_model("capsules", both) == (3, m.Config.lr)
-    assert m.of_model("cnn", both) == (3, m.Config.cnn_lr)
-    own = from_flags("--n-epochs", "3", "--cnn-epochs", "7", "--cnn-lr", "0.1")
-    assert m.of_model("capsules", own) == (3, m.Config.lr)
-    assert m.of_model("cnn", own) == (7, 0.1)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_capsules_that_diverge_are_reported_without_warnings(threads: int) -> None:
-    config = tiny(lr=1e20, n_epochs=9)
-    expected = r"^capsules: .* in epoch \d+, step \d+; try a smaller learning rate$"
-    with pytest.raises(UserError, match=expected):
-        trained(config, ("capsules",), threads)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Runs
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, checkpoint = tmp_path / "out.json", tmp_path / "c.safetensors"
-    argv = [*SHORT, "--seed", "104", "--checkpoint", str(checkpoint)]
-    assert m.main([*argv, "--out-json", str(out)]) == 0
-    printed, error = capsys.readouterr()
-    assert error == ""
-    result = json.loads(out.read_text())
-    assert (result["seed"], result["dataset"]) == (104, "strokes")
-    assert (result["headline"], result["chance"]) == ("accuracy", 0.1)
-    assert "strokes" in printed.splitlines()[0]
-    for name, model in result["models"].items():
-        assert set(model) == {"n_params", "accuracy", "train_seconds"}
-        assert set(result["history"][name]) == {"train_loss", "accuracy"}
-        assert {len(v) for v in result["history"][name].values()} == {2}
-        assert model["accuracy"] == result["history"][name]["accuracy"][-1]
-        assert f"{model['accuracy']:.4f}" in printed
-
-    # they read a person's pictures
-    images, _ = some_digits(3)
+def test_a_persons_digits_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = tmp_path / "c.safetensors"
+    assert m.main([*SHORT, "--checkpoint", str(checkpoint)]) == 0
     paths = []
-    for k, image in enumerate(images):
+    for k, image in enumerate(some_digits(3)[0]):
         paths.append(str(tmp_path / f"{k}.png"))
         Image.fromarray((255 * (1 - image[..., 0])).astype(np.uint8)).resize((61, 61)).save(paths[-1])
+    capsys.readouterr()
     assert m.main(["--predict", *paths, "--checkpoint", str(checkpoint)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4
     config, states = m.load_checkpoint(checkpoint)
     read = np.concatenate([m.read_picture(Path(path), config) for path in paths])
     activations = m.class_capsules(states["capsules"].params, read, config)[1]
     of_cnn = m.conv_cnn_forward(states["cnn"].params, read)[0].argmax(axis=1)
     for path, line, a, answer in zip(paths, lines[1:], activations, of_cnn, strict=True):
-        words = line.split()
-        assert words[:3] == [path, str(a.argmax()), str(answer)]
-        assert words[3:] == [f"{value:.3f}" for value in a]
+        assert line.split() == [path, str(a.argmax()), str(answer), *(f"{value:.3f}" for value in a)]
 
 
 def test_a_run_on_voxels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, checkpoint = tmp_path / "out.json", tmp_path / "c.safetensors"
-    argv = ["--dataset", "voxels", *FEW_VIEWS, "--sizes", "5,2,3,2", "--n-epochs", "2", "--threads", "1"]
-    assert m.main([*argv, "--checkpoint", str(checkpoint), "--out-json", str(out)]) == 0
-    result = json.loads(out.read_text())
-    assert (result["dataset"], result["headline"], result["chance"]) == ("voxels", "held_out_accuracy", 0.2)
-    head, *table = capsys.readouterr().out.splitlines()
-    assert head == "voxels: azimuths 200:330 held out, 0:150 trained on; seed 0, 2 epochs, spread loss"
-    assert table[0].split() == ["model", "familiar", "held", "out", "drop", "parameters", "seconds"]
-    for line, (name, model) in zip(table[1:], result["models"].items(), strict=True):
-        assert "accuracy" not in model
-        for metric in ("familiar_accuracy", "held_out_accuracy"):
-            assert model[metric] == result["history"][name][metric][-1]
-            assert len(result["history"][name][metric]) == 2
-        assert model["drop"] == model["familiar_accuracy"] - model["held_out_accuracy"]
-        shown = [f"{model[k]:.4f}" for k in ("familiar_accuracy", "held_out_accuracy", "drop")]
-        assert line.split()[:4] == [name, *shown]
-
+    checkpoint = tmp_path / "c.safetensors"
+    argv = ["--dataset", "voxels", *FEW_VIEWS, "--sizes", "5,2,3,2", "--n-epochs", "1", "--threads", "1"]
+    assert m.main([*argv, "--checkpoint", str(checkpoint)]) == 0
+    head = capsys.readouterr().out.splitlines()[0]
+    assert head == "voxels: azimuths 200:330 held out, 0:150 trained on; seed 0, 1 epochs, spread loss"
     line = failure(m, ["--predict", "view.png", "--checkpoint", str(checkpoint)], capsys)
     assert "has no capsules that learned digits" in line
 

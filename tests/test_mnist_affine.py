@@ -1,4 +1,4 @@
-"""mnist_affine_capsnet: gradients, affine maps, data, validation, files, command line.
+"""mnist_affine_capsnet: affine maps, data, validation, files, command line.
 
 Digits are noise or generated strokes; the last section uses real MNIST where ``../shared/data/mnist`` (or the folder
 mnist below CAPSULES_DATA) is there.
@@ -6,12 +6,10 @@ mnist below CAPSULES_DATA) is there.
 
 from __future__ import annotations
 
-import functools
-import gzip
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +22,7 @@ import multimnist_capsnet as base
 import visualize_mnist_affine_capsnet as visualize
 from data.affnist_file import read_affnist
 from fast.workers import SERIAL, Workers
-from helpers import (
-    MNIST,
-    GradientError,
-    check_gradient,
-    config_of,
-    failure,
-    needs_mnist,
-    usage_error,
-)
+from helpers import MNIST, digits_folder, failure, needs_mnist, strokes
 from support.run import init_state, permutation
 from support.settings import flag_of
 from support.statistics import read_comparison
@@ -40,19 +30,9 @@ from support.statistics import read_comparison
 Array = np.ndarray
 
 
-@functools.cache
-def strokes() -> base.Digits:
-    train, test = (base.stroke_digits(np.random.default_rng(k), n) for k, n in ((0, 120), (1, 60)))
-    return base.Digits("strokes", *train, *test)
-
-
 @pytest.fixture(scope="session")
-def digits_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("digits")
-    for stem, array in zip(base.MNIST_SHA256, strokes()[1:], strict=True):
-        head = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes()
-        (folder / f"{stem}.gz").write_bytes(gzip.compress(head + array.tobytes(), 1))
-    return folder
+def digits_dir() -> Path:
+    return digits_folder()
 
 
 @pytest.fixture(autouse=True)
@@ -82,85 +62,8 @@ def rng_of(*seed: int) -> np.random.Generator:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Gradients
+# Networks
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-def check_avg_pool() -> None:
-    for shape in ((5, 6, 8, 3), (3, 7, 9, 2)):
-        rng = rng_of(*shape)
-        x = rng.standard_normal(shape)
-        out, cache = m.avg_pool_forward(x)
-        assert out.shape == (shape[0], 3, 4, shape[3])
-        upstream = rng.standard_normal(out.shape)
-        dx = m.avg_pool_backward(upstream, cache)
-        check_gradient(lambda x, up=upstream: float(np.vdot(m.avg_pool_forward(x)[0], up)), {"x": x}, {"x": dx}, rng)
-
-
-def test_avg_pool_is_the_loop() -> None:
-    check_avg_pool()
-    x = rng_of(0).standard_normal((2, 5, 7, 3))
-    out, _ = m.avg_pool_forward(x)
-    for i in range(2):
-        for j in range(3):
-            block = x[:, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2]
-            np.testing.assert_allclose(out[:, i, j], block.mean(axis=(1, 2)), rtol=1e-12)
-
-
-def tiny(**changes: Any) -> m.Config:
-    return m.Config(**{"conv_channels": 2, "primary_types": 1, "decoder": (5, 7), "dtype": "float64", **changes})
-
-
-def check_model(name: str, image_size: int = 28, plain: bool = False) -> None:
-    """The whole network; its parameters are not the initial ones, so that no bias is zero."""
-    config = tiny(canvas=image_size, recon_weight=0.1, plain=plain)
-    model, rng = m.make_models(config)[name], rng_of(2, image_size)
-    params = {k: p + 0.03 * rng.standard_normal(p.shape) for k, p in model.init_params(rng).items()}
-    batch = m.single_digits(rng.random((3, image_size, image_size)), rng.integers(10, size=3))
-    _, grads = model.loss_and_grads(params, batch, 4)
-
-    def f(**p: Array) -> float:
-        return model.loss_and_grads(p, batch, 4)[0]["train_loss"]
-
-    check_gradient(f, params, grads, rng, n_directions=1, step=1e-6)
-
-
-@pytest.mark.parametrize("image_size", [28, 27])
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
-def test_whole_networks(name: str, image_size: int) -> None:
-    check_model(name, image_size)
-
-
-def test_lenet_in_its_plain_form_is_the_fast_one() -> None:
-    check_model("lenet", plain=True)
-    results = []
-    for plain in (True, False):
-        model, rng = m.make_models(tiny(plain=plain))["lenet"], rng_of(3)
-        params = model.init_params(rng)
-        losses, grads = model.loss_and_grads(params, m.single_digits(rng.random((3, 28, 28)), np.arange(3)), 3)
-        results.append({"loss": np.array(losses["train_loss"]), **grads})
-    for key, expected in results[0].items():
-        np.testing.assert_allclose(results[1][key], expected, rtol=0, atol=1e-10, err_msg=key)
-
-
-CHECKS: dict[str, Callable[[], None]] = {
-    "avg_pool_backward": check_avg_pool,
-    "lenet_backward": lambda: check_model("lenet"),
-    "lenet_loss_and_grads": lambda: check_model("lenet"),
-}
-
-
-def test_every_backward_has_a_check() -> None:
-    names = {name for name in vars(m) if name.endswith(("_backward", "_loss_and_grads")) and not hasattr(base, name)}
-    assert names == set(CHECKS)
-
-
-@pytest.mark.parametrize("name", ["avg_pool_backward", "relu_backward"])
-def test_a_wrong_result_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = getattr(m, name)
-    monkeypatch.setattr(m, name, lambda *args: 0.9 * original(*args))
-    with pytest.raises(GradientError):
-        check_model("lenet")
 
 
 def test_lenet_is_the_articles() -> None:
@@ -250,7 +153,7 @@ def test_the_parts_of_a_set_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_affnist_ranges_and_ink_inside() -> None:
-    digits = np.concatenate([strokes().train_images, strokes().test_images] * 2)
+    digits = strokes().train_images[:360]
     d = m.draw_distortions(rng_of(1), digits)
     assert 19 < np.abs(d.rotation).max() <= 20
     assert 0.19 < np.abs(d.shear).max() <= 0.2
@@ -295,7 +198,7 @@ def test_a_distortion_is_scale_then_shear_then_turn() -> None:
 
 
 def affnist_like(n: int = 30) -> tuple[Array, Array]:
-    digits = np.concatenate([strokes().test_images[:n]])
+    digits = strokes().test_images[:n]
     images = m.distort(digits.astype(np.float32), m.draw_distortions(rng_of(4), digits))
     return images.round().astype(np.uint8), strokes().test_labels[:n]
 
@@ -357,8 +260,8 @@ def test_training_validation_and_test_share_no_digit(digits_dir: Path) -> None:
     for config in (small(digits_dir), small(digits_dir, n_train=0, n_test=0)):
         data = m.make_data(config)
         val = content((255 * data.val.images).round().astype(np.uint8))
-        assert len(data.images) == (config.n_train or 120 - 16)
-        assert len(data.test_images) == (config.n_test or 60)
+        assert len(data.images) == (config.n_train or 600 - 16)
+        assert len(data.test_images) == (config.n_test or 300)
         assert len(val) == 16
         assert not content(data.images) & val
         assert not content(data.test_images) & (val | content(data.images))
@@ -369,7 +272,7 @@ def test_training_validation_and_test_share_no_digit(digits_dir: Path) -> None:
     assert content(other.images) != content(m.make_data(small(digits_dir)).images)
 
 
-@pytest.mark.parametrize("changes", [{"n_train": 200}, {"n_val": 120, "n_train": 0}, {"n_test": 61}])
+@pytest.mark.parametrize("changes", [{"n_train": 600}, {"n_val": 600, "n_train": 0}, {"n_test": 301}])
 def test_too_few_digits(changes: dict[str, int], digits_dir: Path) -> None:
     with pytest.raises(m.UserError, match="too few"):
         m.make_data(small(digits_dir, **changes))
@@ -581,26 +484,6 @@ def flags(config: m.Config) -> list[str]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        ("--affnist 15.mat", "--affnist: needs --canvas 40"),
-        ("--check-every 3", "--check-every: needs --match-accuracy"),
-    ],
-)
-def test_flags_that_do_not_fit_together(argv: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"error: argument {says}" in usage_error(m, argv.split(), capsys)
-
-
-def test_flags_make_the_config(capsys: pytest.CaptureFixture[str]) -> None:
-    def config(argv: str) -> m.Config:
-        return config_of(m, argv.split())
-
-    assert config("--canvas 40") == m.Config(**canvas())
-    assert config("--preset paper").conv_channels == 256
-    assert "unrecognized arguments: --min-iou" in usage_error(m, ["--min-iou", "1"], capsys)  # of the base's Config
-
-
 def test_out_json_and_table(digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images, labels = affnist_like()
     mat = write_affnist(tmp_path / "15.mat", images.reshape(30, -1).T, labels[None])
@@ -637,16 +520,6 @@ def test_compare_seeds_takes_it(digits_dir: Path, tmp_path: Path, monkeypatch: p
     assert {"upright_accuracy", "rotated_15_accuracy", "rotated_35_accuracy"} <= set(entry["paired"]["cnn"])
     assert "epoch_seconds" not in entry["models"]["cnn"]
     assert len(entry["runs"][0]["models"]["capsnet"]["sweep"]) == 37
-
-
-def test_strokes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    few = functools.partial(base.resolve_dataset, stroke_counts=(60, 40))
-    monkeypatch.setattr(base, "resolve_dataset", few)
-    config = small(dataset="strokes", n_epochs=1)
-    out = tmp_path / "out.json"
-    assert m.main([*flags(config), "--threads", "2", "--out-json", str(out)]) == 0
-    assert capsys.readouterr().err == ""
-    assert json.loads(out.read_text())["dataset"] == "strokes"
 
 
 # ----------------------------------------------------------------------------------------------------------------------

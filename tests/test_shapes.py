@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import conv_matrix_capsules as conv
 import smallnorb_novel_viewpoint as views
 from data.shapes import draw_shapes
-from helpers import config_of, usage_error
+from helpers import config_of
 
 Array = np.ndarray
 SEEDS = st.integers(0, 2**32 - 1)
@@ -132,10 +132,3 @@ def test_a_run_on_shapes(script: ModuleType, tmp_path: Path, capsys: pytest.Capt
     for name in script.MODEL_NAMES[1:]:  # the others' training changes nothing
         assert found[0]["history"][name] == found[1]["history"][name]
     assert "shapes: azimuths 200:330 held out" in capsys.readouterr().out
-
-
-@SCRIPTS
-def test_flags_of_shapes(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    error = usage_error(script, ["--dataset", "voxels", "--shapes-seed", "1"], capsys)
-    assert "--shapes-seed: needs --dataset shapes" in error
-    assert "--data-dir" in usage_error(script, ["--dataset", "shapes", "--data-dir", "f"], capsys)

@@ -1,9 +1,8 @@
-"""what_routing_does: each study on a case whose answer is known. The CapsNet's pairs: test_multimnist_gradients."""
+"""what_routing_does: each study on a case whose answer is known. Gradients: test_gradients."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ import conv_matrix_capsules as conv
 import multimnist_capsnet as base
 import what_routing_does as m
 from fast.workers import Workers
-from helpers import check_gradient, config_of, digits_folder, usage_error
+from helpers import check_pair, config_of, digits_folder
+from oracles import loop_field_routing
 from support.run import init_states
 
 Array = np.ndarray
@@ -78,7 +78,7 @@ def test_a_shared_transformation_has_fewer_parameters_and_the_same_layers() -> N
 I, J, K, STRIDE, SIDE, P = 2, 3, 3, 2, 6, 4
 
 
-def routing_inputs(rng: np.random.Generator, logit: float = 0.0, shared: bool = False) -> dict[str, Array]:
+def routing_inputs(rng: np.random.Generator, logit: float = 0.0, shared: bool = False) -> dict[str, Any]:
     """Of a layer with two fields on each axis; ``logit``: that of the children's activations."""
     k = 1 if shared else K
     return {
@@ -91,35 +91,25 @@ def routing_inputs(rng: np.random.Generator, logit: float = 0.0, shared: bool = 
     }
 
 
-def weighted(rng: np.random.Generator, pair: Any, inputs: dict[str, Array], policy: str = "exact") -> Any:
-    """A scalar of the outputs with random weights, as a function of the inputs, and its gradients."""
-    rest = (2, 0.5, K, STRIDE, rng.standard_normal((K, K, P, P)))
-    mu, a, cache = pair[0](*inputs.values(), *rest)
-    dmu, da = rng.standard_normal(mu.shape), rng.standard_normal(a.shape)
-
-    def value(**changed: Array) -> float:
-        mu, a, _ = pair[0](*changed.values(), *rest)
-        return float((dmu * mu).sum() + (da * a).sum())
-
-    return value, dict(zip(inputs, pair[1](dmu, da, cache, policy), strict=True))
-
-
 # The mass of a parent is of the order of exp(logit), beside which MASS_FLOOR = 1e-8 is nothing, a part, and everything.
 @pytest.mark.parametrize("logit", [-0.5, np.log(1e-7), np.log(1e-8), np.log(1e-9)])
 @pytest.mark.parametrize("shared", [False, True])
 def test_gradients_of_a_bias_of_the_votes(logit: float, shared: bool) -> None:
     rng = np.random.default_rng(0)
-    inputs = routing_inputs(rng, logit, shared)
-    value, grads = weighted(rng, m.BIASED, inputs)
+    inputs, rest = routing_inputs(rng, logit, shared), (2, 0.5, K, STRIDE, rng.standard_normal((K, K, P, P)))
     names = list(inputs) if logit > -1 else ["pose", "a_in", "w", "bias"]  # a cost is nothing without mass
+    logits = {"a_in": np.log(inputs["a_in"])}
 
-    def by_logits(**changed: Array) -> float:
-        every = inputs | changed
-        return float(value(**(every | {"a_in": np.exp(every["a_in"])})))
+    def forward(**changed: Array) -> tuple[Array, Array, Any]:
+        every = inputs | logits | changed
+        return m.BIASED.forward(*(every | {"a_in": np.exp(every["a_in"])}).values(), *rest)
 
-    grads["a_in"] = grads["a_in"] * inputs["a_in"]
-    inputs["a_in"] = np.log(inputs["a_in"])
-    check_gradient(by_logits, {name: inputs[name] for name in names}, {name: grads[name] for name in names}, rng)
+    def backward(dmu: Array, da: Array, cache: Any) -> dict[str, Array]:
+        grads = dict(zip(inputs, m.BIASED.backward(dmu, da, cache, "exact"), strict=True))
+        grads["a_in"] *= inputs["a_in"]
+        return {name: grads[name] for name in names}
+
+    check_pair(forward, backward, {name: (inputs | logits)[name] for name in names}, rng)
 
 
 def test_a_bias_moves_the_means_and_nothing_else() -> None:
@@ -133,51 +123,18 @@ def test_a_bias_moves_the_means_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("routing", [conv.PLAIN, conv.FAST])
-def test_even_assignments_are_a_mean_by_activations(routing: conv.Routing) -> None:
-    """By loops: the fields are K wide and STRIDE apart, and a child has J parents in each field that contains it."""
+def test_even_assignments_are_those_of_the_first_iteration(routing: conv.Routing) -> None:
     inputs = routing_inputs(np.random.default_rng(0), -0.5)
     del inputs["bias"]
-    pose, a_in, w, beta_a, beta_v = inputs.values()
     mu, a, _ = m.even_assignments(routing).forward(*inputs.values(), 3, 0.5, K, STRIDE)
-    starts = range(0, SIDE - K + 1, STRIDE)
-    n_fields = np.zeros((SIDE, SIDE))
-    for row, column in itertools.product(starts, starts):
-        n_fields[row : row + K, column : column + K] += 1
-    n_children, n_parents = I * (n_fields > 0).sum(), J * len(starts) ** 2
-    for b, y, x, j in np.ndindex(2, len(starts), len(starts), J):
-        votes, weights = [], []
-        for k, l, i in np.ndindex(K, K, I):
-            row, column = STRIDE * y + k, STRIDE * x + l
-            votes.append((pose[b, row, column, i] @ w[k, l, i, j]).ravel())
-            weights.append(a_in[b, row, column, i] / (J * n_fields[row, column]))
-        mean = np.average(votes, axis=0, weights=weights)
-        variance = np.average(np.square(votes - mean), axis=0, weights=weights) + 0.5
-        cost = (beta_v[j] + np.log(variance) / 2).sum() * np.sum(weights) / (n_children / n_parents)
-        np.testing.assert_allclose(mu[b, y, x, j].ravel(), mean, atol=1e-6)
-        np.testing.assert_allclose(a[b, y, x, j], 1 / (1 + np.exp(cost - beta_a[j])), atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "parts", [{}, {"assignments": "even"}, {"vote_bias": "learned"}, {"assignments": "even", "vote_bias": "learned"}]
-)
-def test_gradients_of_a_whole_network(parts: dict[str, str]) -> None:
-    rng = np.random.default_rng(0)
-    network = conv.Config(dataset="shapes", sizes=(3, 2, 2, 2), dtype="float64", standardize="image")
-    model = m.matrix_capsules(network, **parts)
-    params = {name: p + 0.1 * rng.standard_normal(p.shape) for name, p in model.init_params(rng).items()}
-    assert sum(name.endswith(".bias") for name in params) == (3 if "vote_bias" in parts else 0)
-    x = rng.standard_normal((2, 32, 32, 1))
-    scores, cache = model.forward(params, x)
-    dscores = rng.standard_normal(scores.shape)
-    # The activations of classes, which these scores are, do not depend on the bias of their votes.
-    names = [name for name in params if name != "class.bias"]
-
-    def value(**changed: Array) -> float:
-        return float((model.forward(params | changed, x)[0] * dscores).sum())
-
-    grads, _ = model.backward(dscores, cache)
-    assert set(grads) == set(params)
-    check_gradient(value, {name: params[name] for name in names}, {name: grads[name] for name in names}, rng)
+    for n in range(2):
+        one = inputs | {"pose": inputs["pose"][n], "a_in": inputs["a_in"][n]}
+        loop_mu, loop_a, _ = loop_field_routing(
+            **one, n_iters=1, variance_floor=0.5, k=K, stride=STRIDE, offset=np.zeros((K, K, P, P))
+        )
+        for q, expected in loop_mu.items():
+            np.testing.assert_allclose(mu[n][q].ravel(), expected, atol=1e-6)
+            assert a[n][q] == pytest.approx(loop_a[q], abs=1e-6)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -287,18 +244,3 @@ def test_the_affnist_study_counts_right_answers(shift: int, monkeypatch: pytest.
         found = m.affnist_study(config, {}, data, workers)
     names = ("upright", "rotated_15", "rotated_35", "affnist")
     assert found == {f"{name}_accuracy": 1.0 - shift for name in names}
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("--assignments random", "argument --assignments: random is for a CapsNet"),
-        ("--transform shared", "argument --transform: does not apply to --study shapes"),
-        ("--study composites --vote-bias learned", "argument --vote-bias: does not apply to --study composites"),
-        ("--study signs --lr 1", "argument --lr: does not apply to --study signs"),
-        ("--study signs --checkpoint x", "argument --checkpoint: --study signs takes seconds"),
-        ("--study couplings --assignments even", "argument --assignments: does not apply to --study couplings"),
-    ],
-)
-def test_a_part_that_the_study_has_not(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert says in usage_error(m, words.split(), capsys)

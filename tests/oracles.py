@@ -1,0 +1,274 @@
+"""What the scripts compute, stated once more as plainly as can be: loops over single numbers, and whole arrays that
+autograd differentiates."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from typing import Any
+
+import autograd.numpy as anp
+import numpy as np
+from autograd.tracer import getval
+
+import multimnist_capsnet as digits
+import smallnorb_novel_viewpoint as views
+
+Array = np.ndarray
+Constants = tuple[Any, Any, Any]  # r, mass and mu of the last M-step
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Loops
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def loop_conv(x: Array, w: Array, b: Array, stride: int, pad: int) -> Array:
+    """Cross-correlation, one output number at a time."""
+    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    (B, H, W, C), K, F = x.shape, w.shape[0], w.shape[-1]
+    out = np.empty((B, (H - K) // stride + 1, (W - K) // stride + 1, F))
+    for n, row, column, f in np.ndindex(out.shape):
+        total = b[f]
+        for i, j, c in np.ndindex(K, K, C):
+            total += x[n, row * stride + i, column * stride + j, c] * w[i, j, c, f]
+        out[n, row, column, f] = total
+    return out
+
+
+def loop_dynamic_routing(u: Array, w: Array, n_iters: int) -> tuple[Array, Array]:
+    """[Sabour 2017, procedure 1], one example, one pair of capsules at a time -> v and the couplings."""
+    (B, I, _), (_, _, J, D) = u.shape, w.shape
+    v, couplings = np.zeros((B, J, D)), np.zeros((n_iters, B, I, J))
+    for n in range(B):
+        votes = [[w[i, :, j].T @ u[n, i] for j in range(J)] for i in range(I)]
+        b = [[0.0] * J for _ in range(I)]
+        for t in range(n_iters):
+            for i in range(I):
+                total = sum(math.exp(x) for x in b[i])
+                for j in range(J):
+                    couplings[t, n, i, j] = math.exp(b[i][j]) / total
+            for j in range(J):
+                s = sum(couplings[t, n, i, j] * votes[i][j] for i in range(I))
+                length = math.sqrt(float(s @ s))
+                v[n, j] = length**2 / (1 + length**2) * s / length
+            for i, j in np.ndindex(I, J):
+                b[i][j] += float(votes[i][j] @ v[n, j])
+    return v, couplings
+
+
+def loop_em_routing(
+    votes: dict[Any, Array], a_in: Array, beta_a: Array, beta_v: Array, lambdas: list[float],
+    variance_floor: float, mass_unit: float = 1.0,
+) -> tuple[dict[Any, Array], dict[Any, float], dict[Any, float]]:  # fmt: skip
+    """[Hinton 2018, procedure 1] for one example, one child and one parent at a time -> mu, a, r of the last M-step.
+
+    ``votes``: of each parent q and child c of it; q ends with the parent's type. a_in[c] is the child's activation.
+    """
+    parents_of, children_of = defaultdict(list), defaultdict(list)
+    for q, c in votes:
+        parents_of[c].append(q)
+        children_of[q].append(c)
+    r = {(q, c): 1 / len(parents_of[c]) for q, c in votes}
+    for lambda_ in lambdas:
+        used, mu, sigma, a = dict(r), {}, {}, {}
+        for q, children in children_of.items():  # M-step
+            j, weights = q[-1], {c: r[q, c] * a_in[c] for c in children}
+            total = sum(weights.values()) + views.MASS_FLOOR
+            mu[q] = sum(weights[c] * votes[q, c] for c in children) / total
+            variance = sum(weights[c] * (votes[q, c] - mu[q]) ** 2 for c in children) / total
+            sigma[q] = np.sqrt(variance + variance_floor)
+            cost = sum((beta_v[j] + math.log(sigma_h)) * total / mass_unit for sigma_h in sigma[q])
+            a[q] = 1 / (1 + math.exp(-lambda_ * (beta_a[j] - cost)))
+        for c, parents in parents_of.items():  # E-step: over all of a child's parents, wherever they are
+            joint = {}
+            for q in parents:
+                z = (votes[q, c] - mu[q]) / sigma[q]
+                joint[q] = a[q] * math.exp(-0.5 * (z @ z)) / np.prod(math.sqrt(2 * math.pi) * sigma[q])
+            for q in parents:
+                r[q, c] = joint[q] / sum(joint.values())
+    return mu, a, used
+
+
+def loop_field_routing(
+    pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, variance_floor: float, k: int,
+    stride: int, offset: Array,
+) -> tuple[dict[Any, Array], dict[Any, float], dict[Any, float]]:  # fmt: skip
+    """One example: pose (H, W, I, P, P). A parent is (row, column, type), as is a child."""
+    (height, width, n_in), n_out = a_in.shape, w.shape[3]
+    votes = {}
+    for y, x, j in np.ndindex((height - k) // stride + 1, (width - k) // stride + 1, n_out):
+        for dy, dx, i in np.ndindex(k, k, n_in):
+            child = (stride * y + dy, stride * x + dx, i)
+            votes[(y, x, j), child] = (pose[child] @ w[dy, dx, i, j] + offset[dy, dx]).ravel()
+    parents, children = ({pair[k] for pair in votes} for k in (0, 1))
+    mass_unit = len(children) / len(parents)  # a parent's mass, were every child active and assigned evenly
+    return loop_em_routing(votes, a_in, beta_a, beta_v, [1.0] * n_iters, variance_floor, mass_unit)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Whole arrays of autograd
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def plain_conv(x: Any, w: Any, b: Any, stride: int, pad: int = 0) -> Any:
+    k = w.shape[0]
+    x = anp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), "constant")
+    h_out, w_out = (x.shape[1] - k) // stride + 1, (x.shape[2] - k) // stride + 1
+    out = b
+    for i, j in itertools.product(range(k), range(k)):
+        window = x[:, i : i + stride * (h_out - 1) + 1 : stride, j : j + stride * (w_out - 1) + 1 : stride]
+        out = out + anp.einsum("nhwc,cf->nhwf", window, w[i, j])
+    return out
+
+
+def plain_em_routing(
+    votes: Any, a_in: Any, beta_a: Any, beta_v: Any, lambdas: list[float], variance_floor: float,
+    child: Array | None = None, mass_unit: float = 1.0, constants: Constants | None = None,
+) -> tuple[Any, Any, Constants]:  # fmt: skip
+    """votes (N, F, M, J, D) of the M children of each of F fields, a_in (N, F, M) -> mu (N, F, J, D), a (N, F, J), and
+    (r, mass, mu) of the last M-step. child (F, M) has their numbers: a child in several fields has parents in all.
+
+    With ``constants`` (such a triple) the last M-step alone is computed, with these three held constant.
+    """
+    n, n_fields, m, n_out, _ = votes.shape
+    child = (np.arange(n_fields * m) if child is None else child).ravel()
+    sees = np.eye(child.max() + 1)[child]  # 1 where an entry of a field is that child
+    first = 1 / (n_out * sees.sum(axis=0)[child]).reshape(n_fields, m, 1)
+    r: Any = np.broadcast_to(first, (n, n_fields, m, n_out))
+    for t, lambda_ in enumerate(lambdas):
+        if constants is not None:
+            lambda_, r = lambdas[-1], constants[0]
+        ra = r * a_in[..., None]
+        mass = anp.sum(ra, axis=2) + views.MASS_FLOOR if constants is None else constants[1]
+        weight = (ra / mass[:, :, None])[..., None]
+        mu = anp.sum(weight * votes, axis=2)
+        centre = (mu if constants is None else constants[2])[:, :, None]
+        sigma_sq = anp.sum(weight * (votes - centre) ** 2, axis=2) + variance_floor
+        cost = anp.sum(beta_v[:, None] + 0.5 * anp.log(sigma_sq), axis=3) * mass / mass_unit
+        a = 1 / (1 + anp.exp(-lambda_ * (beta_a - cost)))
+        if constants is not None or t == len(lambdas) - 1:
+            break
+        log_p = -0.5 * anp.sum((votes - centre) ** 2 / sigma_sq[:, :, None] + anp.log(sigma_sq)[:, :, None], axis=4)
+        joint = anp.exp(anp.log(a)[:, :, None] + log_p)  # small enough here without a shift
+        of_child = anp.dot(anp.reshape(anp.sum(joint, axis=3), (n, -1)), sees)
+        r = joint / anp.reshape(of_child[:, child], (n, n_fields, m, 1))
+    return mu, a, (r, mass, mu)
+
+
+def plain_field_routing(
+    pose: Any, a_in: Any, w: Any, beta_a: Any, beta_v: Any, n_iters: int, variance_floor: float, k: int, stride: int,
+    offset: Array, constants: Constants | None = None,
+) -> tuple[Any, Any, Constants]:  # fmt: skip
+    n, height, width, n_in, p, _ = pose.shape
+    h_out, w_out, n_out = (height - k) // stride + 1, (width - k) // stride + 1, w.shape[3]
+    number = np.arange(height * width * n_in).reshape(height, width, n_in)
+    corners = itertools.product(stride * np.arange(h_out), stride * np.arange(w_out))
+    child = np.stack([number[y : y + k, x : x + k].ravel() for y, x in corners])  # (F, M)
+    poses, a = anp.reshape(pose, (n, -1, p, p))[:, child], anp.reshape(a_in, (n, -1))[:, child]
+    kernel = anp.reshape(w * np.ones((k, k, 1, 1, 1, 1)), (k * k * n_in, n_out, p, p))
+    votes = anp.einsum("nfmxy,mjyz->nfmjxz", poses, kernel) + np.repeat(offset.reshape(-1, 1, p, p), n_in, axis=0)
+    votes = anp.reshape(votes, (n, *child.shape, n_out, p * p))
+    mass_unit = len(np.unique(child)) / (len(child) * n_out)
+    mu, a, found = plain_em_routing(
+        votes, a, beta_a, beta_v, [1.0] * n_iters, variance_floor, child, mass_unit, constants
+    )
+    return anp.reshape(mu, (n, h_out, w_out, n_out, p, p)), anp.reshape(a, (n, h_out, w_out, n_out)), found
+
+
+def plain_scores(mu: Any, a: Any, loss: str) -> Any:
+    return a if loss == "spread" else anp.sum(mu**2, axis=2) / 16 + 4 * (a - 0.5)
+
+
+def sigmoid(x: Any) -> Any:
+    return 1 / (1 + anp.exp(-x))
+
+
+def plain_capsules(params: Any, x: Any, config: Any, constants: Any = None) -> tuple[Any, Any]:
+    """Class scores of smallnorb_novel_viewpoint's capsules, and what ``constants`` takes."""
+    hidden = anp.maximum(plain_conv(x, params["conv1.w"], params["conv1.b"], 2, 2), 0)
+    primary = anp.dot(anp.reshape(hidden, (len(x), -1)), params["primary.w"]) + params["primary.b"]
+    n_pose = views.N_PRIMARY * views.POSE_SIDE**2
+    pose = anp.reshape(primary[:, :n_pose], (len(x), views.N_PRIMARY, views.POSE_SIDE, views.POSE_SIDE))
+    votes = anp.einsum("nipq,ijqr->nijpr", pose, params["class.w"])
+    votes = anp.reshape(votes, (len(x), 1, views.N_PRIMARY, views.N_CLASSES, views.POSE_SIDE**2))
+    a_in = anp.reshape(sigmoid(primary[:, n_pose:]), (len(x), 1, views.N_PRIMARY))
+    betas = params["class.beta_a"], params["class.beta_v"]
+    mu, a, found = plain_em_routing(votes, a_in, *betas, config.lambdas, config.variance_floor, constants=constants)
+    return plain_scores(mu[:, 0], a[:, 0], config.loss), found
+
+
+def plain_cnn(params: Any, x: Any, config: Any) -> tuple[Any]:
+    features = anp.maximum(plain_conv(x, params["conv1.w"], params["conv1.b"], 2, 2), 0)
+    hidden = anp.dot(anp.reshape(features, (len(x), -1)), params["hidden.w"]) + params["hidden.b"]
+    return (anp.dot(anp.maximum(hidden, 0), params["out.w"]) + params["out.b"],)
+
+
+def plain_conv_capsules(params: Any, x: Any, config: Any, constants: Any = None) -> tuple[Any, Any]:
+    """Class scores of conv_matrix_capsules' capsules, and what ``constants`` takes."""
+    hidden = anp.maximum(plain_conv(x, params["conv1.w"], params["conv1.b"], 2, 2), 0)
+    primary = plain_conv(hidden, params["primary.w"], params["primary.b"], 1)
+    n_pose = config.sizes[1] * 16
+    pose = anp.reshape(primary[..., :n_pose], (*primary.shape[:3], config.sizes[1], 4, 4))
+    a, found = sigmoid(primary[..., n_pose:]), []
+    for t, (layer, stride) in enumerate((("convcaps1", 2), ("convcaps2", 1), ("class", 1))):
+        w = params[f"{layer}.w"]
+        offset = np.zeros((3, 3, 4, 4))
+        if layer == "class":
+            side = pose.shape[1]
+            w = w[None, None]
+            position = (6.5 + 4 * np.arange(side)) / config.image_size
+            offset = np.zeros((side, side, 4, 4))
+            offset[:, :, 0, 3], offset[:, :, 1, 3] = position[:, None], position[None, :]
+        betas = params[f"{layer}.beta_a"], params[f"{layer}.beta_v"]
+        pose, a, of_layer = plain_field_routing(
+            pose, a, w, *betas, config.em_iters, config.variance_floor, len(offset), stride, offset,
+            None if constants is None else constants[t],
+        )  # fmt: skip
+        found.append(of_layer)
+    return plain_scores(anp.reshape(pose, (len(x), -1, 16)), anp.reshape(a, (len(x), -1)), config.loss), found
+
+
+def plain_capsnet_loss(p: Any, batch: digits.Batch, config: Any, names: dict[str, str], n: int) -> Any:
+    """The loss of multimnist_capsnet's CapsNet with the parts of what_routing_does, with all votes stored."""
+
+    def squash(s: Any, axis: int) -> Any:
+        q = anp.sum(s * s, axis=axis, keepdims=True) + digits.SQUASH_EPS
+        return s * anp.sqrt(q) / (1 + q)
+
+    B = len(batch.images)
+    h = anp.maximum(plain_conv(batch.images[..., None], p["conv1.w"], p["conv1.b"], 1), 0)
+    u = anp.reshape(plain_conv(h, p["primary.w"], p["primary.b"], 2), (B, -1, digits.PRIMARY_SIZE))  # (B, I, P)
+    is_squashed = names.get("activation") != "relu"
+    u = squash(u, 2) if is_squashed else anp.maximum(u, 0)
+    w = p["routing.w"] * np.ones((u.shape[1], 1, 1, 1)) if names.get("transform") == "shared" else p["routing.w"]
+    votes = anp.einsum("bip,ipjd->bijd", u, w)
+    logits = np.zeros((B, u.shape[1], 10))
+    n_iters = 1 if "assignments" in names else config.routing_iters
+    for t in range(n_iters):
+        e = anp.exp(logits)
+        c = e / anp.sum(e, axis=2, keepdims=True)
+        if config.routing_grad == "stop":
+            c = getval(c)  # a constant
+        v = anp.einsum("bij,bijd->bjd", c, votes)
+        v = squash(v, 2) if is_squashed else v
+        if t < n_iters - 1:
+            logits = logits + anp.einsum("bijd,bjd->bij", votes, v)
+    lengths = anp.sqrt(anp.sum(v * v, axis=2) + digits.SQUASH_EPS)
+    loss = 0
+    for b, j in np.ndindex(B, 10):
+        if "loss" in names:
+            p_j = anp.exp(lengths[b, j]) / anp.sum(anp.exp(lengths[b]))
+            loss = loss - (anp.log(p_j) if j in batch.labels[b] else 0)
+        elif j in batch.labels[b]:
+            loss = loss + anp.maximum(0, 0.9 - lengths[b, j]) ** 2
+        else:
+            loss = loss + 0.5 * anp.maximum(0, lengths[b, j] - 0.1) ** 2
+    for b, digit in np.ndindex(batch.labels.shape):
+        j = batch.labels[b, digit]
+        x = v[b, j] @ p["decoder1.w"][j * digits.CAPSULE_SIZE : (j + 1) * digits.CAPSULE_SIZE] + p["decoder1.b"]
+        x = anp.maximum(x, 0) @ p["decoder2.w"] + p["decoder2.b"]
+        x = sigmoid(anp.maximum(x, 0) @ p["decoder3.w"] + p["decoder3.b"])
+        loss = loss + config.recon_weight * anp.sum((x - batch.sources[b, digit].ravel()) ** 2)
+    return loss / n

@@ -1,0 +1,114 @@
+"""What holds for each network of each experiment, whatever its weights. Gradients: test_gradients.py."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+import conv_matrix_capsules as conv
+import smallnorb_novel_viewpoint as views
+from helpers import EXPERIMENTS, config_of
+from support.optimizers import TrainState
+from support.run import init_states
+
+Array = np.ndarray
+NAMES = [(name, model) for name in EXPERIMENTS if name != "capsule_attacks" for model in EXPERIMENTS[name].models]
+
+
+class Network:
+    """A model of an experiment's smallest training and its first batch."""
+
+    def __init__(self, experiment: str, name: str, dtype: str = "float64") -> None:
+        script = EXPERIMENTS[experiment].script
+        config = config_of(script, [*EXPERIMENTS[experiment].argv(), f"--dtype={dtype}"])
+        data, self.model = script.make_data(config), script.make_models(config)[name]
+        self.params = self.model.init_params(np.random.default_rng(0))
+        if script is views:
+            self.batch: Any = conv.Examples(data.train.images[::2].astype(dtype), data.train.labels[::2])
+        else:
+            self.batch = script.training_batch(data, config, 0)
+
+    def scores(self, batch: Any) -> Array:
+        if hasattr(self.model, "assess"):
+            return self.model.assess(self.params, batch)[0]
+        return self.model.forward(self.params, batch.images)[0]
+
+    def loss_and_grads(self, batch: Any, n: int) -> tuple[float, dict[str, Array]]:
+        """A part's terms of the mean over ``n`` examples."""
+        if hasattr(self.model, "assess"):
+            losses, grads = self.model.loss_and_grads(self.params, batch, n)
+            return losses["train_loss"], grads
+        scores, cache = self.model.forward(self.params, batch.images)
+        loss, dscores = self.model.loss(scores, batch.labels, 0.5)
+        weight = len(batch.labels) / n
+        return weight * loss, self.model.backward(weight * dscores, cache)[0]
+
+
+@pytest.mark.parametrize(("experiment", "name"), NAMES)
+def test_a_batch_mate_changes_nothing(experiment: str, name: str) -> None:
+    network = Network(experiment, name)
+    scores, n = network.scores(network.batch), len(network.batch.labels)
+    alone = np.concatenate([network.scores(network.batch.part(k, k + 1)) for k in range(n)])
+    np.testing.assert_allclose(scores, alone, rtol=1e-9, atol=1e-12)
+    assert np.abs(scores[0] - scores[1]).max() > 1e-9
+    whole, expected = network.loss_and_grads(network.batch, n)
+    parts = [network.loss_and_grads(network.batch.part(*part), n) for part in ((0, 2), (2, n))]
+    assert sum(loss for loss, _ in parts) == pytest.approx(whole, rel=1e-12)
+    for key, gradient in expected.items():
+        total, largest = sum(grads[key] for _, grads in parts), np.abs(gradient).max()
+        np.testing.assert_allclose(total, gradient, rtol=1e-9, atol=1e-11 * largest, err_msg=key)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("experiment", "name"), NAMES)
+def test_a_step_overwrites_neither_its_inputs_nor_the_next_steps(experiment: str, name: str, dtype: str) -> None:
+    """The layers give new arrays, of the parameters' shapes and type; memory is used again by the allocator alone."""
+    network = Network(experiment, name, dtype)
+    batch, n = network.batch, len(network.batch.labels)
+    arrays = [*network.params.values(), *(x for x in batch if isinstance(x, Array))]
+    before = [x.copy() for x in arrays]
+    _, first = network.loss_and_grads(batch, n)
+    kept = {key: g.copy() for key, g in first.items()}
+    network.loss_and_grads(batch.part(1, n), n)
+    _, again = network.loss_and_grads(batch, n)
+    assert {key: g.shape for key, g in first.items()} == {key: p.shape for key, p in network.params.items()}
+    assert {str(x.dtype) for x in (network.scores(batch), *first.values(), *network.params.values())} == {dtype}
+    for key, g in kept.items():
+        np.testing.assert_array_equal(first[key], g, err_msg=key)
+        np.testing.assert_array_equal(again[key], g, err_msg=key)
+    for array, was in zip(arrays, before, strict=True):
+        np.testing.assert_array_equal(array, was)
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "changes", "decayed"),
+    [
+        (views, "capsules", {}, {"conv1.w", "primary.w"}),
+        (views, "cnn", {}, {"conv1.w", "hidden.w", "out.w"}),
+        (conv, "capsules", {}, {"conv1.w", "primary.w"}),
+        (conv, "cnn", {}, {"conv1.w", "conv2.w", "conv3.w", "out.w"}),
+        (conv, "cnn", {"cnn": "paper"}, {"conv1.w", "conv2.w", "hidden.w", "out.w"}),
+    ],
+)
+def test_a_step_moves_every_parameter_and_weights_outside_of_the_routing_decay(
+    script: Any, name: str, changes: dict[str, str], decayed: set[str]
+) -> None:
+    few = {"dataset": "voxels", "n_train_views": 2, "n_test_views": 2, "n_elev": 1, "n_per_combo": 1}
+    epochs = {"n_epochs": 1, "cnn_epochs": 1, "dtype": "float64", "batch_size": 16}  # one step
+    config, states = script.Config(**few, **epochs, **changes), list[TrainState]()
+    for decay in (0.0, 20.0):
+        decays = {key: decay for key in ("weight_decay", "cnn_weight_decay") if hasattr(config, key)}
+        changed = dataclasses.replace(config, **decays)
+        states.append(script.train_all(changed, script.make_data(changed), names=(name,))[name])
+    plain, shrunk = states
+    assert plain.step == shrunk.step == 1
+    start = init_states(script.make_models(config), config)[name].params
+    lr = conv.learning_rate(config, name, 0.0) if script is conv else views.of_model(name, config)[1]
+    for key, p in plain.params.items():
+        assert (p != start[key]).mean() > 0.5, key
+        expected = p - 20 * lr * start[key] if key in decayed else p
+        np.testing.assert_allclose(shrunk.params[key], expected, rtol=1e-12, atol=1e-15, err_msg=key)
+        assert np.array_equal(shrunk.params[key], p) == (key not in decayed), key

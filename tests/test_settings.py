@@ -1,0 +1,173 @@
+"""Which settings of each experiment fit together, and what flags make of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+
+import pytest
+import threadpoolctl
+
+import conv_matrix_capsules as conv
+import mnist_affine_capsnet as affine
+import multimnist_capsnet as digits
+import smallnorb_novel_viewpoint as views
+from helpers import EXPERIMENTS, config_of, usage_error
+from support.settings import flag_of, format_value
+
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
+# Closed ranges, modulo 360
+OVERLAPPING = [
+    "0:150 100:330", "0:150 150:200", "0:150 200:360", "0:150 360:400", "300:400 30:60", "-30:30 330:340",
+    "0:360 10:20", "10:20 0:360", "50:60 410:420", "200:330 -100:-90",
+]  # fmt: skip
+APART = ["0:150 200:330", "-30:30 31:329", "300:400 60:280", "0:0 1:1", "-360:-350 20:300"]
+BOTH = "--train-elevations 10:35 --test-elevations 40:70"
+OF_DIGITS = [
+    ("--dataset strokes --data-dir .", "--data-dir: strokes has no files"),
+    ("--n-train 31 --batch-size 32", "--n-train: 31 is less than a batch of --batch-size 32"),
+    ("--predict-png a.png", "--predict-png: needs --predict"),
+    ("--predict a.png", "--predict: needs --checkpoint"),
+    ("--predict prediction.png --checkpoint c", "--predict-png: is the same file as that of --predict"),
+]
+UNFIT = {  # flags of each script, and what is said of them
+    "smallnorb_novel_viewpoint": [
+        *((f"--train-azimuths {train} --test-azimuths {test}", "--test-azimuths: overlaps")
+          for train, test in map(str.split, OVERLAPPING)),
+        (f"{BOTH} --test-azimuths 200:330", "--test-azimuths: elevation is held out already"),
+        ("--train-elevations 10:35", "--test-elevations: both or none"),
+        ("--test-elevations 10:35", "--test-elevations: both or none"),
+        ("--train-elevations 10:40 --test-elevations 40:70", "--test-elevations: overlaps"),
+        ("--dataset smallnorb", "--data-dir: goes with --dataset smallnorb"),
+        ("--data-dir folder", "--data-dir: goes with --dataset smallnorb"),
+        ("--dataset smallnorb --data-dir f --n-elev 3", "--n-elev: voxels"),
+        ("--n-train-views 1000 --n-elev 1000", "--n-elev: above the limit"),
+        ("--n-train-views 1000 --n-elev 10 --n-per-combo 1", "--n-elev: 100,000 images"),
+        ("--n-test-views 1000 --n-elev 10", "--n-elev: above the limit"),
+        ("--variance-floor 1e-14", "--variance-floor: 1e-14 is not between 1e-12 and"),
+        ("--dtype float64 --variance-floor 1e-320", "--variance-floor: is not between 1e-12 and"),
+        ("--dataset voxels --shapes-seed 1", "--shapes-seed: needs --dataset shapes"),
+        ("--dataset shapes --data-dir f", "--data-dir: "),
+    ],
+    "multimnist_capsnet": OF_DIGITS,
+    "mnist_affine_capsnet": [
+        *OF_DIGITS,
+        ("--affnist 15.mat", "--affnist: needs --canvas 40"),
+        ("--check-every 3", "--check-every: needs --match-accuracy"),
+        ("--min-iou 1", "unrecognized arguments: --min-iou"),  # of the base's Config
+    ],
+    "conv_matrix_capsules": [
+        ("--dataset smallnorb", "--data-dir: goes with"),
+        ("--dataset voxels --data-dir f", "--data-dir: goes with"),
+        ("--dataset strokes --data-dir f", "--data-dir: no files"),
+        ("--dataset voxels --train-elevations 10:35", "--test-elevations: both or none"),
+        ("--dataset voxels --test-azimuths 100:200", "--test-azimuths: overlaps"),
+        ("--dataset smallnorb --data-dir f --n-elev 2", "--n-elev: alone"),
+        ("--dataset voxels --n-val 2", "--n-val: needs --dataset auto, mnist or strokes"),
+        ("--variance-floor 1e-20", "--variance-floor: is not between 1e-12 and"),
+        ("--dataset voxels --shapes-seed 1", "--shapes-seed: needs --dataset shapes"),
+        ("--dataset shapes --data-dir f", "--data-dir: "),
+    ],
+    "capsule_attacks": [
+        ("--dataset smallnorb", "--data-dir: --dataset smallnorb needs"),
+        ("--data-dir f", "--data-dir: shapes has no files"),
+        ("--dataset strokes --standardize image", "--standardize: strokes is not standardised"),
+        ("--epsilons 0.2,0.1", "--epsilons: 0.2,0.1 does not rise"),
+        ("--variance-floor 1e-20", "--variance-floor: 1e-20 is not between 1e-12 and"),
+    ],
+    "what_routing_does": [
+        ("--assignments random", "--assignments: random is for a CapsNet"),
+        ("--transform shared", "--transform: does not apply to --study shapes"),
+        ("--study composites --vote-bias learned", "--vote-bias: does not apply to --study composites"),
+        ("--study signs --lr 1", "--lr: does not apply to --study signs"),
+        ("--study signs --checkpoint x", "--checkpoint: --study signs takes seconds"),
+        ("--study couplings --assignments even", "--assignments: does not apply to --study couplings"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_flags_that_do_not_fit_together(name: str, monkeypatch: Patch, capsys: Capture) -> None:
+    """Whatever is wrong is found before any data is made, and so before any training."""
+    script = importlib.import_module(name)
+    monkeypatch.setattr(script, "make_data", lambda config: pytest.fail("got as far as the data"))
+    for words, says in UNFIT[name]:
+        line = usage_error(script, words.split(), capsys)
+        flag, _, message = says.partition(": ")
+        assert f"{flag}: " in line, words
+        assert message in line, words
+
+
+@pytest.mark.parametrize("dataset", [[], ["--dataset", "mnist"], ["--dataset", "strokes"]])
+def test_flags_of_viewpoints_need_views(dataset: list[str], capsys: Capture) -> None:
+    values = {
+        "--train-azimuths": "0:100", "--test-azimuths": "200:300", "--train-elevations": "0:10",
+        "--test-elevations": "20:30", "--n-train-views": "6", "--n-test-views": "6", "--n-elev": "3",
+        "--n-per-combo": "5", "--standardize": "none", "--shapes-seed": "1",
+    }  # fmt: skip
+    assert {flag_of(name) for name in conv.VIEW_FIELDS} == set(values)
+    for flag, value in values.items():
+        line = usage_error(conv, [*dataset, flag, value], capsys)
+        assert f"argument {flag}: needs --dataset voxels, shapes, smallnorb or toys" in line
+
+
+@pytest.mark.parametrize("ranges", APART)
+def test_ranges_apart_are_taken(ranges: str) -> None:
+    train, test = ranges.split()
+    config = config_of(views, ["--train-azimuths", train, "--test-azimuths", test])
+    assert (format_value(config.train_azimuths, "Range"), format_value(config.test_azimuths, "Range")) == (train, test)
+
+
+def test_elevation_flags_hold_out_elevation() -> None:
+    config = config_of(views, BOTH.split())
+    assert config.held_out == "elevation"
+    assert (config.train_elevations, config.test_elevations) == ((10, 35), (40, 70))
+    assert config.train_azimuths == config.test_azimuths == (0, 360)
+    config = config_of(views, [*BOTH.split(), "--train-azimuths", "0:90"])
+    assert config.train_azimuths == config.test_azimuths == (0, 90)
+
+
+def test_small_variance_floors_are_taken_where_the_numbers_carry_them() -> None:
+    assert config_of(views, ["--variance-floor", "2e-14"]).variance_floor == 2e-14
+    assert config_of(views, ["--dtype", "float64", "--variance-floor", "5e-32"]).variance_floor == 5e-32
+
+
+def test_the_cnns_of_views_are_trained_as_the_capsules_unless_they_have_settings_of_their_own() -> None:
+    config = config_of(views, ["--lr", "0.01", "--n-epochs", "3"])
+    assert (config.cnn_lr, config.cnn_epochs) == (0.01, 3)
+    config = config_of(views, ["--lr", "0.01", "--n-epochs", "3", "--cnn-lr", "0.1", "--cnn-epochs", "1"])
+    assert [views.of_model(name, config) for name in views.MODEL_NAMES] == [(3, 0.01), (1, 0.1), (1, 0.1)]
+
+
+def test_the_convolutional_cnn_is_trained_as_the_capsules_unless_it_has_settings_of_its_own() -> None:
+    both = config_of(conv, ["--n-epochs", "3", "--weight-decay", "0.5"])
+    assert conv.of_model("capsules", both) == (3, conv.Config.lr, 0.5)
+    assert conv.of_model("cnn", both) == (3, conv.Config.cnn_lr, 0.5)
+    own = config_of(conv, ["--n-epochs", "3", "--cnn-epochs", "7", "--cnn-weight-decay", "2", "--cnn-lr", "0.1"])
+    assert conv.of_model("capsules", own) == (3, conv.Config.lr, conv.Config.weight_decay)
+    assert conv.of_model("cnn", own) == (7, 0.1, 2.0)
+
+
+def test_presets_and_flags_make_the_config() -> None:
+    for script in (views, digits, affine, conv):
+        assert config_of(script, []) == script.Config()
+    paper = config_of(digits, ["--preset", "paper"])
+    assert (paper.conv_channels, paper.primary_types, paper.decoder) == (256, 32, (512, 1024))
+    own = config_of(digits, ["--preset", "paper", "--conv-channels", "64"])
+    assert own == dataclasses.replace(paper, conv_channels=64)
+    assert config_of(digits, ["--min-iou", "0", "--plain"]) == digits.Config(min_iou=0, plain=True)
+    assert config_of(affine, ["--canvas", "40"]) == affine.Config(canvas=40, max_shift=6)
+    assert config_of(affine, ["--rotation=-20,7.5", "--match-accuracy", "0.99"]).rotation == (-20, 7.5)
+    assert config_of(affine, ["--preset", "paper"]).conv_channels == 256
+
+
+def test_threads_are_limited_for_the_run_alone() -> None:
+    def blas_threads() -> list[int]:
+        return [lib["num_threads"] for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "blas"]
+
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        before = blas_threads()
+        assert views.main([*EXPERIMENTS["smallnorb_novel_viewpoint"].argv("--models cnn")]) == 0
+        assert blas_threads() == before
