@@ -28,9 +28,6 @@ BOTH = "--train-elevations 10:35 --test-elevations 40:70"
 OF_DIGITS = [
     ("--dataset strokes --data-dir .", "--data-dir: strokes has no files"),
     ("--n-train 31 --batch-size 32", "--n-train: 31 is less than a batch of --batch-size 32"),
-    ("--predict-png a.png", "--predict-png: needs --predict"),
-    ("--predict a.png", "--predict: needs --checkpoint"),
-    ("--predict prediction.png --checkpoint c", "--predict-png: is the same file as that of --predict"),
 ]
 UNFIT = {  # flags of each script, and what is said of them
     "smallnorb_novel_viewpoint": [
@@ -142,12 +139,12 @@ def test_the_cnns_of_views_are_trained_as_the_capsules_unless_they_have_settings
 
 
 def test_the_convolutional_cnn_is_trained_as_the_capsules_unless_it_has_settings_of_its_own() -> None:
-    both = config_of(conv, ["--n-epochs", "3", "--weight-decay", "0.5"])
-    assert conv.of_model("capsules", both) == (3, conv.Config.lr, 0.5)
-    assert conv.of_model("cnn", both) == (3, conv.Config.cnn_lr, 0.5)
-    own = config_of(conv, ["--n-epochs", "3", "--cnn-epochs", "7", "--cnn-weight-decay", "2", "--cnn-lr", "0.1"])
-    assert conv.of_model("capsules", own) == (3, conv.Config.lr, conv.Config.weight_decay)
-    assert conv.of_model("cnn", own) == (7, 0.1, 2.0)
+    both = config_of(conv, ["--n-epochs", "3"])
+    assert conv.of_model("capsules", both) == (3, conv.Config.lr)
+    assert conv.of_model("cnn", both) == (3, conv.Config.cnn_lr)
+    own = config_of(conv, ["--n-epochs", "3", "--cnn-epochs", "7", "--cnn-lr", "0.1"])
+    assert conv.of_model("capsules", own) == (3, conv.Config.lr)
+    assert conv.of_model("cnn", own) == (7, 0.1)
 
 
 def test_presets_and_flags_make_the_config() -> None:
@@ -159,7 +156,6 @@ def test_presets_and_flags_make_the_config() -> None:
     assert own == dataclasses.replace(paper, conv_channels=64)
     assert config_of(digits, ["--min-iou", "0", "--plain"]) == digits.Config(min_iou=0, plain=True)
     assert config_of(affine, ["--canvas", "40"]) == affine.Config(canvas=40, max_shift=6)
-    assert config_of(affine, ["--rotation=-20,7.5", "--match-accuracy", "0.99"]).rotation == (-20, 7.5)
     assert config_of(affine, ["--preset", "paper"]).conv_channels == 256
 
 
