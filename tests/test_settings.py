@@ -126,11 +126,6 @@ def test_elevation_flags_hold_out_elevation() -> None:
     assert config.train_azimuths == config.test_azimuths == (0, 90)
 
 
-def test_small_variance_floors_are_taken_where_the_numbers_carry_them() -> None:
-    assert config_of(views, ["--variance-floor", "2e-14"]).variance_floor == 2e-14
-    assert config_of(views, ["--dtype", "float64", "--variance-floor", "5e-32"]).variance_floor == 5e-32
-
-
 def test_the_cnns_of_views_are_trained_as_the_capsules_unless_they_have_settings_of_their_own() -> None:
     config = config_of(views, ["--lr", "0.01", "--n-epochs", "3"])
     assert (config.cnn_lr, config.cnn_epochs) == (0.01, 3)
