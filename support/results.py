@@ -69,11 +69,15 @@ def blas_name() -> tuple[str, int]:
 
 @functools.cache
 def git_commit() -> str | None:
-    """The commit of these files, with "-dirty" where they differ from it; None outside of a repository."""
-    if not shutil.which("git"):
+    """The commit of these files, with "-dirty" where they differ from it; None outside of a repository. Results do not
+    count: each command of a series writes one."""
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    if not shutil.which("git") or not (commit := git("rev-parse", "HEAD").stdout.strip()):
         return None
-    describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
-    return subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or None
+    return commit if git("diff", "--quiet", "HEAD", "--", ".", ":!results").returncode == 0 else f"{commit}-dirty"
 
 
 def environment(n_threads: int | None = None) -> dict[str, Any]:

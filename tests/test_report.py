@@ -19,6 +19,7 @@ import compare_seeds
 import report
 from helpers import DATA
 from report import main, render_page
+from support import results
 from support.result_tables import seeds_table, study_table
 from support.results import save_result
 from support.statistics import describe_sample
@@ -361,3 +362,30 @@ def test_results_older_than_the_code_are_listed_and_their_flags_may_be_gone(page
     assert err.startswith(f"warning: 4 of 4 results are older than the code: {names}\n")
     assert "results/benchmarks/b.json is used by no page and no claim\n" in err
     assert "understood" not in err
+
+
+def test_a_result_that_was_written_before_makes_no_commit_dirty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commit() -> str | None:
+        results.git_commit.cache_clear()
+        return results.git_commit()
+
+    def git(*words: str) -> str:
+        names = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.run(["git", *names, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    git("init")
+    (tmp_path / "results").mkdir()
+    code, result = tmp_path / "code.py", tmp_path / "results" / "a.json"
+    code.write_text("1")
+    result.write_text("{}")
+    git("add", ".")
+    git("commit", "-m", "first")
+    first = git("rev-parse", "HEAD").strip()
+    result.write_text("[]")
+    assert commit() == first
+    code.write_text("2")
+    assert commit() == f"{first}-dirty"
+    results.git_commit.cache_clear()
