@@ -580,6 +580,8 @@ SQUASH: Pair = (squash_forward, squash_backward)
 #     s_j <- sum_i c_ij u_hat_j|i              s
 #     v_j <- squash(s_j)                       v
 #     b_ij <- b_ij + u_hat_j|i . v_j           b; that of the last iteration is not used
+#
+# This is what --plain runs. The default is fast/dynamic_routing.py, which never stores the votes.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

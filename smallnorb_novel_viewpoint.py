@@ -756,7 +756,7 @@ def e_step_forward(
 def e_step_backward(dr: Array, cache: EStepCache) -> tuple[Array, Array, Array, Array]:
     """dr (B, I, J) -> dmu, dsigma_sq (B, J, D), dlog_a (B, J), dvotes (B, I, J, D)."""
     scaled, sigma_sq, r, over = cache
-    # r = ap / sum_j ap; ap = exp(log_ap)
+    # r = ap / ap summed over all parents of the child; ap = exp(log_ap)
     dlog_ap = r * (dr - over(dr * r, np.add))  # (B, I, J)
     # log_ap = log_a + log_p
     dlog_a = dlog_ap.sum(axis=1)  # (B, J)
