@@ -39,9 +39,8 @@ from support.settings import SettingError, float_in, int_in, output_path, parse,
 from support.training import RunOptions
 
 from support.figures import (  # isort: skip
-    BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION,
-    AnimationOptions, accuracy_axis, darkened, grey_levels, lightened, make_figure, step_axis, weighted_quantiles,
-    write_animation,
+    BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION, AnimationOptions, accuracy_axis,
+    darkened, grey_levels, lightened, make_figure, step_axis, weighted_quantiles, write_animation,
 )  # fmt: skip
 
 N_TESTED = 500  # test images of the accuracy curve, spread over the set

@@ -10,7 +10,6 @@ change is left alone.
     vote_distances.png      distances of the votes to the mean of each class capsule, in each iteration
     pose_perturbation.png   what four entries of a class capsule's pose matrix change in the picture
     training_curves.png     loss and errors, epoch by epoch
-    confusion_matrix.png    how many images of each class get which answer
     attention.png           of views: where the children lie that EM routing assigns to the true class, and to a rival
 
 and from results of compare_seeds.py:
@@ -53,7 +52,6 @@ from claims import at_equal_values
 from conv_matrix_capsules import POSE_SIDE, Array, Config, Data, Params, viewpoint
 from fast.optimizers import adamw_step
 from fast.workers import Workers
-from smallnorb_novel_viewpoint import confusion_matrix
 from support.files import UserError
 from support.optimizers import TrainState
 from support.run import Stream, generator, permutation, require_finite
@@ -64,8 +62,8 @@ from support.training import RunOptions
 from support.figures import (  # isort: skip
     BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, ORANGE, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
     FigureOptions, ModelStyle, accuracy_axis, angle_from, darkened, draw_figures, evenly_spaced_indices,
-    grey_levels, head_legend, heading, interval, lightened, load_finished, make_figure, marked_answer, model_handles,
-    model_line, plot_band, plural, read_runs_of, settings_in, show_confusion, show_histories, show_pictures,
+    grey_levels, head_legend, heading, interval, lightened, load_finished, make_figure, marked_answer,
+    model_handles, model_line, plot_band, plural, read_runs_of, settings_in, show_histories, show_pictures,
     weighted_quantiles, with_minus_sign,
 )  # fmt: skip
 
@@ -486,18 +484,6 @@ def tested(config: Config) -> str:
     return "validation" if config.n_val or config.n_val_objects else "test"
 
 
-def draw_confusion_matrix(run: Run, answers: Mapping[str, Array]) -> Figure:
-    config, labels = run.config, run.data.test.labels
-    text = f"{subtitle(run)}\npercent of a class's images (row) that get each answer (column); not below 0.5 %"
-    fig = make_figure(5.6, "Confusion matrices", text)
-    for ax, (name, given) in zip(fig.subplots(1, len(answers), squeeze=False)[0], answers.items(), strict=True):
-        counts, style = confusion_matrix(labels, given, config.n_classes), style_of(name, config.cnn)
-        show_confusion(ax, counts, config.classes, names_rows=name == next(iter(answers)))
-        wrong = counts.sum() - np.trace(counts)
-        heading(ax, f"{style.label}: {wrong:,} of {counts.sum():,} wrong", style.colour)
-    return fig
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures: novel viewpoints
 # ----------------------------------------------------------------------------------------------------------------------
@@ -692,7 +678,7 @@ def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
 # ----------------------------------------------------------------------------------------------------------------------
 
 MIN_TEST = 10  # images that the figures need
-OF_RUN = ("training_curves", "confusion_matrix", "vote_distances", "pose_perturbation", "attention")
+OF_RUN = ("training_curves", "vote_distances", "pose_perturbation", "attention")
 OF_RESULTS = ("novel_viewpoints", "shapes_accuracy", "table_2")
 RESULTS = Path("results") / experiment.EXPERIMENT
 SHAPES_RESULTS = RESULTS / "shapes_azimuths.json", RESULTS / "shapes_elevations.json"
@@ -711,7 +697,6 @@ def drawers(run: Run, workers: Workers) -> dict[str, Callable[[], Figure]]:
     answers, data = answers_of(*run, workers), run.data
     found: dict[str, Callable[[], Figure]] = {
         "training_curves": lambda: draw_training_curves(run),
-        "confusion_matrix": lambda: draw_confusion_matrix(run, answers),
         "vote_distances": lambda: draw_vote_distances(run, answers),
     }
     if run.config.standardize == "none":  # pixels from 0 to 1, which the decoder draws
@@ -751,7 +736,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "Draw the figures of the convolutional matrix capsules, from a checkpoint or after training them.",
         [
             ("--checkpoint run.safetensors", "All figures of these networks: about 1 minute."),
-            ("--checkpoint run.safetensors --figures confusion_matrix", "One of them: about 10 seconds."),
+            ("--checkpoint run.safetensors --figures training_curves", "One of them: about 10 seconds."),
             ("--figures novel_viewpoints,table_2", "From committed results of five seeds: about 5 seconds."),
         ],
         f"The figures go to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",

@@ -13,10 +13,7 @@ run gives the same files byte for byte, and a file that would not change is left
     extrapolation_bars.png    familiar against held-out accuracy, and every reported seed as a point
     azimuth_accuracy.png      accuracy over the full circle, mean and interval of reported seeds, trained again
     class_poses.png           pose matrices of the class capsules, a familiar and a held-out view of each class
-    azimuth_from_pose.png     the azimuth that is read from the pose of the winning capsule, against the true one
-    held_out_confusion.png    which classes each model takes for which, on held-out views
     routing_assignments.png   how EM assigns the primary capsules to the classes, iteration by iteration
-    smallnorb_pairs.png       real smallNORB stereo pairs, above the voxel classes (needs files, see --smallnorb-dir)
     shapes.png                twenty drawn shapes, and two of them from trained and held-out sides
 """
 
@@ -38,23 +35,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator, MultipleLocator
+from matplotlib.ticker import MaxNLocator
 
 import smallnorb_novel_viewpoint as experiment
-from data.norb_files import NORB_SETS, norb_path
 from fast.workers import blas_threads
-from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split, confusion_matrix
+from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split
 from support.files import UserError
 from support.optimizers import TrainState
 from support.run import Stream, generator
 from support.script import script
-from support.settings import folder, input_path, names_of, parse, setting
+from support.settings import input_path, names_of, parse, setting
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SKY, SMALL_CNN, VERMILLION, WRONG,
-    FigureOptions, accuracy_axis, darkened, draw_figures, evenly_spaced_indices, grey_levels, head_legend,
-    heading, lightened, load_finished, make_figure, median_seed, metric_of, model_handles, plot_band,
-    plural, read_runs_of, show_confusion, show_histories, show_pictures, trained, with_minus_sign,
+    BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SMALL_CNN, VERMILLION, WRONG,
+    FigureOptions, accuracy_axis, darkened, draw_figures, evenly_spaced_indices, grey_levels, head_legend, heading,
+    lightened, load_finished, make_figure, median_seed, metric_of, model_handles, plot_band, plural, reported_runs,
+    show_histories, show_pictures, trained, with_minus_sign,
 )  # fmt: skip
 
 MODELS = {"capsules": EM_CAPSULES, "cnn": SMALL_CNN, "cnn_matched": CNN}
@@ -200,48 +196,6 @@ def accuracy_by_azimuth(run: Run) -> tuple[Array, dict[str, Array]]:
     return angles, accuracy
 
 
-def read_azimuths(train: Array, azimuths: Array, features: Array) -> Array:
-    """Azimuths (N,) in degrees, 0 to 360, read linearly from features (N, D): ridge regression of cosine and sine on
-    ``train`` (M, D) of known azimuths (M,), with a penalty of 0.01 of the features' variance."""
-    mean, angle = train.mean(axis=0), np.deg2rad(azimuths)
-    x, y = (train - mean).astype(float), np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    covariance = x.T @ x
-    penalty = 0.01 * np.trace(covariance) / len(x) + 1e-12
-    weights = np.linalg.solve(covariance + penalty * np.eye(len(covariance)), x.T @ (y - y.mean(axis=0)))
-    c, s = ((features - mean) @ weights + y.mean(axis=0)).T
-    return np.rad2deg(np.arctan2(s, c)) % 360
-
-
-class Reading(NamedTuple):
-    """Of one class, seen from azimuths (A,)."""
-
-    azimuths: Array
-    read: Array  # (A,) from the pose of the winning class capsule
-    is_right: Array  # (A,) whether the winner is the class
-
-
-def azimuth_readings(run: Run) -> dict[str, Reading]:
-    """By class, of objects that do not look the same after half a turn: noise-free views every 6 degrees, at the middle
-    elevation, read by a regression on the views of the training."""
-    config, azimuths = run.config, np.arange(0.0, 360, 6)
-    names = experiment.HARD_CLASSES if config.dataset == "voxels" else config.classes[:2]
-    elevation = np.full(len(azimuths), middle(config, run.data, "elevation", "train"))
-
-    def winners(images: Array) -> tuple[Array, Array]:
-        scores, cache = capsule_outputs(run, images)
-        answers = scores.argmax(axis=1)
-        return cache.mu[np.arange(len(answers)), answers], answers
-
-    found = {}
-    for name in names:
-        k = config.classes.index(name)
-        train = Split(*(part[run.data.train.labels == k] for part in run.data.train))
-        views = experiment.voxel_split(config, np.full(len(azimuths), k), azimuths, elevation, None)
-        pose, answers = winners(views.images)
-        found[name] = Reading(azimuths, read_azimuths(winners(train.images)[0], train.azimuths, pose), answers == k)
-    return found
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures: views
 # ----------------------------------------------------------------------------------------------------------------------
@@ -277,57 +231,6 @@ def draw_views(run: Run, angle: str, n: int, title: str) -> Figure:
             ax, f"{word}: {angle}, at {fixed_text}" if config.held_out == angle else f"{word}: {fixed_text}", colour
         )
     return fig
-
-
-def read_pairs(folder: Path, n: int = 6) -> dict[str, Split]:
-    """``n`` stereo pairs of each official set, spread over the file."""
-
-    def spread(azimuths: Array, _: Array) -> Array:
-        chosen = np.zeros(len(azimuths), bool)
-        chosen[evenly_spaced_indices(len(chosen), n)] = True
-        return chosen
-
-    for subset in NORB_SETS:
-        for part in ("dat", "cat", "info"):
-            try:
-                norb_path(folder, subset, part)
-            except UserError:
-                raise UserError(f"{folder} has no {subset} {part} file of smallNORB for --smallnorb-dir") from None
-    return {subset: experiment.read_smallnorb(folder, subset, spread) for subset in NORB_SETS}
-
-
-def draw_smallnorb_pairs(folder: Path | None) -> Figure:
-    if folder is None:
-        raise UserError("it needs --smallnorb-dir, the folder of the official files or of a sample")
-    fig = make_figure(
-        4.75, "Real smallNORB objects, and the voxel objects that stand in for them",
-        "smallNORB: stereo pairs, left and right eye, shrunk to 48x48 pixels · voxel objects: 32x32 pixels",
-    )  # fmt: skip
-    axes = fig.subplots(3, 1)
-    for ax, (subset, split) in zip(axes, read_pairs(folder).items(), strict=False):
-        eyes = np.stack([[grey_levels(image[..., e : e + 1]) for e in range(2)] for image in split.images])
-        grid = show_pictures(ax, as_pairs(eyes), gap=(12, 5))
-        heading(ax, f"smallNORB, {subset} set: class, azimuth / elevation")
-        for m, label in enumerate(split.labels):
-            name = experiment.SMALLNORB_CLASSES[label]
-            grid.frame(0, m, GREY, 0.8)
-            grid.write(0, m, f"{name}, {split.azimuths[m]:g}° / {split.elevations[m]:g}°")
-    n = experiment.N_CLASSES
-    labels, azimuths = np.repeat(np.arange(n), 2), np.tile([60.0, 240], n)
-    images = experiment.render_voxels(labels, azimuths, np.full(2 * n, 30.0), None)
-    pairs = as_pairs(images[..., 0].reshape(n, 2, *images.shape[1:3]))
-    blank = np.full_like(pairs[:, :1], np.nan)
-    grid = show_pictures(axes[2], np.concatenate([pairs, blank], axis=1), gap=(8, 4))
-    heading(axes[2], "voxel objects at elevation 30°")
-    for m, name in enumerate(experiment.VOXEL_CLASSES):
-        grid.write(0, m, f"{name}, 60° and 240°")
-    return fig
-
-
-def as_pairs(pictures: Array) -> Array:
-    """Pictures (N, 2, H, W) -> one row of pairs side by side, (1, N, H, 2 W)."""
-    n, _, height, width = pictures.shape
-    return pictures.transpose(0, 2, 1, 3).reshape(1, n, height, 2 * width)
 
 
 N_SHOWN_SHAPES = 20
@@ -477,18 +380,6 @@ def azimuth_accuracy(run: Run, seeds: Sequence[int]) -> Figure:
                                  run.data.train.azimuths)  # fmt: skip
 
 
-def draw_confusion(run: Run) -> Figure:
-    config, split = run.config, run.data.held_out
-    text = f"{subtitle(config)}\npercent of a class's images (row) that get each answer (column); green: right"
-    fig = make_figure(4.05, "What held-out views are taken for", text)
-    for ax, (name, state) in zip(fig.subplots(1, len(run.states), squeeze=False)[0], run.states.items(), strict=True):
-        answers = experiment.predict_scores(run.models[name], state.params, split.images).argmax(axis=1)
-        counts = confusion_matrix(split.labels, answers, experiment.N_CLASSES)
-        show_confusion(ax, counts, config.classes, names_rows=name == next(iter(run.states)))
-        heading(ax, f"{MODELS[name].label}: {100 * np.trace(counts) / counts.sum():.1f} % right", MODELS[name].colour)
-    return fig
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures: poses and routing
 # ----------------------------------------------------------------------------------------------------------------------
@@ -530,28 +421,6 @@ def draw_class_poses(run: Run) -> Figure:
             for j in range(n):
                 weight = "bold" if j == answer else "normal"
                 grid.write(k, 1 + j, with_minus_sign(f"{scores[v, j]:.1f}"), fontweight=weight)
-    return fig
-
-
-def draw_azimuth_from_pose(run: Run, readings: Mapping[str, Reading]) -> Figure:
-    config = run.config
-    text = f"{subtitle(config)}\nby ridge regression of cosine and sine on the 16 entries, fitted to the training views"
-    fig = make_figure(4.4, "The azimuth read from the pose of the winning class capsule", text)
-    ax = fig.subplots()
-    shade_range(ax, config.train_azimuths, TRAINED, "trained on", circular=True)
-    if config.held_out == "azimuth":
-        shade_range(ax, config.test_azimuths, HELD_OUT, "held out", circular=True)
-    ax.plot([0, 360], [0, 360], color=GREY, linewidth=1.1, linestyle=(0, (5, 2)), zorder=1, label="read right")
-    for (name, reading), colour, marker in zip(readings.items(), (BLUE, SKY), "os", strict=False):
-        style: dict[str, Any] = {"ls": "", "color": colour, "marker": marker, "markersize": 5, "clip_on": False}
-        for right, face, text in ((True, colour, name), (False, "white", f"{name}, another class wins")):
-            shown = reading.is_right == right
-            ax.plot(reading.azimuths[shown], reading.read[shown], **style, markerfacecolor=face, label=text, zorder=3)
-    ax.set(xlim=(0, 360), ylim=(0, 360), xlabel="true azimuth", ylabel="azimuth read from the pose")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MultipleLocator(60))
-        axis.set_major_formatter(lambda value, _: f"{value:g}°")
-    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     return fig
 
 
@@ -618,31 +487,25 @@ def draw_routing_assignments(run: Run) -> Figure:
 
 OF_RUN = (
     "example_views", "elevation_strip", "training_curves", "extrapolation_bars", "azimuth_accuracy", "class_poses",
-    "azimuth_from_pose", "held_out_confusion", "routing_assignments",
+    "routing_assignments",
 )  # fmt: skip
-N_COLOURS = dict.fromkeys(
-    ("example_views", "elevation_strip", "shapes", "smallnorb_pairs"), 192
-)  # of a palette, for a small file
-OF_RESULTS = ("smallnorb_pairs", "shapes")
+N_COLOURS = dict.fromkeys(("example_views", "elevation_strip", "shapes"), 192)  # of a palette, for a small file
+OF_RESULTS = ("shapes",)
 
 
 def drawers(run: Run, reported: Sequence[Any]) -> dict[str, Callable[[], Figure]]:
     """Name of each figure of a run, and what draws it (within ``figure_style``). ``reported``: results of this
     configuration, a run for each seed."""
     seeds = sorted(found["seed"] for found in reported)
-    found: dict[str, Callable[[], Figure]] = {
+    return {
         "example_views": lambda: draw_views(run, "azimuth", 6, "The five classes, turning in azimuth"),
         "elevation_strip": lambda: draw_views(run, "elevation", 5, "The five classes, seen from rising elevations"),
         "training_curves": lambda: draw_training_curves(run),
         "extrapolation_bars": lambda: draw_extrapolation_bars(run, reported),
         "azimuth_accuracy": lambda: azimuth_accuracy(run, seeds),
         "class_poses": lambda: draw_class_poses(run),
-        "held_out_confusion": lambda: draw_confusion(run),
         "routing_assignments": lambda: draw_routing_assignments(run),
     }
-    if run.config.is_rendered:
-        found["azimuth_from_pose"] = lambda: draw_azimuth_from_pose(run, azimuth_readings(run))
-    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -651,17 +514,6 @@ class Options(FigureOptions):
         (), names_of((*OF_RUN, *OF_RESULTS)), f"Draw these alone: {', '.join((*OF_RUN, *OF_RESULTS))}.", usual=True
     )
     results: Path = setting(RESULTS, input_path, "Results of compare_seeds.py: the reported seeds.")
-    smallnorb_dir: Path | None = setting(
-        None, folder, "Draw stereo pairs of these official smallNORB files; a sample will do.", usual=True
-    )
-
-
-def reported_runs(path: Path, config: Config) -> list[Any]:
-    """The runs of a result that has this configuration, seed aside."""
-    if not path.exists():
-        return []
-    fixed = dataclasses.asdict(config)
-    return read_runs_of(path, **{name: value for name, value in fixed.items() if name not in ("seed", "data_dir")})
 
 
 @script
@@ -688,12 +540,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         data, finished = trained(experiment, config, states, options, require_every_class)
         return drawers(Run(config, data, experiment.make_models(config), finished), reported)
 
-    of_results: dict[str, Callable[[], Figure]] = {
-        "smallnorb_pairs": lambda: draw_smallnorb_pairs(options.smallnorb_dir),
-        "shapes": draw_shapes,
-    }
     with blas_threads(options.threads):
-        draw_figures(options.outdir / experiment.EXPERIMENT, options, of_results, of_run, N_COLOURS)
+        draw_figures(options.outdir / experiment.EXPERIMENT, options, {"shapes": draw_shapes}, of_run, N_COLOURS)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, get_font
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -288,30 +287,6 @@ def show_histories(
             ax.set_ylim(0)
         ax.set_title(title)
         epoch_axis(ax, max(map(len, curves.values())), 0.4)
-
-
-def show_confusion(ax: Axes, counts: Array, classes: Sequence[str], *, names_rows: bool = True) -> None:
-    """How many images of a class (row) got each answer (column), in percent of the class. Right answers are green;
-    wrong ones orange, the stronger the more there are. Below 0.5 % nothing is written."""
-    counts, n = np.asarray(counts, float), len(classes)
-    fraction = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    right = np.eye(n, dtype=bool)[..., None]
-    strength = np.where(right, 0.6 * fraction[..., None], 0.9 * np.sqrt(fraction[..., None]))
-    ax.imshow(1 - strength * (1 - np.where(right, to_rgb(RIGHT), to_rgb(WRONG))))
-    for i, k in zip(*np.nonzero(fraction >= 0.005), strict=True):
-        dark = i != k and fraction[i, k] > 0.4
-        ax.text(k, i, f"{100 * fraction[i, k]:.0f}", ha="center", va="center_baseline", fontsize=9,
-                color="white" if dark else BLACK)  # fmt: skip
-    is_long = max(map(len, classes)) > 2
-    turned: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if is_long else {}
-    ax.set_xticks(range(n), classes, **turned)
-    ax.set_yticks(range(n), classes if names_rows else [""] * n)
-    ax.grid(False)
-    ax.tick_params(length=0)
-    ax.spines[:].set(visible=True, color=GREY, linewidth=0.8)
-    ax.set_xlabel("answer")
-    if names_rows:
-        ax.set_ylabel("true class")
 
 
 def name_line(ax: Axes, text: str, height: float, side: Literal["left", "right"] = "left", below: bool = False,
@@ -601,18 +576,6 @@ def add_image(fig: Figure, x: float, y: float, side: float, image: Array, colour
     ax = add_axes(fig, x, y, side, side)
     add_frame(ax, colour, width)
     return ax.imshow(np.clip(image, 0, 1), cmap="gray", vmin=0, vmax=1, interpolation=interpolation)
-
-
-def shown_names(names: Sequence[str], limit: int = 12) -> tuple[str, ...]:
-    """Classes' names as they may stand in a figure: at most ``limit`` characters, without the signs of mathematical
-    text, and a number instead of a name for which the font has no characters."""
-    font = get_font(findfont("DejaVu Sans"))
-    shown = []
-    for k, name in enumerate(names, 1):
-        short = name if len(name) <= limit else f"{name[: limit - 1]}…" if limit > 4 else name[:limit]
-        is_known = all(map(font.get_char_index, map(ord, short)))
-        shown.append(short.replace("$", r"\$") if is_known else f"class {k}"[-limit:].strip())
-    return tuple(shown)
 
 
 def grey_levels(image: Array) -> Array:

@@ -104,11 +104,6 @@ def test_words_and_numbers() -> None:
     assert figures.marked_answer(False, "5") == ("✗ 5", figures.darkened(figures.WRONG))
 
 
-def test_long_and_odd_names_are_shortened() -> None:
-    names = ["cat", "a" * 20, "猫", "$a$", "Ж"]
-    assert figures.shown_names(names) == ("cat", "a" * 11 + "…", "class 3", r"\$a\$", "Ж")
-
-
 @pytest.mark.parametrize(("n", "most", "indices"), [(3, 4, [0, 1, 2]), (9, 3, [0, 4, 8]), (1, 4, [0]), (5, 2, [0, 4])])
 def test_indices_are_spread_from_the_first_to_the_last(n: int, most: int, indices: list[int]) -> None:
     assert figures.evenly_spaced_indices(n, most).tolist() == indices

@@ -31,7 +31,7 @@ from figure_checks import (
     legend_of,
     refuse,
 )
-from helpers import attacked_by_hand, failure
+from helpers import failure
 from smallnorb_novel_viewpoint import confusion_matrix
 from support.files import UserError
 from support.statistics import t_quantile
@@ -45,7 +45,6 @@ SMALL = [
     "--batch-size=8",
     "--lr=0.01",
 ]
-ATTACK = ["--epsilons=0.1,0.3", "--attack-steps=2", "--n-attack=4"]
 TINY = [*SMALL, "--n-epochs=2", "--n-train=32", "--n-test=20"]
 FOLDER = Path("viz", experiment.EXPERIMENT)
 
@@ -99,26 +98,12 @@ def test_training_and_checkpoint_give_the_same_figures(
     check_unchanged(figures, [*TINY, f"--checkpoint={checkpoint}"], FOLDER, capsys)
 
 
-@pytest.fixture(scope="module")
-def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("attacked") / "run.safetensors"
-    assert capsule_attacks.main([*TINY[:-1], *ATTACK, "--quiet", f"--checkpoint={path}"]) == 0
-    return path
-
-
-def test_figures_of_attacks_come_from_a_checkpoint(attacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse(monkeypatch, capsule_attacks, "train")
-    names = attacks.OF_RUN
-    assert attacks.main([f"--checkpoint={attacked}", f"--figures={','.join(names)}"]) == 0
-    check_pictures(Path("viz", "capsule_attacks"), names, highest=1900, scale=0.5)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What is plotted
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_curves_and_confusions(run: figures.Run, answers: dict[str, np.ndarray]) -> None:
+def test_curves(run: figures.Run) -> None:
     loss, error = drawn(lambda: figures.draw_training_curves(run)).axes
     for ax, metric in ((loss, "train_loss"), (error, "accuracy")):
         values = {name: np.array(state.history[metric]) for name, state in run.states.items()}
@@ -126,14 +111,6 @@ def test_curves_and_confusions(run: figures.Run, answers: dict[str, np.ndarray])
             figures.MODELS[name].label: [[1, 2], 1 - v if metric == "accuracy" else v] for name, v in values.items()
         }
         check_held(ax, lines=lines)
-    labels = run.data.test.labels
-    fig = drawn(lambda: figures.draw_confusion_matrix(run, {"capsules": np.where(labels == 3, 5, labels)}))
-    n = np.bincount(labels, minlength=10)
-    assert n.all()
-    assert held(fig.axes[0])["texts"] == ["100"] * 10
-    where = [text.get_position() for text in fig.axes[0].texts]
-    assert where == [(k if k != 3 else 5, k) for k in range(10)]  # (answer, true class)
-    assert fig.axes[0].get_title(loc="left").endswith(f"{n[3]} of {n.sum()} wrong")
 
 
 def test_histograms_are_those_of_the_masses(run: figures.Run, answers: dict[str, np.ndarray]) -> None:
@@ -423,30 +400,6 @@ def test_the_papers_attacks_are_drawn_as_they_are() -> None:
     assert_same(lines["paper, CNN"], [[0.2, 0.5], [0.16, 0.03]], "cnn")
 
 
-def test_measured_attacks_are_those_of_the_script(attacked: Path) -> None:
-    config, states = capsule_attacks.load_checkpoint(attacked)
-    run = attacks.Run(config, capsule_attacks.make_data(config), states)
-    expected = capsule_attacks.attack_all(*(run.config, run.states, run.data))
-    found = attacks.measure_attacks(run, 1)
-    assert found.epsilons == [0, 0.1, 0.3]
-    for name, kinds in expected.items():
-        for kind in attacks.SHOWN_KINDS:
-            assert found.accuracy[name][kind].tolist() == [list(kinds[kind].values())]
-        assert found.zero_gradient[name] == kinds["zero_gradient"]
-
-
-def test_a_picture_that_is_misread_stays_misread_at_every_larger_epsilon() -> None:
-    model, (images, labels, *_), config = attacked_by_hand()
-    found = attacks.worst_cases(model, {}, images, labels, config)
-    wrong = [model.forward({}, x)[0].argmax(axis=1) != labels for x in found]
-    # as many as by the accuracies of the script
-    assert [np.flatnonzero(row).tolist() for row in wrong] == [[0, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
-    for epsilon, x in zip(config.epsilons, found, strict=True):
-        assert (np.abs(x - images).max(axis=(1, 2, 3)) <= epsilon + 1e-12).all()
-    assert found[2][1, 0, 0, 0] > found[1][1, 0, 0, 0]  # misread anew
-    np.testing.assert_array_equal(found[2][0], found[0][0])  # misread with the smallest epsilon alone
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Animation
 # ----------------------------------------------------------------------------------------------------------------------
@@ -509,7 +462,7 @@ def test_what_cannot_be_drawn(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refuse(monkeypatch, experiment, "train")
-    flags = ["--figures=confusion_matrix"]
+    flags = ["--figures=training_curves"]
     assert "--n-test 10 or more" in failure(figures, [*SMALL, *flags, "--n-test=5", "--n-train=8"], capsys)
     assert "not 9" in failure(figures, [f"--checkpoint={checkpoint}", "--n-epochs=9", *flags], capsys)
     assert figures.main([f"--checkpoint={checkpoint}", "--figures=attention"]) == 1
