@@ -7,10 +7,7 @@ trains the three models and draws; ``--checkpoint FILE`` draws what ``smallnorb_
 has trained. Without --seed it is the reported seed whose capsules have the median accuracy on held-out views. The same
 run gives the same files byte for byte, and a file that would not change is left alone.
 
-    example_views.png         every class from training and held-out viewpoints
-    elevation_strip.png       the same objects at rising elevations
     training_curves.png       loss and both accuracies, epoch by epoch
-    extrapolation_bars.png    familiar against held-out accuracy, and every reported seed as a point
     azimuth_accuracy.png      accuracy over the full circle, mean and interval of reported seeds, trained again
     class_poses.png           pose matrices of the class capsules, a familiar and a held-out view of each class
     routing_assignments.png   how EM assigns the primary capsules to the classes, iteration by iteration
@@ -34,7 +31,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 import smallnorb_novel_viewpoint as experiment
@@ -47,10 +44,10 @@ from support.script import script
 from support.settings import input_path, names_of, parse, setting
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SMALL_CNN, VERMILLION, WRONG,
-    FigureOptions, accuracy_axis, darkened, draw_figures, evenly_spaced_indices, grey_levels, head_legend, heading,
-    lightened, load_finished, make_figure, median_seed, metric_of, model_handles, plot_band, plural, reported_runs,
-    show_histories, show_pictures, trained, with_minus_sign,
+    BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SMALL_CNN, VERMILLION, WRONG, FigureOptions,
+    accuracy_axis, darkened, draw_figures, evenly_spaced_indices, grey_levels, head_legend, heading, lightened,
+    load_finished, make_figure, median_seed, model_handles, plot_band, reported_runs, show_histories, show_pictures,
+    trained, with_minus_sign,
 )  # fmt: skip
 
 MODELS = {"capsules": EM_CAPSULES, "cnn": SMALL_CNN, "cnn_matched": CNN}
@@ -207,32 +204,6 @@ def as_grid(images: Array, rows: int) -> Array:
     return greys.reshape(rows, -1, *greys.shape[1:])
 
 
-def draw_views(run: Run, angle: str, n: int, title: str) -> Figure:
-    """The classes at n angles ("azimuth" or "elevation") of the training and the held-out range, the other angle in the
-    middle of its range."""
-    config, data = run.config, run.data
-    fig = make_figure(4.95 if n > 5 else 5.4, title, subtitle(config))
-    axes = fig.subplots(1, 2)
-    for ax, part, word, colour in zip(
-        axes, ("train", "test"), ("trained on", "held out"), (TRAINED, HELD_OUT), strict=True
-    ):
-        angles = shown_angles(config, data, angle, part, n)
-        other = "elevation" if angle == "azimuth" else "azimuth"
-        fixed = middle(config, data, other, part)
-        constant = np.full(len(angles), fixed)
-        views = pick_views(config, data, *((angles, constant) if angle == "azimuth" else (constant, angles)))
-        fixed_text = f"{other} {fixed % 360 if other == 'azimuth' else fixed:g}°"
-        turned = angles % 360 if angle == "azimuth" else angles
-        names = config.classes if part == "train" else ()
-        grid = show_pictures(ax, as_grid(views.images, experiment.N_CLASSES), names, [f"{a:.4g}°" for a in turned])
-        for k, m in np.ndindex(experiment.N_CLASSES, len(angles)):
-            grid.frame(k, m, colour, 1.2)
-        heading(
-            ax, f"{word}: {angle}, at {fixed_text}" if config.held_out == angle else f"{word}: {fixed_text}", colour
-        )
-    return fig
-
-
 N_SHOWN_SHAPES = 20
 
 
@@ -291,52 +262,6 @@ def half_turn_line(ax: Axes, config: Config) -> list[Line2D]:
     if config.dataset != "voxels" or config.held_out != "azimuth":
         return []
     return [ax.axhline(HALF_TURN, color=GREY, linewidth=1.1, linestyle=(0, (5, 2)), zorder=1, label=HALF_TURN_NAME)]
-
-
-BOTH_ACCURACIES = ("familiar_accuracy", "held_out_accuracy")
-
-
-def draw_extrapolation_bars(run: Run, reported: Sequence[Any]) -> Figure:
-    """Means of the ``reported`` runs as bars and each as a point; of this run alone where there are none."""
-    runs = reported or [{"seed": run.config.seed, "models": {
-        name: {metric: state.history[metric][-1] for metric in BOTH_ACCURACIES} for name, state in run.states.items()
-    }}]  # fmt: skip
-    who = f"means of {plural(len(runs), 'seed')}" if len(runs) > 1 else ""
-    fig = make_figure(4.3, "Accuracy on familiar and on held-out viewpoints", subtitle(run.config, who))
-    ax = fig.subplots()
-    accuracy_axis(ax, "accuracy", CHANCE)
-    line = half_turn_line(ax, run.config)
-    bar = 0.3
-    names = [name for name in run.states if name in runs[0]["models"]]
-    for k, name in enumerate(names):
-        colour, heights = MODELS[name].colour, []
-        for b, metric in enumerate(BOTH_ACCURACIES):
-            points = metric_of(runs, name, metric)
-            heights.append(float(points.mean()))
-            x, pale = k + (b - 0.5) * bar, lightened(colour, 0.3)
-            ax.bar(x, heights[b], 0.94 * bar, facecolor=pale if b else colour, edgecolor=colour, hatch="//" * b,
-                   linewidth=1.2, zorder=2)  # fmt: skip
-            ax.text(x, 0.05, f"{heights[b]:.3f}", ha="center", fontsize=10.5, fontweight="bold", zorder=5,
-                    bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.2"})  # fmt: skip
-            if len(points) > 1:
-                spread = np.random.default_rng(0).permutation(np.linspace(-0.4, 0.4, len(points))) * bar
-                ax.plot(x + spread, points, "o", markersize=4.5, color="white", markeredgecolor=BLACK,
-                        markeredgewidth=0.9, zorder=4, clip_on=False)  # fmt: skip
-        drop = with_minus_sign(f"{heights[0] - heights[1]:.3f}")
-        ax.text(k + bar + 0.03, float(np.mean(heights)), f"drop\n{drop}", va="center", fontweight="bold")
-    ax.set_xticks(range(len(names)), [MODELS[name].label for name in names], fontsize=10.5)
-    ax.tick_params(axis="x", length=0)
-    ax.set_xlim(-0.5, len(names) - 0.4)
-    ax.grid(False, axis="x")
-    handles: list[Any] = [
-        Patch(facecolor=GREY, edgecolor=GREY, label="familiar viewpoints"),
-        Patch(facecolor=lightened(GREY, 0.3), edgecolor=GREY, hatch="//", label="held-out viewpoints"),
-    ]
-    if len(runs) > 1:
-        point: dict[str, Any] = {"ls": "", "marker": "o", "markersize": 4.5, "color": "white", "markeredgecolor": BLACK}
-        handles.append(Line2D([], [], **point, label=f"each of {len(runs)} seeds"))
-    head_legend(fig, handles + line)
-    return fig
 
 
 def draw_azimuth_accuracy(config: Config, seeds: Sequence[int], angles: Array, accuracy: Mapping[str, Array],
@@ -485,11 +410,8 @@ def draw_routing_assignments(run: Run) -> Figure:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-OF_RUN = (
-    "example_views", "elevation_strip", "training_curves", "extrapolation_bars", "azimuth_accuracy", "class_poses",
-    "routing_assignments",
-)  # fmt: skip
-N_COLOURS = dict.fromkeys(("example_views", "elevation_strip", "shapes"), 192)  # of a palette, for a small file
+OF_RUN = ("training_curves", "azimuth_accuracy", "class_poses", "routing_assignments")
+N_COLOURS = {"shapes": 192}  # of a palette, for a small file
 OF_RESULTS = ("shapes",)
 
 
@@ -498,10 +420,7 @@ def drawers(run: Run, reported: Sequence[Any]) -> dict[str, Callable[[], Figure]
     configuration, a run for each seed."""
     seeds = sorted(found["seed"] for found in reported)
     return {
-        "example_views": lambda: draw_views(run, "azimuth", 6, "The five classes, turning in azimuth"),
-        "elevation_strip": lambda: draw_views(run, "elevation", 5, "The five classes, seen from rising elevations"),
         "training_curves": lambda: draw_training_curves(run),
-        "extrapolation_bars": lambda: draw_extrapolation_bars(run, reported),
         "azimuth_accuracy": lambda: azimuth_accuracy(run, seeds),
         "class_poses": lambda: draw_class_poses(run),
         "routing_assignments": lambda: draw_routing_assignments(run),

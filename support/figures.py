@@ -332,11 +332,6 @@ def angle_from(metric: str, word: str) -> float | None:
     return float(match[1]) if match else None
 
 
-def metric_of(runs: Sequence[Mapping[str, Any]], model: str, metric: str) -> Array:
-    """A model's metric in each run (S,), in the order of the seeds."""
-    return np.array([run["models"][model][metric] for run in sorted(runs, key=lambda run: run["seed"])])
-
-
 def median_seed(runs: Sequence[Mapping[str, Any]], model: str, metric: str) -> int:
     """The seed whose metric is the median: of an even number of them, the lower of the two in the middle."""
     order = sorted(runs, key=lambda run: (run["models"][model][metric], run["seed"]))
