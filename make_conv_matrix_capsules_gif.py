@@ -40,7 +40,7 @@ from support.training import RunOptions
 
 from support.figures import (  # isort: skip
     BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION, AnimationOptions, accuracy_axis,
-    darkened, grey_levels, lightened, make_figure, step_axis, weighted_quantiles, write_animation,
+    darkened, grey_levels, lightened, make_figure, require_tests, step_axis, weighted_quantiles, write_animation,
 )  # fmt: skip
 
 N_TESTED = 500  # test images of the accuracy curve, spread over the set
@@ -264,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     require_writable(options.out)
     data = experiment.make_data(config)
     config = experiment.resolved(config, data)
-    figures.require_images(config, data)
+    require_tests(data, figures.MIN_TEST)
     state, recorder = record(config, data, options.snapshots, options.threads, options.quiet)
     result = experiment.make_result(config, {"capsules": state}, data, options.threads)
     print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")

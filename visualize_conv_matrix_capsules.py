@@ -56,15 +56,14 @@ from support.files import UserError
 from support.optimizers import TrainState
 from support.run import Stream, generator, permutation, require_finite
 from support.script import script
-from support.settings import names_of, parse, setting
-from support.training import RunOptions
+from support.settings import parse
 
 from support.figures import (  # isort: skip
     BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, ORANGE, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
-    FigureOptions, ModelStyle, accuracy_axis, angle_from, darkened, draw_figures, evenly_spaced_indices,
-    grey_levels, head_legend, heading, interval, lightened, load_finished, make_figure, marked_answer,
-    model_handles, model_line, plot_band, plural, read_runs_of, settings_in, show_histories, show_pictures,
-    weighted_quantiles, with_minus_sign,
+    FigureOptions, ModelStyle, accuracy_axis, angle_from, choice_of_figures, darkened, draw_figures, draw_histories,
+    evenly_spaced_indices, grey_levels, head_legend, heading, interval, lightened, load_finished, make_figure,
+    marked_answer, model_handles, model_line, plot_band, plural, read_runs_of, require_tests, settings_in,
+    show_pictures, trained, weighted_quantiles, with_minus_sign,
 )  # fmt: skip
 
 MODELS = {"capsules": EM_CAPSULES, "cnn": CNN}
@@ -473,10 +472,7 @@ def draw_training_curves(run: Run) -> Figure:
         name: {**state.history, "error": [1 - value for value in state.history.get("accuracy", [])]}
         for name, state in run.states.items()
     }
-    fig = make_figure(3.75, "Training", subtitle(run))
-    head_legend(fig, model_handles(styles.values()))
-    show_histories(fig.subplots(1, len(titles)), titles, histories, styles, 1 / config.n_classes)
-    return fig
+    return draw_histories(subtitle(run), titles, histories, styles, 1 / config.n_classes)
 
 
 def tested(config: Config) -> str:
@@ -686,52 +682,14 @@ VIEW_RESULTS = RESULTS / "toys_[ae]*s_*.json"  # azimuths and elevations
 FREE = ("data_dir", "n_test")  # settings that may differ from those of a checkpoint
 
 
-def require_images(config: Config, data: Data) -> None:
-    """Raises UserError where there are too few test images."""
-    if len(data.test.labels) < MIN_TEST:
-        raise UserError(f"the figures need --n-test {MIN_TEST} or more")
-
-
-def drawers(run: Run, workers: Workers) -> dict[str, Callable[[], Figure]]:
-    """Name of each figure that can be drawn of a run, and what draws it (within ``figure_style``)."""
-    answers, data = answers_of(*run, workers), run.data
-    found: dict[str, Callable[[], Figure]] = {
-        "training_curves": lambda: draw_training_curves(run),
-        "vote_distances": lambda: draw_vote_distances(run, answers),
-    }
-    if run.config.standardize == "none":  # pixels from 0 to 1, which the decoder draws
-        found["pose_perturbation"] = lambda: draw_pose_perturbation(run, perturb(run, answers))
-    views = [part.labels for part in (data.test, data.held_out) if part]
-    if len(views) == 2 and all(len(np.unique(labels)) == run.config.n_classes for labels in views):
-        found["attention"] = lambda: draw_attention(run)
-    return found
-
-
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
-    figures: tuple[str, ...] = setting(
-        (), names_of((*OF_RUN, *OF_RESULTS)), f"Draw these alone: {', '.join((*OF_RUN, *OF_RESULTS))}.", usual=True
-    )
-
-
-def load_run(path: Path | None, config: Config, given: Mapping[str, Any], options: Any) -> Run:
-    """The finished training of a checkpoint or, without one, a new training; its table is printed."""
-    config, states = load_finished(
-        experiment, path, config, given, FREE, required=("capsules",),
-        length=lambda name, config: experiment.of_model(name, config)[0],
-    )  # fmt: skip
-    data = experiment.make_data(config)
-    config = experiment.resolved(config, data)
-    require_images(config, data)
-    states = states or experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
-    result = experiment.make_result(config, states, data, options.threads)
-    print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-    return Run(config, data, states)
+    figures: tuple[str, ...] = choice_of_figures(*OF_RUN, *OF_RESULTS)
 
 
 @script
 def main(argv: Sequence[str] | None = None) -> None:
-    config, options, given = parse(
+    asked, options, given = parse(
         Config, Options, argv,
         "Draw the figures of the convolutional matrix capsules, from a checkpoint or after training them.",
         [
@@ -743,9 +701,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        run = load_run(options.checkpoint, config, given, options)
+        config, states = load_finished(
+            experiment, options.checkpoint, asked, given, FREE, required=("capsules",),
+            length=lambda name, config: experiment.of_model(name, config)[0],
+        )  # fmt: skip
+        config, data, states = trained(
+            experiment, config, states, options, lambda _, data: require_tests(data, MIN_TEST), experiment.resolved
+        )
+        result = experiment.make_result(config, states, data, options.threads)
+        print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+        run = Run(config, data, states)
         with Workers(options.threads, config.dtype) as workers:
-            return drawers(run, workers)
+            answers = answers_of(*run, workers)
+        found: dict[str, Callable[[], Figure]] = {
+            "training_curves": lambda: draw_training_curves(run),
+            "vote_distances": lambda: draw_vote_distances(run, answers),
+        }
+        if config.standardize == "none":  # pixels from 0 to 1, which the decoder draws
+            found["pose_perturbation"] = lambda: draw_pose_perturbation(run, perturb(run, answers))
+        views = [part.labels for part in (data.test, data.held_out) if part]
+        if len(views) == 2 and all(len(np.unique(labels)) == config.n_classes for labels in views):
+            found["attention"] = lambda: draw_attention(run)
+        return found
 
     of_results: dict[str, Callable[[], Figure]] = {
         "novel_viewpoints": lambda: draw_novel_viewpoints(read_views(sorted(RESULTS.glob(VIEW_RESULTS.name)))),

@@ -40,14 +40,13 @@ from multimnist_capsnet import Array
 from support.files import UserError
 from support.optimizers import TrainState
 from support.script import script
-from support.settings import input_path, names_of, parse, redeclared, setting
-from support.training import RunOptions
+from support.settings import input_path, parse, redeclared, setting
 from visualize_multimnist_capsnet import PERTURBATIONS, perturb_capsule
 
 from support.figures import (  # isort: skip
-    BLACK, DATASET_NAMES, MODEL_STYLES, ORANGE, REFERENCE_LINE, FigureOptions, draw_figures, head_legend,
-    load_finished, make_figure, median_seed, model_handles, name_line, plot_band, plural, reported_runs, seed_text,
-    show_pictures, with_minus_sign,
+    BLACK, DATASET_NAMES, MODEL_STYLES, ORANGE, REFERENCE_LINE, FigureOptions, choice_of_figures, draw_figures,
+    head_legend, load_finished, make_figure, model_handles, name_line, of_median_seed, plot_band, plural,
+    reported_runs, seed_text, show_pictures, trained, with_minus_sign,
 )  # fmt: skip
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -225,12 +224,11 @@ def finished(
     )
     reported = reported_runs(results, config)
     median_of = "capsnet", f"rotated_{config.rotation[-1]:g}_accuracy"
-    if reported and "seed" not in given and not states:
-        config = dataclasses.replace(config, seed=median_seed(reported, *median_of))
-    data = experiment.make_data(config)
-    require_every_class(data)
-    config = experiment.resolve_defaults(config, data)
-    states = states or experiment.train_all(config, data, RunOptions(threads=options.threads, quiet=options.quiet))
+    if not states:
+        config = of_median_seed(config, reported, given, *median_of)
+    config, data, states = trained(
+        experiment, config, states, options, lambda _, data: require_every_class(data), experiment.resolve_defaults
+    )
     with Workers(options.threads, config.dtype) as workers:
         tested = experiment.run_tests(config, data, states, workers)
     result = experiment.make_result(config, data, states, tested, options.threads)
@@ -240,7 +238,7 @@ def finished(
 
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
-    figures: tuple[str, ...] = setting((), names_of(FIGURES), f"Draw these alone: {', '.join(FIGURES)}.", usual=True)
+    figures: tuple[str, ...] = choice_of_figures(*FIGURES)
     results: Path = setting(RESULTS, input_path, "Results of compare_seeds.py: the reported seeds.")
     threads: int = redeclared(base.DigitOptions, "threads", base.DigitOptions.threads)
 

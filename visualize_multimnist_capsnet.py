@@ -43,13 +43,12 @@ from multimnist_capsnet import Array, Batch, Config, Data
 from support.files import UserError
 from support.optimizers import TrainState
 from support.script import script
-from support.settings import input_path, names_of, parse, redeclared, setting
-from support.training import RunOptions
+from support.settings import input_path, parse, redeclared, setting
 
 from support.figures import (  # isort: skip
-    DATASET_NAMES, GREY, MODEL_STYLES, REFERENCE_LINE, RIGHT, SKY, WRONG, YELLOW, FigureOptions, darkened,
-    draw_figures, head_legend, heading, interval, load_finished, make_figure, median_seed, model_handles,
-    model_line, name_line, plural, reported_runs, seed_text, settings_in, show_histories, show_pictures,
+    DATASET_NAMES, GREY, MODEL_STYLES, REFERENCE_LINE, RIGHT, SKY, WRONG, YELLOW, FigureOptions, choice_of_figures,
+    darkened, draw_figures, draw_histories, head_legend, heading, interval, load_finished, make_figure, model_line,
+    name_line, of_median_seed, plural, reported_runs, require_tests, seed_text, settings_in, show_pictures, trained,
 )  # fmt: skip
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -174,16 +173,13 @@ def colour_rows(ax: Axes, colours: Mapping[int, str]) -> None:
 
 
 def draw_training_curves(run: Run) -> Figure:
-    fig = make_figure(3.75, "Training", subtitle(run))
-    head_legend(fig, model_handles(MODELS[name] for name in run.states))
     titles = {
         "train_margin_loss": "margin loss, training",
         "recon_mse": f"reconstruction, MSE of a pixel, {tested(run.config.n_val)}",
         "set_accuracy": f"both digits right, {tested(run.config.n_val)}",
     }
     histories = {name: state.history for name, state in run.states.items()}
-    show_histories(fig.subplots(1, 3), titles, histories, MODELS, 1 / run.config.n_pairs)
-    return fig
+    return draw_histories(subtitle(run), titles, histories, MODELS, 1 / run.config.n_pairs)
 
 
 class Column(NamedTuple):
@@ -304,26 +300,9 @@ OF_RUN, OF_RESULTS = ("training_curves", "overlay"), ("scaling",)
 N_COLOURS = {"overlay": 255}  # of the palette of a large picture
 
 
-def drawers(run: Run) -> dict[str, Callable[[], Figure]]:
-    """Name of each figure of a run, and what draws it (within ``figure_style``)."""
-    predicted = predict(run)
-    return {
-        "training_curves": lambda: draw_training_curves(run),
-        "overlay": lambda: draw_overlay(run, predicted),
-    }
-
-
-def require_composites(data: Data) -> None:
-    """Raises UserError where there are too few test composites."""
-    if len(data.test.labels) < MIN_TEST:
-        raise UserError(f"the figures need --n-test {MIN_TEST} or more")
-
-
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
-    figures: tuple[str, ...] = setting(
-        (), names_of((*OF_RUN, *OF_RESULTS)), f"Draw these alone: {', '.join((*OF_RUN, *OF_RESULTS))}.", usual=True
-    )
+    figures: tuple[str, ...] = choice_of_figures(*OF_RUN, *OF_RESULTS)
     results: Path = setting(RESULTS, input_path, "Results of compare_seeds.py: the reported seeds.")
     threads: int = redeclared(experiment.DigitOptions, "threads", experiment.DigitOptions.threads)
 
@@ -344,15 +323,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     def of_run() -> dict[str, Callable[[], Figure]]:
         config, states = load_finished(experiment, options.checkpoint, asked, given, required=("capsnet",))
         reported = reported_runs(options.results, config)
-        if reported and "seed" not in given and not states:
-            config = dataclasses.replace(config, seed=median_seed(reported, *MEDIAN_OF))
-        data = experiment.make_data(config)
-        config = experiment.resolve_auto(config, data.name)
-        require_composites(data)
-        states = states or experiment.train_all(config, data, RunOptions(threads=options.threads, quiet=options.quiet))
+        if not states:
+            config = of_median_seed(config, reported, given, *MEDIAN_OF)
+        config, data, states = trained(
+            experiment, config, states, options, lambda _, data: require_tests(data, MIN_TEST),
+            lambda config, data: experiment.resolve_auto(config, data.name),
+        )  # fmt: skip
         result = experiment.make_result(config, data, states, options.threads)
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-        return drawers(Run(config, data, states, seed_text(config, reported, *MEDIAN_OF)))
+        run = Run(config, data, states, seed_text(config, reported, *MEDIAN_OF))
+        return {
+            "training_curves": lambda: draw_training_curves(run),
+            "overlay": lambda: draw_overlay(run, predict(run)),
+        }
 
     of_results = {"scaling": lambda: draw_scaling(read_scaling(RESULTS.parent))}
     with blas_threads(1):

@@ -41,13 +41,13 @@ from support.files import UserError
 from support.optimizers import TrainState
 from support.run import Stream, generator
 from support.script import script
-from support.settings import input_path, names_of, parse, setting
+from support.settings import input_path, parse, setting
 
 from support.figures import (  # isort: skip
     BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SMALL_CNN, VERMILLION, WRONG, FigureOptions,
-    accuracy_axis, darkened, draw_figures, evenly_spaced_indices, grey_levels, head_legend, heading, lightened,
-    load_finished, make_figure, median_seed, model_handles, plot_band, reported_runs, show_histories, show_pictures,
-    trained, with_minus_sign,
+    accuracy_axis, choice_of_figures, darkened, draw_figures, draw_histories, evenly_spaced_indices, grey_levels,
+    head_legend, heading, lightened, load_finished, make_figure, model_handles, of_median_seed, plot_band,
+    reported_runs, show_pictures, trained, with_minus_sign,
 )  # fmt: skip
 
 MODELS = {"capsules": EM_CAPSULES, "cnn": SMALL_CNN, "cnn_matched": CNN}
@@ -245,16 +245,13 @@ def draw_shapes() -> Figure:
 
 
 def draw_training_curves(run: Run) -> Figure:
-    fig = make_figure(3.75, "Training", subtitle(run.config))
-    head_legend(fig, model_handles(MODELS[name] for name in run.states))
     titles = {
         "train_loss": "training loss",
         "familiar_accuracy": "accuracy, familiar viewpoints",
         "held_out_accuracy": "accuracy, held-out viewpoints",
     }
     histories = {name: state.history for name, state in run.states.items()}
-    show_histories(fig.subplots(1, 3), titles, histories, MODELS, CHANCE)
-    return fig
+    return draw_histories(subtitle(run.config), titles, histories, MODELS, CHANCE)
 
 
 def half_turn_line(ax: Axes, config: Config) -> list[Line2D]:
@@ -415,23 +412,9 @@ N_COLOURS = {"shapes": 192}  # of a palette, for a small file
 OF_RESULTS = ("shapes",)
 
 
-def drawers(run: Run, reported: Sequence[Any]) -> dict[str, Callable[[], Figure]]:
-    """Name of each figure of a run, and what draws it (within ``figure_style``). ``reported``: results of this
-    configuration, a run for each seed."""
-    seeds = sorted(found["seed"] for found in reported)
-    return {
-        "training_curves": lambda: draw_training_curves(run),
-        "azimuth_accuracy": lambda: azimuth_accuracy(run, seeds),
-        "class_poses": lambda: draw_class_poses(run),
-        "routing_assignments": lambda: draw_routing_assignments(run),
-    }
-
-
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
-    figures: tuple[str, ...] = setting(
-        (), names_of((*OF_RUN, *OF_RESULTS)), f"Draw these alone: {', '.join((*OF_RUN, *OF_RESULTS))}.", usual=True
-    )
+    figures: tuple[str, ...] = choice_of_figures(*OF_RUN, *OF_RESULTS)
     results: Path = setting(RESULTS, input_path, "Results of compare_seeds.py: the reported seeds.")
 
 
@@ -452,12 +435,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         length=lambda name, config: experiment.of_model(name, config)[0],
     )  # fmt: skip
     reported = reported_runs(options.results, config)
-    if reported and "seed" not in given and options.checkpoint is None:
-        config = dataclasses.replace(config, seed=median_seed(reported, "capsules", "held_out_accuracy"))
+    if not states:
+        config = of_median_seed(config, reported, given, "capsules", "held_out_accuracy")
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        data, finished = trained(experiment, config, states, options, require_every_class)
-        return drawers(Run(config, data, experiment.make_models(config), finished), reported)
+        _, data, finished = trained(experiment, config, states, options, require_every_class)
+        print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
+        print(experiment.format_table(experiment.make_result(config, finished, data)))
+        run = Run(config, data, experiment.make_models(config), finished)
+        seeds = sorted(found["seed"] for found in reported)
+        return {
+            "training_curves": lambda: draw_training_curves(run),
+            "azimuth_accuracy": lambda: azimuth_accuracy(run, seeds),
+            "class_poses": lambda: draw_class_poses(run),
+            "routing_assignments": lambda: draw_routing_assignments(run),
+        }
 
     with blas_threads(options.threads):
         draw_figures(options.outdir / experiment.EXPERIMENT, options, {"shapes": draw_shapes}, of_run, N_COLOURS)

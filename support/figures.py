@@ -33,7 +33,7 @@ from tqdm import tqdm
 from support.console import shows_progress
 from support.files import UserError, atomic_write, require_writable
 from support.optimizers import TrainState
-from support.settings import float_in, folder, input_path, int_in, require_same, setting
+from support.settings import float_in, folder, input_path, int_in, names_of, require_same, setting
 from support.statistics import read_comparison, t_quantile
 from support.training import RunOptions
 
@@ -265,20 +265,22 @@ def plot_band(ax: Axes, x: Any, values: Array, style: ModelStyle, **options: Any
     ax.plot(x, mean, **model_line(style, **{"zorder": 3, "clip_on": False, **options}))
 
 
-def show_histories(
-    axes: Sequence[Axes], titles: Mapping[str, str], histories: Mapping[str, Mapping[str, Sequence[float]]],
-    styles: Mapping[str, ModelStyle], chance: float | None = None,
-) -> None:  # fmt: skip
-    """In each of the axes one metric of ``titles`` after every epoch: losses and errors on a log axis, accuracies
-    from 0 to 1 with a line at ``chance``."""
-    for ax, (metric, title) in zip(axes, titles.items(), strict=True):
+def draw_histories(
+    subtitle: str, titles: Mapping[str, str], histories: Mapping[str, Mapping[str, Sequence[float]]],
+    styles: Mapping[str, ModelStyle], chance: float,
+) -> Figure:  # fmt: skip
+    """A panel for each metric of ``titles`` with its value after every epoch: losses and errors on a log axis,
+    accuracies from 0 to 1 with a line at ``chance``."""
+    fig = make_figure(3.75, "Training", subtitle)
+    head_legend(fig, model_handles(styles[name] for name in histories))
+    for ax, (metric, title) in zip(fig.subplots(1, len(titles)), titles.items(), strict=True):
         curves = {name: np.array(history[metric]) for name, history in histories.items() if history.get(metric)}
         for name, values in curves.items():
             shown = values if "accuracy" in metric else np.maximum(values, 1e-8)
             style = model_line(styles[name], markevery=max(1, len(values) // 10), clip_on=False, zorder=3)
             ax.plot(np.arange(1, len(values) + 1), shown, **style)
         if "accuracy" in metric:
-            accuracy_axis(ax, None, chance or 0.0)
+            accuracy_axis(ax, None, chance)
         elif "loss" in metric or metric == "error":
             decades_axis(ax, np.maximum(np.concatenate(list(curves.values())), 1e-8))
             if metric == "error":
@@ -287,6 +289,7 @@ def show_histories(
             ax.set_ylim(0)
         ax.set_title(title)
         epoch_axis(ax, max(map(len, curves.values())), 0.4)
+    return fig
 
 
 def name_line(ax: Axes, text: str, height: float, side: Literal["left", "right"] = "left", below: bool = False,
@@ -353,17 +356,31 @@ def seed_text(config: Any, reported: Sequence[Mapping[str, Any]], model: str, me
     return f"seed {config.seed}" + (f", the median of {len(reported)}" if is_median else "")
 
 
+def of_median_seed(config: Any, reported: Sequence[Any], given: Collection[str], model: str, metric: str) -> Any:
+    """The configuration with the median of the reported seeds, unless a seed is given."""
+    if reported and "seed" not in given:
+        return dataclasses.replace(config, seed=median_seed(reported, model, metric))
+    return config
+
+
+def require_tests(data: Any, least: int) -> None:
+    """Raises UserError where there are too few test images."""
+    if len(data.test.labels) < least:
+        raise UserError(f"the figures need --n-test {least} or more")
+
+
 def trained(
-    experiment: Any, config: Any, states: dict[str, TrainState], options: Any, check: Callable[[Any, Any], None]
-) -> tuple[Any, dict[str, TrainState]]:
-    """Data and ``states``, or those of a new training where there are none; their table is printed. ``experiment`` is
-    the script's module. ``check(config, data)`` raises UserError, before the training, where nothing can be drawn."""
+    experiment: Any, config: Any, states: dict[str, TrainState], options: Any, check: Callable[[Any, Any], None],
+    resolve: Callable[[Any, Any], Any] = lambda config, data: config,
+) -> tuple[Any, Any, dict[str, TrainState]]:  # fmt: skip
+    """Configuration, data and ``states``, or those of a new training where there are none. ``experiment`` is the
+    script's module. ``check(config, data)`` raises UserError, before the training, where nothing can be drawn;
+    ``resolve(config, data)`` fills in what depends on the data."""
     data = experiment.make_data(config)
     check(config, data)
+    config = resolve(config, data)
     states = states or experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
-    print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
-    print(experiment.format_table(experiment.make_result(config, states, data)))
-    return data, states
+    return config, data, states
 
 
 def draw_figures(
@@ -640,6 +657,11 @@ class FigureOptions(OutOptions):
                                       " first, with the flags of the experiment.", usual=True)  # fmt: skip
     threads: int = setting(1, int_in(1, 256), "Use N threads.")
     quiet: bool = setting(False, bool, "Show no progress bar.")
+
+
+def choice_of_figures(*names: str) -> Any:
+    """The flag --figures."""
+    return setting((), names_of(names), f"Draw these alone: {', '.join(names)}.", usual=True)
 
 
 @dataclasses.dataclass(frozen=True)
