@@ -15,7 +15,6 @@ import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-
 import dataclasses
 import math
 import sys
@@ -35,7 +34,7 @@ from fast.workers import Workers
 from support.files import require_writable
 from support.optimizers import TrainState
 from support.script import script
-from support.settings import SettingError, float_in, int_in, output_path, parse, setting
+from support.settings import SettingError, int_in, output_path, parse, redeclared, setting
 from support.training import RunOptions
 
 from support.figures import (  # isort: skip
@@ -241,7 +240,7 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
     out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), output_path, "File of the animation.", usual=True)
-    fps: float = setting(6.0, float_in(0.1, 50), "Show X frames a second.", usual=True, group="animation")
+    fps: float = redeclared(AnimationOptions, "fps", 6.0)
     snapshots: int = setting(
         30, int_in(2, MAX_FRAMES), "Show the network N times, from before the first step to after the last."
     )

@@ -28,7 +28,6 @@ import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-
 import dataclasses
 import itertools
 import math
@@ -59,14 +58,14 @@ from support.script import script
 from support.settings import parse
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, ORANGE, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
+    BLACK, BLUE, DATASET_NAMES, GREEN, GREY, MODEL_STYLES, ORANGE, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
     FigureOptions, ModelStyle, accuracy_axis, angle_from, choice_of_figures, darkened, draw_figures, draw_histories,
     evenly_spaced_indices, grey_levels, head_legend, heading, interval, lightened, load_finished, make_figure,
-    marked_answer, model_handles, model_line, plot_band, plural, read_runs_of, require_tests, settings_in,
-    show_pictures, trained, weighted_quantiles, with_minus_sign,
+    marked_answer, model_handles, model_line, plot_band, plural, require_tests, settings_in, show_pictures, trained,
+    weighted_quantiles, with_minus_sign,
 )  # fmt: skip
 
-MODELS = {"capsules": EM_CAPSULES, "cnn": CNN}
+MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 FAMILIAR, HELD_OUT = GREEN, PURPLE  # viewpoints
 
 
@@ -113,13 +112,10 @@ def verdict(config: Config, answer: int, label: int) -> tuple[str, Any]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def answers_of(config: Config, data: Data, states: Mapping[str, TrainState], workers: Workers) -> dict[str, Array]:
-    """Per model, the class (N,) that it names for each test image."""
-    models = experiment.make_models(config)
-    return {
-        name: experiment.predict_scores(models[name], state.params, data.test, config, workers).argmax(axis=1)
-        for name, state in states.items()
-    }
+def answers_of(run: Run, workers: Workers) -> Array:
+    """The class (N,) that the capsules name for each test image."""
+    model, params = experiment.make_models(run.config)["capsules"], run.states["capsules"].params
+    return experiment.predict_scores(model, params, run.data.test, run.config, workers).argmax(axis=1)
 
 
 def one_of_each_class(labels: Array, candidates: Array, n: int) -> Array:
@@ -191,9 +187,9 @@ def foremost_classes(a: Array, *named: int) -> list[int]:
     return sorted(list(order)[:MAX_COLUMNS])
 
 
-def draw_vote_distances(run: Run, answers: Mapping[str, Array]) -> Figure:
+def draw_vote_distances(run: Run, answers: Array) -> Figure:
     config, labels = run.config, run.data.test.labels
-    right = answers["capsules"] == labels
+    right = answers == labels
     first = one_of_each_class(labels, np.flatnonzero(right), 2)
     wrong = np.flatnonzero(~right)[:1]
     chosen = np.concatenate([first[:1], wrong] if len(wrong) and len(first) else [first, wrong])[:2]
@@ -211,7 +207,7 @@ def draw_vote_distances(run: Run, answers: Mapping[str, Array]) -> Figure:
     parts: Any = fig.subfigures(len(chosen) + 1, 1, height_ratios=heights)
     *blocks, foot = parts
     for b, (block, k) in enumerate(zip(blocks, chosen, strict=True)):
-        label, answer = int(labels[k]), int(answers["capsules"][k])
+        label, answer = int(labels[k]), int(answers[k])
         classes = foremost_classes(routing.a[-1, b], label, answer)
         histogram = mass_histogram(routing, b, edges)
         left, right_part = block.subfigures(1, 2, width_ratios=(1, 5))
@@ -392,7 +388,7 @@ def decode(decoder: Params, poses: Array, labels: Array, config: Config) -> Arra
     return pixels.reshape(len(labels), config.image_size, config.image_size, config.in_channels)
 
 
-def perturb(run: Run, answers: Mapping[str, Array], n: int = 3) -> Perturbation:
+def perturb(run: Run, answers: Array, n: int = 3) -> Perturbation:
     """Trains a decoder on the training images, the capsules being frozen."""
     config, params = run.config, run.states["capsules"].params
     taught = experiment.subset(run.data.train, DECODER_IMAGES)
@@ -416,7 +412,7 @@ def perturb(run: Run, answers: Mapping[str, Array], n: int = 3) -> Perturbation:
         (sum_low, slant_low), (sum_high, slant_high) = sum_and_slant(low).T, sum_and_slant(high).T
         effect[d] = (sum_high.sum() - sum_low.sum()) / sum_low.sum(), (slant_high - slant_low).mean()
         strength[d] = np.square(high - low).mean()
-    right = np.flatnonzero(answers["capsules"] == run.data.test.labels)
+    right = np.flatnonzero(answers == run.data.test.labels)
     candidates = right if len(right) else np.arange(len(run.data.test.labels))
     indices = one_of_each_class(run.data.test.labels, candidates, n)
     images, shown = run.data.test.images[indices], run.data.test.labels[indices]
@@ -455,7 +451,7 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Figures: training and answers
+# Figures: training
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -633,7 +629,7 @@ def read_table_2(folder: Path) -> dict[str, dict[str, Array]]:
     for angle in PAPER_TABLE_2:
         models = ("cnn", "capsules")
         paths = [folder / f"toys_{angle}s_{model}.json" for model in models]
-        runs = [{run["seed"]: run for run in read_runs_of(path)} for path in paths]
+        runs = [{run["seed"]: run for one in settings_in(path)[:1] for run in one["runs"]} for path in paths]
         if not runs[0] or set(runs[0]) != set(runs[1]):
             raise UserError(f"{paths[0]} and {paths[1]} have other seeds")
         pairs = [[(side[seed], model) for side, model in zip(runs, models, strict=True)] for seed in sorted(runs[0])]
@@ -712,7 +708,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         run = Run(config, data, states)
         with Workers(options.threads, config.dtype) as workers:
-            answers = answers_of(*run, workers)
+            answers = answers_of(run, workers)
         found: dict[str, Callable[[], Figure]] = {
             "training_curves": lambda: draw_training_curves(run),
             "vote_distances": lambda: draw_vote_distances(run, answers),

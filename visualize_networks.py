@@ -12,7 +12,6 @@ import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-
 import dataclasses
 import io
 import sys

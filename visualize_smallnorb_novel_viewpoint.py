@@ -20,7 +20,6 @@ import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -44,13 +43,13 @@ from support.script import script
 from support.settings import input_path, parse, setting
 
 from support.figures import (  # isort: skip
-    BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SMALL_CNN, VERMILLION, WRONG, FigureOptions,
-    accuracy_axis, choice_of_figures, darkened, draw_figures, draw_histories, evenly_spaced_indices, grey_levels,
-    head_legend, heading, lightened, load_finished, make_figure, model_handles, of_median_seed, plot_band,
-    reported_runs, show_pictures, trained, with_minus_sign,
+    BLUE, DATASET_NAMES, GREEN, GREY, MODEL_STYLES, PURPLE, RIGHT, VERMILLION, WRONG, FigureOptions, accuracy_axis,
+    choice_of_figures, darkened, draw_figures, draw_histories, evenly_spaced_indices, grey_levels, head_legend,
+    heading, lightened, load_finished, make_figure, model_handles, of_median_seed, plot_band, reported_runs,
+    show_pictures, trained, with_minus_sign,
 )  # fmt: skip
 
-MODELS = {"capsules": EM_CAPSULES, "cnn": SMALL_CNN, "cnn_matched": CNN}
+MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 TRAINED, HELD_OUT = GREEN, PURPLE  # ranges of viewpoints
 CHANCE = 1 / experiment.N_CLASSES
 HALF_TURN = 0.6  # accuracy on held-out azimuths by cross, T and frame alone, which look the same after half a turn
@@ -58,15 +57,11 @@ HALF_TURN_NAME = "cross, T and frame alone: 0.6"
 RESULTS = Path("results") / experiment.EXPERIMENT / "voxels_azimuths.json"
 
 
-def shade_range(ax: Axes, span: Range, colour: str, text: str, *, circular: bool) -> None:
-    """Shade a range of angles and name it, unless the text is empty; an azimuth range may pass 360 and is then drawn in
-    two parts."""
-    low, high = span
-    parts = [(low, high)]
-    if circular:
-        start = low % 360
-        stop = start + high - low
-        parts = [(start, min(stop, 360.0))] + ([(0.0, stop - 360)] if stop > 360 else [])
+def shade_range(ax: Axes, span: Range, colour: str, text: str) -> None:
+    """Shade a range of azimuths and name it; it may pass 360 and is then drawn in two parts."""
+    start = span[0] % 360
+    stop = start + span[1] - span[0]
+    parts = [(start, min(stop, 360.0))] + ([(0.0, stop - 360)] if stop > 360 else [])
     for a, b in parts:
         ax.axvspan(a, b, color=lightened(colour, 0.17), linewidth=0, zorder=0)
     a, b = max(parts, key=lambda part: part[1] - part[0])
@@ -143,20 +138,15 @@ def pick_views(config: Config, data: Data, azimuths: Array, elevations: Array) -
     return Split(*(part[distance.argmin(axis=1)] for part in split))
 
 
-def shown_angles(config: Config, data: Data, angle: str, part: str, n: int) -> Array:
-    """At most ``n`` angles spread over the training ("train") or held-out ("test") range, in its order."""
+def middle(config: Config, data: Data, angle: str, part: str) -> float:
+    """The middle one of the angles in the training ("train") or held-out ("test") range."""
     span: Range = getattr(config, f"{part}_{angle}s")
     if config.is_rendered:
-        return experiment.evenly_spaced(span, n)
-    split = data.familiar if part == "train" else data.held_out
-    angles = np.unique(getattr(split, f"{angle}s"))
+        return float(experiment.evenly_spaced(span, 3)[1])
+    angles = np.unique(getattr(data.familiar if part == "train" else data.held_out, f"{angle}s"))
     if angle == "azimuth":
         angles = angles[np.argsort((angles - span[0]) % 360)]
-    return angles[evenly_spaced_indices(len(angles), n)]
-
-
-def middle(config: Config, data: Data, angle: str, part: str) -> float:
-    angles = shown_angles(config, data, angle, part, 3)
+    angles = angles[evenly_spaced_indices(len(angles), 3)]
     return float(angles[len(angles) // 2])
 
 
@@ -270,11 +260,11 @@ def draw_azimuth_accuracy(config: Config, seeds: Sequence[int], angles: Array, a
     accuracy_axis(ax, "accuracy", CHANCE)
     head_legend(fig, [*model_handles(MODELS[name] for name in accuracy), *half_turn_line(ax, config)])
     if config.held_out == "azimuth":
-        shade_range(ax, config.train_azimuths, TRAINED, "trained on", circular=True)
-        shade_range(ax, config.test_azimuths, HELD_OUT, "held out", circular=True)
+        shade_range(ax, config.train_azimuths, TRAINED, "trained on")
+        shade_range(ax, config.test_azimuths, HELD_OUT, "held out")
     else:
         at = f"trained on, at elevations {degrees(config.train_elevations, circular=False)}"
-        shade_range(ax, config.train_azimuths, TRAINED, at, circular=True)
+        shade_range(ax, config.train_azimuths, TRAINED, at)
     for name, values in accuracy.items():  # 360 is 0 again
         plot_band(ax, np.append(angles, angles[0] + 360), np.append(values, values[:, :1], axis=1), MODELS[name])
     ax.set(xlim=(0, 360), xticks=np.arange(0, 361, 30))

@@ -319,16 +319,6 @@ def settings_in(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path} is no result of compare_seeds.py") from error
 
 
-def read_runs_of(path: Path, **config: Any) -> list[dict[str, Any]]:
-    """The runs of the first setting in a file by compare_seeds.py whose configuration has these values, where it has
-    them at all; an empty list where there is none. Raises UserError where there is no such file."""
-    wanted = json.loads(json.dumps(config, default=str))
-    for found in settings_in(path):
-        if all(found["config"].get(name, value) == value for name, value in wanted.items()):
-            return found["runs"]
-    return []
-
-
 def angle_from(metric: str, word: str) -> float | None:
     """The number of degrees in a metric's name such as azimuth_20_accuracy; None of other metrics."""
     match = re.fullmatch(rf"{word}_(-?[0-9.]+)_accuracy", metric)
@@ -342,12 +332,16 @@ def median_seed(runs: Sequence[Mapping[str, Any]], model: str, metric: str) -> i
 
 
 def reported_runs(path: Path, config: Any) -> list[dict[str, Any]]:
-    """The runs of a result that has this configuration, seed aside; an empty list where there is no such file."""
-    if not path.exists():
-        return []
+    """The runs of the first setting in a file by compare_seeds.py that has this configuration, seed aside, as far as it
+    has its fields; an empty list where there is none, or no such file."""
     free = {"seed", "data_dir", *(name for name in ("dataset", "n_train", "n_test")
                                   if getattr(config, name, None) in ("auto", 0))}  # fmt: skip
-    return read_runs_of(path, **{name: value for name, value in dataclasses.asdict(config).items() if name not in free})
+    wanted = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
+    wanted = json.loads(json.dumps(wanted, default=str))
+    for found in settings_in(path) if path.exists() else ():
+        if all(found["config"].get(name, value) == value for name, value in wanted.items()):
+            return found["runs"]
+    return []
 
 
 def seed_text(config: Any, reported: Sequence[Mapping[str, Any]], model: str, metric: str) -> str:
@@ -554,13 +548,13 @@ def accuracy_axis(
         ax.set_ylabel(label)
 
 
-def epoch_axis(ax: Axes, last: float, margin: float | None = None, *, whole: bool = True) -> None:
-    """An x axis of epochs up to ``last``; ``whole``: curves begin at the end of the first epoch, not at 0."""
+def epoch_axis(ax: Axes, last: float, margin: float | None = None) -> None:
+    """An x axis of epochs up to ``last``; curves begin at the end of the first one."""
     if margin is None:
-        margin = max(0.4 * whole, 0.03 * last)
+        margin = max(0.4, 0.03 * last)
     ax.set_xlabel("epoch")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=whole or last > 2, nbins=6, min_n_ticks=1))
-    ax.set_xlim(1 - margin if whole else 0, last + margin)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
+    ax.set_xlim(1 - margin, last + margin)
 
 
 def step_axis(ax: Axes, last: int) -> None:

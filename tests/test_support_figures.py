@@ -78,7 +78,7 @@ def test_texts_and_axes_are_measured_in_inches_from_the_upper_left_corner() -> N
 
 @pytest.mark.parametrize(
     ("last", "options", "limits"),
-    [(1, {}, (0.6, 1.4)), (100, {}, (-2, 103)), (10, {"margin": 1}, (0, 11)), (2, {"whole": False}, (0, 2.06))],
+    [(1, {}, (0.6, 1.4)), (100, {}, (-2, 103)), (10, {"margin": 1}, (0, 11))],
 )
 def test_epochs_have_a_margin(last: float, options: dict[str, Any], limits: tuple[float, float]) -> None:
     ax = Figure().add_subplot()
