@@ -7,12 +7,15 @@ trains the three models and draws; ``--checkpoint FILE`` draws what ``multimnist
 trained. Without --seed it is the reported seed whose capsule network has the median accuracy. The same run gives the
 same files byte for byte, and a file that would not change is left alone.
 
-    training_curves.png   losses and accuracies, epoch by epoch
-    overlay.png           reconstructions in two colours, right, wrong, and of digits that are not there
+    example_pairs.png         composites and the two digits that each is made of
+    training_curves.png       losses and accuracies, epoch by epoch
+    reconstructions.png       both digits of a composite, each drawn by the decoder from its own capsule alone
+    capsule_activations.png   lengths of the ten digit capsules, and how often both, one or none of the digits is found
+    overlay.png               reconstructions in two colours, right, wrong, and of digits that are not there
 
 and from results of compare_seeds.py:
 
-    scaling.png           both digits right against composites seen in training, means and intervals over seeds
+    scaling.png               both digits right against composites seen in training, means and intervals over seeds
 
 Which composites are shown never depends on how well they are reconstructed: among those that fit a figure's heading the
 first of the test set are taken, other digits before digits that have been shown.
@@ -28,13 +31,14 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
 import multimnist_capsnet as experiment
@@ -46,9 +50,10 @@ from support.script import script
 from support.settings import input_path, parse, redeclared, setting
 
 from support.figures import (  # isort: skip
-    DATASET_NAMES, GREY, MODEL_STYLES, REFERENCE_LINE, RIGHT, SKY, WRONG, YELLOW, FigureOptions, choice_of_figures,
-    darkened, draw_figures, draw_histories, head_legend, heading, interval, load_finished, make_figure, model_line,
-    name_line, of_median_seed, plural, reported_runs, require_tests, seed_text, settings_in, show_pictures, trained,
+    BLUE, DATASET_NAMES, GREEN, GREY, MODEL_STYLES, REFERENCE_LINE, RIGHT, SKY, VERMILLION, WRONG, YELLOW,
+    FigureOptions, bare, choice_of_figures, darkened, draw_figures, draw_histories, head_legend, heading, interval,
+    lightened, load_finished, make_figure, marked_answer, model_line, name_line, of_median_seed, plural,
+    reported_runs, require_tests, seed_text, settings_in, show_pictures, trained,
 )  # fmt: skip
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -172,6 +177,21 @@ def colour_rows(ax: Axes, colours: Mapping[int, str]) -> None:
         ax.get_yticklabels()[row].set(color=darkened(colour), fontweight="bold")
 
 
+def draw_example_pairs(run: Run) -> Figure:
+    batch = run.data.test.part(0, N_CANDIDATES)
+    chosen = varied(batch.labels, np.arange(len(batch.labels)), 10)
+    sources = batch.sources[chosen]
+    fig = make_figure(4.4, "Two digits laid over each other", subtitle(run))
+    ax = fig.subplots()
+    seen = np.repeat(batch.images[chosen][..., None], 3, axis=3)
+    singles = [in_colour(sources[:, d], colour) for d, colour in enumerate(DIGIT_COLOURS)]
+    rows = ("the network\nsees", "first digit", "second digit", "both,\nin colours")
+    show_pictures(ax, np.stack([seen, *singles, in_two_colours(sources)]), rows,
+                  [both_names(run.config, labels) for labels in batch.labels[chosen]], gap=(3, 3))  # fmt: skip
+    colour_rows(ax, dict(enumerate(DIGIT_COLOURS, 1)))
+    return fig
+
+
 def draw_training_curves(run: Run) -> Figure:
     titles = {
         "train_margin_loss": "margin loss, training",
@@ -180,6 +200,73 @@ def draw_training_curves(run: Run) -> Figure:
     }
     histories = {name: state.history for name, state in run.states.items()}
     return draw_histories(subtitle(run), titles, histories, MODELS, 1 / run.config.n_pairs)
+
+
+def draw_reconstructions(run: Run, predicted: Predictions) -> Figure:
+    batch = predicted.batch
+    chosen = varied(batch.labels, np.arange(len(batch.labels)), 8)
+    sources = batch.sources[chosen]
+    pictures = experiment.reconstruct(run.states["capsnet"].params, predicted.v[chosen], batch.labels[chosen])
+    text = f"{subtitle(run)}\nnumbers: mean squared error of a pixel"
+    fig = make_figure(6.6, "Each digit drawn from its own capsule", text)
+    ax = fig.subplots()
+    rows = [np.repeat(batch.images[chosen][..., None], 3, axis=3)]
+    for d, colour in enumerate(DIGIT_COLOURS):
+        rows += [in_colour(sources[:, d], colour), in_colour(pictures[:, d], colour)]
+    names = ("the network\nsees", "first digit", "drawn from\nits capsule", "second digit", "drawn from\nits capsule")
+    grid = show_pictures(ax, np.stack(rows), names, [both_names(run.config, two) for two in batch.labels[chosen]],
+                         gap=(8, 3))  # fmt: skip
+    colour_rows(ax, {row: DIGIT_COLOURS[(row - 1) // 2] for row in range(1, 5)})
+    for (m, d), error in np.ndenumerate(np.square(pictures - sources).mean(axis=(2, 3))):
+        grid.write(2 + 2 * d, m, f"{error:.3f}", color=GREY)
+    return fig
+
+
+def draw_outcomes(ax: Axes, run: Run) -> None:
+    """Stacked bars: for how many of all test composites both, one or none of a model's two answers is right."""
+    both, some = (np.array([state.history[metric][-1] for state in run.states.values()])
+                  for metric in ("set_accuracy", "soft_accuracy"))  # fmt: skip
+    names, floor = [MODELS[name].short for name in run.states], np.zeros(len(both))
+    outcomes = (("both right", GREEN, both), ("one right", GREY, some - both), ("none", VERMILLION, 1 - some))
+    for text, colour, fractions in outcomes:
+        bars = ax.bar(names, fractions, 0.7, floor, color=lightened(colour, 0.5), label=text, zorder=2)
+        ax.bar_label(bars, [f"{100 * fraction:.0f} %" for fraction in fractions], label_type="center",
+                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+        floor = floor + fractions
+    heading(ax, f"{len(run.data.test.labels):,} {tested(run.config.n_val)} composites")
+    ax.set(ylim=(-0.04, 1.04), yticks=[])
+    bare(ax)
+    ax.legend(reverse=True, loc="upper center", bbox_to_anchor=(0.5, -0.1))
+
+
+def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
+    """Six composites, and all of them."""
+    batch, config = predicted.batch, run.config
+    fig = make_figure(5.4, "Lengths of the digit capsules", subtitle(run))
+    head_legend(fig, [
+        Patch(facecolor="white", edgecolor=VERMILLION, linewidth=1.8, label="a digit that is there"),
+        Patch(facecolor=BLUE, label="the longest two: the answer"),
+    ])  # fmt: skip
+    sides: Any = fig.subfigures(1, 2, width_ratios=(2.6, 1))
+    axes = sides[0].subplots(4, 3, height_ratios=(1, 1.4) * 2)
+    for m, k in enumerate(varied(batch.labels, np.arange(len(batch.labels)), 6)):
+        image, bars = axes[m // 3 * 2 : m // 3 * 2 + 2, m % 3]
+        labels, answers = batch.labels[k], predicted.answers[k]
+        show_pictures(image, batch.images[None, None, k])
+        text, colour = marked_answer(predicted.hits[k] == 2, both_names(config, answers))
+        image.text(1.12, 0.5, f"true: {both_names(config, labels)}\n{text}", color=colour, va="center",
+                   transform=image.transAxes, in_layout=False)  # fmt: skip
+        colours = [BLUE if j in answers else lightened(BLUE, 0.35) for j in range(config.n_classes)]
+        bars.bar(range(config.n_classes), predicted.lengths[k], 0.66, color=colours, zorder=2)
+        bars.set(ylim=(0, 1), yticks=[0, 0.5, 1], ylabel="length" if m % 3 == 0 else "")
+        bars.set_xticks(range(config.n_classes), config.classes)
+        bars.grid(False, axis="x")
+        for j in labels:
+            bars.add_patch(Rectangle((j - 0.46, 0), 0.92, 1.0, fill=False, edgecolor=VERMILLION, linewidth=1.8,
+                                     zorder=3, clip_on=False))  # fmt: skip
+            bars.get_xticklabels()[j].set(color=VERMILLION, fontweight="bold")
+    draw_outcomes(sides[1].subplots(), run)
+    return fig
 
 
 class Column(NamedTuple):
@@ -296,8 +383,9 @@ def draw_scaling(accuracies: Mapping[Series, Mapping[int, Array]]) -> Figure:
 # Files and command line
 # ----------------------------------------------------------------------------------------------------------------------
 
-OF_RUN, OF_RESULTS = ("training_curves", "overlay"), ("scaling",)
-N_COLOURS = {"overlay": 255}  # of the palette of a large picture
+OF_RUN = ("example_pairs", "training_curves", "reconstructions", "capsule_activations", "overlay")
+OF_RESULTS = ("scaling",)
+N_COLOURS = {"reconstructions": 255, "overlay": 255}  # of the palettes of large pictures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,9 +420,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         result = experiment.make_result(config, data, states, options.threads)
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         run = Run(config, data, states, seed_text(config, reported, *MEDIAN_OF))
+        predicted = predict(run)
         return {
+            "example_pairs": lambda: draw_example_pairs(run),
             "training_curves": lambda: draw_training_curves(run),
-            "overlay": lambda: draw_overlay(run, predict(run)),
+            "reconstructions": lambda: draw_reconstructions(run, predicted),
+            "capsule_activations": lambda: draw_capsule_activations(run, predicted),
+            "overlay": lambda: draw_overlay(run, predicted),
         }
 
     of_results = {"scaling": lambda: draw_scaling(read_scaling(RESULTS.parent))}

@@ -7,7 +7,10 @@ trains the three models and draws; ``--checkpoint FILE`` draws what ``smallnorb_
 has trained. Without --seed it is the reported seed whose capsules have the median accuracy on held-out views. The same
 run gives the same files byte for byte, and a file that would not change is left alone.
 
+    example_views.png         every class at six training and six held-out azimuths
+    elevation_strip.png       every class from rising elevations
     training_curves.png       loss and both accuracies, epoch by epoch
+    extrapolation_bars.png    familiar against held-out accuracy of each model, and the drop from one to the other
     azimuth_accuracy.png      accuracy over the full circle, mean and interval of reported seeds, trained again
     class_poses.png           pose matrices of the class capsules, a familiar and a held-out view of each class
     routing_assignments.png   how EM assigns the primary capsules to the classes, iteration by iteration
@@ -30,7 +33,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 import smallnorb_novel_viewpoint as experiment
@@ -138,15 +141,19 @@ def pick_views(config: Config, data: Data, azimuths: Array, elevations: Array) -
     return Split(*(part[distance.argmin(axis=1)] for part in split))
 
 
-def middle(config: Config, data: Data, angle: str, part: str) -> float:
-    """The middle one of the angles in the training ("train") or held-out ("test") range."""
+def shown_angles(config: Config, data: Data, angle: str, part: str, n: int) -> Array:
+    """At most ``n`` angles spread over the training ("train") or held-out ("test") range, in its order."""
     span: Range = getattr(config, f"{part}_{angle}s")
     if config.is_rendered:
-        return float(experiment.evenly_spaced(span, 3)[1])
+        return experiment.evenly_spaced(span, n)
     angles = np.unique(getattr(data.familiar if part == "train" else data.held_out, f"{angle}s"))
     if angle == "azimuth":
         angles = angles[np.argsort((angles - span[0]) % 360)]
-    angles = angles[evenly_spaced_indices(len(angles), 3)]
+    return angles[evenly_spaced_indices(len(angles), n)]
+
+
+def middle(config: Config, data: Data, angle: str, part: str) -> float:
+    angles = shown_angles(config, data, angle, part, 3)
     return float(angles[len(angles) // 2])
 
 
@@ -192,6 +199,27 @@ def as_grid(images: Array, rows: int) -> Array:
     """Network inputs (rows * M, H, W, C) -> grey pictures (rows, M, H, W)."""
     greys = np.stack([grey_levels(image) for image in images])
     return greys.reshape(rows, -1, *greys.shape[1:])
+
+
+def draw_views(run: Run, angle: str, n: int, title: str) -> Figure:
+    """The classes at n angles ("azimuth" or "elevation") of the training and the held-out range, the other angle in the
+    middle of its range."""
+    config, data = run.config, run.data
+    other = "elevation" if angle == "azimuth" else "azimuth"
+    fig = make_figure(5.4, title, subtitle(config))
+    for ax, part, word, colour in zip(
+        fig.subplots(1, 2), ("train", "test"), ("trained on", "held out"), (TRAINED, HELD_OUT), strict=True
+    ):
+        angles, fixed = shown_angles(config, data, angle, part, n), middle(config, data, other, part)
+        at = {angle: angles, other: np.full(len(angles), fixed)}
+        at["azimuth"] = at["azimuth"] % 360
+        views = pick_views(config, data, at["azimuth"], at["elevation"])
+        names = config.classes if part == "train" else ()
+        columns = [f"{a:.4g}°" for a in at[angle]]
+        grid = show_pictures(ax, as_grid(views.images, experiment.N_CLASSES), names, columns)
+        grid.frame(0, 0, colour, 1.2, len(angles), experiment.N_CLASSES)
+        heading(ax, f"{word}, {other} {at[other][0]:g}°", colour)
+    return fig
 
 
 N_SHOWN_SHAPES = 20
@@ -249,6 +277,26 @@ def half_turn_line(ax: Axes, config: Config) -> list[Line2D]:
     if config.dataset != "voxels" or config.held_out != "azimuth":
         return []
     return [ax.axhline(HALF_TURN, color=GREY, linewidth=1.1, linestyle=(0, (5, 2)), zorder=1, label=HALF_TURN_NAME)]
+
+
+def draw_extrapolation_bars(run: Run) -> Figure:
+    fig = make_figure(4.3, "Accuracy on familiar and on held-out viewpoints", subtitle(run.config))
+    ax, names = fig.subplots(), []
+    accuracy_axis(ax, "accuracy", CHANCE)
+    for k, (name, state) in enumerate(run.states.items()):
+        style = MODELS[name]
+        both = np.array([state.history[f"{part}_accuracy"][-1] for part in ("familiar", "held_out")])
+        colours = [style.colour, lightened(style.colour, 0.3)]
+        bars = ax.bar([k - 0.16, k + 0.16], both, 0.3, color=colours, edgecolor=style.colour, zorder=2)
+        ax.bar_label(bars, [f"{value:.3f}" for value in both], padding=2, zorder=5,
+                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
+        names.append(f"{style.label}\ndrop {with_minus_sign(f'{both[0] - both[1]:.3f}')}")
+    ax.set_xticks(range(len(names)), names, fontweight="bold")
+    ax.set(xlim=(-0.5, len(names) - 0.35), ylim=(0, 1.1))
+    ax.grid(False, axis="x")
+    pale = Patch(facecolor=lightened(GREY, 0.3), edgecolor=GREY, label="held-out viewpoints")
+    head_legend(fig, [Patch(color=GREY, label="familiar viewpoints"), pale, *half_turn_line(ax, run.config)])
+    return fig
 
 
 def draw_azimuth_accuracy(config: Config, seeds: Sequence[int], angles: Array, accuracy: Mapping[str, Array],
@@ -397,8 +445,11 @@ def draw_routing_assignments(run: Run) -> Figure:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-OF_RUN = ("training_curves", "azimuth_accuracy", "class_poses", "routing_assignments")
-N_COLOURS = {"shapes": 192}  # of a palette, for a small file
+OF_RUN = (
+    "example_views", "elevation_strip", "training_curves", "extrapolation_bars", "azimuth_accuracy", "class_poses",
+    "routing_assignments",
+)  # fmt: skip
+N_COLOURS = dict.fromkeys(("example_views", "elevation_strip", "shapes"), 192)  # of a palette, for a small file
 OF_RESULTS = ("shapes",)
 
 
@@ -435,7 +486,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         run = Run(config, data, experiment.make_models(config), finished)
         seeds = sorted(found["seed"] for found in reported)
         return {
+            "example_views": lambda: draw_views(run, "azimuth", 6, "The five classes, turning in azimuth"),
+            "elevation_strip": lambda: draw_views(run, "elevation", 5, "The five classes from rising elevations"),
             "training_curves": lambda: draw_training_curves(run),
+            "extrapolation_bars": lambda: draw_extrapolation_bars(run),
             "azimuth_accuracy": lambda: azimuth_accuracy(run, seeds),
             "class_poses": lambda: draw_class_poses(run),
             "routing_assignments": lambda: draw_routing_assignments(run),

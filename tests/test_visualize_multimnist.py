@@ -96,6 +96,47 @@ def test_digits_that_were_not_shown_come_first() -> None:
     assert figures.varied(labels, np.array([], int), 4).tolist() == []
 
 
+def test_composites_and_their_digits_are_shown_in_two_colours(run: figures.Run) -> None:
+    batch = run.data.test
+    chosen = figures.varied(batch.labels, np.arange(60), 10)
+    ax = drawn(lambda: figures.draw_example_pairs(run)).axes[0]
+    shown = cells(ax, 4, 10, (3, 3))
+    np.testing.assert_allclose(shown[0], np.repeat(batch.images[chosen][..., None], 3, axis=3), atol=GREYS)
+    for d, colour in enumerate(((0xF0, 0xE4, 0x42), (0x56, 0xB4, 0xE9))):
+        single = batch.sources[chosen, d][..., None] * np.array(colour) / 255
+        np.testing.assert_allclose(shown[1 + d], single, atol=GREYS)
+    assert shown[3][(batch.sources[chosen] > 0.99).all(axis=1)].min() > 0.98  # both: white
+    assert held(ax)["ticks"][0] == [f"{a} + {b}" for a, b in batch.labels[chosen]]
+
+
+def test_digits_are_drawn_from_their_own_capsules(run: figures.Run, seen: figures.Predictions) -> None:
+    chosen = figures.varied(seen.batch.labels, np.arange(60), 8)
+    labels, sources, params = seen.batch.labels[chosen], seen.batch.sources[chosen], run.states["capsnet"].params
+    ax = drawn(lambda: figures.draw_reconstructions(run, seen)).axes[0]
+    shown, errors = cells(ax, 5, 8, (8, 3)), []
+    for d, blue in enumerate((0x42 / 255, 0xE9 / 255)):
+        alone = experiment.reconstruct(params, seen.v[chosen], labels[:, d : d + 1])[:, 0]
+        np.testing.assert_allclose(shown[1 + 2 * d][..., 2], sources[:, d] * blue, atol=GREYS)
+        np.testing.assert_allclose(shown[2 + 2 * d][..., 2], alone * blue, atol=GREYS)
+        errors.append(np.square(alone - sources[:, d]).mean(axis=(1, 2)))
+    assert held(ax)["texts"] == [f"{error:.3f}" for pair in np.transpose(errors) for error in pair]
+
+
+def test_lengths_and_outcomes_are_bars(run: figures.Run, seen: figures.Predictions) -> None:
+    *panels, outcomes = drawn(lambda: figures.draw_capsule_activations(run, seen)).axes
+    grid, labels = np.array(panels).reshape(2, 2, 3).swapaxes(1, 2).reshape(6, 2), seen.batch.labels
+    for k, (text, bars) in zip(figures.varied(labels, np.arange(60), 6), grid, strict=True):
+        check_held(bars, bars=[seen.lengths[k]])
+        boxes = sorted(patch.get_x() + 0.46 for patch in bars.patches if not patch.get_fill())
+        assert boxes == pytest.approx(sorted(labels[k]))
+        true, said = ("{} + {}".format(*two) for two in (labels[k], seen.answers[k]))
+        assert held(text)["texts"] == [f"true: {true}\n{'✓' if seen.hits[k] == 2 else '✗'} {said}"]
+    check_held(outcomes, bars=[[0.5] * 3, [0.375] * 3, [0.125] * 3])
+    patches: Any = outcomes.patches
+    assert [bar.get_y() for bar in patches] == pytest.approx([0] * 3 + [0.5] * 3 + [0.875] * 3)
+    assert held(outcomes)["texts"] == ["50 %"] * 3 + ["38 %"] * 3 + ["12 %"] * 3
+
+
 def test_overlays_say_from_which_capsules_they_are_drawn(run: figures.Run, seen: figures.Predictions) -> None:
     right, wrong, ghosts = drawn(lambda: figures.draw_overlay(run, seen)).axes
     labels = seen.batch.labels

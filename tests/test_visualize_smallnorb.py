@@ -73,6 +73,17 @@ def runs_of(values: dict[str, list[tuple[float, float]]]) -> list[dict[str, Any]
     ]  # fmt: skip
 
 
+def test_bars_are_both_accuracies_and_the_drop_is_what_is_lost(run: figures.Run) -> None:
+    states = {name: TrainState(name, {}) for name in run.states}
+    for state in states.values():
+        state.history = {"familiar_accuracy": [0.5, 0.9], "held_out_accuracy": [0.4, 0.3]}
+    ax = drawn(lambda: figures.draw_extrapolation_bars(run._replace(states=states))).axes[0]
+    check_held(ax, bars=[[0.9, 0.3]] * 3, levels=[0.2, 0.6])
+    assert held(ax)["texts"] == ["chance 0.2", *["0.900", "0.300"] * 3]
+    names = ("Matrix capsules", "Small CNN", "CNN of equal size")
+    assert held(ax)["ticks"][0] == [f"{name}\ndrop 0.600" for name in names]
+
+
 def test_accuracy_at_every_azimuth_is_mean_and_interval_over_seeds() -> None:
     angles, base = np.array([0.0, 120, 240]), np.array([[1.0, 0.8, 0.4], [1.0, 0.6, 0.4], [0.7, 0.7, 0.4]])
     accuracy = {"capsules": base, "cnn": base / 2}
@@ -108,6 +119,24 @@ def test_epochs_are_counted_from_one(run: figures.Run) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # Views, poses, routing
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("angle", "azimuths", "elevations"),
+    [
+        ("azimuth", ([0, 30, 60, 90, 120, 150], [200, 226, 252, 278, 304, 330]), [30] * 6),
+        ("elevation", ([75] * 5, [265] * 5), [10, 20, 30, 40, 50]),
+    ],
+)  # fmt: skip
+def test_views_are_from_the_angles_that_are_named(
+    run: figures.Run, angle: str, azimuths: tuple[list[int], ...], elevations: list[int]
+) -> None:
+    fig = drawn(lambda: figures.draw_views(run, angle, len(elevations), ""))
+    for ax, turned in zip(fig.axes, azimuths, strict=True):
+        views = figures.pick_views(run.config, run.data, np.array(turned), np.array(elevations))
+        shown = cells(ax, 5, len(elevations))[..., 0]
+        np.testing.assert_allclose(shown, figures.as_grid(views.images, 5), atol=0.5 / 63 + 1e-6)
+        assert held(ax)["ticks"][0] == [f"{a}°" for a in (turned if angle == "azimuth" else elevations)]
 
 
 def test_the_same_object_in_the_same_lighting_turns() -> None:
@@ -198,8 +227,9 @@ def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: pytest.MonkeyP
 def test_held_out_elevations_are_drawn_too() -> None:
     elevation = [flag for flag in TINY if "n-elev" not in flag] + ["--n-elev=2", "--n-epochs=1"]
     ranges = ["--train-elevations=-20:35", "--test-elevations=40:70", "--loss=spread", "--quiet"]
-    assert figures.main([*elevation, *ranges, "--figures=azimuth_accuracy"]) == 0
-    check_pictures(FOLDER, ["azimuth_accuracy"], highest=1200, scale=0.5)
+    names = ("elevation_strip", "azimuth_accuracy")
+    assert figures.main([*elevation, *ranges, f"--figures={','.join(names)}"]) == 0
+    check_pictures(FOLDER, names, highest=1200, scale=0.5)
     assert animation.main([*TINY, *ranges, "--n-epochs=1", "--sweep-frames=2"]) == 0
     with Image.open(f"{experiment.EXPERIMENT}.gif") as gif:
         assert gif.n_frames == 2
