@@ -15,7 +15,6 @@ import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-
 import dataclasses
 import math
 import sys
@@ -36,13 +35,12 @@ from multimnist_capsnet import resolve_auto
 from support.files import require_writable
 from support.optimizers import TrainState
 from support.script import script
-from support.settings import SettingError, float_in, int_in, output_path, parse, setting
+from support.settings import SettingError, int_in, output_path, parse, redeclared, setting
 from support.training import RunOptions
 
 from support.figures import (  # isort: skip
-    BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION,
-    AnimationOptions, accuracy_axis, darkened, grey_levels, lightened, make_figure, step_axis, weighted_quantiles,
-    write_animation,
+    BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION, AnimationOptions, accuracy_axis,
+    darkened, grey_levels, lightened, make_figure, require_tests, step_axis, weighted_quantiles, write_animation,
 )  # fmt: skip
 
 N_TESTED = 500  # test images of the accuracy curve, spread over the set
@@ -243,7 +241,7 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
     out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), output_path, "File of the animation.", usual=True)
-    fps: float = setting(6.0, float_in(0.1, 50), "Show X frames a second.", usual=True, group="animation")
+    fps: float = redeclared(AnimationOptions, "fps", 6.0)
     snapshots: int = setting(
         30, int_in(2, MAX_FRAMES), "Show the network N times, from before the first step to after the last."
     )
@@ -266,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     require_writable(options.out)
     data = experiment.make_data(config)
     config = resolve_auto(config, data.name)
-    figures.require_images(config, data)
+    require_tests(data, figures.MIN_TEST)
     state, recorder = record(config, data, options.snapshots, options.threads, options.quiet)
     result = experiment.make_result(config, {"capsules": state}, data, options.threads)
     print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")

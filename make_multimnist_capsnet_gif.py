@@ -36,8 +36,8 @@ from support.training import RunOptions
 from visualize_multimnist_capsnet import DIGIT_COLOURS, both_names, in_colour
 
 from support.figures import (  # isort: skip
-    CAPSNET, MAX_FRAMES, AnimationOptions, accuracy_axis, darkened, make_figure, marked_answer, median_seed,
-    model_line, reported_runs, seed_text, show_pictures, step_axis, write_animation,
+    CAPSNET, MAX_FRAMES, AnimationOptions, accuracy_axis, darkened, make_figure, marked_answer, model_line,
+    of_median_seed, reported_runs, require_tests, seed_text, show_pictures, step_axis, write_animation,
 )  # fmt: skip
 
 N_SHOWN = 5  # composites
@@ -172,11 +172,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     require_few_frames(config, options.snapshot_every)
     require_writable(options.out)
     reported = reported_runs(figures.RESULTS, config)
-    if reported and "seed" not in given:
-        config = dataclasses.replace(config, seed=median_seed(reported, *figures.MEDIAN_OF))
+    config = of_median_seed(config, reported, given, *figures.MEDIAN_OF)
     data = experiment.make_data(config)
     config = experiment.resolve_auto(config, data.name)
-    figures.require_composites(data)
+    require_tests(data, figures.MIN_TEST)
     state, recorder = record(config, data, options.snapshot_every, options.threads, options.quiet)
     result = experiment.make_result(config, data, {"capsnet": state}, options.threads)
     print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")

@@ -14,7 +14,6 @@ import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-
 import dataclasses
 import sys
 import textwrap
@@ -35,8 +34,8 @@ from support.settings import input_path, parse, setting
 from support.statistics import t_quantile
 
 from support.figures import (  # isort: skip
-    BLUE, GREEN, GREY, VERMILLION, OutOptions, darkened, head_legend, lightened, make_figure, plural, with_minus_sign,
-    write_figures,
+    BLUE, GREEN, GREY, VERMILLION, OutOptions, darkened, head_legend, lightened, make_figure, plural,
+    with_minus_sign, write_figures,
 )  # fmt: skip
 
 COLOURS = {"holds": BLUE, "reversed": VERMILLION, "equal": GREEN}  # words of verdicts; all others are grey

@@ -10,7 +10,6 @@ change is left alone.
     vote_distances.png      distances of the votes to the mean of each class capsule, in each iteration
     pose_perturbation.png   what four entries of a class capsule's pose matrix change in the picture
     training_curves.png     loss and errors, epoch by epoch
-    confusion_matrix.png    how many images of each class get which answer
     attention.png           of views: where the children lie that EM routing assigns to the true class, and to a rival
 
 and from results of compare_seeds.py:
@@ -28,7 +27,6 @@ from __future__ import annotations
 import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
-
 
 import dataclasses
 import itertools
@@ -53,23 +51,21 @@ from claims import at_equal_values
 from conv_matrix_capsules import POSE_SIDE, Array, Config, Data, Params, viewpoint
 from fast.optimizers import adamw_step
 from fast.workers import Workers
-from smallnorb_novel_viewpoint import confusion_matrix
 from support.files import UserError
 from support.optimizers import TrainState
 from support.run import Stream, generator, permutation, require_finite
 from support.script import script
-from support.settings import names_of, parse, setting
-from support.training import RunOptions
+from support.settings import parse
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, ORANGE, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
-    FigureOptions, ModelStyle, accuracy_axis, angle_from, darkened, draw_figures, evenly_spaced_indices,
-    grey_levels, head_legend, heading, interval, lightened, load_finished, make_figure, marked_answer, model_handles,
-    model_line, plot_band, plural, read_runs_of, settings_in, show_confusion, show_histories, show_pictures,
+    BLACK, BLUE, DATASET_NAMES, GREEN, GREY, MODEL_STYLES, ORANGE, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
+    FigureOptions, ModelStyle, accuracy_axis, angle_from, choice_of_figures, darkened, draw_figures, draw_histories,
+    evenly_spaced_indices, grey_levels, head_legend, heading, interval, lightened, load_finished, make_figure,
+    marked_answer, model_handles, model_line, plot_band, plural, require_tests, settings_in, show_pictures, trained,
     weighted_quantiles, with_minus_sign,
 )  # fmt: skip
 
-MODELS = {"capsules": EM_CAPSULES, "cnn": CNN}
+MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 FAMILIAR, HELD_OUT = GREEN, PURPLE  # viewpoints
 
 
@@ -116,13 +112,10 @@ def verdict(config: Config, answer: int, label: int) -> tuple[str, Any]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def answers_of(config: Config, data: Data, states: Mapping[str, TrainState], workers: Workers) -> dict[str, Array]:
-    """Per model, the class (N,) that it names for each test image."""
-    models = experiment.make_models(config)
-    return {
-        name: experiment.predict_scores(models[name], state.params, data.test, config, workers).argmax(axis=1)
-        for name, state in states.items()
-    }
+def answers_of(run: Run, workers: Workers) -> Array:
+    """The class (N,) that the capsules name for each test image."""
+    model, params = experiment.make_models(run.config)["capsules"], run.states["capsules"].params
+    return experiment.predict_scores(model, params, run.data.test, run.config, workers).argmax(axis=1)
 
 
 def one_of_each_class(labels: Array, candidates: Array, n: int) -> Array:
@@ -194,9 +187,9 @@ def foremost_classes(a: Array, *named: int) -> list[int]:
     return sorted(list(order)[:MAX_COLUMNS])
 
 
-def draw_vote_distances(run: Run, answers: Mapping[str, Array]) -> Figure:
+def draw_vote_distances(run: Run, answers: Array) -> Figure:
     config, labels = run.config, run.data.test.labels
-    right = answers["capsules"] == labels
+    right = answers == labels
     first = one_of_each_class(labels, np.flatnonzero(right), 2)
     wrong = np.flatnonzero(~right)[:1]
     chosen = np.concatenate([first[:1], wrong] if len(wrong) and len(first) else [first, wrong])[:2]
@@ -214,7 +207,7 @@ def draw_vote_distances(run: Run, answers: Mapping[str, Array]) -> Figure:
     parts: Any = fig.subfigures(len(chosen) + 1, 1, height_ratios=heights)
     *blocks, foot = parts
     for b, (block, k) in enumerate(zip(blocks, chosen, strict=True)):
-        label, answer = int(labels[k]), int(answers["capsules"][k])
+        label, answer = int(labels[k]), int(answers[k])
         classes = foremost_classes(routing.a[-1, b], label, answer)
         histogram = mass_histogram(routing, b, edges)
         left, right_part = block.subfigures(1, 2, width_ratios=(1, 5))
@@ -395,7 +388,7 @@ def decode(decoder: Params, poses: Array, labels: Array, config: Config) -> Arra
     return pixels.reshape(len(labels), config.image_size, config.image_size, config.in_channels)
 
 
-def perturb(run: Run, answers: Mapping[str, Array], n: int = 3) -> Perturbation:
+def perturb(run: Run, answers: Array, n: int = 3) -> Perturbation:
     """Trains a decoder on the training images, the capsules being frozen."""
     config, params = run.config, run.states["capsules"].params
     taught = experiment.subset(run.data.train, DECODER_IMAGES)
@@ -419,7 +412,7 @@ def perturb(run: Run, answers: Mapping[str, Array], n: int = 3) -> Perturbation:
         (sum_low, slant_low), (sum_high, slant_high) = sum_and_slant(low).T, sum_and_slant(high).T
         effect[d] = (sum_high.sum() - sum_low.sum()) / sum_low.sum(), (slant_high - slant_low).mean()
         strength[d] = np.square(high - low).mean()
-    right = np.flatnonzero(answers["capsules"] == run.data.test.labels)
+    right = np.flatnonzero(answers == run.data.test.labels)
     candidates = right if len(right) else np.arange(len(run.data.test.labels))
     indices = one_of_each_class(run.data.test.labels, candidates, n)
     images, shown = run.data.test.images[indices], run.data.test.labels[indices]
@@ -458,7 +451,7 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Figures: training and answers
+# Figures: training
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -475,27 +468,12 @@ def draw_training_curves(run: Run) -> Figure:
         name: {**state.history, "error": [1 - value for value in state.history.get("accuracy", [])]}
         for name, state in run.states.items()
     }
-    fig = make_figure(3.75, "Training", subtitle(run))
-    head_legend(fig, model_handles(styles.values()))
-    show_histories(fig.subplots(1, len(titles)), titles, histories, styles, 1 / config.n_classes)
-    return fig
+    return draw_histories(subtitle(run), titles, histories, styles, 1 / config.n_classes)
 
 
 def tested(config: Config) -> str:
     """What the images are called on which accuracies are measured."""
     return "validation" if config.n_val or config.n_val_objects else "test"
-
-
-def draw_confusion_matrix(run: Run, answers: Mapping[str, Array]) -> Figure:
-    config, labels = run.config, run.data.test.labels
-    text = f"{subtitle(run)}\npercent of a class's images (row) that get each answer (column); not below 0.5 %"
-    fig = make_figure(5.6, "Confusion matrices", text)
-    for ax, (name, given) in zip(fig.subplots(1, len(answers), squeeze=False)[0], answers.items(), strict=True):
-        counts, style = confusion_matrix(labels, given, config.n_classes), style_of(name, config.cnn)
-        show_confusion(ax, counts, config.classes, names_rows=name == next(iter(answers)))
-        wrong = counts.sum() - np.trace(counts)
-        heading(ax, f"{style.label}: {wrong:,} of {counts.sum():,} wrong", style.colour)
-    return fig
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -651,7 +629,7 @@ def read_table_2(folder: Path) -> dict[str, dict[str, Array]]:
     for angle in PAPER_TABLE_2:
         models = ("cnn", "capsules")
         paths = [folder / f"toys_{angle}s_{model}.json" for model in models]
-        runs = [{run["seed"]: run for run in read_runs_of(path)} for path in paths]
+        runs = [{run["seed"]: run for one in settings_in(path)[:1] for run in one["runs"]} for path in paths]
         if not runs[0] or set(runs[0]) != set(runs[1]):
             raise UserError(f"{paths[0]} and {paths[1]} have other seeds")
         pairs = [[(side[seed], model) for side, model in zip(runs, models, strict=True)] for seed in sorted(runs[0])]
@@ -692,7 +670,7 @@ def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
 # ----------------------------------------------------------------------------------------------------------------------
 
 MIN_TEST = 10  # images that the figures need
-OF_RUN = ("training_curves", "confusion_matrix", "vote_distances", "pose_perturbation", "attention")
+OF_RUN = ("training_curves", "vote_distances", "pose_perturbation", "attention")
 OF_RESULTS = ("novel_viewpoints", "shapes_accuracy", "table_2")
 RESULTS = Path("results") / experiment.EXPERIMENT
 SHAPES_RESULTS = RESULTS / "shapes_azimuths.json", RESULTS / "shapes_elevations.json"
@@ -700,67 +678,48 @@ VIEW_RESULTS = RESULTS / "toys_[ae]*s_*.json"  # azimuths and elevations
 FREE = ("data_dir", "n_test")  # settings that may differ from those of a checkpoint
 
 
-def require_images(config: Config, data: Data) -> None:
-    """Raises UserError where there are too few test images."""
-    if len(data.test.labels) < MIN_TEST:
-        raise UserError(f"the figures need --n-test {MIN_TEST} or more")
-
-
-def drawers(run: Run, workers: Workers) -> dict[str, Callable[[], Figure]]:
-    """Name of each figure that can be drawn of a run, and what draws it (within ``figure_style``)."""
-    answers, data = answers_of(*run, workers), run.data
-    found: dict[str, Callable[[], Figure]] = {
-        "training_curves": lambda: draw_training_curves(run),
-        "confusion_matrix": lambda: draw_confusion_matrix(run, answers),
-        "vote_distances": lambda: draw_vote_distances(run, answers),
-    }
-    if run.config.standardize == "none":  # pixels from 0 to 1, which the decoder draws
-        found["pose_perturbation"] = lambda: draw_pose_perturbation(run, perturb(run, answers))
-    views = [part.labels for part in (data.test, data.held_out) if part]
-    if len(views) == 2 and all(len(np.unique(labels)) == run.config.n_classes for labels in views):
-        found["attention"] = lambda: draw_attention(run)
-    return found
-
-
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
-    figures: tuple[str, ...] = setting(
-        (), names_of((*OF_RUN, *OF_RESULTS)), f"Draw these alone: {', '.join((*OF_RUN, *OF_RESULTS))}.", usual=True
-    )
-
-
-def load_run(path: Path | None, config: Config, given: Mapping[str, Any], options: Any) -> Run:
-    """The finished training of a checkpoint or, without one, a new training; its table is printed."""
-    config, states = load_finished(
-        experiment, path, config, given, FREE, required=("capsules",),
-        length=lambda name, config: experiment.of_model(name, config)[0],
-    )  # fmt: skip
-    data = experiment.make_data(config)
-    config = multimnist.resolve_auto(config, data.name)
-    require_images(config, data)
-    states = states or experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
-    result = experiment.make_result(config, states, data, options.threads)
-    print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-    return Run(config, data, states)
+    figures: tuple[str, ...] = choice_of_figures(*OF_RUN, *OF_RESULTS)
 
 
 @script
 def main(argv: Sequence[str] | None = None) -> None:
-    config, options, given = parse(
+    asked, options, given = parse(
         Config, Options, argv,
         "Draw the figures of the convolutional matrix capsules, from a checkpoint or after training them.",
         [
             ("--checkpoint run.safetensors", "All figures of these networks: about 1 minute."),
-            ("--checkpoint run.safetensors --figures confusion_matrix", "One of them: about 10 seconds."),
+            ("--checkpoint run.safetensors --figures training_curves", "One of them: about 10 seconds."),
             ("--figures novel_viewpoints,table_2", "From committed results of five seeds: about 5 seconds."),
         ],
         f"The figures go to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",
     )  # fmt: skip
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        run = load_run(options.checkpoint, config, given, options)
+        config, states = load_finished(
+            experiment, options.checkpoint, asked, given, FREE, required=("capsules",),
+            length=lambda name, config: experiment.of_model(name, config)[0],
+        )  # fmt: skip
+        config, data, states = trained(
+            experiment, config, states, options, lambda _, data: require_tests(data, MIN_TEST),
+            lambda config, data: multimnist.resolve_auto(config, data.name),
+        )  # fmt: skip
+        result = experiment.make_result(config, states, data, options.threads)
+        print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+        run = Run(config, data, states)
         with Workers(options.threads, config.dtype) as workers:
-            return drawers(run, workers)
+            answers = answers_of(run, workers)
+        found: dict[str, Callable[[], Figure]] = {
+            "training_curves": lambda: draw_training_curves(run),
+            "vote_distances": lambda: draw_vote_distances(run, answers),
+        }
+        if config.standardize == "none":  # pixels from 0 to 1, which the decoder draws
+            found["pose_perturbation"] = lambda: draw_pose_perturbation(run, perturb(run, answers))
+        views = [part.labels for part in (data.test, data.held_out) if part]
+        if len(views) == 2 and all(len(np.unique(labels)) == config.n_classes for labels in views):
+            found["attention"] = lambda: draw_attention(run)
+        return found
 
     of_results: dict[str, Callable[[], Figure]] = {
         "novel_viewpoints": lambda: draw_novel_viewpoints(read_views(sorted(RESULTS.glob(VIEW_RESULTS.name)))),

@@ -8,12 +8,8 @@ trained first, with the flags of that script. Without --seed it is the reported 
 median accuracy on rotated digits. The same run gives the same files byte for byte, and a file that would not change is
 left alone.
 
-    predictions.png         a digit of every class, upright and rotated, with the answer of each model
     rotation_sweep.png      accuracy from -90 to 90 degrees, means and intervals of the reported seeds
-    reconstructions.png     digits upright and rotated, and what the decoder draws from their longest capsule
     capsule_dimensions.png  the numbers of each digit's capsule that change its reconstruction most
-    confusion_matrices.png  rotated and distorted digits: percentage of each class that gets each answer
-    training_curves.png     losses and errors, epoch by epoch
 
 Which digits are shown never depends on how the models do on them: it is the first of each class in the test set.
 Capsules are perturbed for the first of these, among twenty, that the capsule network classifies correctly.
@@ -44,15 +40,13 @@ from multimnist_capsnet import Array
 from support.files import UserError
 from support.optimizers import TrainState
 from support.script import script
-from support.settings import input_path, names_of, parse, redeclared, setting
-from support.training import RunOptions
+from support.settings import input_path, parse, redeclared, setting
 from visualize_multimnist_capsnet import PERTURBATIONS, perturb_capsule
 
 from support.figures import (  # isort: skip
-    BLACK, DATASET_NAMES, GREY, MODEL_STYLES, ORANGE, REFERENCE_LINE, WRONG, FigureOptions, draw_figures,
-    head_legend, heading, lightened, load_finished, make_figure, marked_answer, median_seed, model_handles,
-    name_line, plot_band, plural, reported_runs, seed_text, show_confusion, show_histories, show_pictures,
-    with_minus_sign,
+    BLACK, DATASET_NAMES, MODEL_STYLES, ORANGE, REFERENCE_LINE, FigureOptions, choice_of_figures, draw_figures,
+    head_legend, load_finished, make_figure, model_handles, name_line, of_median_seed, plot_band, plural,
+    reported_runs, seed_text, show_pictures, trained, with_minus_sign,
 )  # fmt: skip
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -117,11 +111,6 @@ def outputs(run: Run, images: Array) -> dict[str, Array]:
     }
 
 
-def answers_to(run: Run, images: Array) -> Array:
-    """images (N, S, S) -> (N, models)."""
-    return np.stack([scores.argmax(axis=1) for scores in outputs(run, images).values()], axis=1)
-
-
 def perturbed(run: Run) -> Array:
     """Pictures (J, D, 11, S, S) drawn with each number of a capsule changed, see ``perturb_capsule``: of each class the
     first of its first twenty digits that the capsule network classifies correctly, or else the very first."""
@@ -138,32 +127,6 @@ def perturbed(run: Run) -> Array:
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures
 # ----------------------------------------------------------------------------------------------------------------------
-
-SHOWN_ANGLES: tuple[float, ...] = (-60, -35, 0, 35, 60)
-
-
-def angle_name(angle: float) -> str:
-    return degrees(angle) if angle else "upright"
-
-
-def draw_predictions(run: Run) -> Figure:
-    chosen, n = of_each_class(run.data.test_labels)[0], len(run.states)
-    images = np.stack([turned(run, chosen, angle) for angle in SHOWN_ANGLES])
-    side, gap = images.shape[2], (10, 4)
-    names = ", ".join(MODELS[name].label for name in run.states)
-    fig = make_figure(6.0, "Upright and rotated digits, and the answers", f"{subtitle(run)}\nbelow each picture, from"
-                      f" the left: the answer of {names}; wrong ones in colour")  # fmt: skip
-    ax = fig.subplots()
-    show_pictures(ax, images, [angle_name(angle) for angle in SHOWN_ANGLES], [f"a {j}" for j in range(J)], gap)
-    for r, row in enumerate(images):
-        for j, answers in enumerate(answers_to(run, row)):
-            for m, answer in enumerate(answers):
-                x, y = j * (side + gap[1]) + side * (m + 0.5) / n - 0.5, r * (side + gap[0]) + side + gap[0] / 2 - 0.7
-                right = answer == j
-                back = {"facecolor": lightened(WRONG, 0.3), "edgecolor": "none", "boxstyle": "round,pad=0.15"}
-                ax.text(x, y, str(answer), ha="center", va="center", fontsize=9.5, color=GREY if right else BLACK,
-                        fontweight="normal" if right else "bold", bbox=None if right else back)  # fmt: skip
-    return fig
 
 
 def angle_axis(ax: Axes, step: int = 30) -> None:
@@ -219,25 +182,6 @@ def draw_rotation_sweep(run: Run, reported: Sequence[Mapping[str, Any]]) -> Figu
     return fig
 
 
-RECONSTRUCTED_ANGLES: tuple[float, ...] = (0, 15, 35, 60)
-
-
-def draw_reconstructions(run: Run) -> Figure:
-    """The first test digit of each class, and what the decoder draws from the longest capsule."""
-    chosen, params = of_each_class(run.data.test_labels)[0], run.states["capsnet"].params
-    fig = make_figure(8.0, "Reconstructions from the longest capsule", subtitle(run))
-    for ax, angle in zip(fig.subplots(len(RECONSTRUCTED_ANGLES), 1), RECONSTRUCTED_ANGLES, strict=True):
-        images = turned(run, chosen, angle)
-        v = experiment.capsules(params, images, run.config)  # (10, J, D)
-        answers = np.square(v).sum(axis=2).argmax(axis=1)
-        pictures = np.stack([images, experiment.draw_capsules(params, v, answers)])
-        grid = show_pictures(ax, pictures, (angle_name(angle), "drawn"), gap=(1, 4))
-        for j, answer in enumerate(answers):
-            text, colour = marked_answer(answer == j, str(answer))
-            grid.write(1, j, text, color=colour, fontweight="bold")
-    return fig
-
-
 N_STRONGEST = 3
 
 
@@ -261,70 +205,12 @@ def draw_capsule_dimensions(run: Run) -> Figure:
     return fig
 
 
-def confusion_sets(run: Run) -> list[tuple[str, str]]:
-    """(name of a test set, what it is called): rotated the furthest, and affNIST where it is there. Upright digits,
-    almost all of which are classified correctly, where there is neither."""
-    furthest = max(run.config.rotation, key=abs)
-    sets = [(f"rotated_{furthest:g}", f"rotated by {degrees(furthest)}")] if furthest else []
-    if "affnist" in run.tested["capsnet"]["confusion"]:
-        sets.append(("affnist", "affNIST"))
-    return sets or [("upright", "upright")]
-
-
-def draw_confusion_matrices(run: Run) -> Figure:
-    sets = confusion_sets(run)
-    words = " and ".join(text for _, text in sets)
-    fig = make_figure(1.2 + 2.9 * len(sets), f"What digits are taken for: {words}", f"{subtitle(run)}\npercent of a"
-                      " class's images (row) that get each answer (column); green: right")  # fmt: skip
-    axes = fig.subplots(len(sets), len(run.tested), squeeze=False)
-    for row, (key, text) in zip(axes, sets, strict=True):
-        for ax, (name, tested) in zip(row, run.tested.items(), strict=True):
-            show_confusion(ax, np.array(tested["confusion"][key]), [*map(str, range(J))], names_rows=ax is row[0])
-            accuracy = f"{100 * tested[f'{key}_accuracy']:.1f} % right"
-            heading(ax, f"{MODELS[name].label}: {accuracy}", MODELS[name].colour)
-        row[0].set_ylabel(f"{text}: true class")
-    return fig
-
-
-def draw_training_curves(run: Run) -> Figure:
-    fig = make_figure(3.75, "Training", f"{subtitle(run)}\nlosses: margin loss of the CapsNet, cross-entropy of the"
-                      f" others; {run.config.n_val:,} digits are held out")  # fmt: skip
-    head_legend(fig, model_handles(MODELS[name] for name in run.states))
-    histories = {
-        name: {"train_loss": found.get("train_margin_loss", found["train_loss"]),
-               "val_recon_mse": found.get("val_recon_mse", []), "error": [1 - a for a in found["val_accuracy"]]}
-        for name, found in ((name, state.history) for name, state in run.states.items())
-    }  # fmt: skip
-    titles = {"train_loss": "training loss", "val_recon_mse": "pixel error (MSE), held out",
-              "error": "errors, held out"}  # fmt: skip
-    show_histories(fig.subplots(1, 3), titles, histories, MODELS)
-    return fig
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Files and command line
 # ----------------------------------------------------------------------------------------------------------------------
 
-FIGURES = (
-    "predictions", "rotation_sweep", "reconstructions", "capsule_dimensions", "confusion_matrices", "training_curves",
-)  # fmt: skip
-N_COLOURS = {"capsule_dimensions": 48, "reconstructions": 192, "predictions": 128}  # of a palette, for a small file
-
-
-def drawers(run: Run, reported: Sequence[Mapping[str, Any]]) -> dict[str, Callable[[], Figure]]:
-    """Name of each figure of a run, and what draws it (within ``figure_style``)."""
-    found: dict[str, Callable[[], Figure]] = {
-        "predictions": lambda: draw_predictions(run),
-        "rotation_sweep": lambda: draw_rotation_sweep(run, reported),
-        "reconstructions": lambda: draw_reconstructions(run),
-        "capsule_dimensions": lambda: draw_capsule_dimensions(run),
-        "confusion_matrices": lambda: draw_confusion_matrices(run),
-    }
-    if all(state.history.get("val_accuracy") for state in run.states.values()):  # not stopped within the first epoch
-        found["training_curves"] = lambda: draw_training_curves(run)
-    return found
-
-
+FIGURES = ("rotation_sweep", "capsule_dimensions")
+N_COLOURS = {"capsule_dimensions": 48}  # of a palette, for a small file
 TEST_FIELDS = ("data_dir", "n_test", "n_sweep", "rotation")  # on which no training depends
 
 
@@ -338,12 +224,11 @@ def finished(
     )
     reported = reported_runs(results, config)
     median_of = "capsnet", f"rotated_{config.rotation[-1]:g}_accuracy"
-    if reported and "seed" not in given and not states:
-        config = dataclasses.replace(config, seed=median_seed(reported, *median_of))
-    data = experiment.make_data(config)
-    require_every_class(data)
-    config = experiment.resolve_defaults(config, data)
-    states = states or experiment.train_all(config, data, RunOptions(threads=options.threads, quiet=options.quiet))
+    if not states:
+        config = of_median_seed(config, reported, given, *median_of)
+    config, data, states = trained(
+        experiment, config, states, options, lambda _, data: require_every_class(data), experiment.resolve_defaults
+    )
     with Workers(options.threads, config.dtype) as workers:
         tested = experiment.run_tests(config, data, states, workers)
     result = experiment.make_result(config, data, states, tested, options.threads)
@@ -353,7 +238,7 @@ def finished(
 
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
-    figures: tuple[str, ...] = setting((), names_of(FIGURES), f"Draw these alone: {', '.join(FIGURES)}.", usual=True)
+    figures: tuple[str, ...] = choice_of_figures(*FIGURES)
     results: Path = setting(RESULTS, input_path, "Results of compare_seeds.py: the reported seeds.")
     threads: int = redeclared(base.Options, "threads")
 
@@ -366,14 +251,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         [
             ("--checkpoint run.safetensors", "All figures of these networks: about 2 minutes."),
             ("--n-train 6000 --n-epochs 4", "All figures, after a short training: about 4 minutes."),
-            ("--checkpoint run.safetensors --figures rotation_sweep,reconstructions",
-             "Two of the figures: about 2 minutes."),
+            ("--checkpoint run.safetensors --figures rotation_sweep", "One of them: about 2 minutes."),
         ],
         f"The figures go to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",
     )  # fmt: skip
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        return drawers(*finished(options, config, given, options.results))
+        run, reported = finished(options, config, given, options.results)
+        return {
+            "rotation_sweep": lambda: draw_rotation_sweep(run, reported),
+            "capsule_dimensions": lambda: draw_capsule_dimensions(run),
+        }
 
     with blas_threads(1):
         draw_figures(options.outdir / experiment.EXPERIMENT, options, {}, of_run, N_COLOURS)

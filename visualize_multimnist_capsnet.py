@@ -12,8 +12,6 @@ same files byte for byte, and a file that would not change is left alone.
     reconstructions.png       both digits of a composite, each drawn by the decoder from its own capsule alone
     capsule_activations.png   lengths of the ten digit capsules, and how often both, one or none of the digits is found
     overlay.png               reconstructions in two colours, right, wrong, and of digits that are not there
-    capsule_dimensions.png    six of the 16 numbers in a digit capsule, named after what they change in the picture
-    couplings.png             where dynamic routing sends the primary capsules, iteration by iteration
 
 and from results of compare_seeds.py:
 
@@ -36,7 +34,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
@@ -50,14 +47,13 @@ from multimnist_capsnet import Array, Batch, Config, Data
 from support.files import UserError
 from support.optimizers import TrainState
 from support.script import script
-from support.settings import input_path, names_of, parse, redeclared, setting
-from support.training import RunOptions
+from support.settings import input_path, parse, redeclared, setting
 
 from support.figures import (  # isort: skip
     BLUE, DATASET_NAMES, GREEN, GREY, MODEL_STYLES, REFERENCE_LINE, RIGHT, SKY, VERMILLION, WRONG, YELLOW,
-    FigureOptions, darkened, draw_figures, evenly_spaced_indices, head_legend, heading, interval, lightened,
-    load_finished, make_figure, marked_answer, median_seed, model_handles, model_line, name_line, plural,
-    reported_runs, seed_text, settings_in, show_histories, show_pictures, with_minus_sign,
+    FigureOptions, bare, choice_of_figures, darkened, draw_figures, draw_histories, head_legend, heading, interval,
+    lightened, load_finished, make_figure, marked_answer, model_line, name_line, of_median_seed, plural,
+    reported_runs, require_tests, seed_text, settings_in, show_pictures, trained,
 )  # fmt: skip
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -170,57 +166,6 @@ def perturb_capsule(params: experiment.Params, v: Array, label: int) -> Array:
     return pictures.reshape(D, n, *pictures.shape[2:])
 
 
-def shapes_of(pictures: Array) -> dict[str, Array]:
-    """Six measures of digits (..., H, W): their brightness in all, and of its distribution the middle, in pixels from
-    the left and from the top, the standard deviations, and the slant in columns to the right a row upwards."""
-    H, W = pictures.shape[-2:]
-    total = pictures.sum(axis=(-2, -1))
-    weight = pictures / np.maximum(total, 1e-9)[..., None, None]
-    row, column = np.arange(H)[:, None], np.arange(W)
-
-    def mean(values: Array) -> Array:
-        return (weight * values).sum(axis=(-2, -1))
-
-    x, y = mean(column), mean(row)
-    dx, dy = column - x[..., None, None], row - y[..., None, None]
-    variance = np.maximum(mean(dy**2), 1e-9)
-    return {
-        "ink": total, "width": np.sqrt(mean(dx**2)), "height": np.sqrt(variance), "slant": -mean(dx * dy) / variance,
-        "left–right": x, "up–down": y,
-    }  # fmt: skip
-
-
-def named_numbers(pictures: Array) -> dict[str, int]:
-    """pictures (D, n, H, W) drawn with each of D numbers changed -> for each measure of ``shapes_of`` the number that
-    changes it most from the first picture to the last; no number has two names."""
-    shapes = {name: np.abs(values[:, -1] - values[:, 0]) for name, values in shapes_of(pictures).items()}
-    effect = {name: change / max(float(change.mean()), 1e-9) for name, change in shapes.items()}
-    found: dict[str, int] = {}
-    while len(found) < len(effect):  # the clearest name first
-        free = [(change[d], name, d) for name, change in effect.items() for d in range(len(change))
-                if name not in found and d not in found.values()]  # fmt: skip
-        _, name, d = max(free)
-        found[name] = d
-    return {name: found[name] for name in shapes}
-
-
-N_BLOCKS = 5  # rows, and columns, of the regions of primary capsules whose couplings are averaged
-
-
-def routes(run: Run, image: Array) -> tuple[Array, Array]:
-    """Dynamic routing of one composite: couplings (T, J, 5, 5), means over the primary capsules of a region, weighted
-    by their lengths; and the lengths (T, J) of the digit capsules after each iteration."""
-    config, params = run.config, run.states["capsnet"].params
-    _, cache = experiment.capsnet_forward(params, image[None], config, experiment.PLAIN)
-    weight = np.sqrt(np.square(cache.routing.u[0].astype(float)).sum(axis=1))  # (I,)
-    block = np.arange(config.primary_side) * N_BLOCKS // config.primary_side
-    where = np.repeat((block[:, None] * N_BLOCKS + block).ravel(), config.primary_types)
-    member = np.eye(N_BLOCKS**2)[where] * np.maximum(weight, 1e-12)[:, None]  # (I, 25)
-    c = np.stack(cache.routing.c)[:, 0].swapaxes(1, 2) @ (member / member.sum(axis=0))  # (T, J, 25)
-    lengths = np.stack([np.sqrt(np.square(v[0]).sum(axis=1)) for v in cache.routing.v])
-    return c.reshape(*c.shape[:2], N_BLOCKS, N_BLOCKS), lengths
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures of a run
 # ----------------------------------------------------------------------------------------------------------------------
@@ -233,13 +178,13 @@ def colour_rows(ax: Axes, colours: Mapping[int, str]) -> None:
 
 
 def draw_example_pairs(run: Run) -> Figure:
-    batch = run.data.test
-    chosen = varied(batch.labels, np.arange(min(N_CANDIDATES, len(batch.labels))), 10)
+    batch = run.data.test.part(0, N_CANDIDATES)
+    chosen = varied(batch.labels, np.arange(len(batch.labels)), 10)
+    sources = batch.sources[chosen]
     fig = make_figure(4.4, "Two digits laid over each other", subtitle(run))
     ax = fig.subplots()
-    sources = batch.sources[chosen]
-    singles = [in_colour(sources[:, d], colour) for d, colour in enumerate(DIGIT_COLOURS)]
     seen = np.repeat(batch.images[chosen][..., None], 3, axis=3)
+    singles = [in_colour(sources[:, d], colour) for d, colour in enumerate(DIGIT_COLOURS)]
     rows = ("the network\nsees", "first digit", "second digit", "both,\nin colours")
     show_pictures(ax, np.stack([seen, *singles, in_two_colours(sources)]), rows,
                   [both_names(run.config, labels) for labels in batch.labels[chosen]], gap=(3, 3))  # fmt: skip
@@ -248,16 +193,13 @@ def draw_example_pairs(run: Run) -> Figure:
 
 
 def draw_training_curves(run: Run) -> Figure:
-    fig = make_figure(3.75, "Training", subtitle(run))
-    head_legend(fig, model_handles(MODELS[name] for name in run.states))
     titles = {
         "train_margin_loss": "margin loss, training",
         "recon_mse": f"reconstruction, MSE of a pixel, {tested(run.config.n_val)}",
         "set_accuracy": f"both digits right, {tested(run.config.n_val)}",
     }
     histories = {name: state.history for name, state in run.states.items()}
-    show_histories(fig.subplots(1, 3), titles, histories, MODELS, 1 / run.config.n_pairs)
-    return fig
+    return draw_histories(subtitle(run), titles, histories, MODELS, 1 / run.config.n_pairs)
 
 
 def draw_reconstructions(run: Run, predicted: Predictions) -> Figure:
@@ -265,9 +207,8 @@ def draw_reconstructions(run: Run, predicted: Predictions) -> Figure:
     chosen = varied(batch.labels, np.arange(len(batch.labels)), 8)
     sources = batch.sources[chosen]
     pictures = experiment.reconstruct(run.states["capsnet"].params, predicted.v[chosen], batch.labels[chosen])
-    errors = np.square(pictures - sources).mean(axis=(2, 3))
-    fig = make_figure(6.6, "Each digit drawn from its own capsule", f"{subtitle(run)}\nnumbers: mean squared error of a"
-                      " pixel")  # fmt: skip
+    text = f"{subtitle(run)}\nnumbers: mean squared error of a pixel"
+    fig = make_figure(6.6, "Each digit drawn from its own capsule", text)
     ax = fig.subplots()
     rows = [np.repeat(batch.images[chosen][..., None], 3, axis=3)]
     for d, colour in enumerate(DIGIT_COLOURS):
@@ -276,44 +217,31 @@ def draw_reconstructions(run: Run, predicted: Predictions) -> Figure:
     grid = show_pictures(ax, np.stack(rows), names, [both_names(run.config, two) for two in batch.labels[chosen]],
                          gap=(8, 3))  # fmt: skip
     colour_rows(ax, {row: DIGIT_COLOURS[(row - 1) // 2] for row in range(1, 5)})
-    for (m, d), error in np.ndenumerate(errors):
+    for (m, d), error in np.ndenumerate(np.square(pictures - sources).mean(axis=(2, 3))):
         grid.write(2 + 2 * d, m, f"{error:.3f}", color=GREY)
     return fig
 
 
-OUTCOMES = (("both right", GREEN, ""), ("one right", GREY, "//"), ("none", VERMILLION, "xx"))
-
-
 def draw_outcomes(ax: Axes, run: Run) -> None:
     """Stacked bars: for how many of all test composites both, one or none of a model's two answers is right."""
-    for m, state in enumerate(run.states.values()):
-        both, any_right = (state.history[metric][-1] for metric in ("set_accuracy", "soft_accuracy"))
-        floor = 0.0
-        for fraction, (_, colour, hatch) in zip((both, any_right - both, 1 - any_right), OUTCOMES, strict=True):
-            ax.bar(m, fraction, 0.7, floor, color=lightened(colour, 0.6), edgecolor="white", hatch=hatch, zorder=2)
-            above = floor + fraction > 1 - 1e-9
-            ax.text(m, 1.01 if above else floor + fraction / 2, f"{100 * fraction:.0f} %", ha="center", zorder=4,
-                    va="bottom" if above else "center",
-                    bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"})  # fmt: skip
-            floor += fraction
-    ax.set_xticks(range(len(run.states)), [MODELS[name].short for name in run.states])
-    ax.set(ylim=(0, 1), yticks=np.arange(0, 1.01, 0.25))
-    ax.set_title(f"{len(run.data.test.labels):,} {tested(run.config.n_val)} composites\n", fontweight="bold")
-    ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    ax.tick_params(axis="x", length=0)
-    ax.grid(False, axis="x")
-    handles = [Patch(facecolor=lightened(c, 0.6), edgecolor="white", hatch=hatch, label=text)
-               for text, c, hatch in OUTCOMES[::-1]]  # fmt: skip
-    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.12))
+    both, some = (np.array([state.history[metric][-1] for state in run.states.values()])
+                  for metric in ("set_accuracy", "soft_accuracy"))  # fmt: skip
+    names, floor = [MODELS[name].short for name in run.states], np.zeros(len(both))
+    outcomes = (("both right", GREEN, both), ("one right", GREY, some - both), ("none", VERMILLION, 1 - some))
+    for text, colour, fractions in outcomes:
+        bars = ax.bar(names, fractions, 0.7, floor, color=lightened(colour, 0.5), label=text, zorder=2)
+        ax.bar_label(bars, [f"{100 * fraction:.0f} %" for fraction in fractions], label_type="center",
+                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+        floor = floor + fractions
+    heading(ax, f"{len(run.data.test.labels):,} {tested(run.config.n_val)} composites")
+    ax.set(ylim=(-0.04, 1.04), yticks=[])
+    bare(ax)
+    ax.legend(reverse=True, loc="upper center", bbox_to_anchor=(0.5, -0.1))
 
 
 def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
-    """Three composites with both digits right and three with a wrong one, as far as there are; and all of them."""
-    batch, config, J = predicted.batch, run.config, run.config.n_classes
-    right = varied(batch.labels, np.flatnonzero(predicted.hits == 2), 6)
-    wrong = varied(batch.labels, np.flatnonzero(predicted.hits < 2), 6)
-    n_wrong = min(len(wrong), max(3, 6 - len(right)))
-    chosen = np.concatenate([right[: 6 - n_wrong], wrong[:n_wrong]])
+    """Six composites, and all of them."""
+    batch, config = predicted.batch, run.config
     fig = make_figure(5.4, "Lengths of the digit capsules", subtitle(run))
     head_legend(fig, [
         Patch(facecolor="white", edgecolor=VERMILLION, linewidth=1.8, label="a digit that is there"),
@@ -321,26 +249,22 @@ def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
     ])  # fmt: skip
     sides: Any = fig.subfigures(1, 2, width_ratios=(2.6, 1))
     axes = sides[0].subplots(4, 3, height_ratios=(1, 1.4) * 2)
-    for m, k in enumerate(chosen):
+    for m, k in enumerate(varied(batch.labels, np.arange(len(batch.labels)), 6)):
         image, bars = axes[m // 3 * 2 : m // 3 * 2 + 2, m % 3]
         labels, answers = batch.labels[k], predicted.answers[k]
         show_pictures(image, batch.images[None, None, k])
         text, colour = marked_answer(predicted.hits[k] == 2, both_names(config, answers))
-        for y, line, style in ((0.75, f"true: {both_names(config, labels)}", {}),
-                               (0.3, text, {"color": colour, "fontweight": "bold", "fontsize": 11})):  # fmt: skip
-            image.text(1.12, y, line, transform=image.transAxes, va="center", in_layout=False, **style)
-        colours = [BLUE if j in answers else lightened(BLUE, 0.35) for j in range(J)]
-        bars.bar(range(J), predicted.lengths[k], color=colours, width=0.66, zorder=2)
-        bars.set(xlim=(-0.7, J - 0.3), ylim=(0, 1), yticks=[0, 0.5, 1])
-        bars.set_xticks(range(J), config.classes)
-        bars.tick_params(axis="x", length=0)
+        image.text(1.12, 0.5, f"true: {both_names(config, labels)}\n{text}", color=colour, va="center",
+                   transform=image.transAxes, in_layout=False)  # fmt: skip
+        colours = [BLUE if j in answers else lightened(BLUE, 0.35) for j in range(config.n_classes)]
+        bars.bar(range(config.n_classes), predicted.lengths[k], 0.66, color=colours, zorder=2)
+        bars.set(ylim=(0, 1), yticks=[0, 0.5, 1], ylabel="length" if m % 3 == 0 else "")
+        bars.set_xticks(range(config.n_classes), config.classes)
         bars.grid(False, axis="x")
         for j in labels:
             bars.add_patch(Rectangle((j - 0.46, 0), 0.92, 1.0, fill=False, edgecolor=VERMILLION, linewidth=1.8,
                                      zorder=3, clip_on=False))  # fmt: skip
             bars.get_xticklabels()[j].set(color=VERMILLION, fontweight="bold")
-        if m % 3 == 0:
-            bars.set_ylabel("length")
     draw_outcomes(sides[1].subplots(), run)
     return fig
 
@@ -383,69 +307,6 @@ def draw_overlay(run: Run, predicted: Predictions) -> Figure:
             label.set_color(darkened(WRONG) if column.said.startswith("✗") else "black")
         heading(ax, text, colour)
     return fig
-
-
-def draw_capsule_dimensions(run: Run, predicted: Predictions) -> Figure:
-    """Six numbers of the capsules of one composite's two digits, each named by what it changes."""
-    batch, shown = predicted.batch, np.arange(0, len(PERTURBATIONS), 2)
-    k = int(varied(batch.labels, np.flatnonzero(predicted.hits == predicted.hits.max()), 1)[0])
-    text = "one of the 16 numbers (in brackets) is changed before the decoder draws: that which changes the ink, … most"
-    fig = make_figure(4.6, "What a number of a digit capsule changes", f"{subtitle(run)}\n{text}")
-    for ax, label, colour in zip(fig.subplots(1, 2), batch.labels[k], DIGIT_COLOURS, strict=True):
-        pictures = perturb_capsule(run.states["capsnet"].params, predicted.v[k], int(label))
-        rows = named_numbers(pictures)
-        columns = [with_minus_sign(f"{PERTURBATIONS[m]:+.2f}") for m in shown]
-        show_pictures(ax, pictures[list(rows.values())][:, shown], [f"{name} ({d + 1})" for name, d in rows.items()],
-                      columns, gap=(2, 2), n_greys=32)  # fmt: skip
-        heading(ax, f"capsule of the {run.config.classes[label]}", colour)
-    return fig
-
-
-def draw_couplings(run: Run, predicted: Predictions) -> Figure:
-    """A map of printed couplings for each iteration (column) and for two digits that are there and one that is not."""
-    config, batch = run.config, predicted.batch
-    k = int(varied(batch.labels, np.flatnonzero(predicted.hits == predicted.hits.max()), 2)[-1])
-    c, lengths = routes(run, batch.images[k])
-    shown, sources = evenly_spaced_indices(len(c), 3), batch.sources[k]
-    a, b, other = (*map(int, batch.labels[k]), int(absent(predicted, np.array([k]))[0]))
-    names, even = config.classes, 1 / config.n_classes  # coupling before the first iteration
-    text = "numbers: couplings with a digit capsule in percent, means over the primary capsules of a region; even: "
-    fig = make_figure(8.0, f"Dynamic routing of {names[a]} + {names[b]}", f"{subtitle(run)}\n{text}{100 * even:.3g}")
-    axes = fig.subplots(3, 1 + len(shown), squeeze=False, width_ratios=(0.75, *(1 for _ in shown)))
-    for ax, image, title in ((axes[0, 0], batch.images[k], "the network sees"),
-                             (axes[1, 0], in_two_colours(sources), "its digits")):  # fmt: skip
-        show_pictures(ax, image[None, None])
-        ax.set_title(title)
-    # A capsule's field is 17 pixels wide and moves by 2 from column to column.
-    middle, reach = (experiment.KERNEL - 1) / 2 * 2, 2 * config.primary_side
-    axes[0, 0].add_patch(Rectangle((middle - 1, middle - 1), reach, reach, fill=False, edgecolor=GREEN, linewidth=1.6))
-    axes[0, 0].set_xlabel("green: middles of the\nprimary capsules' fields", fontsize=9, color=darkened(GREEN))
-    axes[0, 0].xaxis.set_label_position("bottom")
-    axes[2, 0].axis("off")
-    pixels = (np.arange(config.image_size) - middle + 1) / reach * N_BLOCKS - 0.5
-    for row, j, d in zip(axes[:, 1:], (a, b, other), (0, 1, None), strict=True):
-        colour = "black" if d is None else DIGIT_COLOURS[d]
-        for ax, t in zip(row, shown, strict=True):
-            show_couplings(ax, c[t, j], even)
-            for digit in sources if d is None else sources[d : d + 1]:
-                ax.contour(pixels, pixels, digit, [0.5], colors="#c8c8c8", linewidths=1.2, zorder=1)
-            ax.set(xlim=(-0.5, N_BLOCKS - 0.5), ylim=(N_BLOCKS - 0.5, -0.5))
-            ax.set_xlabel(f"length {lengths[t, j]:.2f}", color=darkened(colour), fontweight="bold")
-            if j == a:
-                ax.set_title(f"iteration {t + 1}", loc="center")
-        row[0].set_ylabel(f"with {names[j]}{', not there' * (d is None)}", color=darkened(colour), fontweight="bold")
-    return fig
-
-
-def show_couplings(ax: Axes, c: Array, even: float) -> None:
-    """Couplings (5, 5) in percent on a pale scale: red above even, blue below."""
-    pale = 1 - 0.55 * (1 - colormaps["RdBu_r"](np.clip(c / even / 2, 0, 1))[..., :3])
-    ax.imshow(pale, zorder=0)
-    for (row, column), value in np.ndenumerate(c):
-        ax.text(column, row, f"{100 * value:.1f}", ha="center", va="center_baseline", fontsize=9, zorder=3)
-    ax.set(xticks=[], yticks=[])
-    ax.grid(False)
-    ax.spines[:].set(visible=True, color="#c8c8c8", linewidth=0.8)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -522,39 +383,14 @@ def draw_scaling(accuracies: Mapping[Series, Mapping[int, Array]]) -> Figure:
 # Files and command line
 # ----------------------------------------------------------------------------------------------------------------------
 
-OF_RUN = (
-    "example_pairs", "training_curves", "reconstructions", "capsule_activations", "overlay", "capsule_dimensions",
-    "couplings",
-)  # fmt: skip
+OF_RUN = ("example_pairs", "training_curves", "reconstructions", "capsule_activations", "overlay")
 OF_RESULTS = ("scaling",)
-N_COLOURS = {"reconstructions": 255, "overlay": 255, "couplings": 192}  # of the palettes of large pictures
-
-
-def drawers(run: Run) -> dict[str, Callable[[], Figure]]:
-    """Name of each figure of a run, and what draws it (within ``figure_style``)."""
-    predicted = predict(run)
-    return {
-        "example_pairs": lambda: draw_example_pairs(run),
-        "training_curves": lambda: draw_training_curves(run),
-        "reconstructions": lambda: draw_reconstructions(run, predicted),
-        "capsule_activations": lambda: draw_capsule_activations(run, predicted),
-        "overlay": lambda: draw_overlay(run, predicted),
-        "capsule_dimensions": lambda: draw_capsule_dimensions(run, predicted),
-        "couplings": lambda: draw_couplings(run, predicted),
-    }
-
-
-def require_composites(data: Data) -> None:
-    """Raises UserError where there are too few test composites."""
-    if len(data.test.labels) < MIN_TEST:
-        raise UserError(f"the figures need --n-test {MIN_TEST} or more")
+N_COLOURS = {"reconstructions": 255, "overlay": 255}  # of the palettes of large pictures
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
-    figures: tuple[str, ...] = setting(
-        (), names_of((*OF_RUN, *OF_RESULTS)), f"Draw these alone: {', '.join((*OF_RUN, *OF_RESULTS))}.", usual=True
-    )
+    figures: tuple[str, ...] = choice_of_figures(*OF_RUN, *OF_RESULTS)
     results: Path = setting(RESULTS, input_path, "Results of compare_seeds.py: the reported seeds.")
     threads: int = redeclared(experiment.Options, "threads")
 
@@ -575,15 +411,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     def of_run() -> dict[str, Callable[[], Figure]]:
         config, states = load_finished(experiment, options.checkpoint, asked, given, required=("capsnet",))
         reported = reported_runs(options.results, config)
-        if reported and "seed" not in given and not states:
-            config = dataclasses.replace(config, seed=median_seed(reported, *MEDIAN_OF))
-        data = experiment.make_data(config)
-        config = experiment.resolve_auto(config, data.name)
-        require_composites(data)
-        states = states or experiment.train_all(config, data, RunOptions(threads=options.threads, quiet=options.quiet))
+        if not states:
+            config = of_median_seed(config, reported, given, *MEDIAN_OF)
+        config, data, states = trained(
+            experiment, config, states, options, lambda _, data: require_tests(data, MIN_TEST),
+            lambda config, data: experiment.resolve_auto(config, data.name),
+        )  # fmt: skip
         result = experiment.make_result(config, data, states, options.threads)
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-        return drawers(Run(config, data, states, seed_text(config, reported, *MEDIAN_OF)))
+        run = Run(config, data, states, seed_text(config, reported, *MEDIAN_OF))
+        predicted = predict(run)
+        return {
+            "example_pairs": lambda: draw_example_pairs(run),
+            "training_curves": lambda: draw_training_curves(run),
+            "reconstructions": lambda: draw_reconstructions(run, predicted),
+            "capsule_activations": lambda: draw_capsule_activations(run, predicted),
+            "overlay": lambda: draw_overlay(run, predicted),
+        }
 
     of_results = {"scaling": lambda: draw_scaling(read_scaling(RESULTS.parent))}
     with blas_threads(1):

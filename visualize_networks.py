@@ -12,7 +12,6 @@ import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-
 import dataclasses
 import io
 import sys
@@ -34,8 +33,8 @@ from support.script import script
 from support.settings import names_of, parse, setting
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, GREEN, GREY, MODEL_STYLES, ORANGE, WIDTH, OutOptions, darkened, figure_style, lightened, make_figure,
-    write_if_changed,
+    BLACK, BLUE, GREEN, GREY, MODEL_STYLES, ORANGE, WIDTH, OutOptions, darkened, figure_style, lightened,
+    make_figure, write_if_changed,
 )  # fmt: skip
 
 Array = np.ndarray

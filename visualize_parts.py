@@ -16,7 +16,6 @@ import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
 
-
 import dataclasses
 import sys
 from collections.abc import Sequence

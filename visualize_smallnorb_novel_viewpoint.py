@@ -7,16 +7,13 @@ trains the three models and draws; ``--checkpoint FILE`` draws what ``smallnorb_
 has trained. Without --seed it is the reported seed whose capsules have the median accuracy on held-out views. The same
 run gives the same files byte for byte, and a file that would not change is left alone.
 
-    example_views.png         every class from training and held-out viewpoints
-    elevation_strip.png       the same objects at rising elevations
+    example_views.png         every class at six training and six held-out azimuths
+    elevation_strip.png       every class from rising elevations
     training_curves.png       loss and both accuracies, epoch by epoch
-    extrapolation_bars.png    familiar against held-out accuracy, and every reported seed as a point
+    extrapolation_bars.png    familiar against held-out accuracy of each model, and the drop from one to the other
     azimuth_accuracy.png      accuracy over the full circle, mean and interval of reported seeds, trained again
     class_poses.png           pose matrices of the class capsules, a familiar and a held-out view of each class
-    azimuth_from_pose.png     the azimuth that is read from the pose of the winning capsule, against the true one
-    held_out_confusion.png    which classes each model takes for which, on held-out views
     routing_assignments.png   how EM assigns the primary capsules to the classes, iteration by iteration
-    smallnorb_pairs.png       real smallNORB stereo pairs, above the voxel classes (needs files, see --smallnorb-dir)
     shapes.png                twenty drawn shapes, and two of them from trained and held-out sides
 """
 
@@ -25,7 +22,6 @@ from __future__ import annotations
 import support.headless  # noqa: F401  before matplotlib
 
 # isort: split
-
 
 import dataclasses
 import sys
@@ -38,27 +34,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator, MultipleLocator
+from matplotlib.ticker import MaxNLocator
 
 import smallnorb_novel_viewpoint as experiment
-from data.norb_files import NORB_SETS, norb_path
 from fast.workers import blas_threads
 from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split
 from support.files import UserError
 from support.optimizers import TrainState
 from support.run import Stream, generator
 from support.script import script
-from support.settings import folder, input_path, names_of, parse, setting
-from support.tables import confusion_matrix
+from support.settings import input_path, parse, setting
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SKY, SMALL_CNN, VERMILLION, WRONG,
-    FigureOptions, accuracy_axis, darkened, draw_figures, evenly_spaced_indices, grey_levels, head_legend,
-    heading, lightened, load_finished, make_figure, median_seed, metric_of, model_handles, plot_band,
-    plural, read_runs_of, show_confusion, show_histories, show_pictures, trained, with_minus_sign,
+    BLUE, DATASET_NAMES, GREEN, GREY, MODEL_STYLES, PURPLE, RIGHT, VERMILLION, WRONG, FigureOptions, accuracy_axis,
+    choice_of_figures, darkened, draw_figures, draw_histories, evenly_spaced_indices, grey_levels, head_legend,
+    heading, lightened, load_finished, make_figure, model_handles, of_median_seed, plot_band, reported_runs,
+    show_pictures, trained, with_minus_sign,
 )  # fmt: skip
 
-MODELS = {"capsules": EM_CAPSULES, "cnn": SMALL_CNN, "cnn_matched": CNN}
+MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 TRAINED, HELD_OUT = GREEN, PURPLE  # ranges of viewpoints
 CHANCE = 1 / experiment.N_CLASSES
 HALF_TURN = 0.6  # accuracy on held-out azimuths by cross, T and frame alone, which look the same after half a turn
@@ -66,15 +60,11 @@ HALF_TURN_NAME = "cross, T and frame alone: 0.6"
 RESULTS = Path("results") / experiment.EXPERIMENT / "voxels_azimuths.json"
 
 
-def shade_range(ax: Axes, span: Range, colour: str, text: str, *, circular: bool) -> None:
-    """Shade a range of angles and name it, unless the text is empty; an azimuth range may pass 360 and is then drawn in
-    two parts."""
-    low, high = span
-    parts = [(low, high)]
-    if circular:
-        start = low % 360
-        stop = start + high - low
-        parts = [(start, min(stop, 360.0))] + ([(0.0, stop - 360)] if stop > 360 else [])
+def shade_range(ax: Axes, span: Range, colour: str, text: str) -> None:
+    """Shade a range of azimuths and name it; it may pass 360 and is then drawn in two parts."""
+    start = span[0] % 360
+    stop = start + span[1] - span[0]
+    parts = [(start, min(stop, 360.0))] + ([(0.0, stop - 360)] if stop > 360 else [])
     for a, b in parts:
         ax.axvspan(a, b, color=lightened(colour, 0.17), linewidth=0, zorder=0)
     a, b = max(parts, key=lambda part: part[1] - part[0])
@@ -156,8 +146,7 @@ def shown_angles(config: Config, data: Data, angle: str, part: str, n: int) -> A
     span: Range = getattr(config, f"{part}_{angle}s")
     if config.is_rendered:
         return experiment.evenly_spaced(span, n)
-    split = data.familiar if part == "train" else data.held_out
-    angles = np.unique(getattr(split, f"{angle}s"))
+    angles = np.unique(getattr(data.familiar if part == "train" else data.held_out, f"{angle}s"))
     if angle == "azimuth":
         angles = angles[np.argsort((angles - span[0]) % 360)]
     return angles[evenly_spaced_indices(len(angles), n)]
@@ -201,48 +190,6 @@ def accuracy_by_azimuth(run: Run) -> tuple[Array, dict[str, Array]]:
     return angles, accuracy
 
 
-def read_azimuths(train: Array, azimuths: Array, features: Array) -> Array:
-    """Azimuths (N,) in degrees, 0 to 360, read linearly from features (N, D): ridge regression of cosine and sine on
-    ``train`` (M, D) of known azimuths (M,), with a penalty of 0.01 of the features' variance."""
-    mean, angle = train.mean(axis=0), np.deg2rad(azimuths)
-    x, y = (train - mean).astype(float), np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    covariance = x.T @ x
-    penalty = 0.01 * np.trace(covariance) / len(x) + 1e-12
-    weights = np.linalg.solve(covariance + penalty * np.eye(len(covariance)), x.T @ (y - y.mean(axis=0)))
-    c, s = ((features - mean) @ weights + y.mean(axis=0)).T
-    return np.rad2deg(np.arctan2(s, c)) % 360
-
-
-class Reading(NamedTuple):
-    """Of one class, seen from azimuths (A,)."""
-
-    azimuths: Array
-    read: Array  # (A,) from the pose of the winning class capsule
-    is_right: Array  # (A,) whether the winner is the class
-
-
-def azimuth_readings(run: Run) -> dict[str, Reading]:
-    """By class, of objects that do not look the same after half a turn: noise-free views every 6 degrees, at the middle
-    elevation, read by a regression on the views of the training."""
-    config, azimuths = run.config, np.arange(0.0, 360, 6)
-    names = experiment.HARD_CLASSES if config.dataset == "voxels" else config.classes[:2]
-    elevation = np.full(len(azimuths), middle(config, run.data, "elevation", "train"))
-
-    def winners(images: Array) -> tuple[Array, Array]:
-        scores, cache = capsule_outputs(run, images)
-        answers = scores.argmax(axis=1)
-        return cache.mu[np.arange(len(answers)), answers], answers
-
-    found = {}
-    for name in names:
-        k = config.classes.index(name)
-        train = Split(*(part[run.data.train.labels == k] for part in run.data.train))
-        views = experiment.voxel_split(config, np.full(len(azimuths), k), azimuths, elevation, None)
-        pose, answers = winners(views.images)
-        found[name] = Reading(azimuths, read_azimuths(winners(train.images)[0], train.azimuths, pose), answers == k)
-    return found
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures: views
 # ----------------------------------------------------------------------------------------------------------------------
@@ -258,77 +205,21 @@ def draw_views(run: Run, angle: str, n: int, title: str) -> Figure:
     """The classes at n angles ("azimuth" or "elevation") of the training and the held-out range, the other angle in the
     middle of its range."""
     config, data = run.config, run.data
-    fig = make_figure(4.95 if n > 5 else 5.4, title, subtitle(config))
-    axes = fig.subplots(1, 2)
+    other = "elevation" if angle == "azimuth" else "azimuth"
+    fig = make_figure(5.4, title, subtitle(config))
     for ax, part, word, colour in zip(
-        axes, ("train", "test"), ("trained on", "held out"), (TRAINED, HELD_OUT), strict=True
+        fig.subplots(1, 2), ("train", "test"), ("trained on", "held out"), (TRAINED, HELD_OUT), strict=True
     ):
-        angles = shown_angles(config, data, angle, part, n)
-        other = "elevation" if angle == "azimuth" else "azimuth"
-        fixed = middle(config, data, other, part)
-        constant = np.full(len(angles), fixed)
-        views = pick_views(config, data, *((angles, constant) if angle == "azimuth" else (constant, angles)))
-        fixed_text = f"{other} {fixed % 360 if other == 'azimuth' else fixed:g}°"
-        turned = angles % 360 if angle == "azimuth" else angles
+        angles, fixed = shown_angles(config, data, angle, part, n), middle(config, data, other, part)
+        at = {angle: angles, other: np.full(len(angles), fixed)}
+        at["azimuth"] = at["azimuth"] % 360
+        views = pick_views(config, data, at["azimuth"], at["elevation"])
         names = config.classes if part == "train" else ()
-        grid = show_pictures(ax, as_grid(views.images, experiment.N_CLASSES), names, [f"{a:.4g}°" for a in turned])
-        for k, m in np.ndindex(experiment.N_CLASSES, len(angles)):
-            grid.frame(k, m, colour, 1.2)
-        heading(
-            ax, f"{word}: {angle}, at {fixed_text}" if config.held_out == angle else f"{word}: {fixed_text}", colour
-        )
+        columns = [f"{a:.4g}°" for a in at[angle]]
+        grid = show_pictures(ax, as_grid(views.images, experiment.N_CLASSES), names, columns)
+        grid.frame(0, 0, colour, 1.2, len(angles), experiment.N_CLASSES)
+        heading(ax, f"{word}, {other} {at[other][0]:g}°", colour)
     return fig
-
-
-def read_pairs(folder: Path, n: int = 6) -> dict[str, Split]:
-    """``n`` stereo pairs of each official set, spread over the file."""
-
-    def spread(azimuths: Array, _: Array) -> Array:
-        chosen = np.zeros(len(azimuths), bool)
-        chosen[evenly_spaced_indices(len(chosen), n)] = True
-        return chosen
-
-    for subset in NORB_SETS:
-        for part in ("dat", "cat", "info"):
-            try:
-                norb_path(folder, subset, part)
-            except UserError:
-                raise UserError(f"{folder} has no {subset} {part} file of smallNORB for --smallnorb-dir") from None
-    return {subset: experiment.read_smallnorb(folder, subset, spread) for subset in NORB_SETS}
-
-
-def draw_smallnorb_pairs(folder: Path | None) -> Figure:
-    if folder is None:
-        raise UserError("it needs --smallnorb-dir, the folder of the official files or of a sample")
-    fig = make_figure(
-        4.75, "Real smallNORB objects, and the voxel objects that stand in for them",
-        "smallNORB: stereo pairs, left and right eye, shrunk to 48x48 pixels · voxel objects: 32x32 pixels",
-    )  # fmt: skip
-    axes = fig.subplots(3, 1)
-    for ax, (subset, split) in zip(axes, read_pairs(folder).items(), strict=False):
-        eyes = np.stack([[grey_levels(image[..., e : e + 1]) for e in range(2)] for image in split.images])
-        grid = show_pictures(ax, as_pairs(eyes), gap=(12, 5))
-        heading(ax, f"smallNORB, {subset} set: class, azimuth / elevation")
-        for m, label in enumerate(split.labels):
-            name = experiment.SMALLNORB_CLASSES[label]
-            grid.frame(0, m, GREY, 0.8)
-            grid.write(0, m, f"{name}, {split.azimuths[m]:g}° / {split.elevations[m]:g}°")
-    n = experiment.N_CLASSES
-    labels, azimuths = np.repeat(np.arange(n), 2), np.tile([60.0, 240], n)
-    images = experiment.render_voxels(labels, azimuths, np.full(2 * n, 30.0), None)
-    pairs = as_pairs(images[..., 0].reshape(n, 2, *images.shape[1:3]))
-    blank = np.full_like(pairs[:, :1], np.nan)
-    grid = show_pictures(axes[2], np.concatenate([pairs, blank], axis=1), gap=(8, 4))
-    heading(axes[2], "voxel objects at elevation 30°")
-    for m, name in enumerate(experiment.VOXEL_CLASSES):
-        grid.write(0, m, f"{name}, 60° and 240°")
-    return fig
-
-
-def as_pairs(pictures: Array) -> Array:
-    """Pictures (N, 2, H, W) -> one row of pairs side by side, (1, N, H, 2 W)."""
-    n, _, height, width = pictures.shape
-    return pictures.transpose(0, 2, 1, 3).reshape(1, n, height, 2 * width)
 
 
 N_SHOWN_SHAPES = 20
@@ -372,16 +263,13 @@ def draw_shapes() -> Figure:
 
 
 def draw_training_curves(run: Run) -> Figure:
-    fig = make_figure(3.75, "Training", subtitle(run.config))
-    head_legend(fig, model_handles(MODELS[name] for name in run.states))
     titles = {
         "train_loss": "training loss",
         "familiar_accuracy": "accuracy, familiar viewpoints",
         "held_out_accuracy": "accuracy, held-out viewpoints",
     }
     histories = {name: state.history for name, state in run.states.items()}
-    show_histories(fig.subplots(1, 3), titles, histories, MODELS, CHANCE)
-    return fig
+    return draw_histories(subtitle(run.config), titles, histories, MODELS, CHANCE)
 
 
 def half_turn_line(ax: Axes, config: Config) -> list[Line2D]:
@@ -391,49 +279,23 @@ def half_turn_line(ax: Axes, config: Config) -> list[Line2D]:
     return [ax.axhline(HALF_TURN, color=GREY, linewidth=1.1, linestyle=(0, (5, 2)), zorder=1, label=HALF_TURN_NAME)]
 
 
-BOTH_ACCURACIES = ("familiar_accuracy", "held_out_accuracy")
-
-
-def draw_extrapolation_bars(run: Run, reported: Sequence[Any]) -> Figure:
-    """Means of the ``reported`` runs as bars and each as a point; of this run alone where there are none."""
-    runs = reported or [{"seed": run.config.seed, "models": {
-        name: {metric: state.history[metric][-1] for metric in BOTH_ACCURACIES} for name, state in run.states.items()
-    }}]  # fmt: skip
-    who = f"means of {plural(len(runs), 'seed')}" if len(runs) > 1 else ""
-    fig = make_figure(4.3, "Accuracy on familiar and on held-out viewpoints", subtitle(run.config, who))
-    ax = fig.subplots()
+def draw_extrapolation_bars(run: Run) -> Figure:
+    fig = make_figure(4.3, "Accuracy on familiar and on held-out viewpoints", subtitle(run.config))
+    ax, names = fig.subplots(), []
     accuracy_axis(ax, "accuracy", CHANCE)
-    line = half_turn_line(ax, run.config)
-    bar = 0.3
-    names = [name for name in run.states if name in runs[0]["models"]]
-    for k, name in enumerate(names):
-        colour, heights = MODELS[name].colour, []
-        for b, metric in enumerate(BOTH_ACCURACIES):
-            points = metric_of(runs, name, metric)
-            heights.append(float(points.mean()))
-            x, pale = k + (b - 0.5) * bar, lightened(colour, 0.3)
-            ax.bar(x, heights[b], 0.94 * bar, facecolor=pale if b else colour, edgecolor=colour, hatch="//" * b,
-                   linewidth=1.2, zorder=2)  # fmt: skip
-            ax.text(x, 0.05, f"{heights[b]:.3f}", ha="center", fontsize=10.5, fontweight="bold", zorder=5,
-                    bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.2"})  # fmt: skip
-            if len(points) > 1:
-                spread = np.random.default_rng(0).permutation(np.linspace(-0.4, 0.4, len(points))) * bar
-                ax.plot(x + spread, points, "o", markersize=4.5, color="white", markeredgecolor=BLACK,
-                        markeredgewidth=0.9, zorder=4, clip_on=False)  # fmt: skip
-        drop = with_minus_sign(f"{heights[0] - heights[1]:.3f}")
-        ax.text(k + bar + 0.03, float(np.mean(heights)), f"drop\n{drop}", va="center", fontweight="bold")
-    ax.set_xticks(range(len(names)), [MODELS[name].label for name in names], fontsize=10.5)
-    ax.tick_params(axis="x", length=0)
-    ax.set_xlim(-0.5, len(names) - 0.4)
+    for k, (name, state) in enumerate(run.states.items()):
+        style = MODELS[name]
+        both = np.array([state.history[f"{part}_accuracy"][-1] for part in ("familiar", "held_out")])
+        colours = [style.colour, lightened(style.colour, 0.3)]
+        bars = ax.bar([k - 0.16, k + 0.16], both, 0.3, color=colours, edgecolor=style.colour, zorder=2)
+        ax.bar_label(bars, [f"{value:.3f}" for value in both], padding=2, zorder=5,
+                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
+        names.append(f"{style.label}\ndrop {with_minus_sign(f'{both[0] - both[1]:.3f}')}")
+    ax.set_xticks(range(len(names)), names, fontweight="bold")
+    ax.set(xlim=(-0.5, len(names) - 0.35), ylim=(0, 1.1))
     ax.grid(False, axis="x")
-    handles: list[Any] = [
-        Patch(facecolor=GREY, edgecolor=GREY, label="familiar viewpoints"),
-        Patch(facecolor=lightened(GREY, 0.3), edgecolor=GREY, hatch="//", label="held-out viewpoints"),
-    ]
-    if len(runs) > 1:
-        point: dict[str, Any] = {"ls": "", "marker": "o", "markersize": 4.5, "color": "white", "markeredgecolor": BLACK}
-        handles.append(Line2D([], [], **point, label=f"each of {len(runs)} seeds"))
-    head_legend(fig, handles + line)
+    pale = Patch(facecolor=lightened(GREY, 0.3), edgecolor=GREY, label="held-out viewpoints")
+    head_legend(fig, [Patch(color=GREY, label="familiar viewpoints"), pale, *half_turn_line(ax, run.config)])
     return fig
 
 
@@ -446,11 +308,11 @@ def draw_azimuth_accuracy(config: Config, seeds: Sequence[int], angles: Array, a
     accuracy_axis(ax, "accuracy", CHANCE)
     head_legend(fig, [*model_handles(MODELS[name] for name in accuracy), *half_turn_line(ax, config)])
     if config.held_out == "azimuth":
-        shade_range(ax, config.train_azimuths, TRAINED, "trained on", circular=True)
-        shade_range(ax, config.test_azimuths, HELD_OUT, "held out", circular=True)
+        shade_range(ax, config.train_azimuths, TRAINED, "trained on")
+        shade_range(ax, config.test_azimuths, HELD_OUT, "held out")
     else:
         at = f"trained on, at elevations {degrees(config.train_elevations, circular=False)}"
-        shade_range(ax, config.train_azimuths, TRAINED, at, circular=True)
+        shade_range(ax, config.train_azimuths, TRAINED, at)
     for name, values in accuracy.items():  # 360 is 0 again
         plot_band(ax, np.append(angles, angles[0] + 360), np.append(values, values[:, :1], axis=1), MODELS[name])
     ax.set(xlim=(0, 360), xticks=np.arange(0, 361, 30))
@@ -476,18 +338,6 @@ def azimuth_accuracy(run: Run, seeds: Sequence[int]) -> Figure:
     accuracy = {name: np.stack([found[name] for _, found in measured]) for name in run.states}
     return draw_azimuth_accuracy(run.config, [one.config.seed for one in runs], measured[0][0], accuracy,
                                  run.data.train.azimuths)  # fmt: skip
-
-
-def draw_confusion(run: Run) -> Figure:
-    config, split = run.config, run.data.held_out
-    text = f"{subtitle(config)}\npercent of a class's images (row) that get each answer (column); green: right"
-    fig = make_figure(4.05, "What held-out views are taken for", text)
-    for ax, (name, state) in zip(fig.subplots(1, len(run.states), squeeze=False)[0], run.states.items(), strict=True):
-        answers = experiment.predict_scores(run.models[name], state.params, split.images).argmax(axis=1)
-        counts = confusion_matrix(split.labels, answers, experiment.N_CLASSES)
-        show_confusion(ax, counts, config.classes, names_rows=name == next(iter(run.states)))
-        heading(ax, f"{MODELS[name].label}: {100 * np.trace(counts) / counts.sum():.1f} % right", MODELS[name].colour)
-    return fig
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -531,28 +381,6 @@ def draw_class_poses(run: Run) -> Figure:
             for j in range(n):
                 weight = "bold" if j == answer else "normal"
                 grid.write(k, 1 + j, with_minus_sign(f"{scores[v, j]:.1f}"), fontweight=weight)
-    return fig
-
-
-def draw_azimuth_from_pose(run: Run, readings: Mapping[str, Reading]) -> Figure:
-    config = run.config
-    text = f"{subtitle(config)}\nby ridge regression of cosine and sine on the 16 entries, fitted to the training views"
-    fig = make_figure(4.4, "The azimuth read from the pose of the winning class capsule", text)
-    ax = fig.subplots()
-    shade_range(ax, config.train_azimuths, TRAINED, "trained on", circular=True)
-    if config.held_out == "azimuth":
-        shade_range(ax, config.test_azimuths, HELD_OUT, "held out", circular=True)
-    ax.plot([0, 360], [0, 360], color=GREY, linewidth=1.1, linestyle=(0, (5, 2)), zorder=1, label="read right")
-    for (name, reading), colour, marker in zip(readings.items(), (BLUE, SKY), "os", strict=False):
-        style: dict[str, Any] = {"ls": "", "color": colour, "marker": marker, "markersize": 5, "clip_on": False}
-        for right, face, text in ((True, colour, name), (False, "white", f"{name}, another class wins")):
-            shown = reading.is_right == right
-            ax.plot(reading.azimuths[shown], reading.read[shown], **style, markerfacecolor=face, label=text, zorder=3)
-    ax.set(xlim=(0, 360), ylim=(0, 360), xlabel="true azimuth", ylabel="azimuth read from the pose")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MultipleLocator(60))
-        axis.set_major_formatter(lambda value, _: f"{value:g}°")
-    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     return fig
 
 
@@ -619,50 +447,16 @@ def draw_routing_assignments(run: Run) -> Figure:
 
 OF_RUN = (
     "example_views", "elevation_strip", "training_curves", "extrapolation_bars", "azimuth_accuracy", "class_poses",
-    "azimuth_from_pose", "held_out_confusion", "routing_assignments",
+    "routing_assignments",
 )  # fmt: skip
-N_COLOURS = dict.fromkeys(
-    ("example_views", "elevation_strip", "shapes", "smallnorb_pairs"), 192
-)  # of a palette, for a small file
-OF_RESULTS = ("smallnorb_pairs", "shapes")
-
-
-def drawers(run: Run, reported: Sequence[Any]) -> dict[str, Callable[[], Figure]]:
-    """Name of each figure of a run, and what draws it (within ``figure_style``). ``reported``: results of this
-    configuration, a run for each seed."""
-    seeds = sorted(found["seed"] for found in reported)
-    found: dict[str, Callable[[], Figure]] = {
-        "example_views": lambda: draw_views(run, "azimuth", 6, "The five classes, turning in azimuth"),
-        "elevation_strip": lambda: draw_views(run, "elevation", 5, "The five classes, seen from rising elevations"),
-        "training_curves": lambda: draw_training_curves(run),
-        "extrapolation_bars": lambda: draw_extrapolation_bars(run, reported),
-        "azimuth_accuracy": lambda: azimuth_accuracy(run, seeds),
-        "class_poses": lambda: draw_class_poses(run),
-        "held_out_confusion": lambda: draw_confusion(run),
-        "routing_assignments": lambda: draw_routing_assignments(run),
-    }
-    if run.config.is_rendered:
-        found["azimuth_from_pose"] = lambda: draw_azimuth_from_pose(run, azimuth_readings(run))
-    return found
+N_COLOURS = dict.fromkeys(("example_views", "elevation_strip", "shapes"), 192)  # of a palette, for a small file
+OF_RESULTS = ("shapes",)
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
-    figures: tuple[str, ...] = setting(
-        (), names_of((*OF_RUN, *OF_RESULTS)), f"Draw these alone: {', '.join((*OF_RUN, *OF_RESULTS))}.", usual=True
-    )
+    figures: tuple[str, ...] = choice_of_figures(*OF_RUN, *OF_RESULTS)
     results: Path = setting(RESULTS, input_path, "Results of compare_seeds.py: the reported seeds.")
-    smallnorb_dir: Path | None = setting(
-        None, folder, "Draw stereo pairs of these official smallNORB files; a sample will do.", usual=True
-    )
-
-
-def reported_runs(path: Path, config: Config) -> list[Any]:
-    """The runs of a result that has this configuration, seed aside."""
-    if not path.exists():
-        return []
-    fixed = dataclasses.asdict(config)
-    return read_runs_of(path, **{name: value for name, value in fixed.items() if name not in ("seed", "data_dir")})
 
 
 @script
@@ -682,19 +476,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         length=lambda name, config: experiment.of_model(name, config)[0],
     )  # fmt: skip
     reported = reported_runs(options.results, config)
-    if reported and "seed" not in given and options.checkpoint is None:
-        config = dataclasses.replace(config, seed=median_seed(reported, "capsules", "held_out_accuracy"))
+    if not states:
+        config = of_median_seed(config, reported, given, "capsules", "held_out_accuracy")
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        data, finished = trained(experiment, config, states, options, require_every_class)
-        return drawers(Run(config, data, experiment.make_models(config), finished), reported)
+        _, data, finished = trained(experiment, config, states, options, require_every_class)
+        print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
+        print(experiment.format_table(experiment.make_result(config, finished, data)))
+        run = Run(config, data, experiment.make_models(config), finished)
+        seeds = sorted(found["seed"] for found in reported)
+        return {
+            "example_views": lambda: draw_views(run, "azimuth", 6, "The five classes, turning in azimuth"),
+            "elevation_strip": lambda: draw_views(run, "elevation", 5, "The five classes from rising elevations"),
+            "training_curves": lambda: draw_training_curves(run),
+            "extrapolation_bars": lambda: draw_extrapolation_bars(run),
+            "azimuth_accuracy": lambda: azimuth_accuracy(run, seeds),
+            "class_poses": lambda: draw_class_poses(run),
+            "routing_assignments": lambda: draw_routing_assignments(run),
+        }
 
-    of_results: dict[str, Callable[[], Figure]] = {
-        "smallnorb_pairs": lambda: draw_smallnorb_pairs(options.smallnorb_dir),
-        "shapes": draw_shapes,
-    }
     with blas_threads(options.threads):
-        draw_figures(options.outdir / experiment.EXPERIMENT, options, of_results, of_run, N_COLOURS)
+        draw_figures(options.outdir / experiment.EXPERIMENT, options, {"shapes": draw_shapes}, of_run, N_COLOURS)
 
 
 if __name__ == "__main__":

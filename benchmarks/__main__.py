@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from benchmarks import conv_matrix_capsules as matrix_capsules
 from benchmarks import multimnist, scaling, smallnorb
-from benchmarks.measure import Step, in_fresh_process, interleave, jax_version, peak_memory, torch_version
+from benchmarks.measure import Step, in_fresh_process, interleave, peak_memory, version_of
 from benchmarks.roofline import count_work, gemm_rate, stream_bandwidth
 from support.console import print_message
 from support.files import require_writable
@@ -20,8 +19,10 @@ from support.results import environment, save_result
 from support.script import script
 from support.settings import SettingError, int_in, output_path, parse, setting
 
-OURS, PRODUCTS = "numpy", "its matrix products alone"
+OURS = "numpy"
 Build = Callable[..., Step]
+MODULES: dict[str, Any] = {"smallnorb": smallnorb, "matrix_capsules": matrix_capsules, "multimnist": multimnist}
+SLOW = "matrix_capsules"  # a quarter of the repetitions
 TORCH = {
     "PyTorch eager": {},
     "PyTorch eager, fused Adam": {"fused": True},
@@ -79,68 +80,42 @@ def roofline(modules: dict[str, Any], tables: dict[str, Any], threads: int) -> d
     }
 
 
-def default_command(repetitions: int) -> dict[str, Any]:
-    """Median seconds of the whole default command: process start, three models trained, result table."""
-    script = Path(smallnorb.experiment.__file__)
-    command = [sys.executable, str(script), "--quiet"]
-    run: dict[str, Step] = {"run": lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL)}
-    seconds = interleave(run, repetitions, warm_up=1)["run"]
-    return {"columns": ["command", "seconds"], "rows": [[f"python {script.name}", round(seconds, 2)]]}
+def candidates(name: str, threads: int) -> dict[str, tuple[Build, dict[str, Any]]]:
+    """What is timed of an experiment: the function that builds a step, and its arguments."""
+    module = MODULES[name]
+    crew = {} if module is smallnorb else {"threads": threads}
+    builds: dict[str, tuple[Build, dict[str, Any]]] = {OURS: (module.numpy_step, crew)}
+    if module is smallnorb:
+        builds["its matrix products alone"] = (smallnorb.products_step, {})
+    if version_of("torch"):
+        theirs = crew if module is multimnist else {}
+        builds |= {label: (module.torch_step, {**theirs, **options}) for label, options in TORCH.items()}
+    if version_of("jax"):
+        from benchmarks import jax_networks
+
+        builds["JAX, jit"] = (jax_networks.STEPS[module.__name__], {})
+    if module is matrix_capsules:
+        builds["numpy, one thread"] = (matrix_capsules.numpy_step, {"threads": 1})
+    if module is multimnist:
+        builds["matrix products of the usual form"] = (multimnist.usual_products_step, crew)
+        builds["drawing its composites"] = (multimnist.overlay_step, {})
+    return builds
 
 
 def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str, Any]:
     """All tables, or those of one experiment."""
     import threadpoolctl
 
-    torch, jax = torch_version(), jax_version()
-    for package, version in (("PyTorch", torch), ("JAX", jax)):
-        if not version:
+    for package in ("torch", "jax"):
+        if not version_of(package):
             print_message(f"{package} is not installed, its rows are left out: pip install -r requirements-bench.txt")
-
-    def with_others(module: Any, **ours: Any) -> dict[str, tuple[Build, dict[str, Any]]]:
-        builds: dict[str, tuple[Build, dict[str, Any]]] = {OURS: (module.numpy_step, ours)}
-        if hasattr(module, "products_step"):
-            builds[PRODUCTS] = (module.products_step, ours)
-        if torch:
-            theirs = ours if module is multimnist else {}
-            builds |= {name: (module.torch_step, {**theirs, **options}) for name, options in TORCH.items()}
-        if jax:
-            from benchmarks import jax_networks
-
-            builds["JAX, jit"] = (jax_networks.STEPS[module.__name__], {})
-        return builds
-
-    crew = {"threads": threads}
-    few = max(3, repetitions // 4)
-
-    def measure_smallnorb() -> dict[str, Any]:
-        return compare(with_others(smallnorb), repetitions)
-
-    def measure_matrix_capsules() -> dict[str, Any]:
-        builds = with_others(matrix_capsules, **crew)
-        builds["numpy, one thread"] = (matrix_capsules.numpy_step, {"threads": 1})
-        return compare(builds, few)
-
-    def measure_multimnist() -> dict[str, Any]:
-        builds = with_others(multimnist, **crew)
-        builds["matrix products of the usual form"] = (multimnist.usual_products_step, crew)
-        builds["drawing its composites"] = (multimnist.overlay_step, {})
-        return compare(builds, repetitions)
-
-    parts = {
-        "smallnorb": measure_smallnorb,
-        "matrix_capsules": measure_matrix_capsules,
-        "multimnist": measure_multimnist,
-    }
-    tables: dict[str, Any] = {}
-    if only is None:
-        tables["smallnorb_command"] = default_command(max(3, repetitions // 8))
+    names = [name for name in MODULES if only in (None, name)]
     with threadpoolctl.threadpool_limits(threads):
-        for name, part in parts.items():
-            if only in (None, name):
-                tables[name] = part()
-    modules = {"smallnorb": smallnorb, "matrix_capsules": matrix_capsules, "multimnist": multimnist}
-    return tables | roofline({name: modules[name] for name in parts if only in (None, name)}, tables, threads)
+        tables = {
+            name: compare(candidates(name, threads), max(3, repetitions // 4) if name == SLOW else repetitions)
+            for name in names
+        }
+    return tables | roofline({name: MODULES[name] for name in names}, tables, threads)
 
 
 # fmt: off
@@ -176,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         tables = measure(config.repetitions, options.threads, config.only)
     command = shlex.join(["python", "-m", "benchmarks", *(sys.argv[1:] if argv is None else argv)])
-    machine = environment() | {"pytorch": torch_version(), "jax": jax_version()}
+    machine = environment() | {"pytorch": version_of("torch"), "jax": version_of("jax")}
     save_result(options.out, {"command": command, "environment": machine, "tables": tables})
     for name, table in tables.items():
         print(f"\n{name}")

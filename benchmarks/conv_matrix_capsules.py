@@ -9,7 +9,7 @@ import numpy as np
 
 import conv_matrix_capsules as experiment
 import smallnorb_novel_viewpoint as viewpoint
-from benchmarks.measure import Step
+from benchmarks.measure import Step, torch_adam_step
 from fast.optimizers import adamw_step
 from fast.workers import Workers
 from support.run import init_state
@@ -132,30 +132,13 @@ def torch_network(sizes: tuple[int, int, int, int] = SIZES) -> Any:
     return Network()
 
 
-def torch_step(
-    batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, compiled: bool = False, fused: bool = False,
-    bfloat16: bool = False, channels_last: bool = False,
-) -> Step:  # fmt: skip
-    """The same network, three EM iterations, autograd through all of them, PyTorch's Adam. ``bfloat16``: under
-    autocast; ``channels_last``: maps in the order B, H, W, C."""
+def torch_step(batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, **options: bool) -> Step:
+    """The same network, three EM iterations; ``options`` as of ``torch_adam_step``."""
     import torch
     from torch.nn import functional
 
     network = torch_network(sizes)
-    optimiser = torch.optim.Adam(network.parameters(), lr=1e-6, fused=fused)
     images, classes = _batch(batch_size)[:2]
     x, labels = torch.tensor(images.transpose(0, 3, 1, 2).copy()), torch.tensor(classes)
-    if channels_last:
-        for convolution in (network.conv1, network.primary):
-            convolution.to(memory_format=torch.channels_last)
-        x = x.to(memory_format=torch.channels_last)
-    forward = torch.compile(network) if compiled else network
-
-    def step() -> None:
-        optimiser.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            loss = functional.cross_entropy(forward(x), labels)
-        loss.backward()
-        optimiser.step()
-
-    return step
+    layers = (network.conv1, network.primary)
+    return torch_adam_step(network, lambda f, x: functional.cross_entropy(f(x), labels), x, layers, **options)

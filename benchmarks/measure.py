@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +63,34 @@ def peak_memory(build: Callable[..., Step], **arguments: Any) -> float:
     return time_and_peak(build, 1, **arguments)[1]
 
 
-def torch_version() -> str | None:
-    """PyTorch's, with what it was built for; None where it is not installed."""
+def version_of(package: str) -> str | None:
+    """Its version, of torch with what it was built for; None where it is not installed."""
     try:
-        import torch
+        return str(importlib.import_module(package).__version__)
     except ImportError:
         return None
-    return str(torch.__version__)
 
 
-def jax_version() -> str | None:
-    """JAX's; None where it is not installed."""
-    try:
-        import jax
-    except ImportError:
-        return None
-    return str(jax.__version__)
+def torch_adam_step(
+    network: Any, loss: Callable[[Any, Any], Any], x: Any, layers: Sequence[Any], compiled: bool = False,
+    fused: bool = False, bfloat16: bool = False, channels_last: bool = False,
+) -> Step:  # fmt: skip
+    """A step of PyTorch's Adam on ``loss(network, x)``, by autograd. ``bfloat16``: under autocast; ``channels_last``:
+    x and the maps of ``layers`` in the order B, H, W, C."""
+    import torch
+
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-6, fused=fused)
+    if channels_last:
+        for layer in layers:
+            layer.to(memory_format=torch.channels_last)
+        x = x.to(memory_format=torch.channels_last)
+    forward = torch.compile(network) if compiled else network
+
+    def step() -> None:
+        optimiser.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            value = loss(forward, x)
+        value.backward()
+        optimiser.step()
+
+    return step

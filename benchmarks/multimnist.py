@@ -11,7 +11,7 @@ import numpy as np
 import threadpoolctl
 
 import multimnist_capsnet as experiment
-from benchmarks.measure import Step
+from benchmarks.measure import Step, torch_adam_step
 from fast.workers import Workers
 from support.run import init_state
 
@@ -33,9 +33,9 @@ def config_of(batch_size: int = 32, conv_channels: int = 32, **changes: Any) -> 
     return experiment.Config(**{"batch_size": batch_size, **sizes, **changes})
 
 
-def numpy_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2, routing_grad: str = "exact") -> Step:
+def numpy_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2) -> Step:
     """One training step: forward, both reconstructions, losses, backward, Adam."""
-    config = config_of(batch_size, conv_channels, routing_grad=routing_grad)
+    config = config_of(batch_size, conv_channels, routing_grad="exact")
     model, batch = experiment.capsnet_model(config), _batch(config)
     state = init_state(model, config)
     workers = Workers(threads, config.dtype).__enter__()  # as long as the process
@@ -100,12 +100,8 @@ def usual_products_step(batch_size: int = 32, conv_channels: int = 32, threads: 
     return _all_at_once([share() for _ in range(threads)])
 
 
-def torch_step(
-    batch_size: int = 32, conv_channels: int = 32, threads: int = 2, compiled: bool = False, fused: bool = False,
-    bfloat16: bool = False, channels_last: bool = False,
-) -> Step:  # fmt: skip
-    """The same network, three routing iterations, autograd through all of them, PyTorch's Adam. ``bfloat16``: under
-    autocast; ``channels_last``: maps in the order B, H, W, C."""
+def torch_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2, **options: bool) -> Step:
+    """The same network, three routing iterations; ``options`` as of ``torch_adam_step``."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -148,22 +144,8 @@ def torch_step(
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    batch = _batch(config)
-    network = CapsNet()
-    optimiser = torch.optim.Adam(network.parameters(), lr=1e-6, fused=fused)
+    batch, network = _batch(config), CapsNet()
     x, target = torch.tensor(batch.images[:, None]), torch.tensor(batch.sources.reshape(2 * batch_size, n_pixels))
     positive = torch.tensor(experiment.indicator(batch.labels, experiment.N_CLASSES, np.float32))
     mask = functional.one_hot(torch.tensor(batch.labels), 10).float()[..., None]  # (B, 2, 10, 1)
-    if channels_last:
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,unused-ignore]  # in new stubs
-        x = x.to(memory_format=torch.channels_last)
-    forward = torch.compile(network) if compiled else network
-
-    def step() -> None:
-        optimiser.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            loss = forward(x, positive, mask, target)
-        loss.backward()
-        optimiser.step()
-
-    return step
+    return torch_adam_step(network, lambda f, x: f(x, positive, mask, target), x, (network,), **options)

@@ -6,7 +6,7 @@ import numpy as np
 import threadpoolctl
 
 import smallnorb_novel_viewpoint as experiment
-from benchmarks.measure import Step
+from benchmarks.measure import Step, torch_adam_step
 from fast.optimizers import adamw_step
 from support.run import init_state
 
@@ -18,12 +18,10 @@ def _batch(batch_size: int) -> tuple[experiment.Array, experiment.Array]:
     return experiment.render_voxels(labels, azimuths, elevations, rng), labels
 
 
-def numpy_step(
-    batch_size: int = 32, em_grad: str = "exact", em_iters: int = 3, threads: int | None = None
-) -> Step:  # fmt: skip
+def numpy_step(batch_size: int = 32, threads: int | None = None) -> Step:
     """One training step: forward, loss, backward, Adam. The BLAS has ``threads`` threads, or as many as before."""
     threadpoolctl.threadpool_limits(threads)  # as long as the process
-    config = experiment.Config(batch_size=batch_size, em_grad=em_grad, em_iters=em_iters)
+    config = experiment.Config(batch_size=batch_size, em_grad="exact", em_iters=3)
     model = experiment.make_models(config)["capsules"]
     state = init_state(model, config)
     x, labels = _batch(batch_size)
@@ -68,12 +66,8 @@ def products_step(batch_size: int = 32) -> Step:
     return step
 
 
-def torch_step(
-    batch_size: int = 32, compiled: bool = False, fused: bool = False, bfloat16: bool = False,
-    channels_last: bool = False,
-) -> Step:  # fmt: skip
-    """The same network, three EM iterations, autograd through all of them, PyTorch's Adam. ``bfloat16``: under
-    autocast; ``channels_last``: maps in the order B, H, W, C."""
+def torch_step(batch_size: int = 32, **options: bool) -> Step:
+    """The same network, three EM iterations; ``options`` as of ``torch_adam_step``."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -108,19 +102,6 @@ def torch_step(
 
     torch.manual_seed(0)
     network = Capsules()
-    optimiser = torch.optim.Adam(network.parameters(), lr=1e-6, fused=fused)
     images, classes = _batch(batch_size)
     x, labels = torch.tensor(images.transpose(0, 3, 1, 2).copy()), torch.tensor(classes)
-    if channels_last:
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,unused-ignore]  # in new stubs
-        x = x.to(memory_format=torch.channels_last)
-    forward = torch.compile(network) if compiled else network
-
-    def step() -> None:
-        optimiser.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            loss = functional.cross_entropy(forward(x), labels)
-        loss.backward()
-        optimiser.step()
-
-    return step
+    return torch_adam_step(network, lambda f, x: functional.cross_entropy(f(x), labels), x, (network,), **options)

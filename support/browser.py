@@ -27,11 +27,9 @@ def first_program(names: tuple[str, ...]) -> str:
 
 
 @contextlib.contextmanager
-def headless_browser(width: int = 1280, height: int = 900, dark: bool = False, scale: float = 1.0) -> Iterator[Any]:
-    """A selenium driver of an empty browser; ``scale``: pixels of the screen for one of the page.
-
-    Every host name fails to resolve, and the log of requests and of the console is kept. Raises NoBrowserError.
-    """
+def headless_browser(width: int = 1280, height: int = 900) -> Iterator[Any]:
+    """A selenium driver of an empty browser. Every host name fails to resolve, and the log of requests and of the
+    console is kept. Raises NoBrowserError."""
     browser, driver_path = first_program(BROWSERS), first_program(DRIVERS)
     try:
         from selenium import webdriver
@@ -53,18 +51,18 @@ def headless_browser(width: int = 1280, height: int = 900, dark: bool = False, s
         driver = webdriver.Chrome(options=options, service=Service(driver_path))
         try:
             driver.set_script_timeout(120)
-            show_as(driver, width, height, dark, scale)
+            show_as(driver, width, height)
             yield driver
         finally:
             driver.quit()
 
 
-def show_as(driver: Any, width: int, height: int, dark: bool = False, scale: float = 1.0) -> None:
+def show_as(driver: Any, width: int, height: int, dark: bool = False) -> None:
     """Size of the window and colour scheme; below 600 pixels of width it is a telephone's. Pages are asked to do
     without motion: smooth scrolling would carry what is to be clicked away from the mouse."""
     driver.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600},
+        {"width": width, "height": height, "deviceScaleFactor": 1.0, "mobile": width < 600},
     )
     wishes = {"prefers-color-scheme": "dark" if dark else "light", "prefers-reduced-motion": "reduce"}
     features = [{"name": name, "value": value} for name, value in wishes.items()]

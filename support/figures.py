@@ -21,7 +21,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, get_font
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -34,7 +33,7 @@ from tqdm import tqdm
 from support.console import shows_progress
 from support.files import UserError, atomic_write, require_writable
 from support.optimizers import TrainState
-from support.settings import float_in, folder, input_path, int_in, require_same, setting
+from support.settings import float_in, folder, input_path, int_in, names_of, require_same, setting
 from support.statistics import read_comparison, t_quantile
 from support.training import RunOptions
 
@@ -266,20 +265,22 @@ def plot_band(ax: Axes, x: Any, values: Array, style: ModelStyle, **options: Any
     ax.plot(x, mean, **model_line(style, **{"zorder": 3, "clip_on": False, **options}))
 
 
-def show_histories(
-    axes: Sequence[Axes], titles: Mapping[str, str], histories: Mapping[str, Mapping[str, Sequence[float]]],
-    styles: Mapping[str, ModelStyle], chance: float | None = None,
-) -> None:  # fmt: skip
-    """In each of the axes one metric of ``titles`` after every epoch: losses and errors on a log axis, accuracies
-    from 0 to 1 with a line at ``chance``."""
-    for ax, (metric, title) in zip(axes, titles.items(), strict=True):
+def draw_histories(
+    subtitle: str, titles: Mapping[str, str], histories: Mapping[str, Mapping[str, Sequence[float]]],
+    styles: Mapping[str, ModelStyle], chance: float,
+) -> Figure:  # fmt: skip
+    """A panel for each metric of ``titles`` with its value after every epoch: losses and errors on a log axis,
+    accuracies from 0 to 1 with a line at ``chance``."""
+    fig = make_figure(3.75, "Training", subtitle)
+    head_legend(fig, model_handles(styles[name] for name in histories))
+    for ax, (metric, title) in zip(fig.subplots(1, len(titles)), titles.items(), strict=True):
         curves = {name: np.array(history[metric]) for name, history in histories.items() if history.get(metric)}
         for name, values in curves.items():
             shown = values if "accuracy" in metric else np.maximum(values, 1e-8)
             style = model_line(styles[name], markevery=max(1, len(values) // 10), clip_on=False, zorder=3)
             ax.plot(np.arange(1, len(values) + 1), shown, **style)
         if "accuracy" in metric:
-            accuracy_axis(ax, None, chance or 0.0)
+            accuracy_axis(ax, None, chance)
         elif "loss" in metric or metric == "error":
             decades_axis(ax, np.maximum(np.concatenate(list(curves.values())), 1e-8))
             if metric == "error":
@@ -288,30 +289,7 @@ def show_histories(
             ax.set_ylim(0)
         ax.set_title(title)
         epoch_axis(ax, max(map(len, curves.values())), 0.4)
-
-
-def show_confusion(ax: Axes, counts: Array, classes: Sequence[str], *, names_rows: bool = True) -> None:
-    """How many images of a class (row) got each answer (column), in percent of the class. Right answers are green;
-    wrong ones orange, the stronger the more there are. Below 0.5 % nothing is written."""
-    counts, n = np.asarray(counts, float), len(classes)
-    fraction = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    right = np.eye(n, dtype=bool)[..., None]
-    strength = np.where(right, 0.6 * fraction[..., None], 0.9 * np.sqrt(fraction[..., None]))
-    ax.imshow(1 - strength * (1 - np.where(right, to_rgb(RIGHT), to_rgb(WRONG))))
-    for i, k in zip(*np.nonzero(fraction >= 0.005), strict=True):
-        dark = i != k and fraction[i, k] > 0.4
-        ax.text(k, i, f"{100 * fraction[i, k]:.0f}", ha="center", va="center_baseline", fontsize=9,
-                color="white" if dark else BLACK)  # fmt: skip
-    is_long = max(map(len, classes)) > 2
-    turned: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if is_long else {}
-    ax.set_xticks(range(n), classes, **turned)
-    ax.set_yticks(range(n), classes if names_rows else [""] * n)
-    ax.grid(False)
-    ax.tick_params(length=0)
-    ax.spines[:].set(visible=True, color=GREY, linewidth=0.8)
-    ax.set_xlabel("answer")
-    if names_rows:
-        ax.set_ylabel("true class")
+    return fig
 
 
 def name_line(ax: Axes, text: str, height: float, side: Literal["left", "right"] = "left", below: bool = False,
@@ -341,25 +319,10 @@ def settings_in(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path} is no result of compare_seeds.py") from error
 
 
-def read_runs_of(path: Path, **config: Any) -> list[dict[str, Any]]:
-    """The runs of the first setting in a file by compare_seeds.py whose configuration has these values, where it has
-    them at all; an empty list where there is none. Raises UserError where there is no such file."""
-    wanted = json.loads(json.dumps(config, default=str))
-    for found in settings_in(path):
-        if all(found["config"].get(name, value) == value for name, value in wanted.items()):
-            return found["runs"]
-    return []
-
-
 def angle_from(metric: str, word: str) -> float | None:
     """The number of degrees in a metric's name such as azimuth_20_accuracy; None of other metrics."""
     match = re.fullmatch(rf"{word}_(-?[0-9.]+)_accuracy", metric)
     return float(match[1]) if match else None
-
-
-def metric_of(runs: Sequence[Mapping[str, Any]], model: str, metric: str) -> Array:
-    """A model's metric in each run (S,), in the order of the seeds."""
-    return np.array([run["models"][model][metric] for run in sorted(runs, key=lambda run: run["seed"])])
 
 
 def median_seed(runs: Sequence[Mapping[str, Any]], model: str, metric: str) -> int:
@@ -369,12 +332,16 @@ def median_seed(runs: Sequence[Mapping[str, Any]], model: str, metric: str) -> i
 
 
 def reported_runs(path: Path, config: Any) -> list[dict[str, Any]]:
-    """The runs of a result that has this configuration, seed aside; an empty list where there is no such file."""
-    if not path.exists():
-        return []
+    """The runs of the first setting in a file by compare_seeds.py that has this configuration, seed aside, as far as it
+    has its fields; an empty list where there is none, or no such file."""
     free = {"seed", "data_dir", *(name for name in ("dataset", "n_train", "n_test")
                                   if getattr(config, name, None) in ("auto", 0))}  # fmt: skip
-    return read_runs_of(path, **{name: value for name, value in dataclasses.asdict(config).items() if name not in free})
+    wanted = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
+    wanted = json.loads(json.dumps(wanted, default=str))
+    for found in settings_in(path) if path.exists() else ():
+        if all(found["config"].get(name, value) == value for name, value in wanted.items()):
+            return found["runs"]
+    return []
 
 
 def seed_text(config: Any, reported: Sequence[Mapping[str, Any]], model: str, metric: str) -> str:
@@ -383,17 +350,31 @@ def seed_text(config: Any, reported: Sequence[Mapping[str, Any]], model: str, me
     return f"seed {config.seed}" + (f", the median of {len(reported)}" if is_median else "")
 
 
+def of_median_seed(config: Any, reported: Sequence[Any], given: Collection[str], model: str, metric: str) -> Any:
+    """The configuration with the median of the reported seeds, unless a seed is given."""
+    if reported and "seed" not in given:
+        return dataclasses.replace(config, seed=median_seed(reported, model, metric))
+    return config
+
+
+def require_tests(data: Any, least: int) -> None:
+    """Raises UserError where there are too few test images."""
+    if len(data.test.labels) < least:
+        raise UserError(f"the figures need --n-test {least} or more")
+
+
 def trained(
-    experiment: Any, config: Any, states: dict[str, TrainState], options: Any, check: Callable[[Any, Any], None]
-) -> tuple[Any, dict[str, TrainState]]:
-    """Data and ``states``, or those of a new training where there are none; their table is printed. ``experiment`` is
-    the script's module. ``check(config, data)`` raises UserError, before the training, where nothing can be drawn."""
+    experiment: Any, config: Any, states: dict[str, TrainState], options: Any, check: Callable[[Any, Any], None],
+    resolve: Callable[[Any, Any], Any] = lambda config, data: config,
+) -> tuple[Any, Any, dict[str, TrainState]]:  # fmt: skip
+    """Configuration, data and ``states``, or those of a new training where there are none. ``experiment`` is the
+    script's module. ``check(config, data)`` raises UserError, before the training, where nothing can be drawn;
+    ``resolve(config, data)`` fills in what depends on the data."""
     data = experiment.make_data(config)
     check(config, data)
+    config = resolve(config, data)
     states = states or experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
-    print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
-    print(experiment.format_table(experiment.make_result(config, states, data)))
-    return data, states
+    return config, data, states
 
 
 def draw_figures(
@@ -567,13 +548,13 @@ def accuracy_axis(
         ax.set_ylabel(label)
 
 
-def epoch_axis(ax: Axes, last: float, margin: float | None = None, *, whole: bool = True) -> None:
-    """An x axis of epochs up to ``last``; ``whole``: curves begin at the end of the first epoch, not at 0."""
+def epoch_axis(ax: Axes, last: float, margin: float | None = None) -> None:
+    """An x axis of epochs up to ``last``; curves begin at the end of the first one."""
     if margin is None:
-        margin = max(0.4 * whole, 0.03 * last)
+        margin = max(0.4, 0.03 * last)
     ax.set_xlabel("epoch")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=whole or last > 2, nbins=6, min_n_ticks=1))
-    ax.set_xlim(1 - margin if whole else 0, last + margin)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
+    ax.set_xlim(1 - margin, last + margin)
 
 
 def step_axis(ax: Axes, last: int) -> None:
@@ -601,18 +582,6 @@ def add_image(fig: Figure, x: float, y: float, side: float, image: Array, colour
     ax = add_axes(fig, x, y, side, side)
     add_frame(ax, colour, width)
     return ax.imshow(np.clip(image, 0, 1), cmap="gray", vmin=0, vmax=1, interpolation=interpolation)
-
-
-def shown_names(names: Sequence[str], limit: int = 12) -> tuple[str, ...]:
-    """Classes' names as they may stand in a figure: at most ``limit`` characters, without the signs of mathematical
-    text, and a number instead of a name for which the font has no characters."""
-    font = get_font(findfont("DejaVu Sans"))
-    shown = []
-    for k, name in enumerate(names, 1):
-        short = name if len(name) <= limit else f"{name[: limit - 1]}…" if limit > 4 else name[:limit]
-        is_known = all(map(font.get_char_index, map(ord, short)))
-        shown.append(short.replace("$", r"\$") if is_known else f"class {k}"[-limit:].strip())
-    return tuple(shown)
 
 
 def grey_levels(image: Array) -> Array:
@@ -682,6 +651,11 @@ class FigureOptions(OutOptions):
                                       " first, with the flags of the experiment.", usual=True)  # fmt: skip
     threads: int = setting(1, int_in(1, 256), "Use N threads.")
     quiet: bool = setting(False, bool, "Show no progress bar.")
+
+
+def choice_of_figures(*names: str) -> Any:
+    """The flag --figures."""
+    return setting((), names_of(names), f"Draw these alone: {', '.join(names)}.", usual=True)
 
 
 @dataclasses.dataclass(frozen=True)

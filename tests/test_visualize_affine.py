@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -56,35 +55,6 @@ def test_turned_digits_are_those_of_the_test_sets(run: figures.Run) -> None:
         np.testing.assert_array_equal(figures.turned(run, np.arange(60), angle), expected)
 
 
-def test_answers_stand_below_their_digits_and_wrong_ones_are_marked(run: figures.Run) -> None:
-    ax = drawn(lambda: figures.draw_predictions(run)).axes[0]
-    chosen, said, marked = figures.of_each_class(run.data.test_labels)[0], [], []
-    shown = cells(ax, len(figures.SHOWN_ANGLES), 10, (10, 4))
-    for r, angle in enumerate(figures.SHOWN_ANGLES):
-        images = figures.turned(run, chosen, angle)
-        np.testing.assert_allclose(shown[r, ..., 0], images, atol=GREYS)
-        scores = figures.outputs(run, images)
-        answers = np.stack([scores[name].argmax(axis=1) for name in run.states], axis=1)
-        said += [str(answer) for answer in answers.ravel()]
-        marked += (answers != np.arange(10)[:, None]).ravel().tolist()
-    assert held(ax)["texts"] == said
-    assert [text.get_bbox_patch() is not None for text in ax.texts] == marked
-    assert 0 < sum(marked) < len(marked)
-
-
-def test_each_digit_is_drawn_from_its_longest_capsule(run: figures.Run) -> None:
-    params, chosen = run.states["capsnet"].params, figures.of_each_class(run.data.test_labels)[0]
-    fig = drawn(lambda: figures.draw_reconstructions(run))
-    for ax, angle in zip(fig.axes, figures.RECONSTRUCTED_ANGLES, strict=True):
-        images = figures.turned(run, chosen, angle)
-        v = experiment.capsules(params, images, run.config)
-        longest = np.linalg.norm(v, axis=2).argmax(axis=1)
-        image, picture = cells(ax, 2, 10, (1, 4))[..., 0]
-        np.testing.assert_allclose(image, images, atol=GREYS)
-        np.testing.assert_allclose(picture, experiment.draw_capsules(params, v, longest), atol=GREYS)
-        assert held(ax)["texts"] == [f"{'✓' if j == k else '✗'} {k}" for j, k in enumerate(longest)]
-
-
 def test_the_numbers_that_change_the_picture_most_are_shown(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pictures = np.full((10, 16, 11, 28, 28), 0.5)
     for j in range(10):
@@ -132,30 +102,6 @@ def test_the_sweep_is_mean_and_interval_of_the_reported_seeds(run: figures.Run) 
     alone = drawn(lambda: figures.draw_rotation_sweep(run, [])).axes[0]
     assert [held(alone)["lines"][name][1].tolist() for name in LABELS] == [[0, 1, 0.2], [0.1, 1, 0.2], [0.2, 1, 0.2]]
     assert held(alone)["bands"] == []
-
-
-def test_epochs_are_counted_from_one_and_errors_are_what_is_missing(run: figures.Run) -> None:
-    loss, pixels, error = drawn(lambda: figures.draw_training_curves(run)).axes
-    rows = ([0.5, 0.2], [0.6, 0.3], [0.6, 0.3])
-    check_held(loss, lines={name: [[1, 2], row] for name, row in zip(LABELS, rows, strict=True)})
-    check_held(pixels, lines={"CapsNet": [[1, 2], [0.09, 0.06]]})
-    check_held(error, lines={name: [[1, 2], [0.25, 0.125]] for name in LABELS})
-    stopped = run._replace(states={"capsnet": run.states["capsnet"]})
-    stopped.states["capsnet"].history, kept = {"check_accuracy": [0.9]}, stopped.states["capsnet"].history
-    assert "training_curves" not in figures.drawers(stopped, [])  # stopped within the first epoch
-    stopped.states["capsnet"].history = kept
-
-
-def test_confusions_are_percent_of_the_class(run: figures.Run) -> None:
-    axes = drawn(lambda: figures.draw_confusion_matrices(run)).axes
-    for m, (ax, name) in enumerate(zip(axes, LABELS, strict=True)):
-        assert held(ax)["texts"] == [*["75", "25"] * 9, "100"]
-        assert ax.get_title(loc="left") == f"{name}: {25 * m:.1f} % right"
-    assert figures.confusion_sets(run) == [("rotated_35", "rotated by 35°")]
-    still = run._replace(config=dataclasses.replace(run.config, rotation=(0.0,)))
-    assert figures.confusion_sets(still) == [("upright", "upright")]
-    tested: dict[str, Any] = {"capsnet": {"confusion": {"affnist": []}}}
-    assert figures.confusion_sets(run._replace(tested=tested))[1] == ("affnist", "affNIST")
 
 
 def test_a_frame_says_what_the_networks_believe(run: figures.Run) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -109,22 +108,18 @@ def test_overlays_say_from_which_capsules_they_are_drawn(run: figures.Run, seen:
 
 
 def test_lengths_and_outcomes_are_bars(run: figures.Run, seen: figures.Predictions) -> None:
-    fig = drawn(lambda: figures.draw_capsule_activations(run, seen))
-    *panels, outcomes = fig.axes
-    grid, labels = np.array(panels).reshape(4, 3), seen.batch.labels
-    right, wrong = (figures.varied(labels, np.flatnonzero(hits), 3) for hits in (seen.hits == 2, seen.hits < 2))
-    for m, k in enumerate([*right, *wrong]):
-        text, bars = grid[m // 3 * 2, m % 3], grid[m // 3 * 2 + 1, m % 3]
+    *panels, outcomes = drawn(lambda: figures.draw_capsule_activations(run, seen)).axes
+    grid, labels = np.array(panels).reshape(2, 2, 3).swapaxes(1, 2).reshape(6, 2), seen.batch.labels
+    for k, (text, bars) in zip(figures.varied(labels, np.arange(60), 6), grid, strict=True):
         check_held(bars, bars=[seen.lengths[k]])
         boxes = sorted(patch.get_x() + 0.46 for patch in bars.patches if not patch.get_fill())
         assert boxes == pytest.approx(sorted(labels[k]))
-        mark = "✓" if seen.hits[k] == 2 else "✗"
-        assert held(text)["texts"] == [f"true: {labels[k][0]} + {labels[k][1]}",
-                                       f"{mark} {seen.answers[k][0]} + {seen.answers[k][1]}"]  # fmt: skip
-    check_held(outcomes, bars=[[0.5], [0.375], [0.125]] * 3)
+        true, said = ("{} + {}".format(*two) for two in (labels[k], seen.answers[k]))
+        assert held(text)["texts"] == [f"true: {true}\n{'✓' if seen.hits[k] == 2 else '✗'} {said}"]
+    check_held(outcomes, bars=[[0.5] * 3, [0.375] * 3, [0.125] * 3])
     patches: Any = outcomes.patches
-    assert [bar.get_y() for bar in patches] == pytest.approx([0, 0.5, 0.875] * 3)
-    assert held(outcomes)["texts"] == ["50 %", "38 %", "12 %"] * 3
+    assert [bar.get_y() for bar in patches] == pytest.approx([0] * 3 + [0.5] * 3 + [0.875] * 3)
+    assert held(outcomes)["texts"] == ["50 %"] * 3 + ["38 %"] * 3 + ["12 %"] * 3
 
 
 def test_epochs_are_counted_from_one(run: figures.Run) -> None:
@@ -143,15 +138,6 @@ def bar(row: float, column: float, height: float, width: float, slant: float = 0
     return grey * np.exp(-(((y - row) / height) ** 2) - ((x - column + slant * (y - row)) / width) ** 2)
 
 
-def test_numbers_are_named_by_what_they_change() -> None:
-    still = {"row": 18.0, "column": 18.0, "height": 5.0, "width": 5.0, "slant": 0.0, "grey": 0.5}
-    changes = [("width", 5.2, 5), ("slant", 0, 0.5), ("row", 17, 19), ("grey", 0.4, 0.6), ("column", 17, 19),
-               ("width", 4, 6.5), ("height", 4, 6.5)]  # fmt: skip
-    pictures = np.stack([[bar(**still | {what: value}) for value in (first, last)] for what, first, last in changes])
-    named = {"ink": 3, "width": 5, "height": 6, "slant": 1, "left–right": 4, "up–down": 2}
-    assert figures.named_numbers(pictures) == named
-
-
 def test_a_row_changes_one_number_of_one_capsule(run: figures.Run, seen: figures.Predictions) -> None:
     params = run.states["capsnet"].params
     pictures = figures.perturb_capsule(params, seen.v[0], 4)
@@ -159,45 +145,6 @@ def test_a_row_changes_one_number_of_one_capsule(run: figures.Run, seen: figures
     changed[0, 4, 7] += 0.15
     expected = experiment.reconstruct(params, changed, np.array([[4]]))[0, 0]
     np.testing.assert_allclose(pictures[7, 8], expected, atol=1e-6)
-    k = int(figures.varied(seen.batch.labels, np.flatnonzero(seen.hits == 2), 1)[0])
-    fig = drawn(lambda: figures.draw_capsule_dimensions(run, seen))
-    for ax, label in zip(fig.axes, seen.batch.labels[k], strict=True):
-        pictures = figures.perturb_capsule(params, seen.v[k], int(label))
-        rows = figures.named_numbers(pictures)
-        assert held(ax)["ticks"] == [["−0.25", "−0.15", "−0.05", "+0.05", "+0.15", "+0.25"],
-                                     [f"{name} ({d + 1})" for name, d in rows.items()]]  # fmt: skip
-        np.testing.assert_allclose(cells(ax, 6, 6, (2, 2))[1, 5, ..., 0], pictures[rows["width"], 10], atol=0.5 / 31)
-
-
-def test_couplings_are_means_weighted_by_length(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long capsule in the lower left corner and a short one beside it."""
-    config, side = run.config, run.config.primary_side
-    u, c = np.zeros((1, config.n_primary, 8)), np.full((1, config.n_primary, 10), 0.1)
-    corner = (side - 1) * side * config.primary_types
-    u[0, [corner, corner + config.primary_types], 0] = 3, 1
-    c[0, corner, :2] = 0.2, 0
-    v = np.zeros((1, 10, 16))
-    v[0, 6, :2] = 0.3, 0.4
-    cache = SimpleNamespace(routing=SimpleNamespace(u=u, c=[c], v=[v]))
-    monkeypatch.setattr(experiment, "capsnet_forward", lambda *_: (None, cache))
-    maps, lengths = figures.routes(run, np.zeros((36, 36)))
-    assert maps.shape == (1, 10, 5, 5)
-    assert maps[0, :3, 4, 0] == pytest.approx([0.175, 0.025, 0.1])
-    np.testing.assert_allclose(maps[0, 2:], 0.1)
-    assert lengths.tolist() == [[0] * 6 + [0.5] + [0] * 3]
-
-
-def test_couplings_are_printed_in_percent(run: figures.Run, seen: figures.Predictions) -> None:
-    k = int(figures.varied(seen.batch.labels, np.flatnonzero(seen.hits == 2), 2)[-1])
-    maps, lengths = figures.routes(run, seen.batch.images[k])
-    np.testing.assert_allclose(maps.sum(axis=1), 1, rtol=1e-5)
-    np.testing.assert_allclose(maps[0], 0.1, rtol=1e-6)
-    np.testing.assert_allclose(lengths[-1], seen.lengths[k], rtol=1e-3)
-    axes = np.array(drawn(lambda: figures.draw_couplings(run, seen)).axes).reshape(3, 4)
-    for row, j in zip(axes, (*seen.batch.labels[k], figures.absent(seen, np.array([k]))[0]), strict=True):
-        for t, ax in enumerate(row[1:]):
-            assert held(ax)["texts"] == [f"{100 * c:.1f}" for c in maps[t, j].ravel()]
-            assert ax.get_xlabel() == f"length {lengths[t, j]:.2f}"
 
 
 def write_lengths(name: str, model: str, accuracies: dict[tuple[int, int], list[float]], **config: Any) -> None:
