@@ -103,7 +103,7 @@ class _Numpy:
 def count_work(build: Callable[..., Step], **arguments: Any) -> Work:
     """What a step does that ``build``, a benchmark's ``numpy_step``, makes. Threads are not expected. Call it in a
     process of its own: arrays that the modules keep are counted ever after."""
-    experiment = sys.modules[build.__module__].__dict__["experiment"]
+    benchmark: Any = sys.modules[build.__module__]
     states: list[TrainState] = []
 
     def init_state(*args: Any) -> Any:
@@ -112,12 +112,12 @@ def count_work(build: Callable[..., Step], **arguments: Any) -> Work:
         states.append(state)
         return state
 
-    original = experiment.init_state
+    original = benchmark.init_state
     global _work
     with ExitStack() as stack:
         for module in MODULES:
             stack.enter_context(mock.patch.object(module, "np", _Numpy()))
-        stack.enter_context(mock.patch.object(experiment, "init_state", init_state))
+        stack.enter_context(mock.patch.object(benchmark, "init_state", init_state))
         step = build(**arguments)
         step()  # it may compute tables once
         _work = Work(state_bytes=6 * sum(p.nbytes for p in states[0].params.values()))
