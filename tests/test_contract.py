@@ -274,6 +274,8 @@ def test_places_where_nothing_can_be_written(
 
 
 def test_a_folder_without_the_data(experiment: Experiment, tmp_path: Path, capsys: Capture) -> None:
+    if not hasattr(experiment.script.Config, "data_dir"):
+        pytest.skip("it reads no files")
     argv = [f"--dataset={'mnist' if experiment.has_digits else 'smallnorb'}", f"--data-dir={tmp_path}"]
     assert str(tmp_path) in failure(experiment.script, argv, capsys)
 
@@ -435,7 +437,7 @@ def test_out_json_holds_what_the_contract_says(experiment: Experiment, whole: Ru
     assert {"python", "numpy", "blas", "threads", "cpu", "n_cpus", "git_commit"} == set(result["environment"])
     assert (result["environment"]["numpy"], result["environment"]["threads"]) == (np.__version__, 1)
     assert tuple(result["models"]) == tuple(result["history"]) == experiment.models
-    assert 0 < result["chance"] < 0.5
+    assert 0 < result["chance"] <= 0.5
     for name, model in result["models"].items():
         assert model["n_params"] == sum(p.size for p in whole.states[name].params.values())
         assert model["train_seconds"] > 0

@@ -15,7 +15,12 @@ from support.optimizers import TrainState
 from support.run import init_states
 
 Array = np.ndarray
-NAMES = [(name, model) for name in EXPERIMENTS if name != "capsule_attacks" for model in EXPERIMENTS[name].models]
+NAMES = [
+    (name, model)
+    for name, experiment in EXPERIMENTS.items()
+    if hasattr(experiment.script, "training_batch") or experiment.script is views
+    for model in experiment.models
+]
 
 
 class Network:
