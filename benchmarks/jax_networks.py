@@ -168,7 +168,7 @@ def matrix_capsules_loss(params: Params, x: Array, labels: Array, config: conv.C
 
 
 def smallnorb_step(batch_size: int = 32) -> Step:
-    config = views.Config(batch_size=batch_size)
+    config = smallnorb.config_of()
     params = init_state(views.make_models(config)["capsules"], config).params
     return training_step(functools.partial(smallnorb_loss, config=config), params, *smallnorb._batch(batch_size))
 

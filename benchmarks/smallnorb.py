@@ -18,10 +18,15 @@ def _batch(batch_size: int) -> tuple[experiment.Array, experiment.Array]:
     return experiment.render_voxels(labels, azimuths, elevations, rng), labels
 
 
+def config_of(dtype: str = "float32") -> experiment.Config:
+    """What the networks in PyTorch and JAX compute: three iterations, and the cross-entropy."""
+    return experiment.Config(em_grad="exact", em_iters=3, beta_v_init=0.0, loss="cross-entropy", dtype=dtype)
+
+
 def numpy_step(batch_size: int = 32, threads: int | None = None) -> Step:
     """One training step: forward, loss, backward, Adam. The BLAS has ``threads`` threads, or as many as before."""
     threadpoolctl.threadpool_limits(threads)  # as long as the process
-    config = experiment.Config(batch_size=batch_size, em_grad="exact", em_iters=3)
+    config = config_of()
     model = experiment.make_models(config)["capsules"]
     state = init_state(model, config)
     x, labels = _batch(batch_size)

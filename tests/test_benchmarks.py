@@ -115,7 +115,7 @@ def test_jax_computes_our_losses_and_gradients(network: str) -> None:
 
     rng = np.random.default_rng(0)
     if network == "smallnorb":
-        config: Any = smallnorb.experiment.Config(dtype="float64")
+        config: Any = smallnorb.config_of("float64")
         model: Any = smallnorb.experiment.make_models(config)["capsules"]
         params = init_state(model, config).params
         data: Any = (rng.random((3, 32, 32, 1)), rng.integers(0, 5, 3))
