@@ -374,7 +374,7 @@ def draw_em_routing(view: View) -> Figure:
     plane = (view.votes - centre) @ axes  # (I, J, 2)
     reach = 1.15 * np.abs(plane[:, [j for j, _ in shown]]).max()
     for t in range(n_iters):
-        at = left + t * (width + 0.28)
+        at = left + t * max(width + 0.28, 6.4 / n_iters)
         add_text(fig, at, 0.78, f"iteration {t + 1}: M-step", fontweight="bold")
         ax = add_axes(fig, at, 1.05, width, width)
         for j, colour in shown:
