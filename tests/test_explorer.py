@@ -292,7 +292,8 @@ def committed_models(experiment: str, config: dict[str, Any], seed: int) -> Iter
         result = json.loads(path.read_text())
         assert result.get("checksum") == checksum(result)
         for setting in result.get("settings", {}).values():
-            theirs = {key: setting["config"].get(key) for key in asked}
+            stored = result.get("config", {}) | setting.get("config", {})
+            theirs = {key: stored.get(key) for key in asked}
             if asked["dataset"] == "mnist" and theirs["dataset"] == "auto":  # what auto found is in the result
                 theirs["dataset"] = result["dataset"]
             if theirs == asked:
