@@ -18,7 +18,8 @@ network", CVPR 2021 (arXiv 2103.15459) names five parts that set it apart from a
                      capsules, as in [Gu 2020] J. Gu, V. Tresp, "Improving the robustness of capsule networks to image
                      affine transformations", CVPR 2020 (arXiv 1911.07968), which does not route
     assignments      ``even`` (all 1 / J) or ``random`` couplings, which do not depend on the votes
-    activation       ``relu`` of primary capsules, as in a CNN, and no squash of digit capsules
+    activation       ``relu`` of primary capsules, as in a CNN, and no squash of digit capsules; or ``published``:
+                     squashed as in the published code of 2017 (github.com/Sarasra/models), see ``published_squash``
     loss             ``cross-entropy``: softmax of the lengths, in place of the margin loss
     reconstruction   of each class from its own capsule; a ``recon_weight`` of 0
 
@@ -80,7 +81,7 @@ CAPSNET = ("composites", "couplings", "affnist")
 OF_STUDIES: dict[str, tuple[str, ...]] = {  # the studies to which a field applies
     **dict.fromkeys(("n_epochs", "lr"), ("shapes", *CAPSNET)), **dict.fromkeys(("data_dir", "recon_weight"), CAPSNET),
     **dict.fromkeys(("assignments", "loss"), ("shapes", "composites", "affnist")), "vote_bias": ("shapes",),
-    **dict.fromkeys(("transform", "activation"), ("composites", "affnist")),
+    **dict.fromkeys(("transform", "activation"), ("composites", "affnist")), "n_val": ("composites",),
 }  # fmt: skip
 
 
@@ -94,6 +95,7 @@ class Config:
         " couplings then test it with other couplings, or, with affnist, on single digits, and test distorted ones.",
         usual=True, group="data")
     data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files.", free=True)
+    n_val: int | None = setting(None, int_in(1, 10**6), "Hold N training digits out, and test on composites of them.")
     seed: int = setting(0, int_in(0, 2**32 - 1),
         "Seed of the data, the initial weights and the order of the images.", usual=True)
     n_epochs: int = setting(conv.Config.n_epochs, int_in(1, 100_000), "Train for N passes over the training set.",
@@ -107,8 +109,8 @@ class Config:
     vote_bias: str = setting("none", ("none", "learned"), "Learn a bias of the votes for each parent.", usual=True)
     transform: str = setting("own", ("own", "shared"), "Give every primary capsule of a CapsNet its own transformation,"
         " or all of them one.")
-    activation: str = setting("squash", ("squash", "relu"), "Squash the capsules of a CapsNet; or take the ReLU of"
-        " primary capsules, and nothing of digit capsules.")
+    activation: str = setting("squash", ("squash", "relu", "published"), "Squash the capsules of a CapsNet; or take the"
+        " ReLU of primary capsules, and nothing of digit capsules; or scale and shift them first, as published code.")
     recon_weight: float = setting(Network.recon_weight, float_in(0, 1000),
         "Weight of the squared error of a CapsNet's reconstruction in the loss.")
 
@@ -289,6 +291,17 @@ RELU: Pair = (base.relu_forward, base.relu_backward)
 IDENTITY: Pair = (lambda s: (s, None), lambda dv, _: dv)
 
 
+def published_squash(divisor: float) -> Pair:
+    """squash(s / divisor + 0.1). The published code divides primary capsules by 32, and adds biases that start at 0.1
+    to them and, in every iteration, to digit capsules. Here these biases are constant."""
+
+    def backward(dv: Array, cache: Any) -> Array:
+        # s / divisor + 0.1
+        return base.squash_backward(dv, cache) / divisor
+
+    return lambda s: base.squash_forward(s / divisor + 0.1), backward
+
+
 def even_couplings(n_children: int, n_parents: int) -> Array:
     return np.full((n_children, n_parents), 1 / n_parents)
 
@@ -342,7 +355,7 @@ def make_parts(
     loss: str = "paper",
 ) -> Parts:  # fmt: skip
     """The parts of a network by their names: assignments "routed", "even" or "random"; transform "own" or "shared";
-    activation "squash" or "relu"; loss "paper" or "cross-entropy"."""
+    activation "squash", "relu" or "published"; loss "paper" or "cross-entropy"."""
     parts = base.parts_of(config)
     if assignments != "routed":
         couplings = {"even": even_couplings, "random": random_couplings}[assignments]
@@ -351,6 +364,8 @@ def make_parts(
         parts = parts._replace(routing=shared(parts.routing))
     if activation == "relu":
         parts = parts._replace(primary=RELU, digit=IDENTITY)
+    elif activation == "published":
+        parts = parts._replace(primary=published_squash(32), digit=published_squash(1))
     if loss == "cross-entropy":
         parts = parts._replace(loss=base.softmax_cross_entropy)
     return parts
@@ -429,7 +444,7 @@ def network_config(config: Config) -> Any:
     common |= {"data_dir": config.data_dir, "recon_weight": config.recon_weight}
     if config.study == "affnist":
         return affine.Config(**(AFFNIST | common))
-    return base.Config(**common)
+    return base.Config(n_val=config.n_val, **common)
 
 
 def make_network(config: Config) -> Any:

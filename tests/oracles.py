@@ -233,15 +233,17 @@ def plain_conv_capsules(params: Any, x: Any, config: Any, constants: Any = None)
 def plain_capsnet_loss(p: Any, batch: digits.Batch, config: Any, names: dict[str, str], n: int) -> Any:
     """The loss of multimnist_capsnet's CapsNet with the parts of what_routing_does, with all votes stored."""
 
-    def squash(s: Any, axis: int) -> Any:
-        q = anp.sum(s * s, axis=axis, keepdims=True) + digits.SQUASH_EPS
+    def squash(s: Any, divisor: float) -> Any:
+        if names.get("activation") == "published":
+            s = s / divisor + 0.1
+        q = anp.sum(s * s, axis=2, keepdims=True) + digits.SQUASH_EPS
         return s * anp.sqrt(q) / (1 + q)
 
     B = len(batch.images)
     h = anp.maximum(plain_conv(batch.images[..., None], p["conv1.w"], p["conv1.b"], 1), 0)
     u = anp.reshape(plain_conv(h, p["primary.w"], p["primary.b"], 2), (B, -1, digits.PRIMARY_SIZE))  # (B, I, P)
     is_squashed = names.get("activation") != "relu"
-    u = squash(u, 2) if is_squashed else anp.maximum(u, 0)
+    u = squash(u, 32) if is_squashed else anp.maximum(u, 0)
     w = p["routing.w"] * np.ones((u.shape[1], 1, 1, 1)) if names.get("transform") == "shared" else p["routing.w"]
     votes = anp.einsum("bip,ipjd->bijd", u, w)
     logits = np.zeros((B, u.shape[1], 10))
@@ -252,7 +254,7 @@ def plain_capsnet_loss(p: Any, batch: digits.Batch, config: Any, names: dict[str
         if config.routing_grad == "stop":
             c = getval(c)  # a constant
         v = anp.einsum("bij,bijd->bjd", c, votes)
-        v = squash(v, 2) if is_squashed else v
+        v = squash(v, 1) if is_squashed else v
         if t < n_iters - 1:
             logits = logits + anp.einsum("bijd,bjd->bij", votes, v)
     lengths = anp.sqrt(anp.sum(v * v, axis=2) + digits.SQUASH_EPS)

@@ -380,7 +380,7 @@ def check_routing_all(module: ModuleType) -> None:
     check_routing(pair_of(module), "stop", 2)
 
 
-@pytest.mark.parametrize("squash", [m.SQUASH, study.IDENTITY], ids=["squash", "identity"])
+@pytest.mark.parametrize("squash", [m.SQUASH, study.IDENTITY, study.published_squash(2)])
 @pytest.mark.parametrize("n_iters", [1, 2, 3, 4])
 @pytest.mark.parametrize("policy", ["exact", "stop"])
 @pytest.mark.parametrize("form", ROUTINGS)
@@ -893,6 +893,7 @@ def test_a_network_of_digits_in_its_plain_form_is_the_fast_one(script: Any, name
         {"transform": "shared", "assignments": "even"},
         {"loss": "cross-entropy"},
         {"activation": "relu", "routing_iters": 2},
+        {"activation": "published"},
         {"assignments": "even", "activation": "relu", "loss": "cross-entropy", "recon_weight": 0.0},
     ],
 )

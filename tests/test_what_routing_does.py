@@ -171,7 +171,8 @@ VARIANTS = [
     "", "--assignments even", "--loss cross-entropy", "--vote-bias learned",
     "--study composites", "--study composites --assignments even --transform shared",
     "--study composites --assignments random --activation relu --loss cross-entropy --recon-weight 0",
-    "--study couplings", "--study affnist", "--study affnist --assignments even --activation relu",
+    "--study composites --activation published --n-val 16", "--study couplings",
+    "--study affnist", "--study affnist --assignments even --activation relu",
 ]  # fmt: skip
 
 
