@@ -49,7 +49,7 @@ from fast import optimizers
 from fast.workers import Workers, default_threads
 from support.checkpoints import read_checkpoint
 from support.console import one_line, print_message, shows_progress
-from support.files import UserError, atomic_write, require_writable
+from support.files import UserError, atomic_write
 from support.optimizers import TrainState
 from support.results import model_metrics, recorded_command, result_document, save_result
 from support.run import Stream, generator, permutation, require_finite
@@ -441,7 +441,6 @@ def main(argv: Sequence[str] | None = None) -> None:
              "Name the classes of other pictures: about 1 second."),
         ],
     )  # fmt: skip
-    require_writable(options.out, options.out_json, None if options.predict else options.checkpoint)
     if options.out and not options.predict:
         raise SettingError("out", "needs --predict")
     if options.out and options.out.suffix not in (".csv", ".json"):

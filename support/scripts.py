@@ -12,8 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from support.files import UserError
-from support.settings import UsageError
-from support.settings import parse as parse_settings
+from support.settings import UsageError, read_flags
 
 HERE = Path(__file__).resolve().parents[1]
 
@@ -63,7 +62,7 @@ def parse_flags(script: Path, argv: Sequence[str]) -> Any:
     module = load_script(script)
     if hasattr(module, "Options"):
         try:
-            return parse_settings(module.Config, module.Options, argv, "")[1]
+            return read_flags(module.Config, module.Options, argv)[1]
         except UsageError as error:
             raise UsageError(f"{script.name}: {error}") from None
     return module.make_parser().parse_args(argv)
