@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 import conv_matrix_capsules as conv
-from data.norb_files import read_norb_labels, stream_norb_pairs
+from data.norb_files import file_name, read_norb_labels, stream_norb_pairs
 from fast.workers import blas_threads, default_threads
 from support.figures import write_if_changed
 from support.files import CACHE_DIR, UserError
@@ -39,7 +39,7 @@ from support.training import RunOptions
 
 from data.toy_norb import (  # isort: skip
     AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, PARTS, SIDE, STEREO, cached_toys, draw_ground, draw_toy,
-    draw_view, file_name, make_toy, shadow_maps, shadow_resampling, write_toy_norb,
+    draw_view, make_toy, shadow_maps, shadow_resampling, write_toy_norb,
 )  # fmt: skip
 
 Array = np.ndarray
