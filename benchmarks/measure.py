@@ -7,6 +7,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +28,10 @@ def interleave(steps: dict[str, Step], repetitions: int, warm_up: int = 5) -> di
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def _reply(connection: Any, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
-    connection.send(function(**arguments))
-    connection.close()
-
-
 def in_fresh_process(function: Callable[..., Any], **arguments: Any) -> Any:
-    """What a function returns that is called in a process of its own. Raises EOFError where it fails there."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_reply, args=(sender, function, arguments))
-    process.start()
-    sender.close()
-    try:
-        return receiver.recv()
-    finally:
-        process.join()
+    """What a function returns, or raises, that is called in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        return executor.submit(function, **arguments).result()
 
 
 def _time_and_peak(build: Callable[..., Step], repetitions: int, arguments: dict[str, Any]) -> tuple[float, float]:
