@@ -68,13 +68,13 @@ HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands be
       and sd, and the 95 % interval of five or more
   <!-- table: results/EXPERIMENT/FILE.json study models=capsules -->     a row per kind of couplings
   <!-- table: results/claims.json claims page=docs/PAGE.md -->     a row per condition of each claim, here of a page's
-  <!-- table: results/benchmarks/FILE.json table NAME columns=step,ms -->     a table of a benchmark file
-Options: metrics= models= digits= setting= first= columns= page= names=.
+  <!-- table: results/benchmarks/FILE.json table NAME digits=1 -->     a table of a benchmark file
+Options: metrics= models= digits= setting= first= page= names=.
 A marker inside `backquotes` is left alone."""
 
 OPTIONS = {
     "seeds": "models metrics digits first", "study": "models digits setting", "grid": "models metrics digits",
-    "rows": "models metrics digits names", "table": "columns digits", "claims": "page",
+    "rows": "models metrics digits names", "table": "digits", "claims": "page",
 }  # fmt: skip
 
 
