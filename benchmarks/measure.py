@@ -34,22 +34,18 @@ def in_fresh_process(function: Callable[..., Any], **arguments: Any) -> Any:
         return executor.submit(function, **arguments).result()
 
 
-def _time_and_peak(build: Callable[..., Step], repetitions: int, arguments: dict[str, Any]) -> tuple[float, float]:
+def time_and_peak(build: Callable[..., Step], repetitions: int, **arguments: Any) -> tuple[float, float]:
+    """Median seconds of a step, and peak resident memory in MiB of this process, which builds and runs it: call it in a
+    fresh one. Linux alone."""
     seconds = interleave({"step": build(**arguments)}, repetitions, warm_up=1)["step"]
     # Not ru_maxrss, which a child takes over from its parent.
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return seconds, int(status["VmHWM"].split()[0]) / 1024
 
 
-def time_and_peak(build: Callable[..., Step], repetitions: int, **arguments: Any) -> tuple[float, float]:
-    """Median seconds of a step, and peak resident memory in MiB of the fresh process that builds and runs it. Linux
-    alone."""
-    return in_fresh_process(_time_and_peak, build=build, repetitions=repetitions, arguments=arguments)
-
-
 def peak_memory(build: Callable[..., Step], **arguments: Any) -> float:
     """Peak resident memory in MiB of a fresh process that builds a step and runs it four times. Linux alone."""
-    return time_and_peak(build, 1, **arguments)[1]
+    return in_fresh_process(time_and_peak, build=build, repetitions=1, **arguments)[1]
 
 
 def version_of(package: str) -> str | None:
