@@ -72,16 +72,6 @@ def view_of(documents: list[Json], options: dict[str, str]) -> View:
     return View(models, metrics, int(options.get("digits", 3)))
 
 
-def pick_setting(document: Json, name: str | None) -> Json:
-    settings: Json = document["settings"]
-    if name is None and len(settings) > 1:
-        raise UserError(f"the file holds {len(settings)} settings: add setting=NAME, such as {min(settings)!r}")
-    if name is not None and name not in settings:
-        raise UserError(f"the file has no setting {name!r}")
-    chosen: Json = settings[name or next(iter(settings))]
-    return chosen
-
-
 def seeds_table(document: Json, options: dict[str, str]) -> str:
     """A row for each seed, or for the first N, then mean and standard deviation of these, and the interval where there
     are five or more; columns for each setting."""
@@ -120,8 +110,13 @@ def paired_table(document: Json, options: dict[str, str]) -> str:
 
 def study_table(document: Json, options: dict[str, str]) -> str:
     """A row for each kind of assignments with which a routing study tested the first model."""
-    entry, view = pick_setting(document, options.get("setting")), view_of([document], options)
-    model = entry["models"][view.models[0]]
+    settings, view = document["settings"], view_of([document], options)
+    name = options.get("setting", next(iter(settings)))
+    if "setting" not in options and len(settings) > 1:
+        raise UserError(f"the file holds {len(settings)} settings: add setting=NAME, such as {min(settings)!r}")
+    if name not in settings:
+        raise UserError(f"the file has no setting {name!r}")
+    model = settings[name]["models"][view.models[0]]
     kinds = [name.removesuffix("_entropy") for name in model if name.endswith("_entropy")]
     if not kinds:
         raise UserError(f"the file has no routing study of {view.models[0]}")
