@@ -215,7 +215,7 @@ def test_markers_at_fault(page: Path, capsys: Capture) -> None:
     [
         ("<!-- table: results/fake/r.json seeds -->", "has no end"),
         ("<!-- end -->", "closes nothing"),
-        ("<!-- table: a b --><!-- table: a b --><!-- end -->", "stands before the end of <!-- table: a b -->"),
+        ("<!-- table: a b --><!-- table: a b --><!-- end -->", "has no end"),
     ],
 )
 def test_markers_that_do_not_close(text: str, message: str) -> None:
