@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from report import MAX_BYTES, read_result
+from report import read_result
 from support.console import one_line, print_message, shows_progress
 from support.files import UserError, require_writable
 from support.result_tables import grid_table, paired_table, rows_table, seeds_table
@@ -256,13 +256,10 @@ def checkpoint_of(job: Job) -> Path:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def merge(dicts: list[Json]) -> Json:
-    """One dictionary of many: a list of the distinct values where they differ."""
-    merged = {}
-    for key in dicts[0]:
-        distinct = list({json.dumps(d.get(key)): d.get(key) for d in dicts}.values())
-        merged[key] = distinct[0] if len(distinct) == 1 else distinct
-    return merged
+def merge(values: list[Any]) -> Any:
+    """The value that all have, or a list of the distinct ones."""
+    distinct = list({json.dumps(value): value for value in values}.values())
+    return distinct[0] if len(distinct) == 1 else distinct
 
 
 def require_one_dataset(results: dict[Job, Json]) -> None:
@@ -286,21 +283,20 @@ def make_document(
     if not results:
         raise UserError(f"none of the {len(failures)} runs gave a result")
     first = next(iter(results.values()))
-    configs = {
-        job: {k: v for k, v in result.get("config", {}).items() if k not in ("seed", "data_dir")}
-        for job, result in results.items()
-    }
+    left_out = ("seed", "data_dir")
+    configs = {j: {k: v for k, v in r.get("config", {}).items() if k not in left_out} for j, r in results.items()}
     common = {k: v for k, v in first.get("config", {}).items() if all(c.get(k) == v for c in configs.values())}
+    machines = [result.get("environment", {}) for result in results.values()]
     document: Json = {
         "command": args.command,
         "experiment": args.script.stem,
-        "dataset": merge([{"dataset": result.get("dataset")} for result in results.values()])["dataset"],
+        "dataset": merge([result.get("dataset") for result in results.values()]),
         "headline": first["headline"],
         "chance": first.get("chance"),
         "reference": next((name for name in first["models"] if name.startswith("caps")), next(iter(first["models"]))),
         "seeds": args.seeds,
         "axes": [list(args.zip)] * bool(args.zip) + [[name] for name in args.grid],
-        "environment": merge([result.get("environment", {}) for result in results.values()]),
+        "environment": {key: merge([machine.get(key) for machine in machines]) for key in machines[0]},
         "config": common,
         "settings": {},
     }
@@ -429,19 +425,13 @@ def make_parser() -> argparse.ArgumentParser:
 # fmt: on
 
 
-def recorded_command(argv: list[str]) -> str:
-    """The command that gives this result again, without the flags that only say where and how to run."""
-    split = argv.index("--") if "--" in argv else len(argv)
-    own = re.sub(r" --(jobs|scheduler)[ =]\S+| --(resume|checkpoints)\b", "", f" {shlex.join(argv[:split])}")
-    return f"python compare_seeds.py{own} {shlex.join(argv[split:])}".rstrip()
-
-
 def parse_command(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Setting]]:
     """The flags, checked against each other and completed, and the settings of the sweep."""
-    argv = list(argv)
     split = argv.index("--") if "--" in argv else len(argv)
-    parser, rest = make_parser(), argv[split + 1 :]
+    parser, rest = make_parser(), list(argv[split + 1 :])
     args = parser.parse_args(argv[:split])
+    of_result = re.sub(r" --(jobs|scheduler)[ =]\S+| --(resume|checkpoints)\b", "", f" {shlex.join(argv[:split])}")
+    args.command = f"python compare_seeds.py{of_result} {shlex.join(argv[split:])}".rstrip()
     file = args.experiment.removesuffix(".py") + ".py"
     args.script = (Path(__file__).parent / file if file == Path(file).name else Path(file)).resolve()
     if not args.script.is_file():
@@ -469,31 +459,21 @@ def parse_command(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Setting
     return args, settings
 
 
-def compare(args: argparse.Namespace, settings: list[Setting]) -> None:
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    args, settings = parse_command(sys.argv[1:] if argv is None else argv)
+    if args.script.parent == Path(__file__).resolve().parent:  # another one may do anything when it is imported
+        for setting in settings:
+            parse_flags(args.script, [*setting.args, *["--checkpoint=x"] * args.checkpoints])
     args.commit, archive = git_commit(), pack(args.script)
-    for path in (args.out, CACHE / "a run"):
-        require_writable(path)
-    CACHE.mkdir(parents=True, exist_ok=True)
+    require_writable(args.out, CACHE / "a run")
     jobs = make_jobs(args, settings, archive)
     results, failures = run_all(jobs, args, archive)
     document = make_document(args, settings, results, failures)
     store_document(args.out, args.part, document)
     print(f"{describe(summarise_comparison(document))}\n\n{args.out} is written")
-    if args.out.stat().st_size > MAX_BYTES:
-        print_message(f"warning: {args.out} is too large for report.py --check ({MAX_BYTES:,} bytes)")
     if failures:
         raise UserError(f"{len(failures)} of {len(jobs)} runs failed; the others are kept")
-
-
-@script
-def main(argv: Sequence[str] | None = None) -> None:
-    argv = list(sys.argv[1:] if argv is None else argv)
-    args, settings = parse_command(argv)
-    args.command = recorded_command(argv)
-    if args.script.parent == Path(__file__).resolve().parent:  # another one may do anything when it is imported
-        for setting in settings:
-            parse_flags(args.script, [*setting.args, *["--checkpoint=x"] * args.checkpoints])
-    compare(args, settings)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 
 import conv_matrix_capsules as conv
-from data.norb_files import read_norb_labels, stream_norb_pairs
+from data.norb_files import file_name, read_norb_labels, stream_norb_pairs
 from fast.workers import blas_threads, default_threads
 from support.figures import write_if_changed
-from support.files import CACHE_DIR, UserError, require_writable
+from support.files import CACHE_DIR, UserError
 from support.results import environment, plain, recorded_command, save_result
 from support.script import script
 from support.settings import SettingError, folder, input_path, int_in, output_path, parse, setting
@@ -39,7 +39,7 @@ from support.training import RunOptions
 
 from data.toy_norb import (  # isort: skip
     AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, PARTS, SIDE, STEREO, cached_toys, draw_ground, draw_toy,
-    draw_view, file_name, make_toy, shadow_maps, shadow_resampling, write_toy_norb,
+    draw_view, make_toy, shadow_maps, shadow_resampling, write_toy_norb,
 )  # fmt: skip
 
 Array = np.ndarray
@@ -263,7 +263,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         ],
         "The six files go to --out-dir; conv_matrix_capsules.py --dataset smallnorb --data-dir DIR reads them.",
     )  # fmt: skip
-    require_writable(options.out_json, options.figure)
     if options.baselines:
         result = baselines(options.threads, options.quiet)
         save_result(options.out_json, result, recorded_command(EXPERIMENT, argv))

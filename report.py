@@ -68,13 +68,13 @@ HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands be
       and sd, and the 95 % interval of five or more
   <!-- table: results/EXPERIMENT/FILE.json study models=capsules -->     a row per kind of couplings
   <!-- table: results/claims.json claims page=docs/PAGE.md -->     a row per condition of each claim, here of a page's
-  <!-- table: results/benchmarks/FILE.json table NAME columns=step,ms -->     a table of a benchmark file
-Options: metrics= models= digits= setting= first= columns= page= names=.
+  <!-- table: results/benchmarks/FILE.json table NAME digits=1 -->     a table of a benchmark file
+Options: metrics= models= digits= setting= first= page= names=.
 A marker inside `backquotes` is left alone."""
 
 OPTIONS = {
     "seeds": "models metrics digits first", "study": "models digits setting", "grid": "models metrics digits",
-    "rows": "models metrics digits names", "table": "columns digits", "claims": "page",
+    "rows": "models metrics digits names", "table": "digits", "claims": "page",
 }  # fmt: skip
 
 
@@ -114,33 +114,26 @@ def fill_marker(text: str) -> str:
 
 def render_page(text: str) -> tuple[str, list[str], list[str]]:
     """The page as it should be; where it differs; and which of its markers are at fault, as ``LINE: message``."""
-    parts: list[str] = []
-    stale: list[str] = []
-    faults: list[str] = []
-    end, opened = 0, None
-
-    def line_of(marker: re.Match[str]) -> int:
-        return text.count("\n", 0, marker.start()) + 1
-
-    for marker in MARKER.finditer(text):
-        if (marker[1] is None) == (opened is None):  # an end without a beginning, or a second beginning
-            what = "closes nothing" if opened is None else f"stands before the end of {opened[0]}"
-            faults.append(f"{line_of(marker)}: {marker[0]} {what}")
-        elif opened is not None:
-            at = f"{line_of(opened)}: table {opened[1]}"
-            parts.append(text[end : opened.end()])
-            old, end = text[opened.end() : marker.start()], marker.start()
+    parts, stale, faults, end = list[str](), list[str](), list[str](), 0
+    found = list(MARKER.finditer(text))
+    for before, marker, after in zip([None, *found], found, [*found[1:], None], strict=False):
+        line = text.count("\n", 0, marker.start()) + 1
+        if marker[1] is None:
+            if before is None or before[1] is None:
+                faults.append(f"{line}: {marker[0]} closes nothing")
+        elif after is None or after[1] is not None:
+            faults.append(f"{line}: {marker[0]} has no end")
+        else:
+            parts.append(text[end : marker.end()])
+            new = old = text[marker.end() : after.start()]
+            end = after.start()
             try:
-                new = fill_marker(opened[1])
-                if new != old:
-                    stale.append(f"{at} differs from its file")
+                new = fill_marker(marker[1])
             except UserError as error:
-                faults.append(f"{at}: {error}")
-                new = old
+                faults.append(f"{line}: table {marker[1]}: {error}")
+            if new != old:
+                stale.append(f"{line}: table {marker[1]} differs from its file")
             parts.append(new)
-        opened = marker if marker[1] else None
-    if opened is not None:
-        faults.append(f"{line_of(opened)}: {opened[0]} has no end")
     return "".join(parts) + text[end:], stale, faults
 
 

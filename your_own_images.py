@@ -49,7 +49,7 @@ from fast import optimizers
 from fast.workers import Workers, default_threads
 from support.checkpoints import read_checkpoint
 from support.console import one_line, print_message, shows_progress
-from support.files import UserError, atomic_write, require_writable
+from support.files import UserError, atomic_write
 from support.optimizers import TrainState
 from support.results import model_metrics, recorded_command, result_document, save_result
 from support.run import Stream, generator, permutation, require_finite
@@ -403,23 +403,18 @@ def format_answers(answers: Answers) -> str:
 
 def write_answers(path: Path, answers: Answers) -> None:
     """A row for each picture and network: file, model, class, and the answer for each class. Raises UserError."""
-    classes = answers.classes
     rows = [
-        (str(file), name, classes[a[n].argmax()], [round(float(x), 6) for x in a[n]])
-        for n, file in enumerate(answers.paths)
-        for name, a in answers.by_model.items()
-    ]
+        {"file": str(file), "model": name, "class": answers.classes[a[n].argmax()],
+         "answers": {k: round(float(x), 6) for k, x in zip(answers.classes, a[n], strict=True)}}
+        for n, file in enumerate(answers.paths) for name, a in answers.by_model.items()
+    ]  # fmt: skip
     text = io.StringIO(newline="")
     if path.suffix == ".json":
-        found = [
-            {"file": file, "model": model, "class": named, "answers": dict(zip(classes, x, strict=True))}
-            for file, model, named, x in rows
-        ]
-        json.dump(found, text, ensure_ascii=False, indent=1)
+        json.dump(rows, text, ensure_ascii=False, indent=1)
     else:
         writer = csv.writer(text)
-        writer.writerow(["file", "model", "class", *classes])
-        writer.writerows([file, model, named, *x] for file, model, named, x in rows)
+        writer.writerow(["file", "model", "class", *answers.classes])
+        writer.writerows([row["file"], row["model"], row["class"], *row["answers"].values()] for row in rows)
     with atomic_write(path) as stream:
         stream.write(text.getvalue().encode())
 
@@ -441,7 +436,6 @@ def main(argv: Sequence[str] | None = None) -> None:
              "Name the classes of other pictures: about 1 second."),
         ],
     )  # fmt: skip
-    require_writable(options.out, options.out_json, None if options.predict else options.checkpoint)
     if options.out and not options.predict:
         raise SettingError("out", "needs --predict")
     if options.out and options.out.suffix not in (".csv", ".json"):

@@ -14,7 +14,6 @@ from benchmarks import multimnist, scaling, smallnorb
 from benchmarks.measure import Step, in_fresh_process, interleave, peak_memory, version_of
 from benchmarks.roofline import count_work, gemm_rate, stream_bandwidth
 from support.console import print_message
-from support.files import require_writable
 from support.results import environment, save_result
 from support.script import script
 from support.settings import SettingError, int_in, output_path, parse, setting
@@ -145,7 +144,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         "Time training steps, their matrix products alone, and the same networks in PyTorch and JAX.",
         epilog="The times are printed, and go to the file of --out.",
     )  # fmt: skip
-    require_writable(options.out)
     if config.scaling:
         tables = scaling.measure(config.repetitions, options.threads)
     else:

@@ -7,6 +7,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,40 +28,24 @@ def interleave(steps: dict[str, Step], repetitions: int, warm_up: int = 5) -> di
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def _reply(connection: Any, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
-    connection.send(function(**arguments))
-    connection.close()
-
-
 def in_fresh_process(function: Callable[..., Any], **arguments: Any) -> Any:
-    """What a function returns that is called in a process of its own. Raises EOFError where it fails there."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_reply, args=(sender, function, arguments))
-    process.start()
-    sender.close()
-    try:
-        return receiver.recv()
-    finally:
-        process.join()
+    """What a function returns, or raises, that is called in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        return executor.submit(function, **arguments).result()
 
 
-def _time_and_peak(build: Callable[..., Step], repetitions: int, arguments: dict[str, Any]) -> tuple[float, float]:
+def time_and_peak(build: Callable[..., Step], repetitions: int, **arguments: Any) -> tuple[float, float]:
+    """Median seconds of a step, and peak resident memory in MiB of this process, which builds and runs it: call it in a
+    fresh one. Linux alone."""
     seconds = interleave({"step": build(**arguments)}, repetitions, warm_up=1)["step"]
     # Not ru_maxrss, which a child takes over from its parent.
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return seconds, int(status["VmHWM"].split()[0]) / 1024
 
 
-def time_and_peak(build: Callable[..., Step], repetitions: int, **arguments: Any) -> tuple[float, float]:
-    """Median seconds of a step, and peak resident memory in MiB of the fresh process that builds and runs it. Linux
-    alone."""
-    return in_fresh_process(_time_and_peak, build=build, repetitions=repetitions, arguments=arguments)
-
-
 def peak_memory(build: Callable[..., Step], **arguments: Any) -> float:
     """Peak resident memory in MiB of a fresh process that builds a step and runs it four times. Linux alone."""
-    return time_and_peak(build, 1, **arguments)[1]
+    return in_fresh_process(time_and_peak, build=build, repetitions=1, **arguments)[1]
 
 
 def version_of(package: str) -> str | None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import threadpoolctl
 
 import multimnist_capsnet as experiment
 from benchmarks.measure import Step, torch_adam_step
@@ -55,17 +52,6 @@ def overlay_step(batch_size: int = 32) -> Step:
     return lambda: overlays.render(overlays.draw(rng, batch_size))
 
 
-def _all_at_once(steps: Sequence[Step]) -> Step:
-    """A step in which each thread, with BLAS at one, takes one of ``steps``."""
-    pool, blas = ThreadPoolExecutor(len(steps)), threadpoolctl.ThreadpoolController()
-
-    def all_steps() -> None:
-        with blas.limit(limits=1, user_api="blas"):
-            list(pool.map(lambda step: step(), steps))
-
-    return all_steps
-
-
 def usual_products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2) -> Step:
     """The matrix products that the network is usually computed by: direct convolutions, their columns ready, and all
     votes at once, so that routing needs no more. For every layer one for the output, one for the gradient of the
@@ -97,7 +83,9 @@ def usual_products_step(batch_size: int = 32, conv_channels: int = 32, threads: 
 
         return step
 
-    return _all_at_once([share() for _ in range(threads)])
+    workers = Workers(threads).__enter__()  # as long as the process
+    shares = [share() for _ in range(threads)]
+    return lambda: workers.map(lambda step: step(), shares)
 
 
 def torch_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2, **options: bool) -> Step:

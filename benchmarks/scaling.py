@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import conv_matrix_capsules, multimnist, smallnorb
-from benchmarks.measure import Step, time_and_peak
+from benchmarks.measure import Step, in_fresh_process, time_and_peak
 
 BATCHES = {str(n): {"batch_size": n} for n in (8, 16, 32, 64, 128)}
 WIDTHS = {str(n): {"conv_channels": n} for n in (16, 32, 64, 128)}
@@ -22,8 +22,8 @@ def scale(
     columns = [f"{n} thread{'s' * (n > 1)}, {unit}" for unit in ("ms", "MiB") for n in threads]
     rows = []
     for value, arguments in values.items():
-        measured = [time_and_peak(build, repetitions, threads=n, **arguments) for n in threads]
-        times, peaks = zip(*measured, strict=True)
+        given = {"build": build, "repetitions": repetitions, **arguments}
+        times, peaks = zip(*(in_fresh_process(time_and_peak, threads=n, **given) for n in threads), strict=True)
         rows.append([value, *(round(1e3 * seconds, 2) for seconds in times), *map(round, peaks)])
     return {"columns": [label, *columns], "rows": rows}
 

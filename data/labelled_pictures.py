@@ -89,29 +89,28 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
     if 4 * n * side * side * channels > MAX_BYTES:
         raise UserError(f"{n:,} pictures of {side} x {side} pixels need more than {MAX_BYTES >> 20} MiB: take fewer, or"
                         " a smaller --image-size")  # fmt: skip
-    known, unreadable, sets = dict[str, tuple[float, float]](), [], []
+    known, unreadable, sets = dict[str, tuple[float, float]](), list[Any](), list[Labelled]()
     bar = tqdm(total=n, desc="pictures", leave=False, disable=not shows_progress())
-    for is_test, (items, labels) in enumerate(source.parts):
-        raw, kinds = np.empty((len(items), side, side, channels), np.float32), np.empty(len(items), object)
-        greatest = dict[str, float]()
+    for items, labels in source.parts:
+        raw, read = np.empty((len(items), side, side, channels), np.float32), dict[str, list[Any]]()  # by kind
         for k, item in enumerate(items):
             with contextlib.suppress(UserError):
-                raw[k], kind, (low, high) = source.load(item, side, channels)
-                if not is_test:
-                    known[kind] = min(low, known.get(kind, (low,))[0]), max(high, known.get(kind, (high, high))[1])
-                greatest[kind] = max(high, greatest.get(kind, high))
-                kinds[k] = kind
+                raw[k], kind, extremes = source.load(item, side, channels)
+                read.setdefault(kind, []).append((k, *extremes))
             bar.update()
-        for kind in {*greatest} & {*known}:
+        images, is_read = np.empty(raw.shape, np.uint8), np.zeros(len(items), bool)
+        for kind, found in read.items():
+            numbers, lows, highs = zip(*found, strict=True)
+            if not sets:  # these are the training's
+                known[kind] = min(lows), max(highs)
+            if kind not in known:
+                continue
             low, high = known[kind]
-            if greatest[kind] - low > 4 * (high - low):  # such as 0 to 255 after a training with 0 to 1
-                text = f"values up to {greatest[kind]:g}, and those of the training up to {high:g}"
+            if max(highs) - low > 4 * (high - low):  # such as 0 to 255 after a training with 0 to 1
+                text = f"values up to {max(highs):g}, and those of the training up to {high:g}"
                 raise UserError(f"the pictures of {path} for the test have {text}: scale both alike")
-        images = np.empty(raw.shape, np.uint8)
-        for k, kind in enumerate(kinds):
-            if kind in known:
-                images[k] = eight_bits(raw[k], known[kind])
-        is_read = np.array([kind in known for kind in kinds], bool)
+            for k in numbers:
+                images[k], is_read[k] = eight_bits(raw[k], known[kind]), True
         unreadable += [items[k] for k in np.flatnonzero(~is_read).tolist()]
         sets.append(Labelled(images[is_read], labels[is_read]))
     bar.close()
@@ -372,10 +371,10 @@ def read_idx(path: Path) -> Array:
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def read_class_names(folder: Path | None, labels: Array) -> tuple[str, ...]:
+def read_class_names(folder: Path, labels: Array) -> tuple[str, ...]:
     """Names of the classes of sorted labels (J,): the lines of ``classes.txt`` in the folder, in the order of the
     labels, or without this file the labels themselves. Raises UserError where there are not as many."""
-    if folder is None or not (path := folder / "classes.txt").is_file():
+    if not (path := folder / "classes.txt").is_file():
         return tuple(map(str, labels.tolist()))
     try:
         names = tuple(class_name(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())

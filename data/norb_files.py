@@ -17,21 +17,23 @@ from support.files import UserError
 Array = np.ndarray
 
 NORB_DTYPES: dict[int, np.dtype[Any]] = {
-    0x1E3D4C55: np.dtype("u1"),
-    0x1E3D4C54: np.dtype("<i4"),
-    0x1E3D4C51: np.dtype("<f4"),
-    0x1E3D4C53: np.dtype("<f8"),
-    0x1E3D4C56: np.dtype("<i2"),
-}
+    0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54: np.dtype("<i4"), 0x1E3D4C51: np.dtype("<f4"),
+    0x1E3D4C53: np.dtype("<f8"), 0x1E3D4C56: np.dtype("<i2"),
+}  # fmt: skip
 NORB_SETS = {"training": "5x46789", "testing": "5x01235"}  # the digits are the object instances of each set
 NORB_CHUNK = 256  # stereo pairs decoded at a time
 NORB_ITEMS = 24_300  # of an official set; a file that claims more is not believed
 NORB_CLASSES = 5
 
 
+def file_name(subset: str, part: str) -> str:
+    """The official name of a file: ``subset`` is "training" or "testing", ``part`` dat, cat or info."""
+    return f"smallnorb-{NORB_SETS[subset]}x9x18x6x2x96x96-{subset}-{part}.mat"
+
+
 def norb_path(data_dir: Path, subset: str, part: str) -> Path:
-    """The official name of one file, gzipped or not. Raises UserError where neither is there."""
-    name = f"smallnorb-{NORB_SETS[subset]}x9x18x6x2x96x96-{subset}-{part}.mat"
+    """One file, gzipped or not. Raises UserError where neither is there."""
+    name = file_name(subset, part)
     with contextlib.suppress(OSError):  # a folder without permission, a name that is too long
         for path in (data_dir / name, data_dir / f"{name}.gz"):
             if path.is_file():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import stat
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,14 +34,12 @@ def open_upright(path: Path, side: int | None = None) -> Any:
     direction. Raises UserError where the file cannot be read."""
     from PIL import Image, ImageOps
 
+    if not os.path.isfile(path):  # a pipe would be waited for
+        raise UserError(f"there is no picture {path}")
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
-            raise UserError(f"{path} is not a picture: it is {'a folder' if path.is_dir() else 'no regular file'}")
         with quiet_and_unlimited(Image), Image.open(path) as opened:
             if opened.width * opened.height > MAX_PIXELS:
-                raise UserError(
-                    f"{path} has {opened.width:,} x {opened.height:,} pixels: make it smaller than {MAX_PIXELS:,}"
-                )
+                raise ValueError(f"it has {opened.width:,} x {opened.height:,} pixels, more than {MAX_PIXELS:,}")
             if side:
                 opened.draft(None, (2 * side, 2 * side))
             upright = ImageOps.exif_transpose(opened)
@@ -49,14 +47,10 @@ def open_upright(path: Path, side: int | None = None) -> Any:
                 return upright.convert("RGBA")
             pixels = np.asarray(upright)
             if not np.isfinite(pixels).all():
-                raise UserError(f"{path} has pixels that are no numbers")
+                raise ValueError("it has pixels that are no numbers")
             deep = Image.fromarray(pixels.astype(np.float32))
             deep.info["kind"] = FLOATS if pixels.dtype.kind == "f" else WHOLE
             return deep
-    except UserError:
-        raise
-    except FileNotFoundError:
-        raise UserError(f"there is no picture {path}") from None
     except Exception as error:  # Pillow's decoders raise many kinds on a damaged file: SyntaxError, struct.error, ...
         raise UserError(f"{path} is not a picture that can be read: {one_line(error)}") from error
 

@@ -109,22 +109,17 @@ PEN_STEPS = 72  # S, from one pen position to the next, for the whole of a skele
 CATMULL_ROM = np.array([[0, 2, 0, 0], [-1, 0, 1, 0], [2, -5, 4, -1], [-1, 3, -3, 1]]) / 2  # (t power, point)
 
 
-class Handwriting(NamedTuple):
-    """How much digits vary: standard deviations, in units of the writing box where no other unit is given."""
-
-    jitter: float = 0.06  # of each control point
-    bend: float = 0.25  # of the coefficients of x², xy, y²: bows and tapers
-    waves: int = 3  # sine waves that displace the path ...
-    warp: float = 0.04  # ... by this much each
-    slant: tuple[float, float] = (0.15, 0.3)  # mean and deviation of the shear to the right
-    turn: float = 0.15  # radians
-    aspect: float = 0.22  # of log(width / height)
-    pen: tuple[float, float] = (1.3, 0.25)  # median radius in pixels, deviation of its log
-    edge: tuple[float, float] = (1.2, 0.2)  # the same for the width of the soft edge
-    shift: float = 0.3  # pixels
-
-
-HANDWRITING = Handwriting()
+# How much digits vary: standard deviations, in units of the writing box where no other unit is given.
+JITTER = 0.06  # of each control point
+BEND = 0.25  # of the coefficients of x², xy, y²: bows and tapers
+N_WAVES, WARP = 3, 0.04  # sine waves that displace the path by this much each
+SLANT = (0.15, 0.3)  # mean and deviation of the shear to the right
+TURN = 0.15  # radians
+ASPECT = 0.22  # of log(width / height)
+PEN = (1.3, 0.25)  # median radius in pixels, deviation of its log
+EDGE = (1.2, 0.2)  # the same for the width of the soft edge
+SHIFT = 0.3  # pixels
+CHUNK = 250  # digits drawn at a time
 
 
 class Skeletons(NamedTuple):
@@ -169,9 +164,7 @@ def compile_skeletons() -> Skeletons:
     return Skeletons(upto, control, basis, down)
 
 
-def stroke_digits(
-    rng: np.random.Generator, n: int, hand: Handwriting = HANDWRITING, chunk: int = 250
-) -> tuple[Array, Array]:
+def stroke_digits(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
     """Draw n digits, the classes as even as n allows, in random order.
 
     Returns images (n, 28, 28) uint8, prepared as MNIST's are (strokes in a box of 20 pixels, centred by mass),
@@ -180,12 +173,12 @@ def stroke_digits(
     skeletons = compile_skeletons()
     labels = rng.permutation(np.arange(n) % 10).astype(np.uint8)
     images = np.empty((n, 28, 28), np.uint8)
-    for start in range(0, n, chunk):
-        images[start : start + chunk] = _draw(rng, skeletons, labels[start : start + chunk], hand)
+    for start in range(0, n, CHUNK):
+        images[start : start + CHUNK] = _draw(rng, skeletons, labels[start : start + CHUNK])
     return images, labels
 
 
-def _draw(rng: np.random.Generator, skeletons: Skeletons, labels: Array, hand: Handwriting) -> Array:
+def _draw(rng: np.random.Generator, skeletons: Skeletons, labels: Array) -> Array:
     """One image (n, 28, 28) uint8 for each of the labels (n,)."""
     n = len(labels)
 
@@ -195,22 +188,22 @@ def _draw(rng: np.random.Generator, skeletons: Skeletons, labels: Array, hand: H
     # The pen's path: jittered control points, then bows and tapers, then long waves.
     k = np.searchsorted(skeletons.upto, labels + rng.random(n), side="right")
     control = skeletons.control[k] - 0.5  # (n, P, 2)
-    control += hand.jitter * gaussian(*control.shape[1:])
+    control += JITTER * gaussian(*control.shape[1:])
     pen = skeletons.basis[k] @ control  # (n, S+1, 2)
     x, y = pen[..., :1], pen[..., 1:]
-    pen = pen + np.concatenate((x * x, x * y, y * y), axis=2) @ (hand.bend * gaussian(3, 2))
-    phase = pen @ (2.5 * gaussian(2, hand.waves)) + 3 * gaussian(1, hand.waves)  # (n, S+1, waves)
-    pen += np.sin(phase) @ (hand.warp * gaussian(hand.waves, 2))
+    pen = pen + np.concatenate((x * x, x * y, y * y), axis=2) @ (BEND * gaussian(3, 2))
+    phase = pen @ (2.5 * gaussian(2, N_WAVES)) + 3 * gaussian(1, N_WAVES)  # (n, S+1, waves)
+    pen += np.sin(phase) @ (WARP * gaussian(N_WAVES, 2))
 
     # Slant, aspect ratio and rotation, one matrix a digit.
-    slant, aspect = hand.slant[0] + hand.slant[1] * gaussian(), np.exp(hand.aspect * gaussian())
-    turn = hand.turn * gaussian()
+    slant, aspect = SLANT[0] + SLANT[1] * gaussian(), np.exp(ASPECT * gaussian())
+    turn = TURN * gaussian()
     cos, sin = np.cos(turn), np.sin(turn)
     affine = np.stack((aspect * cos, aspect * sin, -slant * cos - sin, cos - slant * sin), axis=1)
     pen = pen @ affine.reshape(n, 2, 2)
 
     # Into the box of 20 pixels, the centre of mass to where MNIST has it.
-    radius = hand.pen[0] * np.exp(hand.pen[1] * gaussian(1))  # (n, 1) pixels
+    radius = PEN[0] * np.exp(PEN[1] * gaussian(1))  # (n, 1) pixels
     pen *= ((20 - 2 * radius) / np.ptp(pen, axis=1).max(axis=1, keepdims=True))[..., None]
     step = np.diff(pen, axis=1)
     lengths = np.sqrt(np.sum(step * step, axis=2)) * skeletons.down[k]  # (n, S) pixels of line
@@ -218,7 +211,7 @@ def _draw(rng: np.random.Generator, skeletons: Skeletons, labels: Array, hand: H
     centre = np.matmul(lengths[:, None], pen) / lengths.sum(axis=1)[:, None, None]  # (n, 1, 2)
     low, high = pen.min(axis=1, keepdims=True), pen.max(axis=1, keepdims=True)
     margin = radius[..., None] + 1.5  # so that no stroke leaves the image
-    pen += np.clip(14.5 - centre + hand.shift * gaussian(1, 2), margin - low, 28 - margin - high)
+    pen += np.clip(14.5 - centre + SHIFT * gaussian(1, 2), margin - low, 28 - margin - high)
 
     # The line integral of a Gaussian along the path is exp(-d²/2σ²) at distance d from a line. Solved for d,
     # which is held against the radius, it gives grey values; close strokes merge.
@@ -228,5 +221,5 @@ def _draw(rng: np.random.Generator, skeletons: Skeletons, labels: Array, hand: H
     lengths /= np.sqrt(2 * np.pi) * sigma
     line = np.matmul((blur[:, :, 1] * lengths[..., None]).transpose(0, 2, 1), blur[:, :, 0])  # (n, 28, 28)
     d = sigma[..., None] * np.sqrt(-2 * np.log(np.clip(line, 1e-9, 1)))
-    edge = hand.edge[0] * np.exp(hand.edge[1] * gaussian(1, 1))
+    edge = EDGE[0] * np.exp(EDGE[1] * gaussian(1, 1))
     return (255 * np.clip(0.5 + (radius[..., None] - d) / edge, 0, 1)).astype(np.uint8)

@@ -37,6 +37,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+from data.norb_files import NORB_DTYPES, file_name
 from fast.workers import Workers, default_threads
 from support.console import print_message, shows_progress
 from support.files import atomic_write, told_as
@@ -62,17 +63,14 @@ STEREO = 2.5  # degrees: each camera's angle from the middle of both
 # Directions of the lamps (left, right, behind, in front), and how bright they are in each lighting.
 LAMPS = np.array([[-0.6, -0.3, 0.9], [0.6, -0.35, 0.9], [-0.2, 0.55, 0.95], [0.1, -0.7, 0.9]])
 LAMPS /= np.linalg.norm(LAMPS, axis=1, keepdims=True)
-BRIGHTNESS = np.array(
-    [[0.6, 0.6, 0.4, 0.4], [1.3, 0.1, 0.3, 0.2], [0.1, 1.3, 0.3, 0.2], [0.3, 0.3, 1.1, 0.2], [0.3, 0.2, 0.1, 1.3],
-     [0.8, 0.1, 0.7, 0.6]]
-)  # fmt: skip
+BRIGHTNESS = np.array([[0.6, 0.6, 0.4, 0.4], [1.3, 0.1, 0.3, 0.2], [0.1, 1.3, 0.3, 0.2],
+                       [0.3, 0.3, 1.1, 0.2], [0.3, 0.2, 0.1, 1.3], [0.8, 0.1, 0.7, 0.6]])  # fmt: skip
 GROUND = np.array([226, 203, 212, 230, 180, 190])  # grey level of the ground in each lighting
 SKY = 1.5  # light from everywhere, in units of BRIGHTNESS
 SHADOW_SIDE, SHADOW_HALF = 64, 1.05  # cells and half width of the map of shadows; a toy is about 1 wide
 SHADOW = 0.6  # fraction of the light kept from the ground that does not come back from around
 SHADOW_BLUR, SKY_BLUR = 0.05, 0.08  # standard deviations
 KEPT_SETS = 4  # in the cache, of 0.9 GB each
-MAGIC = {"u1": 0x1E3D4C55, "<i4": 0x1E3D4C54}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -380,7 +378,7 @@ def car(rng: np.random.Generator) -> list[Solid]:
     return parts
 
 
-BUILDERS: tuple[Callable[[np.random.Generator], list[Solid]], ...] = (animal, human, airplane, truck, car)
+BUILDERS = (animal, human, airplane, truck, car)
 
 
 class Toy(NamedTuple):
@@ -664,16 +662,10 @@ def draw_toy(category: int, instance: int, n_lightings: int = N_LIGHTINGS, seed:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def file_name(subset: str, part: str) -> str:
-    """The official name of a file of the real set."""
-    instances = "".join(map(str, INSTANCES[subset]))
-    return f"smallnorb-5x{instances}x9x18x6x2x96x96-{subset}-{part}.mat"
-
-
 def header(dtype: str, shape: tuple[int, ...]) -> bytes:
     """Magic number, number of dimensions, and at least three sizes."""
-    sizes = [*shape, *[1] * (3 - len(shape))]
-    return np.array([MAGIC[dtype], len(shape), *sizes], "<i4").tobytes()
+    (magic,) = (number for number, known in NORB_DTYPES.items() if known == dtype)
+    return np.array([magic, len(shape), *shape, *[1] * (3 - len(shape))], "<i4").tobytes()
 
 
 def shuffled_views(subset: str, n_instances: int, n_lightings: int, seed: int) -> Array:
@@ -690,42 +682,29 @@ def shuffled_views(subset: str, n_instances: int, n_lightings: int, seed: int) -
 
 
 def write_toy_norb(
-    folder: Path,
-    n_instances: int = 5,
-    n_lightings: int = N_LIGHTINGS,
-    seed: int = 0,
-    threads: int | None = None,
+    folder: Path, n_instances: int = 5, n_lightings: int = N_LIGHTINGS, seed: int = 0, threads: int | None = None,
     quiet: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Write the six files, or none of them; no bit depends on ``threads``. A smaller set has the first ``n_instances``
     toys of each category in each half, and the first ``n_lightings`` lightings. Raises UserError where they cannot be
     written."""
     from tqdm import tqdm
 
     views = {subset: shuffled_views(subset, n_instances, n_lightings, seed) for subset in INSTANCES}
-    jobs = [
-        (subset, category, instance)
-        for subset in INSTANCES
-        for instance in INSTANCES[subset][:n_instances]
-        for category in range(len(CATEGORIES))
-    ]
+    toys = [(subset, instance) for subset, instances in INSTANCES.items() for instance in instances[:n_instances]]
+    jobs = [(subset, category, instance) for subset, instance in toys for category in range(len(CATEGORIES))]
     lock = threading.Lock()
     with contextlib.ExitStack() as stack:
-        files = {
-            (subset, part): stack.enter_context(atomic_write(folder / file_name(subset, part)))
-            for subset in INSTANCES
-            for part in PARTS
-        }
+        names = itertools.product(INSTANCES, PARTS)
+        files = {name: stack.enter_context(atomic_write(folder / file_name(*name))) for name in names}
         starts = {}
         for subset, rows in views.items():
             files[subset, "cat"].write(header("<i4", (len(rows),)) + rows[:, 0].astype("<i4").tobytes())
             files[subset, "info"].write(header("<i4", (len(rows), 4)) + rows[:, 1:].astype("<i4").tobytes())
-            shape = (len(rows), 2, SIDE, SIDE)
-            starts[subset] = files[subset, "dat"].write(header("u1", shape))
+            starts[subset] = files[subset, "dat"].write(header("u1", (len(rows), 2, SIDE, SIDE)))
         workers = stack.enter_context(Workers(threads or default_threads()))
-        bar = stack.enter_context(
-            tqdm(total=len(jobs), desc="toys", unit="toy", leave=False, disable=not shows_progress(quiet))
-        )
+        disable = not shows_progress(quiet)
+        bar = stack.enter_context(tqdm(total=len(jobs), desc="toys", unit="toy", leave=False, disable=disable))
 
         def draw(job: tuple[str, int, int]) -> None:
             subset, category, instance = job
@@ -754,9 +733,8 @@ def cached_toys(cache: Path, seed: int) -> Path:
     this file, so that another version is drawn anew. Of all sets only the ``KEPT_SETS`` used last are kept.
     Raises UserError where it cannot be written."""
     folder = cache / f"toys-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}-{seed}"
-    names = [folder / file_name(subset, part) for subset in INSTANCES for part in PARTS]
     with only_one(cache):
-        if not all(os.path.isfile(name) for name in names):
+        if not all(os.path.isfile(folder / file_name(*name)) for name in itertools.product(INSTANCES, PARTS)):
             for old in sorted(cache.glob("toys-*"), key=lambda old: old.stat().st_mtime)[: 1 - KEPT_SETS]:
                 shutil.rmtree(old, ignore_errors=True)
             print_message(f"drawing the toys of seed {seed} into {folder}: about a minute, 0.9 GB")

@@ -70,19 +70,18 @@ def read_checkpoint(
         if header["checksum"] != checksum(header, arrays):
             raise ValueError("it is damaged")
         config = from_json(config_class, header["config"])
-        models = {name: model for name, model in make_models(config).items() if name in header["models"]}
-        states = init_states(models, config)
-        for name, state in states.items():
-            for kind in ("params", "m", "v"):
-                for key, target in getattr(state, kind).items():
-                    array = arrays[f"{name}/{kind}/{key}"]
-                    if array.shape != target.shape or array.dtype != target.dtype:
-                        raise ValueError(f"its {key} does not fit this network")
-                    target[...] = array
-            for key in KEPT:
-                setattr(state, key, header["models"][name][key])
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        kept = {name: {key: model[key] for key in KEPT} for name, model in header["models"].items()}
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise UserError(f"{path} is no readable checkpoint of {experiment}: {one_line(error)}") from None
+    states = init_states({name: model for name, model in make_models(config).items() if name in kept}, config)
+    for name, state in states.items():
+        vars(state).update(kept[name])
+        for kind in ("params", "m", "v"):
+            for key, target in getattr(state, kind).items():
+                array = arrays.get(f"{name}/{kind}/{key}", np.empty(0))
+                if array.shape != target.shape or array.dtype != target.dtype:
+                    raise UserError(f"{path} is no checkpoint of this network: its {key} does not fit")
+                target[...] = array
     return config, states
 
 

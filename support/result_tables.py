@@ -72,16 +72,6 @@ def view_of(documents: list[Json], options: dict[str, str]) -> View:
     return View(models, metrics, int(options.get("digits", 3)))
 
 
-def pick_setting(document: Json, name: str | None) -> Json:
-    settings: Json = document["settings"]
-    if name is None and len(settings) > 1:
-        raise UserError(f"the file holds {len(settings)} settings: add setting=NAME, such as {min(settings)!r}")
-    if name is not None and name not in settings:
-        raise UserError(f"the file has no setting {name!r}")
-    chosen: Json = settings[name or next(iter(settings))]
-    return chosen
-
-
 def seeds_table(document: Json, options: dict[str, str]) -> str:
     """A row for each seed, or for the first N, then mean and standard deviation of these, and the interval where there
     are five or more; columns for each setting."""
@@ -120,8 +110,13 @@ def paired_table(document: Json, options: dict[str, str]) -> str:
 
 def study_table(document: Json, options: dict[str, str]) -> str:
     """A row for each kind of assignments with which a routing study tested the first model."""
-    entry, view = pick_setting(document, options.get("setting")), view_of([document], options)
-    model = entry["models"][view.models[0]]
+    settings, view = document["settings"], view_of([document], options)
+    name = options.get("setting", next(iter(settings)))
+    if "setting" not in options and len(settings) > 1:
+        raise UserError(f"the file holds {len(settings)} settings: add setting=NAME, such as {min(settings)!r}")
+    if name not in settings:
+        raise UserError(f"the file has no setting {name!r}")
+    model = settings[name]["models"][view.models[0]]
     kinds = [name.removesuffix("_entropy") for name in model if name.endswith("_entropy")]
     if not kinds:
         raise UserError(f"the file has no routing study of {view.models[0]}")
@@ -173,25 +168,14 @@ def plain_table(document: Json, name: str, options: dict[str, str]) -> str:
     table = document.get("tables", {}).get(name)
     if table is None:
         raise UserError(f"the file has no table {name!r}")
-    columns = options["columns"].split(",") if "columns" in options else table["columns"]
-    if missing := [column for column in columns if column not in table["columns"]]:
-        raise UserError(f"the table has no column {', '.join(missing)}")
-    where = [table["columns"].index(column) for column in columns]
-    return markdown(columns, [[show(row[k], int(options.get("digits", 3))) for k in where] for row in table["rows"]])
+    digits = int(options.get("digits", 3))
+    return markdown(table["columns"], [[show(cell, digits) for cell in row] for row in table["rows"]])
 
 
 def claims_table(document: Json, page: str | None) -> str:
     """A row for each condition of all claims, or of those of a page."""
-    columns = [
-        "claim",
-        "the paper's result",
-        "tested on",
-        "accuracy",
-        "against",
-        "difference, points",
-        "seeds",
-        "verdict",
-    ]
+    columns = ["claim", "the paper's result", "tested on", "accuracy", "against", "difference, points", "seeds",
+               "verdict"]  # fmt: skip
     rows = []
     for claim in (claim for claim in document["claims"] if page in (None, claim["page"])):
         for k, c in enumerate(claim["conditions"]):

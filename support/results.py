@@ -58,15 +58,6 @@ def recorded_command(script: str, argv: Sequence[str] | None) -> str:
     return shlex.join(["python", f"{script}.py", *(sys.argv[1:] if argv is None else argv)])
 
 
-def blas_name() -> tuple[str, int]:
-    """Name and version of numpy's BLAS, and how many threads it has now."""
-    import threadpoolctl
-
-    blas = [lib for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "blas"]
-    names = " ".join(f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')}" for lib in blas).strip()
-    return names, max([1, *(lib["num_threads"] for lib in blas)])
-
-
 @functools.cache
 def git_commit() -> str | None:
     """The commit of these files, with "-dirty" where they differ from it; None outside of a repository. Results do not
@@ -82,17 +73,20 @@ def git_commit() -> str | None:
 
 def environment(n_threads: int | None = None) -> dict[str, Any]:
     """What the numbers of a run depend on besides its configuration. ``n_threads``: by default the BLAS's."""
+    import threadpoolctl
+
     try:
         cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(line.split(":", 1)[1].strip() for line in cpu_lines if line.startswith("model name"))
     except (OSError, StopIteration):
         cpu = platform.processor() or platform.machine()
-    blas, blas_threads = blas_name()
+    blas = [lib for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "blas"]
+    names = " ".join(f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')}" for lib in blas).strip()
     return {
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "blas": blas,
-        "threads": n_threads or blas_threads,
+        "blas": names,
+        "threads": n_threads or max([1, *(lib["num_threads"] for lib in blas)]),
         "cpu": cpu,
         "n_cpus": os.cpu_count(),
         "git_commit": git_commit(),
@@ -110,8 +104,6 @@ def checksum(result: dict[str, Any]) -> str:
 
 def read_text(path: Path) -> str:
     try:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise UserError(f"cannot read {path}: it is no regular file")
         return path.read_bytes().decode()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
@@ -124,8 +116,6 @@ def parse_json(path: Path) -> Any:
     try:
         content = json.loads(read_text(path))
         json.dumps(content, allow_nan=False)
-    except RecursionError:
-        raise UserError(f"{path} is nested too deeply") from None
     except json.JSONDecodeError:
         raise UserError(f"{path} is not JSON") from None
     except ValueError:  # also a whole number of thousands of digits

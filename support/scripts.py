@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import itertools
+import runpy
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 from support.files import UserError
-from support.settings import UsageError
-from support.settings import parse as parse_settings
+from support.settings import UsageError, read_flags
 
 HERE = Path(__file__).resolve().parents[1]
 
@@ -42,17 +41,12 @@ def code_files(script: Path) -> list[Path]:
     return sorted(found)
 
 
-def load_script(path: Path) -> ModuleType:
-    """A script, imported. Raises UserError where that fails."""
+def load_script(path: Path) -> Any:
+    """What a script defines, as attributes. Raises UserError where it cannot be imported."""
     try:
         if path.is_relative_to(HERE):
             return importlib.import_module(".".join(path.relative_to(HERE).with_suffix("").parts))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec
-        assert spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+        return SimpleNamespace(**runpy.run_path(str(path)))
     except Exception as error:
         raise UserError(f"{path.name} cannot be imported: {type(error).__name__}: {error}") from None
 
@@ -63,7 +57,7 @@ def parse_flags(script: Path, argv: Sequence[str]) -> Any:
     module = load_script(script)
     if hasattr(module, "Options"):
         try:
-            return parse_settings(module.Config, module.Options, argv, "")[1]
+            return read_flags(module.Config, module.Options, argv)[1]
         except UsageError as error:
             raise UsageError(f"{script.name}: {error}") from None
     return module.make_parser().parse_args(argv)

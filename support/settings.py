@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from support.files import UserError
+from support.files import UserError, require_writable
 
 Range = tuple[float, float]
 C = TypeVar("C")
@@ -52,19 +52,19 @@ class Setting(NamedTuple):
 
     kind: Any  # a function of the text, a tuple of choices, or bool: a flag without a value
     help: str
-    default: str  # what the help says of it; "" for the field's default
-    paper: str  # the paper's value and where it stands, if it is another
-    usual: bool  # whether --help shows it
-    free: bool  # whether a resumed run may have another value
-    group: str  # heading of the flags from here on
+    default: str = ""  # what the help says of it, if not the field's default
+    paper: str = ""  # the paper's value and where it stands, if it is another
+    usual: bool = False  # whether --help shows it
+    free: bool = False  # whether a resumed run may have another value
+    group: str = ""  # heading of the flags from here on
 
 
-def setting(
-    default: Any, kind: Any, help: str, *, shown: str = "", paper: str = "", usual: bool = False, free: bool = False,
-    group: str = "",
-) -> Any:  # fmt: skip
-    """A field of a dataclass of settings; see ``Setting``."""
-    return dataclasses.field(default=default, metadata={"it": Setting(kind, help, shown, paper, usual, free, group)})
+FREE = Setting(None, "", free=True)
+
+
+def setting(default: Any, kind: Any, help: str, shown: str = "", **more: Any) -> Any:
+    """A field of a dataclass of settings; see ``Setting``, whose ``default`` is ``shown``."""
+    return dataclasses.field(default=default, metadata={"it": Setting(kind, help, shown, **more)})
 
 
 def redeclared(config: Any, field: str, value: Any = dataclasses.MISSING, **changed: Any) -> Any:
@@ -250,6 +250,17 @@ def parse(
     config: type[C], options: type[O], argv: Sequence[str] | None, description: str,
     examples: Sequence[tuple[str, str]] = (), epilog: str = "",
 ) -> tuple[C, O, dict[str, Any]]:  # fmt: skip
+    """``read_flags``, and whether what is to be written can be. Raises UserError too."""
+    found = read_flags(config, options, argv, description, examples, epilog)
+    read = {"checkpoint"} if found[2].keys() & {"predict", "resume"} else set()
+    require_writable(*(path for name, path in paths_of(found[:2], output_path) if name not in read))
+    return found
+
+
+def read_flags(
+    config: type[C], options: type[O], argv: Sequence[str] | None, description: str = "",
+    examples: Sequence[tuple[str, str]] = (), epilog: str = "",
+) -> tuple[C, O, dict[str, Any]]:  # fmt: skip
     """Both dataclasses as the command line sets them, and what it set. Ends the script after ``--help``. Raises
     UsageError."""
     classes = (config, options)
@@ -279,19 +290,16 @@ def build(config: type[C], given: Mapping[str, Any]) -> C:
     return config(**(defaults(given) | own))
 
 
+def paths_of(made: Sequence[Any], kind: Any) -> list[tuple[str, Path]]:
+    """The settings of a kind that name paths, and these."""
+    values = [(name, getattr(each, name)) for each in made for name, it in settings_of(each).items() if it.kind is kind]
+    return [(name, path) for name, v in values if v for path in (v if isinstance(v, tuple) else [v])]
+
+
 def require_distinct(made: Sequence[Any]) -> None:
     """Raises SettingError where an output is an input or another output, among the paths that the settings name."""
-    paths: dict[Any, list[tuple[str, Path]]] = {input_path: [], output_path: []}
-    for config in made:
-        for name, it in settings_of(config).items():
-            value = getattr(config, name)
-            if it.kind in paths and value is not None:
-                paths[it.kind] += [(name, path) for path in (value if isinstance(value, tuple) else [value])]
-    outputs = paths[output_path]
-    for (name, path), (other, used) in [
-        *itertools.combinations(outputs, 2),
-        *itertools.product(outputs, paths[input_path]),
-    ]:
+    outputs, inputs = paths_of(made, output_path), paths_of(made, input_path)
+    for (name, path), (other, used) in [*itertools.combinations(outputs, 2), *itertools.product(outputs, inputs)]:
         if os.path.realpath(path) == os.path.realpath(used):
             raise SettingError(name, f"is the same file as that of {flag_of(other)}")
 
@@ -335,6 +343,3 @@ def require_same(path: Path, saved: Any, asked: Any, given: Collection[str], fre
     names = {name for name in given if name not in free and not settings_of(saved).get(name, FREE).free}
     if found := difference(saved, asked, names):
         raise UserError(f"{path} was made with {found}")
-
-
-FREE = Setting(None, "", "", "", False, True, "")

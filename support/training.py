@@ -91,7 +91,7 @@ class Session:
                 return self.models
 
             self.states |= read_checkpoint(path, self.experiment, type(self.config), models)[1]
-        require_writable(path, self.options.out_json)
+            require_writable(path)
         return self
 
     def __exit__(self, *_: object) -> None:

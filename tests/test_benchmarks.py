@@ -166,7 +166,7 @@ def test_every_step_in_jax_runs() -> None:
 def test_the_figure_is_drawn_of_a_scaling_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(scaling, "time_and_peak", lambda build, repetitions, **sizes: (0.01, 90.0))
+    monkeypatch.setattr(scaling, "in_fresh_process", lambda function, **sizes: (0.01, 90.0))
     save_result(tmp_path / "scaling.json", {"tables": scaling.measure(1, 2)})
     rows = [[form, 1.0, 7.6, 54] for form in [*figure.FORMS, "another form"]]
     steps = {

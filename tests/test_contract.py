@@ -31,7 +31,7 @@ import pytest
 
 from helpers import EXPERIMENTS, ROOT, Experiment, config_of, failure, run_script, script_environment, usage_error
 from support import settings
-from support.checkpoints import require_resumable, save_checkpoint
+from support.checkpoints import read_checkpoint, require_resumable, save_checkpoint
 from support.files import UserError, atomic_write
 from support.optimizers import TrainState
 from support.settings import SettingError, flag_of, settings_of
@@ -260,13 +260,21 @@ def test_a_file_that_is_no_checkpoint(
                 assert failure(script, argv, capsys) == line
 
 
+def test_an_error_in_the_code_of_a_network_is_not_one_of_its_checkpoint(experiment: Experiment, whole: Run) -> None:
+    with pytest.raises(ZeroDivisionError):
+        read_checkpoint(whole.checkpoint, experiment.name, experiment.script.Config, lambda config: {"cnn": 1 / 0})
+    with pytest.raises(AttributeError, match="has no attribute"):
+        read_checkpoint(whole.checkpoint, experiment.name, experiment.script.Config, lambda config: {"cnn": config})
+
+
 @pytest.mark.usefixtures("no_data")
 def test_places_where_nothing_can_be_written(
     script: ModuleType, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    without_data(monkeypatch)
     (tmp_path / "file").write_text("a file")
     flags = [flag_of(f) for f, it in settings_of(script.Options).items() if it.kind is settings.output_path]
+    if not flags:
+        without_data(monkeypatch)
     for flag in flags or ["--outdir"]:
         for path in (tmp_path / "file" / "x", tmp_path / ("x" * 300)) + ((tmp_path,) if flags else ()):
             line = failure(script, [f"{flag}={path}"], capsys)
