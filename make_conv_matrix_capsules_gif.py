@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import support.headless  # noqa: F401  before matplotlib
 
-# isort: split
-
 import dataclasses
 import math
 import sys
@@ -39,8 +37,9 @@ from support.settings import SettingError, int_in, output_path, parse, redeclare
 from support.training import RunOptions
 
 from support.figures import (  # isort: skip
-    BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION, AnimationOptions, accuracy_axis,
-    darkened, grey_levels, lightened, make_figure, require_tests, step_axis, weighted_quantiles, write_animation,
+    BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION, AnimationOptions, Run, accuracy_axis,
+    add_frame, darkened, grey_levels, lightened, make_figure, marked_answer, require_tests, step_axis,
+    weighted_quantiles, write_animation,
 )  # fmt: skip
 
 N_TESTED = 500  # test images of the accuracy curve, spread over the set
@@ -81,16 +80,6 @@ class Recorder:
             self.snapshots.append(Snapshot(state.step, routing, accuracy))
 
 
-def record(config: Config, data: Data, snapshots: int, threads: int, quiet: bool) -> tuple[TrainState, Recorder]:
-    """Train the capsule network and take the snapshots on the way."""
-    steps = snapshot_steps(experiment.steps_per_epoch(config, data) * config.n_epochs, snapshots)
-    options = RunOptions(threads=threads, quiet=quiet)
-    with Workers(threads, config.dtype) as workers:
-        recorder = Recorder(config, data, steps, workers)
-        states = experiment.train_all(config, data, options, names=("capsules",), callback=recorder)
-    return states["capsules"], recorder
-
-
 def principal_axes(routing: ClassRouting) -> Array:
     """Directions (D, 2) in which the votes, weighted by their mass in the last iteration, are spread most."""
     votes, mass = routing.votes[0].reshape(-1, routing.votes.shape[-1]), routing.weights[-1, 0].reshape(-1)
@@ -104,10 +93,7 @@ def bulk(routing: ClassRouting, axes: Array, outside: float = 0.015) -> tuple[Ar
     """Corners (2,), (2,) on the plane of ``axes``: the fraction ``outside`` of all mass is beyond each side."""
     points = (routing.votes[0] @ axes).reshape(-1, 2)
     mass = routing.weights[:, 0].sum(axis=0).reshape(-1)
-    corners = []
-    for column in points.T:
-        corners.append(weighted_quantiles(column, mass, [outside, 1 - outside]))
-    low, high = np.transpose(corners)
+    low, high = np.transpose([weighted_quantiles(column, mass, [outside, 1 - outside]) for column in points.T])
     return low, np.maximum(high, low + 1e-6)
 
 
@@ -133,9 +119,7 @@ def add_plane(
     middle, reach = (low + high) / 2, 0.75 * float((high - low).max())
     (left, right), (bottom, top) = np.stack([middle - reach, middle + reach], axis=1)
     ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal", adjustable="datalim")
-    ax.set(xticks=[], yticks=[])
-    ax.grid(False)
-    ax.spines[:].set(visible=True, color="#bbbbbb", linewidth=0.8)
+    add_frame(ax, "#bbbbbb")
     # the true class is drawn last, over the others
     n_children, n = routing.votes.shape[1:3]
     order = np.array([*(e for e in range(n) if e != label), label])
@@ -175,11 +159,11 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
     """Votes on a plane, the capsules' answer and the accuracy; ``update(k, t)`` shows iteration t of snapshot k."""
     snapshots, label, n = recorder.snapshots, recorder.label, config.n_classes
     colours, n_steps = colours_of(n, label), recorder.snapshots[-1].step
-    fig = make_figure(5.3, " ", figures.subtitle(figures.Run(config, data, {})), width=8.8)
+    fig = make_figure(5.3, " ", figures.subtitle(Run(config, data, {})), width=8.8)
     title = fig.texts[0]
     title.set_animated(True)
     axes = fig.subplot_mosaic("pi;pa;pc", width_ratios=(1.75, 1), height_ratios=(1.3, 1, 1))
-    name = figures.with_article(config.classes[label])
+    name = config.classes[label]
     plane = axes["p"]
     plane.set_title("votes for the class capsules, and the capsules' means", fontweight="bold")
     plane.set_xlabel("area: mass of a vote; ring: two standard deviations of the true class's votes", fontsize=9)
@@ -222,7 +206,7 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
         for patch, value in zip(patches, a, strict=True):
             patch.set_height(value)
         answer = int(viewpoint.class_scores_forward(now.routing.mu[t, 0], a, config.loss).argmax())
-        text, colour = figures.verdict(config, answer, label)
+        text, colour = marked_answer(answer == label, config.classes[answer])
         said.set(text=text, color=colour)
         mass = now.routing.weights[t, 0, :, label]
         distance = float(mass @ now.routing.distances[t, 0, :, label]) / max(float(mass.sum()), 1e-12)
@@ -265,8 +249,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     data = experiment.make_data(config)
     config = resolve_auto(config, data.name)
     require_tests(data, figures.MIN_TEST)
-    state, recorder = record(config, data, options.snapshots, options.threads, options.quiet)
-    result = experiment.make_result(config, {"capsules": state}, data, options.threads)
+    steps = snapshot_steps(experiment.steps_per_epoch(config, data) * config.n_epochs, options.snapshots)
+    with Workers(options.threads, config.dtype) as workers:
+        recorder = Recorder(config, data, steps, workers)
+        run_options = RunOptions(threads=options.threads, quiet=options.quiet)
+        states = experiment.train_all(config, data, run_options, names=("capsules",), callback=recorder)
+    result = experiment.make_result(config, states, data, options.threads)
     print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
     last = len(recorder.snapshots) - 1
     frames = [(k, t) for k in range(last + 1) for t in range(T)]

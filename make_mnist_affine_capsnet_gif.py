@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import support.headless  # noqa: F401  before matplotlib
 
-# isort: split
-
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
@@ -147,6 +145,7 @@ class Options(AnimationOptions):
         " experiment.", usual=True,
     )  # fmt: skip
     frames: int = setting(73, int_in(2, MAX_FRAMES), "Show N angles from -90 to 90 degrees.", usual=True)
+    results: Path = redeclared(figures.Options, "results")
     threads: int = redeclared(experiment.Options, "threads")
 
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import support.headless  # noqa: F401  before matplotlib
 
-# isort: split
-
 import dataclasses
 import math
 import sys
@@ -36,7 +34,7 @@ from support.training import RunOptions
 from visualize_multimnist_capsnet import DIGIT_COLOURS, both_names, in_colour
 
 from support.figures import (  # isort: skip
-    CAPSNET, MAX_FRAMES, AnimationOptions, accuracy_axis, darkened, make_figure, marked_answer, model_line,
+    CAPSNET, MAX_FRAMES, AnimationOptions, Run, accuracy_axis, darkened, make_figure, marked_answer, model_line,
     of_median_seed, reported_runs, require_tests, seed_text, show_pictures, step_axis, write_animation,
 )  # fmt: skip
 
@@ -77,15 +75,6 @@ class Recorder:
         drawn = experiment.reconstruct(state.params, cache.v, labels)
         tested = experiment.evaluate(self.model, state.params, self.tested, self.workers)
         self.snapshots.append(Snapshot(state.step, drawn, answers, tested["set_accuracy"]))
-
-
-def record(config: Config, data: Data, every: int, threads: int, quiet: bool) -> tuple[TrainState, Recorder]:
-    """Train the capsule network and take the snapshots on the way."""
-    with Workers(threads, config.dtype) as workers:
-        recorder = Recorder(config, data, every, workers)
-        options = RunOptions(threads=threads, quiet=quiet)
-        states = experiment.train_all(config, data, options, names=("capsnet",), callback=recorder)
-    return states["capsnet"], recorder
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -150,14 +139,6 @@ class Options(AnimationOptions):
     threads: int = redeclared(experiment.Options, "threads")
 
 
-def require_few_frames(config: Config, every: int) -> None:
-    n_frames = 1 + math.ceil(config.n_steps / every)
-    if n_frames > MAX_FRAMES:
-        least = math.ceil(config.n_steps / (MAX_FRAMES - 1))
-        message = f"{n_frames:,} frames are more than {MAX_FRAMES}; take {least} or more"
-        raise SettingError("snapshot_every", message)
-
-
 @script
 def main(argv: Sequence[str] | None = None) -> None:
     config, options, given = parse(
@@ -169,17 +150,22 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--n-epochs 20 --snapshot-every 150", "A longer training, and a frame every 150 steps: about 8 minutes."),
         ],
     )  # fmt: skip
-    require_few_frames(config, options.snapshot_every)
+    n_frames = 1 + math.ceil(config.n_steps / options.snapshot_every)
+    if n_frames > MAX_FRAMES:
+        raise SettingError("snapshot_every", f"{n_frames:,} frames are more than {MAX_FRAMES}")
     require_writable(options.out)
     reported = reported_runs(figures.RESULTS, config)
     config = of_median_seed(config, reported, given, *figures.MEDIAN_OF)
     data = experiment.make_data(config)
     config = experiment.resolve_auto(config, data.name)
     require_tests(data, figures.MIN_TEST)
-    state, recorder = record(config, data, options.snapshot_every, options.threads, options.quiet)
-    result = experiment.make_result(config, data, {"capsnet": state}, options.threads)
+    with Workers(options.threads, config.dtype) as workers:
+        recorder = Recorder(config, data, options.snapshot_every, workers)
+        run_options = RunOptions(threads=options.threads, quiet=options.quiet)
+        states = experiment.train_all(config, data, run_options, names=("capsnet",), callback=recorder)
+    result = experiment.make_result(config, data, states, options.threads)
     print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-    run = figures.Run(config, data, {"capsnet": state}, seed_text(config, reported, *figures.MEDIAN_OF))
+    run = Run(config, data, states, seed_text(config, reported, *figures.MEDIAN_OF))
     frames = [(k,) for k in range(len(recorder.snapshots))]
     write_animation(options, lambda: make_scene(recorder, figures.subtitle(run)), frames)
 

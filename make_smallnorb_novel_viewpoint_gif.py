@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import support.headless  # noqa: F401  before matplotlib
 
-# isort: split
-
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -188,7 +186,7 @@ def make_scene(recorder: Recorder, states: Mapping[str, TrainState]) -> tuple[Fi
     if figures.half_turn_line(curve, config):
         name_line(curve, "cross, T, frame alone", figures.HALF_TURN, side="right", below=True)
     curve.set_title("held-out accuracy")
-    epoch_axis(curve, config.n_epochs)
+    epoch_axis(curve, config.n_epochs, max(0.4, 0.03 * config.n_epochs))
     lines = {model: curve.plot([], [], **model_line(MODELS[model], animated=True))[0] for model in SHOWN}
 
     def update(epoch: int, f: int) -> None:

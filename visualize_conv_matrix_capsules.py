@@ -26,11 +26,10 @@ from __future__ import annotations
 
 import support.headless  # noqa: F401  before matplotlib
 
-# isort: split
-
 import dataclasses
 import itertools
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -48,7 +47,7 @@ from matplotlib.ticker import MaxNLocator, MultipleLocator
 import conv_matrix_capsules as experiment
 import multimnist_capsnet as multimnist
 from claims import at_equal_values
-from conv_matrix_capsules import POSE_SIDE, Array, Config, Data, Params, viewpoint
+from conv_matrix_capsules import POSE_SIDE, Array, Config, Params, viewpoint
 from fast.optimizers import adamw_step
 from fast.workers import Workers
 from support.files import UserError
@@ -59,9 +58,9 @@ from support.settings import parse
 
 from support.figures import (  # isort: skip
     BLACK, BLUE, DATASET_NAMES, GREEN, GREY, MODEL_STYLES, ORANGE, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
-    FigureOptions, ModelStyle, accuracy_axis, angle_from, choice_of_figures, darkened, draw_figures, draw_histories,
-    evenly_spaced_indices, grey_levels, head_legend, heading, interval, lightened, load_finished, make_figure,
-    marked_answer, model_handles, model_line, plot_band, plural, require_tests, settings_in, show_pictures, trained,
+    FigureOptions, ModelStyle, Run, accuracy_axis, add_frame, choice_of_figures, darkened, draw_figures, draw_histories,
+    evenly_spaced_indices, grey_levels, head_legend, heading, interval, lightened, load_or_train, make_figure,
+    marked_answer, model_handles, model_line, plot_band, plural, require_tests, settings_in, show_pictures,
     weighted_quantiles, with_minus_sign,
 )  # fmt: skip
 
@@ -72,14 +71,6 @@ FAMILIAR, HELD_OUT = GREEN, PURPLE  # viewpoints
 def style_of(name: str, cnn: str) -> ModelStyle:
     """Of a model, where ``cnn`` is that of its configuration."""
     return PAPER_CNN if (name, cnn) == ("cnn", "paper") else MODELS[name]
-
-
-class Run(NamedTuple):
-    """What is drawn: a finished training."""
-
-    config: Config
-    data: Data
-    states: dict[str, TrainState]
 
 
 def subtitle(run: Run, seed: str = "") -> str:
@@ -94,17 +85,6 @@ def subtitle(run: Run, seed: str = "") -> str:
         f"{plural(config.n_epochs, 'epoch')} of {len(run.data.train.labels):,} images",
     ]
     return " · ".join(parts)
-
-
-def with_article(name: str) -> str:
-    if name.startswith("shape "):
-        return name
-    return f"{'an' if name in ('8', 'L') or name[:1] in [*'aeiou'] else 'a'} {name}"
-
-
-def verdict(config: Config, answer: int, label: int) -> tuple[str, Any]:
-    """A model's answer with a tick or a cross, and the colour that it is written in."""
-    return marked_answer(answer == label, config.classes[answer])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -213,15 +193,15 @@ def draw_vote_distances(run: Run, answers: Array) -> Figure:
         left, right_part = block.subfigures(1, 2, width_ratios=(1, 5))
         image = left.subplots()
         show_pictures(image, grey_levels(run.data.test.images[k])[None, None])
-        text, colour = verdict(config, answer, label)
+        text, colour = marked_answer(answer == label, config.classes[answer])
         image.set_title(f"true: {config.classes[label]}, answer {text}", color=colour, fontweight="bold", fontsize=9)
         axes = right_part.subplots(len(shown), len(classes), squeeze=False, sharex=True, sharey="row")
         for row, t in zip(axes, shown, strict=True):
             for ax, e in zip(row, classes, strict=True):
                 of_class = GREEN if e == label else WRONG if e == answer else BLUE
                 ax.stairs(histogram[t, e], edges, fill=True, color=of_class, linewidth=0)
-                ax.set(xlim=(0, limit), ylim=(0, 1.08 * float(histogram[t].max()) or 1.0), xticks=[], yticks=[])
-                ax.spines[:].set(visible=True, color="#cccccc", linewidth=0.7)
+                ax.set(xlim=(0, limit), ylim=(0, 1.08 * float(histogram[t].max()) or 1.0))
+                add_frame(ax, "#cccccc", 0.7)
                 if t == shown[0]:
                     style = {"color": darkened(of_class), "fontweight": "bold"} if e in (label, answer) else {}
                     ax.set_title(config.classes[e], loc="center", **style)
@@ -284,7 +264,8 @@ def draw_attention(run: Run) -> Figure:
         grid = show_pictures(ax, pictures, names, gap=(round(side / 5), 2), interpolation="nearest", n_greys=256)
         heading(ax, head, colour)
         for k, rival in enumerate(rivals):
-            said, of_answer = verdict(config, int(scores[k].argmax()), k)
+            answer = int(scores[k].argmax())
+            said, of_answer = marked_answer(answer == k, config.classes[answer])
             grid.frame(k, 0, colour, 1.5)
             grid.write(k, 0, said, color=of_answer, fontweight="bold")
             for m, e in enumerate((k, rival), 1):
@@ -487,10 +468,23 @@ class Views(NamedTuple):
     style: ModelStyle
     dataset: str
     angle: str  # "azimuth" or "elevation"
-    trained: tuple[float, float]  # the range of the training
+    trained: Sequence[float]  # the range of the training, from and to
     accuracy: dict[float, Array]  # by angle: (seeds,)
     familiar: Array  # (seeds, epochs) accuracies
     held_out: Array
+
+
+def held_out_angle(config: Mapping[str, Any]) -> str:
+    return "azimuth" if config["train_elevations"] == config["test_elevations"] else "elevation"
+
+
+def accuracy_at(runs: Sequence[Mapping[str, Any]], model: str, angle: str) -> dict[float, Array]:
+    """By degrees, in their order, the accuracies (seeds,) from metrics such as azimuth_20_accuracy."""
+    found = {}
+    for key in runs[0]["models"][model]:
+        if match := re.fullmatch(rf"{angle}_(-?[0-9.]+)_accuracy", key):
+            found[float(match[1])] = np.array([run["models"][model][key] for run in runs])
+    return dict(sorted(found.items()))
 
 
 def read_views(paths: Sequence[Path]) -> list[Views]:
@@ -498,22 +492,17 @@ def read_views(paths: Sequence[Path]) -> list[Views]:
     found = []
     for path in paths:
         try:
-            for setting in settings_in(path):
-                config = setting["config"]
-                angle = "azimuth" if config["train_elevations"] == config["test_elevations"] else "elevation"
-                for model in setting["runs"][0]["models"]:
-                    metrics = [run["models"][model] for run in setting["runs"]]
-                    histories = [run["history"][model] for run in setting["runs"]]
-                    at = {angle_from(key, angle): key for key in metrics[0]}
-                    accuracy = {a: np.array([run[key] for run in metrics])
-                                for a, key in sorted((a, key) for a, key in at.items() if a is not None)}  # fmt: skip
-                    familiar, held_out = (np.array([h[f"{part}_accuracy"] for h in histories], float)
-                                          for part in ("familiar", "held_out"))  # fmt: skip
-                    if not accuracy:
-                        raise LookupError("no accuracies")
+            for one in settings_in(path):
+                config, runs = one["config"], one["runs"]
+                angle = held_out_angle(config)
+                for model in runs[0]["models"]:
                     style = style_of(model, config.get("cnn", "matched"))  # older results have no such field
-                    trained = (config[f"train_{angle}s"][0], config[f"train_{angle}s"][1])
-                    found.append(Views(style, setting["dataset"], angle, trained, accuracy, familiar, held_out))
+                    familiar, held_out = (
+                        np.array([run["history"][model][f"{part}_accuracy"] for run in runs], float)
+                        for part in ("familiar", "held_out")
+                    )
+                    found.append(Views(style, one["dataset"], angle, config[f"train_{angle}s"],
+                                       accuracy_at(runs, model, angle), familiar, held_out))  # fmt: skip
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise UserError(f"{path} holds no novel viewpoints by compare_seeds.py --keep-history") from error
     if not found:
@@ -521,7 +510,7 @@ def read_views(paths: Sequence[Path]) -> list[Views]:
     return found
 
 
-def centred(azimuths: Array, trained: tuple[float, float]) -> tuple[Array, tuple[float, float]]:
+def centred(azimuths: Array, trained: Sequence[float]) -> tuple[Array, tuple[float, float]]:
     """Azimuths (A,), and the trained range, moved by whole turns so that the range lies in the middle."""
     middle = sum(trained) / 2
     turns = 360 * np.floor((middle + 180) / 360)
@@ -568,7 +557,7 @@ def draw_novel_viewpoints(runs: Sequence[Views]) -> Figure:
     return fig
 
 
-def beyond(angle: float, trained: tuple[float, float], *, circular: bool) -> float:
+def beyond(angle: float, trained: Sequence[float], *, circular: bool) -> float:
     """Degrees from an angle to the nearer end of the trained range; 0 within it."""
     low, high = trained
     middle = (low + high) / 2
@@ -581,14 +570,12 @@ def read_beyond(paths: Sequence[Path]) -> dict[str, dict[str, dict[float, Array]
     trained range, means of what lies equally far. Raises UserError where there are none."""
     found: dict[str, dict[str, dict[float, Array]]] = {}
     for one in (one for path in paths if path.exists() for one in settings_in(path)):
-        config, runs = one["config"], one["runs"]
-        angle = "azimuth" if config["train_elevations"] == config["test_elevations"] else "elevation"
-        for model, metrics in runs[0]["models"].items():
+        config, angle = one["config"], held_out_angle(one["config"])
+        for model in one["runs"][0]["models"]:
             at: dict[float, list[Array]] = {}
-            for key in metrics:
-                if (degrees := angle_from(key, angle)) is not None:
-                    where = beyond(degrees, config[f"train_{angle}s"], circular=angle == "azimuth")
-                    at.setdefault(where, []).append(np.array([run["models"][model][key] for run in runs]))
+            for degrees, values in accuracy_at(one["runs"], model, angle).items():
+                where = beyond(degrees, config[f"train_{angle}s"], circular=angle == "azimuth")
+                at.setdefault(where, []).append(values)
             found.setdefault(angle, {})[model] = {x: np.mean(at[x], axis=0) for x in sorted(at)}
     if not found:
         raise UserError(f"there are no results {', '.join(map(str, paths))}")
@@ -697,17 +684,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        config, states = load_finished(
-            experiment, options.checkpoint, asked, given, FREE, required=("capsules",),
-            length=lambda name, config: experiment.of_model(name, config)[0],
+        run, _ = load_or_train(
+            experiment, options, asked, given, lambda _, data: require_tests(data, MIN_TEST),
+            lambda config, data: multimnist.resolve_auto(config, data.name), free=FREE, required=("capsules",),
         )  # fmt: skip
-        config, data, states = trained(
-            experiment, config, states, options, lambda _, data: require_tests(data, MIN_TEST),
-            lambda config, data: multimnist.resolve_auto(config, data.name),
-        )  # fmt: skip
+        config, data, states, _ = run
         result = experiment.make_result(config, states, data, options.threads)
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-        run = Run(config, data, states)
         with Workers(options.threads, config.dtype) as workers:
             answers = answers_of(run, workers)
         found: dict[str, Callable[[], Figure]] = {

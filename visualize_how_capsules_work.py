@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import support.headless  # noqa: F401  before matplotlib
 
-# isort: split
-
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
@@ -43,8 +41,8 @@ from support.settings import SettingError, folder, input_path, int_in, parse, se
 from support.training import RunOptions
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, RIGHT, SKY, VERMILLION, WRONG, OutOptions, add_axes,
-    add_frame, add_image, add_legend, add_text, darkened, lightened, load_finished, new_figure, write_figures,
+    BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, RIGHT, SKY, VERMILLION, WRONG, OutOptions, add_frame,
+    darkened, head_legend, heading, lightened, load_finished, make_figure, show_pictures, write_figures,
 )  # fmt: skip
 
 Array = np.ndarray
@@ -164,9 +162,8 @@ def turned(points: Array, degrees: float) -> Array:
 
 
 def draw_parts_and_wholes() -> Figure:
-    side, gap = 2.75, 0.255
-    fig = new_figure(4.25, "Parts and wholes", "Each part votes for the face that it would belong to: an oval of its"
-                     " colour, with a cross at its centre")  # fmt: skip
+    fig = make_figure(4.2, "Parts and wholes", "Each part votes for the face that it would belong to: an oval of its"
+                      " colour, with a cross at its centre")  # fmt: skip
     scrambled = {"left eye": (0.35, -0.5, 25), "right eye": (-0.55, -0.2, -40), "nose": (0.45, 0.4, 115),
                  "mouth": (-0.3, 0.55, 160)}  # fmt: skip
     panels: tuple[tuple[str, float, dict[str, Any], str], ...] = (
@@ -174,10 +171,8 @@ def draw_parts_and_wholes() -> Figure:
         ("the same face, turned", -35.0, {}, "The votes turn too, and agree again."),
         ("the same parts, scrambled", 0.0, scrambled, "No agreement: all parts, but no face."),
     )
-    for k, (title, degrees, moved, text) in enumerate(panels):
-        left = 0.12 + k * (side + gap)
-        add_text(fig, left, 0.78, title, fontweight="bold")
-        ax = add_axes(fig, left, 1.02, side, side)
+    for ax, (title, degrees, moved, text) in zip(fig.subplots(1, 3), panels, strict=True):
+        heading(ax, title)
         for n, (name, (x, y, colour)) in enumerate(FACE.items()):
             at, angle = turned(np.array([x, y]), degrees), degrees
             if moved:
@@ -190,9 +185,9 @@ def draw_parts_and_wholes() -> Figure:
             ax.plot(*centre, "+", color=colour, markersize=11 - 1.5 * n, markeredgewidth=1.8, zorder=3)
             ax.plot(*np.stack([at, centre]).T, color=colour, linewidth=0.9, zorder=2)
             draw_part(ax, name, at, angle, colour)
-        ax.set(xlim=(-1.6, 1.6), ylim=(-1.6, 1.6))
-        add_frame(ax, GREY, 0.8)
-        add_text(fig, left, 3.95, text, color=darkened(WRONG if moved else RIGHT), fontweight="bold", fontsize=9)
+        ax.set(xlim=(-1.6, 1.6), ylim=(-1.6, 1.6), aspect="equal")
+        add_frame(ax)
+        ax.set_xlabel(text, color=darkened(WRONG if moved else RIGHT), fontweight="bold", loc="left")
     return fig
 
 
@@ -202,9 +197,9 @@ def draw_arrow(ax: Axes, start: Array, stop: Array, colour: str, width: float) -
 
 
 def draw_worked_example() -> Figure:
-    fig = new_figure(3.55, "Four votes, two parents, two iterations", "Grey: the votes, as wide as their couplings."
-                     " In colour: the output v of the parent")  # fmt: skip
-    side, gap = 1.85, 0.37
+    fig = make_figure(3.3, "Four votes, two parents, two iterations", "Grey: the votes, as wide as their couplings."
+                      " In colour: the output v of the parent")  # fmt: skip
+    axes = iter(fig.subplots(1, 4))
     b = np.zeros(WORKED_EXAMPLE.shape[:2])
     for t in range(2):
         c = np.exp(b) / np.exp(b).sum(axis=1, keepdims=True)
@@ -213,9 +208,8 @@ def draw_worked_example() -> Figure:
         v = s * length / (1 + length**2)
         b += np.einsum("ijd,jd->ij", WORKED_EXAMPLE, v)
         for j, colour in enumerate((FIRST, SECOND)):
-            left = 0.12 + (2 * t + j) * (side + gap)
-            add_text(fig, left, 0.78, f"iteration {t + 1}, parent {'AB'[j]}", fontweight="bold", color=darkened(colour))
-            ax = add_axes(fig, left, 1.02, side, side)
+            ax = next(axes)
+            heading(ax, f"iteration {t + 1}, parent {'AB'[j]}", colour)
             for i, vote in enumerate(WORKED_EXAMPLE[:, j]):
                 equal = np.flatnonzero((WORKED_EXAMPLE[:, j] == vote).all(axis=1))  # side by side
                 aside = 0.16 * (np.flatnonzero(equal == i)[0] - (len(equal) - 1) / 2) * turned(vote, 90)
@@ -225,9 +219,9 @@ def draw_worked_example() -> Figure:
             if v[j].any():
                 draw_arrow(ax, np.zeros(2), v[j], colour, 3)
             ax.plot(0, 0, "o", color=colour, markersize=5, zorder=6)
-            ax.set(xlim=(-1.4, 1.4), ylim=(-1.4, 1.4))
-            add_frame(ax, GREY, 0.8)
-            add_text(fig, left, 3.02, f"length of v: {length[j, 0] ** 2 / (1 + length[j, 0] ** 2):.2f}", fontsize=9.5)
+            ax.set(xlim=(-1.4, 1.4), ylim=(-1.4, 1.4), aspect="equal")
+            add_frame(ax)
+            ax.set_xlabel(f"length of v: {length[j, 0] ** 2 / (1 + length[j, 0] ** 2):.2f}", loc="left")
     return fig
 
 
@@ -239,49 +233,53 @@ def digit_colour(composite: Composite, j: int) -> str:
     return {int(composite.labels[0]): FIRST, int(composite.labels[1]): SECOND}.get(j, GREY)
 
 
+def show_image(ax: Axes, image: Array, title: str) -> None:
+    show_pictures(ax, image[None, None]).frame(0, 0, GREY, 0.8)
+    ax.set_title(title)
+
+
 def draw_squash(composite: Composite) -> Figure:
-    fig = new_figure(3.9, "Squash", f"The ten digit capsules of an image of {pair(composite)};"
-                     f" {DATASET_NAMES[composite.dataset]}, {len(composite.v)} iterations of routing")  # fmt: skip
-    add_image(fig, 0.12, 1.05, 1.45, composite.image)
-    add_text(fig, 0.12, 0.78, "the image")
-    ax = add_axes(fig, 2.35, 1.05, 3.0, 2.25)
+    fig = make_figure(3.9, "Squash", f"The ten digit capsules of an image of {pair(composite)};"
+                      f" {DATASET_NAMES[composite.dataset]}, {len(composite.v)} iterations of routing")  # fmt: skip
+    image, lengths, slopes = fig.subplots(1, 3, width_ratios=(1.45, 3, 2.6))
+    show_image(image, composite.image, "the image")
     most = max(2.0, 1.12 * composite.s[-1].max())
     norm = np.linspace(0, most, 400)
-    ax.plot(norm, norm**2 / (1 + norm**2), color=BLACK, linewidth=1.4)
+    lengths.plot(norm, norm**2 / (1 + norm**2), color=BLACK, linewidth=1.4)
     for j in range(digits.N_CLASSES):
         colour = digit_colour(composite, j)
         x, y = composite.s[-1, j], composite.v[-1, j]
-        ax.plot(x, y, "o", color=colour, zorder=4)
+        lengths.plot(x, y, "o", color=colour, zorder=4)
         if colour != GREY:
-            ax.plot([x, x], [0, y], color=colour, linewidth=1.0, linestyle=":")
-            ax.annotate(f"capsule {j}", (x, y), xytext=(-8, 6), textcoords="offset points", ha="right",
-                        color=darkened(colour), fontweight="bold")  # fmt: skip
-    ax.set(xlim=(0, most), ylim=(0, 1), xlabel="‖s‖ before squash", ylabel="‖v‖ after squash")
-    add_text(fig, 2.35, 0.78, "length of a capsule")
+            lengths.plot([x, x], [0, y], color=colour, linewidth=1.0, linestyle=":")
+            lengths.annotate(f"capsule {j}", (x, y), xytext=(-8, 6), textcoords="offset points", ha="right",
+                             color=darkened(colour), fontweight="bold")  # fmt: skip
+    lengths.set(xlim=(0, most), ylim=(0, 1), xlabel="‖s‖ before squash", ylabel="‖v‖ after squash",
+                title="length of a capsule")  # fmt: skip
     q = norm**2
-    ax = add_axes(fig, 6.2, 1.05, 2.6, 2.25)
     across = norm / (1 + q)
-    ax.plot(norm, across, color=PURPLE, label="across s: f(q)")
-    ax.plot(norm, across + norm * (1 - q) / (1 + q) ** 2, color=GREEN, label="along s: f(q) + 2 f'(q) q")
-    ax.set(xlim=(0, most), ylim=(0, 0.92), xlabel="‖s‖ before squash", ylabel="change of v / change of s")
-    ax.legend(loc="upper right")
-    add_text(fig, 6.2, 0.78, "effect of a small change of s")
+    slopes.plot(norm, across, color=PURPLE, label="across s: f(q)")
+    slopes.plot(norm, across + norm * (1 - q) / (1 + q) ** 2, color=GREEN, label="along s: f(q) + 2 f'(q) q")
+    slopes.set(xlim=(0, most), ylim=(0, 0.92), xlabel="‖s‖ before squash", ylabel="change of v / change of s",
+               title="effect of a small change of s")  # fmt: skip
+    slopes.legend(loc="upper right")
     return fig
 
 
 def draw_dynamic_routing(composite: Composite) -> Figure:
-    n_iters, side, left = len(composite.v), 2.05, 2.05
-    fig = new_figure(5.8, "Dynamic routing", f"An image of {pair(composite)}; {DATASET_NAMES[composite.dataset]}")
-    add_text(fig, 0.12, 0.78, "the image")
-    add_image(fig, 0.12, 1.05, 1.45, composite.image)
-    add_text(fig, 0.12, 2.62, "its two digits")
+    fig = make_figure(5.55, "Dynamic routing", f"An image of {pair(composite)}; {DATASET_NAMES[composite.dataset]}")
+    named = [(f"coupling to {label} twice the other", colour)
+             for label, colour in zip(composite.labels, (FIRST, SECOND), strict=True)]  # fmt: skip
+    head_legend(fig, [Line2D([], [], ls="", marker="o", color=colour, label=text)
+                      for text, colour in (*named, ("to both equally", "#bfbfbf"))])  # fmt: skip
+    sides: Any = fig.subfigures(1, 2, width_ratios=(1.6, 7))
+    image, two = sides[0].subplots(2, 1)
+    show_image(image, composite.image, "the image")
     both = 1 - sum(
         source[..., None] * (1 - np.array(to_rgb(colour)))
         for source, colour in zip(composite.sources, (FIRST, SECOND), strict=True)
     )
-    ax = add_axes(fig, 0.12, 2.85, 1.45, 1.45)
-    ax.imshow(np.clip(both, 0, 1))
-    add_frame(ax, GREY, 0.8)
+    show_image(two, both, "its two digits")
     centre = (digits.KERNEL - 1) / 2 * 2  # of the field of the first primary capsule, in pixels
     rows, columns, _ = composite.u.shape
     y, x = np.meshgrid(centre + 2 * np.arange(rows), centre + 2 * np.arange(columns), indexing="ij")
@@ -289,35 +287,26 @@ def draw_dynamic_routing(composite: Composite) -> Figure:
     total = composite.u.sum(axis=2)
     a, b = ((composite.c[:, j] * composite.u).sum(axis=3) / total for j in composite.labels)  # (T, rows, columns)
     preference = (a - b) / np.maximum(a + b, 1e-12)  # from -1 to 1
-    for t in range(n_iters):
-        at = left + t * (side + 0.28)
-        add_text(fig, at, 0.78, f"iteration {t + 1}", fontweight="bold")
-        ax = add_axes(fig, at, 1.05, side, side)
-        ax.imshow(1 - 0.2 * composite.image, cmap="gray", vmin=0, vmax=1)
+    axes = sides[1].subplots(2, len(composite.v), height_ratios=(2.4, 1), sharey="row")
+    for t, (ax, bars) in enumerate(axes.T):
+        heading(ax, f"iteration {t + 1}")
+        ax.imshow(1 - 0.2 * composite.image, vmin=0, vmax=1)
         strength = np.clip(np.abs(preference[t]) / FULL_COLOUR, 0, 1)[..., None]
         ends = np.where((preference[t] > 0)[..., None], to_rgb(FIRST), to_rgb(SECOND))
         colours = strength * ends + (1 - strength) * 0.75
         ax.scatter(x, y, s=130 * (length / length.max()) ** 2, c=colours.reshape(-1, 3), linewidths=0.6,
                    edgecolors="white")  # fmt: skip
         ax.set(xlim=(x.min() - 3, x.max() + 3), ylim=(y.max() + 3, y.min() - 3))
-        add_frame(ax, GREY, 0.8)
+        add_frame(ax)
         for d, label in enumerate(composite.labels):
             low, high = np.quantile(composite.c[t, label], [0.05, 0.95])
-            text = f"{low:.3f} to {high:.3f}" if t else f"all {low:.3f}"
-            add_text(fig, at, 3.2 + 0.2 * d, f"couplings to {label}: {text}", color=darkened((FIRST, SECOND)[d]))
-        ax = add_axes(fig, at, 4.27, side, 0.95)
-        colours_of_bars = [digit_colour(composite, j) for j in range(digits.N_CLASSES)]
-        ax.bar(range(digits.N_CLASSES), composite.v[t], color=colours_of_bars)
-        ax.set(ylim=(0, 1), xticks=range(digits.N_CLASSES), yticks=[0, 0.5, 1], xlabel="digit capsule")
-        if t > 0:
-            ax.set_yticklabels([])
-    add_text(fig, left, 4.02, "lengths ‖v‖ of the digit capsules")
-    handles = [
-        Line2D([], [], ls="", marker="o", color=colour, label=f"coupling to {label} twice the other")
-        for label, colour in zip(composite.labels, (FIRST, SECOND), strict=True)
-    ]
-    add_legend(fig, left, 3.68, [*handles, Line2D([], [], ls="", marker="o", color="#bfbfbf", label="to both equally")],
-               ncols=3, columnspacing=1.6, handletextpad=0.2)  # fmt: skip
+            text = f"couplings to {label}: " + (f"{low:.3f} to {high:.3f}" if t else f"all {low:.3f}")
+            ax.annotate(text, (0, 0), (0, -4 - 13 * d), xycoords="axes fraction", textcoords="offset points", va="top",
+                        color=darkened((FIRST, SECOND)[d]))  # fmt: skip
+        bars.bar(range(digits.N_CLASSES), composite.v[t],
+                 color=[digit_colour(composite, j) for j in range(digits.N_CLASSES)])  # fmt: skip
+        bars.set(ylim=(0, 1), xticks=range(digits.N_CLASSES), yticks=[0, 0.5, 1], xlabel="digit capsule")
+    axes[1, 0].set_title("lengths ‖v‖ of the digit capsules")
     return fig
 
 
@@ -327,23 +316,20 @@ def draw_coordinate_addition() -> Figure:
     centres = (np.arange(S) + 0.5) / S  # as fractions of the image
     row, column = (part.ravel() for part in np.meshgrid(centres, centres, indexing="ij"))
     votes = np.tile([0.15, -0.1], (S * S, 1))  # row and column: the whole lies a little below and to the left
-    fig = new_figure(4.0, "Coordinate addition", f"{S} × {S} children that all make the same vote for a class")
+    fig = make_figure(3.75, "Coordinate addition", f"{S} × {S} children that all make the same vote for a class")
     colours = np.stack([0.15 + 0.75 * row, 0.55 - 0.35 * np.abs(row - column), 0.9 - 0.8 * column], axis=-1)
     panels = (
         ("where the children are", row, column, "column, as a part of the image", "row, as a part of the image"),
         ("their votes", votes[:, 0], votes[:, 1], "entry (2, 4)", "entry (1, 4)"),
         ("after the addition", votes[:, 0] + row, votes[:, 1] + column, "entry (2, 4) + column", "entry (1, 4) + row"),
     )
-    for k, (title, y, x, x_label, y_label) in enumerate(panels):
-        at = 0.62 + 2.95 * k
-        add_text(fig, at, 0.78, title, fontweight="bold")
-        ax = add_axes(fig, at, 1.05, 2.3, 2.3)
+    axes = fig.subplots(1, 3)
+    for ax, (title, y, x, x_label, y_label) in zip(axes, panels, strict=True):
+        heading(ax, title)
         ax.scatter(x, y, s=70, c=colours, edgecolors="white", zorder=3)
-        ax.set(
-            xlim=(-0.3, 1.2), ylim=(1.2, -0.3), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1], xlabel=x_label, ylabel=y_label
-        )
-        if k == 1:
-            ax.annotate("all 16", (votes[0, 1], votes[0, 0]), xytext=(9, -3), textcoords="offset points")
+        ax.set(xlim=(-0.3, 1.2), ylim=(1.2, -0.3), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1], aspect="equal",
+               xlabel=x_label, ylabel=y_label)  # fmt: skip
+    axes[1].annotate("all 16", (votes[0, 1], votes[0, 0]), xytext=(9, -3), textcoords="offset points")
     return fig
 
 
@@ -360,84 +346,81 @@ def add_gaussian(ax: Axes, mean: Array, sd: Array, axes: Array, colour: str) -> 
 
 def draw_em_routing(view: View) -> Figure:
     """Votes for the true class and for the most active wrong one."""
-    n_iters, J, left, width = len(view.r), view.votes.shape[1], 2.05, 2.05
+    n_children, J = view.votes.shape[:2]
     name = views.VOXEL_CLASSES
     rival = int(np.argsort(view.a[-1] - 2 * np.eye(J)[view.label])[-1])
-    shown = ((view.label, FIRST), (rival, SECOND))
-    fig = new_figure(5.95, "EM routing", f"Votes of the {len(view.a_in)} primary capsules of a held-out view of a voxel"
-                     f" object ({name[view.label]}), on the two directions in which they vary most")  # fmt: skip
-    add_text(fig, 0.12, 0.78, "the image")
-    add_image(fig, 0.12, 1.05, 1.45, view.image)
-    chosen = view.votes[:, [j for j, _ in shown]].reshape(-1, view.votes.shape[2])
+    shown = {view.label: FIRST, rival: SECOND}
+    fig = make_figure(6.2, "EM routing", f"Votes of the {n_children} primary capsules of a held-out view of a voxel"
+                      f" object ({name[view.label]}), on the two directions in which they vary most")  # fmt: skip
+    handles = [Line2D([], [], ls="", marker="o", color=colour, label=f"votes for {name[j]}")
+               for j, colour in shown.items()]  # fmt: skip
+    head_legend(fig, handles)
+    sides: Any = fig.subfigures(1, 2, width_ratios=(1.6, 7))
+    show_image(sides[0].subplots(), view.image, "the image")
+    chosen = view.votes[:, list(shown)].reshape(-1, view.votes.shape[2])
     centre = chosen.mean(axis=0)
-    axes = np.linalg.svd(chosen - centre)[2][:2].T  # (D, 2)
-    plane = (view.votes - centre) @ axes  # (I, J, 2)
-    reach = 1.15 * np.abs(plane[:, [j for j, _ in shown]]).max()
-    for t in range(n_iters):
-        at = left + t * max(width + 0.28, 6.4 / n_iters)
-        add_text(fig, at, 0.78, f"iteration {t + 1}: M-step", fontweight="bold")
-        ax = add_axes(fig, at, 1.05, width, width)
-        for j, colour in shown:
-            add_gaussian(ax, (view.mu[t][j] - centre) @ axes, np.sqrt(view.sigma_sq[t][j]), axes, colour)
+    directions = np.linalg.svd(chosen - centre)[2][:2].T  # (D, 2)
+    plane = (view.votes - centre) @ directions  # (I, J, 2)
+    reach = 1.15 * np.abs(plane[:, list(shown)]).max()
+    axes = sides[1].subplots(2, len(view.r), height_ratios=(2, 1), sharey="row")
+    for t, (ax, assignments) in enumerate(axes.T):
+        heading(ax, f"iteration {t + 1}: M-step")
+        for j, colour in shown.items():
+            add_gaussian(ax, (view.mu[t][j] - centre) @ directions, np.sqrt(view.sigma_sq[t][j]), directions, colour)
             mass = view.r[t][:, j] * view.a_in
             ax.scatter(plane[:, j, 0], plane[:, j, 1], s=4 + 130 * mass, color=colour, edgecolors="white",
                        linewidths=0.5, zorder=4)  # fmt: skip
-        ax.set(xlim=(-reach, reach), ylim=(-reach, reach))
+        ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
         ax.set_xticks(ax.get_yticks()[1:-1])
-        if t:
-            ax.set_yticklabels([])
-        add_text(fig, at, 3.5, "assignments" if t else "assignments: even", fontsize=9.5)
-        ax = add_axes(fig, at, 3.75, width, 1.15)
-        ax.imshow(view.r[t].T, cmap="Greys", vmin=0, vmax=1, aspect="auto")
-        ax.set(xticks=range(len(view.a_in)), yticks=range(J), xlabel="primary capsule")
-        ax.set_xticklabels([str(i + 1) for i in range(len(view.a_in))])
-        ax.set_yticklabels([f"{name[j]} " for j in range(J)] if t == 0 else [])
-        ax.grid(False)
-        for label, j in zip(ax.get_yticklabels(), range(J), strict=True):
-            label.set_color({view.label: darkened(FIRST), rival: darkened(SECOND)}.get(j, BLACK))
-        text = "   ".join(f"{name[j]} {view.a[t][j]:.2f}" for j, _ in shown)
-        add_text(fig, at, 5.5, f"activations: {text}", fontsize=9.5)
-    handles = [Line2D([], [], ls="", marker="o", color=colour, label=f"votes for {name[j]}") for j, colour in shown]
-    add_legend(fig, 0.12, 2.7, handles, handletextpad=0.2)
+        assignments.imshow(view.r[t].T, cmap="Greys", vmin=0, vmax=1, aspect="auto")
+        assignments.set_title("assignments" if t else "assignments: even")
+        assignments.set_xticks(range(n_children), [str(i + 1) for i in range(n_children)])
+        assignments.set_yticks(range(J), name)
+        assignments.grid(False)
+        text = "   ".join(f"{name[j]} {view.a[t][j]:.2f}" for j in shown)
+        assignments.set_xlabel(f"primary capsule\nactivations: {text}", linespacing=1.6)
+    for j, colour in shown.items():
+        axes[1, 0].get_yticklabels()[j].set_color(darkened(colour))
     return fig
 
 
 def draw_losses(composite: Composite, view: View) -> Figure:
-    fig = new_figure(3.9, "The losses", f"Left and right: the image of {pair(composite)}. Middle: the"
-                     f" {views.VOXEL_CLASSES[view.label]}")  # fmt: skip
-    ax = add_axes(fig, 0.7, 1.05, 2.35, 2.25)
+    fig = make_figure(3.9, "The losses", f"Left and right: the image of {pair(composite)}. Middle: the"
+                      f" {views.VOXEL_CLASSES[view.label]}")  # fmt: skip
+    margin_loss, spread_loss, pictures = fig.subplots(1, 3)
     length = np.linspace(0, 1, 200)
 
     def term(x: Array, *, present: bool) -> Array:
         return np.maximum(0, 0.9 - x) ** 2 if present else 0.5 * np.maximum(0, x - 0.1) ** 2
 
-    ax.plot(length, term(length, present=True), color=BLACK, label="digit in the image")
-    ax.plot(length, term(length, present=False), color=BLACK, linestyle="--", label="digit not in it")
+    margin_loss.plot(length, term(length, present=True), color=BLACK, label="digit in the image")
+    margin_loss.plot(length, term(length, present=False), color=BLACK, linestyle="--", label="digit not in it")
     for j in range(digits.N_CLASSES):
         x, there = composite.v[-1, j], j in composite.labels
-        ax.plot(x, term(x, present=there), "o", color=digit_colour(composite, j), zorder=4, clip_on=False)
-    ax.set(xlim=(0, 1), ylim=(0, 0.85), xlabel="length ‖v‖ of a digit capsule", ylabel="term of the loss")
-    ax.legend(loc="upper right")
-    add_text(fig, 0.7, 0.78, "margin loss")
+        margin_loss.plot(x, term(x, present=there), "o", color=digit_colour(composite, j), zorder=4, clip_on=False)
+    margin_loss.set(xlim=(0, 1), ylim=(0, 0.85), xlabel="length ‖v‖ of a digit capsule", ylabel="term of the loss",
+                    title="margin loss")  # fmt: skip
+    margin_loss.legend(loc="upper right")
 
-    ax = add_axes(fig, 3.75, 1.05, 2.35, 2.25)
     gap = np.linspace(-0.5, 1, 400)
     for margin, colour in ((0.2, lightened(GREEN, 0.45)), (0.55, lightened(GREEN, 0.7)), (0.9, darkened(GREEN))):
-        ax.plot(gap, np.maximum(0, margin - gap) ** 2, color=colour, label=f"m = {margin:g}")
+        spread_loss.plot(gap, np.maximum(0, margin - gap) ** 2, color=colour, label=f"m = {margin:g}")
     a = view.a[-1]
     wrong = a[view.label] - np.delete(a, view.label)
-    ax.plot(wrong, np.maximum(0, 0.9 - wrong) ** 2, "o", color=ORANGE, zorder=4, label="the four wrong classes")
-    ax.set(xlim=(-0.5, 1), xticks=[-0.5, 0, 0.5, 1], ylim=(0, 2.3), xlabel="aₜ − aₖ, true minus wrong")
-    ax.legend(loc="upper right")
-    add_text(fig, 3.75, 0.78, "spread loss")
+    spread_loss.plot(
+        wrong, np.maximum(0, 0.9 - wrong) ** 2, "o", color=ORANGE, zorder=4, label="the four wrong classes"
+    )
+    spread_loss.set(xlim=(-0.5, 1), xticks=[-0.5, 0, 0.5, 1], ylim=(0, 2.3), xlabel="aₜ − aₖ, true minus wrong",
+                    title="spread loss")  # fmt: skip
+    spread_loss.legend(loc="upper right")
 
-    add_text(fig, 6.55, 0.78, "reconstruction: digit, drawn, error²")
-    for d in range(2):
-        error = np.square(composite.drawn[d] - composite.sources[d])
-        for k, picture in enumerate((composite.sources[d], composite.drawn[d], error)):
-            add_image(fig, 6.55 + 0.79 * k, 1.05 + 1.18 * d, 0.74, picture, (FIRST, SECOND)[d], 1.2)
-        text = f"capsule {composite.labels[d]}: sum of error² {error.sum():.1f}"
-        add_text(fig, 6.55, 1.85 + 1.18 * d, text, fontsize=9)
+    error = np.square(composite.drawn - composite.sources)
+    grid = show_pictures(pictures, np.stack([composite.sources, composite.drawn, error], axis=1), gap=(10, 2))
+    pictures.set_title("reconstruction: digit, drawn, error²")
+    for d, label in enumerate(composite.labels):
+        for k in range(3):
+            grid.frame(d, k, (FIRST, SECOND)[d], 1.2)
+        grid.write(d, 1, f"capsule {label}: sum of error² {error[d].sum():.1f}")
     return fig
 
 

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import support.headless  # noqa: F401  before matplotlib
 
-# isort: split
-
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -45,8 +43,8 @@ from visualize_multimnist_capsnet import PERTURBATIONS, perturb_capsule
 
 from support.figures import (  # isort: skip
     BLACK, DATASET_NAMES, MODEL_STYLES, ORANGE, REFERENCE_LINE, FigureOptions, choice_of_figures, draw_figures,
-    head_legend, load_finished, make_figure, model_handles, name_line, of_median_seed, plot_band, plural,
-    reported_runs, seed_text, show_pictures, trained, with_minus_sign,
+    head_legend, load_or_train, make_figure, model_handles, name_line, plot_band, plural, show_pictures,
+    with_minus_sign,
 )  # fmt: skip
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -139,7 +137,7 @@ def angle_axis(ax: Axes, step: int = 30) -> None:
 def sweep_accuracy_axis(ax: Axes) -> None:
     """From 0 to 1, with the line of a blind guess, which is named below it: the curves come down to it."""
     ax.set_ylim(0, 1.04)
-    ax.axhline(1 / J, **REFERENCE_LINE, zorder=1.5)
+    ax.axhline(1 / J, **REFERENCE_LINE)
     name_line(ax, f"chance {1 / J:g}", 1 / J, side="right", below=True)
 
 
@@ -214,26 +212,18 @@ N_COLOURS = {"capsule_dimensions": 48}  # of a palette, for a small file
 TEST_FIELDS = ("data_dir", "n_test", "n_sweep", "rotation")  # on which no training depends
 
 
-def finished(
-    options: Any, asked: Config, given: Mapping[str, Any], results: Path = RESULTS
-) -> tuple[Run, list[dict[str, Any]]]:
+def finished(options: Any, asked: Config, given: Mapping[str, Any]) -> tuple[Run, list[dict[str, Any]]]:
     """The networks of ``--checkpoint``, or trained now, with their tests, whose table is printed; and the reported
     runs."""
-    config, states = load_finished(
-        experiment, options.checkpoint, asked, given, TEST_FIELDS, required=("capsnet",), stopped=experiment.reached
-    )
-    reported = reported_runs(results, config)
-    median_of = "capsnet", f"rotated_{config.rotation[-1]:g}_accuracy"
-    if not states:
-        config = of_median_seed(config, reported, given, *median_of)
-    config, data, states = trained(
-        experiment, config, states, options, lambda _, data: require_every_class(data), experiment.resolve_defaults
-    )
+    (config, data, states, who), reported = load_or_train(
+        experiment, options, asked, given, lambda _, data: require_every_class(data), experiment.resolve_defaults,
+        ("capsnet", f"rotated_{asked.rotation[-1]:g}_accuracy"), free=TEST_FIELDS, required=("capsnet",),
+    )  # fmt: skip
     with Workers(options.threads, config.dtype) as workers:
         tested = experiment.run_tests(config, data, states, workers)
     result = experiment.make_result(config, data, states, tested, options.threads)
     print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-    return Run(config, data, states, tested, seed_text(config, reported, *median_of)), reported
+    return Run(config, data, states, tested, who), reported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        run, reported = finished(options, config, given, options.results)
+        run, reported = finished(options, config, given)
         return {
             "rotation_sweep": lambda: draw_rotation_sweep(run, reported),
             "capsule_dimensions": lambda: draw_capsule_dimensions(run),

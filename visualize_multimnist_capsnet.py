@@ -25,8 +25,6 @@ from __future__ import annotations
 
 import support.headless  # noqa: F401  before matplotlib
 
-# isort: split
-
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -43,17 +41,16 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 import multimnist_capsnet as experiment
 from fast.workers import blas_threads
-from multimnist_capsnet import Array, Batch, Config, Data
+from multimnist_capsnet import Array, Batch, Config
 from support.files import UserError
-from support.optimizers import TrainState
 from support.script import script
 from support.settings import input_path, parse, redeclared, setting
 
 from support.figures import (  # isort: skip
     BLUE, DATASET_NAMES, GREEN, GREY, MODEL_STYLES, REFERENCE_LINE, RIGHT, SKY, VERMILLION, WRONG, YELLOW,
-    FigureOptions, bare, choice_of_figures, darkened, draw_figures, draw_histories, head_legend, heading, interval,
-    lightened, load_finished, make_figure, marked_answer, model_line, name_line, of_median_seed, plural,
-    reported_runs, require_tests, seed_text, settings_in, show_pictures, trained,
+    FigureOptions, Run, bare, choice_of_figures, darkened, draw_figures, draw_histories, head_legend, heading,
+    interval, lightened, load_or_train, make_figure, marked_answer, model_line, name_line, plural, require_tests,
+    settings_in, show_pictures,
 )  # fmt: skip
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -78,13 +75,6 @@ def in_two_colours(digits: Array) -> Array:
 
 N_CANDIDATES = 1000  # composites that examples are chosen from
 MIN_TEST = 16  # composites that the figures need
-
-
-class Run(NamedTuple):
-    config: Config
-    data: Data
-    states: dict[str, TrainState]
-    who: str  # the seed, and whether it is the median of the reported ones
 
 
 def subtitle(run: Run) -> str:
@@ -367,9 +357,10 @@ def draw_scaling(accuracies: Mapping[Series, Mapping[int, Array]]) -> Figure:
         ax.plot(x[alone], means[alone], ls="", marker=style.marker, markersize=6, markerfacecolor="white",
                 markeredgecolor=style.colour, markeredgewidth=1.5, zorder=4)  # fmt: skip
     head_legend(fig, handles, n_rows=-(-len(handles) // 3))
-    ax.axhline(PAPER_ACCURACY, **REFERENCE_LINE, zorder=1.5)
-    paper = "the paper's CapsNet of 11.4 million parameters, on digits that may lie farther apart"
-    name_line(ax, paper, PAPER_ACCURACY)
+    ax.axhline(PAPER_ACCURACY, **REFERENCE_LINE)
+    name_line(
+        ax, "the paper's CapsNet of 11.4 million parameters, on digits that may lie farther apart", PAPER_ACCURACY
+    )
     ax.set(ylabel="both digits right", xlabel="composites seen in training", xscale="log")
     lowest = min(values.min() for lengths in accuracies.values() for values in lengths.values())
     ax.set_ylim(max(0.0, 0.1 * np.floor(10 * (lowest - 0.01))), 1)
@@ -409,17 +400,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        config, states = load_finished(experiment, options.checkpoint, asked, given, required=("capsnet",))
-        reported = reported_runs(options.results, config)
-        if not states:
-            config = of_median_seed(config, reported, given, *MEDIAN_OF)
-        config, data, states = trained(
-            experiment, config, states, options, lambda _, data: require_tests(data, MIN_TEST),
-            lambda config, data: experiment.resolve_auto(config, data.name),
+        run, _ = load_or_train(
+            experiment, options, asked, given, lambda _, data: require_tests(data, MIN_TEST),
+            lambda config, data: experiment.resolve_auto(config, data.name), MEDIAN_OF, required=("capsnet",),
         )  # fmt: skip
-        result = experiment.make_result(config, data, states, options.threads)
+        result = experiment.make_result(run.config, run.data, run.states, options.threads)
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-        run = Run(config, data, states, seed_text(config, reported, *MEDIAN_OF))
         predicted = predict(run)
         return {
             "example_pairs": lambda: draw_example_pairs(run),

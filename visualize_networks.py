@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import support.headless  # noqa: F401  before matplotlib
 
-# isort: split
-
 import dataclasses
 import io
 import sys

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import support.headless  # noqa: F401  before matplotlib
 
-# isort: split
-
 import dataclasses
 import sys
 from collections.abc import Sequence

@@ -21,15 +21,14 @@ from __future__ import annotations
 
 import support.headless  # noqa: F401  before matplotlib
 
-# isort: split
-
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -38,18 +37,17 @@ from matplotlib.ticker import MaxNLocator
 
 import smallnorb_novel_viewpoint as experiment
 from fast.workers import blas_threads
-from smallnorb_novel_viewpoint import Array, Config, Data, Model, Range, Split
+from smallnorb_novel_viewpoint import Array, Config, Data, Range, Split
 from support.files import UserError
-from support.optimizers import TrainState
 from support.run import Stream, generator
 from support.script import script
 from support.settings import input_path, parse, setting
 
 from support.figures import (  # isort: skip
-    BLUE, DATASET_NAMES, GREEN, GREY, MODEL_STYLES, PURPLE, RIGHT, VERMILLION, WRONG, FigureOptions, accuracy_axis,
-    choice_of_figures, darkened, draw_figures, draw_histories, evenly_spaced_indices, grey_levels, head_legend,
-    heading, lightened, load_finished, make_figure, model_handles, of_median_seed, plot_band, reported_runs,
-    show_pictures, trained, with_minus_sign,
+    BLUE, DATASET_NAMES, GREEN, GREY, MODEL_STYLES, PURPLE, RIGHT, VERMILLION, WRONG, FigureOptions, Run,
+    accuracy_axis, bare, choice_of_figures, darkened, draw_figures, draw_histories, evenly_spaced_indices, grey_levels,
+    head_legend, heading, lightened, load_or_train, make_figure, model_handles, plot_band, show_pictures,
+    with_minus_sign,
 )  # fmt: skip
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -92,15 +90,8 @@ def subtitle(config: Config, who: str = "") -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is drawn: a finished run, and views chosen from it
+# What is drawn: views chosen from a finished run
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-class Run(NamedTuple):
-    config: Config
-    data: Data
-    models: dict[str, Model]
-    states: dict[str, TrainState]
 
 
 # Keys of the evaluation stream: every figure draws its own noise.
@@ -157,19 +148,21 @@ def middle(config: Config, data: Data, angle: str, part: str) -> float:
     return float(angles[len(angles) // 2])
 
 
-def viewpoint_pair(config: Config, data: Data) -> tuple[Array, Array]:
-    """Azimuths (2,) and elevations (2,): the middle of the training range and of the held-out one."""
+def pair_of_views(run: Run) -> tuple[Split, tuple[str, str]]:
+    """Of every class a view from the middle of the training range and one from that of the held-out range, and their
+    viewpoints in words."""
     azimuths, elevations = (
-        np.array([middle(config, data, angle, part) for part in ("train", "test")])
+        np.array([middle(run.config, run.data, angle, part) for part in ("train", "test")])
         for angle in ("azimuth", "elevation")
     )
-    return azimuths, elevations
+    words = [f"azimuth {a % 360:g}°, elevation {e:g}°" for a, e in zip(azimuths, elevations, strict=True)]
+    return pick_views(run.config, run.data, azimuths, elevations), (words[0], words[1])
 
 
 def capsule_outputs(run: Run, images: Array) -> tuple[Array, Any]:
     """Scores and cache of the capsule network."""
     x = experiment.crop(images, None).astype(run.config.dtype, copy=False)
-    return run.models["capsules"].forward(run.states["capsules"].params, x)
+    return experiment.make_models(run.config)["capsules"].forward(run.states["capsules"].params, x)
 
 
 def accuracy_by_azimuth(run: Run) -> tuple[Array, dict[str, Array]]:
@@ -184,7 +177,7 @@ def accuracy_by_azimuth(run: Run) -> tuple[Array, dict[str, Array]]:
         split = testing_split(run.data)
     angles, where = np.unique(split.azimuths, return_inverse=True)
     accuracy = {}
-    for name, model in run.models.items():
+    for name, model in experiment.make_models(config).items():
         right = experiment.predict_scores(model, run.states[name].params, split.images).argmax(axis=1) == split.labels
         accuracy[name] = np.bincount(where, right) / np.bincount(where)
     return angles, accuracy
@@ -347,16 +340,13 @@ def azimuth_accuracy(run: Run, seeds: Sequence[int]) -> Figure:
 
 def pose_pictures(poses: Array, limit: float, side: int) -> Array:
     """Pose matrices (..., P, P) as pictures (..., side, side, 3): red for positive entries, blue for negative ones."""
-    from matplotlib import colormaps
-
     enlarged = np.kron(poses, np.ones((side // poses.shape[-1],) * 2))
     return colormaps["RdBu_r"](0.5 + enlarged / (2 * limit))[..., :3]
 
 
 def draw_class_poses(run: Run) -> Figure:
     config, n = run.config, experiment.N_CLASSES
-    azimuths, elevations = viewpoint_pair(config, run.data)
-    views = pick_views(config, run.data, azimuths, elevations)
+    views, viewpoints = pair_of_views(run)
     scores, cache = capsule_outputs(run, views.images)
     side = views.images.shape[1]
     limit = float(np.percentile(np.abs(cache.mu), 96))  # a few large entries would make all others pale
@@ -373,7 +363,7 @@ def draw_class_poses(run: Run) -> Figure:
             ax, np.concatenate([image, pose_pictures(poses[rows], limit, side)], axis=1),
             config.classes if b == 0 else (), ("image", *config.classes), gap=(9, 2), interpolation="nearest",
         )  # fmt: skip
-        heading(ax, f"{word}: azimuth {azimuths[b] % 360:g}°, elevation {elevations[b]:g}°", colour)
+        heading(ax, f"{word}: {viewpoints[b]}", colour)
         for k, v in enumerate(rows):
             answer = int(scores[v].argmax())
             grid.frame(k, 0, colour, 1.5)
@@ -386,8 +376,7 @@ def draw_class_poses(run: Run) -> Figure:
 
 def draw_routing_assignments(run: Run) -> Figure:
     config, k, n, n_in = run.config, 1, experiment.N_CLASSES, experiment.N_PRIMARY
-    azimuths, elevations = viewpoint_pair(config, run.data)
-    views = pick_views(config, run.data, azimuths, elevations)
+    views, viewpoints = pair_of_views(run)
     scores, cache = capsule_outputs(run, views.images)  # k: L, which changes most as it turns; a human of smallNORB
     iterations = [step.r for step in cache.routing.m_steps]  # each (N, I, J)
     shown = evenly_spaced_indices(len(iterations), 3)
@@ -401,7 +390,7 @@ def draw_routing_assignments(run: Run) -> Figure:
         image, *maps, bars, result = row
         show_pictures(image, as_grid(views.images[v : v + 1], 1)).frame(0, 0, colour, 2.5)
         heading(image, word, colour)
-        image.set_xlabel(f"azimuth {azimuths[b] % 360:g}°,\nelevation {elevations[b]:g}°", fontsize=9)
+        image.set_xlabel(viewpoints[b].replace(", ", ",\n"), fontsize=9)
         image.xaxis.set_label_position("bottom")
         for ax, t in zip(maps, shown, strict=True):
             drawn = ax.imshow(iterations[t][v], cmap="cividis", vmin=0, vmax=1, aspect="auto")
@@ -410,9 +399,7 @@ def draw_routing_assignments(run: Run) -> Figure:
             )
             ax.set_yticks(range(n_in), [str(i + 1) for i in range(n_in)] if t == 0 else [])
             ax.set_xticks(range(n), config.classes if b else [""] * n, rotation=90)
-            ax.tick_params(length=0)
-            ax.grid(False)
-            ax.spines[:].set_visible(False)
+            bare(ax)
             if b == 0:
                 ax.set_title(f"iteration {t + 1}")
             if t == 0:
@@ -461,7 +448,7 @@ class Options(FigureOptions):
 
 @script
 def main(argv: Sequence[str] | None = None) -> None:
-    config, options, given = parse(
+    asked, options, given = parse(
         Config, Options, argv,
         "Draw the figures of the novel-viewpoint experiment, from a checkpoint or after training its models.",
         [
@@ -471,19 +458,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         ],
         f"The figures go to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",
     )  # fmt: skip
-    config, states = load_finished(
-        experiment, options.checkpoint, config, given, required=MODELS,
-        length=lambda name, config: experiment.of_model(name, config)[0],
-    )  # fmt: skip
-    reported = reported_runs(options.results, config)
-    if not states:
-        config = of_median_seed(config, reported, given, "capsules", "held_out_accuracy")
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        _, data, finished = trained(experiment, config, states, options, require_every_class)
-        print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
-        print(experiment.format_table(experiment.make_result(config, finished, data)))
-        run = Run(config, data, experiment.make_models(config), finished)
+        run, reported = load_or_train(experiment, options, asked, given, require_every_class, required=MODELS,
+                                      median_of=("capsules", "held_out_accuracy"))  # fmt: skip
+        print(f"{experiment.describe(run.config)}; seed {run.config.seed}, {run.config.n_epochs} epochs")
+        print(experiment.format_table(experiment.make_result(run.config, run.states, run.data)))
         seeds = sorted(found["seed"] for found in reported)
         return {
             "example_views": lambda: draw_views(run, "azimuth", 6, "The five classes, turning in azimuth"),

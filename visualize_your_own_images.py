@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import support.headless  # noqa: F401  before matplotlib
 
-# isort: split
-
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -32,12 +30,11 @@ from support.script import script
 from support.settings import SettingError, folder, input_path, parse, setting
 
 from support.figures import (  # isort: skip
-    BLACK, GREY, MODEL_STYLES, RIGHT, WRONG, add_axes, add_frame, add_row_label, add_text, darkened,
-    evenly_spaced_indices, new_figure, write_figures,
+    GREY, MODEL_STYLES, RIGHT, WRONG, darkened, evenly_spaced_indices, make_figure, show_pictures, write_figures,
 )  # fmt: skip
 
 Array = np.ndarray
-N_SHOWN, SIDE, LEFT, TOP = 10, 0.72, 1.15, 0.72  # pictures; inches
+N_SHOWN = 10  # pictures
 MOST_LETTERS = 10
 
 
@@ -84,32 +81,24 @@ def sheet(images: Array, labels: Array, names: Sequence[str], answers: dict[str,
     """images (n, S, S, C) in [0, 1] and what the networks make of them: answers (n,) by model."""
     families, missing = fonts_for(names)
     shown, key = shown_names(names, missing)
-    rows = 1 + (drawn is not None)
-    height = TOP + rows * (SIDE + 0.28) + 0.2 * len(answers) + 0.2 * len(key) + 0.1
     subtitle = "Ten test pictures as they see them" + ", and what the CapsNet draws of each" * (drawn is not None)
-    fig = new_figure(height, "Your pictures as the networks get them", subtitle)
-
-    def name_under(x: float, y: float, label: int, colour: Any = BLACK) -> None:
-        add_text(fig, x + SIDE / 2, y, shown[label], ha="center", fontsize=8, color=colour, fontfamily=families)
-
-    for n, image in enumerate(images):
-        x = LEFT + n * (SIDE + 0.06)
-        for row, picture in enumerate([image] if drawn is None else [image, drawn[n]]):
-            ax = add_axes(fig, x, TOP + row * (SIDE + 0.28), SIDE, SIDE)
-            add_frame(ax, GREY, 0.8)
-            ax.imshow(picture.squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        name_under(x, TOP + SIDE + 0.06, labels[n])
-        for row, answer in enumerate(answers.values()):
-            colour = darkened(RIGHT if answer[n] == labels[n] else WRONG)
-            name_under(x, TOP + rows * (SIDE + 0.28) + 0.2 * row, answer[n], colour)
-    add_row_label(fig, LEFT - 0.1, TOP + SIDE / 2, "as read")
-    if drawn is not None:
-        add_row_label(fig, LEFT - 0.1, TOP + 1.5 * SIDE + 0.28, "drawn")
-    for row, name in enumerate(answers):
+    rows = {"as read": images} | ({"drawn": drawn} if drawn is not None else {})
+    height = 1.1 + len(rows) + 0.2 * (len(answers) + len(key))
+    fig = make_figure(height, "Your pictures as the networks get them", "\n".join([subtitle, *key]))
+    ax = fig.subplots()
+    pictures = np.stack([np.broadcast_to(row, (*images.shape[:3], 3)) for row in rows.values()])
+    grid = show_pictures(ax, pictures, tuple(rows), gap=(images.shape[1] // 3, 2), interpolation="nearest", n_greys=256)
+    last, named = len(rows) - 1, dict[str, Any](fontsize=8, fontfamily=families, va="baseline")
+    for n, label in enumerate(labels):
+        grid.write(0, n, shown[label], 10, **named)
+        for row in range(len(rows)):
+            grid.frame(row, n, GREY, 0.8)
+        for line, answer in enumerate(answers.values()):
+            grid.write(last, n, shown[answer[n]], 24 + 14 * line,
+                       color=darkened(RIGHT if answer[n] == label else WRONG), **named)  # fmt: skip
+    for line, name in enumerate(answers):
         style = MODEL_STYLES[own.EXPERIMENT][name]
-        add_row_label(fig, LEFT - 0.1, TOP + rows * (SIDE + 0.28) + 0.2 * row + 0.06, style.short, style.colour)
-    for row, line in enumerate(key):
-        add_text(fig, 0.12, height - 0.2 * (len(key) - row) - 0.05, line, fontsize=8, color=GREY)
+        grid.write(last, -0.5, style.short, 24 + 14 * line, color=style.colour, ha="right", **named)
     return fig
 
 

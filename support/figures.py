@@ -1,7 +1,4 @@
-"""Style, labels of models, axes, pictures, files and flags of the figure and GIF scripts.
-
-Lengths and positions on a figure are in inches, counted from its upper left corner: x to the right, y downwards.
-"""
+"""Style, labels of models, axes, pictures, files and flags of the figure and GIF scripts."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import contextlib
 import dataclasses
 import io
 import json
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,7 +17,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
@@ -54,7 +49,7 @@ GREY = "#555555"
 RIGHT, WRONG = GREEN, VERMILLION  # answers
 
 STYLE = Path(__file__).with_name("capsules.mplstyle")
-REFERENCE_LINE: dict[str, Any] = {"color": BLACK, "linewidth": 1.1, "linestyle": (0, (2, 2))}
+REFERENCE_LINE: dict[str, Any] = {"color": BLACK, "linewidth": 1.1, "linestyle": (0, (2, 2)), "zorder": 1.5}
 
 
 class ModelStyle(NamedTuple):
@@ -172,6 +167,12 @@ def head_legend(fig: Figure, handles: Sequence[Any], n_rows: int = 1) -> None:
     engine.set(rect=(0, 0, 1, top - LINE * (n_rows + 0.2) / height))
 
 
+def model_line(style: ModelStyle, **options: Any) -> dict[str, Any]:
+    """Options of ``Axes.plot`` for a model's line."""
+    line = {"color": style.colour, "marker": style.marker, "label": style.label, "markeredgecolor": "white"}
+    return {**line, "markeredgewidth": 0.7, **options}
+
+
 def model_handles(styles: Iterable[ModelStyle]) -> list[Line2D]:
     return [Line2D([], [], **model_line(style)) for style in styles]
 
@@ -179,6 +180,48 @@ def model_handles(styles: Iterable[ModelStyle]) -> list[Line2D]:
 def heading(ax: Axes, text: str, colour: Colour = BLACK) -> None:
     """A bold title of axes."""
     ax.set_title(text, color=darkened(colour), fontweight="bold")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Axes
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def accuracy_axis(
+    ax: Axes, label: str | None, chance: float, chance_text: str = "", side: Literal["left", "right"] = "right"
+) -> None:
+    """A y axis from 0 to 1 with a line at ``chance``; ``side``: at which end the line is labelled."""
+    ax.set_ylim(0, 1.04)
+    ax.set_yticks(np.arange(0, 1.01, 0.2))
+    ax.axhline(chance, **REFERENCE_LINE)
+    name_line(ax, f"chance {chance_text or format(chance, '.2g')}", chance, side, color=BLACK,
+              bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5})  # fmt: skip
+    if label:
+        ax.set_ylabel(label)
+
+
+def epoch_axis(ax: Axes, last: float, margin: float = 0.4) -> None:
+    """An x axis of epochs up to ``last``; curves begin at the end of the first one."""
+    ax.set_xlabel("epoch")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
+    ax.set_xlim(1 - margin, last + margin)
+
+
+def step_axis(ax: Axes, last: int) -> None:
+    """An x axis of training steps from 0."""
+    ax.set_xlim(0, last)
+    ax.locator_params(axis="x", nbins=4, integer=True)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+def grey_levels(image: Array) -> Array:
+    """A network's input (H, W, C) as grey levels (H, W) in [0, 1]: the first channel, stretched where it is a
+    normalised one. Of three channels, which are colours, their mean."""
+    channel = image.mean(axis=-1) if image.shape[-1] == 3 else image[..., 0]
+    if channel.min() >= 0 and channel.max() <= 1:
+        return channel
+    low, high = np.percentile(channel, [0.5, 90])  # the background is the larger part, and bright
+    return np.clip((channel - low) / max(high - low, 1e-6), 0, 1)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -194,12 +237,12 @@ class Pictures(NamedTuple):
     width: int
     gap: tuple[int, int]
 
-    def write(self, row: int, column: int, text: str, **style: Any) -> Text:
-        """A line below a picture."""
+    def write(self, row: int, column: float, text: str, below: float = 2, **style: Any) -> Text:
+        """A line, so many points below a picture."""
         x = column * (self.width + self.gap[1]) + (self.width - 1) / 2
         y = row * (self.height + self.gap[0]) + self.height - 0.5
-        return self.ax.annotate(text, (x, y), (0, -2), textcoords="offset points", ha="center", va="top",
-                                **{"fontsize": 9, **style})  # fmt: skip
+        return self.ax.annotate(text, (x, y), (0, -below), textcoords="offset points", annotation_clip=False,
+                                **{"ha": "center", "va": "top", "fontsize": 9, **style})  # fmt: skip
 
     def update(self, pictures: Any, n_greys: int = 64) -> None:
         """Other pictures in the same places."""
@@ -242,6 +285,12 @@ def show_pictures(
     return Pictures(ax, H, W, gap)
 
 
+def add_frame(ax: Axes, colour: str = GREY, linewidth: float = 0.8) -> None:
+    """A frame instead of ticks."""
+    ax.set(xticks=[], yticks=[])
+    ax.spines[:].set(visible=True, color=colour, linewidth=linewidth)
+
+
 def bare(ax: Axes) -> None:
     """Neither grid nor lines round the axes."""
     ax.grid(False)
@@ -282,23 +331,27 @@ def draw_histories(
         if "accuracy" in metric:
             accuracy_axis(ax, None, chance)
         elif "loss" in metric or metric == "error":
-            decades_axis(ax, np.maximum(np.concatenate(list(curves.values())), 1e-8))
+            decades = np.log10(np.maximum(np.concatenate(list(curves.values())), 1e-8))
+            ax.set_yscale("log")
+            ax.set_ylim(10 ** np.floor(decades.min()), 10 ** np.ceil(decades.max() + 1e-6))
+            ax.yaxis.set_minor_formatter(NullFormatter())
             if metric == "error":
                 ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
         else:
             ax.set_ylim(0)
         ax.set_title(title)
-        epoch_axis(ax, max(map(len, curves.values())), 0.4)
+        epoch_axis(ax, max(map(len, curves.values())))
     return fig
 
 
-def name_line(ax: Axes, text: str, height: float, side: Literal["left", "right"] = "left", below: bool = False,
-              colour: Colour = GREY) -> None:  # fmt: skip
+def name_line(
+    ax: Axes, text: str, height: float, side: Literal["left", "right"] = "left", below: bool = False, **style: Any
+) -> None:
     """A name on a horizontal line at ``height``."""
     ax.annotate(
         text, (0 if side == "left" else 1, height), xycoords=("axes fraction", "data"),
         xytext=(3 if side == "left" else -3, -3 if below else 3), textcoords="offset points", ha=side,
-        va="top" if below else "bottom", fontsize=9, color=colour, zorder=6,
+        va="top" if below else "bottom", fontsize=9, zorder=6, **{"color": GREY, **style},
     )  # fmt: skip
 
 
@@ -317,12 +370,6 @@ def settings_in(path: Path) -> list[dict[str, Any]]:
         return [found | {"dataset": document.get("dataset")} for found in document["settings"].values()]
     except (LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no result of compare_seeds.py") from error
-
-
-def angle_from(metric: str, word: str) -> float | None:
-    """The number of degrees in a metric's name such as azimuth_20_accuracy; None of other metrics."""
-    match = re.fullmatch(rf"{word}_(-?[0-9.]+)_accuracy", metric)
-    return float(match[1]) if match else None
 
 
 def median_seed(runs: Sequence[Mapping[str, Any]], model: str, metric: str) -> int:
@@ -363,18 +410,35 @@ def require_tests(data: Any, least: int) -> None:
         raise UserError(f"the figures need --n-test {least} or more")
 
 
-def trained(
-    experiment: Any, config: Any, states: dict[str, TrainState], options: Any, check: Callable[[Any, Any], None],
-    resolve: Callable[[Any, Any], Any] = lambda config, data: config,
-) -> tuple[Any, Any, dict[str, TrainState]]:  # fmt: skip
-    """Configuration, data and ``states``, or those of a new training where there are none. ``experiment`` is the
-    script's module. ``check(config, data)`` raises UserError, before the training, where nothing can be drawn;
-    ``resolve(config, data)`` fills in what depends on the data."""
+class Run(NamedTuple):
+    """What is drawn: a finished training."""
+
+    config: Any
+    data: Any
+    states: dict[str, TrainState]
+    who: str = ""  # its seed, and whether it is the median of the reported ones
+
+
+def load_or_train(
+    experiment: Any, options: Any, asked: Any, given: Collection[str], check: Callable[[Any, Any], None],
+    resolve: Callable[[Any, Any], Any] = lambda config, data: config, median_of: tuple[str, str] | None = None,
+    **finished: Any,
+) -> tuple[Run, list[dict[str, Any]]]:  # fmt: skip
+    """The training of --checkpoint, see ``load_finished``, or else a new one; and the reported runs.
+
+    ``check(config, data)`` raises UserError, before the training, where nothing can be drawn; ``resolve(config, data)``
+    fills in what depends on the data. ``median_of``: model and metric; unless a seed is given, the new training is of
+    the seed whose metric is the median of the reported ones.
+    """
+    config, states = load_finished(experiment, options.checkpoint, asked, given, **finished)
+    reported = reported_runs(options.results, config) if median_of else []
+    if median_of and not states:
+        config = of_median_seed(config, reported, given, *median_of)
     data = experiment.make_data(config)
     check(config, data)
     config = resolve(config, data)
     states = states or experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
-    return config, data, states
+    return Run(config, data, states, seed_text(config, reported, *(median_of or ("", "")))), reported
 
 
 def draw_figures(
@@ -386,22 +450,16 @@ def draw_figures(
     --figures names one that the training does not give."""
     wanted = options.figures
     require_writable(folder / "figure.png")
-
-    def write(drawers: Drawers, lacking_is_fatal: bool) -> None:
-        for name, draw in drawers.items():
-            if not wanted or name in wanted:
-                try:
-                    write_figures(folder, {name: draw}, n_colours)
-                except UserError as error:
-                    if lacking_is_fatal:
-                        raise
-                    print(f"left out {name}.png: {error}")
-
-    of_this_run = of_run() if not wanted or set(wanted) - set(of_results) else {}
-    if lacking := set(wanted) - set(of_results) - set(of_this_run):
+    drawers = {**of_results, **(of_run() if not wanted or set(wanted) - set(of_results) else {})}
+    if lacking := set(wanted) - set(drawers):
         raise UserError(f"no {', '.join(sorted(lacking))} can be drawn of this training")
-    write(of_results, bool(wanted))
-    write(of_this_run, True)
+    for name in [name for name in drawers if not wanted or name in wanted]:
+        try:
+            write_figures(folder, {name: drawers[name]}, n_colours)
+        except UserError as error:
+            if wanted or name not in of_results:
+                raise
+            print(f"left out {name}.png: {error}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -470,131 +528,6 @@ def gif_bytes(frames: Sequence[Array], fps: float, holds: Collection[int] = ()) 
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Figures, texts and legends
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def new_figure(height: float, title: str, subtitle: str, width: float = WIDTH) -> Figure:
-    """An empty figure of ``width`` x ``height`` inches with a title and a grey subtitle in its upper 0.6 inches."""
-    fig = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
-    FigureCanvasAgg(fig)
-    add_text(fig, 0.12, 0.12, title, fontsize=12.5, fontweight="bold")
-    add_text(fig, 0.12, 0.37, subtitle, color=GREY)
-    return fig
-
-
-def add_text(fig: Figure, x: float, y: float, text: str, **style: Any) -> Text:
-    """A line whose left end and top are at x, y. Lines of one y have one base line, whatever letters they have."""
-    width, height = fig.get_size_inches()
-    if "va" not in style:
-        y, style["va"] = y + 0.76 * style.get("fontsize", 9.5) / 72, "baseline"
-    return fig.text(x / width, 1 - y / height, text, **{"ha": "left", **style})
-
-
-def add_row_label(fig: Figure, x: float, y: float, text: str, colour: Any = BLACK) -> None:
-    """A label of one or two lines, right-aligned at x, its middle at y."""
-    add_text(fig, x, y, text, ha="right", va="center", color=colour, fontsize=9.5, linespacing=1.25)
-
-
-def add_legend(fig: Figure, x: float, y: float, handles: Sequence[Any], **options: Any) -> None:
-    """A legend whose upper left corner (or the corner ``loc``) is at x, y."""
-    width, height = fig.get_size_inches()
-    layout = {"loc": "upper left", "borderpad": 0, "borderaxespad": 0, **options}
-    fig.legend(handles=handles, bbox_to_anchor=(x / width, 1 - y / height), **layout)
-
-
-def model_line(style: ModelStyle, **options: Any) -> dict[str, Any]:
-    """Options of ``Axes.plot`` for a model's line."""
-    line = {"color": style.colour, "marker": style.marker, "label": style.label, "markeredgecolor": "white"}
-    return {**line, "markeredgewidth": 0.7, **options}
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Axes
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def add_axes(fig: Figure, x: float, y: float, width: float, height: float, **options: Any) -> Axes:
-    """Axes whose upper left corner is at x, y."""
-    w, h = fig.get_size_inches()
-    return fig.add_axes((x / w, 1 - (y + height) / h, width / w, height / h), **options)
-
-
-def add_frame(ax: Axes, colour: str, width: float = 2.0) -> None:
-    """A coloured frame instead of ticks; its line is ``width`` points wide."""
-    ax.set(xticks=[], yticks=[])
-    ax.grid(False)
-    ax.spines[:].set(visible=True, color=colour, linewidth=width)
-
-
-def add_reference_line(ax: Axes, height: float) -> None:
-    ax.axhline(height, **REFERENCE_LINE, zorder=1.5)
-
-
-def accuracy_axis(
-    ax: Axes, label: str | None, chance: float, chance_text: str = "", side: Literal["left", "right"] = "right"
-) -> None:
-    """A y axis from 0 to 1 with a line at ``chance``; ``side``: at which end the line is labelled."""
-    ax.set_ylim(0, 1.04)
-    ax.set_yticks(np.arange(0, 1.01, 0.2))
-    add_reference_line(ax, chance)
-    ax.annotate(
-        f"chance {chance_text or format(chance, '.2g')}", (0 if side == "left" else 1, chance),
-        xycoords=("axes fraction", "data"), xytext=(3 if side == "left" else -3, 3),
-        textcoords="offset points", ha=side, va="bottom", fontsize=9, zorder=6,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
-    )  # fmt: skip
-    if label:
-        ax.set_ylabel(label)
-
-
-def epoch_axis(ax: Axes, last: float, margin: float | None = None) -> None:
-    """An x axis of epochs up to ``last``; curves begin at the end of the first one."""
-    if margin is None:
-        margin = max(0.4, 0.03 * last)
-    ax.set_xlabel("epoch")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
-    ax.set_xlim(1 - margin, last + margin)
-
-
-def step_axis(ax: Axes, last: int) -> None:
-    """An x axis of training steps from 0."""
-    ax.set_xlim(0, last)
-    ax.locator_params(axis="x", nbins=4, integer=True)
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-
-
-def decades_axis(ax: Axes, values: Array) -> None:
-    """A log axis from the power of ten below the values to the one above."""
-    ax.set_yscale("log")
-    ax.set_ylim(10 ** np.floor(np.log10(values.min())), 10 ** np.ceil(np.log10(values.max()) + 1e-6))
-    ax.yaxis.set_minor_formatter(NullFormatter())
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Pictures
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def add_image(fig: Figure, x: float, y: float, side: float, image: Array, colour: str = GREY, width: float = 0.8,
-              interpolation: str = "hanning") -> AxesImage:  # fmt: skip
-    """A framed picture (H, W) or (H, W, 3) of values in [0, 1], its upper left corner at x, y."""
-    ax = add_axes(fig, x, y, side, side)
-    add_frame(ax, colour, width)
-    return ax.imshow(np.clip(image, 0, 1), cmap="gray", vmin=0, vmax=1, interpolation=interpolation)
-
-
-def grey_levels(image: Array) -> Array:
-    """A network's input (H, W, C) as grey levels (H, W) in [0, 1]: the first channel, stretched where it is a
-    normalised one. Of three channels, which are colours, their mean."""
-    channel = image.mean(axis=-1) if image.shape[-1] == 3 else image[..., 0]
-    if channel.min() >= 0 and channel.max() <= 1:
-        return channel
-    low, high = np.percentile(channel, [0.5, 90])  # the background is the larger part, and bright
-    return np.clip((channel - low) / max(high - low, 1e-6), 0, 1)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # Figures as files, and the flags of the figure scripts
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -616,11 +549,10 @@ def png_bytes(draw: Callable[[], Figure], n_colours: int | None = None) -> bytes
         fig = draw()
         fig.draw_without_rendering()
         width, height = fig.get_size_inches()
-        lowest = 0.0 if fig.get_layout_engine() is None else max(0.0, fig.get_tightbbox().y0 - 0.06)
+        lowest = max(0.0, fig.get_tightbbox().y0 - 0.06)
         cut = Bbox([[0, np.floor(100 * lowest) / 100], [width, height]])
-        fig.savefig(
-            stream, format="png", dpi=SAVED_DPI, bbox_inches=cut, metadata={"Software": None}
-        )  # a version changes the bytes
+        no_version = {"Software": None}  # it would change the bytes
+        fig.savefig(stream, format="png", dpi=SAVED_DPI, bbox_inches=cut, metadata=no_version)
     if n_colours is None:
         return stream.getvalue()
     small = io.BytesIO()
@@ -669,17 +601,14 @@ class AnimationOptions:
 
 def load_finished(
     experiment: Any, path: Path | None, asked: Any, given: Collection[str], free: Collection[str] = ("data_dir",),
-    required: Collection[str] = (), stopped: Callable[[TrainState, Any], bool] = lambda state, config: False,
-    length: Callable[[str, Any], int] = lambda name, config: config.n_epochs,
+    required: Collection[str] = (),
 ) -> tuple[Any, dict[str, TrainState]]:  # fmt: skip
     """Configuration and states of a checkpoint of finished trainings, at least of the ``required`` models. Without a
     ``path``: the configuration ``asked``, and no states.
 
-    ``experiment`` is the script's module, of which ``load_checkpoint`` and ``EXPERIMENT`` are used. A training is
-    finished after ``length(name, config)`` entries of ``train_loss`` in its history, or where ``stopped(state,
-    config)``. The
-    ``given`` fields of ``asked`` must be those of the checkpoint; ``free`` ones may differ, and replace them. Raises
-    UserError.
+    ``experiment`` is the script's module. Where it has no ``of_model`` that says otherwise, a training has ``n_epochs``
+    epochs; it may have ``reached`` its end before. The ``given`` fields of ``asked`` must be those of the checkpoint;
+    ``free`` ones may differ, and replace them. Raises UserError.
     """
     if path is None:
         return asked, {}
@@ -689,9 +618,11 @@ def load_finished(
         raise UserError(f"{path} was trained on {config.dataset}, which have no files: leave --data-dir out")
     for name in dict.fromkeys((*required, *states)):
         done = len(states[name].history.get("train_loss", [])) if name in states else 0
-        if done < length(name, config) and not (name in states and stopped(states[name], config)):
+        n_epochs = experiment.of_model(name, config)[0] if hasattr(experiment, "of_model") else config.n_epochs
+        reached = hasattr(experiment, "reached") and name in states and experiment.reached(states[name], config)
+        if done < n_epochs and not reached:
             raise UserError(
-                f"{path} holds {done:,} of {length(name, config):,} epochs of {name}; finish it with"
+                f"{path} holds {done:,} of {n_epochs:,} epochs of {name}; finish it with"
                 f" {experiment.EXPERIMENT}.py --checkpoint … --resume"
             )
     return dataclasses.replace(config, **{name: getattr(asked, name) for name in free if name in given}), states

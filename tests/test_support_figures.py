@@ -72,16 +72,17 @@ Config = smallnorb_novel_viewpoint.Config
 
 
 def finished(
-    asked: Any, given: set[str], epochs: dict[str, int], dataset: str = "smallnorb", **options: Any
-) -> tuple[Any, dict[str, TrainState]]:
-    """``load_finished`` from a checkpoint of seed 3 and 1,000 epochs; ``epochs``: of each of its models."""
+    asked: Any, given: set[str], epochs: dict[str, int], dataset: str = "smallnorb", required: tuple[str, ...] = (),
+    free: tuple[str, ...] = ("data_dir",), **more: Any,
+) -> tuple[Any, dict[str, TrainState]]:  # fmt: skip
+    """``load_finished`` from a checkpoint of seed 3 and 1,000 epochs; ``epochs``: of each of its models; ``more``: what
+    the script has besides."""
     states = {name: TrainState(name, {}) for name in epochs}
     for name, state in states.items():
         state.history = {"train_loss": [0.5] * epochs[name]} if epochs[name] else {}
-    script = SimpleNamespace(
-        EXPERIMENT="x", load_checkpoint=lambda path: (Config(dataset=dataset, seed=3, n_epochs=1000), states)
-    )
-    return figures.load_finished(script, Path("a"), asked, given, **options)
+    saved = Config(dataset=dataset, seed=3, n_epochs=1000)
+    script = SimpleNamespace(EXPERIMENT="x", load_checkpoint=lambda path: (saved, states), **more)
+    return figures.load_finished(script, Path("a"), asked, given, free, required)
 
 
 def test_given_flags_must_agree_with_the_checkpoint() -> None:
@@ -105,8 +106,8 @@ def test_an_unfinished_checkpoint_is_an_error() -> None:
     with pytest.raises(UserError, match=r"^a holds 0 of 1,000 epochs of cnn; "):
         finished(Config(), set(), {"capsules": 1000}, required=("cnn",))
     with pytest.raises(UserError, match=r"^a holds 0 of 1,000 epochs of capsules; "):
-        finished(Config(), set(), {"capsules": 0}, stopped=lambda state, _: state.name == "cnn")
-    finished(Config(), set(), {"capsules": 1000, "cnn": 0}, stopped=lambda state, _: state.name == "cnn")
+        finished(Config(), set(), {"capsules": 0}, reached=lambda state, _: state.name == "cnn")
+    finished(Config(), set(), {"capsules": 1000, "cnn": 0}, reached=lambda state, _: state.name == "cnn")
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(checkpoint: Path) -> figures.Run:
     config, states = experiment.load_checkpoint(checkpoint)
-    return figures.Run(config, experiment.make_data(config), experiment.make_models(config), states)
+    return figures.Run(config, experiment.make_data(config), states)
 
 
 def runs_of(values: dict[str, list[tuple[float, float]]]) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ def test_accuracy_by_azimuth_is_the_accuracy_there(run: figures.Run) -> None:
     rng = figures.generator(run.config.seed, figures.Stream.EVALUATION, figures.AZIMUTH_KEY)
     split = experiment.voxel_views(run.config, angles, elevations, 1, rng)
     part = experiment.Split(*(array[split.azimuths == 250] for array in split))
-    for name, model in run.models.items():
+    for name, model in experiment.make_models(run.config).items():
         assert accuracy[name][25] == pytest.approx(experiment.accuracy(model, run.states[name].params, part))
 
 
@@ -98,7 +98,7 @@ def test_views_are_test_images_at_the_angles_that_are_named(angle: str) -> None:
     azimuths, elevations = [300.0, 320, 340], [30.0, 50, 70]
     data = experiment.Data(*(norb_views(grey, azimuths, elevations) for grey in (0.7, 0.1, 0.4)))
     data = data._replace(held_out=norb_views(0.4, [60.0, 80, 100], elevations))
-    run = figures.Run(config, data, {}, {})
+    run = figures.Run(config, data, {})
     fig = drawn(lambda: figures.draw_views(run, angle, 3, ""))
     for ax, grey, own in zip(fig.axes, (0.1, 0.4), (azimuths, [60.0, 80, 100]), strict=True):
         shown = own if angle == "azimuth" else elevations
@@ -132,12 +132,9 @@ def test_the_same_object_in_the_same_lighting_turns() -> None:
     assert found.objects.tolist() == [0] * 10 + [1] + [0] * 9
 
 
-RUN_ALONE = figures.Run(Config(), None, {}, {})  # type: ignore[arg-type]
-
-
 def test_assignments_and_scores_are_those_of_the_views(run: figures.Run) -> None:
     fig = drawn(lambda: figures.draw_routing_assignments(run))
-    views = figures.pick_views(run.config, run.data, *figures.viewpoint_pair(run.config, run.data))
+    views, _ = figures.pair_of_views(run)
     scores, cache = figures.capsule_outputs(run, views.images)
     rows = np.array(fig.axes[: 2 * (3 + run.config.em_iters)]).reshape(2, -1)
     for b, (_, *maps, activations, result) in enumerate(rows):
@@ -149,7 +146,7 @@ def test_assignments_and_scores_are_those_of_the_views(run: figures.Run) -> None
 
 def test_poses_are_shown_with_the_scores(run: figures.Run) -> None:
     fig = drawn(lambda: figures.draw_class_poses(run))
-    views = figures.pick_views(run.config, run.data, *figures.viewpoint_pair(run.config, run.data))
+    views, _ = figures.pair_of_views(run)
     scores, _ = figures.capsule_outputs(run, views.images)
     for b, ax in enumerate(fig.axes):
         numbers = [f"{s:.1f}".replace("-", "−") for row in scores[b::2] for s in row]
@@ -163,11 +160,11 @@ def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: pytest.MonkeyP
     path.write_text(json.dumps({"config": config, "settings": {"default": {"config": {}, "runs": runs}}}))
     trained: list[int] = []
 
-    def train(_: Any, config: Any, *rest: Any) -> None:
+    def make_data(config: Any) -> None:
         trained.append(config.seed)
         raise UserError("stop")
 
-    monkeypatch.setattr(figures, "trained", train)
+    monkeypatch.setattr(experiment, "make_data", make_data)
     for flags in ([], ["--seed=7"], ["--lr=0.1"]):
         figures.main([f"--results={path}", "--figures=class_poses", *flags])
     assert trained == [203, 7, 0]
