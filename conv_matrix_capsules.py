@@ -244,7 +244,7 @@ def make_views(config: Config) -> Sequence[viewpoint.Split]:
         return viewpoint.make_data(config, config.n_val_objects)
     folder = viewpoint.norb_folder(config)
     halves = viewpoint.smallnorb_halves(config.n_val_objects)
-    return [viewpoint.read_smallnorb(folder, half.subset, None, config.standardize, half.objects) for half in halves]
+    return [viewpoint.read_smallnorb(folder, half.subset, config.standardize, half.objects) for half in halves]
 
 
 def read_digits(config: Config) -> tuple[str, list[Examples]]:

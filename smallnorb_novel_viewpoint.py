@@ -414,18 +414,18 @@ def in_range(angles: Array, bounds: Range, *, circular: bool) -> Array:
 
 
 def read_smallnorb(
-    data_dir: Path, subset: str, wanted: Callable[[Array, Array], Array] | None = None, standardize: str = "image",
-    objects: Sequence[int] | None = None,
+    data_dir: Path, subset: str, standardize: str = "image", objects: Sequence[int] | None = None,
+    azimuth_range: Range = (0, 360), elevation_range: Range = (-90, 90),
 ) -> Split:  # fmt: skip
-    """One official set ("training" or "testing"); ``wanted(azimuths, elevations)`` picks the pairs that are kept, of
-    the ``objects`` of each class that are named by their instance numbers (None: all).
+    """The pairs of one official set ("training" or "testing") in the ranges, of the ``objects`` of each class that are
+    named by their instance numbers (None: all).
 
     Images come as (N, 48, 48, 2), see ``shrink``. At most the kept images and one chunk are in memory: 0.45 GB for all
     24,300 pairs of a set. Raises UserError for a file that is missing, damaged, swapped or of another length.
     """
     labels, views = read_norb_labels(data_dir, subset)  # views: instance, elevation, azimuth, lighting
     elevations, azimuths = 30.0 + 5.0 * views[:, 1], 10.0 * views[:, 2]
-    keep = np.ones(len(labels), bool) if wanted is None else wanted(azimuths, elevations)
+    keep = in_range(azimuths, azimuth_range, circular=True) & in_range(elevations, elevation_range, circular=False)
     if objects is not None:
         keep &= np.isin(views[:, 0], objects)
     images = np.empty((int(keep.sum()), NORB_SIDE, NORB_SIDE, 2), np.float32)
@@ -467,10 +467,7 @@ def load_smallnorb(config: Viewpoints, n_val: int | None = None) -> Data:
     ``smallnorb_halves``."""
 
     def read(half: ObjectSet, azimuths: Range, elevations: Range) -> Split:
-        def wanted(azimuth: Array, elevation: Array) -> Array:
-            return in_range(azimuth, azimuths, circular=True) & in_range(elevation, elevations, circular=False)
-
-        return read_smallnorb(data_dir, half.subset, wanted, config.standardize, half.objects)
+        return read_smallnorb(data_dir, half.subset, config.standardize, half.objects, azimuths, elevations)
 
     c, data_dir = config, norb_folder(config)
     train, test = smallnorb_halves(n_val)
