@@ -805,11 +805,8 @@ def loss_and_grads(
 def train(
     model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback | None = None
 ) -> dict[str, list[float]]:
-    """Train ``state`` in place to the model's number of epochs, and return its history.
-
-    ``callback(state, epoch has ended)`` is called before the first step and after every one. Raises UserError where the
-    loss stops being finite.
-    """
+    """Train ``state`` in place to the model's number of epochs, and return its history. Raises UserError where the loss
+    stops being finite."""
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_steps = per_epoch * of_model(model.name, config)[0]
     if callback and state.step == 0:

@@ -1054,11 +1054,8 @@ def update(state: TrainState, grads: list[Params], lr: float, config: Network, w
 def train(
     model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback | None = None
 ) -> dict[str, list[float]]:
-    """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, and return its history.
-
-    ``callback(state, epoch has ended)`` is called before the first step and after every one. Raises UserError where the
-    loss stops being finite.
-    """
+    """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, and return its history. Raises
+    UserError where the loss stops being finite."""
     if callback and state.step == 0:
         callback(state, True)
     while state.step < config.n_steps:

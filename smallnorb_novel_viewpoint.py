@@ -1086,11 +1086,8 @@ def of_model(name: str, config: Config) -> tuple[int, float]:
 def train(
     model: Model, config: Config, data: Data, state: TrainState, callback: Callback | None = None
 ) -> dict[str, list[float]]:
-    """Train ``state`` in place to the model's number of epochs, and return its history.
-
-    ``callback(state, epoch has ended)`` is called before the first step and after every one. Raises UserError where the
-    loss stops being finite.
-    """
+    """Train ``state`` in place to the model's number of epochs, and return its history. Raises UserError where the loss
+    stops being finite."""
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_epochs, lr = of_model(model.name, config)
     n_steps = per_epoch * n_epochs
