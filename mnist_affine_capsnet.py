@@ -439,11 +439,6 @@ def capsules(params: Params, images: Array, config: Config) -> Array:
     return base.capsnet_forward(params, images, config)[1].v
 
 
-def draw_capsules(params: Params, v: Array, labels: Array) -> Array:
-    """v (B, J, D), labels (B,) -> reconstructions (B, S, S), each from the labelled capsule alone."""
-    return base.reconstruct(params, v, labels[:, None])[:, 0]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Training loop, with checks on the validation digits
 # ----------------------------------------------------------------------------------------------------------------------
@@ -458,8 +453,8 @@ def validate(model: Model, params: Params, data: Data, workers: Workers) -> dict
 
 def reached(state: TrainState, config: Config) -> bool:
     """Whether the last check found ``match_accuracy``."""
-    checks = state.history.get("check_accuracy", [])
-    return config.match_accuracy is not None and len(checks) > 0 and checks[-1] >= config.match_accuracy
+    found = state.history.get("check_accuracy", [0.0])[-1]
+    return config.match_accuracy is not None and found >= config.match_accuracy
 
 
 def train(
@@ -467,10 +462,7 @@ def train(
 ) -> dict[str, list[float]]:
     """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, or until a check, every
     ``check_every`` steps, finds ``match_accuracy``. Returns its history. Validation does not count as training time.
-
-    ``callback(state, epoch has ended)`` is called before the first step and after every one. Raises UserError where the
-    loss stops being finite.
-    """
+    Raises UserError where the loss stops being finite."""
     if callback and state.step == 0:
         callback(state, True)
     lr_factor = 1.0 if model.name == "capsnet" else config.cnn_lr / config.lr
@@ -629,15 +621,12 @@ PAPER = "paper: CapsNet 99.23 at random positions, 79 affNIST; CNN 99.22, 66"
 def describe(result: dict[str, Any]) -> str:
     """One line: what was trained and tested."""
     c = result["config"]
-    match = (
-        ""
-        if c["match_accuracy"] is None
-        else f", stopped at {100 * c['match_accuracy']:g} % on {c['n_val']:,} for validation"
-    )
-    return (
+    line = (
         f"{result['dataset']} on {c['canvas']}x{c['canvas']}: {c['n_test']:,} test digits;"
-        f" seed {result['seed']}, {c['n_epochs']} epochs of {c['n_train']:,}{match}"
+        f" seed {result['seed']}, {c['n_epochs']} epochs of {c['n_train']:,}"
     )
+    match = c["match_accuracy"]
+    return line if match is None else f"{line}, stopped at {100 * match:g} % on {c['n_val']:,} for validation"
 
 
 def format_table(result: dict[str, Any]) -> str:
@@ -655,11 +644,6 @@ def format_table(result: dict[str, Any]) -> str:
             f" {m['epoch_seconds']:7.1f}{missed}"
         )
     return "\n".join([*lines, PAPER if "affnist_accuracy" in columns else ARTICLE])
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 @script

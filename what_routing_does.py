@@ -41,7 +41,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -152,19 +152,10 @@ def even_assignments(routing: conv.Routing) -> conv.Routing:
     return routing._replace(forward=forward)
 
 
-class BiasedCache(NamedTuple):
-    fields: conv.Fields
-    n_in: int  # I
-    shared: bool  # whether w is (1, 1, I, J, P, P)
-    votes: viewpoint.VotesCache
-    mass_unit: float
-    em: viewpoint.EMCache
-
-
 def biased_routing_forward(
     pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, bias: Array, n_iters: int, variance_floor: float,
     k: int, stride: int = 1, offset: Array | None = None,
-) -> tuple[Array, Array, BiasedCache]:  # fmt: skip
+) -> tuple[Array, Array, conv.FieldRoutingCache]:  # fmt: skip
     """``conv.field_routing_forward`` with a bias (J, D) that is added to all votes for a parent of each type.
     [Peer 2019]
 
@@ -188,12 +179,12 @@ def biased_routing_forward(
         votes, a_fields, mass_unit * beta_a, beta_v, [1 / mass_unit] * n_iters, variance_floor, r, over
     )
     shape = (len(pose), *fields.out, J)
-    cache = BiasedCache(fields, I, w.shape[0] < k, votes_cache, mass_unit, em)
+    cache = conv.FieldRoutingCache(fields, I, w.shape[0] < k, votes_cache, mass_unit, em)
     return mu.reshape(*shape, P, P), a.reshape(shape), cache
 
 
 def biased_routing_backward(
-    dmu: Array, da: Array, cache: BiasedCache, policy: str
+    dmu: Array, da: Array, cache: conv.FieldRoutingCache, policy: str
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
     """dmu (B, Ho, Wo, J, P, P), da (B, Ho, Wo, J) -> dpose, da_in, dw, dbeta_a, dbeta_v, dbias."""
     fields, I, shared, votes_cache, mass_unit, em = cache
@@ -396,15 +387,15 @@ def routing_study(config: base.Config, params: Params, batch: Batch, workers: Wo
     training; and "entropy", that of a primary capsule's last couplings over its maximum log J, mean over capsules and
     images.
     """
-    drawn = random_couplings(config.n_primary, config.n_classes)
+    drawn, plain = random_couplings(config.n_primary, config.n_classes), base.PLAIN.routing
 
     def answers_and_entropy(routing: Pair, n_iters: int) -> tuple[Array, float]:
-        def forward(u: Array, w: Array, _: int, squash: Pair) -> tuple[Array, Any]:
-            return routing[0](u, w, n_iters, squash)
+        network = dataclasses.replace(config, routing_iters=n_iters)
+        parts = base.parts_of(config)._replace(routing=routing)
 
         def work(start: int) -> tuple[Array, Array]:
             images = batch.part(start, start + base.EVALUATION_BATCH).images
-            lengths, cache = base.capsnet_forward(params, images, config, parts._replace(routing=(forward, routing[1])))
+            lengths, cache = base.capsnet_forward(params, images, network, parts)
             c = cache.routing.c[-1] if isinstance(cache.routing, base.RoutingCache) else drawn[None]  # (B, I, J)
             entropy = -(c * np.log(np.maximum(c, np.finfo(c.dtype).tiny))).sum(axis=2).mean(axis=1)  # (B,)
             answers = np.sort(base.top_labels(lengths, batch.labels.shape[1]), axis=1)
@@ -414,8 +405,6 @@ def routing_study(config: base.Config, params: Params, batch: Batch, workers: Wo
         answers, entropies = zip(*workers.map(work, starts), strict=True)
         return np.concatenate(answers), float(np.concatenate(entropies).mean())
 
-    parts = base.parts_of(config)
-    plain = base.PLAIN.routing
     trained, _ = answers_and_entropy(plain, config.routing_iters)
     settings = {f"iters_{n}": (plain, n) for n in range(1, 6)} | {"random": (fixed(drawn), 1)}
     found = {}
@@ -447,21 +436,16 @@ def network_config(config: Config) -> Any:
     return base.Config(n_val=config.n_val, **common)
 
 
-def make_network(config: Config) -> Any:
-    """The base script's network with the configured parts."""
-    if config.study == "shapes":
-        return matrix_capsules(network_config(config), config.assignments, config.vote_bias)
-    names = {name: getattr(config, name) for name in ("assignments", "transform", "activation", "loss")}
-    return make_model(network_config(config), **names)
-
-
 def make_data(config: Config) -> Any:
     return SCRIPTS[config.study].make_data(network_config(config))
 
 
 def make_models(config: Config) -> dict[str, Any]:
-    model = make_network(config)
-    return {model.name: model}
+    """The base script's network with the configured parts, by its name."""
+    if config.study == "shapes":
+        return {"capsules": matrix_capsules(network_config(config), config.assignments, config.vote_bias)}
+    names = {name: getattr(config, name) for name in ("assignments", "transform", "activation", "loss")}
+    return {"capsnet": make_model(network_config(config), **names)}
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
@@ -484,10 +468,10 @@ def train_all(config: Config, data: Any, options: RunOptions = NO_OPTIONS, **mor
 
 def affnist_study(config: Config, params: Params, data: affine.Data, workers: Workers) -> dict[str, float]:
     """Accuracy on upright, rotated and distorted digits."""
-    network, found = affine.resolve_defaults(network_config(config), data), {}
-    for image_set in affine.make_image_sets(data, network):
+    model, found = make_models(config)["capsnet"], {}
+    for image_set in affine.make_image_sets(data, affine.resolve_defaults(network_config(config), data)):
         batch = affine.single_digits(image_set.images(), image_set.labels)
-        scores, _ = base.assess(make_network(config), params, batch, workers)
+        scores, _ = base.assess(model, params, batch, workers)
         found[f"{image_set.name}_accuracy"] = float((scores.argmax(axis=1) == image_set.labels).mean())
     return found
 
@@ -527,9 +511,7 @@ def describe(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-@dataclasses.dataclass(frozen=True)
-class Options(RunOptions):
-    """Those of every training."""
+Options = RunOptions  # those of every training
 
 
 @script

@@ -20,7 +20,8 @@ from support.results import git_commit
 from support.run import init_states
 from support.settings import SettingError, input_path, int_in, output_path, setting
 
-Callback = Callable[[TrainState, bool], None]  # after a step: the state, and whether an epoch has ended
+# Of a training, before the first step and after every one: the state, and whether an epoch has ended
+Callback = Callable[[TrainState, bool], None]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -455,15 +455,15 @@ def test_confidences_and_pictures_for_figures() -> None:
     params = models["capsnet"].init_params(rng_of(0))
     v = m.capsules(params, images, config)
     assert v.shape == (3, 10, 16)
-    drawn = m.draw_capsules(params, v, np.array([1, 2, 3]))
-    assert drawn.shape == (3, 40, 40)
+    drawn = base.reconstruct(params, v, np.array([[1], [2], [3]]))
+    assert drawn.shape == (3, 1, 40, 40)
     perturbed = visualize.perturb_capsule(params, v[1], 2)
     assert perturbed.shape == (16, 11, 40, 40)
     for k in range(16):
-        np.testing.assert_allclose(perturbed[k, 5], drawn[1], atol=1e-6)  # unchanged in the middle
+        np.testing.assert_allclose(perturbed[k, 5], drawn[1, 0], atol=1e-6)  # unchanged in the middle
     changed = v[1:2].copy()
     changed[0, 2, 7] += 0.25
-    np.testing.assert_allclose(perturbed[7, 10], m.draw_capsules(params, changed, np.array([2]))[0], atol=1e-6)
+    np.testing.assert_allclose(perturbed[7, 10], base.reconstruct(params, changed, np.array([[2]]))[0, 0], atol=1e-6)
     np.testing.assert_allclose(visualize.PERTURBATIONS, np.arange(-5, 6) * 0.05, atol=1e-12)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import make_mnist_affine_capsnet_gif as animation
 import mnist_affine_capsnet as experiment
+import multimnist_capsnet as digits
 import visualize_mnist_affine_capsnet as figures
 from figure_checks import assert_same, cells, check_held, drawn, held, legend_of
 from helpers import EXPERIMENTS, config_of
@@ -75,7 +76,7 @@ def test_perturbed_capsules_are_of_the_first_digit_that_is_right(run: figures.Ru
     for j in (0, 7):
         v = experiment.capsules(params, figures.turned(run, rows[:, j], 0), run.config)
         k = int((np.linalg.norm(v, axis=2).argmax(axis=1) == j).argmax())
-        expected = experiment.draw_capsules(params, v[k : k + 1], np.array([j]))[0]
+        expected = digits.reconstruct(params, v[k : k + 1], np.array([[j]]))[0, 0]
         np.testing.assert_allclose(found[j, :, 5], np.repeat(expected[None], 16, axis=0), atol=1e-6)
 
 

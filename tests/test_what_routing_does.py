@@ -239,8 +239,8 @@ def test_the_affnist_study_counts_right_answers(shift: int, monkeypatch: pytest.
     def assess(params: Any, batch: base.Batch) -> tuple[Array, float]:
         return np.eye(10)[(batch.labels[:, 0] + shift) % 10], 0.0
 
-    knowing = m.make_network(config)._replace(assess=assess)
-    monkeypatch.setattr(m, "make_network", lambda config: knowing)
+    knowing = {name: model._replace(assess=assess) for name, model in m.make_models(config).items()}
+    monkeypatch.setattr(m, "make_models", lambda config: knowing)
     with Workers(1) as workers:
         found = m.affnist_study(config, {}, data, workers)
     names = ("upright", "rotated_15", "rotated_35", "affnist")
