@@ -459,6 +459,7 @@ def test_an_image_that_was_misread_once_counts_as_misread_at_every_larger_epsilo
         "iterated_log_odds": [1, 2, 2, 1],
         "worst_case": [1, 2, 5, 5],
     }
+    assert (found["zero_gradient"], found["zero_gradient_log_odds"]) == (1 / 6, 0)  # of the spread loss alone
     result = attacks.make_result(config, states, {"capsules": found}, data)
     assert result["models"]["capsules"]["worst_case_0.3_accuracy"] == pytest.approx(1 / 6)
 
