@@ -9,37 +9,26 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import compare_seeds
 import mnist_affine_capsnet as m
 import multimnist_capsnet as base
 import visualize_mnist_affine_capsnet as visualize
 from data.affnist_file import read_affnist
 from fast.workers import SERIAL, Workers
-from helpers import MNIST, digits_folder, failure, needs_mnist, strokes
+from helpers import EXPERIMENTS, MNIST, digits_folder, failure, needs_mnist, strokes
 from support.run import init_state, permutation
-from support.settings import flag_of
-from support.statistics import read_comparison
 
 Array = np.ndarray
 
 
-@pytest.fixture(scope="session")
-def digits_dir() -> Path:
-    return digits_folder()
-
-
 @pytest.fixture(autouse=True)
-def short_sweep() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(m, "SWEEP", (-90, 0, 35))
-        yield
+def short_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(m, "SWEEP", (-90, 0, 35))
 
 
 SMALL = {
@@ -48,9 +37,8 @@ SMALL = {
 }  # fmt: skip
 
 
-def small(digits_dir: Path | None = None, **changes: Any) -> m.Config:
-    data = {} if digits_dir is None else {"dataset": "mnist", "data_dir": digits_dir}
-    return m.Config(**{**SMALL, **data, **changes})
+def small(**changes: Any) -> m.Config:
+    return m.Config(**{**SMALL, "dataset": "mnist", "data_dir": digits_folder(), **changes})
 
 
 def canvas(**changes: Any) -> dict[str, Any]:
@@ -64,21 +52,6 @@ def rng_of(*seed: int) -> np.random.Generator:
 # ----------------------------------------------------------------------------------------------------------------------
 # Networks
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_lenet_is_the_articles() -> None:
-    def n_params(name: str, config: m.Config) -> int:
-        return base.count_params(m.make_models(config)[name].init_params(rng_of(0)))
-
-    assert n_params("lenet", m.Config()) == 44_426
-    shapes = {k: p.shape for k, p in m.lenet_init(rng_of(0), m.Config()).items() if k.endswith(".w")}
-    assert shapes == {
-        "conv1.w": (5, 5, 1, 6), "conv2.w": (5, 5, 6, 16), "fc1.w": (256, 120), "fc2.w": (120, 84), "fc3.w": (84, 10)
-    }  # fmt: skip
-    assert n_params("lenet", m.Config(**canvas())) == 44_426 + (784 - 256) * 120
-    for config in (m.Config(), m.Config(**canvas(conv_channels=16))):
-        ours, cnn = (n_params(name, config) for name in ("capsnet", "cnn"))
-        assert abs(ours - cnn) < 0.002 * ours
 
 
 def test_networks_are_those_of_the_base() -> None:
@@ -256,8 +229,8 @@ def content(images: Array) -> set[bytes]:
     return {image.tobytes() for image in images}
 
 
-def test_training_validation_and_test_share_no_digit(digits_dir: Path) -> None:
-    for config in (small(digits_dir), small(digits_dir, n_train=0, n_test=0)):
+def test_training_validation_and_test_share_no_digit() -> None:
+    for config in (small(), small(n_train=0, n_test=0)):
         data = m.make_data(config)
         val = content((255 * data.val.images).round().astype(np.uint8))
         assert len(data.images) == (config.n_train or 600 - 16)
@@ -268,14 +241,14 @@ def test_training_validation_and_test_share_no_digit(digits_dir: Path) -> None:
         assert val | content(data.images) <= content(strokes().train_images)
         done = m.resolve_defaults(config, data)
         assert (done.n_train, done.n_test) == (len(data.images), len(data.test_images))
-    other = m.make_data(small(digits_dir, seed=1))
-    assert content(other.images) != content(m.make_data(small(digits_dir)).images)
+    other = m.make_data(small(seed=1))
+    assert content(other.images) != content(m.make_data(small()).images)
 
 
 @pytest.mark.parametrize("changes", [{"n_train": 600}, {"n_val": 600, "n_train": 0}, {"n_test": 301}])
-def test_too_few_digits(changes: dict[str, int], digits_dir: Path) -> None:
+def test_too_few_digits(changes: dict[str, int]) -> None:
     with pytest.raises(m.UserError, match="too few"):
-        m.make_data(small(digits_dir, **changes))
+        m.make_data(small(**changes))
 
 
 def shifts_of(images: Array, digits: Array) -> Array:
@@ -290,9 +263,10 @@ def shifts_of(images: Array, digits: Array) -> Array:
 
 @pytest.mark.parametrize(("changes", "reach"), [({}, 2), (canvas(), 6), ({"max_shift": 0}, 0)])
 def test_augmentation_is_drawn_for_each_image_and_never_at_test(
-    changes: dict[str, int], reach: int, digits_dir: Path
+    changes: dict[str, int],
+    reach: int,
 ) -> None:
-    config = small(digits_dir, n_train=96, batch_size=32, n_epochs=9, **changes)
+    config = small(n_train=96, batch_size=32, n_epochs=9, **changes)
     data = m.make_data(config)
     inside = np.pad(np.ones((24, 24), np.uint8), 2)  # no shift loses ink
     data = data._replace(images=data.images * inside)
@@ -323,9 +297,9 @@ def test_augmentation_is_drawn_for_each_image_and_never_at_test(
 
 
 @pytest.mark.parametrize("changes", [{}, canvas()])
-def test_every_set_is_scaled_alike(changes: dict[str, int], digits_dir: Path) -> None:
+def test_every_set_is_scaled_alike(changes: dict[str, int]) -> None:
     """Grey values from 0 to 1: the same ink in training, validation, and on every test set."""
-    config = small(digits_dir, n_train=96, **changes)
+    config = small(n_train=96, **changes)
     data = m.make_data(config)
     ink = {"train": m.training_batch(data, config, 0).images, "val": data.val.images}
     for image_set in m.make_image_sets(data, config, (affnist_like()[0], affnist_like()[1]) if changes else None):
@@ -342,8 +316,8 @@ def test_every_set_is_scaled_alike(changes: dict[str, int], digits_dir: Path) ->
     np.testing.assert_allclose(turned.sum(axis=(1, 2)), ink["upright"].sum(axis=(1, 2)), rtol=0.02)
 
 
-def test_the_sweep_is_spread_over_the_test_digits(digits_dir: Path) -> None:
-    config = small(digits_dir)
+def test_the_sweep_is_spread_over_the_test_digits() -> None:
+    config = small()
     data = m.make_data(config)
     some, every = m.rotated_set(data, config, 0.0, 4), m.rotated_set(data, config)
     np.testing.assert_array_equal(some.labels, every.labels[[0, 6, 13, 19]])
@@ -357,8 +331,8 @@ def test_the_sweep_is_spread_over_the_test_digits(digits_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
-def test_training_learns(name: str, digits_dir: Path) -> None:
-    config = small(digits_dir, n_train=96, n_epochs=6, lr=1e-2, cnn_lr=1e-2, conv_channels=8, primary_types=2)
+def test_training_learns(name: str) -> None:
+    config = small(n_train=96, n_epochs=6, lr=1e-2, cnn_lr=1e-2, conv_channels=8, primary_types=2)
     data = m.make_data(config)
     history = m.train_all(config, data, names=(name,))[name].history
     assert history["train_loss"][-1] < 0.8 * history["train_loss"][0]
@@ -367,9 +341,9 @@ def test_training_learns(name: str, digits_dir: Path) -> None:
     assert max(history["val_accuracy"]) > 0.2
 
 
-def test_the_cnns_have_their_own_learning_rate(digits_dir: Path) -> None:
+def test_the_cnns_have_their_own_learning_rate() -> None:
     def trained(**changes: float) -> dict[str, Array]:
-        config = small(digits_dir, n_epochs=1, **changes)
+        config = small(n_epochs=1, **changes)
         states = m.train_all(config, m.make_data(config))
         return {name: np.concatenate([p.ravel() for p in state.params.values()]) for name, state in states.items()}
 
@@ -382,11 +356,9 @@ def test_the_cnns_have_their_own_learning_rate(digits_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(("target", "steps"), [(0.75, 6), (0.5, 4), (0.9, 24)])
-def test_training_stops_at_the_accuracy_asked_for(
-    target: float, steps: int, digits_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_stops_at_the_accuracy_asked_for(target: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks every 2 of 3 steps an epoch, and at an epoch's end; accuracies are 0, 1/16 ... by the step."""
-    config = small(digits_dir, n_epochs=8, match_accuracy=target, check_every=2)
+    config = small(n_epochs=8, match_accuracy=target, check_every=2)
     data, asked = m.make_data(config), []
 
     def assess(model: Any, params: Any, batch: Any, workers: Any) -> tuple[Array, float]:
@@ -413,8 +385,8 @@ def test_training_stops_at_the_accuracy_asked_for(
     assert state.seconds > 0
 
 
-def test_figures_are_counts_of_right_answers(digits_dir: Path) -> None:
-    config = small(digits_dir, **canvas(n_test=20))
+def test_figures_are_counts_of_right_answers() -> None:
+    config = small(**canvas(n_test=20))
     data = m.make_data(config)
     states = {name: init_state(model, config) for name, model in m.make_models(config).items()}
     real = affnist_like()
@@ -468,26 +440,14 @@ def test_confidences_and_pictures_for_figures() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Interruption, checkpoints
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def flags(config: m.Config) -> list[str]:
-    fields = [*(k for k in SMALL if k != "decoder"), "dataset", "data_dir", "canvas", "match_accuracy"]
-    fields += [] if config.match_accuracy is None else ["check_every"]
-    given = {k: v for k in fields if (v := getattr(config, k)) is not None}
-    return ["--quiet", "--threads=1", *(f"{flag_of(name)}={value}" for name, value in given.items())]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # Command line
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_out_json_and_table(digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_json_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images, labels = affnist_like()
     mat = write_affnist(tmp_path / "15.mat", images.reshape(30, -1).T, labels[None])
-    argv = flags(small(digits_dir, **canvas(match_accuracy=1.0, check_every=2)))
+    argv = EXPERIMENTS[m.EXPERIMENT].argv("--canvas 40 --match-accuracy 1 --check-every 2")
     assert m.main([*argv, "--affnist", str(mat), "--out-json", str(tmp_path / "a.json")]) == 0
     out, error = capsys.readouterr()
     assert error == ""
@@ -506,20 +466,6 @@ def test_out_json_and_table(digits_dir: Path, tmp_path: Path, capsys: pytest.Cap
         assert all(0 <= figures[k] <= 1 for k in accuracies)
         assert result["history"][name]["check_step"] == [2, 3, 4, 6]
         assert len(result["history"][name]["val_accuracy"]) == 2
-
-
-def test_compare_seeds_takes_it(digits_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONWARNINGS", "error")  # of the runs
-    argv = flags(small(digits_dir, n_epochs=1))[2:]
-    monkeypatch.chdir(tmp_path)
-    assert compare_seeds.main(["mnist_affine_capsnet", "--seeds", "0:2", "--out", "r.json", "--", *argv]) == 0
-    document = read_comparison("r.json")
-    assert document["headline"].endswith("_accuracy")
-    (entry,) = document["settings"].values()
-    assert set(entry["paired"]) == {"cnn", "lenet"}
-    assert {"upright_accuracy", "rotated_15_accuracy", "rotated_35_accuracy"} <= set(entry["paired"]["cnn"])
-    assert "epoch_seconds" not in entry["models"]["cnn"]
-    assert len(entry["runs"][0]["models"]["capsnet"]["sweep"]) == 37
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -378,6 +378,7 @@ def test_every_digit_is_trained_on() -> None:
     for which in drawn.which.T:
         assert np.bincount(which, minlength=60).min() > 20  # 50 on average
     assert (np.abs(drawn.shift).max(axis=(0, 1)) == 4).all()
+    assert ((drawn.shift[:, 0] != drawn.shift[:, 1]).mean(axis=0) > 0.5).all()
 
 
 def test_jitter_is_drawn_for_each_image() -> None:

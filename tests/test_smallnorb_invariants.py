@@ -230,13 +230,6 @@ def test_voxel_images_are_not_cropped_or_changed() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_of_parameters() -> None:
-    models = s.make_models(s.Config()).items()
-    counts = {name: s.count_params(model.init_params(np.random.default_rng(0))) for name, model in models}
-    assert tuple(counts) == s.MODEL_NAMES
-    assert (counts["capsules"], counts["cnn"]) == (558_258, 262_949)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Training
 # ----------------------------------------------------------------------------------------------------------------------
