@@ -192,21 +192,6 @@ def test_training_images_depend_on_the_seed_and_test_images_do_not() -> None:
         assert len(m.subset(m.Examples(images, labels), n).labels) == 50
 
 
-def test_pixels_are_between_0_and_1() -> None:
-    for dataset, shape, n_classes in (("strokes", (28, 28, 1), 10), ("voxels", (32, 32, 1), 5)):
-        data = m.make_data(tiny(dataset=dataset))
-        assert data.name == dataset
-        for split in (data.train, data.test):
-            assert split.images.shape[1:] == shape
-            assert split.images.dtype == np.float32
-            assert split.images.min() >= 0
-            assert 0.5 < split.images.max() <= 1
-            assert set(split.labels.tolist()) <= set(range(n_classes))
-        assert (len(data.train.labels), len(data.test.labels)) == (24, 10)
-    assert data.held_out is not None
-    assert len(data.held_out.labels) == 10
-
-
 AZIMUTHS = ["--train-azimuths", "20:60", "--test-azimuths", "100:160"]
 ELEVATIONS = ["--train-elevations", "10:35", "--test-elevations", "40:70"]
 
