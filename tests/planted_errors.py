@@ -152,8 +152,6 @@ mnist_affine_capsnet.py test_gradients
   test_gradient | avg_pool_backward: 4 -> 2
   test_networks_of_turned_digits | lenet_backward: _a < 3 -> _a < 2
 mnist_affine_capsnet.py test_mnist_affine
-  test_figures_are_counts_of_right_answers |
-     run_tests: confusion_matrix(_a, _b, base.N_CLASSES) -> confusion_matrix(_b, _a, base.N_CLASSES)
   test_the_sweep_is_spread_over_the_test_digits | rotated_set: _a - 1 -> _a // 2
   test_augmentation_is_drawn_for_each_image_and_never_at_test | training_batch: _a + 1 -> _a
   test_training_validation_and_test_share_no_digit | make_data: _a[_b:_b + _c] -> _a[_b - 1:_b - 1 + _c]
@@ -162,6 +160,7 @@ mnist_affine_capsnet.py test_mnist_affine
   test_training_stops_at_the_accuracy_asked_for | reached: _a >= _b -> _a > 0 * _b
 mnist_affine_capsnet.py test_protocol
   test_turned_digits_are_test_digits_that_are_turned | run_tests: 12 -> 2 |
+     run_tests: confusion_matrix(_a, _b, base.N_CLASSES) -> confusion_matrix(_b, _a, base.N_CLASSES) |
      make_data: Data(_a, _b, _c, _d, _e[:_f], _g[:_f]) -> Data(_a, _b, _c, _d, _b[:_f], _c[:_f]) |
      make_data: digits.train_labels[held_out] -> digits.train_labels[train][:len(val)] |
      run_tests.answer: _a.argmax -> _a.argmin | run_tests.answer: _a.size -> len(_a) |

@@ -75,33 +75,6 @@ def test_float32_is_float64_rounded(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_shapes_and_parameters_of_the_papers_table() -> None:
-    config = caps.Config(dataset="mnist", sizes=(32, 32, 32, 32), em_iters=1, plain=True)
-    params = caps.conv_capsnet_init(np.random.default_rng(0), config)
-    x = np.random.default_rng(1).random((1, 28, 28, 1), np.float32)
-    scores, cache = caps.make_capsules(config).forward(params, x)
-    assert cache.relu.shape == (1, 14, 14, 32)
-    assert cache.a_primary.shape == (1, 14, 14, 32)
-    assert cache.convcaps1.mu[0].shape == (1, 6, 6, 32, 16)
-    assert cache.convcaps1.a[0].shape == (1, 6, 6, 32)
-    assert cache.convcaps1.assignments[0].shape == (1, 6, 6, 3, 3, 32, 32)
-    assert cache.convcaps2.mu[0].shape == (1, 4, 4, 32, 16)
-    assert cache.convcaps2.a[0].shape == (1, 4, 4, 32)
-    assert cache.convcaps2.assignments[0].shape == (1, 4, 4, 3, 3, 32, 32)
-    assert cache.mu.shape == (1, 10, 16)
-    assert cache.a.shape == scores.shape == (1, 10)
-    assert cache.routing.assignments[0].shape == (1, 1, 1, 4, 4, 32, 10)
-    assert cache.routing.em.m_steps[0].votes.shape == (1, 4 * 4 * 32, 10, 16)
-    sizes = {name: p.size for name, p in params.items()}
-    assert sizes["conv1.w"] == 5 * 5 * 32
-    assert sizes["primary.w"] == 32 * 32 * (4 * 4 + 1)
-    assert sizes["convcaps1.w"] == sizes["convcaps2.w"] == 3 * 3 * 32 * 32 * 4 * 4
-    assert sizes["class.w"] == 32 * 10 * 4 * 4
-    betas = sum(n for name, n in sizes.items() if "beta" in name)
-    assert betas == 2 * (32 + 32 + 10)
-    assert sum(sizes.values()) == 800 + 32 + 17408 + 544 + 2 * 147456 + 5120 + betas
-
-
 def test_coordinates_are_the_centres_of_what_a_position_sees() -> None:
     """Each position of ConvCaps2 answers to a window of pixels; its middle is what is added, in the right column."""
     config = caps.Config(dataset="mnist", sizes=(5, 3, 2, 4), em_iters=1, dtype="float64")

@@ -194,15 +194,6 @@ def test_a_study_of_shapes_has_reported_seeds_alone(tmp_path: Path) -> None:
     assert study == pytest.approx({"n": 30, "capsules": 0.505, "cnn": 0.405, "half": 0.0})
 
 
-def test_a_dimension_of_one_capsule_has_no_name(
-    checkpoints: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(explorer, "N_CAPSULES", 1)
-    config, states = digits.load_checkpoint(checkpoints[0])
-    names = explorer.dimension_names(config, states["capsnet"].params, digits.make_data(config).test)
-    assert {(row["name"], row["effect"]) for rows in names for row in rows} == {("", 0.0)}
-
-
 def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
 
     out = ["--out", str(tmp_path / "o.html")]

@@ -64,6 +64,7 @@ class Network:
         (views, "capsules", {}, 558_258),
         (views, "cnn", {}, 262_949),
         (conv, "cnn", {"dataset": "smallnorb", "cnn": "paper"}, 4_253_349),  # "4.2M"
+        (conv, "capsules", {"dataset": "mnist", "sizes": (32, 32, 32, 32)}, 832 + 17_952 + 2 * 147_456 + 5120 + 148),
     ],
 )
 def test_numbers_of_parameters(script: Any, name: str, changes: dict[str, Any], n_params: int) -> None:

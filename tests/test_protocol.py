@@ -354,6 +354,9 @@ def test_turned_digits_are_test_digits_that_are_turned(brightness: int, accuracy
         assert found["sweep"] == {"-90": 0, "-5": 0, "0": accuracy, "5": 0}
         assert found["val_accuracy"] == (brightness == TRAIN)  # of training digits
         assert np.trace(found["confusion"]["upright"]) == round(40 * accuracy)
+        np.testing.assert_array_equal(
+            np.sum(found["confusion"]["upright"], axis=1), [0, 0, *[5] * 8]
+        )  # of true classes
         assert np.sum(found["confusion"]["rotated_90"]) == 40
         if name == "capsnet":
             assert found["recon_mse"] == pytest.approx(0.02)

@@ -6,13 +6,12 @@ import dataclasses
 import importlib
 
 import pytest
-import threadpoolctl
 
 import conv_matrix_capsules as conv
 import mnist_affine_capsnet as affine
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-from helpers import EXPERIMENTS, config_of, usage_error
+from helpers import config_of, usage_error
 from support.settings import flag_of, format_value
 
 Capture = pytest.CaptureFixture[str]
@@ -175,13 +174,3 @@ def test_presets_and_flags_make_the_config() -> None:
     assert config_of(digits, ["--min-iou", "0", "--plain"]) == digits.Config(min_iou=0, plain=True)
     assert config_of(affine, ["--canvas", "40"]) == affine.Config(canvas=40, max_shift=6)
     assert config_of(affine, ["--preset", "paper"]).conv_channels == 256
-
-
-def test_threads_are_limited_for_the_run_alone() -> None:
-    def blas_threads() -> list[int]:
-        return [lib["num_threads"] for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "blas"]
-
-    with threadpoolctl.threadpool_limits(2, user_api="blas"):
-        before = blas_threads()
-        assert views.main([*EXPERIMENTS["smallnorb_novel_viewpoint"].argv("--models cnn")]) == 0
-        assert blas_threads() == before
