@@ -27,12 +27,6 @@ def attack_config(*flags: str) -> m.Config:
     return config
 
 
-def network_of(name: str, loss: str) -> tuple[conv.Model, m.Params, m.Config]:
-    config = attack_config("--dataset", "strokes", "--loss", loss)
-    model = conv.make_models(m.exact_config(config))[name]
-    return model, model.init_params(np.random.default_rng(2)), config
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Gradients
 # ----------------------------------------------------------------------------------------------------------------------
@@ -43,7 +37,7 @@ def network_of(name: str, loss: str) -> tuple[conv.Model, m.Params, m.Config]:
 def test_the_gradient_that_an_attacker_follows(name: str, loss: str) -> None:
     model, params, x, rng = whole_network(name, loss=loss)
     labels = np.array([3, 0, 9])
-    losses = m.attack_losses(model, network_of(name, loss)[2])
+    losses = m.attack_losses(model, attack_config("--dataset", "strokes", "--loss", loss))
     assert list(losses) == (["", "_log_odds"] if loss == "spread" else [""])
     for attacked in losses.values():
         grad = m.image_gradient(model, params, x, labels, attacked)
@@ -80,20 +74,6 @@ def test_the_log_odds_loss_and_that_its_test_sees_errors(monkeypatch: pytest.Mon
 # ----------------------------------------------------------------------------------------------------------------------
 # Attacks
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_fgsm_is_a_step_along_the_sign_of_the_gradient() -> None:
-    model, params, x, _ = whole_network("cnn")
-    labels = np.array([1, 2, 3])
-    loss = m.attack_losses(model, network_of("cnn", "cross-entropy")[2])[""]
-    grad = m.image_gradient(model, params, x, labels, loss)
-    attacked = m.attack(model, params, x, labels, loss, 0.1)
-    np.testing.assert_array_equal(attacked, np.clip(x + 0.1 * np.sign(grad), 0, 1))
-    far = m.attack(model, params, x, labels, loss, 0.1, pixel_range=(-np.inf, np.inf))
-    assert far.max() > 1
-    assert far.min() < 0
-    one_by_one = [m.attack(model, params, x[k : k + 1], labels[k : k + 1], loss, 0.1) for k in range(3)]
-    np.testing.assert_array_equal(np.concatenate(one_by_one), attacked)  # batch-mates do not matter
 
 
 def check_attack() -> None:

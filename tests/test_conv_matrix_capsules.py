@@ -61,10 +61,6 @@ def from_flags(*flags: str) -> m.Config:
     return config
 
 
-def trained(config: m.Config, names: tuple[str, ...] = m.MODEL_NAMES, threads: int = 1) -> dict[str, m.TrainState]:
-    return m.train_all(config, m.make_data(config), RunOptions(threads=threads, quiet=True), names=names)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Gradients
 # ----------------------------------------------------------------------------------------------------------------------
@@ -96,12 +92,6 @@ def check_parts(name: str, loss: str) -> None:
         off = np.abs(sum(grads[key] for _, grads in parts) - grad).max()
         if not off < 1e-11 * np.abs(grad).max():
             raise GradientError(f"{key} is off by {off:.3g}")
-
-
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
-@pytest.mark.parametrize("loss", LOSSES)
-def test_parts_of_a_batch_add_up_to_its_gradient(name: str, loss: str) -> None:
-    check_parts(name, loss)
 
 
 def test_a_broken_term_of_the_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -397,9 +397,10 @@ def test_jitter_is_drawn_for_each_image() -> None:
     assert 0.15 < low.max() <= 0.21
 
     points = np.zeros((512, 48, 48, 1))
-    points[:, 24, 24] = 9
-    for row_or_column in np.argwhere(views.crop(points, rng) > 5)[:, 1:3].T:
-        assert set(row_or_column) == set(range(8, 25))  # crops begin at 0 to 16
+    points[:, 20, 28] = 9
+    rows, columns = np.argwhere(views.crop(points, rng) > 5)[:, 1:3].T
+    assert (set(rows), set(columns)) == (set(range(4, 21)), set(range(12, 29)))  # crops begin at 0 to 16
+    np.testing.assert_array_equal(views.crop(image[None], None), image[None, 8:40, 8:40])  # of a test
 
     points, labels = np.zeros((64, 28, 28), np.uint8), np.zeros(64, np.uint8)
     points[:, 14, 14] = 255
