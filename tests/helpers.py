@@ -263,11 +263,6 @@ class Experiment(NamedTuple):
         """What the flags make of the default Config; those of ``argv`` are not among them."""
         return config_of(self.script, more.split())
 
-    @property
-    def is_converted(self) -> bool:
-        """Whether its settings are declared (support.settings), so that test_contract.py is about it."""
-        return hasattr(self.script, "Options")
-
 
 _DIGITS = "--dataset mnist --data-dir {digits} --n-epochs 2 --batch-size 8 --n-train 24"
 EXPERIMENTS = {

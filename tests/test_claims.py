@@ -227,11 +227,6 @@ def test_the_file_is_made_from_the_list_and_changes_are_seen(
     assert "one.json has other seeds than the first of 200:205" in capsys.readouterr().err
 
 
-def test_check_and_claims_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report.main(["--check", "--claims"]) == 2
-    assert "argument --claims: --check writes nothing" in capsys.readouterr().err
-
-
 def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     document = make_claims([claim("near"), claim("single", "none"), claim("higher", "lower")], FILES.get)

@@ -167,13 +167,6 @@ def test_a_flag_that_needs_another(experiment: Experiment, capsys: Capture) -> N
         config_of(experiment.script, ["--resume"])
 
 
-@pytest.mark.usefixtures("no_data")
-def test_generated_digits_have_no_folder(script: ModuleType, capsys: Capture) -> None:
-    fields = settings_of(script.Config) | settings_of(script.Options)
-    if "data_dir" in fields and "strokes" in getattr(fields.get("dataset"), "kind", ()):
-        assert "argument --data-dir: strokes " in usage_error(script, ["--dataset=strokes", "--data-dir=x"], capsys)
-
-
 def test_help(script: ModuleType, capsys: Capture, monkeypatch: Patch) -> None:
     """--help: about ten flags, examples that the script takes, with their times. --help-all: every flag, with its
     default. What a flag does is said in sentences."""

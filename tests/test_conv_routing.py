@@ -12,7 +12,7 @@ import pytest
 import conv_matrix_capsules as caps
 from test_gradients import FIELD_CASES as CASES
 from test_gradients import FIELD_FORMS as FORMS
-from test_gradients import field_inputs, field_options
+from test_gradients import field_inputs
 
 Array = np.ndarray
 
@@ -20,49 +20,6 @@ Array = np.ndarray
 # ----------------------------------------------------------------------------------------------------------------------
 # Routing: what the paper says, and the mistakes that others made
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_assignments_of_a_child_sum_to_1_over_all_its_parents(case: tuple[int, ...]) -> None:
-    n, height, width, n_in, _, k, _, stride = case
-    _, _, cache = caps.field_routing_forward(**field_inputs(case), **field_options(case, 4))
-    assert len(cache.assignments) == 4
-    for t, r in enumerate(cache.assignments):
-        total, n_parents = np.zeros((n, height, width, n_in)), np.zeros((height, width))
-        for y, x, dy, dx in np.ndindex(*r.shape[1:5]):
-            total[:, stride * y + dy, stride * x + dx] += r[:, y, x, dy, dx].sum(axis=-1)
-            n_parents[stride * y + dy, stride * x + dx] += r.shape[-1]
-        seen = n_parents > 0
-        np.testing.assert_allclose(total[:, seen], 1, rtol=1e-12)
-        assert (total[:, ~seen] == 0).all()
-        if t == 0:  # evenly over the parents of this child: more of them in the middle
-            for y, x, dy, dx in np.ndindex(*r.shape[1:5]):
-                assert np.allclose(r[:, y, x, dy, dx], 1 / n_parents[stride * y + dy, stride * x + dx])
-            assert len(set(n_parents[seen])) > 1 or stride >= k or (height, width) == (k, k)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("policy", ["exact", "stop"])
-def test_an_image_does_not_depend_on_its_batch_mates(policy: str, form: str) -> None:
-    case = (5, *CASES[1][1:])
-    inputs, how, routing = field_inputs(case), field_options(case), FORMS[form]
-
-    def everything(inputs: dict[str, Any]) -> list[Array]:
-        mu, a, cache = routing.field_routing_forward(**inputs, **how)
-        dmu, da = np.cos(mu), np.sin(a)
-        before = [x.copy() for x in (*inputs.values(), dmu, da)]
-        grads = routing.field_routing_backward(dmu, da, cache, policy)
-        for x, y in zip(before, (*inputs.values(), dmu, da), strict=True):
-            np.testing.assert_array_equal(x, y)
-        return [mu, a, *grads[:2]]
-
-    default = everything(inputs)
-    for x, y in zip(default, everything(inputs), strict=True):
-        np.testing.assert_array_equal(x, y)  # nothing is kept between calls
-    order = np.random.default_rng(0).permutation(5)[:4]
-    some = everything({**inputs, "pose": inputs["pose"][order], "a_in": inputs["a_in"][order]})
-    for x, y in zip(default, some, strict=True):
-        np.testing.assert_allclose(x[order], y, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 300.0, 1e6])
@@ -116,33 +73,6 @@ def test_float32_is_float64_rounded(
 # ----------------------------------------------------------------------------------------------------------------------
 # The network
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_shapes_and_parameters_of_the_papers_table() -> None:
-    config = caps.Config(dataset="mnist", sizes=(32, 32, 32, 32), em_iters=1, plain=True)
-    params = caps.conv_capsnet_init(np.random.default_rng(0), config)
-    x = np.random.default_rng(1).random((1, 28, 28, 1), np.float32)
-    scores, cache = caps.make_capsules(config).forward(params, x)
-    assert cache.relu.shape == (1, 14, 14, 32)
-    assert cache.a_primary.shape == (1, 14, 14, 32)
-    assert cache.convcaps1.mu[0].shape == (1, 6, 6, 32, 16)
-    assert cache.convcaps1.a[0].shape == (1, 6, 6, 32)
-    assert cache.convcaps1.assignments[0].shape == (1, 6, 6, 3, 3, 32, 32)
-    assert cache.convcaps2.mu[0].shape == (1, 4, 4, 32, 16)
-    assert cache.convcaps2.a[0].shape == (1, 4, 4, 32)
-    assert cache.convcaps2.assignments[0].shape == (1, 4, 4, 3, 3, 32, 32)
-    assert cache.mu.shape == (1, 10, 16)
-    assert cache.a.shape == scores.shape == (1, 10)
-    assert cache.routing.assignments[0].shape == (1, 1, 1, 4, 4, 32, 10)
-    assert cache.routing.em.m_steps[0].votes.shape == (1, 4 * 4 * 32, 10, 16)
-    sizes = {name: p.size for name, p in params.items()}
-    assert sizes["conv1.w"] == 5 * 5 * 32
-    assert sizes["primary.w"] == 32 * 32 * (4 * 4 + 1)
-    assert sizes["convcaps1.w"] == sizes["convcaps2.w"] == 3 * 3 * 32 * 32 * 4 * 4
-    assert sizes["class.w"] == 32 * 10 * 4 * 4
-    betas = sum(n for name, n in sizes.items() if "beta" in name)
-    assert betas == 2 * (32 + 32 + 10)
-    assert sum(sizes.values()) == 800 + 32 + 17408 + 544 + 2 * 147456 + 5120 + betas
 
 
 def test_coordinates_are_the_centres_of_what_a_position_sees() -> None:

@@ -28,7 +28,7 @@ import make_explorer_gif as animation
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from fast.workers import Workers
-from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnist, smallest, usage_error
+from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnist, smallest
 from support.browser import NoBrowserError, headless_browser, show_as
 from support.checkpoints import save_checkpoint
 from support.optimizers import TrainState
@@ -194,20 +194,8 @@ def test_a_study_of_shapes_has_reported_seeds_alone(tmp_path: Path) -> None:
     assert study == pytest.approx({"n": 30, "capsules": 0.505, "cnn": 0.405, "half": 0.0})
 
 
-def test_a_dimension_of_one_capsule_has_no_name(
-    checkpoints: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(explorer, "N_CAPSULES", 1)
-    config, states = digits.load_checkpoint(checkpoints[0])
-    names = explorer.dimension_names(config, states["capsnet"].params, digits.make_data(config).test)
-    assert {(row["name"], row["effect"]) for rows in names for row in rows} == {("", 0.0)}
-
-
 def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
-    taken = tmp_path / "taken.html"
-    taken.write_bytes(checkpoints[0].read_bytes())
-    line = usage_error(explorer, ["--multimnist", str(taken), "--out", str(taken)], capsys)
-    assert "is the same file as that of --multimnist" in line
+
     out = ["--out", str(tmp_path / "o.html")]
     assert "there is no checkpoint" in failure(explorer, ["--viewpoint", str(tmp_path / "none"), *out], capsys)
     line = failure(explorer, ["--viewpoint", str(checkpoints[0]), *out], capsys)

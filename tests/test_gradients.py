@@ -240,14 +240,6 @@ def test_sigmoid_keeps_its_relative_accuracy_and_has_no_overflow(dtype: str, tol
         np.testing.assert_array_equal(dx, 0)
 
 
-def test_votes_are_pose_times_matrix() -> None:
-    pose, w = drawn(rng_of(0), pose=(2, 3, 4, 4), w=(3, 5, 4, 4)).values()
-    votes = s.votes_forward(pose, w)[0]
-    assert votes.shape == (2, 3, 5, 16)
-    for b, i, j in np.ndindex(2, 3, 5):
-        np.testing.assert_allclose(votes[b, i, j], (pose[b, i] @ w[i, j]).ravel(), atol=1e-12)
-
-
 @pytest.mark.parametrize("name", ["conv2d", "linear", "relu", "sigmoid"])
 def test_a_layer_is_the_same_in_both_base_scripts(name: str) -> None:
     for step in ("forward", "backward"):
@@ -330,16 +322,6 @@ def test_cross_entropies_far_out() -> None:
         assert loss == 5000
         np.testing.assert_array_equal(gradient[0], 0)
         np.testing.assert_allclose(gradient[1, [3, 4]], [0.5, -0.5])
-
-
-def test_losses_are_means_over_the_batch() -> None:
-    rng = rng_of(0)
-    scores, labels = rng.random((6, 5)), rng.integers(0, 5, 6)
-    for loss in (s.softmax_cross_entropy, lambda x, y: s.spread_loss(x, y, 0.5)):
-        value, gradient = loss(scores, labels)
-        alone = [loss(scores[k : k + 1], labels[k : k + 1]) for k in range(6)]
-        assert value == pytest.approx(np.mean([v for v, _ in alone]))
-        np.testing.assert_allclose(gradient, np.concatenate([g for _, g in alone]) / 6)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

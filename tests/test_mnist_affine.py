@@ -8,38 +8,26 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import compare_seeds
 import mnist_affine_capsnet as m
 import multimnist_capsnet as base
 import visualize_mnist_affine_capsnet as visualize
 from data.affnist_file import read_affnist
-from fast.workers import SERIAL, Workers
-from helpers import MNIST, digits_folder, failure, needs_mnist, strokes
+from fast.workers import SERIAL
+from helpers import EXPERIMENTS, MNIST, digits_folder, failure, needs_mnist, strokes
 from support.run import init_state, permutation
-from support.settings import flag_of
-from support.statistics import read_comparison
 
 Array = np.ndarray
 
 
-@pytest.fixture(scope="session")
-def digits_dir() -> Path:
-    return digits_folder()
-
-
 @pytest.fixture(autouse=True)
-def short_sweep() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(m, "SWEEP", (-90, 0, 35))
-        yield
+def short_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(m, "SWEEP", (-90, 0, 35))
 
 
 SMALL = {
@@ -48,9 +36,8 @@ SMALL = {
 }  # fmt: skip
 
 
-def small(digits_dir: Path | None = None, **changes: Any) -> m.Config:
-    data = {} if digits_dir is None else {"dataset": "mnist", "data_dir": digits_dir}
-    return m.Config(**{**SMALL, **data, **changes})
+def small(**changes: Any) -> m.Config:
+    return m.Config(**{**SMALL, "dataset": "mnist", "data_dir": digits_folder(), **changes})
 
 
 def canvas(**changes: Any) -> dict[str, Any]:
@@ -64,21 +51,6 @@ def rng_of(*seed: int) -> np.random.Generator:
 # ----------------------------------------------------------------------------------------------------------------------
 # Networks
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_lenet_is_the_articles() -> None:
-    def n_params(name: str, config: m.Config) -> int:
-        return base.count_params(m.make_models(config)[name].init_params(rng_of(0)))
-
-    assert n_params("lenet", m.Config()) == 44_426
-    shapes = {k: p.shape for k, p in m.lenet_init(rng_of(0), m.Config()).items() if k.endswith(".w")}
-    assert shapes == {
-        "conv1.w": (5, 5, 1, 6), "conv2.w": (5, 5, 6, 16), "fc1.w": (256, 120), "fc2.w": (120, 84), "fc3.w": (84, 10)
-    }  # fmt: skip
-    assert n_params("lenet", m.Config(**canvas())) == 44_426 + (784 - 256) * 120
-    for config in (m.Config(), m.Config(**canvas(conv_channels=16))):
-        ours, cnn = (n_params(name, config) for name in ("capsnet", "cnn"))
-        assert abs(ours - cnn) < 0.002 * ours
 
 
 def test_networks_are_those_of_the_base() -> None:
@@ -96,33 +68,15 @@ def test_networks_are_those_of_the_base() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def smooth(n: int, side: int = 28) -> Array:
-    """Soft blobs near the middle: bilinear sampling is nearly exact on them."""
-    rng = rng_of(n)
-    y, x = np.indices((side, side)) - (side - 1) / 2
-    at = rng.uniform(-5, 5, (n, 4, 2))
-    d = (y - at[..., :1, None]) ** 2 + (x - at[..., 1:, None]) ** 2
-    return np.exp(-d / 18).sum(axis=1)
-
-
 @pytest.mark.parametrize("side", [28, 27])
 def test_quarter_turns_are_exact_and_counter_clockwise(side: int) -> None:
     images = rng_of(0).random((3, side, side))
     for quarters in (-1, 0, 1, 2, 4):
         turned = m.rotate(images, 90 * quarters)
         np.testing.assert_allclose(turned, np.rot90(images, quarters, axes=(1, 2)), atol=1e-12)
+    np.testing.assert_allclose(m.rotation_matrices(35) @ m.rotation_matrices(-15), m.rotation_matrices(20))
     np.testing.assert_array_equal(m.rotate(images, 0), images)
     np.testing.assert_array_equal(m.warp(images, np.array([[[1.0, 0, 0], [0, 1, 0]]]), side), images)
-
-
-def test_turns_add_up_and_keep_the_ink() -> None:
-    images = smooth(4)
-    np.testing.assert_allclose(m.rotate(m.rotate(images, 20), 15), m.rotate(images, 35), atol=0.1)
-    np.testing.assert_allclose(m.rotate(m.rotate(images, 35), -35), images, atol=0.1)
-    assert np.abs(m.rotate(images, 35) - m.rotate(images, -35)).max() > 0.3
-    for degrees in (15, 35, -70):
-        mass = m.rotate(images, degrees).sum(axis=(1, 2))
-        np.testing.assert_allclose(mass, images.sum(axis=(1, 2)), rtol=2e-3)
 
 
 def test_warp_is_the_loop() -> None:
@@ -227,12 +181,13 @@ def test_what_is_no_affnist_file_is_one_line(
     images, labels = affnist_like()
     pixels, good = images.reshape(30, -1).T, tmp_path / "good.mat"
     content = write_affnist(good, pixels, labels[None]).read_bytes()
-    (tmp_path / "text.mat").write_text("hello")
-    (tmp_path / "empty.mat").write_bytes(b"")
-    (tmp_path / "cut.mat").write_bytes(content[: len(content) // 2])
-    broken = bytearray(content)
-    broken[128:140] = b"\xff" * 12
-    (tmp_path / "broken.mat").write_bytes(broken)
+    contents = {
+        "text": b"hello", "empty": b"", "cut": content[: len(content) // 2],
+        "broken": content[:128] + b"\xff" * 12 + content[140:], "archive": b"PK\x03\x04" + bytes(200),
+        "hdf": b"\x89HDF\r\n\x1a\n" + bytes(200), "7.3": b"MATLAB 7.3 MAT-file" + bytes(200),
+    }  # fmt: skip
+    for name, wrong in contents.items():
+        (tmp_path / f"{name}.mat").write_bytes(wrong)
     write_affnist(tmp_path / "name.mat", pixels, labels[None], "other")
     write_affnist(tmp_path / "float.mat", pixels / 255, labels[None])
     write_affnist(tmp_path / "size.mat", pixels[:784], labels[None])
@@ -240,11 +195,12 @@ def test_what_is_no_affnist_file_is_one_line(
     write_affnist(tmp_path / "eleven.mat", pixels, labels[None] + 2)
     write_affnist(tmp_path / "words.mat", pixels, "abc")
     config = ["--canvas", "40", "--dataset", "mnist", "--data-dir", str(tmp_path / "unused")]
-    names = ("text", "empty", "cut", "broken", "name", "float", "size", "few", "eleven", "words", "nowhere")
-    for path in (*(tmp_path / f"{name}.mat" for name in names), tmp_path):
+    names = ("name", "float", "size", "few", "eleven", "words", "nowhere")
+    says = {"archive": "unzip it first", "hdf": "it is of MATLAB 7.3", "7.3": "it is of MATLAB 7.3"}
+    for path in (*(tmp_path / f"{name}.mat" for name in (*contents, *names)), tmp_path):
         error = failure(m, [*config, "--affnist", str(path)], capsys)
-        assert re.fullmatch(rf"error: .*{re.escape(str(path))}.*\n", error), error
-    assert failure(m, [*config, "--affnist", "nowhere.mat"], capsys) == "error: there is no affNIST file nowhere.mat\n"
+        assert str(path) in error
+        assert says.get(path.stem, "") in error
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -256,8 +212,8 @@ def content(images: Array) -> set[bytes]:
     return {image.tobytes() for image in images}
 
 
-def test_training_validation_and_test_share_no_digit(digits_dir: Path) -> None:
-    for config in (small(digits_dir), small(digits_dir, n_train=0, n_test=0)):
+def test_training_validation_and_test_share_no_digit() -> None:
+    for config in (small(), small(n_train=0, n_test=0)):
         data = m.make_data(config)
         val = content((255 * data.val.images).round().astype(np.uint8))
         assert len(data.images) == (config.n_train or 600 - 16)
@@ -268,14 +224,14 @@ def test_training_validation_and_test_share_no_digit(digits_dir: Path) -> None:
         assert val | content(data.images) <= content(strokes().train_images)
         done = m.resolve_defaults(config, data)
         assert (done.n_train, done.n_test) == (len(data.images), len(data.test_images))
-    other = m.make_data(small(digits_dir, seed=1))
-    assert content(other.images) != content(m.make_data(small(digits_dir)).images)
+    other = m.make_data(small(seed=1))
+    assert content(other.images) != content(m.make_data(small()).images)
 
 
 @pytest.mark.parametrize("changes", [{"n_train": 600}, {"n_val": 600, "n_train": 0}, {"n_test": 301}])
-def test_too_few_digits(changes: dict[str, int], digits_dir: Path) -> None:
+def test_too_few_digits(changes: dict[str, int]) -> None:
     with pytest.raises(m.UserError, match="too few"):
-        m.make_data(small(digits_dir, **changes))
+        m.make_data(small(**changes))
 
 
 def shifts_of(images: Array, digits: Array) -> Array:
@@ -290,9 +246,10 @@ def shifts_of(images: Array, digits: Array) -> Array:
 
 @pytest.mark.parametrize(("changes", "reach"), [({}, 2), (canvas(), 6), ({"max_shift": 0}, 0)])
 def test_augmentation_is_drawn_for_each_image_and_never_at_test(
-    changes: dict[str, int], reach: int, digits_dir: Path
+    changes: dict[str, int],
+    reach: int,
 ) -> None:
-    config = small(digits_dir, n_train=96, batch_size=32, n_epochs=9, **changes)
+    config = small(n_train=96, batch_size=32, n_epochs=9, **changes)
     data = m.make_data(config)
     inside = np.pad(np.ones((24, 24), np.uint8), 2)  # no shift loses ink
     data = data._replace(images=data.images * inside)
@@ -323,9 +280,9 @@ def test_augmentation_is_drawn_for_each_image_and_never_at_test(
 
 
 @pytest.mark.parametrize("changes", [{}, canvas()])
-def test_every_set_is_scaled_alike(changes: dict[str, int], digits_dir: Path) -> None:
+def test_every_set_is_scaled_alike(changes: dict[str, int]) -> None:
     """Grey values from 0 to 1: the same ink in training, validation, and on every test set."""
-    config = small(digits_dir, n_train=96, **changes)
+    config = small(n_train=96, **changes)
     data = m.make_data(config)
     ink = {"train": m.training_batch(data, config, 0).images, "val": data.val.images}
     for image_set in m.make_image_sets(data, config, (affnist_like()[0], affnist_like()[1]) if changes else None):
@@ -342,8 +299,8 @@ def test_every_set_is_scaled_alike(changes: dict[str, int], digits_dir: Path) ->
     np.testing.assert_allclose(turned.sum(axis=(1, 2)), ink["upright"].sum(axis=(1, 2)), rtol=0.02)
 
 
-def test_the_sweep_is_spread_over_the_test_digits(digits_dir: Path) -> None:
-    config = small(digits_dir)
+def test_the_sweep_is_spread_over_the_test_digits() -> None:
+    config = small()
     data = m.make_data(config)
     some, every = m.rotated_set(data, config, 0.0, 4), m.rotated_set(data, config)
     np.testing.assert_array_equal(some.labels, every.labels[[0, 6, 13, 19]])
@@ -357,8 +314,8 @@ def test_the_sweep_is_spread_over_the_test_digits(digits_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
-def test_training_learns(name: str, digits_dir: Path) -> None:
-    config = small(digits_dir, n_train=96, n_epochs=6, lr=1e-2, cnn_lr=1e-2, conv_channels=8, primary_types=2)
+def test_training_learns(name: str) -> None:
+    config = small(n_train=96, n_epochs=6, lr=1e-2, cnn_lr=1e-2, conv_channels=8, primary_types=2)
     data = m.make_data(config)
     history = m.train_all(config, data, names=(name,))[name].history
     assert history["train_loss"][-1] < 0.8 * history["train_loss"][0]
@@ -367,9 +324,9 @@ def test_training_learns(name: str, digits_dir: Path) -> None:
     assert max(history["val_accuracy"]) > 0.2
 
 
-def test_the_cnns_have_their_own_learning_rate(digits_dir: Path) -> None:
+def test_the_cnns_have_their_own_learning_rate() -> None:
     def trained(**changes: float) -> dict[str, Array]:
-        config = small(digits_dir, n_epochs=1, **changes)
+        config = small(n_epochs=1, **changes)
         states = m.train_all(config, m.make_data(config))
         return {name: np.concatenate([p.ravel() for p in state.params.values()]) for name, state in states.items()}
 
@@ -382,11 +339,9 @@ def test_the_cnns_have_their_own_learning_rate(digits_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(("target", "steps"), [(0.75, 6), (0.5, 4), (0.9, 24)])
-def test_training_stops_at_the_accuracy_asked_for(
-    target: float, steps: int, digits_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_stops_at_the_accuracy_asked_for(target: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks every 2 of 3 steps an epoch, and at an epoch's end; accuracies are 0, 1/16 ... by the step."""
-    config = small(digits_dir, n_epochs=8, match_accuracy=target, check_every=2)
+    config = small(n_epochs=8, match_accuracy=target, check_every=2)
     data, asked = m.make_data(config), []
 
     def assess(model: Any, params: Any, batch: Any, workers: Any) -> tuple[Array, float]:
@@ -411,33 +366,6 @@ def test_training_stops_at_the_accuracy_asked_for(
     assert (result["steps"], result["epochs"], result["reached"]) == (steps, steps / 3, target < 0.9)
     assert result["val_accuracy"] == min(2 * steps, 14) / 16
     assert state.seconds > 0
-
-
-def test_figures_are_counts_of_right_answers(digits_dir: Path) -> None:
-    config = small(digits_dir, **canvas(n_test=20))
-    data = m.make_data(config)
-    states = {name: init_state(model, config) for name, model in m.make_models(config).items()}
-    real = affnist_like()
-    with Workers(2) as workers:
-        figures = m.run_tests(config, data, states, workers, real)
-    for name, model in m.make_models(config).items():
-        own = figures[name]
-        sets = {s.name: s for s in m.make_image_sets(data, config, real)}
-        assert set(own["confusion"]) == set(sets)
-        for key, image_set in sets.items():
-            answers = m.scores_of(model, states[name], image_set.images()).argmax(axis=1)
-            accuracy = float((answers == image_set.labels).mean())
-            assert own[f"{key}_accuracy"] == accuracy
-            confusion = np.array(own["confusion"][key])
-            assert confusion.sum() == len(image_set.labels)
-            assert np.trace(confusion) / confusion.sum() == pytest.approx(accuracy)
-            np.testing.assert_array_equal(confusion.sum(axis=1), np.bincount(image_set.labels, minlength=10))
-        assert own["upright_error"] == pytest.approx(1 - own["upright_accuracy"])
-        assert list(own["sweep"]) == ["-90", "0", "35"]
-        at_35 = m.rotated_set(data, config, 35.0, 4)
-        answers = m.scores_of(model, states[name], at_35.images()).argmax(axis=1)
-        assert own["sweep"]["35"] == (answers == at_35.labels).mean()
-        assert ("recon_mse" in own) == (name == "capsnet")
 
 
 def test_confidences_and_pictures_for_figures() -> None:
@@ -468,26 +396,14 @@ def test_confidences_and_pictures_for_figures() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Interruption, checkpoints
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def flags(config: m.Config) -> list[str]:
-    fields = [*(k for k in SMALL if k != "decoder"), "dataset", "data_dir", "canvas", "match_accuracy"]
-    fields += [] if config.match_accuracy is None else ["check_every"]
-    given = {k: v for k in fields if (v := getattr(config, k)) is not None}
-    return ["--quiet", "--threads=1", *(f"{flag_of(name)}={value}" for name, value in given.items())]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # Command line
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_out_json_and_table(digits_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_json_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images, labels = affnist_like()
     mat = write_affnist(tmp_path / "15.mat", images.reshape(30, -1).T, labels[None])
-    argv = flags(small(digits_dir, **canvas(match_accuracy=1.0, check_every=2)))
+    argv = EXPERIMENTS[m.EXPERIMENT].argv("--canvas 40 --match-accuracy 1 --check-every 2")
     assert m.main([*argv, "--affnist", str(mat), "--out-json", str(tmp_path / "a.json")]) == 0
     out, error = capsys.readouterr()
     assert error == ""
@@ -508,35 +424,15 @@ def test_out_json_and_table(digits_dir: Path, tmp_path: Path, capsys: pytest.Cap
         assert len(result["history"][name]["val_accuracy"]) == 2
 
 
-def test_compare_seeds_takes_it(digits_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONWARNINGS", "error")  # of the runs
-    argv = flags(small(digits_dir, n_epochs=1))[2:]
-    monkeypatch.chdir(tmp_path)
-    assert compare_seeds.main(["mnist_affine_capsnet", "--seeds", "0:2", "--out", "r.json", "--", *argv]) == 0
-    document = read_comparison("r.json")
-    assert document["headline"].endswith("_accuracy")
-    (entry,) = document["settings"].values()
-    assert set(entry["paired"]) == {"cnn", "lenet"}
-    assert {"upright_accuracy", "rotated_15_accuracy", "rotated_35_accuracy"} <= set(entry["paired"]["cnn"])
-    assert "epoch_seconds" not in entry["models"]["cnn"]
-    assert len(entry["runs"][0]["models"]["capsnet"]["sweep"]) == 37
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Real digits
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 @needs_mnist
-def test_sixty_steps_on_mnist() -> None:
-    config = m.Config(
-        dataset="mnist", data_dir=MNIST, n_epochs=1, n_train=60 * 16, batch_size=16, n_val=200, conv_channels=16,
-        primary_types=4, decoder=(64, 64),
-    )  # fmt: skip
-    data = m.make_data(config)
-    assert (data.name, len(data.images), len(data.test_images)) == ("mnist", 960, 10_000)
-    history = m.train_all(config, data, names=("capsnet",))["capsnet"].history
-    assert history["val_accuracy"][0] > 0.3  # chance: 0.1
+def test_no_ink_of_mnist_leaves_the_canvas() -> None:
+    data = m.make_data(m.Config(dataset="mnist", data_dir=MNIST))
+    assert (data.name, len(data.test_images)) == ("mnist", 10_000)
     some = m.draw_distortions(rng_of(0), data.test_images[:500])
     first = data.test_images[:500] / 255
     wide = m.warp(first, m.warp_matrices(some.matrices, 13.5, some.middle + 20), 80)

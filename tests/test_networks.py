@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import conv_matrix_capsules as conv
+import mnist_affine_capsnet as affine
+import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from helpers import EXPERIMENTS, config_of
-from support.optimizers import TrainState
+from support.optimizers import TrainState, count_params
 from support.run import init_states
 
 Array = np.ndarray
@@ -50,6 +52,24 @@ class Network:
         loss, dscores = self.model.loss(scores, batch.labels, 0.5)
         weight = len(batch.labels) / n
         return weight * loss, self.model.backward(weight * dscores, cache)[0]
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "changes", "n_params"),
+    [
+        (digits, "capsnet", digits.PRESETS["paper"], 11_361_808),  # as published
+        (digits, "capsnet", {}, 2_030_224),
+        (affine, "lenet", {}, 44_426),
+        (affine, "lenet", {"canvas": 40, "max_shift": 6}, 44_426 + (784 - 256) * 120),
+        (views, "capsules", {}, 558_258),
+        (views, "cnn", {}, 262_949),
+        (conv, "cnn", {"dataset": "smallnorb", "cnn": "paper"}, 4_253_349),  # "4.2M"
+        (conv, "capsules", {"dataset": "mnist", "sizes": (32, 32, 32, 32)}, 832 + 17_952 + 2 * 147_456 + 5120 + 148),
+    ],
+)
+def test_numbers_of_parameters(script: Any, name: str, changes: dict[str, Any], n_params: int) -> None:
+    model = script.make_models(script.Config(**changes))[name]
+    assert count_params(model.init_params(np.random.default_rng(0))) == n_params
 
 
 @pytest.mark.parametrize(("experiment", "name"), NAMES)

@@ -354,6 +354,9 @@ def test_turned_digits_are_test_digits_that_are_turned(brightness: int, accuracy
         assert found["sweep"] == {"-90": 0, "-5": 0, "0": accuracy, "5": 0}
         assert found["val_accuracy"] == (brightness == TRAIN)  # of training digits
         assert np.trace(found["confusion"]["upright"]) == round(40 * accuracy)
+        np.testing.assert_array_equal(
+            np.sum(found["confusion"]["upright"], axis=1), [0, 0, *[5] * 8]
+        )  # of true classes
         assert np.sum(found["confusion"]["rotated_90"]) == 40
         if name == "capsnet":
             assert found["recon_mse"] == pytest.approx(0.02)
@@ -378,6 +381,7 @@ def test_every_digit_is_trained_on() -> None:
     for which in drawn.which.T:
         assert np.bincount(which, minlength=60).min() > 20  # 50 on average
     assert (np.abs(drawn.shift).max(axis=(0, 1)) == 4).all()
+    assert ((drawn.shift[:, 0] != drawn.shift[:, 1]).mean(axis=0) > 0.5).all()
 
 
 def test_jitter_is_drawn_for_each_image() -> None:
@@ -393,9 +397,10 @@ def test_jitter_is_drawn_for_each_image() -> None:
     assert 0.15 < low.max() <= 0.21
 
     points = np.zeros((512, 48, 48, 1))
-    points[:, 24, 24] = 9
-    for row_or_column in np.argwhere(views.crop(points, rng) > 5)[:, 1:3].T:
-        assert set(row_or_column) == set(range(8, 25))  # crops begin at 0 to 16
+    points[:, 20, 28] = 9
+    rows, columns = np.argwhere(views.crop(points, rng) > 5)[:, 1:3].T
+    assert (set(rows), set(columns)) == (set(range(4, 21)), set(range(12, 29)))  # crops begin at 0 to 16
+    np.testing.assert_array_equal(views.crop(image[None], None), image[None, 8:40, 8:40])  # of a test
 
     points, labels = np.zeros((64, 28, 28), np.uint8), np.zeros(64, np.uint8)
     points[:, 14, 14] = 255
@@ -459,6 +464,7 @@ def test_an_image_that_was_misread_once_counts_as_misread_at_every_larger_epsilo
         "iterated_log_odds": [1, 2, 2, 1],
         "worst_case": [1, 2, 5, 5],
     }
+    assert (found["zero_gradient"], found["zero_gradient_log_odds"]) == (1 / 6, 0)  # of the spread loss alone
     result = attacks.make_result(config, states, {"capsules": found}, data)
     assert result["models"]["capsules"]["worst_case_0.3_accuracy"] == pytest.approx(1 / 6)
 

@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 
 from data import labelled_pictures, pictures
-from data.affnist_file import read_affnist
 from data.labelled_pictures import PictureSets, read_sets
 from helpers import PICTURE_CLASSES as CLASSES
 from helpers import idx, picture, write_folder
@@ -596,17 +595,6 @@ def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:
     assert "has the shape (12, 28, 28), and its labels (5,)" in fault_of(root)
     labels.unlink()
     assert "has no train-labels-idx1-ubyte beside the others" in fault_of(root)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(b"PK\x03\x04" + bytes(200), "unzip it first"), (b"MATLAB 7.3 MAT-file" + bytes(200), "it is of MATLAB 7.3"),
-     (b"\x89HDF\r\n\x1a\n" + bytes(200), "it is of MATLAB 7.3")],
-)  # fmt: skip
-def test_affnist_in_an_archive_or_of_matlab_7_3_is_one_line(content: bytes, words: str, tmp_path: Path) -> None:
-    (tmp_path / "15.mat").write_bytes(content)
-    with pytest.raises(UserError, match=words):
-        read_affnist(tmp_path / "15.mat")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -370,19 +370,16 @@ def test_a_result_that_was_written_before_makes_no_commit_dirty(
         results.git_commit.cache_clear()
         return results.git_commit()
 
-    def git(*words: str) -> str:
-        names = ("-c", "user.name=a", "-c", "user.email=a@b")
-        return subprocess.run(["git", *names, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-
     monkeypatch.setattr(results, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
     git("init")
-    (tmp_path / "results").mkdir()
-    code, result = tmp_path / "code.py", tmp_path / "results" / "a.json"
+    Path("results").mkdir()
+    code, result = Path("code.py"), Path("results/a.json")
     code.write_text("1")
     result.write_text("{}")
     git("add", ".")
     git("commit", "-m", "first")
-    first = git("rev-parse", "HEAD").strip()
+    first = git("rev-parse", "HEAD")
     result.write_text("[]")
     assert commit() == first
     code.write_text("2")

@@ -195,46 +195,9 @@ def test_shrunk_images_are_normalised_and_are_means_of_four_pixels() -> None:
     assert np.isfinite(s.shrink(np.full((1, 2, 96, 96), 7, np.uint8))).all()  # an even image has no variance
 
 
-def test_training_crops_are_drawn_for_each_image_and_test_crops_not_at_all() -> None:
-    image = np.random.default_rng(0).random((1, 48, 48, 2)).astype(np.float32)
-    batch = np.repeat(image, 32, axis=0)
-    test_crop = s.crop(batch, None)
-    np.testing.assert_array_equal(test_crop, batch[:, 8:40, 8:40])
-    train_crop = s.crop(batch, np.random.default_rng(1))
-    assert train_crop.shape == test_crop.shape == (32, 32, 32, 2)
-    assert len({c.tobytes() for c in train_crop}) == 32
-    offsets = set()
-    for c in train_crop:  # each is a window of the image, under a contrast and a brightness
-        best = None
-        for i, j in np.ndindex(17, 17):
-            window = image[0, i : i + 32, j : j + 32]
-            slope, intercept = np.polyfit(window[::5, ::5].ravel(), c[::5, ::5].ravel(), 1)
-            if np.allclose(slope * window + intercept, c, atol=1e-4):
-                best = (i, j)
-                assert 0.8 <= slope <= 1.2
-                assert -0.2 <= intercept <= 0.2
-                break
-        assert best is not None
-        offsets.add(best)
-    assert len({i for i, _ in offsets}) > 5
-    assert len({j for _, j in offsets}) > 5
-
-
 def test_voxel_images_are_not_cropped_or_changed() -> None:
     images = np.random.default_rng(0).random((3, 32, 32, 1))
     np.testing.assert_array_equal(s.crop(images, np.random.default_rng(0)), images)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Networks
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def test_numbers_of_parameters() -> None:
-    models = s.make_models(s.Config()).items()
-    counts = {name: s.count_params(model.init_params(np.random.default_rng(0))) for name, model in models}
-    assert tuple(counts) == s.MODEL_NAMES
-    assert (counts["capsules"], counts["cnn"]) == (558_258, 262_949)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import make_toy_norb as script
 import smallnorb_novel_viewpoint as views
 from data import norb_files
 from data import toy_norb as toys
-from helpers import config_of, failure, usage_error
+from helpers import config_of, failure
 from support.files import UserError
 
 Array = np.ndarray
@@ -245,27 +245,21 @@ def full(_: int) -> None:
 
 @pytest.mark.usefixtures("few_views")
 @pytest.mark.parametrize(
-    ("where", "what", "status", "says"),
-    [
-        (toys, "draw_toy", 130, "interrupted\n"),
-        (toys.os, "fsync", 1, "error: cannot write {}: No space left on device\n"),
-    ],
+    ("where", "name", "stops", "status", "says"),
+    [(toys, "draw_toy", interrupted, 130, "interrupted"), (toys.os, "fsync", full, 1, "error: cannot write ")],
 )
 def test_what_stops_the_drawing_leaves_the_older_set(
-    where: Any, what: str, status: int, says: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+    where: Any, name: str, stops: Any, status: int, says: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     new = tmp_path / "new"
     toys.write_toy_norb(tmp_path, 1, 1, quiet=True)
     before = contents(tmp_path)
-    monkeypatch.setattr(where, what, {"draw_toy": interrupted, "fsync": full}[what])
+    monkeypatch.setattr(where, name, stops)
     with pytest.raises((KeyboardInterrupt, UserError)):
         toys.write_toy_norb(tmp_path, 1, 1, seed=1, quiet=True)
     assert contents(tmp_path) == before
     assert script.main(["--out-dir", str(new), "--instances", "1", "--lightings", "1", "--quiet"]) == status
-    first, last = says.partition("{}")[::2]
-    error = capsys.readouterr().err
-    assert error.startswith(first)
-    assert error.endswith(last)
+    assert capsys.readouterr().err.startswith(says)
     assert not (new.exists() and contents(new))
 
 
@@ -345,34 +339,6 @@ def test_the_experiment_holds_out_viewpoints_or_nothing(small_cache: Path) -> No
         split = views.read_smallnorb(folder, half)
         np.testing.assert_array_equal(examples.images, split.images)
         np.testing.assert_array_equal(examples.labels, split.labels)
-
-
-@pytest.mark.parametrize(
-    ("experiment", "argv", "says"),
-    [
-        (views, "--dataset toys --data-dir f", "--data-dir: goes with --dataset smallnorb"),
-        (conv, "--dataset toys --data-dir f", "--data-dir: goes with --dataset smallnorb"),
-        (conv, "--dataset voxels --hold-out nothing", "--hold-out: nothing needs --dataset smallnorb or toys"),
-        (conv, "--hold-out nothing", "--hold-out: needs --dataset voxels, shapes, smallnorb or toys"),
-        (conv, "--dataset toys --hold-out nothing --test-azimuths 60:90",
-         "--test-azimuths: not together with --hold-out nothing"),
-        (conv, "--dataset voxels --n-val-objects 1", "--n-val-objects: needs --dataset smallnorb or toys"),
-        (conv, "--dataset toys --n-elev 2", "--n-elev: applies to --dataset voxels and shapes alone"),
-        (script, "--instances 6", "--instances: "),
-        (script, "--lightings 7", "--lightings: "),
-        (script, "--out-json x.json", "--out-json: "),
-        (script, "--baselines --figure x.png", "--figure: "),
-        (script, "--data-dir d", "--data-dir: "),
-        (script, "--baselines --data-dir d", "--data-dir: "),
-        (script, "--baselines --instances 2", "--instances: "),
-        (script, "--figure x.png --lightings 2", "--lightings: "),
-    ],
-)  # fmt: skip
-def test_flags_that_do_not_fit_together(
-    experiment: Any, argv: str, says: str, monkeypatch: Patch, capsys: Capture
-) -> None:
-    monkeypatch.setattr(script, "write_toy_norb", lambda *_: pytest.fail("drew"))
-    assert f"argument {says}" in usage_error(experiment, argv.split(), capsys)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -53,14 +53,6 @@ def test_the_study_of_the_routing_by_hand(monkeypatch: pytest.MonkeyPatch) -> No
     assert found["iters_1_entropy"] == pytest.approx(1)
 
 
-def test_even_couplings_are_those_of_one_iteration() -> None:
-    config = base.Config(conv_channels=2, primary_types=1, routing_iters=1, dtype="float64")
-    params, images = base.capsnet_init(np.random.default_rng(0), config), np.random.default_rng(1).random((3, 36, 36))
-    even = m.make_parts(dataclasses.replace(config, routing_iters=3), assignments="even")
-    one, other = (base.capsnet_forward(params, images, config, parts)[0] for parts in (base.PLAIN, even))
-    np.testing.assert_allclose(one, other, rtol=1e-12)
-
-
 def test_a_shared_transformation_has_fewer_parameters_and_the_same_layers() -> None:
     config = base.Config(conv_channels=2, primary_types=1)
     own, shared = (

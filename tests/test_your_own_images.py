@@ -21,7 +21,7 @@ import visualize_your_own_images as figures
 import your_own_images as m
 from fast.workers import SERIAL
 from figure_checks import draw_coarsely
-from helpers import ROOT, check_gradient, failure, usage_error
+from helpers import ROOT, check_gradient, failure
 from support import tables
 from support.settings import parse
 from test_read_pictures import CLASSES, write_deep, write_folder
@@ -61,13 +61,6 @@ def test_result_and_table(trained: tuple[Path, Path, dict[str, Any]]) -> None:
         assert np.trace(matrix) / 12 == pytest.approx(model["accuracy"])
         assert f"{name}: answers" in text
     assert result["models"]["capsnet"]["n_params"] > 100_000
-
-
-def test_every_network_learns(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "own", n=30)
-    train(folder, "--n-epochs=6", f"--out-json={tmp_path / 'run.json'}")
-    for name, model in json.loads((tmp_path / "run.json").read_text())["models"].items():
-        assert model["accuracy"] > 0.9, name
 
 
 def test_unequal_classes_are_told(tmp_path: Path, capsys: Capture) -> None:
@@ -218,15 +211,6 @@ def test_grey_levels_of_the_training_hold_for_predictions(tmp_path: Path, capsys
     argv = [f"--checkpoint={checkpoint}", "--predict", str(other)]
     assert m.main(argv) == 1
     assert "no picture of the training does" in capsys.readouterr().err
-
-
-def test_flags_that_do_not_fit_together(tmp_path: Path, capsys: Capture) -> None:
-    assert "argument --data-dir: name the folder of your pictures" in usage_error(m, [], capsys)
-    assert "argument --out: needs --predict" in usage_error(m, ["--data-dir=x", "--out=a.csv"], capsys)
-    argv = ["--checkpoint=c", "--predict", "a.png"]
-    assert "ends neither in .csv nor in .json" in usage_error(m, [*argv, "--out=a.txt"], capsys)
-    assert "argument --data-dir: name the folder of your pictures" in usage_error(figures, [], capsys)
-    assert "there is no folder" in failure(m, [f"--data-dir={tmp_path / 'nowhere'}"], capsys)
 
 
 def test_the_sheet(

@@ -19,8 +19,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in FLAGS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
-    for name in ("eval-only", "quiet"):
-        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--quiet", action="store_true")
     return parser
 
 
