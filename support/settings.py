@@ -162,12 +162,9 @@ def angles_in(low: float, high: float) -> Callable[[str], Range]:
             start, stop = (float(part) for part in text.split(":"))
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not START:STOP in degrees, such as 0:150") from None
-        if not (low <= start <= high and low <= stop <= high):
-            raise argparse.ArgumentTypeError(f"{text} is not between {low:g} and {high:g} degrees")
-        if start > stop:
-            raise argparse.ArgumentTypeError(f"{text} runs backwards: START must not be above STOP")
-        if stop - start > 360:
-            raise argparse.ArgumentTypeError(f"{text} is more than a full circle")
+        if not low <= start <= stop <= min(high, start + 360):
+            bounds = f"between {low:g} and {high:g}, of at most a full circle, with START first"
+            raise argparse.ArgumentTypeError(f"{text} is no range of degrees {bounds}")
         return start, stop
 
     return angles
