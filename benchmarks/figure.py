@@ -6,10 +6,7 @@ steps.png     time of a step, and of the same network in PyTorch and JAX
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
-
-# isort: split
-
+import support.headless  # isort: skip  # noqa: F401  before matplotlib
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
