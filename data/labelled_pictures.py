@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.pictures import Levels, Square, array_square, eight_bits, quiet_and_unlimited, read_square
+from data.pictures import Levels, Square, array_square, eight_bits, quiet, read_square
 from support.console import one_line, print_message, shows_progress
 from support.files import UserError
 
@@ -251,7 +251,7 @@ def file_size(path: Path) -> int:
     """The longer side of a picture in pixels; 0 where it cannot be read."""
     from PIL import Image
 
-    with contextlib.suppress(Exception), quiet_and_unlimited(Image):
+    with contextlib.suppress(Exception), quiet():
         if path.is_file():  # a pipe would be waited for
             with Image.open(path) as opened:
                 return max(opened.size)
