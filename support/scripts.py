@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from support.files import ROOT, UserError
-from support.settings import UsageError, read_flags
+from support.settings import UsageError, parse
 
 
 def code_files(script: Path) -> list[Path]:
@@ -55,7 +55,7 @@ def parse_flags(script: Path, argv: Sequence[str]) -> Any:
     module = load_script(script)
     if hasattr(module, "Options"):
         try:
-            return read_flags(module.Config, module.Options, argv)[1]
+            return parse(module.Config, module.Options, argv, writes=False)[1]
         except UsageError as error:
             raise UsageError(f"{script.name}: {error}") from None
     return module.make_parser().parse_args(argv)

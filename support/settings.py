@@ -244,22 +244,11 @@ def make_parser(
 
 
 def parse(
-    config: type[C], options: type[O], argv: Sequence[str] | None, description: str,
-    examples: Sequence[tuple[str, str]] = (), epilog: str = "",
-) -> tuple[C, O, dict[str, Any]]:  # fmt: skip
-    """``read_flags``, and whether what is to be written can be. Raises UserError too."""
-    found = read_flags(config, options, argv, description, examples, epilog)
-    read = {"checkpoint"} if found[2].keys() & {"predict", "resume"} else set()
-    require_writable(*(path for name, path in paths_of(found[:2], output_path) if name not in read))
-    return found
-
-
-def read_flags(
     config: type[C], options: type[O], argv: Sequence[str] | None, description: str = "",
-    examples: Sequence[tuple[str, str]] = (), epilog: str = "",
+    examples: Sequence[tuple[str, str]] = (), epilog: str = "", writes: bool = True,
 ) -> tuple[C, O, dict[str, Any]]:  # fmt: skip
     """Both dataclasses as the command line sets them, and what it set. Ends the script after ``--help``. Raises
-    UsageError."""
+    UsageError; and if something ``writes`` the outputs, UserError where that is impossible."""
     classes = (config, options)
     parser = make_parser(classes, description, examples, epilog)
     words: list[str] = []
@@ -276,6 +265,9 @@ def read_flags(
     require_distinct(made)
     for each in made:
         getattr(each, "check", lambda _: None)(given)
+    if writes:
+        read = {"checkpoint"} if given.keys() & {"predict", "resume"} else set()
+        require_writable(*(path for name, path in paths_of(made, output_path) if name not in read))
     return *made, given
 
 
