@@ -137,19 +137,15 @@ def render_page(text: str) -> tuple[str, list[str], list[str]]:
 
 
 ACCURACY = re.compile(r"(?<![\w.])(?:0\.[1-9]\d\d|1\.000)(?!\d)")  # as tables write it
-
+ROW = re.compile(r"^[ \t]*\|.*", re.MULTILINE)
 NO_SENTENCE = re.compile(r"^```.*?^```|<!--.*?-->|`[^`]*`", re.DOTALL | re.MULTILINE)  # code and comments
 
 
 def loose_accuracies(text: str) -> list[str]:
     """The accuracies in the sentences of a page that are in no cell of its tables."""
     text = NO_SENTENCE.sub("", text)
-    rows: list[str] = []
-    sentences: list[str] = []
-    for line in text.splitlines():
-        (rows if line.lstrip().startswith("|") else sentences).append(line)
-    known = set(ACCURACY.findall("\n".join(rows)))
-    return [number for number in ACCURACY.findall("\n".join(sentences)) if number not in known]
+    known = {number for row in ROW.findall(text) for number in ACCURACY.findall(row)}
+    return [number for number in ACCURACY.findall(ROW.sub("", text)) if number not in known]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
