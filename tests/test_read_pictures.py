@@ -520,7 +520,7 @@ def test_a_damaged_npz_and_other_files_are_one_line(tmp_path: Path) -> None:
         path.write_bytes(content)
         assert fault_of(path).endswith("nor a .npz file that can be read: it is damaged, or of another kind")
     os.mkfifo(tmp_path / "pipe")
-    assert "it is no regular file" in fault_of(tmp_path / "pipe")
+    assert "it is damaged, or of another kind" in fault_of(tmp_path / "pipe")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
