@@ -430,8 +430,9 @@ def parse_command(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Setting
     split = argv.index("--") if "--" in argv else len(argv)
     parser, rest = make_parser(), list(argv[split + 1 :])
     args = parser.parse_args(argv[:split])
-    of_result = re.sub(r" --(jobs|scheduler)[ =]\S+| --(resume|checkpoints)\b", "", f" {shlex.join(argv[:split])}")
-    args.command = f"python compare_seeds.py{of_result} {shlex.join(argv[split:])}".rstrip()
+    # without the flags that only say where and how to run
+    flags = re.sub(r" --(jobs|scheduler)[ =]\S+| --(resume|checkpoints)\b", "", f" {shlex.join(argv[:split])}")
+    args.command = f"python compare_seeds.py{flags} {shlex.join(argv[split:])}".rstrip()
     file = args.experiment.removesuffix(".py") + ".py"
     args.script = (Path(__file__).parent / file if file == Path(file).name else Path(file)).resolve()
     if not args.script.is_file():

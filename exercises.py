@@ -327,7 +327,8 @@ def check(path: Path, names: Sequence[str] = tuple(FUNCTIONS)) -> Iterator[tuple
     """The functions of the file ``path``, each with what is wrong with it, or ""."""
     mine: dict[str, Any] = {"__name__": "mine"}
     exec(compile(path.read_bytes(), path, "exec"), mine)
-    theirs, ours = {name: mine.get(name, globals()[name]) for name in names}, page()  # here they are stubs
+    theirs = {name: mine.get(name, globals()[name]) for name in names}  # instead of a missing one the stub above
+    ours = page()
     every = cases(ours)
     for name, function in theirs.items():
         mine.update({other: ours[other] for other in FUNCTIONS if other != name})

@@ -22,7 +22,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,11 +29,11 @@ from typing import Any
 
 import claims
 from support.console import print_message
-from support.files import UserError, atomic_write
+from support.files import ROOT, UserError, atomic_write
 from support.result_tables import claims_table, grid_table, plain_table, rows_table, seeds_table, study_table
-from support.results import checksum, parse_json, read_text, save_result
+from support.results import checksum, git, parse_json, read_text, save_result
 from support.script import script
-from support.scripts import HERE, code_files, load_script, parse_flags
+from support.scripts import code_files, load_script, parse_flags
 from support.settings import Parser, UsageError
 from support.statistics import read_comparison
 
@@ -138,28 +137,20 @@ def render_page(text: str) -> tuple[str, list[str], list[str]]:
 
 
 ACCURACY = re.compile(r"(?<![\w.])(?:0\.[1-9]\d\d|1\.000)(?!\d)")  # as tables write it
-
+ROW = re.compile(r"^[ \t]*\|.*", re.MULTILINE)
 NO_SENTENCE = re.compile(r"^```.*?^```|<!--.*?-->|`[^`]*`", re.DOTALL | re.MULTILINE)  # code and comments
 
 
 def loose_accuracies(text: str) -> list[str]:
     """The accuracies in the sentences of a page that are in no cell of its tables."""
     text = NO_SENTENCE.sub("", text)
-    rows: list[str] = []
-    sentences: list[str] = []
-    for line in text.splitlines():
-        (rows if line.lstrip().startswith("|") else sentences).append(line)
-    known = set(ACCURACY.findall("\n".join(rows)))
-    return [number for number in ACCURACY.findall("\n".join(sentences)) if number not in known]
+    known = {number for row in ROW.findall(text) for number in ACCURACY.findall(row)}
+    return [number for number in ACCURACY.findall(ROW.sub("", text)) if number not in known]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Are the results what they say?
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-def git(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["git", *words], capture_output=True, text=True, check=False)
 
 
 def unknown_history() -> str | None:
@@ -208,7 +199,7 @@ def find_script(command: object) -> tuple[Path, list[str]]:
         words[1:3] = [f"{words[2].replace('.', '/')}/__main__.py"]
     if len(words) < 2 or words[0] != "python":
         raise UserError("names no command that made it, such as: python SCRIPT.py FLAGS")
-    places = (Path(words[1]).resolve(), HERE / words[1])
+    places = (Path(words[1]).resolve(), ROOT / words[1])
     for path in places:
         if path.is_file():
             return path, words[2:]
@@ -396,7 +387,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--check", action="store_true",
         help="Rewrite nothing; exit with status 1 where a page or a result is wrong.")  # fmt: skip
     add("--claims", action="store_true", help=f"Write {CLAIMS} before the pages.")
-    add("--root", type=Path, metavar="DIR", default=HERE,
+    add("--root", type=Path, metavar="DIR", default=ROOT,
         help="The folder of README.md and results/. Default: that of this script.")  # fmt: skip
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.pictures import Levels, Square, array_square, eight_bits, quiet_and_unlimited, read_square
+from data.pictures import Levels, Square, array_square, eight_bits, quiet, read_square
 from support.console import one_line, print_message, shows_progress
 from support.files import UserError
 
@@ -251,7 +251,7 @@ def file_size(path: Path) -> int:
     """The longer side of a picture in pixels; 0 where it cannot be read."""
     from PIL import Image
 
-    with contextlib.suppress(Exception), quiet_and_unlimited(Image):
+    with contextlib.suppress(Exception), quiet():
         if path.is_file():  # a pipe would be waited for
             with Image.open(path) as opened:
                 return max(opened.size)
@@ -272,9 +272,7 @@ def npz_source(path: Path) -> Source:
     """``x_train``, ``y_train`` and, if there, ``x_test``, ``y_test``: pictures (N, H, W), (N, H, W, 1) or (N, H, W, 3)
     of any numbers; labels (N,), whole numbers or texts. ``classes``: the names of the labels, in their order."""
     try:
-        if not path.is_file():  # a pipe would be waited for
-            raise ValueError("it is no regular file")
-        if not zipfile.is_zipfile(path):  # numpy would speak of pickled data, and of how to load them
+        if not (path.is_file() and zipfile.is_zipfile(path)):  # numpy would wait for a pipe, and speak of pickled data
             raise ValueError("it is damaged, or of another kind")
         with np.load(path, allow_pickle=False) as stored:
             arrays = {k: stored[k] for k in ("x_train", "y_train", "x_test", "y_test", "classes") if k in stored}

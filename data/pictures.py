@@ -37,7 +37,7 @@ def open_upright(path: Path, side: int | None = None) -> Any:
     if not os.path.isfile(path):  # a pipe would be waited for
         raise UserError(f"there is no picture {path}")
     try:
-        with quiet_and_unlimited(Image), Image.open(path) as opened:
+        with quiet(), Image.open(path) as opened:
             if opened.width * opened.height > MAX_PIXELS:
                 raise ValueError(f"it has {opened.width:,} x {opened.height:,} pixels, more than {MAX_PIXELS:,}")
             if side:
@@ -56,15 +56,11 @@ def open_upright(path: Path, side: int | None = None) -> Any:
 
 
 @contextlib.contextmanager
-def quiet_and_unlimited(image: Any) -> Iterator[None]:
-    """Without Pillow's warnings of what it reads nevertheless, and without its limit on the number of pixels."""
-    limit, image.MAX_IMAGE_PIXELS = image.MAX_IMAGE_PIXELS, None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        image.MAX_IMAGE_PIXELS = limit
+def quiet() -> Iterator[None]:
+    """Without Pillow's warnings of what it reads nevertheless."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def over_background(rgba: Any, channels: int) -> Array:

@@ -19,6 +19,7 @@ cameras are, and the toy turns, as on the turntable of the real set.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import math
@@ -31,11 +32,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 from data.norb_files import NORB_DTYPES, file_name
 from fast.workers import Workers, default_threads
@@ -101,12 +97,11 @@ def vector(*coordinates: float) -> Array:
     return np.array(coordinates, float)
 
 
-def ball(centre: Point, radii: Point, albedo: float = 0.85, **angles: float) -> Solid:
-    return Solid("ellipsoid", np.asarray(centre, float), turned(**angles) * np.asarray(radii, float), albedo)
+def turned_solid(kind: str, centre: Point, halves: Point, albedo: float = 0.85, **angles: float) -> Solid:
+    return Solid(kind, np.asarray(centre, float), turned(**angles) * np.asarray(halves, float), albedo)
 
 
-def box(centre: Point, halves: Point, albedo: float = 0.85, **angles: float) -> Solid:
-    return Solid("box", np.asarray(centre, float), turned(**angles) * np.asarray(halves, float), albedo)
+ball, box = (functools.partial(turned_solid, kind) for kind in ("ellipsoid", "box"))
 
 
 def rod(start: Point, end: Point, radius: float, end_radius: float | None = None, albedo: float = 0.85) -> Solid:
@@ -262,11 +257,8 @@ def airplane(rng: np.random.Generator) -> list[Solid]:
         lean = math.radians(sweep)
         middle = (wing_x - span / 2 * math.tan(lean) * 0.9, side * (span / 2 + 0.3 * radius), height)
         half = span / 2 / math.cos(lean)
-        parts.append(
-            box(middle, (chord, half, 0.022), tone, **angles)
-            if flat
-            else ball(middle, (chord, half * 1.2, 0.04), tone, **angles)
-        )
+        form, halves = (box, (chord, half, 0.022)) if flat else (ball, (chord, half * 1.2, 0.04))
+        parts.append(form(middle, halves, tone, **angles))
     small = u(0.3, 0.45) * span
     aft = -0.4 - tail
     raised = u(0.0, 1.0) if rng.random() < 0.3 else 0.1
@@ -752,6 +744,8 @@ def only_one(cache: Path) -> Iterator[None]:
         cache.mkdir(parents=True, exist_ok=True)
         lock = (cache / "toys.lock").open("w")
     with lock:
-        if fcntl is not None:
+        with contextlib.suppress(ImportError):  # on Windows
+            import fcntl
+
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -58,17 +58,18 @@ def recorded_command(script: str, argv: Sequence[str] | None) -> str:
     return shlex.join(["python", f"{script}.py", *(sys.argv[1:] if argv is None else argv)])
 
 
+def git(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=False)
+
+
 @functools.cache
 def git_commit() -> str | None:
     """The commit of these files, with "-dirty" where they differ from it; None outside of a repository. Results do not
     count: each command of a series writes one."""
-
-    def git(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
-
-    if not shutil.which("git") or not (commit := git("rev-parse", "HEAD").stdout.strip()):
+    if not shutil.which("git") or not (commit := git("rev-parse", "HEAD", cwd=ROOT).stdout.strip()):
         return None
-    return commit if git("diff", "--quiet", "HEAD", "--", ".", ":!results").returncode == 0 else f"{commit}-dirty"
+    is_clean = git("diff", "--quiet", "HEAD", "--", ".", ":!results", cwd=ROOT).returncode == 0
+    return commit if is_clean else f"{commit}-dirty"
 
 
 def environment(n_threads: int | None = None) -> dict[str, Any]:

@@ -11,10 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from support.files import UserError
-from support.settings import UsageError, read_flags
-
-HERE = Path(__file__).resolve().parents[1]
+from support.files import ROOT, UserError
+from support.settings import UsageError, parse
 
 
 def code_files(script: Path) -> list[Path]:
@@ -44,8 +42,8 @@ def code_files(script: Path) -> list[Path]:
 def load_script(path: Path) -> Any:
     """What a script defines, as attributes. Raises UserError where it cannot be imported."""
     try:
-        if path.is_relative_to(HERE):
-            return importlib.import_module(".".join(path.relative_to(HERE).with_suffix("").parts))
+        if path.is_relative_to(ROOT):
+            return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
         return SimpleNamespace(**runpy.run_path(str(path)))
     except Exception as error:
         raise UserError(f"{path.name} cannot be imported: {type(error).__name__}: {error}") from None
@@ -57,7 +55,7 @@ def parse_flags(script: Path, argv: Sequence[str]) -> Any:
     module = load_script(script)
     if hasattr(module, "Options"):
         try:
-            return read_flags(module.Config, module.Options, argv)[1]
+            return parse(module.Config, module.Options, argv, writes=False)[1]
         except UsageError as error:
             raise UsageError(f"{script.name}: {error}") from None
     return module.make_parser().parse_args(argv)

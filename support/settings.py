@@ -162,12 +162,9 @@ def angles_in(low: float, high: float) -> Callable[[str], Range]:
             start, stop = (float(part) for part in text.split(":"))
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not START:STOP in degrees, such as 0:150") from None
-        if not (low <= start <= high and low <= stop <= high):
-            raise argparse.ArgumentTypeError(f"{text} is not between {low:g} and {high:g} degrees")
-        if start > stop:
-            raise argparse.ArgumentTypeError(f"{text} runs backwards: START must not be above STOP")
-        if stop - start > 360:
-            raise argparse.ArgumentTypeError(f"{text} is more than a full circle")
+        if not low <= start <= stop <= min(high, start + 360):
+            bounds = f"between {low:g} and {high:g}, of at most a full circle, with START first"
+            raise argparse.ArgumentTypeError(f"{text} is no range of degrees {bounds}")
         return start, stop
 
     return angles
@@ -247,22 +244,11 @@ def make_parser(
 
 
 def parse(
-    config: type[C], options: type[O], argv: Sequence[str] | None, description: str,
-    examples: Sequence[tuple[str, str]] = (), epilog: str = "",
-) -> tuple[C, O, dict[str, Any]]:  # fmt: skip
-    """``read_flags``, and whether what is to be written can be. Raises UserError too."""
-    found = read_flags(config, options, argv, description, examples, epilog)
-    read = {"checkpoint"} if found[2].keys() & {"predict", "resume"} else set()
-    require_writable(*(path for name, path in paths_of(found[:2], output_path) if name not in read))
-    return found
-
-
-def read_flags(
     config: type[C], options: type[O], argv: Sequence[str] | None, description: str = "",
-    examples: Sequence[tuple[str, str]] = (), epilog: str = "",
+    examples: Sequence[tuple[str, str]] = (), epilog: str = "", writes: bool = True,
 ) -> tuple[C, O, dict[str, Any]]:  # fmt: skip
     """Both dataclasses as the command line sets them, and what it set. Ends the script after ``--help``. Raises
-    UsageError."""
+    UsageError; and if something ``writes`` the outputs, UserError where that is impossible."""
     classes = (config, options)
     parser = make_parser(classes, description, examples, epilog)
     words: list[str] = []
@@ -279,6 +265,9 @@ def read_flags(
     require_distinct(made)
     for each in made:
         getattr(each, "check", lambda _: None)(given)
+    if writes:
+        read = {"checkpoint"} if given.keys() & {"predict", "resume"} else set()
+        require_writable(*(path for name, path in paths_of(made, output_path) if name not in read))
     return *made, given
 
 

@@ -27,7 +27,7 @@ from PIL import Image
 import capsule_attacks as attacks
 import conv_matrix_capsules as conv
 import multimnist_capsnet as digits
-from support.settings import read_flags
+from support.settings import parse
 
 Array = np.ndarray
 
@@ -292,7 +292,7 @@ EXPERIMENTS = {
 
 def config_of(script: Any, argv: Sequence[str]) -> Any:
     """The configuration that flags make."""
-    return read_flags(script.Config, script.Options, argv)[0]
+    return parse(script.Config, script.Options, argv, writes=False)[0]
 
 
 def smallest(monkeypatch: pytest.MonkeyPatch) -> None:
