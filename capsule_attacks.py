@@ -41,7 +41,7 @@ import numpy as np
 
 import conv_matrix_capsules as conv
 from conv_matrix_capsules import Data, Examples, Model, in_parts, of_model, steps_per_epoch, subset, train
-from fast.workers import Workers, default_threads
+from fast.workers import Workers
 from smallnorb_novel_viewpoint import softmax_cross_entropy
 from support.checkpoints import read_checkpoint
 from support.optimizers import TrainState
@@ -126,8 +126,7 @@ class Config:
 @dataclasses.dataclass(frozen=True)
 class Options(RunOptions):
     models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train and attack only these.", usual=True)
-    threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No number depends on it.",
-        shown="one for each processor, at most 4")  # fmt: skip
+    threads: int = redeclared(conv.Options, "threads")
 
 
 def network_config(config: Config) -> conv.Config:
@@ -187,9 +186,7 @@ def attack_kinds(model: Model, config: Config) -> dict[str, tuple[Loss, int]]:
 def image_gradient(model: Model, params: Params, images: Array, labels: Array, loss: Loss) -> Array:
     """Gradient of the loss with respect to the images (B, H, W, C)."""
     scores, cache = model.forward(params, images)
-    dx = model.backward(loss(scores, labels)[1], cache, need_dx=True)[1]
-    assert dx is not None
-    return dx
+    return model.backward(loss(scores, labels)[1], cache, need_dx=True)[1]
 
 
 def attack(

@@ -193,13 +193,11 @@ class Config(Viewpoints):
         return super().in_channels if self.has_views else 1
 
 
-# fmt: off
 @dataclasses.dataclass(frozen=True)
 class Options(PredictOptions):
     models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No number depends on it.",
-        shown="one for each processor, at most 4")
-# fmt: on
+        shown="one for each processor, at most 4")  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -244,7 +242,7 @@ def make_views(config: Config) -> Sequence[viewpoint.Split]:
         return viewpoint.make_data(config, config.n_val_objects)
     folder = viewpoint.norb_folder(config)
     halves = viewpoint.smallnorb_halves(config.n_val_objects)
-    return [viewpoint.read_smallnorb(folder, half.subset, config.standardize, half.objects) for half in halves]
+    return [viewpoint.read_smallnorb(folder, *half, config.standardize) for half in halves]
 
 
 def read_digits(config: Config) -> tuple[str, list[Examples]]:
@@ -544,7 +542,6 @@ def conv_capsnet_backward(
     dlogits = sigmoid_backward(da, cache.a_primary)
     dprimary = np.concatenate([dpose.reshape(*dlogits.shape[:3], -1), dlogits], axis=3)
     dhidden, grads["primary.w"], grads["primary.b"] = conv2d_backward(dprimary, cache.primary)
-    assert dhidden is not None
     dconv = relu_backward(dhidden, cache.relu)
     dx, grads["conv1.w"], grads["conv1.b"] = conv2d_backward(dconv, cache.conv, need_dx)
     return grads, dx
@@ -608,11 +605,9 @@ def conv_cnn_forward(params: Params, x: Array) -> tuple[Array, ConvCNNCache]:
 
 def conv_cnn_backward(dscores: Array, cache: ConvCNNCache, need_dx: bool = False) -> tuple[Params, Array | None]:
     """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
-    dx: Array | None
     grads: Params = {}
     dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
     for name, conv, relu in reversed(list(zip(CONV_CNN_STRIDES, cache.convs, cache.relus, strict=True))):
-        assert dx is not None
         dconv = relu_backward(dx.reshape(relu.shape), relu)
         dx, grads[f"{name}.w"], grads[f"{name}.b"] = conv2d_backward(dconv, conv, need_dx or name != "conv1")
     return grads, dx
@@ -662,13 +657,11 @@ def paper_cnn_forward(params: Params, x: Array, dropout: Array | None) -> tuple[
 
 def paper_cnn_backward(dscores: Array, cache: PaperCNNCache, need_dx: bool = False) -> tuple[Params, Array | None]:
     """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
-    dx: Array | None
     grads: Params = {}
     dunits, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
     drelu = dunits if cache.dropout is None else dunits * cache.dropout
     dx, grads["hidden.w"], grads["hidden.b"] = linear_backward(relu_backward(drelu, cache.relu), cache.hidden)
     for name, (conv_cache, pool_cache, relu) in zip(("conv2", "conv1"), reversed(cache.layers), strict=True):
-        assert dx is not None
         dconv = multimnist.max_pool_backward(relu_backward(dx.reshape(relu.shape), relu), pool_cache)
         dx, grads[f"{name}.w"], grads[f"{name}.b"] = conv2d_backward(dconv, conv_cache, need_dx or name != "conv1")
     return grads, dx
@@ -683,7 +676,7 @@ class Model(NamedTuple):
     name: str
     init_params: Callable[[np.random.Generator], Params]
     forward: Callable[..., tuple[Array, Any]]  # params, x, dropout=None -> scores (B, E), cache
-    backward: Callable[..., tuple[Params, Array | None]]  # dscores, cache, need_dx=False -> grads, dx
+    backward: Callable[..., tuple[Params, Any]]  # dscores, cache, need_dx=False -> grads, dx
     loss: Callable[[Array, Array, float], tuple[float, Array]]  # scores, labels, progress -> mean loss, dscores
     part_size: int = PART  # number of images in a part of a training batch
 

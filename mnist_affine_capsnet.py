@@ -453,8 +453,8 @@ def validate(model: Model, params: Params, data: Data, workers: Workers) -> dict
 
 def reached(state: TrainState, config: Config) -> bool:
     """Whether the last check found ``match_accuracy``."""
-    checks = state.history.get("check_accuracy", [])
-    return config.match_accuracy is not None and len(checks) > 0 and checks[-1] >= config.match_accuracy
+    found = state.history.get("check_accuracy", [0.0])[-1]
+    return config.match_accuracy is not None and found >= config.match_accuracy
 
 
 def train(
@@ -644,11 +644,6 @@ def format_table(result: dict[str, Any]) -> str:
             f" {m['epoch_seconds']:7.1f}{missed}"
         )
     return "\n".join([*lines, PAPER if "affnist_accuracy" in columns else ARTICLE])
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 @script

@@ -191,13 +191,12 @@ class Config(Network):
         return N_CLASSES * (N_CLASSES - 1) // 2
 
 
-# fmt: off
 @dataclasses.dataclass(frozen=True)
 class Options(RunOptions):
     models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), f"Use N threads; each works on {LEAST_PART} images of a"
-        " batch or more. The last bits of the numbers depend on N.", shown="one for each processor, at most 4")
-# fmt: on
+        " batch or more. The last bits of the numbers depend on N.",
+        shown="one for each processor, at most 4")  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -475,7 +474,7 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple
     return out.reshape(B, Ho, Wo, F), ConvCache(columns, w, x.shape, stride, pad)
 
 
-def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Array | None, Array, Array]:
+def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Any, Array, Array]:
     """dout (B, Ho, Wo, F) -> dx (None if it is not needed, as in the first layer), dw, db."""
     columns, w, (B, H, W, C), stride, pad = cache
     (_, Ho, Wo, F), K = dout.shape, w.shape[0]
@@ -1127,11 +1126,6 @@ def format_table(result: dict[str, Any]) -> str:
             f" {m['n_params']:10,} {m['train_seconds']:8.1f}"
         )
     return "\n".join(lines)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 @script

@@ -297,15 +297,12 @@ def voxel_points() -> tuple[Array, Array]:
 
 
 @functools.lru_cache(maxsize=4)
-def shape_points(seed: int) -> tuple[Array, Array]:
-    """The five shapes of a seed, as ``voxel_points``. Cached: do not write to them."""
-    return draw_shapes(generator(seed, Stream.OBJECTS), N_CLASSES)
-
-
 def points_of(config: Viewpoints) -> tuple[Array, Array]:
+    """The voxel objects, or the five shapes of a seed in the same form. Cached: do not write to them."""
     if config.dataset == "voxels":
         return voxel_points()
-    return shape_points(config.seed if config.shapes_seed is None else config.shapes_seed)
+    seed = config.seed if config.shapes_seed is None else config.shapes_seed
+    return draw_shapes(generator(seed, Stream.OBJECTS), N_CLASSES)
 
 
 MARGIN, BLOB_SIGMA, NOISE = 4, 1.6, 0.04  # of an image of an object: in pixels, pixels, fractions of white
@@ -414,7 +411,7 @@ def in_range(angles: Array, bounds: Range, *, circular: bool) -> Array:
 
 
 def read_smallnorb(
-    data_dir: Path, subset: str, standardize: str = "image", objects: Sequence[int] | None = None,
+    data_dir: Path, subset: str, objects: Sequence[int] | None = None, standardize: str = "image",
     azimuth_range: Range = (0, 360), elevation_range: Range = (-90, 90),
 ) -> Split:  # fmt: skip
     """The pairs of one official set ("training" or "testing") in the ranges, of the ``objects`` of each class that are
@@ -439,20 +436,14 @@ def read_smallnorb(
     return Split(images, labels[keep].astype(np.intp), azimuths[keep], elevations[keep], lit_objects)
 
 
-class ObjectSet(NamedTuple):
-    """Objects of one official set."""
-
-    subset: str  # "training" or "testing"
-    objects: tuple[int, ...]
+Half = tuple[str, tuple[int, ...]]  # an official set, "training" or "testing", and objects of it
 
 
-def smallnorb_halves(n_val: int | None) -> tuple[ObjectSet, ObjectSet]:
+def smallnorb_halves(n_val: int | None) -> tuple[Half, Half]:
     """Objects to train and to test on: the official halves or, to choose settings, the training half alone, of which
     ``n_val`` objects of each class are tested on."""
-    train, test = (ObjectSet(subset, tuple(map(int, name[2:]))) for subset, name in NORB_SETS.items())
-    if n_val:
-        train, test = train._replace(objects=train.objects[:-n_val]), train._replace(objects=train.objects[-n_val:])
-    return train, test
+    (subset, objects), test = ((subset, tuple(map(int, name[2:]))) for subset, name in NORB_SETS.items())
+    return ((subset, objects[:-n_val]), (subset, objects[-n_val:])) if n_val else ((subset, objects), test)
 
 
 def norb_folder(config: Viewpoints) -> Path:
@@ -466,8 +457,8 @@ def load_smallnorb(config: Viewpoints, n_val: int | None = None) -> Data:
     """The paper's split: training objects seen from the training range; other objects from both ranges. ``n_val``: see
     ``smallnorb_halves``."""
 
-    def read(half: ObjectSet, azimuths: Range, elevations: Range) -> Split:
-        return read_smallnorb(data_dir, half.subset, config.standardize, half.objects, azimuths, elevations)
+    def read(half: Half, azimuths: Range, elevations: Range) -> Split:
+        return read_smallnorb(data_dir, *half, config.standardize, azimuths, elevations)
 
     c, data_dir = config, norb_folder(config)
     train, test = smallnorb_halves(n_val)
@@ -541,7 +532,7 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple
     return out.reshape(B, Ho, Wo, F), ConvCache(columns, w, x.shape, stride, pad)
 
 
-def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Array | None, Array, Array]:
+def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Any, Array, Array]:
     """dout (B, Ho, Wo, F) -> dx (None if it is not needed, as in the first layer), dw, db."""
     columns, w, (B, H, W, C), stride, pad = cache
     (_, Ho, Wo, F), K = dout.shape, w.shape[0]

@@ -86,7 +86,7 @@ smallnorb_novel_viewpoint.py test_smallnorb_invariants
 smallnorb_novel_viewpoint.py test_smallnorb_files
   test_familiar_and_held_out_views_show_other_objects |
      load_smallnorb: Data(train=_a, familiar=read(_b, _c, _d), held_out=_e) -> Data(train=_a, familiar=_a, held_out=_e)
-  test_settings_are_chosen_on_other_objects | smallnorb_halves: train.objects[:-_a] -> train.objects
+  test_settings_are_chosen_on_other_objects | smallnorb_halves: objects[:-_a] -> objects
 multimnist_capsnet.py test_gradients
   test_conv2d | conv2d_backward: _a += _b -> _a -= _b
   test_gradient | max_pool_backward: np.multiply -> np.add

@@ -155,7 +155,7 @@ def test_settings_are_chosen_on_other_objects(folder: Path, hold_out: str) -> No
     """Those of the training half, so that no test object is seen before the report."""
     path = norb.norb_path(folder, "training", "info")
     objects = np.concatenate(list(norb.stream_norb(path, np.dtype("<i4"), (4,))))[:, 0]
-    held = sorted(set(s.smallnorb_halves(None)[0].objects))[-2:]
+    held = sorted(set(s.smallnorb_halves(None)[0][1]))[-2:]
     images = s.read_smallnorb(folder, "training").images
     elevations = (30.0, 70.0)
     config = conv.Config(
