@@ -322,10 +322,14 @@ def over_parents(fields: Fields, x: Array, combine: np.ufunc) -> Array:
     return gather(scatter(by_field, fields, combine), fields).reshape(L, M, 1)
 
 
+VOTES: multimnist.Pair = (votes_forward, votes_backward)
+
+
 class FieldRoutingCache(NamedTuple):
     fields: Fields
     n_in: int  # I
     shared: bool  # whether w is (1, 1, I, J, P, P)
+    vote: multimnist.Pair
     votes: VotesCache
     mass_unit: float
     em: EMCache  # a field in place of an image, with its M children and J parents
@@ -349,13 +353,13 @@ class FieldRoutingCache(NamedTuple):
 
 def field_routing_forward(
     pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, variance_floor: float, k: int,
-    stride: int = 1, offset: Array | None = None,
+    stride: int = 1, offset: Array | None = None, vote: multimnist.Pair = VOTES,
 ) -> tuple[Array, Array, FieldRoutingCache]:  # fmt: skip
     """EM routing where a parent's children are the capsules of its K x K field, and w is the same at all positions.
 
     pose (B, H, W, I, P, P), a_in (B, H, W, I), w (K, K, I, J, P, P), or (1, 1, I, J, P, P) for the same matrices at all
     positions of a field, beta_a and beta_v (J,), offset (K, K, P, P) added to the votes of the children there
-    -> poses (B, Ho, Wo, J, P, P), activations (B, Ho, Wo, J), cache.
+    -> poses (B, Ho, Wo, J, P, P), activations (B, Ho, Wo, J), cache. ``vote`` is the pair whose result the votes are.
 
     ``variance_floor`` is added to sigma_sq. It keeps the logarithm and the division finite where all votes agree. The
     mass in a parent's cost is divided by its mean over all parents if all children are active and assigned evenly
@@ -365,7 +369,7 @@ def field_routing_forward(
     poses = gather(pose, fields).reshape(-1, k * k * I, P, P)  # (L, M, P, P)
     a_fields = gather(a_in, fields).reshape(poses.shape[:2])  # (L, M)
     w_fields = np.broadcast_to(w, (k, k, I, J, P, P)).reshape(-1, J, P, P)  # (M, J, P, P)
-    votes, votes_cache = votes_forward(poses, w_fields)  # (L, M, J, D)
+    votes, votes_cache = vote[0](poses, w_fields)  # (L, M, J, D)
     if offset is not None:
         votes += np.repeat(offset.reshape(-1, 1, P * P), I, axis=0)  # (M, 1, D)
     over = functools.partial(over_parents, fields)
@@ -377,31 +381,30 @@ def field_routing_forward(
         votes, a_fields, mass_unit * beta_a, beta_v, [1 / mass_unit] * n_iters, variance_floor, r, over
     )
     shape = (len(pose), *fields.out, J)
-    cache = FieldRoutingCache(fields, I, w.shape[0] < k, votes_cache, mass_unit, em)
+    cache = FieldRoutingCache(fields, I, w.shape[0] < k, vote, votes_cache, mass_unit, em)
     return mu.reshape(*shape, P, P), a.reshape(shape), cache
 
 
-def field_routing_backward(
-    dmu: Array, da: Array, cache: FieldRoutingCache, policy: str
-) -> tuple[Array, Array, Array, Array, Array]:
-    """dmu (B, Ho, Wo, J, P, P), da (B, Ho, Wo, J) -> dpose, da_in, dw, dbeta_a, dbeta_v, of the inputs' shapes.
+def field_routing_backward(dmu: Array, da: Array, cache: FieldRoutingCache, policy: str) -> tuple[Array, ...]:
+    """dmu (B, Ho, Wo, J, P, P), da (B, Ho, Wo, J) -> dpose, da_in, dw, dbeta_a, dbeta_v, of the inputs' shapes, and the
+    gradients of what other parameters ``vote`` has.
 
     policy "exact": the gradient of what the forward pass computes, through every iteration.
     policy "stop": that of the last M-step alone, with r, the mass, and the mean inside sigma_sq held constant.
     """
-    fields, I, shared, votes_cache, mass_unit, em = cache
+    fields, I, shared, vote, votes_cache, mass_unit, em = cache
     (B, Ho, Wo, J, P, _), k = dmu.shape, fields.k
     # mu, a = em_routing(votes, a_fields, mass_unit beta_a, beta_v)
     dvotes, da_fields, dbeta_a, dbeta_v = em_routing_backward(dmu.reshape(-1, J, P * P), da.reshape(-1, J), em, policy)
     # votes = poses @ w_fields + offset
-    dposes, dw_fields = votes_backward(dvotes, votes_cache)
+    dposes, dw_fields, *more = vote[1](dvotes, votes_cache)
     dw = dw_fields.reshape(k, k, I, J, P, P)
     if shared:
         dw = dw.sum(axis=(0, 1), keepdims=True)
     # poses, a_fields = gather(pose), gather(a_in)
     dpose = scatter(dposes.reshape(B, Ho, Wo, k, k, I, P, P), fields)
     da_in = scatter(da_fields.reshape(B, Ho, Wo, k, k, I), fields)
-    return dpose, da_in, dw, mass_unit * dbeta_a, dbeta_v
+    return dpose, da_in, dw, mass_unit * dbeta_a, dbeta_v, *more
 
 
 class Routing(NamedTuple):

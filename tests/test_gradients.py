@@ -989,7 +989,8 @@ def test_a_broken_backward_is_seen(key: tuple[ModuleType, str], monkeypatch: pyt
 
 @pytest.mark.parametrize("name", ["votes_backward", "m_step_backward", "e_step_backward"])
 def test_a_broken_step_is_seen_in_the_plain_field_routing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv, "votes_backward", lambda *args: s.votes_backward(*args))  # which the script has imported
+    votes = s.votes_forward, lambda *args: s.votes_backward(*args)  # which the script has imported
+    monkeypatch.setattr(conv, "field_routing_forward", functools.partial(conv.field_routing_forward, vote=votes))
     assert surviving_mutants(monkeypatch, s, name, lambda: check_fields_all(conv)) == []
 
 
