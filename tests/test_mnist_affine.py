@@ -71,9 +71,10 @@ def test_lenet_is_the_articles() -> None:
         return base.count_params(m.make_models(config)[name].init_params(rng_of(0)))
 
     assert n_params("lenet", m.Config()) == 44_426
-    shapes = {k: p.shape for k, p in m.lenet_init(rng_of(0), m.Config()).items() if k.endswith(".w")}
-    assert shapes == {
-        "conv1.w": (5, 5, 1, 6), "conv2.w": (5, 5, 6, 16), "fc1.w": (256, 120), "fc2.w": (120, 84), "fc3.w": (84, 10)
+    params = m.make_models(m.Config())["lenet"].init_params(rng_of(0))
+    assert {k: p.shape for k, p in params.items() if k.endswith(".w")} == {
+        "conv1.w": (5, 5, 1, 6), "conv2.w": (5, 5, 6, 16), "hidden1.w": (256, 120), "hidden2.w": (120, 84),
+        "out.w": (84, 10),
     }  # fmt: skip
     assert n_params("lenet", m.Config(**canvas())) == 44_426 + (784 - 256) * 120
     for config in (m.Config(), m.Config(**canvas(conv_channels=16))):
