@@ -63,13 +63,13 @@ from support.tables import confusion_matrix
 from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
 
 from smallnorb_novel_viewpoint import (  # isort: skip
-    LEAST_FLOOR, POSE_SIDE, Array, ConvCache, EMCache, LinearCache, Params, Viewpoints, VotesCache, capsules_loss,
+    POSE_SIDE, Array, ConvCache, EMCache, LinearCache, Params, Viewpoints, VotesCache, capsules_loss,
     class_scores_backward, class_scores_forward, conv2d_backward, conv2d_forward,
     em_routing_backward, em_routing_forward, linear_backward, linear_forward, relu_backward, relu_forward,
     sigmoid_backward, sigmoid_forward, softmax_cross_entropy, votes_backward, votes_forward,
 )  # fmt: skip
 from support.settings import (  # isort: skip
-    SettingError, float_in, folder, from_json, int_in, list_of, names_of, parse, setting,
+    SettingError, float_in, folder, from_json, int_in, list_of, names_of, parse, redeclared, setting,
 )  # fmt: skip
 
 # Dimension letters
@@ -119,8 +119,7 @@ class Config(Viewpoints):
         " a class of smallnorb or toys, and test on all views of the five others.")
     n_val_objects: int | None = setting(None, int_in(1, 4), "To choose settings, hold N of the five training objects of"
         " each class of smallnorb or toys out and test on them.", shown="test on the five test objects")
-    n_epochs: int = setting(5, int_in(1, 100_000), "Train for N passes over the training set.", usual=True,
-        group="training")
+    n_epochs: int = redeclared(viewpoint.Config, "n_epochs", 5)
     cnn_epochs: int = setting(10, int_in(1, 100_000), "The same for the CNN.", shown="10, or as --n-epochs")
     batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
     lr: float = setting(0.015, float_in(0, 10, above=True), "Learning rate of the capsules. It falls to 0.")
@@ -131,10 +130,8 @@ class Config(Viewpoints):
         " types of the primary capsules and of those of the two layers above.",
         paper="32,32,32,32, or 64,8,16,16 (section 4)", group="networks")
     em_iters: int = setting(2, int_in(1, 20), "Route in N iterations.", paper="3 is the best of its table 1")
-    em_grad: str = setting("exact", ("exact", "stop"), "Differentiate through all iterations, or through the last"
-        " M-step alone, with constant assignments and mass.")
-    variance_floor: float = setting(1.0, float_in(LEAST_FLOOR, 1e6),
-        "Add X to every variance of a routing iteration.", paper="0")
+    em_grad: str = redeclared(viewpoint.Config, "em_grad")
+    variance_floor: float = redeclared(viewpoint.Config, "variance_floor", 1.0, paper="0")
     beta_v_init: float = setting(-0.2, float_in(-10, 10),
         "Initial beta_v, counted from -log(variance floor) / 2: below 0, votes that agree activate a capsule.")
     loss: str = setting("spread", ("spread", "cross-entropy"), "Loss of the capsules: the paper's spread loss of the"

@@ -55,7 +55,7 @@ from support.optimizers import TrainState, count_params
 from support.results import model_metrics, recorded_command, result_document, save_result
 from support.run import Stream, generator
 from support.script import script
-from support.settings import SettingError, float_in, folder, from_json, int_in, parse, setting
+from support.settings import SettingError, float_in, folder, from_json, int_in, parse, redeclared, setting
 from support.training import NO_OPTIONS, RunOptions, Session
 
 # Dimension letters
@@ -93,8 +93,7 @@ class Config:
         " couplings then test it with other couplings, or, with affnist, on single digits, and test distorted ones.",
         usual=True, group="data")
     data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files.", free=True)
-    seed: int = setting(0, int_in(0, 2**32 - 1),
-        "Seed of the data, the initial weights and the order of the images.", usual=True)
+    seed: int = redeclared(Network, "seed", group="")
     n_epochs: int = setting(conv.Config.n_epochs, int_in(1, 100_000), "Train for N passes over the training set.",
         shown=f"{conv.Config.n_epochs}, with digits {base.Config.n_epochs}", usual=True, group="training")
     lr: float = setting(conv.Config.lr, float_in(0, 10, above=True), "Learning rate of Adam.",
