@@ -290,9 +290,8 @@ def make_result(
     for name, state in states.items():
         models[name] = model_metrics(state)
         for kind, found in attacks[name].items():
-            by_epsilon = found.items() if isinstance(found, dict) else ()
-            models[name] |= {f"{kind}_{epsilon}_accuracy": value for epsilon, value in by_epsilon}
-            models[name] |= {} if isinstance(found, dict) else {kind: found}
+            by_epsilon = isinstance(found, dict)
+            models[name] |= {f"{kind}_{e}_accuracy": x for e, x in found.items()} if by_epsilon else {kind: found}
     chance = 1 / network_config(config).n_classes
     result = result_document(EXPERIMENT, config, data.name, models, dict(states), threads, "accuracy", chance)
     return result | {"attack": attacks}

@@ -63,13 +63,13 @@ from support.tables import confusion_matrix
 from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
 
 from smallnorb_novel_viewpoint import (  # isort: skip
-    LEAST_FLOOR, POSE_SIDE, Array, ConvCache, EMCache, LinearCache, Params, Viewpoints, VotesCache, capsules_loss,
+    POSE_SIDE, Array, ConvCache, EMCache, LinearCache, Params, Viewpoints, VotesCache, capsules_loss,
     class_scores_backward, class_scores_forward, conv2d_backward, conv2d_forward,
     em_routing_backward, em_routing_forward, linear_backward, linear_forward, relu_backward, relu_forward,
     sigmoid_backward, sigmoid_forward, softmax_cross_entropy, votes_backward, votes_forward,
 )  # fmt: skip
 from support.settings import (  # isort: skip
-    SettingError, float_in, folder, from_json, int_in, list_of, names_of, parse, setting,
+    SettingError, float_in, folder, from_json, int_in, list_of, names_of, parse, redeclared, setting,
 )  # fmt: skip
 
 # Dimension letters
@@ -119,8 +119,7 @@ class Config(Viewpoints):
         " a class of smallnorb or toys, and test on all views of the five others.")
     n_val_objects: int | None = setting(None, int_in(1, 4), "To choose settings, hold N of the five training objects of"
         " each class of smallnorb or toys out and test on them.", shown="test on the five test objects")
-    n_epochs: int = setting(5, int_in(1, 100_000), "Train for N passes over the training set.", usual=True,
-        group="training")
+    n_epochs: int = redeclared(viewpoint.Config, "n_epochs", 5)
     cnn_epochs: int = setting(10, int_in(1, 100_000), "The same for the CNN.", shown="10, or as --n-epochs")
     batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
     lr: float = setting(0.015, float_in(0, 10, above=True), "Learning rate of the capsules. It falls to 0.")
@@ -131,10 +130,8 @@ class Config(Viewpoints):
         " types of the primary capsules and of those of the two layers above.",
         paper="32,32,32,32, or 64,8,16,16 (section 4)", group="networks")
     em_iters: int = setting(2, int_in(1, 20), "Route in N iterations.", paper="3 is the best of its table 1")
-    em_grad: str = setting("exact", ("exact", "stop"), "Differentiate through all iterations, or through the last"
-        " M-step alone, with constant assignments and mass.")
-    variance_floor: float = setting(1.0, float_in(LEAST_FLOOR, 1e6),
-        "Add X to every variance of a routing iteration.", paper="0")
+    em_grad: str = redeclared(viewpoint.Config, "em_grad")
+    variance_floor: float = redeclared(viewpoint.Config, "variance_floor", 1.0, paper="0")
     beta_v_init: float = setting(-0.2, float_in(-10, 10),
         "Initial beta_v, counted from -log(variance floor) / 2: below 0, votes that agree activate a capsule.")
     loss: str = setting("spread", ("spread", "cross-entropy"), "Loss of the capsules: the paper's spread loss of the"
@@ -322,10 +319,14 @@ def over_parents(fields: Fields, x: Array, combine: np.ufunc) -> Array:
     return gather(scatter(by_field, fields, combine), fields).reshape(L, M, 1)
 
 
+VOTES: multimnist.Pair = (votes_forward, votes_backward)
+
+
 class FieldRoutingCache(NamedTuple):
     fields: Fields
     n_in: int  # I
     shared: bool  # whether w is (1, 1, I, J, P, P)
+    vote: multimnist.Pair
     votes: VotesCache
     mass_unit: float
     em: EMCache  # a field in place of an image, with its M children and J parents
@@ -349,13 +350,13 @@ class FieldRoutingCache(NamedTuple):
 
 def field_routing_forward(
     pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, variance_floor: float, k: int,
-    stride: int = 1, offset: Array | None = None,
+    stride: int = 1, offset: Array | None = None, vote: multimnist.Pair = VOTES,
 ) -> tuple[Array, Array, FieldRoutingCache]:  # fmt: skip
     """EM routing where a parent's children are the capsules of its K x K field, and w is the same at all positions.
 
     pose (B, H, W, I, P, P), a_in (B, H, W, I), w (K, K, I, J, P, P), or (1, 1, I, J, P, P) for the same matrices at all
     positions of a field, beta_a and beta_v (J,), offset (K, K, P, P) added to the votes of the children there
-    -> poses (B, Ho, Wo, J, P, P), activations (B, Ho, Wo, J), cache.
+    -> poses (B, Ho, Wo, J, P, P), activations (B, Ho, Wo, J), cache. ``vote`` is the pair whose result the votes are.
 
     ``variance_floor`` is added to sigma_sq. It keeps the logarithm and the division finite where all votes agree. The
     mass in a parent's cost is divided by its mean over all parents if all children are active and assigned evenly
@@ -365,7 +366,7 @@ def field_routing_forward(
     poses = gather(pose, fields).reshape(-1, k * k * I, P, P)  # (L, M, P, P)
     a_fields = gather(a_in, fields).reshape(poses.shape[:2])  # (L, M)
     w_fields = np.broadcast_to(w, (k, k, I, J, P, P)).reshape(-1, J, P, P)  # (M, J, P, P)
-    votes, votes_cache = votes_forward(poses, w_fields)  # (L, M, J, D)
+    votes, votes_cache = vote[0](poses, w_fields)  # (L, M, J, D)
     if offset is not None:
         votes += np.repeat(offset.reshape(-1, 1, P * P), I, axis=0)  # (M, 1, D)
     over = functools.partial(over_parents, fields)
@@ -377,31 +378,30 @@ def field_routing_forward(
         votes, a_fields, mass_unit * beta_a, beta_v, [1 / mass_unit] * n_iters, variance_floor, r, over
     )
     shape = (len(pose), *fields.out, J)
-    cache = FieldRoutingCache(fields, I, w.shape[0] < k, votes_cache, mass_unit, em)
+    cache = FieldRoutingCache(fields, I, w.shape[0] < k, vote, votes_cache, mass_unit, em)
     return mu.reshape(*shape, P, P), a.reshape(shape), cache
 
 
-def field_routing_backward(
-    dmu: Array, da: Array, cache: FieldRoutingCache, policy: str
-) -> tuple[Array, Array, Array, Array, Array]:
-    """dmu (B, Ho, Wo, J, P, P), da (B, Ho, Wo, J) -> dpose, da_in, dw, dbeta_a, dbeta_v, of the inputs' shapes.
+def field_routing_backward(dmu: Array, da: Array, cache: FieldRoutingCache, policy: str) -> tuple[Array, ...]:
+    """dmu (B, Ho, Wo, J, P, P), da (B, Ho, Wo, J) -> dpose, da_in, dw, dbeta_a, dbeta_v, of the inputs' shapes, and the
+    gradients of what other parameters ``vote`` has.
 
     policy "exact": the gradient of what the forward pass computes, through every iteration.
     policy "stop": that of the last M-step alone, with r, the mass, and the mean inside sigma_sq held constant.
     """
-    fields, I, shared, votes_cache, mass_unit, em = cache
+    fields, I, shared, vote, votes_cache, mass_unit, em = cache
     (B, Ho, Wo, J, P, _), k = dmu.shape, fields.k
     # mu, a = em_routing(votes, a_fields, mass_unit beta_a, beta_v)
     dvotes, da_fields, dbeta_a, dbeta_v = em_routing_backward(dmu.reshape(-1, J, P * P), da.reshape(-1, J), em, policy)
     # votes = poses @ w_fields + offset
-    dposes, dw_fields = votes_backward(dvotes, votes_cache)
+    dposes, dw_fields, *more = vote[1](dvotes, votes_cache)
     dw = dw_fields.reshape(k, k, I, J, P, P)
     if shared:
         dw = dw.sum(axis=(0, 1), keepdims=True)
     # poses, a_fields = gather(pose), gather(a_in)
     dpose = scatter(dposes.reshape(B, Ho, Wo, k, k, I, P, P), fields)
     da_in = scatter(da_fields.reshape(B, Ho, Wo, k, k, I), fields)
-    return dpose, da_in, dw, mass_unit * dbeta_a, dbeta_v
+    return dpose, da_in, dw, mass_unit * dbeta_a, dbeta_v, *more
 
 
 class Routing(NamedTuple):

@@ -62,8 +62,7 @@ from support.tables import confusion_matrix
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
 
 from multimnist_capsnet import (  # isort: skip
-    Array, Batch, Model, Network, Pair, Params, assess, indicator, linear_backward, linear_forward, relu_backward,
-    relu_forward, softmax, softmax_cross_entropy, update,
+    CNN, Array, Batch, ConvLayer, Model, Network, Pair, Params, assess, softmax, softmax_cross_entropy, update,
 )  # fmt: skip
 from support.settings import (  # isort: skip
     SettingError, float_in, input_path, int_in, names_of, parse, redeclared, setting,
@@ -321,7 +320,7 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# LeNet-5: average pooling, softmax cross-entropy
+# LeNet-5: a CNN with average pooling and two hidden layers
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -340,71 +339,11 @@ def avg_pool_backward(dout: Array, x_shape: tuple[int, ...]) -> Array:
     return dx
 
 
-LENET_CHANNELS = (6, 16)
-LENET_KERNEL = 5
-LENET_HIDDEN = (120, 84)
-
-
-def lenet_init(rng: np.random.Generator, config: Config) -> Params:
-    params: Params = {}
-    side, C, dtype = config.image_size, 1, config.dtype
-    for k, n_out in enumerate(LENET_CHANNELS, 1):
-        std = math.sqrt(2 / (LENET_KERNEL**2 * C))
-        params[f"conv{k}.w"] = base.gaussian(rng, dtype, std, LENET_KERNEL, LENET_KERNEL, C, n_out)
-        params[f"conv{k}.b"] = np.zeros(n_out, dtype)
-        side, C = (side - LENET_KERNEL + 1) // 2, n_out
-    sizes = (side * side * C, *LENET_HIDDEN, base.N_CLASSES)
-    for k in range(3):
-        gain = 2 if k < 2 else 1
-        params[f"fc{k + 1}.w"] = base.gaussian(rng, dtype, math.sqrt(gain / sizes[k]), sizes[k], sizes[k + 1])
-        params[f"fc{k + 1}.b"] = np.zeros(sizes[k + 1], dtype)
-    return params
-
-
-class LeNetCache(NamedTuple):
-    convs: list[tuple[Any, Array, tuple[int, ...]]]  # caches of convolution, ReLU and pooling
-    shape: tuple[int, ...]  # of the last map
-    dense: list[tuple[Any, Array]]  # caches of the dense layers and their ReLUs; the last one has none
-
-
-def lenet_forward(params: Params, images: Array, conv: Pair) -> tuple[Array, LeNetCache]:
-    """images (B, S, S); conv: that of the second layer -> scores (B, J), before the softmax."""
-    x, convs, dense = images[..., None], [], []
-    for k in (1, 2):
-        forward, _ = conv if k > 1 else base.PLAIN.conv
-        x, conv_cache = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], 1, 0)
-        x, relu = relu_forward(x)
-        x, pool = avg_pool_forward(x)
-        convs.append((conv_cache, relu, pool))
-    shape = x.shape
-    x = x.reshape(len(x), -1)
-    for k in (1, 2, 3):
-        x, linear = linear_forward(x, params[f"fc{k}.w"], params[f"fc{k}.b"])
-        x, relu = relu_forward(x) if k < 3 else (x, x)
-        dense.append((linear, relu))
-    return x, LeNetCache(convs, shape, dense)
-
-
-def lenet_backward(dscores: Array, cache: LeNetCache, conv: Pair) -> Params:
-    """dscores (B, J) -> gradients of the parameters."""
-    dx, grads = dscores, {}
-    for k in (3, 2, 1):
-        linear, relu = cache.dense[k - 1]
-        dx = relu_backward(dx, relu) if k < 3 else dx
-        dx, grads[f"fc{k}.w"], grads[f"fc{k}.b"] = linear_backward(dx, linear)
-    dx = dx.reshape(cache.shape)
-    for k in (2, 1):
-        conv_cache, relu, pool = cache.convs[k - 1]
-        _, backward = conv if k > 1 else base.PLAIN.conv
-        dx = relu_backward(avg_pool_backward(dx, pool), relu)
-        dx, grads[f"conv{k}.w"], grads[f"conv{k}.b"] = backward(dx, conv_cache, need_dx=k > 1)
-    return grads
-
-
-def lenet_loss_and_grads(params: Params, batch: Batch, n: int, conv: Pair) -> tuple[dict[str, float], Params]:
-    scores, cache = lenet_forward(params, batch.images, conv)
-    loss, dscores = softmax_cross_entropy(scores, indicator(batch.labels, base.N_CLASSES, scores.dtype), n)
-    return {"train_loss": loss}, lenet_backward(dscores, cache, conv)
+AVERAGE: Pair = (avg_pool_forward, avg_pool_backward)
+LENET = CNN(
+    (ConvLayer(5, 6, pool=AVERAGE), ConvLayer(5, 16, pool=AVERAGE)), {"hidden1": 120, "hidden2": 84},
+    softmax_cross_entropy,
+)  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -413,14 +352,9 @@ def lenet_loss_and_grads(params: Params, batch: Batch, n: int, conv: Pair) -> tu
 
 def make_models(config: Config) -> dict[str, Model]:
     """By name, in the order of the result table."""
-    base_models, conv = base.make_models(config, softmax_cross_entropy), base.parts_of(config).conv
-    lenet = Model(
-        "lenet",
-        lambda rng: lenet_init(rng, config),
-        lambda params, batch, n: lenet_loss_and_grads(params, batch, n, conv),
-        lambda params, batch: (lenet_forward(params, batch.images, conv)[0], math.nan),
-    )
-    return {"capsnet": base_models["capsnet"], "cnn": base_models["cnn_pool"]._replace(name="cnn"), "lenet": lenet}
+    models = base.make_models(config, softmax_cross_entropy)
+    lenet = base.cnn_model("lenet", config, LENET._replace(conv=base.parts_of(config).conv))
+    return {"capsnet": models["capsnet"], "cnn": models["cnn_pool"]._replace(name="cnn"), "lenet": lenet}
 
 
 def scores_of(model: Model, state: TrainState, images: Array, workers: Workers = SERIAL) -> Array:

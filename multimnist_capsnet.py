@@ -515,6 +515,7 @@ def max_pool_backward(dout: Array, cache: tuple[Array, Array]) -> Array:
     return dx
 
 
+MAX_POOL: Pair = (max_pool_forward, max_pool_backward)
 LinearCache = tuple[Array, Array]  # x, w
 
 
@@ -849,7 +850,7 @@ def capsnet_assess(params: Params, batch: Batch, config: Network, parts: Parts |
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The CNN baselines: convolutions with ReLU and perhaps pooling, one hidden layer, a sigmoid for each class
+# The CNN baselines: convolutions with ReLU and perhaps pooling, a hidden layer, a sigmoid for each class
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -857,12 +858,12 @@ class ConvLayer(NamedTuple):
     kernel: int
     channels: int
     stride: int = 1
-    pool: bool = False
+    pool: Pair | None = None
 
 
 class CNN(NamedTuple):
     convs: tuple[ConvLayer, ...]
-    n_hidden: int
+    hidden: dict[str, int]  # units of the hidden layers, by name
     loss: Loss = sigmoid_cross_entropy
     conv: Pair = PLAIN.conv  # of all layers but the first, whose images have one channel
 
@@ -870,7 +871,7 @@ class CNN(NamedTuple):
 class CNNCache(NamedTuple):
     convs: list[tuple[Any, Array, Any]]  # caches of convolution, ReLU and pooling, which may be None
     shape: tuple[int, ...]  # of the last map
-    hidden: tuple[LinearCache, Array]
+    hidden: list[tuple[LinearCache, Array]]  # caches of the hidden layers and their ReLUs
     out: LinearCache
 
 
@@ -881,39 +882,44 @@ def cnn_init(rng: np.random.Generator, config: Network, net: CNN) -> Params:
         params[f"conv{k}.w"] = gaussian(rng, dtype, math.sqrt(2 / (K * K * C)), K, K, C, n_out)
         params[f"conv{k}.b"] = np.zeros(n_out, dtype)
         side, C = ((side - K) // stride + 1) // (2 if pool else 1), n_out
-    n_flat = side * side * C
-    params["hidden.w"] = gaussian(rng, dtype, math.sqrt(2 / n_flat), n_flat, net.n_hidden)
-    params["hidden.b"] = np.zeros(net.n_hidden, dtype)
-    params["out.w"] = gaussian(rng, dtype, math.sqrt(1 / net.n_hidden), net.n_hidden, config.n_classes)
+    n_in = side * side * C
+    for name, n_out in net.hidden.items():
+        params[f"{name}.w"] = gaussian(rng, dtype, math.sqrt(2 / n_in), n_in, n_out)
+        params[f"{name}.b"] = np.zeros(n_out, dtype)
+        n_in = n_out
+    params["out.w"] = gaussian(rng, dtype, math.sqrt(1 / n_in), n_in, config.n_classes)
     params["out.b"] = np.zeros(config.n_classes, dtype)
     return params
 
 
 def cnn_forward(params: Params, images: Array, net: CNN) -> tuple[Array, CNNCache]:
     """images (B, H, W) -> scores (B, J), before the sigmoid."""
-    x, convs = images[..., None], []
+    x, convs, hidden = images[..., None], [], []
     for k, layer in enumerate(net.convs, 1):
         forward, _ = net.conv if k > 1 else PLAIN.conv
         x, conv = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, 0)
         x, relu = relu_forward(x)
-        x, pool = max_pool_forward(x) if layer.pool else (x, None)
+        x, pool = layer.pool[0](x) if layer.pool else (x, None)
         convs.append((conv, relu, pool))
-    hidden, linear = linear_forward(x.reshape(len(x), -1), params["hidden.w"], params["hidden.b"])
-    hidden, relu = relu_forward(hidden)
-    scores, out = linear_forward(hidden, params["out.w"], params["out.b"])
-    return scores, CNNCache(convs, x.shape, (linear, relu), out)
+    shape, x = x.shape, x.reshape(len(x), -1)
+    for name in net.hidden:
+        x, linear = linear_forward(x, params[f"{name}.w"], params[f"{name}.b"])
+        x, relu = relu_forward(x)
+        hidden.append((linear, relu))
+    scores, out = linear_forward(x, params["out.w"], params["out.b"])
+    return scores, CNNCache(convs, shape, hidden, out)
 
 
 def cnn_backward(dscores: Array, cache: CNNCache, net: CNN) -> Params:
     """dscores (B, J) -> gradients of the parameters."""
     grads: Params = {}
-    dhidden, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
-    linear, relu = cache.hidden
-    dx, grads["hidden.w"], grads["hidden.b"] = linear_backward(relu_backward(dhidden, relu), linear)
+    dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
+    for name, (linear, relu) in reversed(list(zip(net.hidden, cache.hidden, strict=True))):
+        dx, grads[f"{name}.w"], grads[f"{name}.b"] = linear_backward(relu_backward(dx, relu), linear)
     dx = dx.reshape(cache.shape)
     for k in range(len(net.convs), 0, -1):
-        conv, relu, pool = cache.convs[k - 1]
-        dx = max_pool_backward(dx, pool) if net.convs[k - 1].pool else dx
+        (conv, relu, pool_cache), pool = cache.convs[k - 1], net.convs[k - 1].pool
+        dx = pool[1](dx, pool_cache) if pool else dx
         _, backward = net.conv if k > 1 else PLAIN.conv
         dx, grads[f"conv{k}.w"], grads[f"conv{k}.b"] = backward(relu_backward(dx, relu), conv, need_dx=k > 1)
     return grads
@@ -946,10 +952,7 @@ def capsnet_model(config: Network, parts: Parts | None = None) -> Model:
     )
 
 
-def cnn_model(name: str, config: Network, convs: tuple[ConvLayer, ...], n_params: int, loss: Loss) -> Model:
-    """A CNN with as many hidden units as bring it to ``n_params`` parameters."""
-    one, two = (count_params(cnn_init(np.random.default_rng(0), config, CNN(convs, n))) for n in (1, 2))
-    net = CNN(convs, max(1, 1 + round((n_params - one) / (two - one))), loss, parts_of(config).conv)
+def cnn_model(name: str, config: Network, net: CNN) -> Model:
     return Model(
         name,
         lambda rng: cnn_init(rng, config, net),
@@ -960,15 +963,22 @@ def cnn_model(name: str, config: Network, convs: tuple[ConvLayer, ...], n_params
 
 def make_models(config: Network, cnn_loss: Loss = sigmoid_cross_entropy) -> dict[str, Model]:
     """The capsule network and its two baselines, by name, in the order of the result table."""
+
+    def sized(convs: tuple[ConvLayer, ...]) -> CNN:
+        """With as many hidden units as bring a CNN to ``n_params`` parameters."""
+        nets = (CNN(convs, {"hidden": n}) for n in (1, 2))
+        one, two = (count_params(cnn_init(np.random.default_rng(0), config, net)) for net in nets)
+        n_hidden = max(1, 1 + round((n_params - one) / (two - one)))
+        return CNN(convs, {"hidden": n_hidden}, cnn_loss, parts_of(config).conv)
+
     capsnet = capsnet_model(config)
     n_params = count_params(capsnet.init_params(np.random.default_rng(0)))
     C = config.conv_channels
     trunk = (ConvLayer(KERNEL, C), ConvLayer(KERNEL, PRIMARY_SIZE * config.primary_types, stride=2))
     # Of the kind of [Sabour 2017, sec. 6], where the layers have 512 and 256 channels.
-    pooled = (ConvLayer(KERNEL, 2 * C, pool=True), ConvLayer(5, 2 * C, pool=True))
-    cnn = cnn_model("cnn", config, trunk, n_params, cnn_loss)
-    cnn_pool = cnn_model("cnn_pool", config, pooled, n_params, cnn_loss)
-    return {"capsnet": capsnet, "cnn": cnn, "cnn_pool": cnn_pool}
+    pooled = (ConvLayer(KERNEL, 2 * C, pool=MAX_POOL), ConvLayer(5, 2 * C, pool=MAX_POOL))
+    cnns = {"cnn": trunk, "cnn_pool": pooled}
+    return {"capsnet": capsnet} | {name: cnn_model(name, config, sized(convs)) for name, convs in cnns.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

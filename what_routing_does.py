@@ -36,7 +36,6 @@ Run it (EM routing, then even assignments, then the third study):
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -57,7 +56,7 @@ from support.optimizers import TrainState, count_params
 from support.results import model_metrics, recorded_command, result_document, save_result
 from support.run import Stream, generator
 from support.script import script
-from support.settings import SettingError, float_in, folder, from_json, int_in, parse, setting
+from support.settings import SettingError, float_in, folder, from_json, int_in, parse, redeclared, setting
 from support.training import NO_OPTIONS, RunOptions, Session
 
 # Dimension letters
@@ -96,8 +95,7 @@ class Config:
         usual=True, group="data")
     data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files.", free=True)
     n_val: int | None = setting(None, int_in(1, 10**6), "Hold N training digits out, and test on composites of them.")
-    seed: int = setting(0, int_in(0, 2**32 - 1),
-        "Seed of the data, the initial weights and the order of the images.", usual=True)
+    seed: int = redeclared(Network, "seed", group="")
     n_epochs: int = setting(conv.Config.n_epochs, int_in(1, 100_000), "Train for N passes over the training set.",
         shown=f"{conv.Config.n_epochs}, with digits {base.Config.n_epochs}", usual=True, group="training")
     lr: float = setting(conv.Config.lr, float_in(0, 10, above=True), "Learning rate of Adam.",
@@ -152,59 +150,35 @@ def even_assignments(routing: conv.Routing) -> conv.Routing:
     return routing._replace(forward=forward)
 
 
-def biased_routing_forward(
-    pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, bias: Array, n_iters: int, variance_floor: float,
-    k: int, stride: int = 1, offset: Array | None = None,
-) -> tuple[Array, Array, conv.FieldRoutingCache]:  # fmt: skip
-    """``conv.field_routing_forward`` with a bias (J, D) that is added to all votes for a parent of each type.
-    [Peer 2019]
+def biased_votes(bias: Array) -> Pair:
+    """The pair of votes M_i W_ij + b_j with the bias (J, D). [Peer 2019]
 
     The mean of votes whose weights have the sum 1 moves by the bias, and no distance changes. Where a parent has hardly
     any mass the sum is below 1, because of MASS_FLOOR: then the bias also changes variances, activations and
     assignments.
     """
-    (I, P), J, fields = pose.shape[3:5], w.shape[3], conv.Fields(pose.shape[1:3], k, stride)
-    poses = conv.gather(pose, fields).reshape(-1, k * k * I, P, P)  # (L, M, P, P)
-    a_fields = conv.gather(a_in, fields).reshape(poses.shape[:2])  # (L, M)
-    w_fields = np.broadcast_to(w, (k, k, I, J, P, P)).reshape(-1, J, P, P)  # (M, J, P, P)
-    votes, votes_cache = viewpoint.votes_forward(poses, w_fields)  # (L, M, J, D)
-    votes = votes + bias
-    if offset is not None:
-        votes += np.repeat(offset.reshape(-1, 1, P * P), I, axis=0)  # (M, 1, D)
-    over = functools.partial(conv.over_parents, fields)
-    r = np.ones(votes.shape[:3], votes.dtype)
-    r /= over(r, np.add)
-    mass_unit = float(r.sum(axis=1).mean())
-    mu, a, em = viewpoint.em_routing_forward(
-        votes, a_fields, mass_unit * beta_a, beta_v, [1 / mass_unit] * n_iters, variance_floor, r, over
-    )
-    shape = (len(pose), *fields.out, J)
-    cache = conv.FieldRoutingCache(fields, I, w.shape[0] < k, votes_cache, mass_unit, em)
-    return mu.reshape(*shape, P, P), a.reshape(shape), cache
+
+    def forward(pose: Array, w: Array) -> tuple[Array, viewpoint.VotesCache]:
+        votes, cache = viewpoint.votes_forward(pose, w)
+        return votes + bias, cache
+
+    def backward(dvotes: Array, cache: viewpoint.VotesCache) -> tuple[Array, Array, Array]:
+        # votes = pose w + bias
+        return *viewpoint.votes_backward(dvotes, cache), dvotes.sum(axis=(0, 1))
+
+    return forward, backward
 
 
-def biased_routing_backward(
-    dmu: Array, da: Array, cache: conv.FieldRoutingCache, policy: str
-) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """dmu (B, Ho, Wo, J, P, P), da (B, Ho, Wo, J) -> dpose, da_in, dw, dbeta_a, dbeta_v, dbias."""
-    fields, I, shared, votes_cache, mass_unit, em = cache
-    (B, Ho, Wo, J, P, _), k = dmu.shape, fields.k
-    # mu, a = em_routing(votes, a_fields, mass_unit beta_a, beta_v)
-    routed = viewpoint.em_routing_backward(dmu.reshape(-1, J, P * P), da.reshape(-1, J), em, policy)
-    dvotes, da_fields, dbeta_a, dbeta_v = routed
-    # votes = poses @ w_fields + bias + offset
-    dbias = dvotes.sum(axis=(0, 1))
-    dposes, dw_fields = viewpoint.votes_backward(dvotes, votes_cache)
-    dw = dw_fields.reshape(k, k, I, J, P, P)
-    if shared:
-        dw = dw.sum(axis=(0, 1), keepdims=True)
-    # poses, a_fields = gather(pose), gather(a_in)
-    dpose = conv.scatter(dposes.reshape(B, Ho, Wo, k, k, I, P, P), fields)
-    da_in = conv.scatter(da_fields.reshape(B, Ho, Wo, k, k, I), fields)
-    return dpose, da_in, dw, mass_unit * dbeta_a, dbeta_v, dbias
+def biased_routing_forward(
+    pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, bias: Array, n_iters: int, variance_floor: float,
+    k: int, stride: int = 1, offset: Array | None = None,
+) -> tuple[Array, Array, conv.FieldRoutingCache]:  # fmt: skip
+    """``conv.field_routing_forward`` with a bias (J, D) of the votes for a parent of each type."""
+    settings = n_iters, variance_floor, k, stride, offset
+    return conv.field_routing_forward(pose, a_in, w, beta_a, beta_v, *settings, biased_votes(bias))
 
 
-BIASED = conv.Routing(biased_routing_forward, biased_routing_backward, ("beta_a", "beta_v", "bias"))
+BIASED = conv.Routing(biased_routing_forward, conv.field_routing_backward, ("beta_a", "beta_v", "bias"))
 BIAS_INIT = 0.1  # [Peer 2019]
 
 

@@ -146,7 +146,7 @@ class _Mutator(ast.NodeTransformer):
         return self.count - 1 == self.target
 
     def _negated(self, node: ast.expr) -> ast.expr:
-        if isinstance(node, ast.Constant):  # None
+        if isinstance(node, ast.Constant | ast.Starred):  # None, and arrays that a function passes on
             return node
         return ast.UnaryOp(ast.USub(), node) if self._is_target(node) else node
 

@@ -678,8 +678,8 @@ def test_initial_parameters_of_networks_for_digits() -> None:
         variances = {"conv1.w": 2 / 81, "conv2.w": 2 / conv2, "hidden.w": 2 / n_flat}
         variances["out.w"] = 1 / n_biases(init, "hidden.b")
         assert_moments(init, {key: math.sqrt(v) for key, v in variances.items()})
-    lenet = {"conv1.w": 2 / 25, "conv2.w": 2 / 150, "fc1.w": 2 / 256, "fc2.w": 2 / 120, "fc3.w": 1 / 84}
-    init = functools.partial(affine.lenet_init, config=affine.Config())
+    lenet = {"conv1.w": 2 / 25, "conv2.w": 2 / 150, "hidden1.w": 2 / 256, "hidden2.w": 2 / 120, "out.w": 1 / 84}
+    init = affine.make_models(affine.Config())["lenet"].init_params
     assert_moments(init, {key: math.sqrt(v) for key, v in lenet.items()})
     default = multi.capsnet_init(np.random.default_rng(0), multi.Config())
     assert default["routing.w"].std() == pytest.approx(0.1, rel=0.01)
