@@ -76,11 +76,6 @@ def held_frame(config: Config, sweep: Sweep) -> int:
     return int(np.minimum(away, 360 - away).argmin())
 
 
-def snapshot_epochs(n_epochs: int, snapshots: int) -> list[int]:
-    """Evenly spread epochs, the last one among them."""
-    return [round(n_epochs * (k + 1) / snapshots) for k in range(snapshots)]
-
-
 def confidence(config: Config, name: str, scores: Array) -> Array:
     """Bars between 0 and 1 for scores (N, J): their softmax; the activations themselves under spread loss."""
     if name == "capsules" and config.loss == "spread":
@@ -240,7 +235,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         ],
     )  # fmt: skip
     require_writable(options.out)
-    epochs = snapshot_epochs(config.n_epochs, min(options.snapshots, config.n_epochs))
+    snapshots = min(options.snapshots, config.n_epochs)
+    epochs = [round(config.n_epochs * (k + 1) / snapshots) for k in range(snapshots)]  # the last one among them
     with blas_threads(options.threads):
         data = experiment.make_data(config)
         figures.require_every_class(config, data)

@@ -225,7 +225,7 @@ def test_the_decoder_sees_one_pose() -> None:
 
 def compared(name: str, model: str, accuracies: list[list[float]], **changes: Any) -> Path:
     """A file as compare_seeds.py writes it, of one model: of each seed the accuracies at epsilon 0 and 0.1."""
-    config = dataclasses.asdict(capsule_attacks.Config(dataset="voxels")) | changes
+    config = dataclasses.asdict(capsule_attacks.Config(dataset="voxels", epsilons=(0.1,))) | changes
     runs: list[Any] = []
     for s, row in enumerate(accuracies):
         metrics = {f"fgsm_{e}_accuracy": a for e, a in zip(("0", "0.1"), row, strict=True)}
@@ -271,11 +271,10 @@ def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> Non
         one.step = step
         recorder(one, True)
     recorder.snapshots[1] = recorder.snapshots[1]._replace(accuracy=0.75)
-    made: dict[str, Any] = {}
 
     def draw() -> Any:
-        fig, made["update"] = animation.make_scene(run.config, run.data, recorder)
-        made["update"](1, 2)
+        fig, update = animation.make_scene(run.config, run.data, recorder)
+        update(1, 2)
         return fig
 
     plane, _, bars, curve = drawn(draw).axes

@@ -188,15 +188,13 @@ def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> Non
     for one in state.values():
         one.step, one.history = 2 * recorder.steps_per_epoch, {"held_out_accuracy": [0.4, 0.6]}
         recorder(one, True)
-    made: dict[str, Any] = {}
 
     def draw() -> Any:
-        made["fig"], made["update"] = animation.make_scene(recorder, state)
-        made["update"](2, 9)
-        return made["fig"]
+        fig, update = animation.make_scene(recorder, state)
+        update(2, 9)
+        return fig
 
-    fig = drawn(draw)
-    *grid, dial, curve = fig.axes
+    *grid, dial, curve = drawn(draw).axes
     for model, row in zip(animation.SHOWN, np.array(grid).reshape(3, 5)[1:], strict=True):
         for k, ax in enumerate(row):
             shown = recorder.bars[model, 2][k, 9]
