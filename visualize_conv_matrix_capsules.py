@@ -107,24 +107,6 @@ def one_of_each_class(labels: Array, candidates: Array, n: int) -> Array:
     return candidates[np.argsort(rank, kind="stable")][:n]
 
 
-def mass_histogram(routing: experiment.ClassRouting, image: int, edges: Array) -> Array:
-    """Mass at each distance from the capsule's mean, (T, E, bins); what lies beyond is in the last bin, so that the
-    bins add up to all of the capsule's mass."""
-    distances = np.clip(routing.distances[:, image], edges[0], edges[-1])  # (T, M, E)
-    mass = routing.weights[:, image].astype(float)
-    rows = [
-        [np.histogram(distances[t, :, e], edges, weights=mass[t, :, e])[0] for e in range(mass.shape[2])]
-        for t in range(len(mass))
-    ]
-    return np.array(rows)
-
-
-def far_enough(routing: experiment.ClassRouting, fraction: float = 0.97) -> float:
-    """A distance within which that fraction of the mass of all iterations lies."""
-    mass = routing.weights.reshape(-1).astype(float)
-    return float(weighted_quantiles(routing.distances.reshape(-1), mass, fraction))
-
-
 class Tightness(NamedTuple):
     """Of the true classes' capsules and of all others, after each iteration: means over images."""
 
@@ -175,7 +157,9 @@ def draw_vote_distances(run: Run, answers: Array) -> Figure:
     chosen = np.concatenate([first[:1], wrong] if len(wrong) and len(first) else [first, wrong])[:2]
     routing = experiment.class_routing(run.states["capsules"].params, run.data.test.images[chosen], config)
     shown = evenly_spaced_indices(len(routing.mu), 3)
-    limit = far_enough(routing)
+    masses = routing.weights.astype(float)
+    limit = float(weighted_quantiles(routing.distances.ravel(), masses.ravel(), 0.97))  # most mass lies within
+    within = np.minimum(routing.distances, limit)
     edges = np.linspace(0, limit, N_BINS + 1)
     text = (
         f"{subtitle(run)}\nbars: votes at that distance from the mean, 0 to {limit:.2g}, weighted by assignment ×"
@@ -189,7 +173,6 @@ def draw_vote_distances(run: Run, answers: Array) -> Figure:
     for b, (block, k) in enumerate(zip(blocks, chosen, strict=True)):
         label, answer = int(labels[k]), int(answers[k])
         classes = foremost_classes(routing.a[-1, b], label, answer)
-        histogram = mass_histogram(routing, b, edges)
         left, right_part = block.subfigures(1, 2, width_ratios=(1, 5))
         image = left.subplots()
         show_pictures(image, grey_levels(run.data.test.images[k])[None, None])
@@ -199,8 +182,8 @@ def draw_vote_distances(run: Run, answers: Array) -> Figure:
         for row, t in zip(axes, shown, strict=True):
             for ax, e in zip(row, classes, strict=True):
                 of_class = GREEN if e == label else WRONG if e == answer else BLUE
-                ax.stairs(histogram[t, e], edges, fill=True, color=of_class, linewidth=0)
-                ax.set(xlim=(0, limit), ylim=(0, 1.08 * float(histogram[t].max()) or 1.0))
+                ax.hist(within[t, b, :, e], edges, weights=masses[t, b, :, e], histtype="stepfilled", color=of_class)
+                ax.set(xlim=(0, limit), ymargin=0.08)
                 add_frame(ax, "#cccccc", 0.7)
                 if t == shown[0]:
                     style = {"color": darkened(of_class), "fontweight": "bold"} if e in (label, answer) else {}

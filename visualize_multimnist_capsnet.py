@@ -259,25 +259,17 @@ def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
     return fig
 
 
-class Column(NamedTuple):
-    """A column of the overlay figure: a composite, drawn from the capsules of a pair."""
-
-    composite: int
-    pair: Sequence[int]
-    said: str = ""  # before the pair's names
-
-
 def draw_overlay(run: Run, predicted: Predictions) -> Figure:
     batch, params = predicted.batch, run.states["capsnet"].params
     right, wrong = (np.flatnonzero(found) for found in (predicted.hits == 2, predicted.hits < 2))
     first, confused = varied(batch.labels, right, 14), varied(batch.labels, wrong, 3)
     ghosts = first[10:] if len(first) > 11 else first[:4]
-    banks = (
-        ("both digits right", RIGHT, [Column(k, batch.labels[k]) for k in first[:10]]),
+    banks = (  # of columns: a composite, the pair from whose capsules it is drawn, and what is said of the pair
+        ("both digits right", RIGHT, [(k, batch.labels[k], "") for k in first[:10]]),
         ("one or both wrong; ✗: drawn from the answer", WRONG,
-         [c for k in confused for c in (Column(k, batch.labels[k]), Column(k, predicted.answers[k], "✗ "))]),
+         [column for k in confused for column in ((k, batch.labels[k], ""), (k, predicted.answers[k], "✗ "))]),
         ("* second digit is not there", GREY,
-         [Column(k, (batch.labels[k, 0], j), "* ") for k, j in zip(ghosts, absent(predicted, ghosts), strict=True)]),
+         [(k, (batch.labels[k, 0], j), "* ") for k, j in zip(ghosts, absent(predicted, ghosts), strict=True)]),
     )  # fmt: skip
     fig = make_figure(7.3, "Two reconstructions laid over each other", f"{subtitle(run)}\nabove each column: the"
                       " digits that are there, and those from whose capsules the second picture is drawn")  # fmt: skip
@@ -286,15 +278,15 @@ def draw_overlay(run: Run, predicted: Predictions) -> Figure:
         if not columns:
             ax.axis("off")
             continue
-        where = [c.composite for c in columns]
-        drawn = experiment.reconstruct(params, predicted.v[where], np.array([c.pair for c in columns], int))
+        where, pairs, marks = (list(part) for part in zip(*columns, strict=True))
+        drawn = experiment.reconstruct(params, predicted.v[where], np.array(pairs, int))
         seen = np.repeat(batch.images[where][..., None], 3, axis=3)
         pictures = np.stack([seen, in_two_colours(drawn), in_two_colours(batch.sources[where])])
-        names = [f"{both_names(run.config, batch.labels[c.composite])}\n{c.said}{both_names(run.config, c.pair)}"
-                 for c in columns]  # fmt: skip
+        names = [f"{both_names(run.config, batch.labels[k])}\n{mark}{both_names(run.config, pair)}"
+                 for k, pair, mark in columns]  # fmt: skip
         show_pictures(ax, pictures, ("input", "drawn", "true") if ax is not axes["c"] else (), names, gap=(3, 3))
-        for label, column in zip(ax.get_xticklabels(), columns, strict=True):
-            label.set_color(darkened(WRONG) if column.said.startswith("✗") else "black")
+        for label, mark in zip(ax.get_xticklabels(), marks, strict=True):
+            label.set_color(darkened(WRONG) if mark == "✗ " else "black")
         heading(ax, text, colour)
     return fig
 
