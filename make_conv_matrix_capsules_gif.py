@@ -47,11 +47,6 @@ TRUE_COLOUR = VERMILLION
 OTHER_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, "#8C6D31", "#7F7F7F", "#6A51A3", "#A6B800")  # of the other classes
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the frames show
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 class Snapshot(NamedTuple):
     step: int
     routing: ClassRouting  # of the image that is shown
@@ -96,10 +91,6 @@ def bulk(routing: ClassRouting, axes: Array, outside: float = 0.015) -> tuple[Ar
     low, high = np.transpose([weighted_quantiles(column, mass, [outside, 1 - outside]) for column in points.T])
     return low, np.maximum(high, low + 1e-6)
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Drawing
-# ----------------------------------------------------------------------------------------------------------------------
 
 MASS_AREA = 260.0  # square points of a vote that has the mass of one child
 
@@ -215,11 +206,6 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
         percent.set_text(f"{100 * now.accuracy:.0f} %")
 
     return fig, update
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,10 +41,6 @@ from support.figures import (  # isort: skip
 SHOWN = (2, 4, 7)  # classes
 OTHER = "#b0b0b0"  # bars of classes that are not the answer
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the frames show
-# ----------------------------------------------------------------------------------------------------------------------
-
 
 class Turning:
     """The first test digit of each shown class at every angle of the animation, and the models' outputs."""
@@ -55,11 +51,6 @@ class Turning:
         self.images = np.stack([figures.turned(run, chosen, angle) for angle in self.angles])  # (frames, n, S, S)
         outputs = figures.outputs(run, self.images.reshape(-1, *self.images.shape[2:]))
         self.outputs = {name: scores.reshape(n_frames, len(SHOWN), J) for name, scores in outputs.items()}
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Drawing
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def add_bars(ax: Axes, label: int) -> tuple[Any, Any]:
@@ -124,11 +115,6 @@ def make_scene(run: Run, turning: Turning) -> tuple[Figure, Callable[[int], None
             line.set_data([*past, angle], [*sweep[name][: len(past)], now])
 
     return fig, update
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def held(angles: Array, rotation: Sequence[float]) -> set[int]:

@@ -41,11 +41,6 @@ from support.figures import (  # isort: skip
 SHOWN = ("capsules", "cnn_matched")  # models whose answers are drawn
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the frames show
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 class Sweep(NamedTuple):
     """One turn of the five objects: F viewpoints."""
 
@@ -99,11 +94,6 @@ class Recorder:
             scores = experiment.predict_scores(self.models[state.name], state.params, self.sweep.views.images)
             n = experiment.N_CLASSES
             self.bars[state.name, epoch] = confidence(self.config, state.name, scores).reshape(n, -1, n)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Drawing
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def add_dial(ax: Any, config: Config) -> tuple[Any, Any]:
@@ -205,11 +195,6 @@ def make_scene(recorder: Recorder, states: Mapping[str, TrainState]) -> tuple[Fi
             line.set_data(np.arange(1, len(values) + 1), values)
 
     return fig, update
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -428,11 +428,7 @@ def draw_training_curves(run: Run) -> Figure:
         titles |= {"held_out_accuracy": "accuracy, held-out viewpoints"}
     else:
         titles |= {"error": f"{tested(config)} error"}
-    histories = {
-        name: {**state.history, "error": [1 - value for value in state.history.get("accuracy", [])]}
-        for name, state in run.states.items()
-    }
-    return draw_histories(subtitle(run), titles, histories, styles, 1 / config.n_classes)
+    return draw_histories(subtitle(run), titles, run.states, styles, 1 / config.n_classes)
 
 
 def tested(config: Config) -> str:

@@ -56,11 +56,6 @@ def degrees(angle: float) -> str:
     return with_minus_sign(f"{angle:g}°")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What is drawn: a finished run, its answers on the test sets, and digits chosen from them
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 class Run(NamedTuple):
     config: Config
     data: Data
@@ -120,11 +115,6 @@ def perturbed(run: Run) -> Array:
         right = np.square(v).sum(axis=2).argmax(axis=1) == j
         found.append(perturb_capsule(params, v[int(right.argmax())], j))
     return np.stack(found)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Figures
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def angle_axis(ax: Axes, step: int = 30) -> None:
@@ -202,10 +192,6 @@ def draw_capsule_dimensions(run: Run) -> Figure:
         grid.frame(0, middle, ORANGE, rows=N_STRONGEST)
     return fig
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Files and command line
-# ----------------------------------------------------------------------------------------------------------------------
 
 FIGURES = ("rotation_sweep", "capsule_dimensions")
 N_COLOURS = {"capsule_dimensions": 48}  # of a palette, for a small file

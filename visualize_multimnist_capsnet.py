@@ -188,8 +188,7 @@ def draw_training_curves(run: Run) -> Figure:
         "recon_mse": f"reconstruction, MSE of a pixel, {tested(run.config.n_val)}",
         "set_accuracy": f"both digits right, {tested(run.config.n_val)}",
     }
-    histories = {name: state.history for name, state in run.states.items()}
-    return draw_histories(subtitle(run), titles, histories, MODELS, 1 / run.config.n_pairs)
+    return draw_histories(subtitle(run), titles, run.states, MODELS, 1 / run.config.n_pairs)
 
 
 def draw_reconstructions(run: Run, predicted: Predictions) -> Figure:

@@ -261,8 +261,7 @@ def draw_training_curves(run: Run) -> Figure:
         "familiar_accuracy": "accuracy, familiar viewpoints",
         "held_out_accuracy": "accuracy, held-out viewpoints",
     }
-    histories = {name: state.history for name, state in run.states.items()}
-    return draw_histories(subtitle(run.config), titles, histories, MODELS, CHANCE)
+    return draw_histories(subtitle(run.config), titles, run.states, MODELS, CHANCE)
 
 
 def half_turn_line(ax: Axes, config: Config) -> list[Line2D]:
