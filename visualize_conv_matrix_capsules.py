@@ -118,20 +118,13 @@ N_TIGHTNESS = 200  # test images
 
 
 def tightness(run: Run) -> Tightness:
-    params, config = run.states["capsules"].params, run.config
     chosen = experiment.subset(run.data.test, N_TIGHTNESS)
-    distance, fraction, own = [], [], []
-    for start in range(0, len(chosen.labels), 25):
-        labels = chosen.labels[start : start + 25]
-        routing = experiment.class_routing(params, chosen.images[start : start + 25], config)
-        mass = routing.weights
-        total = mass.sum(axis=2)  # (T, N, E)
-        distance.append((mass * routing.distances).sum(axis=2) / np.maximum(total, 1e-12))
-        fraction.append(total / total.sum(axis=2, keepdims=True))
-        own.append(labels[:, None] == np.arange(config.n_classes))
-    is_own = np.concatenate(own)
-    parts = (np.concatenate(distance, axis=1), np.concatenate(fraction, axis=1))
-    means = [np.stack([part[:, is_own].mean(axis=1), part[:, ~is_own].mean(axis=1)], axis=1) for part in parts]
+    routing = experiment.class_routing(run.states["capsules"].params, chosen.images, run.config)
+    total = routing.weights.sum(axis=2)  # (T, N, E)
+    distance = (routing.weights * routing.distances).sum(axis=2) / np.maximum(total, 1e-12)
+    fraction = total / total.sum(axis=2, keepdims=True)
+    own = chosen.labels[:, None] == np.arange(run.config.n_classes)
+    means = [np.stack([part[:, own].mean(axis=1), part[:, ~own].mean(axis=1)], axis=1) for part in (distance, fraction)]
     return Tightness(*means)
 
 
@@ -225,13 +218,8 @@ def draw_attention(run: Run) -> Figure:
     text = f"{subtitle(run)}\nassignment $r$ of the children at a position, mean of their types; white: even, {even:g}"
     fig = make_figure(8.4, "Which children are assigned to a class", text)
     axes = fig.subplots(1, 2)
-    for ax, head, colour, examples in zip(
-        axes,
-        ("familiar viewpoints", "held-out viewpoints"),
-        (FAMILIAR, HELD_OUT),
-        (run.data.test, held_out),
-        strict=True,
-    ):
+    sets = ("familiar viewpoints", FAMILIAR, run.data.test), ("held-out viewpoints", HELD_OUT, held_out)
+    for ax, (head, colour, examples) in zip(axes, sets, strict=True):
         chosen = np.array([np.flatnonzero(examples.labels == k)[0] for k in range(E)])
         images = experiment.prepared(examples.images[chosen], config)
         r, scores = assigned(experiment.class_routing(params, examples.images[chosen], config), S)

@@ -95,15 +95,6 @@ def turned(run: Run, chosen: Array, angle: float) -> Array:
     return experiment.on_canvas(experiment.rotate(digits, angle), shift, config)
 
 
-def outputs(run: Run, images: Array) -> dict[str, Array]:
-    """images (N, S, S) -> for each model (N, J): lengths of its capsules, or probabilities."""
-    models, workers = experiment.make_models(run.config), Workers(1, run.config.dtype)
-    return {
-        name: experiment.confidences(name, experiment.scores_of(models[name], state, images, workers))
-        for name, state in run.states.items()
-    }
-
-
 def perturbed(run: Run) -> Array:
     """Pictures (J, D, 11, S, S) drawn with each number of a capsule changed, see ``perturb_capsule``: of each class the
     first of its first twenty digits that the capsule network classifies correctly, or else the very first."""
@@ -131,16 +122,11 @@ def sweep_accuracy_axis(ax: Axes) -> None:
     name_line(ax, f"chance {1 / J:g}", 1 / J, side="right", below=True)
 
 
-def sweeps(runs: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
-    """By model: accuracies (seeds, angles)."""
-    return {name: np.array([[run["models"][name]["sweep"][f"{a}"] for a in SWEEP] for run in runs])
-            for name in MODELS if name in runs[0]["models"]}  # fmt: skip
-
-
 def draw_rotation_sweep(run: Run, reported: Sequence[Mapping[str, Any]]) -> Figure:
     """Means and intervals of the reported runs; where there are none, this run."""
-    accuracy = sweeps(reported or [{"models": run.tested}])
-    n = len(reported)
+    runs, n = [one["models"] for one in reported] or [run.tested], len(reported)
+    accuracy = {name: np.array([[models[name]["sweep"][f"{a}"] for a in SWEEP] for models in runs])
+                for name in MODELS if name in runs[0]}  # fmt: skip
     fig = make_figure(4.6, "Trained on upright digits, tested on rotated ones",
                       subtitle(run, f"means and 95 % intervals of {n} seeds" if n > 1 else ""))  # fmt: skip
     head_legend(fig, model_handles(MODELS[name] for name in accuracy))

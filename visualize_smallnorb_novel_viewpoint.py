@@ -52,6 +52,7 @@ from support.figures import (  # isort: skip
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 TRAINED, HELD_OUT = GREEN, PURPLE  # ranges of viewpoints
+RANGES = ("train", "trained on", TRAINED), ("test", "held out", HELD_OUT)
 CHANCE = 1 / experiment.N_CLASSES
 HALF_TURN = 0.6  # accuracy on held-out azimuths by cross, T and frame alone, which look the same after half a turn
 HALF_TURN_NAME = "cross, T and frame alone: 0.6"
@@ -200,9 +201,7 @@ def draw_views(run: Run, angle: str, n: int, title: str) -> Figure:
     config, data = run.config, run.data
     other = "elevation" if angle == "azimuth" else "azimuth"
     fig = make_figure(5.4, title, subtitle(config))
-    for ax, part, word, colour in zip(
-        fig.subplots(1, 2), ("train", "test"), ("trained on", "held out"), (TRAINED, HELD_OUT), strict=True
-    ):
+    for ax, (part, word, colour) in zip(fig.subplots(1, 2), RANGES, strict=True):
         angles, fixed = shown_angles(config, data, angle, part, n), middle(config, data, other, part)
         at = {angle: angles, other: np.full(len(angles), fixed)}
         at["azimuth"] = at["azimuth"] % 360
@@ -238,7 +237,7 @@ def draw_shapes() -> Figure:
     pictures = np.concatenate(shapes)[..., 0]
     show_pictures(axes["a"], pictures.reshape(2, -1, *pictures.shape[1:]), gap=(2, 2))
     heading(axes["a"], f"{N_SHOWN_SHAPES} shapes")
-    for key, part, word, colour in (("b", "train", "trained on", TRAINED), ("c", "test", "held out", HELD_OUT)):
+    for key, (part, word, colour) in zip("bc", RANGES, strict=True):
         azimuths = experiment.evenly_spaced(getattr(configs[0], f"{part}_azimuths"), 6)
         views = [experiment.voxel_split(plain[0], np.full(6, k), azimuths, np.full(6, elevation), None).images[..., 0]
                  for k in (0, 1)]  # fmt: skip
@@ -337,6 +336,9 @@ def azimuth_accuracy(run: Run, seeds: Sequence[int]) -> Figure:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+VIEWS = ("familiar view", TRAINED), ("held-out view", HELD_OUT)
+
+
 def pose_pictures(poses: Array, limit: float, side: int) -> Array:
     """Pose matrices (..., P, P) as pictures (..., side, side, 3): red for positive entries, blue for negative ones."""
     enlarged = np.kron(poses, np.ones((side // poses.shape[-1],) * 2))
@@ -353,9 +355,7 @@ def draw_class_poses(run: Run) -> Figure:
                       + "\nred: positive entries, blue: negative; numbers: the score of each class; framed: the answer,"
                       " green where it is right")  # fmt: skip
     poses = cache.mu.reshape(len(scores), n, experiment.POSE_SIDE, experiment.POSE_SIDE)
-    for b, (ax, word, colour) in enumerate(
-        zip(fig.subplots(1, 2), ("familiar view", "held-out view"), (TRAINED, HELD_OUT), strict=True)
-    ):
+    for b, (ax, (word, colour)) in enumerate(zip(fig.subplots(1, 2), VIEWS, strict=True)):
         rows = np.arange(b, len(scores), 2)  # of the views
         image = np.repeat(as_grid(views.images[rows], n)[..., None], 3, axis=4)
         grid = show_pictures(
@@ -384,7 +384,7 @@ def draw_routing_assignments(run: Run) -> Figure:
                       " first; framed: the true class")  # fmt: skip
     widths = (1.3, *(1 for _ in shown), 0.42, 1.1)
     axes = fig.subplots(2, len(widths), width_ratios=widths)
-    for row, b, word, colour in zip(axes, (0, 1), ("familiar view", "held-out view"), (TRAINED, HELD_OUT), strict=True):
+    for b, (row, (word, colour)) in enumerate(zip(axes, VIEWS, strict=True)):
         v = 2 * k + b
         image, *maps, bars, result = row
         show_pictures(image, as_grid(views.images[v : v + 1], 1)).frame(0, 0, colour, 2.5)
@@ -393,9 +393,8 @@ def draw_routing_assignments(run: Run) -> Figure:
         image.xaxis.set_label_position("bottom")
         for ax, t in zip(maps, shown, strict=True):
             drawn = ax.imshow(iterations[t][v], cmap="cividis", vmin=0, vmax=1, aspect="auto")
-            ax.add_patch(
-                Rectangle((k - 0.5, -0.5), 1, n_in, fill=False, edgecolor=VERMILLION, linewidth=2.2, clip_on=False)
-            )
+            ax.add_patch(Rectangle((k - 0.5, -0.5), 1, n_in, fill=False, edgecolor=VERMILLION, linewidth=2.2,
+                                   clip_on=False))  # fmt: skip
             ax.set_yticks(range(n_in), [str(i + 1) for i in range(n_in)] if t == 0 else [])
             ax.set_xticks(range(n), config.classes if b else [""] * n, rotation=90)
             bare(ax)
@@ -407,9 +406,8 @@ def draw_routing_assignments(run: Run) -> Figure:
         bars.set(ylim=(n_in - 0.5, -0.5), xlim=(0, 1), yticks=[], xticks=[0, 1])
         bars.grid(False)
         answer = int(scores[v].argmax())
-        result.barh(
-            range(n), scores[v], height=0.7, color=[lightened(BLUE, 1 if j == answer else 0.35) for j in range(n)]
-        )
+        colours = [lightened(BLUE, 1 if j == answer else 0.35) for j in range(n)]
+        result.barh(range(n), scores[v], height=0.7, color=colours)
         result.set_yticks(range(n), config.classes)
         both = scores[2 * k : 2 * k + 2]
         result.set(ylim=(n - 0.5, -0.5), xlim=(min(0.0, float(both.min())), 1.05 * float(both.max())))

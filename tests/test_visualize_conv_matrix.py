@@ -54,10 +54,11 @@ def test_histograms_are_those_of_the_masses(run: figures.Run) -> None:
     routing = experiment.class_routing(params, run.data.test.images[chosen], run.config)
     limit = figures.weighted_quantiles(routing.distances.ravel(), routing.weights.ravel(), 0.97)
     edges = np.linspace(0, limit, figures.N_BINS + 1)
-    outlines: list[Any] = [patch.get_xy() for ax in fig.axes for patch in ax.patches]
+    outlines: list[Any] = [patch for ax in fig.axes for patch in ax.patches]
     expected = [np.histogram(np.minimum(routing.distances[t, b, :, e], limit), edges, weights=mass[:, e])[0]
                 for b in range(2) for t, mass in enumerate(routing.weights[:, b]) for e in range(10)]  # fmt: skip
-    np.testing.assert_allclose([xy[1 : 2 * figures.N_BINS : 2, 1] for xy in outlines], expected, rtol=1e-5, atol=1e-7)
+    heights = [outline.get_xy()[1 : 2 * figures.N_BINS : 2, 1] for outline in outlines]
+    np.testing.assert_allclose(heights, expected, rtol=1e-5, atol=1e-7)
     distance, fraction = (held(ax)["lines"] for ax in fig.axes[-2:])
     found = figures.tightness(run)
     assert_same(distance, {"true class": [[1, 2, 3], found.distance[:, 0]],
