@@ -354,9 +354,6 @@ def make_page(parts: Mapping[str, Part], exact: bool = False) -> bytes:
     return page.encode()
 
 
-ONLY_THESE = "the page computes no other network"
-
-
 def load_digits(path: Path | None, data_dir: Path | None, threads: int) -> Part:
     """Load the checkpoint, or train."""
     asked, given = digits.Config(data_dir=data_dir), ({"data_dir"} if data_dir else set())
@@ -376,7 +373,8 @@ def load_viewpoint(path: Path | None) -> Part:
     asked = viewpoint.Config(**(viewpoint.Config.defaults(given) | given))
     config, states = load_finished(viewpoint, path, asked, (), required=VIEW_MODELS)
     if not config.is_rendered:
-        raise UserError(f"{path} was trained on {config.dataset}, not voxels or shapes: {ONLY_THESE}")
+        only = "the page computes no other network"
+        raise UserError(f"{path} was trained on {config.dataset}, not voxels or shapes: {only}")
     if not states:
         print_message(f"{viewpoint.EXPERIMENT}: no --viewpoint, so its networks are trained first: some seconds")
         states = viewpoint.train_all(config, viewpoint.make_data(config), names=VIEW_MODELS)

@@ -63,12 +63,6 @@ def make_sweep(config: Config, data: Data, n_frames: int) -> Sweep:
     return Sweep(angles, views)
 
 
-def held_frame(config: Config, sweep: Sweep) -> int:
-    """The viewpoint that is nearest to the middle of the held-out range."""
-    away = np.abs(sweep.angles - np.mean(getattr(config, f"test_{config.held_out}s"))) % 360
-    return int(np.minimum(away, 360 - away).argmin())
-
-
 def confidence(config: Config, name: str, scores: Array) -> Array:
     """Bars between 0 and 1 for scores (N, J): their softmax; the activations themselves under spread loss."""
     if name == "capsules" and config.loss == "spread":
@@ -228,7 +222,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
     print(experiment.format_table(result))
     frames = [(epoch, f) for epoch in epochs for f in range(options.sweep_frames)]
-    held = held_frame(config, recorder.sweep)
+    away = np.abs(recorder.sweep.angles - np.mean(getattr(config, f"test_{config.held_out}s"))) % 360
+    held = np.minimum(away, 360 - away).argmin()  # the viewpoint nearest to the middle of the held-out range
     holds = [k for k, (_, f) in enumerate(frames) if f == held]
     write_animation(options, lambda: make_scene(recorder, states), frames, holds)
 

@@ -73,7 +73,7 @@ def style_of(name: str, cnn: str) -> ModelStyle:
     return PAPER_CNN if (name, cnn) == ("cnn", "paper") else MODELS[name]
 
 
-def subtitle(run: Run, seed: str = "") -> str:
+def subtitle(run: Run) -> str:
     """The data set, the network and its training."""
     config = run.config
     channels, *types = config.sizes
@@ -81,7 +81,7 @@ def subtitle(run: Run, seed: str = "") -> str:
         DATASET_NAMES[run.data.name],
         f"{plural(channels, 'channel')}, capsules of {', '.join(map(str, types))} types",
         plural(config.em_iters, "EM iteration"),
-        seed or f"seed {config.seed}",
+        f"seed {config.seed}",
         f"{plural(config.n_epochs, 'epoch')} of {len(run.data.train.labels):,} images",
     ]
     return " · ".join(parts)
@@ -133,13 +133,6 @@ def tightness(run: Run) -> Tightness:
 # ----------------------------------------------------------------------------------------------------------------------
 
 N_BINS = 24
-MAX_COLUMNS = 10  # classes side by side
-
-
-def foremost_classes(a: Array, *named: int) -> list[int]:
-    """At most ten classes, in their order: the ``named`` ones, and of the others the most active, a (E,)."""
-    order = dict.fromkeys([*named, *np.argsort(-a, kind="stable").tolist()])
-    return sorted(list(order)[:MAX_COLUMNS])
 
 
 def draw_vote_distances(run: Run, answers: Array) -> Figure:
@@ -165,15 +158,14 @@ def draw_vote_distances(run: Run, answers: Array) -> Figure:
     *blocks, foot = parts
     for b, (block, k) in enumerate(zip(blocks, chosen, strict=True)):
         label, answer = int(labels[k]), int(answers[k])
-        classes = foremost_classes(routing.a[-1, b], label, answer)
         left, right_part = block.subfigures(1, 2, width_ratios=(1, 5))
         image = left.subplots()
         show_pictures(image, grey_levels(run.data.test.images[k])[None, None])
         text, colour = marked_answer(answer == label, config.classes[answer])
         image.set_title(f"true: {config.classes[label]}, answer {text}", color=colour, fontweight="bold", fontsize=9)
-        axes = right_part.subplots(len(shown), len(classes), squeeze=False, sharex=True, sharey="row")
+        axes = right_part.subplots(len(shown), config.n_classes, squeeze=False, sharex=True, sharey="row")
         for row, t in zip(axes, shown, strict=True):
-            for ax, e in zip(row, classes, strict=True):
+            for e, ax in enumerate(row):
                 of_class = GREEN if e == label else WRONG if e == answer else BLUE
                 ax.hist(within[t, b, :, e], edges, weights=masses[t, b, :, e], histtype="stepfilled", color=of_class)
                 ax.set(xlim=(0, limit), ymargin=0.08)
@@ -502,13 +494,6 @@ def draw_at_angles(ax: Axes, runs: Sequence[Views]) -> None:
     ax.set(title=f"at each {angle}; trained range in green", xlabel=angle)
 
 
-def draw_course(ax: Axes, runs: Sequence[Views]) -> None:
-    """Accuracy on held-out views against that on the trained range, after each epoch: the means."""
-    for run in runs:
-        ax.plot(run.familiar.mean(axis=0), run.held_out.mean(axis=0), **model_line(run.style), zorder=3)
-    ax.set(title="after each epoch", xlabel="accuracy on the trained range", ylabel="accuracy on held-out views")
-
-
 def draw_novel_viewpoints(runs: Sequence[Views]) -> Figure:
     """A row for each held-out angle: accuracy at every angle after the training, and the course of the training."""
     angles = sorted({run.angle for run in runs})
@@ -516,11 +501,15 @@ def draw_novel_viewpoints(runs: Sequence[Views]) -> Figure:
     text = f"{names} · mean and 95 % interval of {plural(max(len(run.familiar) for run in runs), 'seed')}"
     fig = make_figure(1.1 + 2.9 * len(angles), "Accuracy on viewpoints that were never trained on", text)
     head_legend(fig, model_handles(dict.fromkeys(run.style for run in runs)))
-    for (at, course), angle in zip(
-        fig.subplots(len(angles), 2, squeeze=False, width_ratios=(5, 3)), angles, strict=True
-    ):
-        draw_at_angles(at, [run for run in runs if run.angle == angle])
-        draw_course(course, [run for run in runs if run.angle == angle])
+    axes = fig.subplots(len(angles), 2, squeeze=False, width_ratios=(5, 3))
+    for (at, course), angle in zip(axes, angles, strict=True):
+        of_angle = [run for run in runs if run.angle == angle]
+        draw_at_angles(at, of_angle)
+        for run in of_angle:
+            course.plot(run.familiar.mean(axis=0), run.held_out.mean(axis=0), **model_line(run.style), zorder=3)
+        course.set(
+            title="after each epoch", xlabel="accuracy on the trained range", ylabel="accuracy on held-out views"
+        )
     return fig
 
 

@@ -118,11 +118,8 @@ def pick_views(config: Config, data: Data, azimuths: Array, elevations: Array) -
     Rendered objects are drawn for the purpose; of smallNORB it is the test image whose viewpoint comes nearest, and of
     several the same object in the same lighting as far as there is one.
     """
-    labels, azimuths, elevations = (
-        np.repeat(np.arange(experiment.N_CLASSES), len(azimuths)),
-        np.tile(np.asarray(azimuths, float), experiment.N_CLASSES),
-        np.tile(np.asarray(elevations, float), experiment.N_CLASSES),
-    )
+    n = experiment.N_CLASSES
+    labels, azimuths, elevations = np.repeat(np.arange(n), len(azimuths)), np.tile(azimuths, n), np.tile(elevations, n)
     if config.is_rendered:
         rng = generator(config.seed, Stream.EVALUATION, VIEWS_KEY)
         return experiment.voxel_split(config, labels, azimuths, elevations, rng)
