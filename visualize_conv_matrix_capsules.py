@@ -614,10 +614,14 @@ def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
 
 MIN_TEST = 10  # images that the figures need
 OF_RUN = ("training_curves", "vote_distances", "pose_perturbation", "attention")
-OF_RESULTS = ("novel_viewpoints", "shapes_accuracy", "table_2")
 RESULTS = Path("results") / experiment.EXPERIMENT
 SHAPES_RESULTS = RESULTS / "shapes_azimuths.json", RESULTS / "shapes_elevations.json"
 VIEW_RESULTS = RESULTS / "toys_[ae]*s_*.json"  # azimuths and elevations
+OF_RESULTS: dict[str, Callable[[], Figure]] = {
+    "novel_viewpoints": lambda: draw_novel_viewpoints(read_views(sorted(RESULTS.glob(VIEW_RESULTS.name)))),
+    "shapes_accuracy": lambda: draw_shapes_accuracy(read_beyond(SHAPES_RESULTS)),
+    "table_2": lambda: draw_table_2(read_table_2(RESULTS)),
+}
 FREE = ("data_dir", "n_test")  # settings that may differ from those of a checkpoint
 
 
@@ -640,11 +644,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        run, _ = load_or_train(
+        run = load_or_train(
             experiment, options, asked, given, lambda _, data: require_tests(data, MIN_TEST),
             lambda config, data: multimnist.resolve_auto(config, data.name), free=FREE, required=("capsules",),
         )  # fmt: skip
-        config, data, states, _ = run
+        config, data, states = run[:3]
         result = experiment.make_result(config, states, data, options.threads)
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         with Workers(options.threads, config.dtype) as workers:
@@ -660,12 +664,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             found["attention"] = lambda: draw_attention(run)
         return found
 
-    of_results: dict[str, Callable[[], Figure]] = {
-        "novel_viewpoints": lambda: draw_novel_viewpoints(read_views(sorted(RESULTS.glob(VIEW_RESULTS.name)))),
-        "shapes_accuracy": lambda: draw_shapes_accuracy(read_beyond(SHAPES_RESULTS)),
-        "table_2": lambda: draw_table_2(read_table_2(RESULTS)),
-    }
-    draw_figures(options.outdir / experiment.EXPERIMENT, options, of_results, of_run)
+    draw_figures(options.outdir / experiment.EXPERIMENT, options, OF_RESULTS, of_run)
 
 
 if __name__ == "__main__":

@@ -184,10 +184,10 @@ N_COLOURS = {"capsule_dimensions": 48}  # of a palette, for a small file
 TEST_FIELDS = ("data_dir", "n_test", "n_sweep", "rotation")  # on which no training depends
 
 
-def finished(options: Any, asked: Config, given: Mapping[str, Any]) -> tuple[Run, list[dict[str, Any]]]:
+def finished(options: Any, asked: Config, given: Mapping[str, Any]) -> tuple[Run, Sequence[Mapping[str, Any]]]:
     """The networks of ``--checkpoint``, or trained now, with their tests, whose table is printed; and the reported
     runs."""
-    (config, data, states, who), reported = load_or_train(
+    config, data, states, who, reported = load_or_train(
         experiment, options, asked, given, lambda _, data: require_every_class(data), experiment.resolve_defaults,
         ("capsnet", f"rotated_{asked.rotation[-1]:g}_accuracy"), free=TEST_FIELDS, required=("capsnet",),
     )  # fmt: skip

@@ -366,7 +366,7 @@ def draw_scaling(accuracies: Mapping[Series, Mapping[int, Array]]) -> Figure:
 # ----------------------------------------------------------------------------------------------------------------------
 
 OF_RUN = ("example_pairs", "training_curves", "reconstructions", "capsule_activations", "overlay")
-OF_RESULTS = ("scaling",)
+OF_RESULTS = {"scaling": lambda: draw_scaling(read_scaling(RESULTS.parent))}
 N_COLOURS = {"reconstructions": 255, "overlay": 255}  # of the palettes of large pictures
 
 
@@ -391,7 +391,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        run, _ = load_or_train(
+        run = load_or_train(
             experiment, options, asked, given, lambda _, data: require_tests(data, MIN_TEST),
             lambda config, data: experiment.resolve_auto(config, data.name), MEDIAN_OF, required=("capsnet",),
         )  # fmt: skip
@@ -406,9 +406,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             "overlay": lambda: draw_overlay(run, predicted),
         }
 
-    of_results = {"scaling": lambda: draw_scaling(read_scaling(RESULTS.parent))}
     with blas_threads(1):
-        draw_figures(options.outdir / experiment.EXPERIMENT, options, of_results, of_run, N_COLOURS)
+        draw_figures(options.outdir / experiment.EXPERIMENT, options, OF_RESULTS, of_run, N_COLOURS)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from __future__ import annotations
 import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -315,9 +316,9 @@ def draw_azimuth_accuracy(config: Config, seeds: Sequence[int], angles: Array, a
 N_SEEDS = 5  # of azimuth_accuracy.png, each trained again
 
 
-def azimuth_accuracy(run: Run, seeds: Sequence[int]) -> Figure:
+def azimuth_accuracy(run: Run) -> Figure:
     """Trains the models of the first reported seeds other than the run's own."""
-    others = [seed for seed in seeds if seed != run.config.seed][: N_SEEDS - 1]
+    others = sorted({one["seed"] for one in run.reported} - {run.config.seed})[: N_SEEDS - 1]
     runs = [run]
     for config in (dataclasses.replace(run.config, seed=seed) for seed in others):
         data = experiment.make_data(config)
@@ -426,12 +427,17 @@ def draw_routing_assignments(run: Run) -> Figure:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-OF_RUN = (
-    "example_views", "elevation_strip", "training_curves", "extrapolation_bars", "azimuth_accuracy", "class_poses",
-    "routing_assignments",
-)  # fmt: skip
+OF_RUN: dict[str, Callable[[Run], Figure]] = {
+    "example_views": lambda run: draw_views(run, "azimuth", 6, "The five classes, turning in azimuth"),
+    "elevation_strip": lambda run: draw_views(run, "elevation", 5, "The five classes from rising elevations"),
+    "training_curves": draw_training_curves,
+    "extrapolation_bars": draw_extrapolation_bars,
+    "azimuth_accuracy": azimuth_accuracy,
+    "class_poses": draw_class_poses,
+    "routing_assignments": draw_routing_assignments,
+}
 N_COLOURS = dict.fromkeys(("example_views", "elevation_strip", "shapes"), 192)  # of a palette, for a small file
-OF_RESULTS = ("shapes",)
+OF_RESULTS = {"shapes": draw_shapes}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -454,23 +460,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        run, reported = load_or_train(experiment, options, asked, given, require_every_class, required=MODELS,
-                                      median_of=("capsules", "held_out_accuracy"))  # fmt: skip
+        run = load_or_train(experiment, options, asked, given, require_every_class, required=MODELS,
+                            median_of=("capsules", "held_out_accuracy"))  # fmt: skip
         print(f"{experiment.describe(run.config)}; seed {run.config.seed}, {run.config.n_epochs} epochs")
         print(experiment.format_table(experiment.make_result(run.config, run.states, run.data)))
-        seeds = sorted(found["seed"] for found in reported)
-        return {
-            "example_views": lambda: draw_views(run, "azimuth", 6, "The five classes, turning in azimuth"),
-            "elevation_strip": lambda: draw_views(run, "elevation", 5, "The five classes from rising elevations"),
-            "training_curves": lambda: draw_training_curves(run),
-            "extrapolation_bars": lambda: draw_extrapolation_bars(run),
-            "azimuth_accuracy": lambda: azimuth_accuracy(run, seeds),
-            "class_poses": lambda: draw_class_poses(run),
-            "routing_assignments": lambda: draw_routing_assignments(run),
-        }
+        return {name: functools.partial(draw, run) for name, draw in OF_RUN.items()}
 
     with blas_threads(options.threads):
-        draw_figures(options.outdir / experiment.EXPERIMENT, options, {"shapes": draw_shapes}, of_run, N_COLOURS)
+        draw_figures(options.outdir / experiment.EXPERIMENT, options, OF_RESULTS, of_run, N_COLOURS)
 
 
 if __name__ == "__main__":

@@ -421,14 +421,15 @@ class Run(NamedTuple):
     data: Any
     states: dict[str, TrainState]
     who: str = ""  # its seed, and whether it is the median of the reported ones
+    reported: Sequence[Mapping[str, Any]] = ()  # runs of these settings in the results
 
 
 def load_or_train(
     experiment: Any, options: Any, asked: Any, given: Collection[str], check: Callable[[Any, Any], None],
     resolve: Callable[[Any, Any], Any] = lambda config, data: config, median_of: tuple[str, str] | None = None,
     **finished: Any,
-) -> tuple[Run, list[dict[str, Any]]]:  # fmt: skip
-    """The training of --checkpoint, see ``load_finished``, or else a new one; and the reported runs.
+) -> Run:  # fmt: skip
+    """The training of --checkpoint, see ``load_finished``, or else a new one.
 
     ``check(config, data)`` raises UserError, before the training, where nothing can be drawn; ``resolve(config, data)``
     fills in what depends on the data. ``median_of``: model and metric; unless a seed is given, the new training is of
@@ -442,7 +443,7 @@ def load_or_train(
     check(config, data)
     config = resolve(config, data)
     states = states or experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
-    return Run(config, data, states, seed_text(config, reported, *(median_of or ("", "")))), reported
+    return Run(config, data, states, seed_text(config, reported, *(median_of or ("", ""))), reported)
 
 
 def draw_figures(
