@@ -16,7 +16,7 @@ import support.headless  # noqa: F401  before matplotlib
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,26 +47,16 @@ TRUE_COLOUR = VERMILLION
 OTHER_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, "#8C6D31", "#7F7F7F", "#6A51A3", "#A6B800")  # of the other classes
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the frames show
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 class Snapshot(NamedTuple):
     step: int
     routing: ClassRouting  # of the image that is shown
     accuracy: float
 
 
-def snapshot_steps(n_steps: int, snapshots: int) -> list[int]:
-    """From 0 to the last step, at distances that grow; fewer where there are not so many steps."""
-    return sorted({round(n_steps * (k / max(1, snapshots - 1)) ** 2) for k in range(snapshots)} | {n_steps})
-
-
 class Recorder:
     """A callback that takes the snapshots."""
 
-    def __init__(self, config: Config, data: Data, steps: list[int], workers: Workers) -> None:
+    def __init__(self, config: Config, data: Data, steps: Collection[int], workers: Workers) -> None:
         self.config, self.steps, self.workers = config, steps, workers
         self.model = experiment.make_models(config)["capsules"]
         self.image, self.label = data.test.images[:1], int(data.test.labels[0])
@@ -89,18 +79,6 @@ def principal_axes(routing: ClassRouting) -> Array:
     return axes * np.sign(axes[np.abs(axes).argmax(axis=0), [0, 1]])  # the sign of an axis is arbitrary
 
 
-def bulk(routing: ClassRouting, axes: Array, outside: float = 0.015) -> tuple[Array, Array]:
-    """Corners (2,), (2,) on the plane of ``axes``: the fraction ``outside`` of all mass is beyond each side."""
-    points = (routing.votes[0] @ axes).reshape(-1, 2)
-    mass = routing.weights[:, 0].sum(axis=0).reshape(-1)
-    low, high = np.transpose([weighted_quantiles(column, mass, [outside, 1 - outside]) for column in points.T])
-    return low, np.maximum(high, low + 1e-6)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Drawing
-# ----------------------------------------------------------------------------------------------------------------------
-
 MASS_AREA = 260.0  # square points of a vote that has the mass of one child
 
 
@@ -115,8 +93,10 @@ def add_plane(
 ) -> Callable[[ClassRouting, int], None]:
     """Votes and means on the plane of ``axes``, at the scale of ``routing``. The function sets them to an iteration."""
     colours = colours_of(config.n_classes, label)
-    low, high = bulk(routing, axes)
-    middle, reach = (low + high) / 2, 0.75 * float((high - low).max())
+    mass = routing.weights[:, 0].sum(axis=0).ravel()
+    spans = [weighted_quantiles(column, mass, [0.015, 0.985]) for column in (routing.votes[0] @ axes).reshape(-1, 2).T]
+    low, high = np.transpose(spans)
+    middle, reach = (low + high) / 2, max(0.75 * float((high - low).max()), 1e-6)
     (left, right), (bottom, top) = np.stack([middle - reach, middle + reach], axis=1)
     ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal", adjustable="datalim")
     add_frame(ax, "#bbbbbb")
@@ -217,11 +197,6 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
     return fig, update
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
     out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), output_path, "File of the animation.", usual=True)
@@ -249,7 +224,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     data = experiment.make_data(config)
     config = resolve_auto(config, data.name)
     require_tests(data, figures.MIN_TEST)
-    steps = snapshot_steps(experiment.steps_per_epoch(config, data) * config.n_epochs, options.snapshots)
+    n_steps, n = experiment.steps_per_epoch(config, data) * config.n_epochs, options.snapshots
+    steps = {round(n_steps * (k / (n - 1)) ** 2) for k in range(n)}  # from 0 to the last, at distances that grow
     with Workers(options.threads, config.dtype) as workers:
         recorder = Recorder(config, data, steps, workers)
         run_options = RunOptions(threads=options.threads, quiet=options.quiet)

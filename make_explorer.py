@@ -20,7 +20,7 @@ import dataclasses
 import gzip
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -198,13 +198,6 @@ class Part(NamedTuple):
     tensors: Params
 
 
-def accuracies(
-    before: Mapping[str, float], after: Mapping[str, float], names: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
-    for key, title in names.items():
-        yield {"metric": key, "title": title, "before": before[key], "after": after[key]}
-
-
 def run_of(config: Any, data_name: str, state: Any) -> dict[str, Any]:
     """What the page says of a training."""
     return {
@@ -236,7 +229,8 @@ def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threa
             before, after = (
                 digits.evaluate(models[name], p, data.test, workers) for p in (states[name].params, params[name])
             )
-            rows += [{"model": name, **row} for row in accuracies(before, after, metrics)]
+            rows += [{"model": name, "metric": key, "title": title, "before": before[key], "after": after[key]}
+                     for key, title in metrics.items()]  # fmt: skip
             scores[name], _ = digits.assess(models[name], params[name], data.test, workers)
         even_accuracy = digits.evaluate(even, params["capsnet"], data.test, workers)["set_accuracy"]
     named = {name: digits.top_labels(score, 2) for name, score in scores.items()}
@@ -305,7 +299,8 @@ def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
     for name in VIEW_MODELS:
         params = states[name].params
         before, after = (viewpoint.evaluate(models[name], p, data) for p in (params, rounded(params)))
-        rows += [{"model": name, **row} for row in accuracies(before, after, names)]
+        rows += [{"model": name, "metric": key, "title": title, "before": before[key], "after": after[key]}
+                 for key, title in names.items()]  # fmt: skip
         tensors |= {f"{name}.{key}": w for key, w in params.items()}
     points, mask = viewpoint.points_of(config)
     about = {
@@ -359,9 +354,6 @@ def make_page(parts: Mapping[str, Part], exact: bool = False) -> bytes:
     return page.encode()
 
 
-ONLY_THESE = "the page computes no other network"
-
-
 def load_digits(path: Path | None, data_dir: Path | None, threads: int) -> Part:
     """Load the checkpoint, or train."""
     asked, given = digits.Config(data_dir=data_dir), ({"data_dir"} if data_dir else set())
@@ -381,7 +373,8 @@ def load_viewpoint(path: Path | None) -> Part:
     asked = viewpoint.Config(**(viewpoint.Config.defaults(given) | given))
     config, states = load_finished(viewpoint, path, asked, (), required=VIEW_MODELS)
     if not config.is_rendered:
-        raise UserError(f"{path} was trained on {config.dataset}, not voxels or shapes: {ONLY_THESE}")
+        only = "the page computes no other network"
+        raise UserError(f"{path} was trained on {config.dataset}, not voxels or shapes: {only}")
     if not states:
         print_message(f"{viewpoint.EXPERIMENT}: no --viewpoint, so its networks are trained first: some seconds")
         states = viewpoint.train_all(config, viewpoint.make_data(config), names=VIEW_MODELS)
@@ -432,8 +425,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     written = write_if_changed(options.out, make_page(parts))
     for part in parts.values():
         for row in part.about["accuracies"]:
-            model = row.get("model", "capsnet")
-            print(f"{model:<12} {row['title']:<32} {row['before']:.4f}, rounded {row['after']:.4f}")
+            print(f"{row['model']:<12} {row['title']:<32} {row['before']:.4f}, rounded {row['after']:.4f}")
     print(written)
 
 

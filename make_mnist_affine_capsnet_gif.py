@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 import mnist_affine_capsnet as experiment
 import visualize_mnist_affine_capsnet as figures
-from fast.workers import blas_threads
+from fast.workers import Workers, blas_threads
 from mnist_affine_capsnet import SWEEP, Config
 from multimnist_capsnet import Array
 from support.files import require_writable
@@ -41,10 +41,6 @@ from support.figures import (  # isort: skip
 SHOWN = (2, 4, 7)  # classes
 OTHER = "#b0b0b0"  # bars of classes that are not the answer
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the frames show
-# ----------------------------------------------------------------------------------------------------------------------
-
 
 class Turning:
     """The first test digit of each shown class at every angle of the animation, and the models' outputs."""
@@ -53,13 +49,11 @@ class Turning:
         self.angles = np.linspace(SWEEP[0], SWEEP[-1], n_frames)
         chosen = figures.of_each_class(run.data.test_labels)[0][list(SHOWN)]
         self.images = np.stack([figures.turned(run, chosen, angle) for angle in self.angles])  # (frames, n, S, S)
-        outputs = figures.outputs(run, self.images.reshape(-1, *self.images.shape[2:]))
-        self.outputs = {name: scores.reshape(n_frames, len(SHOWN), J) for name, scores in outputs.items()}
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Drawing
-# ----------------------------------------------------------------------------------------------------------------------
+        models, workers = experiment.make_models(run.config), Workers(1, run.config.dtype)
+        self.outputs = {}  # of each model lengths of capsules, or probabilities (frames, n, J)
+        for name, state in run.states.items():
+            scores = experiment.scores_of(models[name], state, self.images.reshape(-1, *self.images.shape[2:]), workers)
+            self.outputs[name] = experiment.confidences(name, scores).reshape(n_frames, len(SHOWN), J)
 
 
 def add_bars(ax: Axes, label: int) -> tuple[Any, Any]:
@@ -124,11 +118,6 @@ def make_scene(run: Run, turning: Turning) -> tuple[Figure, Callable[[int], None
             line.set_data([*past, angle], [*sweep[name][: len(past)], now])
 
     return fig, update
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def held(angles: Array, rotation: Sequence[float]) -> set[int]:

@@ -43,11 +43,6 @@ N_TESTED = 500  # composites of the curve, the first of the test set
 N_GREYS = 16  # a picture has few, for a small file
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the frames show
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 class Snapshot(NamedTuple):
     step: int
     drawn: Array  # (5, 2, H, W)
@@ -75,11 +70,6 @@ class Recorder:
         drawn = experiment.reconstruct(state.params, cache.v, labels)
         tested = experiment.evaluate(self.model, state.params, self.tested, self.workers)
         self.snapshots.append(Snapshot(state.step, drawn, answers, tested["set_accuracy"]))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Drawing
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def make_scene(recorder: Recorder, subtitle: str) -> tuple[Figure, Callable[[int], None]]:
@@ -124,11 +114,6 @@ def make_scene(recorder: Recorder, subtitle: str) -> tuple[Figure, Callable[[int
         percent.set_text(f"{100 * now.set_accuracy:.0f} %")
 
     return fig, update
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

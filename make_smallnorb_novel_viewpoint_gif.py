@@ -31,7 +31,7 @@ from support.optimizers import TrainState
 from support.script import script
 from support.settings import SettingError, int_in, output_path, parse, setting
 from support.training import RunOptions
-from visualize_smallnorb_novel_viewpoint import HELD_OUT, MODELS, TRAINED
+from visualize_smallnorb_novel_viewpoint import MODELS, RANGES
 
 from support.figures import (  # isort: skip
     BLACK, GREY, MAX_FRAMES, AnimationOptions, accuracy_axis, bare, darkened, epoch_axis, grey_levels, lightened,
@@ -39,11 +39,6 @@ from support.figures import (  # isort: skip
 )  # fmt: skip
 
 SHOWN = ("capsules", "cnn_matched")  # models whose answers are drawn
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What the frames show
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 class Sweep(NamedTuple):
@@ -56,29 +51,16 @@ class Sweep(NamedTuple):
 def make_sweep(config: Config, data: Data, n_frames: int) -> Sweep:
     """From the start of the training range once round, at its middle elevation; or up through all elevations, at the
     middle azimuth of the training."""
-    if config.held_out == "azimuth":
+    turns = config.held_out == "azimuth"
+    if turns:
         angles = config.train_azimuths[0] + 360 * np.arange(n_frames) / n_frames
-        other = np.full(n_frames, figures.middle(config, data, "elevation", "train"))
-        views = figures.pick_views(config, data, angles, other)
-        angles = views.azimuths[:n_frames]
     else:
         bounds = (*config.train_elevations, *config.test_elevations)
         angles = np.linspace(min(bounds), max(bounds), n_frames)
-        other = np.full(n_frames, figures.middle(config, data, "azimuth", "train"))
-        views = figures.pick_views(config, data, other, angles)
-        angles = views.elevations[:n_frames]
+    other = np.full(n_frames, figures.middle(config, data, "elevation" if turns else "azimuth", "train"))
+    views = figures.pick_views(config, data, *((angles, other) if turns else (other, angles)))
+    angles = (views.azimuths if turns else views.elevations)[:n_frames]
     return Sweep(angles, views)
-
-
-def held_frame(config: Config, sweep: Sweep) -> int:
-    """The viewpoint that is nearest to the middle of the held-out range."""
-    away = np.abs(sweep.angles - np.mean(getattr(config, f"test_{config.held_out}s"))) % 360
-    return int(np.minimum(away, 360 - away).argmin())
-
-
-def snapshot_epochs(n_epochs: int, snapshots: int) -> list[int]:
-    """Evenly spread epochs, the last one among them."""
-    return [round(n_epochs * (k + 1) / snapshots) for k in range(snapshots)]
 
 
 def confidence(config: Config, name: str, scores: Array) -> Array:
@@ -106,11 +88,6 @@ class Recorder:
             self.bars[state.name, epoch] = confidence(self.config, state.name, scores).reshape(n, -1, n)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Drawing
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def add_dial(ax: Any, config: Config) -> tuple[Any, Any]:
     """A compass of azimuths, or a quadrant of elevations, with the ranges shaded: its hand, and the text below it."""
     angle = config.held_out
@@ -127,14 +104,13 @@ def add_dial(ax: Any, config: Config) -> tuple[Any, Any]:
         ax.set_thetalim(np.deg2rad(low), np.pi / 2)
     ax.tick_params(pad=0)
     ax.set_xlabel(" ")  # room for the text below
-    for part, colour in (("train", TRAINED), ("test", HELD_OUT)):
+    for part, _, colour in RANGES:
         low, high = np.deg2rad(getattr(config, f"{part}_{angle}s"))
         ax.bar((low + high) / 2, 1, width=max(high - low, 0.02), color=lightened(colour, 0.45), linewidth=0, zorder=0)
     (hand,) = ax.plot([0, 0], [0, 0.95], color=BLACK, linewidth=2.6, solid_capstyle="round", animated=True)
-    text = ax.text(
-        0.5, -0.24, angle, transform=ax.transAxes, fontsize=10.5, ha="center", fontweight="bold", animated=True
-    )
-    for x, align, word, colour in ((-0.2, "left", "trained on", TRAINED), (1.2, "right", "held out", HELD_OUT)):
+    text = ax.text(0.5, -0.24, angle, transform=ax.transAxes, fontsize=10.5, ha="center", fontweight="bold",
+                   animated=True)  # fmt: skip
+    for x, align, (_, word, colour) in zip((-0.2, 1.2), ("left", "right"), RANGES, strict=True):
         ax.text(x, 1.22, word, transform=ax.transAxes, ha=align, color=darkened(colour), fontweight="bold")
     return hand, text
 
@@ -142,7 +118,7 @@ def add_dial(ax: Any, config: Config) -> tuple[Any, Any]:
 def where_is(config: Config, degrees: float) -> tuple[str, str]:
     """The name and the colour of the range in which an angle lies."""
     circular = config.held_out == "azimuth"
-    for part, word, colour in (("train", "trained on", TRAINED), ("test", "held out", HELD_OUT)):
+    for part, word, colour in RANGES:
         span = getattr(config, f"{part}_{config.held_out}s")
         if experiment.in_range(np.array(degrees), span, circular=circular):
             return word, colour
@@ -212,11 +188,6 @@ def make_scene(recorder: Recorder, states: Mapping[str, TrainState]) -> tuple[Fi
     return fig, update
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
     out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), output_path, "File of the animation.", usual=True)
@@ -240,7 +211,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         ],
     )  # fmt: skip
     require_writable(options.out)
-    epochs = snapshot_epochs(config.n_epochs, min(options.snapshots, config.n_epochs))
+    snapshots = min(options.snapshots, config.n_epochs)
+    epochs = [round(config.n_epochs * (k + 1) / snapshots) for k in range(snapshots)]  # the last one among them
     with blas_threads(options.threads):
         data = experiment.make_data(config)
         figures.require_every_class(config, data)
@@ -250,7 +222,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
     print(experiment.format_table(result))
     frames = [(epoch, f) for epoch in epochs for f in range(options.sweep_frames)]
-    held = held_frame(config, recorder.sweep)
+    away = np.abs(recorder.sweep.angles - np.mean(getattr(config, f"test_{config.held_out}s"))) % 360
+    held = np.minimum(away, 360 - away).argmin()  # the viewpoint nearest to the middle of the held-out range
     holds = [k for k, (_, f) in enumerate(frames) if f == held]
     write_animation(options, lambda: make_scene(recorder, states), frames, holds)
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +33,6 @@ from support.figures import (  # isort: skip
     settings_in, write_figures,
 )  # fmt: skip
 
-ATTACKED = re.compile(r"(fgsm|worst_case)_([0-9.e+-]+)_accuracy")
 SHOWN_KINDS = {"fgsm": "one step: FGSM", "worst_case": "worst case of all attacks with this ε or a smaller one"}
 # read off figure 3 of [Hinton 2018], by epsilon
 PAPER_FGSM = {"capsules": {0.2: 0.83, 0.5: 0.69}, "cnn": {0.2: 0.16, 0.5: 0.03}}
@@ -49,29 +47,7 @@ class Attacks(NamedTuple):
     zero_gradient: dict[str, float]  # fraction of images that give an attacker no gradient, mean over the seeds
 
 
-def attacks_among(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's metrics -> ``{"fgsm": {"0": accuracy, "0.05": …}, …, "zero_gradient": fraction}``."""
-    kinds: dict[str, Any] = {"zero_gradient": metrics.get("zero_gradient", 0.0)}
-    for key, value in metrics.items():
-        if match := ATTACKED.fullmatch(key):
-            kinds.setdefault(match[1], {})[match[2]] = value
-    return kinds
-
-
-def gather_attacks(runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> Attacks:
-    """``runs``: per seed, per model, as ``attacks_among``. Raises LookupError where their attacks differ."""
-    texts = sorted(next(iter(runs[0].values()))["fgsm"], key=float)
-    accuracy: dict[str, dict[str, Array]] = {}
-    for name in runs[0]:
-        for kind in SHOWN_KINDS:
-            if any(set(run[name][kind]) != set(texts) for run in runs):
-                raise LookupError(f"{kind} with other values of epsilon")
-            accuracy.setdefault(name, {})[kind] = np.array([[run[name][kind][text] for text in texts] for run in runs])
-    zero = {name: float(np.mean([run[name]["zero_gradient"] for run in runs])) for name in accuracy}
-    return Attacks([float(text) for text in texts], accuracy, zero)
-
-
-ATTACKED_ALIKE = ("n_attack", "standardize", "cnn")
+ATTACKED_ALIKE = ("n_attack", "standardize", "cnn", "epsilons")
 
 
 def join_attacks(paths: Sequence[Path]) -> tuple[Config, Attacks]:
@@ -81,20 +57,23 @@ def join_attacks(paths: Sequence[Path]) -> tuple[Config, Attacks]:
     """
     runs: dict[int, dict[str, dict[str, Any]]] = {}
     alike: list[dict[str, Any]] = []
-    for path in paths:
-        for found_setting in settings_in(path):
-            config = found_setting["config"]
-            alike.append({name: config[name] for name in ATTACKED_ALIKE} | {"dataset": found_setting["dataset"]})
-            for run in found_setting["runs"]:
-                for name, metrics in run["models"].items():
-                    runs.setdefault(run["seed"], {})[name] = attacks_among(metrics)
+    for found in (found for path in paths for found in settings_in(path)):
+        alike.append({name: found["config"][name] for name in ATTACKED_ALIKE} | {"dataset": found["dataset"]})
+        for run in found["runs"]:
+            runs.setdefault(run["seed"], {}).update(run["models"])
+    names = list(dict.fromkeys(name for models in runs.values() for name in models))
     try:
-        found = gather_attacks(list(runs.values()))
+        epsilons = ["0", *(f"{e:g}" for e in alike[0]["epsilons"])]
+        accuracy = {
+            name: {kind: np.array([[run[name][f"{kind}_{e}_accuracy"] for e in epsilons] for run in runs.values()])
+                   for kind in SHOWN_KINDS} for name in names
+        }  # fmt: skip
+        if any(config != alike[0] for config in alike):
+            raise LookupError("other attacks")
     except LookupError:
-        found = None
-    if found is None or any(config != alike[0] for config in alike):
-        raise UserError(f"{', '.join(map(str, paths))} have no attacks in common")
-    return Config(**alike[0]), found
+        raise UserError(f"{', '.join(map(str, paths))} have no attacks in common") from None
+    zero = {name: float(np.mean([run[name].get("zero_gradient", 0.0) for run in runs.values()])) for name in names}
+    return Config(**alike[0]), Attacks([float(e) for e in epsilons], accuracy, zero)
 
 
 def gradient_note(attacks: Attacks) -> str:

@@ -73,7 +73,7 @@ def style_of(name: str, cnn: str) -> ModelStyle:
     return PAPER_CNN if (name, cnn) == ("cnn", "paper") else MODELS[name]
 
 
-def subtitle(run: Run, seed: str = "") -> str:
+def subtitle(run: Run) -> str:
     """The data set, the network and its training."""
     config = run.config
     channels, *types = config.sizes
@@ -81,7 +81,7 @@ def subtitle(run: Run, seed: str = "") -> str:
         DATASET_NAMES[run.data.name],
         f"{plural(channels, 'channel')}, capsules of {', '.join(map(str, types))} types",
         plural(config.em_iters, "EM iteration"),
-        seed or f"seed {config.seed}",
+        f"seed {config.seed}",
         f"{plural(config.n_epochs, 'epoch')} of {len(run.data.train.labels):,} images",
     ]
     return " · ".join(parts)
@@ -107,24 +107,6 @@ def one_of_each_class(labels: Array, candidates: Array, n: int) -> Array:
     return candidates[np.argsort(rank, kind="stable")][:n]
 
 
-def mass_histogram(routing: experiment.ClassRouting, image: int, edges: Array) -> Array:
-    """Mass at each distance from the capsule's mean, (T, E, bins); what lies beyond is in the last bin, so that the
-    bins add up to all of the capsule's mass."""
-    distances = np.clip(routing.distances[:, image], edges[0], edges[-1])  # (T, M, E)
-    mass = routing.weights[:, image].astype(float)
-    rows = [
-        [np.histogram(distances[t, :, e], edges, weights=mass[t, :, e])[0] for e in range(mass.shape[2])]
-        for t in range(len(mass))
-    ]
-    return np.array(rows)
-
-
-def far_enough(routing: experiment.ClassRouting, fraction: float = 0.97) -> float:
-    """A distance within which that fraction of the mass of all iterations lies."""
-    mass = routing.weights.reshape(-1).astype(float)
-    return float(weighted_quantiles(routing.distances.reshape(-1), mass, fraction))
-
-
 class Tightness(NamedTuple):
     """Of the true classes' capsules and of all others, after each iteration: means over images."""
 
@@ -136,20 +118,13 @@ N_TIGHTNESS = 200  # test images
 
 
 def tightness(run: Run) -> Tightness:
-    params, config = run.states["capsules"].params, run.config
     chosen = experiment.subset(run.data.test, N_TIGHTNESS)
-    distance, fraction, own = [], [], []
-    for start in range(0, len(chosen.labels), 25):
-        labels = chosen.labels[start : start + 25]
-        routing = experiment.class_routing(params, chosen.images[start : start + 25], config)
-        mass = routing.weights
-        total = mass.sum(axis=2)  # (T, N, E)
-        distance.append((mass * routing.distances).sum(axis=2) / np.maximum(total, 1e-12))
-        fraction.append(total / total.sum(axis=2, keepdims=True))
-        own.append(labels[:, None] == np.arange(config.n_classes))
-    is_own = np.concatenate(own)
-    parts = (np.concatenate(distance, axis=1), np.concatenate(fraction, axis=1))
-    means = [np.stack([part[:, is_own].mean(axis=1), part[:, ~is_own].mean(axis=1)], axis=1) for part in parts]
+    routing = experiment.class_routing(run.states["capsules"].params, chosen.images, run.config)
+    total = routing.weights.sum(axis=2)  # (T, N, E)
+    distance = (routing.weights * routing.distances).sum(axis=2) / np.maximum(total, 1e-12)
+    fraction = total / total.sum(axis=2, keepdims=True)
+    own = chosen.labels[:, None] == np.arange(run.config.n_classes)
+    means = [np.stack([part[:, own].mean(axis=1), part[:, ~own].mean(axis=1)], axis=1) for part in (distance, fraction)]
     return Tightness(*means)
 
 
@@ -158,13 +133,6 @@ def tightness(run: Run) -> Tightness:
 # ----------------------------------------------------------------------------------------------------------------------
 
 N_BINS = 24
-MAX_COLUMNS = 10  # classes side by side
-
-
-def foremost_classes(a: Array, *named: int) -> list[int]:
-    """At most ten classes, in their order: the ``named`` ones, and of the others the most active, a (E,)."""
-    order = dict.fromkeys([*named, *np.argsort(-a, kind="stable").tolist()])
-    return sorted(list(order)[:MAX_COLUMNS])
 
 
 def draw_vote_distances(run: Run, answers: Array) -> Figure:
@@ -175,7 +143,9 @@ def draw_vote_distances(run: Run, answers: Array) -> Figure:
     chosen = np.concatenate([first[:1], wrong] if len(wrong) and len(first) else [first, wrong])[:2]
     routing = experiment.class_routing(run.states["capsules"].params, run.data.test.images[chosen], config)
     shown = evenly_spaced_indices(len(routing.mu), 3)
-    limit = far_enough(routing)
+    masses = routing.weights.astype(float)
+    limit = float(weighted_quantiles(routing.distances.ravel(), masses.ravel(), 0.97))  # most mass lies within
+    within = np.minimum(routing.distances, limit)
     edges = np.linspace(0, limit, N_BINS + 1)
     text = (
         f"{subtitle(run)}\nbars: votes at that distance from the mean, 0 to {limit:.2g}, weighted by assignment ×"
@@ -188,19 +158,17 @@ def draw_vote_distances(run: Run, answers: Array) -> Figure:
     *blocks, foot = parts
     for b, (block, k) in enumerate(zip(blocks, chosen, strict=True)):
         label, answer = int(labels[k]), int(answers[k])
-        classes = foremost_classes(routing.a[-1, b], label, answer)
-        histogram = mass_histogram(routing, b, edges)
         left, right_part = block.subfigures(1, 2, width_ratios=(1, 5))
         image = left.subplots()
         show_pictures(image, grey_levels(run.data.test.images[k])[None, None])
         text, colour = marked_answer(answer == label, config.classes[answer])
         image.set_title(f"true: {config.classes[label]}, answer {text}", color=colour, fontweight="bold", fontsize=9)
-        axes = right_part.subplots(len(shown), len(classes), squeeze=False, sharex=True, sharey="row")
+        axes = right_part.subplots(len(shown), config.n_classes, squeeze=False, sharex=True, sharey="row")
         for row, t in zip(axes, shown, strict=True):
-            for ax, e in zip(row, classes, strict=True):
+            for e, ax in enumerate(row):
                 of_class = GREEN if e == label else WRONG if e == answer else BLUE
-                ax.stairs(histogram[t, e], edges, fill=True, color=of_class, linewidth=0)
-                ax.set(xlim=(0, limit), ylim=(0, 1.08 * float(histogram[t].max()) or 1.0))
+                ax.hist(within[t, b, :, e], edges, weights=masses[t, b, :, e], histtype="stepfilled", color=of_class)
+                ax.set(xlim=(0, limit), ymargin=0.08)
                 add_frame(ax, "#cccccc", 0.7)
                 if t == shown[0]:
                     style = {"color": darkened(of_class), "fontweight": "bold"} if e in (label, answer) else {}
@@ -242,13 +210,8 @@ def draw_attention(run: Run) -> Figure:
     text = f"{subtitle(run)}\nassignment $r$ of the children at a position, mean of their types; white: even, {even:g}"
     fig = make_figure(8.4, "Which children are assigned to a class", text)
     axes = fig.subplots(1, 2)
-    for ax, head, colour, examples in zip(
-        axes,
-        ("familiar viewpoints", "held-out viewpoints"),
-        (FAMILIAR, HELD_OUT),
-        (run.data.test, held_out),
-        strict=True,
-    ):
+    sets = ("familiar viewpoints", FAMILIAR, run.data.test), ("held-out viewpoints", HELD_OUT, held_out)
+    for ax, (head, colour, examples) in zip(axes, sets, strict=True):
         chosen = np.array([np.flatnonzero(examples.labels == k)[0] for k in range(E)])
         images = experiment.prepared(examples.images[chosen], config)
         r, scores = assigned(experiment.class_routing(params, examples.images[chosen], config), S)
@@ -445,11 +408,7 @@ def draw_training_curves(run: Run) -> Figure:
         titles |= {"held_out_accuracy": "accuracy, held-out viewpoints"}
     else:
         titles |= {"error": f"{tested(config)} error"}
-    histories = {
-        name: {**state.history, "error": [1 - value for value in state.history.get("accuracy", [])]}
-        for name, state in run.states.items()
-    }
-    return draw_histories(subtitle(run), titles, histories, styles, 1 / config.n_classes)
+    return draw_histories(subtitle(run), titles, run.states, styles, 1 / config.n_classes)
 
 
 def tested(config: Config) -> str:
@@ -535,13 +494,6 @@ def draw_at_angles(ax: Axes, runs: Sequence[Views]) -> None:
     ax.set(title=f"at each {angle}; trained range in green", xlabel=angle)
 
 
-def draw_course(ax: Axes, runs: Sequence[Views]) -> None:
-    """Accuracy on held-out views against that on the trained range, after each epoch: the means."""
-    for run in runs:
-        ax.plot(run.familiar.mean(axis=0), run.held_out.mean(axis=0), **model_line(run.style), zorder=3)
-    ax.set(title="after each epoch", xlabel="accuracy on the trained range", ylabel="accuracy on held-out views")
-
-
 def draw_novel_viewpoints(runs: Sequence[Views]) -> Figure:
     """A row for each held-out angle: accuracy at every angle after the training, and the course of the training."""
     angles = sorted({run.angle for run in runs})
@@ -549,11 +501,15 @@ def draw_novel_viewpoints(runs: Sequence[Views]) -> Figure:
     text = f"{names} · mean and 95 % interval of {plural(max(len(run.familiar) for run in runs), 'seed')}"
     fig = make_figure(1.1 + 2.9 * len(angles), "Accuracy on viewpoints that were never trained on", text)
     head_legend(fig, model_handles(dict.fromkeys(run.style for run in runs)))
-    for (at, course), angle in zip(
-        fig.subplots(len(angles), 2, squeeze=False, width_ratios=(5, 3)), angles, strict=True
-    ):
-        draw_at_angles(at, [run for run in runs if run.angle == angle])
-        draw_course(course, [run for run in runs if run.angle == angle])
+    axes = fig.subplots(len(angles), 2, squeeze=False, width_ratios=(5, 3))
+    for (at, course), angle in zip(axes, angles, strict=True):
+        of_angle = [run for run in runs if run.angle == angle]
+        draw_at_angles(at, of_angle)
+        for run in of_angle:
+            course.plot(run.familiar.mean(axis=0), run.held_out.mean(axis=0), **model_line(run.style), zorder=3)
+        course.set(
+            title="after each epoch", xlabel="accuracy on the trained range", ylabel="accuracy on held-out views"
+        )
     return fig
 
 
@@ -658,10 +614,14 @@ def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
 
 MIN_TEST = 10  # images that the figures need
 OF_RUN = ("training_curves", "vote_distances", "pose_perturbation", "attention")
-OF_RESULTS = ("novel_viewpoints", "shapes_accuracy", "table_2")
 RESULTS = Path("results") / experiment.EXPERIMENT
 SHAPES_RESULTS = RESULTS / "shapes_azimuths.json", RESULTS / "shapes_elevations.json"
 VIEW_RESULTS = RESULTS / "toys_[ae]*s_*.json"  # azimuths and elevations
+OF_RESULTS: dict[str, Callable[[], Figure]] = {
+    "novel_viewpoints": lambda: draw_novel_viewpoints(read_views(sorted(RESULTS.glob(VIEW_RESULTS.name)))),
+    "shapes_accuracy": lambda: draw_shapes_accuracy(read_beyond(SHAPES_RESULTS)),
+    "table_2": lambda: draw_table_2(read_table_2(RESULTS)),
+}
 FREE = ("data_dir", "n_test")  # settings that may differ from those of a checkpoint
 
 
@@ -684,11 +644,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        run, _ = load_or_train(
+        run = load_or_train(
             experiment, options, asked, given, lambda _, data: require_tests(data, MIN_TEST),
             lambda config, data: multimnist.resolve_auto(config, data.name), free=FREE, required=("capsules",),
         )  # fmt: skip
-        config, data, states, _ = run
+        config, data, states = run[:3]
         result = experiment.make_result(config, states, data, options.threads)
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         with Workers(options.threads, config.dtype) as workers:
@@ -704,12 +664,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             found["attention"] = lambda: draw_attention(run)
         return found
 
-    of_results: dict[str, Callable[[], Figure]] = {
-        "novel_viewpoints": lambda: draw_novel_viewpoints(read_views(sorted(RESULTS.glob(VIEW_RESULTS.name)))),
-        "shapes_accuracy": lambda: draw_shapes_accuracy(read_beyond(SHAPES_RESULTS)),
-        "table_2": lambda: draw_table_2(read_table_2(RESULTS)),
-    }
-    draw_figures(options.outdir / experiment.EXPERIMENT, options, of_results, of_run)
+    draw_figures(options.outdir / experiment.EXPERIMENT, options, OF_RESULTS, of_run)
 
 
 if __name__ == "__main__":

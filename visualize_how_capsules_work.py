@@ -102,10 +102,10 @@ class View(NamedTuple):
     label: int
     votes: Array  # (I, J, D)
     a_in: Array  # (I,)
-    r: list[Array]  # (I, J)
-    mu: list[Array]  # (J, D)
-    sigma_sq: list[Array]  # (J, D)
-    a: list[Array]  # (J,)
+    r: Array  # (T, I, J)
+    mu: Array  # (T, J, D)
+    sigma_sq: Array  # (T, J, D)
+    a: Array  # (T, J)
 
 
 def view_example(seed: int) -> View:
@@ -117,12 +117,9 @@ def view_example(seed: int) -> View:
     scores, cache = model.forward(params, data.held_out.images)
     answers, labels = scores.argmax(axis=1), data.held_out.labels
     k = int(np.flatnonzero((answers == labels) & (labels == views.VOXEL_CLASSES.index("L")))[0])
-    votes, a_in = cache.routing.m_steps[0].votes[k], cache.a_in[k]
     steps = cache.routing.m_steps
-    return View(
-        data.held_out.images[k, :, :, 0], int(data.held_out.labels[k]), votes, a_in, [m.r[k] for m in steps],
-        [m.mu[k] for m in steps], [m.sigma_sq[k] for m in steps], [m.a[k] for m in steps],
-    )  # fmt: skip
+    routing = (np.stack([getattr(step, name)[k] for step in steps]) for name in ("r", "mu", "sigma_sq", "a"))
+    return View(data.held_out.images[k, :, :, 0], int(labels[k]), steps[0].votes[k], cache.a_in[k], *routing)
 
 
 # Four votes of two numbers each for two parents: three agree on A, and none on B.

@@ -56,11 +56,6 @@ def degrees(angle: float) -> str:
     return with_minus_sign(f"{angle:g}°")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What is drawn: a finished run, its answers on the test sets, and digits chosen from them
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 class Run(NamedTuple):
     config: Config
     data: Data
@@ -100,15 +95,6 @@ def turned(run: Run, chosen: Array, angle: float) -> Array:
     return experiment.on_canvas(experiment.rotate(digits, angle), shift, config)
 
 
-def outputs(run: Run, images: Array) -> dict[str, Array]:
-    """images (N, S, S) -> for each model (N, J): lengths of its capsules, or probabilities."""
-    models, workers = experiment.make_models(run.config), Workers(1, run.config.dtype)
-    return {
-        name: experiment.confidences(name, experiment.scores_of(models[name], state, images, workers))
-        for name, state in run.states.items()
-    }
-
-
 def perturbed(run: Run) -> Array:
     """Pictures (J, D, 11, S, S) drawn with each number of a capsule changed, see ``perturb_capsule``: of each class the
     first of its first twenty digits that the capsule network classifies correctly, or else the very first."""
@@ -120,11 +106,6 @@ def perturbed(run: Run) -> Array:
         right = np.square(v).sum(axis=2).argmax(axis=1) == j
         found.append(perturb_capsule(params, v[int(right.argmax())], j))
     return np.stack(found)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Figures
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def angle_axis(ax: Axes, step: int = 30) -> None:
@@ -141,16 +122,11 @@ def sweep_accuracy_axis(ax: Axes) -> None:
     name_line(ax, f"chance {1 / J:g}", 1 / J, side="right", below=True)
 
 
-def sweeps(runs: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
-    """By model: accuracies (seeds, angles)."""
-    return {name: np.array([[run["models"][name]["sweep"][f"{a}"] for a in SWEEP] for run in runs])
-            for name in MODELS if name in runs[0]["models"]}  # fmt: skip
-
-
 def draw_rotation_sweep(run: Run, reported: Sequence[Mapping[str, Any]]) -> Figure:
     """Means and intervals of the reported runs; where there are none, this run."""
-    accuracy = sweeps(reported or [{"models": run.tested}])
-    n = len(reported)
+    runs, n = [one["models"] for one in reported] or [run.tested], len(reported)
+    accuracy = {name: np.array([[models[name]["sweep"][f"{a}"] for a in SWEEP] for models in runs])
+                for name in MODELS if name in runs[0]}  # fmt: skip
     fig = make_figure(4.6, "Trained on upright digits, tested on rotated ones",
                       subtitle(run, f"means and 95 % intervals of {n} seeds" if n > 1 else ""))  # fmt: skip
     head_legend(fig, model_handles(MODELS[name] for name in accuracy))
@@ -203,19 +179,15 @@ def draw_capsule_dimensions(run: Run) -> Figure:
     return fig
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Files and command line
-# ----------------------------------------------------------------------------------------------------------------------
-
 FIGURES = ("rotation_sweep", "capsule_dimensions")
 N_COLOURS = {"capsule_dimensions": 48}  # of a palette, for a small file
 TEST_FIELDS = ("data_dir", "n_test", "n_sweep", "rotation")  # on which no training depends
 
 
-def finished(options: Any, asked: Config, given: Mapping[str, Any]) -> tuple[Run, list[dict[str, Any]]]:
+def finished(options: Any, asked: Config, given: Mapping[str, Any]) -> tuple[Run, Sequence[Mapping[str, Any]]]:
     """The networks of ``--checkpoint``, or trained now, with their tests, whose table is printed; and the reported
     runs."""
-    (config, data, states, who), reported = load_or_train(
+    config, data, states, who, reported = load_or_train(
         experiment, options, asked, given, lambda _, data: require_every_class(data), experiment.resolve_defaults,
         ("capsnet", f"rotated_{asked.rotation[-1]:g}_accuracy"), free=TEST_FIELDS, required=("capsnet",),
     )  # fmt: skip

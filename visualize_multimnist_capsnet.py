@@ -188,8 +188,7 @@ def draw_training_curves(run: Run) -> Figure:
         "recon_mse": f"reconstruction, MSE of a pixel, {tested(run.config.n_val)}",
         "set_accuracy": f"both digits right, {tested(run.config.n_val)}",
     }
-    histories = {name: state.history for name, state in run.states.items()}
-    return draw_histories(subtitle(run), titles, histories, MODELS, 1 / run.config.n_pairs)
+    return draw_histories(subtitle(run), titles, run.states, MODELS, 1 / run.config.n_pairs)
 
 
 def draw_reconstructions(run: Run, predicted: Predictions) -> Figure:
@@ -259,25 +258,17 @@ def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
     return fig
 
 
-class Column(NamedTuple):
-    """A column of the overlay figure: a composite, drawn from the capsules of a pair."""
-
-    composite: int
-    pair: Sequence[int]
-    said: str = ""  # before the pair's names
-
-
 def draw_overlay(run: Run, predicted: Predictions) -> Figure:
     batch, params = predicted.batch, run.states["capsnet"].params
     right, wrong = (np.flatnonzero(found) for found in (predicted.hits == 2, predicted.hits < 2))
     first, confused = varied(batch.labels, right, 14), varied(batch.labels, wrong, 3)
     ghosts = first[10:] if len(first) > 11 else first[:4]
-    banks = (
-        ("both digits right", RIGHT, [Column(k, batch.labels[k]) for k in first[:10]]),
+    banks = (  # of columns: a composite, the pair from whose capsules it is drawn, and what is said of the pair
+        ("both digits right", RIGHT, [(k, batch.labels[k], "") for k in first[:10]]),
         ("one or both wrong; ✗: drawn from the answer", WRONG,
-         [c for k in confused for c in (Column(k, batch.labels[k]), Column(k, predicted.answers[k], "✗ "))]),
+         [column for k in confused for column in ((k, batch.labels[k], ""), (k, predicted.answers[k], "✗ "))]),
         ("* second digit is not there", GREY,
-         [Column(k, (batch.labels[k, 0], j), "* ") for k, j in zip(ghosts, absent(predicted, ghosts), strict=True)]),
+         [(k, (batch.labels[k, 0], j), "* ") for k, j in zip(ghosts, absent(predicted, ghosts), strict=True)]),
     )  # fmt: skip
     fig = make_figure(7.3, "Two reconstructions laid over each other", f"{subtitle(run)}\nabove each column: the"
                       " digits that are there, and those from whose capsules the second picture is drawn")  # fmt: skip
@@ -286,15 +277,15 @@ def draw_overlay(run: Run, predicted: Predictions) -> Figure:
         if not columns:
             ax.axis("off")
             continue
-        where = [c.composite for c in columns]
-        drawn = experiment.reconstruct(params, predicted.v[where], np.array([c.pair for c in columns], int))
+        where, pairs, marks = (list(part) for part in zip(*columns, strict=True))
+        drawn = experiment.reconstruct(params, predicted.v[where], np.array(pairs, int))
         seen = np.repeat(batch.images[where][..., None], 3, axis=3)
         pictures = np.stack([seen, in_two_colours(drawn), in_two_colours(batch.sources[where])])
-        names = [f"{both_names(run.config, batch.labels[c.composite])}\n{c.said}{both_names(run.config, c.pair)}"
-                 for c in columns]  # fmt: skip
+        names = [f"{both_names(run.config, batch.labels[k])}\n{mark}{both_names(run.config, pair)}"
+                 for k, pair, mark in columns]  # fmt: skip
         show_pictures(ax, pictures, ("input", "drawn", "true") if ax is not axes["c"] else (), names, gap=(3, 3))
-        for label, column in zip(ax.get_xticklabels(), columns, strict=True):
-            label.set_color(darkened(WRONG) if column.said.startswith("✗") else "black")
+        for label, mark in zip(ax.get_xticklabels(), marks, strict=True):
+            label.set_color(darkened(WRONG) if mark == "✗ " else "black")
         heading(ax, text, colour)
     return fig
 
@@ -375,7 +366,7 @@ def draw_scaling(accuracies: Mapping[Series, Mapping[int, Array]]) -> Figure:
 # ----------------------------------------------------------------------------------------------------------------------
 
 OF_RUN = ("example_pairs", "training_curves", "reconstructions", "capsule_activations", "overlay")
-OF_RESULTS = ("scaling",)
+OF_RESULTS = {"scaling": lambda: draw_scaling(read_scaling(RESULTS.parent))}
 N_COLOURS = {"reconstructions": 255, "overlay": 255}  # of the palettes of large pictures
 
 
@@ -400,7 +391,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        run, _ = load_or_train(
+        run = load_or_train(
             experiment, options, asked, given, lambda _, data: require_tests(data, MIN_TEST),
             lambda config, data: experiment.resolve_auto(config, data.name), MEDIAN_OF, required=("capsnet",),
         )  # fmt: skip
@@ -415,9 +406,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             "overlay": lambda: draw_overlay(run, predicted),
         }
 
-    of_results = {"scaling": lambda: draw_scaling(read_scaling(RESULTS.parent))}
     with blas_threads(1):
-        draw_figures(options.outdir / experiment.EXPERIMENT, options, of_results, of_run, N_COLOURS)
+        draw_figures(options.outdir / experiment.EXPERIMENT, options, OF_RESULTS, of_run, N_COLOURS)
 
 
 if __name__ == "__main__":

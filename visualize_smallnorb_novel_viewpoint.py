@@ -22,6 +22,7 @@ from __future__ import annotations
 import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,7 @@ from support.figures import (  # isort: skip
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 TRAINED, HELD_OUT = GREEN, PURPLE  # ranges of viewpoints
+RANGES = ("train", "trained on", TRAINED), ("test", "held out", HELD_OUT)
 CHANCE = 1 / experiment.N_CLASSES
 HALF_TURN = 0.6  # accuracy on held-out azimuths by cross, T and frame alone, which look the same after half a turn
 HALF_TURN_NAME = "cross, T and frame alone: 0.6"
@@ -117,11 +119,8 @@ def pick_views(config: Config, data: Data, azimuths: Array, elevations: Array) -
     Rendered objects are drawn for the purpose; of smallNORB it is the test image whose viewpoint comes nearest, and of
     several the same object in the same lighting as far as there is one.
     """
-    labels, azimuths, elevations = (
-        np.repeat(np.arange(experiment.N_CLASSES), len(azimuths)),
-        np.tile(np.asarray(azimuths, float), experiment.N_CLASSES),
-        np.tile(np.asarray(elevations, float), experiment.N_CLASSES),
-    )
+    n = experiment.N_CLASSES
+    labels, azimuths, elevations = np.repeat(np.arange(n), len(azimuths)), np.tile(azimuths, n), np.tile(elevations, n)
     if config.is_rendered:
         rng = generator(config.seed, Stream.EVALUATION, VIEWS_KEY)
         return experiment.voxel_split(config, labels, azimuths, elevations, rng)
@@ -200,9 +199,7 @@ def draw_views(run: Run, angle: str, n: int, title: str) -> Figure:
     config, data = run.config, run.data
     other = "elevation" if angle == "azimuth" else "azimuth"
     fig = make_figure(5.4, title, subtitle(config))
-    for ax, part, word, colour in zip(
-        fig.subplots(1, 2), ("train", "test"), ("trained on", "held out"), (TRAINED, HELD_OUT), strict=True
-    ):
+    for ax, (part, word, colour) in zip(fig.subplots(1, 2), RANGES, strict=True):
         angles, fixed = shown_angles(config, data, angle, part, n), middle(config, data, other, part)
         at = {angle: angles, other: np.full(len(angles), fixed)}
         at["azimuth"] = at["azimuth"] % 360
@@ -238,7 +235,7 @@ def draw_shapes() -> Figure:
     pictures = np.concatenate(shapes)[..., 0]
     show_pictures(axes["a"], pictures.reshape(2, -1, *pictures.shape[1:]), gap=(2, 2))
     heading(axes["a"], f"{N_SHOWN_SHAPES} shapes")
-    for key, part, word, colour in (("b", "train", "trained on", TRAINED), ("c", "test", "held out", HELD_OUT)):
+    for key, (part, word, colour) in zip("bc", RANGES, strict=True):
         azimuths = experiment.evenly_spaced(getattr(configs[0], f"{part}_azimuths"), 6)
         views = [experiment.voxel_split(plain[0], np.full(6, k), azimuths, np.full(6, elevation), None).images[..., 0]
                  for k in (0, 1)]  # fmt: skip
@@ -261,8 +258,7 @@ def draw_training_curves(run: Run) -> Figure:
         "familiar_accuracy": "accuracy, familiar viewpoints",
         "held_out_accuracy": "accuracy, held-out viewpoints",
     }
-    histories = {name: state.history for name, state in run.states.items()}
-    return draw_histories(subtitle(run.config), titles, histories, MODELS, CHANCE)
+    return draw_histories(subtitle(run.config), titles, run.states, MODELS, CHANCE)
 
 
 def half_turn_line(ax: Axes, config: Config) -> list[Line2D]:
@@ -320,9 +316,9 @@ def draw_azimuth_accuracy(config: Config, seeds: Sequence[int], angles: Array, a
 N_SEEDS = 5  # of azimuth_accuracy.png, each trained again
 
 
-def azimuth_accuracy(run: Run, seeds: Sequence[int]) -> Figure:
+def azimuth_accuracy(run: Run) -> Figure:
     """Trains the models of the first reported seeds other than the run's own."""
-    others = [seed for seed in seeds if seed != run.config.seed][: N_SEEDS - 1]
+    others = sorted({one["seed"] for one in run.reported} - {run.config.seed})[: N_SEEDS - 1]
     runs = [run]
     for config in (dataclasses.replace(run.config, seed=seed) for seed in others):
         data = experiment.make_data(config)
@@ -336,6 +332,9 @@ def azimuth_accuracy(run: Run, seeds: Sequence[int]) -> Figure:
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures: poses and routing
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+VIEWS = ("familiar view", TRAINED), ("held-out view", HELD_OUT)
 
 
 def pose_pictures(poses: Array, limit: float, side: int) -> Array:
@@ -354,9 +353,7 @@ def draw_class_poses(run: Run) -> Figure:
                       + "\nred: positive entries, blue: negative; numbers: the score of each class; framed: the answer,"
                       " green where it is right")  # fmt: skip
     poses = cache.mu.reshape(len(scores), n, experiment.POSE_SIDE, experiment.POSE_SIDE)
-    for b, (ax, word, colour) in enumerate(
-        zip(fig.subplots(1, 2), ("familiar view", "held-out view"), (TRAINED, HELD_OUT), strict=True)
-    ):
+    for b, (ax, (word, colour)) in enumerate(zip(fig.subplots(1, 2), VIEWS, strict=True)):
         rows = np.arange(b, len(scores), 2)  # of the views
         image = np.repeat(as_grid(views.images[rows], n)[..., None], 3, axis=4)
         grid = show_pictures(
@@ -385,7 +382,7 @@ def draw_routing_assignments(run: Run) -> Figure:
                       " first; framed: the true class")  # fmt: skip
     widths = (1.3, *(1 for _ in shown), 0.42, 1.1)
     axes = fig.subplots(2, len(widths), width_ratios=widths)
-    for row, b, word, colour in zip(axes, (0, 1), ("familiar view", "held-out view"), (TRAINED, HELD_OUT), strict=True):
+    for b, (row, (word, colour)) in enumerate(zip(axes, VIEWS, strict=True)):
         v = 2 * k + b
         image, *maps, bars, result = row
         show_pictures(image, as_grid(views.images[v : v + 1], 1)).frame(0, 0, colour, 2.5)
@@ -394,9 +391,8 @@ def draw_routing_assignments(run: Run) -> Figure:
         image.xaxis.set_label_position("bottom")
         for ax, t in zip(maps, shown, strict=True):
             drawn = ax.imshow(iterations[t][v], cmap="cividis", vmin=0, vmax=1, aspect="auto")
-            ax.add_patch(
-                Rectangle((k - 0.5, -0.5), 1, n_in, fill=False, edgecolor=VERMILLION, linewidth=2.2, clip_on=False)
-            )
+            ax.add_patch(Rectangle((k - 0.5, -0.5), 1, n_in, fill=False, edgecolor=VERMILLION, linewidth=2.2,
+                                   clip_on=False))  # fmt: skip
             ax.set_yticks(range(n_in), [str(i + 1) for i in range(n_in)] if t == 0 else [])
             ax.set_xticks(range(n), config.classes if b else [""] * n, rotation=90)
             bare(ax)
@@ -408,9 +404,8 @@ def draw_routing_assignments(run: Run) -> Figure:
         bars.set(ylim=(n_in - 0.5, -0.5), xlim=(0, 1), yticks=[], xticks=[0, 1])
         bars.grid(False)
         answer = int(scores[v].argmax())
-        result.barh(
-            range(n), scores[v], height=0.7, color=[lightened(BLUE, 1 if j == answer else 0.35) for j in range(n)]
-        )
+        colours = [lightened(BLUE, 1 if j == answer else 0.35) for j in range(n)]
+        result.barh(range(n), scores[v], height=0.7, color=colours)
         result.set_yticks(range(n), config.classes)
         both = scores[2 * k : 2 * k + 2]
         result.set(ylim=(n - 0.5, -0.5), xlim=(min(0.0, float(both.min())), 1.05 * float(both.max())))
@@ -432,12 +427,17 @@ def draw_routing_assignments(run: Run) -> Figure:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-OF_RUN = (
-    "example_views", "elevation_strip", "training_curves", "extrapolation_bars", "azimuth_accuracy", "class_poses",
-    "routing_assignments",
-)  # fmt: skip
+OF_RUN: dict[str, Callable[[Run], Figure]] = {
+    "example_views": lambda run: draw_views(run, "azimuth", 6, "The five classes, turning in azimuth"),
+    "elevation_strip": lambda run: draw_views(run, "elevation", 5, "The five classes from rising elevations"),
+    "training_curves": draw_training_curves,
+    "extrapolation_bars": draw_extrapolation_bars,
+    "azimuth_accuracy": azimuth_accuracy,
+    "class_poses": draw_class_poses,
+    "routing_assignments": draw_routing_assignments,
+}
 N_COLOURS = dict.fromkeys(("example_views", "elevation_strip", "shapes"), 192)  # of a palette, for a small file
-OF_RESULTS = ("shapes",)
+OF_RESULTS = {"shapes": draw_shapes}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -460,23 +460,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        run, reported = load_or_train(experiment, options, asked, given, require_every_class, required=MODELS,
-                                      median_of=("capsules", "held_out_accuracy"))  # fmt: skip
+        run = load_or_train(experiment, options, asked, given, require_every_class, required=MODELS,
+                            median_of=("capsules", "held_out_accuracy"))  # fmt: skip
         print(f"{experiment.describe(run.config)}; seed {run.config.seed}, {run.config.n_epochs} epochs")
         print(experiment.format_table(experiment.make_result(run.config, run.states, run.data)))
-        seeds = sorted(found["seed"] for found in reported)
-        return {
-            "example_views": lambda: draw_views(run, "azimuth", 6, "The five classes, turning in azimuth"),
-            "elevation_strip": lambda: draw_views(run, "elevation", 5, "The five classes from rising elevations"),
-            "training_curves": lambda: draw_training_curves(run),
-            "extrapolation_bars": lambda: draw_extrapolation_bars(run),
-            "azimuth_accuracy": lambda: azimuth_accuracy(run, seeds),
-            "class_poses": lambda: draw_class_poses(run),
-            "routing_assignments": lambda: draw_routing_assignments(run),
-        }
+        return {name: functools.partial(draw, run) for name, draw in OF_RUN.items()}
 
     with blas_threads(options.threads):
-        draw_figures(options.outdir / experiment.EXPERIMENT, options, {"shapes": draw_shapes}, of_run, N_COLOURS)
+        draw_figures(options.outdir / experiment.EXPERIMENT, options, OF_RESULTS, of_run, N_COLOURS)
 
 
 if __name__ == "__main__":

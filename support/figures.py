@@ -315,15 +315,19 @@ def plot_band(ax: Axes, x: Any, values: Array, style: ModelStyle, **options: Any
 
 
 def draw_histories(
-    subtitle: str, titles: Mapping[str, str], histories: Mapping[str, Mapping[str, Sequence[float]]],
-    styles: Mapping[str, ModelStyle], chance: float,
+    subtitle: str, titles: Mapping[str, str], states: Mapping[str, TrainState], styles: Mapping[str, ModelStyle],
+    chance: float,
 ) -> Figure:  # fmt: skip
-    """A panel for each metric of ``titles`` with its value after every epoch: losses and errors on a log axis,
-    accuracies from 0 to 1 with a line at ``chance``."""
+    """A panel for each metric of ``titles`` with its value after every epoch: losses and the "error", which is one
+    minus the accuracy, on a log axis, accuracies from 0 to 1 with a line at ``chance``."""
     fig = make_figure(3.75, "Training", subtitle)
-    head_legend(fig, model_handles(styles[name] for name in histories))
+    head_legend(fig, model_handles(styles[name] for name in states))
+    histories = {name: state.history for name, state in states.items()}
     for ax, (metric, title) in zip(fig.subplots(1, len(titles)), titles.items(), strict=True):
-        curves = {name: np.array(history[metric]) for name, history in histories.items() if history.get(metric)}
+        if metric == "error":
+            curves = {name: 1 - np.array(history["accuracy"]) for name, history in histories.items()}
+        else:
+            curves = {name: np.array(history[metric]) for name, history in histories.items() if metric in history}
         for name, values in curves.items():
             shown = values if "accuracy" in metric else np.maximum(values, 1e-8)
             style = model_line(styles[name], markevery=max(1, len(values) // 10), clip_on=False, zorder=3)
@@ -417,14 +421,15 @@ class Run(NamedTuple):
     data: Any
     states: dict[str, TrainState]
     who: str = ""  # its seed, and whether it is the median of the reported ones
+    reported: Sequence[Mapping[str, Any]] = ()  # runs of these settings in the results
 
 
 def load_or_train(
     experiment: Any, options: Any, asked: Any, given: Collection[str], check: Callable[[Any, Any], None],
     resolve: Callable[[Any, Any], Any] = lambda config, data: config, median_of: tuple[str, str] | None = None,
     **finished: Any,
-) -> tuple[Run, list[dict[str, Any]]]:  # fmt: skip
-    """The training of --checkpoint, see ``load_finished``, or else a new one; and the reported runs.
+) -> Run:  # fmt: skip
+    """The training of --checkpoint, see ``load_finished``, or else a new one.
 
     ``check(config, data)`` raises UserError, before the training, where nothing can be drawn; ``resolve(config, data)``
     fills in what depends on the data. ``median_of``: model and metric; unless a seed is given, the new training is of
@@ -438,7 +443,7 @@ def load_or_train(
     check(config, data)
     config = resolve(config, data)
     states = states or experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
-    return Run(config, data, states, seed_text(config, reported, *(median_of or ("", "")))), reported
+    return Run(config, data, states, seed_text(config, reported, *(median_of or ("", ""))), reported)
 
 
 def draw_figures(

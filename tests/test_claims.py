@@ -15,7 +15,6 @@ from scipy import stats
 import claims
 import report
 import visualize_claims
-import visualize_parts
 from claims import Claim, Condition, count_words, listed, make_claims, paired_values, runs_by_seed, verdict_of
 from figure_checks import check_held, check_pictures, drawn, held
 from helpers import ROOT, failure
@@ -264,36 +263,36 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     Path("results/claims.json").write_text(Path("results/claims.json").read_text().replace("0.4", "0.5", 1))
     assert "has been changed since it was written" in failure(visualize_claims, [], capsys)
     save_result(Path("results/claims.json"), document)
-    assert visualize_claims.main([]) == 0
-    assert list(check_pictures(Path("viz/claims"), ["verdicts"], highest=1200)) == ["verdicts"]
+    assert visualize_claims.main(["--figures=verdicts"]) == 0
+    check_pictures(Path("viz/claims"), ["verdicts"])
 
 
 def test_the_picture_of_the_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    samples = visualize_parts.read_samples(ROOT / "results")
+    samples = visualize_claims.read_samples(ROOT / "results")
     means = np.array([[cell["mean"] for cell in cells] for cells in samples])
-    for row, own in zip(visualize_parts.ROWS, means, strict=True):
-        for (_, side, metric), mean in zip(visualize_parts.COLUMNS, own, strict=True):
+    for row, own in zip(visualize_claims.ROWS, means, strict=True):
+        for (_, side, metric), mean in zip(visualize_claims.COLUMNS, own, strict=True):
             runs = getattr(row, side)
             found = runs_by_seed(report.read_result(ROOT / "results" / runs.file), runs).values()
             assert mean == pytest.approx(np.mean([run["models"][runs.model][metric] for run in found]))
     two = [[describe_sample([value - 0.01, value + 0.01]) for value in row] for row in means]
     half = f"{0.01 * t_quantile(2):.3f}"
-    fig = drawn(lambda: visualize_parts.draw_parts(two))
+    fig = drawn(lambda: visualize_claims.draw_parts(two))
     check_held(fig.axes[0], image=means - means[0], texts=[f"{value:.3f} ± {half}" for value in means.ravel()])
     assert "means over 2 seeds," in fig.texts[1].get_text()
     # Each row has what its name says, and all that the rows above it have.
-    settings = {row.name: row.affine.setting or "" for row in visualize_parts.ROWS}
+    settings = {row.name: row.affine.setting or "" for row in visualize_claims.ROWS}
     added = {"+ routing": "assignments=routed", "+ squash": "activation=squash", "+ margin loss": "capsnet-loss=margin"}
     for (name, part), before in zip(added.items(), ("+ transformation", "+ routing", "+ squash"), strict=True):
         assert part in settings[name]
         assert part not in settings[before]
     monkeypatch.chdir(tmp_path)
-    assert "cannot read results/multimnist_capsnet/" in failure(visualize_parts, [], capsys)
+    assert "cannot read results/multimnist_capsnet/" in failure(visualize_claims, ["--figures=parts"], capsys)
     shutil.copytree(ROOT / "results", "copy")
     save_result(Path("copy/multimnist_capsnet/parts.json"), {"settings": {}})
-    assert failure(visualize_parts, ["--results", "copy"], capsys) == (
+    assert failure(visualize_claims, ["--figures=parts", "--results=copy"], capsys) == (
         "error: copy/multimnist_capsnet/parts.json is not a comparison of seeds\n"
     )
     assert not Path("viz").exists()

@@ -131,7 +131,7 @@ def test_training_and_checkpoint_give_the_same_figures(name: str, monkeypatch: P
     assert script.main(argv) == 0
     every = script.FIGURES if name == "mnist_affine_capsnet" else (*script.OF_RUN, *script.OF_RESULTS)
     names = {*every} - LEFT_OUT[name] - {"attention"}  # which is of views
-    check_pictures(folder, names, highest=1800, scale=0.5)
+    check_pictures(folder, names)
     assert set(re.findall(r"left out (\w+)\.png: ", capsys.readouterr().out)) == LEFT_OUT[name]
     for train in ("train", "train_all"):
         refuse(monkeypatch, experiment.script, train)
@@ -152,7 +152,7 @@ VIEWS = "--n-train-views=2 --n-test-views=2 --n-elev=2 --n-per-combo=1"
 )  # fmt: skip
 def test_figures_of_other_trainings(name: str, flags: str, names: str) -> None:
     assert visualize(name).main([*flags.split(), "--n-epochs=1", "--quiet", f"--figures={names}"]) == 0
-    check_pictures(Path("viz", name), names.split(","), highest=1900, scale=0.5)
+    check_pictures(Path("viz", name), names.split(","))
 
 
 @pytest.mark.usefixtures("quick")

@@ -17,10 +17,8 @@ from support.files import UserError
 from support.run import init_states
 from support.statistics import t_quantile
 
-GREYS = 0.5 / 63 + 1e-6  # rounding of pictures
 ANGLES = (-90, 0, 90)
 LABELS = ("CapsNet", "CNN of equal size", "LeNet-5")
-HISTORY = {"train_loss": [0.6, 0.3], "val_accuracy": [0.75, 0.875]}
 
 
 @pytest.fixture(autouse=True)
@@ -31,17 +29,10 @@ def three_angles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def run() -> figures.Run:
-    """Untrained networks with histories of two epochs, and made-up tests."""
+    """Untrained networks, and made-up tests."""
     config = config_of(experiment, EXPERIMENTS["mnist_affine_capsnet"].argv("--seed=123 --n-test=60 --conv-channels=4"))
     states = init_states(experiment.make_models(config), config)
-    for state in states.values():
-        state.history = dict(HISTORY)
-    states["capsnet"].history |= {"train_margin_loss": [0.5, 0.2], "val_recon_mse": [0.09, 0.06]}
-    tested = {
-        name: {"sweep": {"-90": 0.1 * m, "0": 1.0, "90": 0.2}, "rotated_35_accuracy": 0.25 * m,
-               "confusion": {"rotated_35": (np.eye(10) * 3 + np.eye(10, k=1)).tolist()}}
-        for m, name in enumerate(states)
-    }  # fmt: skip
+    tested = {name: {"sweep": {"-90": 0.1 * m, "0": 1.0, "90": 0.2}} for m, name in enumerate(states)}
     return figures.Run(config, experiment.make_data(config), states, tested, "seed 123")
 
 

@@ -132,12 +132,6 @@ def test_epochs_are_counted_from_one(run: figures.Run) -> None:
     assert legend_of(fig) == names
 
 
-def bar(row: float, column: float, height: float, width: float, slant: float = 0.0, grey: float = 0.5) -> np.ndarray:
-    """A soft spot (36, 36) in the middle of row and column, leaning to the right by ``slant`` columns a row upwards."""
-    y, x = np.mgrid[:36, :36]
-    return grey * np.exp(-(((y - row) / height) ** 2) - ((x - column + slant * (y - row)) / width) ** 2)
-
-
 def test_a_row_changes_one_number_of_one_capsule(run: figures.Run, seen: figures.Predictions) -> None:
     params = run.states["capsnet"].params
     pictures = figures.perturb_capsule(params, seen.v[0], 4)
@@ -218,12 +212,11 @@ def test_a_frame_shows_what_the_network_makes_of_the_composites(run: figures.Run
     recorder.snapshots[1] = last._replace(
         drawn=0.5 * first.drawn, answers=np.array([*recorder.shown.labels[:4], [0, 0]]), set_accuracy=0.75
     )
-    made: dict[str, Any] = {}
 
     def draw() -> Any:
-        made["fig"], update = animation.make_scene(recorder, "seed 123")
+        fig, update = animation.make_scene(recorder, "seed 123")
         update(1)
-        return made["fig"]
+        return fig
 
     left, right = drawn(draw).axes
     shown = cells(left, 3, 5, (2, 2))
