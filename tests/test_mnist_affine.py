@@ -313,17 +313,6 @@ def test_the_sweep_is_spread_over_the_test_digits() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
-def test_training_learns(name: str) -> None:
-    config = small(n_train=96, n_epochs=6, lr=1e-2, cnn_lr=1e-2, conv_channels=8, primary_types=2)
-    data = m.make_data(config)
-    history = m.train_all(config, data, names=(name,))[name].history
-    assert history["train_loss"][-1] < 0.8 * history["train_loss"][0]
-    assert len(history["val_accuracy"]) == 6
-    assert ("val_recon_mse" in history) == (name == "capsnet")
-    assert max(history["val_accuracy"]) > 0.2
-
-
 def test_the_cnns_have_their_own_learning_rate() -> None:
     def trained(**changes: float) -> dict[str, Array]:
         config = small(n_epochs=1, **changes)

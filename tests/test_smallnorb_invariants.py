@@ -226,22 +226,6 @@ def test_the_loss_is_told_how_much_of_the_training_is_done() -> None:
     np.testing.assert_allclose(progresses, np.linspace(0, 1, 9))
 
 
-@pytest.mark.parametrize(("name", "loss", "em_grad"), [
-    ("capsules", "cross-entropy", "exact"),
-    ("capsules", "cross-entropy", "stop"),
-    ("capsules", "spread", "exact"),
-    ("cnn", "cross-entropy", "exact"),
-    ("cnn_matched", "cross-entropy", "exact"),
-])  # fmt: skip
-def test_training_learns(name: str, loss: str, em_grad: str) -> None:
-    """Familiar views, at the best epoch: the gradient of "stop" is no descent direction and comes and goes."""
-    config = s.Config(
-        n_epochs=10, n_elev=1, n_train_views=4, n_per_combo=3, batch_size=10, lr=5e-4, loss=loss, em_grad=em_grad
-    )
-    history = s.train_all(config, s.make_data(config), names=(name,))[name].history
-    assert max(history["familiar_accuracy"]) > 0.45, history["familiar_accuracy"]  # chance is 0.2
-
-
 def test_share_of_the_true_class() -> None:
     """One iteration assigns evenly, so every class holds a fifth; with more, the share is the last iteration's."""
     config = s.Config(em_iters=1, n_per_combo=1)
