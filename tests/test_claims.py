@@ -125,9 +125,7 @@ def test_both_sides_may_be_parts_and_have_metrics_of_their_own() -> None:
     assert (found["conditions"][0]["first"], found["conditions"][0]["second"]) == (0.9, 0.3)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The list, before the runs
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The list, before the runs ----------------------------------------------------------------------------------------
 
 
 def test_the_list_can_be_read_from_its_text() -> None:
@@ -162,9 +160,7 @@ def test_a_run_from_before_its_comparison_was_listed_is_seen(tmp_path: Path, mon
     assert list(report.check_listed()) == [fault]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Values at equal accuracy
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Values at equal accuracy -----------------------------------------------------------------------------------------
 
 
 def curves(familiar: list[float], held_out: list[float]) -> Json:

@@ -17,9 +17,7 @@ from test_gradients import field_inputs
 Array = np.ndarray
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Routing: what the paper says, and the mistakes that others made
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Routing: what the paper says, and the mistakes that others made --------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 300.0, 1e6])
@@ -70,9 +68,7 @@ def test_float32_is_float64_rounded(
         assert np.linalg.norm(x - y) < tolerance * np.linalg.norm(x)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The network
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The network ------------------------------------------------------------------------------------------------------
 
 
 def test_coordinates_are_the_centres_of_what_a_position_sees() -> None:

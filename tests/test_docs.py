@@ -22,9 +22,7 @@ TEACHING = ROOT / "docs" / "how_capsules_work.md"
 same = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# docs/how_capsules_work.md: every code block runs, and computes what the scripts compute
-# ----------------------------------------------------------------------------------------------------------------------
+# --- docs/how_capsules_work.md: every code block runs, and computes what the scripts compute --------------------------
 
 
 def code_blocks(*, in_torch: bool = False) -> list[str]:

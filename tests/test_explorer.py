@@ -71,9 +71,7 @@ def config_of(experiment: Any, about: dict[str, Any]) -> Any:
     return experiment.Config(**{key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()})
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Rounding, measures, flags
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Rounding, measures, flags ----------------------------------------------------------------------------------------
 
 
 def test_rounding_is_off_by_half_a_step_at_most() -> None:
@@ -218,9 +216,7 @@ def test_a_network_that_the_page_cannot_compute_is_refused(
     assert failure(explorer, argv, capsys) == f"error: {path} {says}\n"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The committed page
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The committed page -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -304,9 +300,7 @@ def test_the_accuracies_as_trained_are_those_of_the_results(part: str, committed
         assert reported == shown
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# In a browser: the JavaScript against numpy
-# ----------------------------------------------------------------------------------------------------------------------
+# --- In a browser: the JavaScript against numpy -----------------------------------------------------------------------
 
 
 def settled(driver: Any, condition: Callable[[], Any]) -> Any:
@@ -486,9 +480,7 @@ def test_objects_are_drawn_as_by_numpy(exact: Exact) -> None:
         np.testing.assert_allclose(theirs, image.ravel(), atol=1e-5)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# In a browser: the committed page as a person uses it
-# ----------------------------------------------------------------------------------------------------------------------
+# --- In a browser: the committed page as a person uses it -------------------------------------------------------------
 
 
 @pytest.fixture

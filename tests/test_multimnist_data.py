@@ -61,7 +61,7 @@ def check_message(error: UserError, *parts: str) -> None:
         assert part in message
 
 
-# --- reading files ------------------------------------------------------------------------------------------
+# --- reading files ----------------------------------------------------------------------------------------------------
 
 
 @needs_mnist
@@ -169,7 +169,7 @@ def test_no_bytes_do_more_than_raise_a_user_error(tmp_path: Path, draw: st.DataO
         check_message(error, str(path))
 
 
-# --- downloads ----------------------------------------------------------------------------------------------
+# --- downloads --------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -283,7 +283,7 @@ def test_a_file_where_the_cache_should_be(mirror: Mirror, cache: Path) -> None:
     assert cache.is_file()
 
 
-# --- stroke digits ------------------------------------------------------------------------------------------
+# --- stroke digits ----------------------------------------------------------------------------------------------------
 
 
 @functools.cache

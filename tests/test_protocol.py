@@ -51,9 +51,7 @@ def numbers_of(line: str) -> list[float]:
     return [float(cell.replace(",", "")) for cell in line.split()[1:]]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Views: accuracy on those of the training range, on those held out, and the drop
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Views: accuracy on those of the training range, on those held out, and the drop ----------------------------------
 
 FEW_VIEWS = {"dataset": "voxels", "n_train_views": 2, "n_test_views": 3, "n_elev": 1, "n_per_combo": 1, "n_epochs": 1}
 
@@ -197,9 +195,7 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_images(script: Any) -> None:
     assert seen[:7] != seen[7:]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Digits: the test set is made of test digits
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Digits: the test set is made of test digits ----------------------------------------------------------------------
 
 TRAIN, TEST = 100, 200  # brightness of the training digits, of the test digits
 
@@ -413,9 +409,7 @@ def test_jitter_is_drawn_for_each_image() -> None:
     assert len(shifts) >= 20
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Attacks: how far a pixel may be moved
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Attacks: how far a pixel may be moved ----------------------------------------------------------------------------
 
 
 def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: Patch) -> None:
@@ -487,9 +481,7 @@ def test_the_margin_that_is_attacked_is_the_last_of_the_training() -> None:
     np.testing.assert_allclose(gradient, [[-0.9, 0.5, 0.4], [-0.1, 0, 0.1]], atol=1e-12)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Random numbers
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Random numbers ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -522,9 +514,7 @@ def test_affnist_like_digits_lie_anywhere_on_the_canvas() -> None:
     assert abs(np.corrcoef(middle.T)[0, 1]) < 0.2
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Numbers that are not finite
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Numbers that are not finite --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -550,9 +540,7 @@ def test_no_number_that_is_not_finite_is_a_result(value: float, tmp_path: Path) 
         require_finite(state, 1.0, 3)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Baselines of as many parameters
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Baselines of as many parameters ----------------------------------------------------------------------------------
 
 
 def size(params: dict[str, Array]) -> int:
@@ -601,9 +589,7 @@ def test_the_cnns_of_digits_are_the_nearest_in_size(script: Any, conv_channels: 
         assert_nearest(n_params, n_hidden, size(models["capsnet"]))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Defaults, and the parameters that a training starts from
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Defaults, and the parameters that a training starts from ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -685,9 +671,7 @@ def test_initial_parameters_of_networks_for_digits() -> None:
     assert default["routing.w"].std() == pytest.approx(0.1, rel=0.01)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The list of planted errors
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The list of planted errors ---------------------------------------------------------------------------------------
 
 
 def test_every_planted_error_can_still_be_planted() -> None:

@@ -75,9 +75,7 @@ def write_idx(root: Path, labels: Sequence[int], side: int = 28, prefix: str = "
     return root
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# One picture
-# ----------------------------------------------------------------------------------------------------------------------
+# --- One picture ------------------------------------------------------------------------------------------------------
 
 
 def read_square(path: Path, side: int, channels: int) -> Array:
@@ -136,9 +134,7 @@ def test_a_single_deep_picture_has_the_white_of_the_bits_that_it_uses(tmp_path: 
     assert pictures.read_grey(tmp_path / "deep.tif").max() == 1
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Grey levels are those of the set
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Grey levels are those of the set ---------------------------------------------------------------------------------
 
 DEEP: dict[str, tuple[str, Callable[[Array], Array], tuple[float, float]]] = {
     "16 bits": (".png", lambda x: (x * 257).astype(np.uint16), (0, 65_535)),
@@ -212,9 +208,7 @@ def test_pixels_that_are_no_numbers_and_kinds_that_no_training_had(tmp_path: Pat
         pictures.square_of_set(deep / "class 0" / "0.png", 20, 1, sets.levels)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A folder
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A folder ---------------------------------------------------------------------------------------------------------
 
 
 def test_sub_folders_are_classes_and_a_fifth_of_each_is_the_test_set(folder: Path) -> None:
@@ -318,9 +312,7 @@ def test_pictures_of_the_training_in_the_test_are_counted(tmp_path: Path, capsys
     assert "warning: 4 of 19 test pictures are in the training set too" in capsys.readouterr().err
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Layouts
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Layouts ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -429,9 +421,7 @@ def test_too_many_pictures_for_the_memory_are_refused_before_any_is_read(tmp_pat
     assert labelled_pictures.MAX_BYTES >= 4 * 100_000 * 32 * 32 * 3
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A .npz file
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A .npz file ------------------------------------------------------------------------------------------------------
 
 
 def arrays(n: int = 9, side: int = 20) -> dict[str, Any]:
@@ -522,9 +512,7 @@ def test_a_damaged_npz_and_other_files_are_one_line(tmp_path: Path) -> None:
     assert "it is no regular file" in fault_of(tmp_path / "pipe")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Files of MNIST's format
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Files of MNIST's format ------------------------------------------------------------------------------------------
 
 
 def test_files_of_mnists_format_with_names(tmp_path: Path) -> None:
@@ -597,9 +585,7 @@ def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:
     assert "has no train-labels-idx1-ubyte beside the others" in fault_of(root)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Files that are too large
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Files that are too large -----------------------------------------------------------------------------------------
 
 
 def png_chunk(kind: bytes, data: bytes) -> bytes:
