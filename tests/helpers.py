@@ -271,13 +271,9 @@ EXPERIMENTS = {
         ),
         Experiment("multimnist_capsnet", f"{_DIGITS} --n-test 20 --conv-channels 2 --primary-types 1"),
         Experiment(
-            "mnist_affine_capsnet",
-            f"{_DIGITS} --n-test 20 --n-val 16 --n-sweep 4 --conv-channels 2 --primary-types 1",
+            "mnist_affine_capsnet", f"{_DIGITS} --n-test 20 --n-val 16 --n-sweep 4 --conv-channels 2 --primary-types 1"
         ),
-        Experiment(
-            "conv_matrix_capsules",
-            f"{_DIGITS} --n-test 10 --sizes 5,2,3,2 --loss cross-entropy",
-        ),
+        Experiment("conv_matrix_capsules", f"{_DIGITS} --n-test 10 --sizes 5,2,3,2 --loss cross-entropy"),
         Experiment(
             "capsule_attacks",
             "--n-epochs 2 --batch-size 8 --n-train 24 --sizes 5,2,3,2 --loss cross-entropy --n-attack 2 --epsilons 0.1",

@@ -17,14 +17,7 @@ import conv_matrix_capsules as m
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from fast.workers import Workers
-from helpers import (
-    SMALLNORB,
-    GradientError,
-    config_of,
-    failure,
-    needs_smallnorb,
-    surviving_mutants,
-)
+from helpers import SMALLNORB, GradientError, config_of, failure, needs_smallnorb, surviving_mutants
 from support.training import RunOptions
 from test_smallnorb_files import make_arrays, write_set
 

@@ -237,10 +237,7 @@ def shifts_of(images: Array, digits: Array) -> Array:
 
 
 @pytest.mark.parametrize(("changes", "reach"), [({}, 2), (canvas(), 6), ({"max_shift": 0}, 0)])
-def test_augmentation_is_drawn_for_each_image_and_never_at_test(
-    changes: dict[str, int],
-    reach: int,
-) -> None:
+def test_augmentation_is_drawn_for_each_image_and_never_at_test(changes: dict[str, int], reach: int) -> None:
     config = small(n_train=96, batch_size=32, n_epochs=9, **changes)
     data = m.make_data(config)
     inside = np.pad(np.ones((24, 24), np.uint8), 2)  # no shift loses ink

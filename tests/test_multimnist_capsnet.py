@@ -21,14 +21,7 @@ import mnist_affine_capsnet as affine
 import multimnist_capsnet as m
 from data.pictures import read_strokes
 from fast.workers import SERIAL
-from helpers import (
-    EXPERIMENTS,
-    MNIST,
-    digits_folder,
-    failure,
-    needs_mnist,
-    strokes,
-)
+from helpers import EXPERIMENTS, MNIST, digits_folder, failure, needs_mnist, strokes
 from support.optimizers import TrainState
 from support.run import init_state
 

@@ -47,12 +47,7 @@ def table_of_points() -> dict[str, list[Point]]:
             *((0, 0.7, t) for t in spread_out(-0.4, 0.4, 5)),
         ],
         "frame": [p for t in edge for u, v in ends for p in ((t, u, v), (u, t, v), (u, v, t))],
-        "tripod": [
-            (0, 0, 0),
-            *((t, 0, 0) for t in reach),
-            *((0, t, 0) for t in reach),
-            *((t, t, t) for t in back),
-        ],
+        "tripod": [(0, 0, 0), *((t, 0, 0) for t in reach), *((0, t, 0) for t in reach), *((t, t, t) for t in back)],
     }
 
 
