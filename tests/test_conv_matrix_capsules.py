@@ -17,15 +17,22 @@ import conv_matrix_capsules as m
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from fast.workers import Workers
-from helpers import SMALLNORB, GradientError, config_of, failure, needs_smallnorb, surviving_mutants
+from helpers import (
+    EXPERIMENTS,
+    SMALLNORB,
+    GradientError,
+    config_of,
+    failure,
+    needs_smallnorb,
+    strokes,
+    surviving_mutants,
+)  # fmt: skip
 from support.training import RunOptions
 from test_smallnorb_files import make_arrays, write_set
 
 Array = np.ndarray
 
 SIZES = (5, 2, 3, 2)
-TINY = ["--dataset", "strokes", "--n-train", "24", "--n-test", "10", "--batch-size", "8", "--sizes", "5,2,3,2"]
-SHORT = [*TINY, "--n-epochs", "2", "--threads", "1"]
 FEW_VIEWS = ["--n-train-views", "2", "--n-test-views", "2", "--n-elev", "1", "--n-per-combo", "2"]
 LOSSES = ("spread", "cross-entropy")
 
@@ -41,17 +48,6 @@ def few_strokes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing 25,000 digits takes seconds."""
     few = functools.partial(digits.resolve_dataset, stroke_counts=(60, 20))
     monkeypatch.setattr(digits, "resolve_dataset", few)
-
-
-@functools.cache
-def some_digits(n: int) -> tuple[Array, Array]:
-    images, labels = digits.stroke_digits(np.random.default_rng(11), n)
-    return images[..., None] / 255.0, labels.astype(np.intp)
-
-
-def from_flags(*flags: str) -> m.Config:
-    config: m.Config = config_of(m, flags)
-    return config
 
 
 # --- Gradients --------------------------------------------------------------------------------------------------------
@@ -173,7 +169,7 @@ ELEVATIONS = ["--train-elevations", "10:35", "--test-elevations", "40:70"]
 )  # fmt: skip
 def test_voxel_views_are_those_of_the_viewpoint_script(flags: list[str], sizes: tuple[int, ...]) -> None:
     other = config_of(views, flags)
-    config = from_flags("--dataset", "voxels", *flags)
+    config = config_of(m, ["--dataset", "voxels", *flags])
     for field in dataclasses.fields(views.Viewpoints):
         assert getattr(config, field.name) == getattr(other, field.name), field.name
     assert (config.held_out, config.classes, config.in_channels) == (other.held_out, other.classes, other.in_channels)
@@ -203,12 +199,12 @@ def test_smallnorb_views_are_those_of_the_viewpoint_script(flags: list[str], tmp
     flags = ["--dataset", "smallnorb", "--data-dir", str(write_smallnorb(tmp_path)), *flags]
     other = config_of(views, flags)
     sizes = tuple(len(split.labels) for split in views.make_data(other))
-    assert_same_views(from_flags(*flags), other, sizes)
+    assert_same_views(config_of(m, flags), other, sizes)
 
 
 def test_fewer_views_are_drawn_for_the_training_and_spaced_evenly_for_the_test() -> None:
-    everything = m.make_data(from_flags("--dataset", "voxels"))
-    few = m.make_data(from_flags("--dataset", "voxels", "--n-train", "40", "--n-test", "30"))
+    everything = m.make_data(config_of(m, ["--dataset", "voxels"]))
+    few = m.make_data(config_of(m, ["--dataset", "voxels", "--n-train", "40", "--n-test", "30"]))
     for a, b in list(zip(sets(few), sets(everything), strict=True))[1:]:
         np.testing.assert_array_equal(a.images, b.images[np.linspace(0, 179, 30).astype(int)])
         assert set(a.labels.tolist()) == set(range(5))
@@ -221,7 +217,7 @@ def test_fewer_views_are_drawn_for_the_training_and_spaced_evenly_for_the_test()
 @pytest.mark.parametrize("flags", [[], ["--train-elevations", "10:30", "--test-elevations", "40:60"]])
 def test_accuracies_at_an_angle_are_those_of_its_views(flags: list[str]) -> None:
     """The result has one for each angle of the tested views; in the mean of a set they are the set's accuracy."""
-    config = from_flags("--dataset", "voxels", "--n-epochs", "1", "--n-per-combo", "1", *flags)
+    config = config_of(m, ["--dataset", "voxels", "--n-epochs", "1", "--n-per-combo", "1", *flags])
     data, angle = m.make_data(config), config.held_out
     result = m.run(config, names=["cnn"])["models"]["cnn"]
     assert data.test.angles is not None
@@ -244,7 +240,7 @@ def test_accuracies_at_an_angle_are_those_of_its_views(flags: list[str]) -> None
 
 def test_the_class_layers_routing_is_laid_open() -> None:
     config = tiny(dtype="float64", variance_floor=0.3, em_iters=3)
-    images, _ = some_digits(5)
+    images = strokes().test_images[:5, ..., None] / 255
     params = m.make_models(config)["capsules"].init_params(np.random.default_rng(0))
     routing = m.class_routing(params, images, config)
     n_children = 4 * 4 * SIZES[3]
@@ -267,11 +263,11 @@ def test_the_class_layers_routing_is_laid_open() -> None:
 
 def test_a_persons_digits_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = tmp_path / "c.safetensors"
-    assert m.main([*SHORT, "--checkpoint", str(checkpoint)]) == 0
+    assert m.main([*EXPERIMENTS[m.EXPERIMENT].argv(), "--checkpoint", str(checkpoint)]) == 0
     paths = []
-    for k, image in enumerate(some_digits(3)[0]):
+    for k, image in enumerate(strokes().test_images[:3]):
         paths.append(str(tmp_path / f"{k}.png"))
-        Image.fromarray((255 * (1 - image[..., 0])).astype(np.uint8)).resize((61, 61)).save(paths[-1])
+        Image.fromarray(255 - image).resize((61, 61)).save(paths[-1])
     capsys.readouterr()
     assert m.main(["--predict", *paths, "--checkpoint", str(checkpoint)]) == 0
     lines = capsys.readouterr().out.splitlines()

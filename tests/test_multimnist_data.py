@@ -274,15 +274,6 @@ def test_auto_falls_back_to_strokes_with_a_warning(
     assert dead_url in err
 
 
-def test_a_file_where_the_cache_should_be(mirror: Mirror, cache: Path) -> None:
-    cache.parent.mkdir()
-    cache.write_bytes(b"")
-    with pytest.raises(data.UnavailableError) as caught:
-        data.load_mnist()
-    check_message(caught.value, str(cache), "--data-dir")
-    assert cache.is_file()
-
-
 # --- stroke digits ----------------------------------------------------------------------------------------------------
 
 

@@ -164,8 +164,8 @@ def sound(part: str, subset: str = "training") -> bytes:
     return encode(getattr(make_arrays(subset, 20), part))
 
 
-def path_of(folder: Path, subset: str, part: str) -> Path:
-    return folder / (NAMES[subset].format(part) + ".gz")
+def path_of(folder: Path, part: str) -> Path:
+    return folder / (NAMES["training"].format(part) + ".gz")
 
 
 def no_such_view() -> bytes:
@@ -200,9 +200,9 @@ def test_what_is_gzipped_is_told_by_content(folder: Path) -> None:
     """A browser may unpack a file and keep its name, or the reverse."""
     labels = norb.read_norb_labels(folder, "training")[0]
     pairs = [pairs for _, pairs in norb.stream_norb_pairs(folder, "training", len(labels))]
-    path = path_of(folder, "training", "dat")
+    path = path_of(folder, "dat")
     path.write_bytes(sound("dat"))
-    cat = path_of(folder, "training", "cat")
+    cat = path_of(folder, "cat")
     cat.rename(cat.with_suffix(""))
     np.testing.assert_array_equal(norb.read_norb_labels(folder, "training")[0], labels)
     again = [pairs for _, pairs in norb.stream_norb_pairs(folder, "training", len(labels))]
@@ -214,7 +214,7 @@ def test_a_fault_is_one_line_and_status_1(
     part: str, content: bytes | None, says: str, folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s, "train_all", lambda *_, **__: pytest.fail("trained on a damaged set"))
-    path = path_of(folder, "training", part)
+    path = path_of(folder, part)
     if content is None:
         path.unlink()
     else:

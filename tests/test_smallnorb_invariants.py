@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ import smallnorb_novel_viewpoint as s
 from support.run import init_state
 
 Array = np.ndarray
-TINY: dict[str, Any] = {"batch_size": 4, "n_train_views": 2, "n_test_views": 2, "n_elev": 1, "n_per_combo": 1}
 
 
 # --- Voxel data -------------------------------------------------------------------------------------------------------
@@ -202,7 +200,7 @@ def test_choices_about_the_network_do_not_shift_the_data() -> None:
 
 
 def test_the_loss_is_told_how_much_of_the_training_is_done() -> None:
-    config = s.Config(**TINY, cnn_epochs=3)
+    config = s.Config(batch_size=4, n_train_views=2, n_test_views=2, n_elev=1, n_per_combo=1, cnn_epochs=3)
     model, progresses = s.make_models(config)["cnn"], list[float]()
 
     def loss(scores: Array, labels: Array, progress: float) -> tuple[float, Array]:
