@@ -244,20 +244,12 @@ class Experiment(NamedTuple):
         return importlib.import_module(self.name)
 
     @property
-    def has_digits(self) -> bool:
-        return "--data-dir" in self.tiny
-
-    @property
     def models(self) -> tuple[str, ...]:
         return self.script.MODEL_NAMES
 
     def argv(self, more: str = "") -> list[str]:
         """The smallest training, and more flags."""
         return [*self.tiny.format(digits=digits_folder()).split(), "--threads", "1", "--quiet", *more.split()]
-
-    def config(self, more: str = "") -> Any:
-        """What the flags make of the default Config; those of ``argv`` are not among them."""
-        return config_of(self.script, more.split())
 
 
 _DIGITS = "--dataset mnist --data-dir {digits} --n-epochs 2 --batch-size 8 --n-train 24"

@@ -265,8 +265,8 @@ def test_places_where_nothing_can_be_written(
 def test_a_folder_without_the_data(experiment: Experiment, tmp_path: Path, capsys: Capture) -> None:
     if not hasattr(experiment.script.Config, "data_dir"):
         pytest.skip("it reads no files")
-    argv = [f"--dataset={'mnist' if experiment.has_digits else 'smallnorb'}", f"--data-dir={tmp_path}"]
-    assert str(tmp_path) in failure(experiment.script, argv, capsys)
+    dataset = "mnist" if "--data-dir" in experiment.tiny else "smallnorb"
+    assert str(tmp_path) in failure(experiment.script, [f"--dataset={dataset}", f"--data-dir={tmp_path}"], capsys)
 
 
 # --- Interrupted, terminated, killed: the checkpoint of the last epoch, from which --resume gives the same bits -------

@@ -156,10 +156,6 @@ def test_nothing_is_nan_at_zero_or_far_out(dtype: type) -> None:
         assert all(np.isfinite(g).all() for g in grads.values())
 
 
-def trained(config: m.Config, name: str = "capsnet") -> TrainState:
-    return m.train_all(config, m.make_data(config), names=(name,))[name]
-
-
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
 def test_muon_is_for_inner_weights_and_weights_alone_decay(name: str) -> None:
     config = small(dtype="float64", optimizer="muon")
@@ -192,13 +188,9 @@ def test_muon_is_for_inner_weights_and_weights_alone_decay(name: str) -> None:
 
 
 def test_training_hands_optimizer_and_weight_decay_on() -> None:
-    config = small(lr=0.01, n_train=64)
-    changes: tuple[dict[str, Any], ...] = ({}, {"weight_decay": 10.0}, {"optimizer": "muon"})
-    plain, decayed, muon = (trained(dataclasses.replace(config, **more)).params for more in changes)
-    for key in plain:
-        assert (muon[key] != plain[key]).any()
-        if key.endswith(".w"):
-            assert np.square(decayed[key]).sum() < 0.95 * np.square(plain[key]).sum(), key
+    configs = small(), small(weight_decay=10.0), small(optimizer="muon")
+    ends = [m.train_all(config, m.make_data(config), names=("cnn",))["cnn"].params for config in configs]
+    assert len({params["conv1.w"].tobytes() for params in ends}) == 3
 
 
 def test_the_learning_rate_rises_then_falls() -> None:
