@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from figure_checks import check_held, check_pictures, drawn, held
 from helpers import ROOT, failure
 from support.results import save_result
 from support.statistics import describe_sample, t_quantile
+from test_report import git
 
 Json = dict[str, Any]
 NOISE = np.array([-1.5, -0.5, 0.0, 0.5, 1.5])  # sd sqrt(5 / 4)
@@ -140,13 +140,11 @@ def test_the_list_can_be_read_from_its_text() -> None:
 def test_a_run_from_before_its_comparison_was_listed_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    author = ["-c", "user.name=A", "-c", "user.email=a@b.c"]
-
     def commit(text: str) -> str:
         Path("claims.py").write_text(text)
-        for words in (["init", "-q"], ["add", "claims.py"], [*author, "commit", "-qm", "x"]):
-            subprocess.run(["git", *words], check=True, capture_output=True)
-        return report.git("rev-parse", "HEAD").stdout.strip()
+        for words in ("init -q", "add claims.py", "commit -qm x"):
+            git(*words.split())
+        return git("rev-parse", "HEAD")
 
     line = "CLAIMS = Condition('any words', 'one.json', 'capsules', 'cnn', 'accuracy', '200:205')"
     before, other, after = commit("x = 1"), commit(line.replace("205", "300")), commit(line)

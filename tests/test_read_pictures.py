@@ -241,15 +241,6 @@ def test_sizes_endings_and_colours_may_be_mixed(tmp_path: Path) -> None:
     assert sets_of(write_folder(tmp_path / "small", n=2, sides=(9,))).train.images.shape[1] == 20
 
 
-def test_folders_in_the_folder_of_a_class_belong_to_it(folder: Path, tmp_path: Path) -> None:
-    write_folder(tmp_path / "more", n=3, seed=1)
-    for name in CLASSES:
-        shutil.copytree(tmp_path / "more" / name, folder / name / "2024" / "May")
-    sets = sets_of(folder)
-    assert sets.classes == tuple(sorted(CLASSES))
-    assert len(sets.train.labels) + len(sets.test.labels) == 33
-
-
 def test_what_is_left_out_is_counted_by_its_endings(folder: Path, capsys: Capture) -> None:
     write_folder(folder, [".hidden"], n=2)
     (folder / CLASSES[0] / "._bild 0.png").write_bytes(b"x")

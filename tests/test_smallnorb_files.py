@@ -114,16 +114,14 @@ def test_splits_are_the_papers(tmp_path: Path) -> None:
     assert {len(set(split.azimuths)) for split in sets} == {18}
 
 
+ALL_VIEWS: dict[str, Any] = {
+    "dataset": "smallnorb", "standardize": "image", "train_azimuths": (0, 170), "test_azimuths": (180, 350),
+    "train_elevations": (30, 70), "test_elevations": (30, 70),
+}  # fmt: skip
+
+
 def test_familiar_and_held_out_views_show_other_objects(folder: Path) -> None:
-    config = s.Config(
-        dataset="smallnorb",
-        data_dir=folder,
-        train_azimuths=(0, 170),
-        test_azimuths=(180, 350),
-        train_elevations=(30, 70),
-        test_elevations=(30, 70),
-        standardize="image",
-    )
+    config = s.Config(data_dir=folder, **ALL_VIEWS)
     data = s.load_smallnorb(config)
     training, testing = (s.read_smallnorb(folder, subset) for subset in ("training", "testing"))
     rows = {name: {x.tobytes() for x in split.images} for name, split in data._asdict().items()}
@@ -144,11 +142,7 @@ def test_settings_are_chosen_on_other_objects(folder: Path, hold_out: str) -> No
     objects = np.concatenate(list(norb.stream_norb(path, np.dtype("<i4"), (4,))))[:, 0]
     held = sorted(set(s.smallnorb_halves(None)[0].objects))[-2:]
     images = s.read_smallnorb(folder, "training").images
-    elevations = (30.0, 70.0)
-    config = conv.Config(
-        dataset="smallnorb", data_dir=folder, hold_out=hold_out, standardize="image", n_val_objects=2,
-        train_azimuths=(0, 170), test_azimuths=(180, 350), train_elevations=elevations, test_elevations=elevations,
-    )  # fmt: skip
+    config = conv.Config(data_dir=folder, hold_out=hold_out, n_val_objects=2, **ALL_VIEWS)
     train, *tests = (split for split in conv.make_data(config) if isinstance(split, conv.Examples))
     seen = {x.tobytes() for x in train.images}
     tested = {x.tobytes() for split in tests for x in split.images}
