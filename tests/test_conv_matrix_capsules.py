@@ -192,15 +192,11 @@ def assert_same_views(config: m.Config, other: views.Config, sizes: tuple[int, .
         assert len(examples.labels) == n
 
 
-def write_smallnorb(folder: Path) -> Path:
-    for subset, seed in (("training", 0), ("testing", 1)):
-        write_set(folder, subset, make_arrays(subset, 60, seed))
-    return folder
-
-
 @pytest.mark.parametrize("flags", [[], AZIMUTHS, ELEVATIONS])
 def test_smallnorb_views_are_those_of_the_viewpoint_script(flags: list[str], tmp_path: Path) -> None:
-    flags = ["--dataset", "smallnorb", "--data-dir", str(write_smallnorb(tmp_path)), *flags]
+    for subset, seed in (("training", 0), ("testing", 1)):
+        write_set(tmp_path, subset, make_arrays(subset, 60, seed))
+    flags = ["--dataset", "smallnorb", "--data-dir", str(tmp_path), *flags]
     other = config_of(views, flags)
     sizes = tuple(len(split.labels) for split in views.make_data(other))
     assert_same_views(config_of(m, flags), other, sizes)

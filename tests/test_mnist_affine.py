@@ -109,7 +109,9 @@ def test_affnist_ranges_and_ink_inside() -> None:
     assert 0.19 < np.abs(d.shear).max() <= 0.2
     assert 0.8 <= d.scale.min() < 0.81
     assert 1.19 < d.scale.max() <= 1.2
-    assert abs(np.corrcoef(d.scale.T)[0, 1]) < 0.15  # drawn for each axis
+    for drawn, spread in ((d.scale, 0.1), (d.middle, 3)):  # for each axis
+        assert (drawn.std(axis=0) > spread).all()
+        assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.15
     images = m.distort(digits / 255, d)
     assert images.shape == (len(digits), 40, 40)
     # The same on a larger canvas: nothing lies in what is added.

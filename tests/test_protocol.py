@@ -27,7 +27,7 @@ import planted_errors
 import report
 import smallnorb_novel_viewpoint as views
 from fast.workers import SERIAL, Workers
-from helpers import DATA, EXPERIMENTS, attacked_by_hand, config_of, smallest, strokes
+from helpers import DATA, EXPERIMENTS, attacked_by_hand, config_of, smallest
 from support.files import UserError
 from support.optimizers import TrainState, count_params
 from support.results import checksum, save_result
@@ -507,13 +507,6 @@ def test_no_two_draws_share_a_stream(name: str, monkeypatch: Patch) -> None:
     assert len({start.ravel()[:20].tobytes() for start in starts}) == len(starts)
 
 
-def test_affnist_like_digits_lie_anywhere_on_the_canvas() -> None:
-    """Rows and columns of their middles are drawn for themselves."""
-    middle = affine.draw_distortions(np.random.default_rng(0), strokes().train_images).middle
-    assert (middle.std(axis=0) > 3).all()
-    assert abs(np.corrcoef(middle.T)[0, 1]) < 0.2
-
-
 # --- Numbers that are not finite --------------------------------------------------------------------------------------
 
 
@@ -543,10 +536,6 @@ def test_no_number_that_is_not_finite_is_a_result(value: float, tmp_path: Path) 
 # --- Baselines of as many parameters ----------------------------------------------------------------------------------
 
 
-def size(params: dict[str, Array]) -> int:
-    return sum(p.size for p in params.values())
-
-
 def assert_nearest(n_params: Callable[[int], int], n: int, wanted: int) -> None:
     """Neither one unit less nor one more comes nearer to the wanted number of parameters."""
     distances = [abs(n_params(k) - wanted) for k in (n - 1, n, n + 1)]
@@ -558,11 +547,10 @@ def test_the_cnns_of_views_are_the_nearest_in_size(dataset: str) -> None:
     rng = np.random.default_rng(0)
     config = views.Config(dataset=dataset)
     models = {name: model.init_params(rng) for name, model in views.make_models(config).items()}
-    assert count_params(models["capsules"]) == size(models["capsules"])
     n_hidden = {name: models[name]["hidden.b"].size for name in ("cnn", "cnn_matched")}
     assert n_hidden["cnn"] == 64
-    n_params = lambda n: size(views.cnn_init(rng, config, n))  # noqa: E731
-    assert_nearest(n_params, n_hidden["cnn_matched"], size(models["capsules"]))
+    n_params = lambda n: count_params(views.cnn_init(rng, config, n))  # noqa: E731
+    assert_nearest(n_params, n_hidden["cnn_matched"], count_params(models["capsules"]))
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "voxels", "smallnorb"])
@@ -571,8 +559,8 @@ def test_the_convolutional_cnn_is_the_nearest_in_size(dataset: str, sizes: tuple
     rng = np.random.default_rng(0)
     config = conv.Config(dataset=dataset, sizes=sizes)
     models = {name: model.init_params(rng) for name, model in conv.make_models(config).items()}
-    n_params = lambda n: size(conv.cnn_init(rng, conv.conv_cnn_shapes(config, n), "float32"))  # noqa: E731
-    assert_nearest(n_params, models["cnn"]["conv2.b"].size, size(models["capsules"]))
+    n_params = lambda n: count_params(conv.cnn_init(rng, conv.conv_cnn_shapes(config, n), "float32"))  # noqa: E731
+    assert_nearest(n_params, models["cnn"]["conv2.b"].size, count_params(models["capsules"]))
 
 
 @pytest.mark.parametrize("script", [multi, affine], ids=lambda script: script.__name__)
@@ -585,8 +573,8 @@ def test_the_cnns_of_digits_are_the_nearest_in_size(script: Any, conv_channels: 
         n_flat, n_hidden = models[name]["hidden.w"].shape
         convolutions = sum(p.size for key, p in models[name].items() if key.startswith("conv"))
         n_params = functools.partial(lambda c, e, n: c + n * (e + 1 + 10) + 10, convolutions, n_flat)
-        assert size(models[name]) == n_params(n_hidden)
-        assert_nearest(n_params, n_hidden, size(models["capsnet"]))
+        assert count_params(models[name]) == n_params(n_hidden)
+        assert_nearest(n_params, n_hidden, count_params(models["capsnet"]))
 
 
 # --- Defaults, and the parameters that a training starts from ---------------------------------------------------------
