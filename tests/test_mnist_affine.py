@@ -377,23 +377,16 @@ def test_out_json_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     mat = write_affnist(tmp_path / "15.mat", images.reshape(30, -1).T, labels[None])
     argv = EXPERIMENTS[m.EXPERIMENT].argv("--canvas 40 --match-accuracy 1 --check-every 2")
     assert m.main([*argv, "--affnist", str(mat), "--out-json", str(tmp_path / "a.json")]) == 0
-    out, error = capsys.readouterr()
-    assert error == ""
-    head = "custom on 40x40: 20 test digits; seed 0, 2 epochs of 24, stopped at 100 % on 16 for validation"
-    assert out.splitlines()[0] == head
-    assert [line.split()[0] for line in out.splitlines()[1:]] == ["model", *m.MODEL_NAMES, "paper:"]
+    out = capsys.readouterr().out
+    assert "stopped at 100 % on 16 for validation" in out.splitlines()[0]
     assert out.count("not reached") == 3
     result = json.loads((tmp_path / "a.json").read_text())
-    assert (result["headline"], result["chance"]) == ("rotated_35_accuracy", 0.1)
-    assert (result["config"]["match_accuracy"], result["config"]["n_train"]) == (1.0, 24)
-    accuracies = {f"{k}_accuracy" for k in ("upright", "rotated_15", "rotated_35", "affnist", "affnist_file", "val")}
+    sets = ("upright", "rotated_15", "rotated_35", "affnist", "affnist_file", "val")
     for name, figures in result["models"].items():
-        more = {"n_params", "upright_error", "sweep", "confusion", "steps", "epochs", "reached"}
-        more |= {"epoch_seconds", "train_seconds"} | ({"recon_mse"} if name == "capsnet" else set())
-        assert set(figures) == accuracies | more
-        assert all(0 <= figures[k] <= 1 for k in accuracies)
+        assert {f"{key}_accuracy" for key in sets} == {key for key in figures if key.endswith("accuracy")}
+        assert {"upright_error", "sweep", "confusion", "steps", "epochs", "epoch_seconds"} <= set(figures)
+        assert ("recon_mse" in figures) == (name == "capsnet")
         assert result["history"][name]["check_step"] == [2, 3, 4, 6]
-        assert len(result["history"][name]["val_accuracy"]) == 2
 
 
 # --- Real digits ------------------------------------------------------------------------------------------------------

@@ -300,21 +300,6 @@ def test_a_run_has_the_toys_of_its_seed(script: Any, small_cache: Path) -> None:
     assert not {x.tobytes() for x in first.train.images} & {x.tobytes() for x in of_seed.images}
 
 
-def test_the_dense_networks_see_the_same_toys(small_cache: Path) -> None:
-    argv = ["--dataset", "toys", "--n-epochs", "1", "--models", "cnn", "--quiet"]
-    result = views.run(config := config_of(views, argv), names=("cnn",))
-    assert (result["dataset"], result["headline"]) == ("toys", "held_out_accuracy")
-    assert (config.classes, config.in_channels) == (views.SMALLNORB_CLASSES, 2)
-    elevations = (30.0, 70.0)
-    whole = conv.make_data(conv.Config(
-        dataset="toys", standardize="image", train_azimuths=(300.0, 400.0), test_azimuths=(60.0, 280.0),
-        train_elevations=elevations, test_elevations=elevations,
-    ))  # fmt: skip
-    for ours, theirs in zip(views.make_data(config), (whole.train, whole.test, whole.held_out), strict=True):
-        assert theirs is not None
-        np.testing.assert_array_equal(ours.images, theirs.images)
-
-
 def test_the_experiment_holds_out_viewpoints_or_nothing(small_cache: Path) -> None:
     """Without held-out views the halves are the official ones."""
     argv = ["--dataset", "toys", "--n-epochs", "1", "--sizes", "4,2,2,2", "--standardize", "image"]
