@@ -41,9 +41,8 @@ FEW_VIEWS = ["--n-train-views", "2", "--n-test-views", "2", "--n-elev", "1", "--
 
 
 def tiny(**changes: Any) -> m.Config:
-    fields: dict[str, Any] = {"dataset": "strokes", "n_train": 24, "n_test": 10, "batch_size": 8, "sizes": SIZES}
-    fields |= {"n_epochs": 2} | changes
-    return m.Config(**{"cnn_epochs": fields["n_epochs"]} | fields)
+    few: dict[str, Any] = {"dataset": "strokes", "n_train": 24, "n_test": 10, "batch_size": 8, "sizes": SIZES}
+    return m.Config(**few | {"n_epochs": 2, "cnn_epochs": 2} | changes)
 
 
 @pytest.fixture(autouse=True)
