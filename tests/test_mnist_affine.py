@@ -1,8 +1,5 @@
-"""mnist_affine_capsnet: affine maps, data, validation, files, command line.
-
-Digits are noise or generated strokes; the last section uses real MNIST where ``../shared/data/mnist`` (or the folder
-mnist below CAPSULES_DATA) is there.
-"""
+"""mnist_affine_capsnet: affine maps, data, validation, files, command line. Digits are noise or generated
+strokes; one test is of real MNIST."""
 
 from __future__ import annotations
 
@@ -48,9 +45,6 @@ def rng_of(*seed: int) -> np.random.Generator:
     return np.random.default_rng([*seed, 5])
 
 
-# --- Networks ---------------------------------------------------------------------------------------------------------
-
-
 def test_networks_are_those_of_the_base() -> None:
     """One label, and nothing else, tells the capsule network from that of two digits."""
     config = m.Config()
@@ -61,7 +55,7 @@ def test_networks_are_those_of_the_base() -> None:
         np.testing.assert_array_equal(ours[name], theirs[name])
 
 
-# --- Affine maps ------------------------------------------------------------------------------------------------------
+# --- Networks, affine maps --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("side", [28, 27])
@@ -126,6 +120,16 @@ def test_affnist_ranges_and_ink_inside() -> None:
     assert inked[-1].any()
     assert inked[:, 0].any()
     assert inked[:, -1].any()
+
+
+@needs_mnist
+def test_no_ink_of_mnist_leaves_the_canvas() -> None:
+    data = m.make_data(m.Config(dataset="mnist", data_dir=MNIST))
+    assert (data.name, len(data.test_images)) == ("mnist", 10_000)
+    some = m.draw_distortions(rng_of(0), data.test_images[:500])
+    first = data.test_images[:500] / 255
+    wide = m.warp(first, m.warp_matrices(some.matrices, 13.5, some.middle + 20), 80)
+    np.testing.assert_allclose(wide[:, 20:60, 20:60].sum(axis=(1, 2)), wide.sum(axis=(1, 2)), rtol=1e-9)
 
 
 def test_ink_that_does_not_fit_is_in_the_middle() -> None:
@@ -369,9 +373,6 @@ def test_confidences_and_pictures_for_figures() -> None:
     np.testing.assert_allclose(visualize.PERTURBATIONS, np.arange(-5, 6) * 0.05, atol=1e-12)
 
 
-# --- Command line -----------------------------------------------------------------------------------------------------
-
-
 def test_out_json_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images, labels = affnist_like()
     mat = write_affnist(tmp_path / "15.mat", images.reshape(30, -1).T, labels[None])
@@ -387,16 +388,3 @@ def test_out_json_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert {"upright_error", "sweep", "confusion", "steps", "epochs", "epoch_seconds"} <= set(figures)
         assert ("recon_mse" in figures) == (name == "capsnet")
         assert result["history"][name]["check_step"] == [2, 3, 4, 6]
-
-
-# --- Real digits ------------------------------------------------------------------------------------------------------
-
-
-@needs_mnist
-def test_no_ink_of_mnist_leaves_the_canvas() -> None:
-    data = m.make_data(m.Config(dataset="mnist", data_dir=MNIST))
-    assert (data.name, len(data.test_images)) == ("mnist", 10_000)
-    some = m.draw_distortions(rng_of(0), data.test_images[:500])
-    first = data.test_images[:500] / 255
-    wide = m.warp(first, m.warp_matrices(some.matrices, 13.5, some.middle + 20), 80)
-    np.testing.assert_allclose(wide[:, 20:60, 20:60].sum(axis=(1, 2)), wide.sum(axis=(1, 2)), rtol=1e-9)

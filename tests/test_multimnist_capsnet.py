@@ -1,8 +1,5 @@
-"""multimnist_capsnet: composites, routing's invariants, training, files, command line.
-
-Digits are noise or generated strokes; the last section uses real MNIST where ``../shared/data/mnist`` (or the folder
-mnist below CAPSULES_DATA) is there.
-"""
+"""multimnist_capsnet: composites, routing's invariants, training, files, command line. Digits are noise or generated
+strokes; one test is of real MNIST."""
 
 from __future__ import annotations
 
@@ -199,7 +196,19 @@ def test_the_learning_rate_rises_then_falls() -> None:
     np.testing.assert_allclose(rates, [1 / m.WARMUP, 0.99, 0.5, 1e-4])
 
 
-# --- Command line -----------------------------------------------------------------------------------------------------
+@needs_mnist
+def test_sixty_steps_on_mnist() -> None:
+    config = m.Config(dataset="mnist", data_dir=MNIST, n_epochs=1, n_train=60 * 16, batch_size=16, n_test=200)
+    data = m.make_data(config)
+    assert data.name == "mnist"
+    assert (len(data.train.images), len(data.test.images)) == (60_000, 200)
+    history = m.train_all(config, data, names=("capsnet",))["capsnet"].history
+    assert history["train_margin_loss"][0] < 1.0
+    assert history["digit_accuracy"][0] > 0.25  # chance: 0.2
+    assert history["recon_mse"][0] < 0.07
+
+
+# --- Runs and pictures ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("script", [m, affine], ids=lambda script: script.EXPERIMENT)
@@ -221,9 +230,6 @@ def test_a_run_is_not_resumed_on_other_digits(
     line = failure(script, [*argv, "--resume"], capsys)
     assert line == f"error: cannot resume {tmp_path / 'c'}: it was made with --dataset strokes, not mnist\n"
     assert script.main([*argv, "--resume", "--dataset", "strokes"]) == 0
-
-
-# --- Checkpoints and pictures -----------------------------------------------------------------------------------------
 
 
 BOX = 24  # pixels: what two overlapping digits fill
@@ -259,18 +265,3 @@ def test_pictures_of_odd_sizes_are_scaled_to_the_ink(size: tuple[int, int], tmp_
     assert abs(max(np.ptp(rows), np.ptp(columns)) + 1 - BOX) <= 1
     assert abs(rows.mean() - 17.5) <= 1
     assert abs(columns.mean() - 17.5) <= 1
-
-
-# --- Real digits ------------------------------------------------------------------------------------------------------
-
-
-@needs_mnist
-def test_sixty_steps_on_mnist() -> None:
-    config = m.Config(dataset="mnist", data_dir=MNIST, n_epochs=1, n_train=60 * 16, batch_size=16, n_test=200)
-    data = m.make_data(config)
-    assert data.name == "mnist"
-    assert (len(data.train.images), len(data.test.images)) == (60_000, 200)
-    history = m.train_all(config, data, names=("capsnet",))["capsnet"].history
-    assert history["train_margin_loss"][0] < 1.0
-    assert history["digit_accuracy"][0] > 0.25  # chance: 0.2
-    assert history["recon_mse"][0] < 0.07

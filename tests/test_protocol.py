@@ -481,7 +481,7 @@ def test_the_margin_that_is_attacked_is_the_last_of_the_training() -> None:
     np.testing.assert_allclose(gradient, [[-0.9, 0.5, 0.4], [-0.1, 0, 0.1]], atol=1e-12)
 
 
-# --- Random numbers ---------------------------------------------------------------------------------------------------
+# --- Random numbers, and numbers that are not finite ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -505,9 +505,6 @@ def test_no_two_draws_share_a_stream(name: str, monkeypatch: Patch) -> None:
     states = init_states(script.make_models(config), config)
     starts = [state.params["conv1.w"] for state in states.values()]
     assert len({start.ravel()[:20].tobytes() for start in starts}) == len(starts)
-
-
-# --- Numbers that are not finite --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -134,6 +134,22 @@ def test_a_single_deep_picture_has_the_white_of_the_bits_that_it_uses(tmp_path: 
     assert pictures.read_grey(tmp_path / "deep.tif").max() == 1
 
 
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize("side", [8_000, 10_000, 100_000])  # Pillow warns from 9,500 on, and raises from 13,400
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(side: int, tmp_path: Path) -> None:
+    """A PNG that claims a size and holds nothing."""
+    header = 2 * side.to_bytes(4, "big") + bytes((8, 0, 0, 0, 0))
+    body = png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(b"")) + png_chunk(b"IEND", b"")
+    (tmp_path / "huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+    with pytest.raises(UserError) as error:
+        pictures.read_grey(tmp_path / "huge.png")
+    said = f"{tmp_path / 'huge.png'} has {side:,} x {side:,} pixels: make it smaller than 50,000,000"
+    assert str(error.value) == said
+
+
 # --- Grey levels are those of the set ---------------------------------------------------------------------------------
 
 DEEP: dict[str, tuple[str, Callable[[Array], Array], tuple[float, float]]] = {
@@ -571,22 +587,3 @@ def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:
     assert "has the shape (12, 28, 28), and its labels (5,)" in fault_of(root)
     labels.unlink()
     assert "has no train-labels-idx1-ubyte beside the others" in fault_of(root)
-
-
-# --- Files that are too large -----------------------------------------------------------------------------------------
-
-
-def png_chunk(kind: bytes, data: bytes) -> bytes:
-    return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
-
-
-@pytest.mark.parametrize("side", [8_000, 10_000, 100_000])  # Pillow warns from 9,500 on, and raises from 13,400
-def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(side: int, tmp_path: Path) -> None:
-    """A PNG that claims a size and holds nothing."""
-    header = 2 * side.to_bytes(4, "big") + bytes((8, 0, 0, 0, 0))
-    body = png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(b"")) + png_chunk(b"IEND", b"")
-    (tmp_path / "huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + body)
-    with pytest.raises(UserError) as error:
-        pictures.read_grey(tmp_path / "huge.png")
-    said = f"{tmp_path / 'huge.png'} has {side:,} x {side:,} pixels: make it smaller than 50,000,000"
-    assert str(error.value) == said

@@ -151,7 +151,7 @@ def test_settings_are_chosen_on_other_objects(folder: Path, hold_out: str) -> No
     assert seen
 
 
-# --- Damaged sets: each breaks a sound one in one way -----------------------------------------------------------------
+# --- Damaged sets, each of which breaks a sound one in one way, and arbitrary bytes -----------------------------------
 
 
 def sound(part: str, subset: str = "training") -> bytes:
@@ -225,8 +225,6 @@ def test_the_sound_set_of_the_fault_tests_is_accepted(script: Any, folder: Path,
     assert "smallnorb: azimuths 180:350 held out, 0:170 trained on" in out
     assert error == ""
 
-
-# --- Arbitrary bytes --------------------------------------------------------------------------------------------------
 
 words = st.one_of(
     st.sampled_from([*norb.NORB_DTYPES, 0, 1, 2, 3, 4, 96, -1, 2**31 - 1, -(2**31)]), st.integers(-(2**31), 2**31 - 1)
