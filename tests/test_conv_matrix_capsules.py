@@ -5,7 +5,6 @@ Gradients and plain loops: test_gradients.py; flags, checkpoints and results: te
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 from PIL import Image
 
 import conv_matrix_capsules as m
-import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from fast.workers import Workers
 from helpers import (
@@ -23,11 +21,12 @@ from helpers import (
     SMALLNORB,
     GradientError,
     config_of,
+    digits_folder,
     failure,
     needs_smallnorb,
     strokes,
     surviving_mutants,
-)  # fmt: skip
+)
 from support.training import RunOptions
 from test_gradients import FIELD_CASES as CASES
 from test_gradients import FIELD_FORMS as FORMS
@@ -41,15 +40,8 @@ FEW_VIEWS = ["--n-train-views", "2", "--n-test-views", "2", "--n-elev", "1", "--
 
 
 def tiny(**changes: Any) -> m.Config:
-    few: dict[str, Any] = {"dataset": "strokes", "n_train": 24, "n_test": 10, "batch_size": 8, "sizes": SIZES}
-    return m.Config(**few | {"n_epochs": 2, "cnn_epochs": 2} | changes)
-
-
-@pytest.fixture(autouse=True)
-def few_strokes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writing 25,000 digits takes seconds."""
-    few = functools.partial(digits.resolve_dataset, stroke_counts=(60, 20))
-    monkeypatch.setattr(digits, "resolve_dataset", few)
+    few: dict[str, Any] = {"dataset": "mnist", "data_dir": digits_folder(), "n_train": 24, "n_test": 10}
+    return m.Config(**few | {"batch_size": 8, "sizes": SIZES, "n_epochs": 2, "cnn_epochs": 2} | changes)
 
 
 # --- Gradients --------------------------------------------------------------------------------------------------------
