@@ -244,6 +244,10 @@ class Experiment(NamedTuple):
         return importlib.import_module(self.name)
 
     @property
+    def has_digits(self) -> bool:
+        return "--data-dir" in self.tiny
+
+    @property
     def models(self) -> tuple[str, ...]:
         return self.script.MODEL_NAMES
 

@@ -265,7 +265,7 @@ def test_places_where_nothing_can_be_written(
 def test_a_folder_without_the_data(experiment: Experiment, tmp_path: Path, capsys: Capture) -> None:
     if not hasattr(experiment.script.Config, "data_dir"):
         pytest.skip("it reads no files")
-    dataset = "mnist" if "--data-dir" in experiment.tiny else "smallnorb"
+    dataset = "mnist" if experiment.has_digits else "smallnorb"
     assert str(tmp_path) in failure(experiment.script, [f"--dataset={dataset}", f"--data-dir={tmp_path}"], capsys)
 
 
