@@ -47,18 +47,17 @@ def _nothing_outside() -> Iterator[None]:
     folder is an empty one."""
     before = written_by_default()
     home = tempfile.mkdtemp(prefix="home")
-    connect, connect_ex, look_up = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
+    look_up = socket.getaddrinfo
 
     def checked(host: str) -> None:
         assert host in LOCAL, f"a test asks the network for {host}"
 
-    def checked_connect(self: socket.socket, address: Any) -> Any:
-        checked(host_of(address))
-        return connect(self, address)
+    def checked_connection(original: Any) -> Any:
+        def call(self: socket.socket, address: Any) -> Any:
+            checked(host_of(address))
+            return original(self, address)
 
-    def checked_connect_ex(self: socket.socket, address: Any) -> Any:
-        checked(host_of(address))
-        return connect_ex(self, address)
+        return call
 
     def checked_look_up(host: Any, *args: Any, **options: Any) -> Any:
         checked(str(host or ""))
@@ -69,8 +68,8 @@ def _nothing_outside() -> Iterator[None]:
         for variable in ("http_proxy", "https_proxy"):
             patch.setenv(variable, "http://127.0.0.1:9")
         patch.setenv("no_proxy", "127.0.0.1,localhost")
-        patch.setattr(socket.socket, "connect", checked_connect)
-        patch.setattr(socket.socket, "connect_ex", checked_connect_ex)
+        for name in ("connect", "connect_ex"):
+            patch.setattr(socket.socket, name, checked_connection(getattr(socket.socket, name)))
         patch.setattr(socket, "getaddrinfo", checked_look_up)
         yield
     shutil.rmtree(home, ignore_errors=True)

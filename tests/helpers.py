@@ -121,9 +121,7 @@ def check_pair(
     check_gradient(f, inputs, grads, rng, **options)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Mutants: does the check see a wrong sign?
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Mutants: does the check see a wrong sign? ------------------------------------------------------------------------
 
 SWAPS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
@@ -232,9 +230,7 @@ def surviving_mutants(monkeypatch: Any, module: ModuleType | type, name: str, ch
     return survivors
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The experiments, as small as they can be
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The experiments, as small as they can be -------------------------------------------------------------------------
 
 
 class Experiment(NamedTuple):
@@ -259,10 +255,6 @@ class Experiment(NamedTuple):
         """The smallest training, and more flags."""
         return [*self.tiny.format(digits=digits_folder()).split(), "--threads", "1", "--quiet", *more.split()]
 
-    def config(self, more: str = "") -> Any:
-        """What the flags make of the default Config; those of ``argv`` are not among them."""
-        return config_of(self.script, more.split())
-
 
 _DIGITS = "--dataset mnist --data-dir {digits} --n-epochs 2 --batch-size 8 --n-train 24"
 EXPERIMENTS = {
@@ -275,13 +267,9 @@ EXPERIMENTS = {
         ),
         Experiment("multimnist_capsnet", f"{_DIGITS} --n-test 20 --conv-channels 2 --primary-types 1"),
         Experiment(
-            "mnist_affine_capsnet",
-            f"{_DIGITS} --n-test 20 --n-val 16 --n-sweep 4 --conv-channels 2 --primary-types 1",
+            "mnist_affine_capsnet", f"{_DIGITS} --n-test 20 --n-val 16 --n-sweep 4 --conv-channels 2 --primary-types 1"
         ),
-        Experiment(
-            "conv_matrix_capsules",
-            f"{_DIGITS} --n-test 10 --sizes 5,2,3,2 --loss cross-entropy",
-        ),
+        Experiment("conv_matrix_capsules", f"{_DIGITS} --n-test 10 --sizes 5,2,3,2 --loss cross-entropy"),
         Experiment(
             "capsule_attacks",
             "--n-epochs 2 --batch-size 8 --n-train 24 --sizes 5,2,3,2 --loss cross-entropy --n-attack 2 --epsilons 0.1",
@@ -319,9 +307,7 @@ def digits_folder() -> Path:
     return folder
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Pictures of a person
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Pictures of a person ---------------------------------------------------------------------------------------------
 
 PICTURE_CLASSES = ("dark left", "heller", "猫")  # a blank, and another alphabet
 
@@ -355,9 +341,7 @@ def idx(array: Array) -> bytes:
     return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A script in a process of its own
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A script in a process of its own ---------------------------------------------------------------------------------
 
 
 def script_environment() -> dict[str, str]:
@@ -372,9 +356,7 @@ def run_script(script: str, *args: object, timeout: float = 120) -> subprocess.C
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What a script says of mistakes
-# ----------------------------------------------------------------------------------------------------------------------
+# --- What a script says of mistakes -----------------------------------------------------------------------------------
 
 
 def usage_error(script: ModuleType, argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:

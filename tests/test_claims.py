@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from figure_checks import check_held, check_pictures, drawn, held
 from helpers import ROOT, failure
 from support.results import save_result
 from support.statistics import describe_sample, t_quantile
+from test_report import git
 
 Json = dict[str, Any]
 NOISE = np.array([-1.5, -0.5, 0.0, 0.5, 1.5])  # sd sqrt(5 / 4)
@@ -124,9 +124,7 @@ def test_both_sides_may_be_parts_and_have_metrics_of_their_own() -> None:
     assert (found["conditions"][0]["first"], found["conditions"][0]["second"]) == (0.9, 0.3)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The list, before the runs
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The list, before the runs ----------------------------------------------------------------------------------------
 
 
 def test_the_list_can_be_read_from_its_text() -> None:
@@ -141,13 +139,11 @@ def test_the_list_can_be_read_from_its_text() -> None:
 def test_a_run_from_before_its_comparison_was_listed_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    author = ["-c", "user.name=A", "-c", "user.email=a@b.c"]
-
     def commit(text: str) -> str:
         Path("claims.py").write_text(text)
-        for words in (["init", "-q"], ["add", "claims.py"], [*author, "commit", "-qm", "x"]):
-            subprocess.run(["git", *words], check=True, capture_output=True)
-        return report.git("rev-parse", "HEAD").stdout.strip()
+        for words in ("init -q", "add claims.py", "commit -qm x"):
+            git(*words.split())
+        return git("rev-parse", "HEAD")
 
     line = "CLAIMS = Condition('any words', 'one.json', 'capsules', 'cnn', 'accuracy', '200:205')"
     before, other, after = commit("x = 1"), commit(line.replace("205", "300")), commit(line)
@@ -161,9 +157,7 @@ def test_a_run_from_before_its_comparison_was_listed_is_seen(tmp_path: Path, mon
     assert list(report.check_listed()) == [fault]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Values at equal accuracy
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Values at equal accuracy -----------------------------------------------------------------------------------------
 
 
 def curves(familiar: list[float], held_out: list[float]) -> Json:

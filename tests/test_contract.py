@@ -108,9 +108,7 @@ def assert_same_bits(a: Run, b: Run) -> None:
                 np.testing.assert_array_equal(array, getattr(b.states[name], kind)[key], err_msg=f"{name} {kind} {key}")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A wrong flag or value: one line that names it, status 2
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A wrong flag or value: one line that names it, status 2 ----------------------------------------------------------
 
 WRONG = {  # by the kind of a setting
     "whole_number": ["x", "", "1.5", "nan", "1,5", f"{10**30}", f"-{10**30}", "1\n2"],
@@ -196,9 +194,7 @@ def test_help(script: ModuleType, capsys: Capture, monkeypatch: Patch) -> None:
         config_of(script, shlex.split(words))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A missing, damaged or wrong file: one line that names it, status 1
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A missing, damaged or wrong file: one line that names it, status 1 -----------------------------------------------
 
 
 def flipped(content: bytes, at: float) -> bytes:
@@ -277,13 +273,11 @@ def test_places_where_nothing_can_be_written(
 def test_a_folder_without_the_data(experiment: Experiment, tmp_path: Path, capsys: Capture) -> None:
     if not hasattr(experiment.script.Config, "data_dir"):
         pytest.skip("it reads no files")
-    argv = [f"--dataset={'mnist' if experiment.has_digits else 'smallnorb'}", f"--data-dir={tmp_path}"]
-    assert str(tmp_path) in failure(experiment.script, argv, capsys)
+    dataset = "mnist" if experiment.has_digits else "smallnorb"
+    assert str(tmp_path) in failure(experiment.script, [f"--dataset={dataset}", f"--data-dir={tmp_path}"], capsys)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Interrupted, terminated, killed: the checkpoint of the last epoch, from which --resume gives the same bits
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Interrupted, terminated, killed: the checkpoint of the last epoch, from which --resume gives the same bits -------
 
 
 @contextlib.contextmanager
@@ -340,9 +334,7 @@ def test_a_process_that_is_stopped_in_the_middle(number: int, experiment: Experi
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.safetensors", "out.json", "whole"]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A full disk, a closed pipe: no earlier file is lost, one line
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A full disk, a closed pipe: no earlier file is lost, one line ----------------------------------------------------
 
 
 @pytest.mark.parametrize("which", ["--checkpoint", "--out-json"])
@@ -398,9 +390,7 @@ def test_closed_and_full_streams(
     assert json.loads((tmp_path / "o.json").read_text())["models"]["cnn"]  # written before it is printed
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A NaN: one line with epoch and step
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A NaN: one line with epoch and step ------------------------------------------------------------------------------
 
 
 def test_a_nan_stops_the_run_and_names_epoch_and_step(experiment: Experiment, tmp_path: Path, capsys: Capture) -> None:
@@ -424,9 +414,7 @@ def test_a_training_that_really_diverges(lr: float, experiment: Experiment, whol
             experiment.script.train_all(config, data, names=(name,))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Results
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Results ----------------------------------------------------------------------------------------------------------
 
 
 def test_out_json_holds_what_the_contract_says(experiment: Experiment, whole: Run) -> None:
@@ -489,9 +477,7 @@ def test_a_bar_on_a_terminal_and_nowhere_else(quiet: bool, experiment: Experimen
     assert (shown == b"END") == quiet
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Resuming
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Resuming ---------------------------------------------------------------------------------------------------------
 
 
 def another(kind: Any, value: Any) -> Any:

@@ -22,9 +22,7 @@ TEACHING = ROOT / "docs" / "how_capsules_work.md"
 same = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# docs/how_capsules_work.md: every code block runs, and computes what the scripts compute
-# ----------------------------------------------------------------------------------------------------------------------
+# --- docs/how_capsules_work.md: every code block runs, and computes what the scripts compute --------------------------
 
 
 def code_blocks(*, in_torch: bool = False) -> list[str]:
@@ -52,17 +50,6 @@ def test_every_function_is_compared() -> None:
 
 def rng() -> np.random.Generator:
     return np.random.default_rng(7)
-
-
-def gradient(f: Any, dout: Any, **inputs: Array) -> Any:
-    """For ``check_gradient``: the sum of f's outputs, each times its upstream gradient."""
-
-    def contracted(**changed: Array) -> float:
-        out = f(**{**inputs, **changed})
-        out, douts = (out, dout) if isinstance(dout, tuple) else ((out,), (dout,))
-        return float(sum((o * d).sum() for o, d in zip(out, douts, strict=False)))
-
-    return contracted
 
 
 def test_squash() -> None:
@@ -216,7 +203,8 @@ def test_score() -> None:
         same(page().score(cache.mu[b], cache.a[b]), scores[b])
     inputs, dscore = {"mu": cache.mu[0], "a": cache.a[0]}, rng().normal(size=5)
     dmu, da = page().score_backward(dscore, cache.mu[0])
-    check_gradient(gradient(page().score, dscore, **inputs), inputs, {"mu": dmu, "a": da}, rng())
+    score = page().score
+    check_gradient(lambda mu, a: float((score(mu, a) * dscore).sum()), inputs, {"mu": dmu, "a": da}, rng())
 
 
 def test_the_example_by_hand_has_the_numbers_of_its_code() -> None:

@@ -71,9 +71,7 @@ def config_of(experiment: Any, about: dict[str, Any]) -> Any:
     return experiment.Config(**{key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()})
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Rounding, measures, flags
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Rounding, measures, flags ----------------------------------------------------------------------------------------
 
 
 def test_rounding_is_off_by_half_a_step_at_most() -> None:
@@ -218,9 +216,7 @@ def test_a_network_that_the_page_cannot_compute_is_refused(
     assert failure(explorer, argv, capsys) == f"error: {path} {says}\n"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The committed page
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The committed page -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -304,9 +300,7 @@ def test_the_accuracies_as_trained_are_those_of_the_results(part: str, committed
         assert reported == shown
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# In a browser: the JavaScript against numpy
-# ----------------------------------------------------------------------------------------------------------------------
+# --- In a browser: the JavaScript against numpy -----------------------------------------------------------------------
 
 
 def settled(driver: Any, condition: Callable[[], Any]) -> Any:
@@ -486,9 +480,7 @@ def test_objects_are_drawn_as_by_numpy(exact: Exact) -> None:
         np.testing.assert_allclose(theirs, image.ravel(), atol=1e-5)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# In a browser: the committed page as a person uses it
-# ----------------------------------------------------------------------------------------------------------------------
+# --- In a browser: the committed page as a person uses it -------------------------------------------------------------
 
 
 @pytest.fixture
@@ -519,6 +511,13 @@ def pixels_of(driver: Any, name: str) -> bytes:
     return base64.b64decode(url.partition(",")[2])
 
 
+def drag(driver: Any, element: Any, right: int, down: int) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    driver.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", element)
+    ActionChains(driver).click_and_hold(element).move_by_offset(right, down).release().perform()
+
+
 SEVEN = [(0.3, 0.25), (0.7, 0.25), (0.45, 0.8)]
 
 
@@ -544,13 +543,9 @@ def test_the_pen_by_keyboard(page: Any) -> None:
 
 
 def test_a_slider_changes_the_digit_and_reset_undoes_it(page: Any) -> None:
-    from selenium.webdriver.common.action_chains import ActionChains
-
     before = pixels_of(page, "after")
     assert before == pixels_of(page, "before")
-    slider = page.find_element("id", "slider0")
-    page.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", slider)
-    ActionChains(page).click_and_hold(slider).move_by_offset(60, 0).release().perform()
+    drag(page, page.find_element("id", "slider0"), 60, 0)
     settled(page, lambda: pixels_of(page, "after") != before)
     assert float(text_of(page, "slider-value0")) > 0.05
     page.find_element("id", "reset").click()
@@ -652,16 +647,13 @@ def test_a_damaged_link_opens_the_page(page: Any) -> None:
 
 
 def test_votes_in_the_plane_are_dragged(page: Any) -> None:
-    from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
     before = text_of(page, "assignments")
     page.find_element("id", "plane-iterations").send_keys(Keys.ARROW_RIGHT)
     settled(page, lambda: text_of(page, "plane-value") == "2" and text_of(page, "assignments") != before)
-    handle = page.find_element("css selector", "#plane .handle circle")
-    page.execute_script("$('plane').scrollIntoView({ block: 'center', behavior: 'instant' })")
     before, votes = text_of(page, "assignments"), page.execute_script("return [...explorer.plane.votes]")
-    ActionChains(page).click_and_hold(handle).move_by_offset(-60, 30).release().perform()
+    drag(page, page.find_element("css selector", "#plane .handle circle"), -60, 30)
     settled(page, lambda: text_of(page, "assignments") != before)
     moved = np.flatnonzero(np.array(page.execute_script("return [...explorer.plane.votes]")) != votes)
     assert moved.tolist() == [0, 1]
@@ -678,8 +670,6 @@ def test_the_tour_has_six_steps(page: Any) -> None:
 
 def test_dragging_turns_the_object(page: Any) -> None:
     """Of the class with the largest pose: a class can be known by its activation, with a pose of almost zero."""
-    from selenium.webdriver.common.action_chains import ActionChains
-
     sizes = page.execute_script("""
         return part.classes.map((_, j) => {
             selectObject(j);
@@ -691,9 +681,7 @@ def test_dragging_turns_the_object(page: Any) -> None:
         assert bool(text_of(page, "pose-zero")) == (sizes[j] < 0.05)
         assert any(text_of(page, "matrix").replace(".", "").replace("0", "")) == (sizes[j] >= 0.05)
     before = pixels_of(page, "view"), text_of(page, "matrix"), text_of(page, "azimuth-value")
-    canvas = page.find_element("id", "view")
-    page.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", canvas)
-    ActionChains(page).click_and_hold(canvas).move_by_offset(80, 10).release().perform()
+    drag(page, page.find_element("id", "view"), 80, 10)
     drawn(page)
     after = pixels_of(page, "view"), text_of(page, "matrix"), text_of(page, "azimuth-value")
     assert all(new != old for new, old in zip(after, before, strict=True))

@@ -58,9 +58,7 @@ def assert_same(plain: Params, fast: Params) -> None:
         np.testing.assert_allclose(fast[key], expected, rtol=0, atol=1e-10 * largest, err_msg=key)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Convolutions: the two plain ones, and that by way of the spectra
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Convolutions: the two plain ones, and that by way of the spectra -------------------------------------------------
 
 # stride, padding, kernel, rows, columns, channels in
 CONV_CASES = [
@@ -150,9 +148,7 @@ def check_transforms() -> None:
                 raise GradientError("not the Fourier transform")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Other layers
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Other layers -----------------------------------------------------------------------------------------------------
 
 
 def check_pool(module: ModuleType, name: str) -> None:
@@ -247,9 +243,7 @@ def test_a_layer_is_the_same_in_both_base_scripts(name: str) -> None:
         assert ours == theirs
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Losses
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Losses -----------------------------------------------------------------------------------------------------------
 
 
 def some_labels(n: int, n_labels: int = 2) -> Array:
@@ -324,9 +318,7 @@ def test_cross_entropies_far_out() -> None:
         np.testing.assert_allclose(gradient[1, [3, 4]], [0.5, -0.5])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Dynamic routing
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Dynamic routing --------------------------------------------------------------------------------------------------
 
 J, P, I, D, B = 7, 3, 9, 5, 6
 ROUTINGS = {"plain": m, "fast": dynamic_routing}
@@ -409,9 +401,7 @@ def test_one_transformation_for_all() -> None:
         check_routing(study.shared(routing), "exact", 2, shared=True)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# EM routing of one set of children
-# ----------------------------------------------------------------------------------------------------------------------
+# --- EM routing of one set of children --------------------------------------------------------------------------------
 
 LAMBDAS = [[0.8], [1.3], [1.3, 1.3], [0.4, 0.8], [0.8, 0.8, 0.8], [0.43, 0.87, 1.3], [0.04, 0.08, 0.11, 0.15]]
 STARVED = 20 * s.MASS_FLOOR  # the activity of children of whose parents' mass the floor is a good part
@@ -504,9 +494,7 @@ def test_em_routing_is_the_loop(lambdas: list[float]) -> None:
                 np.testing.assert_allclose([m_step.r[n, i, j], plain_r[n, 0, i, j]], loop_r[(j,), (i,)], rtol=1e-9)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# EM routing over receptive fields
-# ----------------------------------------------------------------------------------------------------------------------
+# --- EM routing over receptive fields ---------------------------------------------------------------------------------
 
 FIELD_FORMS: dict[str, Any] = {"plain": conv, "fast": field_em}
 FIELD_CASES = [  # B, H, W, I, J, K, P, stride
@@ -626,9 +614,7 @@ def test_the_fast_field_routing_is_the_plain_one(
     assert_same(*results)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Whole networks of views and of convolutional capsules: parameters and images
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Whole networks of views and of convolutional capsules: parameters and images -------------------------------------
 
 
 class Network(NamedTuple):
@@ -761,9 +747,7 @@ def test_all_gradients_are_those_of_autograd(script: Any, name: str, changes: di
         np.testing.assert_allclose(gradient, expected[key], rtol=1e-7, atol=1e-8 * largest, err_msg=key)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Whole networks of digits: parameters
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Whole networks of digits: parameters -----------------------------------------------------------------------------
 
 TINY: dict[str, Any] = {
     "conv_channels": 3,
@@ -892,9 +876,7 @@ def test_loss_and_gradients_are_those_of_autograd(changes: dict[str, Any]) -> No
         np.testing.assert_allclose(grads[name], reference[name], rtol=1e-8, atol=1e-12, err_msg=name)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The check of every backward pass, and the backward passes broken on purpose
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The check of every backward pass, and the backward passes broken on purpose --------------------------------------
 
 CHECKS: dict[tuple[ModuleType, str], Check] = {
     **{(form, "conv2d_backward"): functools.partial(check_conv, form) for form in CONVS},

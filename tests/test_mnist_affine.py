@@ -1,8 +1,5 @@
-"""mnist_affine_capsnet: affine maps, data, validation, files, command line.
-
-Digits are noise or generated strokes; the last section uses real MNIST where ``../shared/data/mnist`` (or the folder
-mnist below CAPSULES_DATA) is there.
-"""
+"""mnist_affine_capsnet: affine maps, data, validation, files, command line. Digits are noise or generated
+strokes; one test is of real MNIST."""
 
 from __future__ import annotations
 
@@ -48,11 +45,6 @@ def rng_of(*seed: int) -> np.random.Generator:
     return np.random.default_rng([*seed, 5])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Networks
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def test_networks_are_those_of_the_base() -> None:
     """One label, and nothing else, tells the capsule network from that of two digits."""
     config = m.Config()
@@ -63,9 +55,7 @@ def test_networks_are_those_of_the_base() -> None:
         np.testing.assert_array_equal(ours[name], theirs[name])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Affine maps
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Networks, affine maps --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("side", [28, 27])
@@ -113,7 +103,9 @@ def test_affnist_ranges_and_ink_inside() -> None:
     assert 0.19 < np.abs(d.shear).max() <= 0.2
     assert 0.8 <= d.scale.min() < 0.81
     assert 1.19 < d.scale.max() <= 1.2
-    assert abs(np.corrcoef(d.scale.T)[0, 1]) < 0.15  # drawn for each axis
+    for drawn, spread in ((d.scale, 0.1), (d.middle, 3)):  # for each axis
+        assert (drawn.std(axis=0) > spread).all()
+        assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.15
     images = m.distort(digits / 255, d)
     assert images.shape == (len(digits), 40, 40)
     # The same on a larger canvas: nothing lies in what is added.
@@ -128,6 +120,16 @@ def test_affnist_ranges_and_ink_inside() -> None:
     assert inked[-1].any()
     assert inked[:, 0].any()
     assert inked[:, -1].any()
+
+
+@needs_mnist
+def test_no_ink_of_mnist_leaves_the_canvas() -> None:
+    data = m.make_data(m.Config(dataset="mnist", data_dir=MNIST))
+    assert (data.name, len(data.test_images)) == ("mnist", 10_000)
+    some = m.draw_distortions(rng_of(0), data.test_images[:500])
+    first = data.test_images[:500] / 255
+    wide = m.warp(first, m.warp_matrices(some.matrices, 13.5, some.middle + 20), 80)
+    np.testing.assert_allclose(wide[:, 20:60, 20:60].sum(axis=(1, 2)), wide.sum(axis=(1, 2)), rtol=1e-9)
 
 
 def test_ink_that_does_not_fit_is_in_the_middle() -> None:
@@ -146,9 +148,7 @@ def test_a_distortion_is_scale_then_shear_then_turn() -> None:
     np.testing.assert_allclose(d.matrices[0] @ (1, 0), (-1, 2), atol=1e-12)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# affNIST files
-# ----------------------------------------------------------------------------------------------------------------------
+# --- affNIST files ----------------------------------------------------------------------------------------------------
 
 
 def affnist_like(n: int = 30) -> tuple[Array, Array]:
@@ -203,9 +203,7 @@ def test_what_is_no_affnist_file_is_one_line(
         assert says.get(path.stem, "") in error
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Data
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Data -------------------------------------------------------------------------------------------------------------
 
 
 def content(images: Array) -> set[bytes]:
@@ -245,10 +243,7 @@ def shifts_of(images: Array, digits: Array) -> Array:
 
 
 @pytest.mark.parametrize(("changes", "reach"), [({}, 2), (canvas(), 6), ({"max_shift": 0}, 0)])
-def test_augmentation_is_drawn_for_each_image_and_never_at_test(
-    changes: dict[str, int],
-    reach: int,
-) -> None:
+def test_augmentation_is_drawn_for_each_image_and_never_at_test(changes: dict[str, int], reach: int) -> None:
     config = small(n_train=96, batch_size=32, n_epochs=9, **changes)
     data = m.make_data(config)
     inside = np.pad(np.ones((24, 24), np.uint8), 2)  # no shift loses ink
@@ -266,10 +261,6 @@ def test_augmentation_is_drawn_for_each_image_and_never_at_test(
         np.testing.assert_array_equal(m.training_batch(data, config, step).images, batch.images)
     assert np.abs(np.concatenate(seen)).max() == reach
     assert reach == 0 or not np.array_equal(seen[0], seen[3])
-    # An epoch is every digit once.
-    epoch = [m.training_batch(data, config, step).images.sum(axis=(1, 2)) for step in range(3)]
-    np.testing.assert_allclose(np.sort(np.concatenate(epoch)), np.sort(data.images.sum(axis=(1, 2)) / 255), rtol=1e-5)
-
     upright, held_out = m.rotated_set(data, config), data.val.images
     moved = shifts_of(upright.images(), data.test_images)
     free = (config.image_size - 28) // 2
@@ -308,20 +299,7 @@ def test_the_sweep_is_spread_over_the_test_digits() -> None:
     assert len(m.rotated_set(data, config, 5.0, 99).images()) == 20
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Training, validation, tests
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
-def test_training_learns(name: str) -> None:
-    config = small(n_train=96, n_epochs=6, lr=1e-2, cnn_lr=1e-2, conv_channels=8, primary_types=2)
-    data = m.make_data(config)
-    history = m.train_all(config, data, names=(name,))[name].history
-    assert history["train_loss"][-1] < 0.8 * history["train_loss"][0]
-    assert len(history["val_accuracy"]) == 6
-    assert ("val_recon_mse" in history) == (name == "capsnet")
-    assert max(history["val_accuracy"]) > 0.2
+# --- Training, validation, tests --------------------------------------------------------------------------------------
 
 
 def test_the_cnns_have_their_own_learning_rate() -> None:
@@ -395,45 +373,18 @@ def test_confidences_and_pictures_for_figures() -> None:
     np.testing.assert_allclose(visualize.PERTURBATIONS, np.arange(-5, 6) * 0.05, atol=1e-12)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def test_out_json_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images, labels = affnist_like()
     mat = write_affnist(tmp_path / "15.mat", images.reshape(30, -1).T, labels[None])
     argv = EXPERIMENTS[m.EXPERIMENT].argv("--canvas 40 --match-accuracy 1 --check-every 2")
     assert m.main([*argv, "--affnist", str(mat), "--out-json", str(tmp_path / "a.json")]) == 0
-    out, error = capsys.readouterr()
-    assert error == ""
-    head = "custom on 40x40: 20 test digits; seed 0, 2 epochs of 24, stopped at 100 % on 16 for validation"
-    assert out.splitlines()[0] == head
-    assert [line.split()[0] for line in out.splitlines()[1:]] == ["model", *m.MODEL_NAMES, "paper:"]
+    out = capsys.readouterr().out
+    assert "stopped at 100 % on 16 for validation" in out.splitlines()[0]
     assert out.count("not reached") == 3
     result = json.loads((tmp_path / "a.json").read_text())
-    assert (result["headline"], result["chance"]) == ("rotated_35_accuracy", 0.1)
-    assert (result["config"]["match_accuracy"], result["config"]["n_train"]) == (1.0, 24)
-    accuracies = {f"{k}_accuracy" for k in ("upright", "rotated_15", "rotated_35", "affnist", "affnist_file", "val")}
+    sets = ("upright", "rotated_15", "rotated_35", "affnist", "affnist_file", "val")
     for name, figures in result["models"].items():
-        more = {"n_params", "upright_error", "sweep", "confusion", "steps", "epochs", "reached"}
-        more |= {"epoch_seconds", "train_seconds"} | ({"recon_mse"} if name == "capsnet" else set())
-        assert set(figures) == accuracies | more
-        assert all(0 <= figures[k] <= 1 for k in accuracies)
+        assert {f"{key}_accuracy" for key in sets} == {key for key in figures if key.endswith("accuracy")}
+        assert {"upright_error", "sweep", "confusion", "steps", "epochs", "epoch_seconds"} <= set(figures)
+        assert ("recon_mse" in figures) == (name == "capsnet")
         assert result["history"][name]["check_step"] == [2, 3, 4, 6]
-        assert len(result["history"][name]["val_accuracy"]) == 2
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Real digits
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-@needs_mnist
-def test_no_ink_of_mnist_leaves_the_canvas() -> None:
-    data = m.make_data(m.Config(dataset="mnist", data_dir=MNIST))
-    assert (data.name, len(data.test_images)) == ("mnist", 10_000)
-    some = m.draw_distortions(rng_of(0), data.test_images[:500])
-    first = data.test_images[:500] / 255
-    wide = m.warp(first, m.warp_matrices(some.matrices, 13.5, some.middle + 20), 80)
-    np.testing.assert_allclose(wide[:, 20:60, 20:60].sum(axis=(1, 2)), wide.sum(axis=(1, 2)), rtol=1e-9)

@@ -1,8 +1,5 @@
-"""multimnist_capsnet: composites, routing's invariants, training, files, command line.
-
-Digits are noise or generated strokes; the last section uses real MNIST where ``../shared/data/mnist`` (or the folder
-mnist below CAPSULES_DATA) is there.
-"""
+"""multimnist_capsnet: composites, routing's invariants, training, files, command line. Digits are noise or generated
+strokes; one test is of real MNIST."""
 
 from __future__ import annotations
 
@@ -21,14 +18,7 @@ import mnist_affine_capsnet as affine
 import multimnist_capsnet as m
 from data.pictures import read_strokes
 from fast.workers import SERIAL
-from helpers import (
-    EXPERIMENTS,
-    MNIST,
-    digits_folder,
-    failure,
-    needs_mnist,
-    strokes,
-)
+from helpers import EXPERIMENTS, MNIST, digits_folder, failure, needs_mnist, strokes
 from support.optimizers import TrainState
 from support.run import init_state
 
@@ -46,9 +36,7 @@ def overlays(**changes: Any) -> m.Overlays:
     return m.Overlays(strokes().train_images, strokes().train_labels, small(**changes))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Composites
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Composites -------------------------------------------------------------------------------------------------------
 
 
 def boxes_iou(a: Array, b: Array) -> float:
@@ -144,9 +132,7 @@ def test_training_and_test_share_no_digit() -> None:
     assert not test & training
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Networks and training
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Networks and training --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -165,10 +151,6 @@ def test_nothing_is_nan_at_zero_or_far_out(dtype: type) -> None:
         losses, grads = m.capsnet_loss_and_grads(params, batch, 2, config)
         assert all(map(math.isfinite, losses.values()))
         assert all(np.isfinite(g).all() for g in grads.values())
-
-
-def trained(config: m.Config, name: str = "capsnet") -> TrainState:
-    return m.train_all(config, m.make_data(config), names=(name,))[name]
 
 
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
@@ -203,13 +185,9 @@ def test_muon_is_for_inner_weights_and_weights_alone_decay(name: str) -> None:
 
 
 def test_training_hands_optimizer_and_weight_decay_on() -> None:
-    config = small(lr=0.01, n_train=64)
-    changes: tuple[dict[str, Any], ...] = ({}, {"weight_decay": 10.0}, {"optimizer": "muon"})
-    plain, decayed, muon = (trained(dataclasses.replace(config, **more)).params for more in changes)
-    for key in plain:
-        assert (muon[key] != plain[key]).any()
-        if key.endswith(".w"):
-            assert np.square(decayed[key]).sum() < 0.95 * np.square(plain[key]).sum(), key
+    configs = small(), small(weight_decay=10.0), small(optimizer="muon")
+    ends = [m.train_all(config, m.make_data(config), names=("cnn",))["cnn"].params for config in configs]
+    assert len({params["conv1.w"].tobytes() for params in ends}) == 3
 
 
 def test_the_learning_rate_rises_then_falls() -> None:
@@ -218,21 +196,19 @@ def test_the_learning_rate_rises_then_falls() -> None:
     np.testing.assert_allclose(rates, [1 / m.WARMUP, 0.99, 0.5, 1e-4])
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "muon"])
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
-def test_training_learns(name: str, optimizer: str) -> None:
-    sizes = {"conv_channels": 8, "primary_types": 2, "decoder": (32, 64), "optimizer": optimizer}
-    config = small(n_train=1600, batch_size=16, n_test=100, **sizes)
-    history = trained(config, name=name).history
-    assert history["train_loss"][1] < 0.9 * history["train_loss"][0]
-    assert history["digit_accuracy"][1] > 0.3  # chance: 0.2
-    if name == "capsnet":
-        assert history["recon_mse"][1] < 0.075
+@needs_mnist
+def test_sixty_steps_on_mnist() -> None:
+    config = m.Config(dataset="mnist", data_dir=MNIST, n_epochs=1, n_train=60 * 16, batch_size=16, n_test=200)
+    data = m.make_data(config)
+    assert data.name == "mnist"
+    assert (len(data.train.images), len(data.test.images)) == (60_000, 200)
+    history = m.train_all(config, data, names=("capsnet",))["capsnet"].history
+    assert history["train_margin_loss"][0] < 1.0
+    assert history["digit_accuracy"][0] > 0.25  # chance: 0.2
+    assert history["recon_mse"][0] < 0.07
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Runs and pictures ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("script", [m, affine], ids=lambda script: script.EXPERIMENT)
@@ -254,11 +230,6 @@ def test_a_run_is_not_resumed_on_other_digits(
     line = failure(script, [*argv, "--resume"], capsys)
     assert line == f"error: cannot resume {tmp_path / 'c'}: it was made with --dataset strokes, not mnist\n"
     assert script.main([*argv, "--resume", "--dataset", "strokes"]) == 0
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Checkpoints and pictures
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 BOX = 24  # pixels: what two overlapping digits fill
@@ -294,20 +265,3 @@ def test_pictures_of_odd_sizes_are_scaled_to_the_ink(size: tuple[int, int], tmp_
     assert abs(max(np.ptp(rows), np.ptp(columns)) + 1 - BOX) <= 1
     assert abs(rows.mean() - 17.5) <= 1
     assert abs(columns.mean() - 17.5) <= 1
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Real digits
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-@needs_mnist
-def test_sixty_steps_on_mnist() -> None:
-    config = m.Config(dataset="mnist", data_dir=MNIST, n_epochs=1, n_train=60 * 16, batch_size=16, n_test=200)
-    data = m.make_data(config)
-    assert data.name == "mnist"
-    assert (len(data.train.images), len(data.test.images)) == (60_000, 200)
-    history = m.train_all(config, data, names=("capsnet",))["capsnet"].history
-    assert history["train_margin_loss"][0] < 1.0
-    assert history["digit_accuracy"][0] > 0.25  # chance: 0.2
-    assert history["recon_mse"][0] < 0.07

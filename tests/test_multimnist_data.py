@@ -61,7 +61,7 @@ def check_message(error: UserError, *parts: str) -> None:
         assert part in message
 
 
-# --- reading files ------------------------------------------------------------------------------------------
+# --- reading files ----------------------------------------------------------------------------------------------------
 
 
 @needs_mnist
@@ -169,7 +169,7 @@ def test_no_bytes_do_more_than_raise_a_user_error(tmp_path: Path, draw: st.DataO
         check_message(error, str(path))
 
 
-# --- downloads ----------------------------------------------------------------------------------------------
+# --- downloads --------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -274,16 +274,7 @@ def test_auto_falls_back_to_strokes_with_a_warning(
     assert dead_url in err
 
 
-def test_a_file_where_the_cache_should_be(mirror: Mirror, cache: Path) -> None:
-    cache.parent.mkdir()
-    cache.write_bytes(b"")
-    with pytest.raises(data.UnavailableError) as caught:
-        data.load_mnist()
-    check_message(caught.value, str(cache), "--data-dir")
-    assert cache.is_file()
-
-
-# --- stroke digits ------------------------------------------------------------------------------------------
+# --- stroke digits ----------------------------------------------------------------------------------------------------
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import conv_matrix_capsules as conv
 import mnist_affine_capsnet as affine
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-from helpers import EXPERIMENTS, config_of
+from helpers import EXPERIMENTS, config_of, digits_folder
 from support.optimizers import TrainState, count_params
 from support.run import init_states
 
@@ -106,6 +107,35 @@ def test_a_step_overwrites_neither_its_inputs_nor_the_next_steps(experiment: str
         np.testing.assert_array_equal(again[key], g, err_msg=key)
     for array, was in zip(arrays, before, strict=True):
         np.testing.assert_array_equal(array, was)
+
+
+OF_VIEWS = {"n_epochs": 10, "n_elev": 1, "n_train_views": 4, "n_per_combo": 3, "batch_size": 10, "lr": 5e-4}
+OF_DIGITS = {"dataset": "mnist", "conv_channels": 8, "primary_types": 2, "decoder": (32, 64), "batch_size": 16}
+OF_PAIRS = {**OF_DIGITS, "n_epochs": 2, "n_train": 1600, "n_test": 100}
+OF_TURNED = {**OF_DIGITS, "n_epochs": 12, "n_train": 192, "n_val": 100, "n_sweep": 4, "lr": 1e-2, "cnn_lr": 1e-2}
+OF_FIELDS = {**OF_VIEWS, "dataset": "voxels", "sizes": (8, 4, 4, 4), "lr": 1e-2, "variance_floor": 0.3}
+LEARNING: list[tuple[Any, ...]] = [
+    *((views, "capsules", OF_VIEWS | {"loss": "cross-entropy", "em_grad": policy}, "familiar_accuracy", 0.45)
+      for policy in ("exact", "stop")),
+    *((views, name, {**OF_VIEWS, "loss": "spread"}, "familiar_accuracy", 0.45) for name in views.MODEL_NAMES),
+    *((digits, name, {**OF_PAIRS, "optimizer": optimizer}, "digit_accuracy", 0.3)
+      for name, optimizer in itertools.product(digits.MODEL_NAMES, ("adam", "muon"))),
+    *((affine, name, OF_TURNED, "val_accuracy", 0.2) for name in affine.MODEL_NAMES),
+    *((conv, name, {**OF_FIELDS, "loss": loss}, "familiar_accuracy", 0.45)
+      for name, loss in itertools.product(conv.MODEL_NAMES, ("spread", "cross-entropy"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "name", "changes", "metric", "least"), LEARNING)
+def test_training_learns(script: Any, name: str, changes: dict[str, Any], metric: str, least: float) -> None:
+    """By the best epoch, as the gradient of "stop" is no descent direction and comes and goes. Chance is 0.2 for views
+    and for one of two digits, and 0.1 for single digits."""
+    config = script.Config(**changes | ({"data_dir": digits_folder()} if changes.get("dataset") == "mnist" else {}))
+    history = script.train_all(config, script.make_data(config), names=(name,))[name].history
+    assert max(history[metric]) > least, history
+    if name == "capsnet":
+        recon_mse = history["recon_mse" if script is digits else "val_recon_mse"]
+        assert recon_mse[-1] < min(0.075, recon_mse[0])
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ import planted_errors
 import report
 import smallnorb_novel_viewpoint as views
 from fast.workers import SERIAL, Workers
-from helpers import DATA, EXPERIMENTS, attacked_by_hand, config_of, smallest, strokes
+from helpers import DATA, EXPERIMENTS, attacked_by_hand, config_of, smallest
 from support.files import UserError
 from support.optimizers import TrainState, count_params
 from support.results import checksum, save_result
@@ -51,9 +51,7 @@ def numbers_of(line: str) -> list[float]:
     return [float(cell.replace(",", "")) for cell in line.split()[1:]]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Views: accuracy on those of the training range, on those held out, and the drop
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Views: accuracy on those of the training range, on those held out, and the drop ----------------------------------
 
 FEW_VIEWS = {"dataset": "voxels", "n_train_views": 2, "n_test_views": 3, "n_elev": 1, "n_per_combo": 1, "n_epochs": 1}
 
@@ -197,9 +195,7 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_images(script: Any) -> None:
     assert seen[:7] != seen[7:]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Digits: the test set is made of test digits
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Digits: the test set is made of test digits ----------------------------------------------------------------------
 
 TRAIN, TEST = 100, 200  # brightness of the training digits, of the test digits
 
@@ -413,9 +409,7 @@ def test_jitter_is_drawn_for_each_image() -> None:
     assert len(shifts) >= 20
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Attacks: how far a pixel may be moved
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Attacks: how far a pixel may be moved ----------------------------------------------------------------------------
 
 
 def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: Patch) -> None:
@@ -487,9 +481,7 @@ def test_the_margin_that_is_attacked_is_the_last_of_the_training() -> None:
     np.testing.assert_allclose(gradient, [[-0.9, 0.5, 0.4], [-0.1, 0, 0.1]], atol=1e-12)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Random numbers
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Random numbers, and numbers that are not finite ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -515,18 +507,6 @@ def test_no_two_draws_share_a_stream(name: str, monkeypatch: Patch) -> None:
     assert len({start.ravel()[:20].tobytes() for start in starts}) == len(starts)
 
 
-def test_affnist_like_digits_lie_anywhere_on_the_canvas() -> None:
-    """Rows and columns of their middles are drawn for themselves."""
-    middle = affine.draw_distortions(np.random.default_rng(0), strokes().train_images).middle
-    assert (middle.std(axis=0) > 3).all()
-    assert abs(np.corrcoef(middle.T)[0, 1]) < 0.2
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Numbers that are not finite
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_no_number_that_is_not_finite_is_a_result(value: float, tmp_path: Path) -> None:
     run = {"headline": "x_accuracy", "models": {"cnn": {"n_params": 3, "x_accuracy": value}}}
@@ -550,13 +530,7 @@ def test_no_number_that_is_not_finite_is_a_result(value: float, tmp_path: Path) 
         require_finite(state, 1.0, 3)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Baselines of as many parameters
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def size(params: dict[str, Array]) -> int:
-    return sum(p.size for p in params.values())
+# --- Baselines of as many parameters ----------------------------------------------------------------------------------
 
 
 def assert_nearest(n_params: Callable[[int], int], n: int, wanted: int) -> None:
@@ -570,11 +544,10 @@ def test_the_cnns_of_views_are_the_nearest_in_size(dataset: str) -> None:
     rng = np.random.default_rng(0)
     config = views.Config(dataset=dataset)
     models = {name: model.init_params(rng) for name, model in views.make_models(config).items()}
-    assert count_params(models["capsules"]) == size(models["capsules"])
     n_hidden = {name: models[name]["hidden.b"].size for name in ("cnn", "cnn_matched")}
     assert n_hidden["cnn"] == 64
-    n_params = lambda n: size(views.cnn_init(rng, config, n))  # noqa: E731
-    assert_nearest(n_params, n_hidden["cnn_matched"], size(models["capsules"]))
+    n_params = lambda n: count_params(views.cnn_init(rng, config, n))  # noqa: E731
+    assert_nearest(n_params, n_hidden["cnn_matched"], count_params(models["capsules"]))
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "voxels", "smallnorb"])
@@ -583,8 +556,8 @@ def test_the_convolutional_cnn_is_the_nearest_in_size(dataset: str, sizes: tuple
     rng = np.random.default_rng(0)
     config = conv.Config(dataset=dataset, sizes=sizes)
     models = {name: model.init_params(rng) for name, model in conv.make_models(config).items()}
-    n_params = lambda n: size(conv.cnn_init(rng, conv.conv_cnn_shapes(config, n), "float32"))  # noqa: E731
-    assert_nearest(n_params, models["cnn"]["conv2.b"].size, size(models["capsules"]))
+    n_params = lambda n: count_params(conv.cnn_init(rng, conv.conv_cnn_shapes(config, n), "float32"))  # noqa: E731
+    assert_nearest(n_params, models["cnn"]["conv2.b"].size, count_params(models["capsules"]))
 
 
 @pytest.mark.parametrize("script", [multi, affine], ids=lambda script: script.__name__)
@@ -597,13 +570,11 @@ def test_the_cnns_of_digits_are_the_nearest_in_size(script: Any, conv_channels: 
         n_flat, n_hidden = models[name]["hidden.w"].shape
         convolutions = sum(p.size for key, p in models[name].items() if key.startswith("conv"))
         n_params = functools.partial(lambda c, e, n: c + n * (e + 1 + 10) + 10, convolutions, n_flat)
-        assert size(models[name]) == n_params(n_hidden)
-        assert_nearest(n_params, n_hidden, size(models["capsnet"]))
+        assert count_params(models[name]) == n_params(n_hidden)
+        assert_nearest(n_params, n_hidden, count_params(models["capsnet"]))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Defaults, and the parameters that a training starts from
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Defaults, and the parameters that a training starts from ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -685,9 +656,7 @@ def test_initial_parameters_of_networks_for_digits() -> None:
     assert default["routing.w"].std() == pytest.approx(0.1, rel=0.01)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The list of planted errors
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The list of planted errors ---------------------------------------------------------------------------------------
 
 
 def test_every_planted_error_can_still_be_planted() -> None:

@@ -75,9 +75,7 @@ def write_idx(root: Path, labels: Sequence[int], side: int = 28, prefix: str = "
     return root
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# One picture
-# ----------------------------------------------------------------------------------------------------------------------
+# --- One picture ------------------------------------------------------------------------------------------------------
 
 
 def read_square(path: Path, side: int, channels: int) -> Array:
@@ -136,9 +134,24 @@ def test_a_single_deep_picture_has_the_white_of_the_bits_that_it_uses(tmp_path: 
     assert pictures.read_grey(tmp_path / "deep.tif").max() == 1
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Grey levels are those of the set
-# ----------------------------------------------------------------------------------------------------------------------
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize("side", [8_000, 10_000, 100_000])  # Pillow warns from 9,500 on, and raises from 13,400
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(side: int, tmp_path: Path) -> None:
+    """A PNG that claims a size and holds nothing."""
+    header = 2 * side.to_bytes(4, "big") + bytes((8, 0, 0, 0, 0))
+    body = png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(b"")) + png_chunk(b"IEND", b"")
+    (tmp_path / "huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+    with pytest.raises(UserError) as error:
+        pictures.read_grey(tmp_path / "huge.png")
+    claim = f"{side**2} pixels" if side > 13_400 else f"{side:,} x {side:,} pixels, more than 50,000,000"
+    assert str(error.value).startswith(f"{tmp_path / 'huge.png'} is not a picture that can be read: ")
+    assert claim in str(error.value)
+
+
+# --- Grey levels are those of the set ---------------------------------------------------------------------------------
 
 DEEP: dict[str, tuple[str, Callable[[Array], Array], tuple[float, float]]] = {
     "16 bits": (".png", lambda x: (x * 257).astype(np.uint16), (0, 65_535)),
@@ -192,9 +205,6 @@ def test_a_set_that_shows_nothing_is_a_warning(tmp_path: Path, capsys: Capture) 
     Image.fromarray(spoilt).save(root / "class 0" / "spoilt.png")
     sets_of(root)
     assert "span almost no grey levels" in capsys.readouterr().err
-    np.savez(tmp_path / "flat.npz", x_train=np.full((6, 20, 20), 7), y_train=np.arange(6) % 2)
-    assert "one picture of the class" in fault_of(tmp_path / "flat.npz")
-    assert "span almost no grey levels" in capsys.readouterr().err
 
 
 def test_pixels_that_are_no_numbers_and_kinds_that_no_training_had(tmp_path: Path, capsys: Capture) -> None:
@@ -212,9 +222,7 @@ def test_pixels_that_are_no_numbers_and_kinds_that_no_training_had(tmp_path: Pat
         pictures.square_of_set(deep / "class 0" / "0.png", 20, 1, sets.levels)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A folder
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A folder ---------------------------------------------------------------------------------------------------------
 
 
 def test_sub_folders_are_classes_and_a_fifth_of_each_is_the_test_set(folder: Path) -> None:
@@ -245,15 +253,6 @@ def test_sizes_endings_and_colours_may_be_mixed(tmp_path: Path) -> None:
     big = write_folder(tmp_path / "big", n=2, sides=(70,))
     assert sets_of(big).train.images.shape[1] == 32
     assert sets_of(write_folder(tmp_path / "small", n=2, sides=(9,))).train.images.shape[1] == 20
-
-
-def test_folders_in_the_folder_of_a_class_belong_to_it(folder: Path, tmp_path: Path) -> None:
-    write_folder(tmp_path / "more", n=3, seed=1)
-    for name in CLASSES:
-        shutil.copytree(tmp_path / "more" / name, folder / name / "2024" / "May")
-    sets = sets_of(folder)
-    assert sets.classes == tuple(sorted(CLASSES))
-    assert len(sets.train.labels) + len(sets.test.labels) == 33
 
 
 def test_what_is_left_out_is_counted_by_its_endings(folder: Path, capsys: Capture) -> None:
@@ -318,9 +317,7 @@ def test_pictures_of_the_training_in_the_test_are_counted(tmp_path: Path, capsys
     assert "warning: 4 of 19 test pictures are in the training set too" in capsys.readouterr().err
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Layouts
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Layouts ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -429,9 +426,7 @@ def test_too_many_pictures_for_the_memory_are_refused_before_any_is_read(tmp_pat
     assert labelled_pictures.MAX_BYTES >= 4 * 100_000 * 32 * 32 * 3
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A .npz file
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A .npz file ------------------------------------------------------------------------------------------------------
 
 
 def arrays(n: int = 9, side: int = 20) -> dict[str, Any]:
@@ -522,9 +517,7 @@ def test_a_damaged_npz_and_other_files_are_one_line(tmp_path: Path) -> None:
     assert "it is damaged, or of another kind" in fault_of(tmp_path / "pipe")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Files of MNIST's format
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Files of MNIST's format ------------------------------------------------------------------------------------------
 
 
 def test_files_of_mnists_format_with_names(tmp_path: Path) -> None:
@@ -595,25 +588,3 @@ def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:
     assert "has the shape (12, 28, 28), and its labels (5,)" in fault_of(root)
     labels.unlink()
     assert "has no train-labels-idx1-ubyte beside the others" in fault_of(root)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Files that are too large
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def png_chunk(kind: bytes, data: bytes) -> bytes:
-    return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
-
-
-@pytest.mark.parametrize("side", [8_000, 10_000, 100_000])  # Pillow warns from 9,500 on, and raises from 13,400
-def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(side: int, tmp_path: Path) -> None:
-    """A PNG that claims a size and holds nothing."""
-    header = 2 * side.to_bytes(4, "big") + bytes((8, 0, 0, 0, 0))
-    body = png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(b"")) + png_chunk(b"IEND", b"")
-    (tmp_path / "huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + body)
-    with pytest.raises(UserError) as error:
-        pictures.read_grey(tmp_path / "huge.png")
-    claim = f"{side**2} pixels" if side > 13_400 else f"{side:,} x {side:,} pixels, more than 50,000,000"
-    assert str(error.value).startswith(f"{tmp_path / 'huge.png'} is not a picture that can be read: ")
-    assert claim in str(error.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from typing import Any
 
 import pytest
 
@@ -148,20 +149,15 @@ def test_elevation_flags_hold_out_elevation() -> None:
     assert config.train_azimuths == config.test_azimuths == (0, 90)
 
 
-def test_the_cnns_of_views_are_trained_as_the_capsules_unless_they_have_settings_of_their_own() -> None:
-    config = config_of(views, ["--lr", "0.01", "--n-epochs", "3"])
-    assert (config.cnn_lr, config.cnn_epochs) == (0.01, 3)
-    config = config_of(views, ["--lr", "0.01", "--n-epochs", "3", "--cnn-lr", "0.1", "--cnn-epochs", "1"])
-    assert [views.of_model(name, config) for name in views.MODEL_NAMES] == [(3, 0.01), (1, 0.1), (1, 0.1)]
+def test_cnns_are_trained_as_the_capsules_unless_they_have_settings_of_their_own() -> None:
+    def trained(script: Any, words: str) -> list[tuple[int, float]]:
+        config = config_of(script, words.split())
+        return [script.of_model(name, config) for name in script.MODEL_NAMES]
 
-
-def test_the_convolutional_cnn_is_trained_as_the_capsules_unless_it_has_settings_of_its_own() -> None:
-    both = config_of(conv, ["--n-epochs", "3"])
-    assert conv.of_model("capsules", both) == (3, conv.Config.lr)
-    assert conv.of_model("cnn", both) == (3, conv.Config.cnn_lr)
-    own = config_of(conv, ["--n-epochs", "3", "--cnn-epochs", "7", "--cnn-lr", "0.1"])
-    assert conv.of_model("capsules", own) == (3, conv.Config.lr)
-    assert conv.of_model("cnn", own) == (7, 0.1)
+    assert trained(views, "--lr 0.01 --n-epochs 3") == [(3, 0.01)] * 3
+    assert trained(views, "--lr 0.01 --n-epochs 3 --cnn-lr 0.1 --cnn-epochs 1") == [(3, 0.01), (1, 0.1), (1, 0.1)]
+    assert trained(conv, "--n-epochs 3") == [(3, conv.Config.lr), (3, conv.Config.cnn_lr)]
+    assert trained(conv, "--n-epochs 3 --cnn-lr 0.1 --cnn-epochs 7") == [(3, conv.Config.lr), (7, 0.1)]
 
 
 def test_presets_and_flags_make_the_config() -> None:

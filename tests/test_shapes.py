@@ -124,11 +124,7 @@ def test_both_scripts_show_the_same_standardised_views() -> None:
 
 @SCRIPTS
 def test_a_run_on_shapes(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found, path, flags = [], tmp_path / "run.json", ["--dataset", "shapes", *FEW, "--seed", "4", "--quiet"]
-    for names in (script.MODEL_NAMES, script.MODEL_NAMES[1:]):
-        assert script.main([*flags, "--models", ",".join(names), "--out-json", str(path)]) == 0
-        found.append(json.loads(path.read_text()))
-    assert found[0]["dataset"] == "shapes"
-    for name in script.MODEL_NAMES[1:]:  # the others' training changes nothing
-        assert found[0]["history"][name] == found[1]["history"][name]
+    flags = ["--dataset", "shapes", *FEW, "--seed", "4", "--quiet", f"--out-json={tmp_path / 'run.json'}"]
+    assert script.main(flags) == 0
+    assert json.loads((tmp_path / "run.json").read_text())["dataset"] == "shapes"
     assert "shapes: azimuths 200:330 held out" in capsys.readouterr().out

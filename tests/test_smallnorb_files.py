@@ -73,9 +73,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Sound files
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Sound files ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -116,16 +114,14 @@ def test_splits_are_the_papers(tmp_path: Path) -> None:
     assert {len(set(split.azimuths)) for split in sets} == {18}
 
 
+ALL_VIEWS: dict[str, Any] = {
+    "dataset": "smallnorb", "standardize": "image", "train_azimuths": (0, 170), "test_azimuths": (180, 350),
+    "train_elevations": (30, 70), "test_elevations": (30, 70),
+}  # fmt: skip
+
+
 def test_familiar_and_held_out_views_show_other_objects(folder: Path) -> None:
-    config = s.Config(
-        dataset="smallnorb",
-        data_dir=folder,
-        train_azimuths=(0, 170),
-        test_azimuths=(180, 350),
-        train_elevations=(30, 70),
-        test_elevations=(30, 70),
-        standardize="image",
-    )
+    config = s.Config(data_dir=folder, **ALL_VIEWS)
     data = s.load_smallnorb(config)
     training, testing = (s.read_smallnorb(folder, subset) for subset in ("training", "testing"))
     rows = {name: {x.tobytes() for x in split.images} for name, split in data._asdict().items()}
@@ -146,11 +142,7 @@ def test_settings_are_chosen_on_other_objects(folder: Path, hold_out: str) -> No
     objects = np.concatenate(list(norb.stream_norb(path, np.dtype("<i4"), (4,))))[:, 0]
     held = sorted(set(s.smallnorb_halves(None)[0][1]))[-2:]
     images = s.read_smallnorb(folder, "training").images
-    elevations = (30.0, 70.0)
-    config = conv.Config(
-        dataset="smallnorb", data_dir=folder, hold_out=hold_out, standardize="image", n_val_objects=2,
-        train_azimuths=(0, 170), test_azimuths=(180, 350), train_elevations=elevations, test_elevations=elevations,
-    )  # fmt: skip
+    config = conv.Config(data_dir=folder, hold_out=hold_out, n_val_objects=2, **ALL_VIEWS)
     train, *tests = (split for split in conv.make_data(config) if isinstance(split, conv.Examples))
     seen = {x.tobytes() for x in train.images}
     tested = {x.tobytes() for split in tests for x in split.images}
@@ -159,17 +151,15 @@ def test_settings_are_chosen_on_other_objects(folder: Path, hold_out: str) -> No
     assert seen
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Damaged sets: each breaks a sound one in one way
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Damaged sets, each of which breaks a sound one in one way, and arbitrary bytes -----------------------------------
 
 
 def sound(part: str, subset: str = "training") -> bytes:
     return encode(getattr(make_arrays(subset, 20), part))
 
 
-def path_of(folder: Path, subset: str, part: str) -> Path:
-    return folder / (NAMES[subset].format(part) + ".gz")
+def path_of(folder: Path, part: str) -> Path:
+    return folder / (NAMES["training"].format(part) + ".gz")
 
 
 def no_such_view() -> bytes:
@@ -204,9 +194,9 @@ def test_what_is_gzipped_is_told_by_content(folder: Path) -> None:
     """A browser may unpack a file and keep its name, or the reverse."""
     labels = norb.read_norb_labels(folder, "training")[0]
     pairs = [pairs for _, pairs in norb.stream_norb_pairs(folder, "training", len(labels))]
-    path = path_of(folder, "training", "dat")
+    path = path_of(folder, "dat")
     path.write_bytes(sound("dat"))
-    cat = path_of(folder, "training", "cat")
+    cat = path_of(folder, "cat")
     cat.rename(cat.with_suffix(""))
     np.testing.assert_array_equal(norb.read_norb_labels(folder, "training")[0], labels)
     again = [pairs for _, pairs in norb.stream_norb_pairs(folder, "training", len(labels))]
@@ -218,7 +208,7 @@ def test_a_fault_is_one_line_and_status_1(
     part: str, content: bytes | None, says: str, folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s, "train_all", lambda *_, **__: pytest.fail("trained on a damaged set"))
-    path = path_of(folder, "training", part)
+    path = path_of(folder, part)
     if content is None:
         path.unlink()
     else:
@@ -235,10 +225,6 @@ def test_the_sound_set_of_the_fault_tests_is_accepted(script: Any, folder: Path,
     assert "smallnorb: azimuths 180:350 held out, 0:170 trained on" in out
     assert error == ""
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Arbitrary bytes
-# ----------------------------------------------------------------------------------------------------------------------
 
 words = st.one_of(
     st.sampled_from([*norb.NORB_DTYPES, 0, 1, 2, 3, 4, 96, -1, 2**31 - 1, -(2**31)]), st.integers(-(2**31), 2**31 - 1)
@@ -275,9 +261,7 @@ def test_any_file_is_read_or_refused(content: bytes, zipped: bool, cut: int, exp
     assert peak < norb.NORB_CHUNK * 2 * 96 * 96 + 2**21  # whatever the header claims
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Twelve real pairs
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Twelve real pairs ------------------------------------------------------------------------------------------------
 
 
 @needs_smallnorb

@@ -50,9 +50,7 @@ def one_view(category: int, instance: int, azimuth: float = 40, elevation: float
     return toys.draw_view(toy, azimuth, elevation, eye, ground)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Solids and rays
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Solids and rays --------------------------------------------------------------------------------------------------
 
 
 def is_inside(solid: toys.Solid, p: Array) -> Array:
@@ -114,9 +112,7 @@ def test_a_pixel_of_the_ground_gets_the_shadow_of_its_point(elevation: float, ey
         np.testing.assert_allclose(levels[[0, 3], row, column], 0.2 * point[:2], atol=1e-5)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Images
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Images -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("category", range(5))
@@ -176,9 +172,7 @@ def test_no_two_toys_are_the_same(category: int) -> None:
         assert len(a) != len(b) or np.abs(a / b - 1).max() > 0.1
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The six files
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The six files ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("few_views")
@@ -263,9 +257,7 @@ def test_what_stops_the_drawing_leaves_the_older_set(
     assert not (new.exists() and contents(new))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The cache, and the experiment on it
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The cache, and the experiment on it ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -307,21 +299,6 @@ def test_a_run_has_the_toys_of_its_seed(script: Any, small_cache: Path) -> None:
     assert not {x.tobytes() for x in first.train.images} & {x.tobytes() for x in of_seed.images}
 
 
-def test_the_dense_networks_see_the_same_toys(small_cache: Path) -> None:
-    argv = ["--dataset", "toys", "--n-epochs", "1", "--models", "cnn", "--quiet"]
-    result = views.run(config := config_of(views, argv), names=("cnn",))
-    assert (result["dataset"], result["headline"]) == ("toys", "held_out_accuracy")
-    assert (config.classes, config.in_channels) == (views.SMALLNORB_CLASSES, 2)
-    elevations = (30.0, 70.0)
-    whole = conv.make_data(conv.Config(
-        dataset="toys", standardize="image", train_azimuths=(300.0, 400.0), test_azimuths=(60.0, 280.0),
-        train_elevations=elevations, test_elevations=elevations,
-    ))  # fmt: skip
-    for ours, theirs in zip(views.make_data(config), (whole.train, whole.test, whole.held_out), strict=True):
-        assert theirs is not None
-        np.testing.assert_array_equal(ours.images, theirs.images)
-
-
 def test_the_experiment_holds_out_viewpoints_or_nothing(small_cache: Path) -> None:
     """Without held-out views the halves are the official ones."""
     argv = ["--dataset", "toys", "--n-epochs", "1", "--sizes", "4,2,2,2", "--standardize", "image"]
@@ -341,9 +318,7 @@ def test_the_experiment_holds_out_viewpoints_or_nothing(small_cache: Path) -> No
         np.testing.assert_array_equal(examples.labels, split.labels)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Baselines, contact sheet
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Baselines, contact sheet -----------------------------------------------------------------------------------------
 
 
 def test_nearest_neighbour_and_least_squares_are_those_of_the_definition() -> None:

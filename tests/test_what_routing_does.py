@@ -63,9 +63,7 @@ def test_a_shared_transformation_has_fewer_parameters_and_the_same_layers() -> N
     assert own.keys() == shared.keys()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# EM routing over receptive fields
-# ----------------------------------------------------------------------------------------------------------------------
+# --- EM routing over receptive fields ---------------------------------------------------------------------------------
 
 I, J, K, STRIDE, SIDE, P = 2, 3, 3, 2, 6, 4
 
@@ -129,9 +127,7 @@ def test_even_assignments_are_those_of_the_first_iteration(routing: conv.Routing
             assert a[n][q] == pytest.approx(loop_a[q], abs=1e-6)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The studies as they are run
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The studies as they are run --------------------------------------------------------------------------------------
 
 
 def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path) -> None:

@@ -73,10 +73,6 @@ def test_parts_of_a_fixed_size_do_not_depend_on_threads_and_all_come_in_order() 
         for a, b in zip(first, parts, strict=True):
             for key in a:
                 np.testing.assert_array_equal(a[key], b[key])
-    for n_threads in (2, 3):
-        (losses, parts), (losses_again, parts_again) = (gradients(n_threads, 40) for _ in range(2))
-        assert losses == losses_again
-        assert all((a[key] == b[key]).all() for a, b in zip(parts, parts_again, strict=True) for key in a)
 
 
 def test_work_is_done_in_order_concurrently_by_threads_with_workspaces_of_their_own() -> None:
