@@ -27,11 +27,10 @@ from fast.workers import SERIAL
 from support.files import UserError
 from support.optimizers import TrainState
 from support.script import script
-from support.settings import SettingError, input_path, parse, setting
+from support.settings import SettingError, folder, input_path, parse, setting
 
 from support.figures import (  # isort: skip
-    GREY, MODEL_STYLES, RIGHT, WRONG, OutOptions, darkened, evenly_spaced_indices, make_figure, show_pictures,
-    write_figures,
+    GREY, MODEL_STYLES, RIGHT, WRONG, darkened, evenly_spaced_indices, make_figure, show_pictures, write_figures,
 )  # fmt: skip
 
 Array = np.ndarray
@@ -40,9 +39,11 @@ MOST_LETTERS = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(OutOptions):
-    checkpoint: Path | None = setting(None, input_path, "Show the answers and reconstructions of these networks.",
-                                      usual=True)  # fmt: skip
+class Options:
+    checkpoint: Path | None = setting(
+        None, input_path, "Show the answers and reconstructions of these networks.", usual=True, group="files"
+    )
+    outdir: Path = setting(Path("viz"), folder, "Folder of the figure.", usual=True)
 
 
 def fonts_for(names: Sequence[str]) -> tuple[list[str], set[str]]:
