@@ -153,9 +153,10 @@ def test_nothing_is_nan_at_zero_or_far_out(dtype: type) -> None:
         assert all(np.isfinite(g).all() for g in grads.values())
 
 
+@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
-def test_muon_is_for_inner_weights_and_weights_alone_decay(name: str) -> None:
-    config = small(dtype="float64", optimizer="muon")
+def test_muon_is_for_inner_weights_and_weights_alone_decay(name: str, plain: bool) -> None:
+    config = small(dtype="float64", optimizer="muon", plain=plain)
     inner = {"capsnet": {"conv1.w", "primary.w", "routing.w"}}.get(name, {"conv1.w", "conv2.w", "hidden.w"})
     model, after = m.make_models(config)[name], {}
 
@@ -175,8 +176,11 @@ def test_muon_is_for_inner_weights_and_weights_alone_decay(name: str) -> None:
         adam, muon = after["adam", 0.0][key], after["muon", 0.0][key]
         if key in inner:
             assert math.sqrt(np.square(muon - before).mean()) == pytest.approx(0.01 * 0.2, rel=0.01), key
+            n_outputs = math.prod(before.shape[-2 if key == "routing.w" else -1 :])
+            stretch = np.linalg.svd((muon - before).reshape(-1, n_outputs), compute_uv=False)
+            assert stretch.min() == pytest.approx(stretch.max(), rel=0.01), key
         else:
-            np.testing.assert_array_equal(muon, adam, err_msg=key)
+            np.testing.assert_allclose(muon, adam, rtol=1e-12, err_msg=key)
             assert (muon != before).all()
         for optimizer in ("adam", "muon"):
             taken = after[optimizer, 0.0][key] - after[optimizer, 3.0][key]
