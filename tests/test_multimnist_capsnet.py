@@ -249,7 +249,8 @@ def test_a_picture_is_read_as_it_is(tmp_path: Path) -> None:
     source = overlays()
     image = (255 * source.render(source.draw(np.random.default_rng(0), 1)).images[0]).astype(np.uint8)
     expected = image / np.float32(image.max())
-    for drawing in (image, 255 - image, np.stack([image] * 3, axis=2), np.dstack([0 * image] * 3 + [image])):
+    dimmed = 178 - (0.7 * image).astype(np.uint8)  # dark on a light grey
+    for drawing in (image, 255 - image, dimmed, np.stack([image] * 3, axis=2), np.dstack([0 * image] * 3 + [image])):
         np.testing.assert_allclose(read_strokes(picture(tmp_path, drawing), 36, BOX), expected, atol=0.01)
     deep = picture(tmp_path, image.astype(np.uint16) * 257)
     np.testing.assert_allclose(read_strokes(deep, 36, BOX), expected, atol=0.01)
