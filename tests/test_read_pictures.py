@@ -588,3 +588,9 @@ def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:
     assert "has the shape (12, 28, 28), and its labels (5,)" in fault_of(root)
     labels.unlink()
     assert "has no train-labels-idx1-ubyte beside the others" in fault_of(root)
+
+
+def test_the_grey_of_an_array_has_the_weights_of_red_green_and_blue() -> None:
+    levels = [pictures.array_square(np.full((20, 20, 3), 100 * colour), 20, 1).pixels for colour in np.eye(3)]
+    np.testing.assert_allclose(np.ptp(levels, axis=(1, 2, 3)), 0, atol=1e-4)
+    np.testing.assert_allclose(np.mean(levels, axis=(1, 2, 3)), [29.9, 58.7, 11.4], atol=1e-3)

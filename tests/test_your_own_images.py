@@ -23,6 +23,8 @@ from fast.workers import SERIAL
 from figure_checks import draw_coarsely
 from helpers import ROOT, check_gradient, failure
 from support import tables
+from support.optimizers import TrainState
+from support.run import init_state
 from support.settings import parse
 from test_read_pictures import CLASSES, write_deep, write_folder
 
@@ -267,3 +269,45 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         counts = [np.bincount(part.labels).tolist() for part in (data.train, data.test)]
         by_class = dict(zip(data.classes, zip(*counts, strict=True), strict=True))
         assert tables.describe_classes(by_class, data.train.images.shape[1], "grey") in page
+
+
+SMALL = m.Config(image_size=20, class_names=("a", "b", "c"), lr=0.25, cnn_lr=0.5)
+
+
+@pytest.mark.parametrize(("schedule", "n_rising"), [("constant", 30), ("linear", 36)])
+def test_the_margin_rises_over_ten_epochs_or_all_and_each_epoch_has_an_order(
+    schedule: str, n_rising: int, trained: tuple[Path, Path, dict[str, Any]]
+) -> None:
+    """Where the learning rate falls, its end is known, and the margin rises until then."""
+    data, seen = m.make_data(m.Config(data_dir=trained[0])), []
+
+    def loss_and_grads(progress: float, params: Any, part: m.Examples, n: int) -> tuple[dict[str, float], Any]:
+        seen.append((progress, part.images.tobytes()))
+        return {"train_loss": 0.0}, {"w": np.zeros(1, np.float32)}
+
+    model = m.make_models(SMALL)["cnn"]._replace(
+        loss_and_grads=loss_and_grads, answers=lambda _, images: np.zeros((len(images), 3)), part_size=16
+    )
+    config = m.Config(n_epochs=12, batch_size=16, lr_schedule=schedule)  # of three steps
+    m.train(model, config, data, TrainState("cnn", {"w": np.ones(1, np.float32)}), SERIAL)
+    np.testing.assert_allclose([progress for progress, _ in seen], np.minimum(1, np.arange(36) / (n_rising - 1)))
+    assert len({images for _, images in seen}) == 36
+
+
+def test_each_network_has_its_learning_rate() -> None:
+    assert {name: model.lr for name, model in m.make_models(SMALL).items()} == {
+        "capsules": 0.25, "cnn": 0.5, "capsnet": m.CAPSNET_LR,
+    }  # fmt: skip
+
+
+def test_the_answer_for_the_named_class_is_printed() -> None:
+    answers = m.Answers([Path("x.png")], ("a", "b", "c"), {"cnn": np.array([[0.125, 0.75, 0.25]])}, [])
+    assert m.format_answers(answers).splitlines()[1].split() == ["x.png", "b", "0.750"]
+
+
+def test_a_picture_is_drawn_again_from_the_longest_capsule() -> None:
+    net, images = m.sized(digits.Config, SMALL), np.random.default_rng(0).random((5, 20, 20, 1), np.float32)
+    params = init_state(m.make_models(SMALL)["capsnet"], SMALL).params
+    lengths, cache = digits.capsnet_forward(params, images, net)
+    expected = digits.reconstruct(params, cache.v, lengths.argmax(axis=1)[:, None])[:, 0, ..., None]
+    np.testing.assert_allclose(m.reconstructions(params, images, SMALL), expected, atol=1e-6)
