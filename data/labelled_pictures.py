@@ -29,8 +29,7 @@ TEST_FRACTION = 0.2  # of each class, where there is no test set
 N_MEASURED = 200  # pictures whose size is looked at
 MAX_BYTES = 1 << 31  # of all pictures, resized, in float32
 FLAT = 4  # of 255 levels: a set whose median picture has a standard deviation below this shows nearly nothing
-ROLES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
-         "testing": "test"}  # fmt: skip
+ROLE = re.compile(r"(?<![a-z])(train|val|test)(ing|id|idation)?(set|data|images)?(?![a-z])")  # of a folder
 LAYOUTS = (
     "make FOLDER/CLASS/1.jpg … of all pictures, or FOLDER/train/CLASS/1.jpg … and FOLDER/test/CLASS/2.jpg …, with a"
     " folder for each CLASS"
@@ -188,18 +187,17 @@ def by_class(files: Files) -> dict[str, list[Path]]:
 
 def by_role(files: Files) -> dict[str, Files]:
     """The files of the folders train, val and test, by these names, or all as those of "train". Names may be longer,
-    as in seg_train or test1. A folder train beside others that are none of the three, and without any folders or
-    classes in it, is a class of this name."""
+    as in seg_train or test1, and the folders may lie in one of several. A folder train beside others that are none of
+    the three, and without any folders or classes in it, is a class of this name."""
     inner, found = inner_folders(files), dict[str, Files]()
     for name, below in inner.items():
-        if roles := [ROLES[word] for word in re.findall("[a-z]+", name.lower()) if word in ROLES]:
-            found[roles[0]] = found.get(roles[0], []) + below
+        if role := ROLE.search(name.lower()):
+            found.setdefault(role[1], []).extend(below)
     train = found.get("train", [])
     if len(found) > 1 or inner_folders(train) or names_classes(train) or len(inner) == len(found) > 0:
         return found
-    if len(inner) == 1 and len(deeper := by_role(*inner.values())) > 1:
-        return deeper
-    return {"train": files}
+    outer = [deeper for below in inner.values() if len(deeper := by_role(below)) > 1 and "train" in deeper]
+    return outer[0] if len(outer) == 1 else {"train": files}
 
 
 def folder_source(folder: Path, files: Files) -> Source:
@@ -227,6 +225,10 @@ def folder_source(folder: Path, files: Files) -> Source:
     if not train:
         what = f"{len(files):,} pictures, but no folder for each class of a training" if files else "no pictures"
         raise UserError(f"{folder} has {what}{f' (left out: {shown})' * bool(shown)}: {LAYOUTS}")
+    below = Counter(sub for part in inner_folders(roles["train"]).values() for sub in inner_folders(part))
+    if len(same := [name for name, n in below.items() if n > 1]) > 1:
+        said.append(f"warning: several classes have folders {one_line(' and '.join(same), 60)}; are these the classes?"
+                    f" Then {LAYOUTS}")  # fmt: skip
     for line in said + [f"left out: {shown}"] * bool(shown):
         print_message(f"{folder}: {line}")
     names = tuple(dict.fromkeys(name for part in parts for name in part))

@@ -331,6 +331,7 @@ def test_pictures_of_the_training_in_the_test_are_counted(tmp_path: Path, capsys
         (["seg_train/seg_train", "seg_test/seg_test"], (9, 9), ""),
         (["photos/train", "photos/test"], (9, 9), ""),
         (["a/b/train", "a/b/valid"], (9, 9), "the validation pictures are in the test set"),
+        (["TrainingSet", "test_images"], (9, 9), ""),
     ],
 )
 def test_folders_of_training_and_test(
@@ -344,6 +345,19 @@ def test_folders_of_training_and_test(
     assert not sets.is_drawn
     error = capsys.readouterr().err
     assert (said in error) if said else (error == "")
+    (tmp_path / "around").mkdir()
+    (tmp_path / "set").rename(tmp_path / "around" / "photos")
+    write_names(tmp_path / "around" / "docs", ["fig"])
+    np.testing.assert_array_equal(sets_of(tmp_path / "around").train.images, sets.train.images)
+    assert "6 pictures of no class" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folders", [("images", "masks"), ("trn", "tst")])
+def test_folders_that_may_be_no_classes_are_a_warning(folders: Sequence[str], tmp_path: Path, capsys: Capture) -> None:
+    for k, name in enumerate(folders):
+        write_folder(tmp_path / "set" / name, ["cat", "dog"], seed=k)
+    assert sets_of(tmp_path / "set").classes == folders
+    assert "warning: several classes have folders cat and dog" in capsys.readouterr().err
 
 
 def test_a_folder_around_the_classes_is_looked_through_and_train_may_be_a_class(tmp_path: Path) -> None:
