@@ -173,14 +173,17 @@ def names_classes(files: Files) -> bool:
     return len(found := by_name(files)) > 1 and min(map(len, found.values())) > 1
 
 
-def by_class(files: Files) -> dict[str, list[Path]]:
-    """The files by the sub-folder, or by their own names. A folder around the classes' folders is looked through."""
+def unwrapped(files: Files) -> Files:
+    """The files without a folder around the classes' folders, or around files whose names are those of classes."""
     inner = inner_folders(files)
     only = next(iter(inner.values())) if len(inner) == 1 else []
-    if inner_folders(only) or names_classes(only):
-        return by_class(only)
+    return unwrapped(only) if inner_folders(only) or names_classes(only) else files
+
+
+def by_class(files: Files) -> dict[str, list[Path]]:
+    """The files by the sub-folder, or by their own names."""
     found: dict[str, list[Path]] = {}
-    for name, below in inner.items():
+    for name, below in inner_folders(files).items():
         found.setdefault(class_name(name), []).extend(path for _, path in below)
     return found or (by_name(files) if names_classes(files) else {})
 
@@ -202,26 +205,28 @@ def by_role(files: Files) -> dict[str, Files]:
 
 def folder_source(folder: Path, files: Files) -> Source:
     """A folder with a sub-folder of pictures for each class, which has the class's name; or with the folders ``train``
-    and ``test`` (or ``val``), each of which has such sub-folders."""
+    and ``test`` (or ``val``), each of which has such sub-folders. The classes are those of the training."""
     known = picture_endings()
     left_out = Counter(path.suffix.lower() or "no ending" for _, path in files if path.suffix.lower() not in known)
     files = [file for file in files if file[1].suffix.lower() in known]
-    roles, said = by_role(files), []
-    found = {role: by_class(part) for role, part in roles.items()}
-    train = found.setdefault("train", {})
+    roles, said, by = {role: unwrapped(part) for role, part in by_role(files).items()}, [], by_class
+    train = by_class(roles.get("train", []))
     if train and not inner_folders(roles["train"]):  # the test's names may be of no class
         said.append(f"the classes are from the files' names: {one_line(', '.join(train))}")
-        found |= {role: {k: v for k, v in by_name(roles[role]).items() if k in train} for role in roles}
-    if "val" in found:
+        by = by_name
+    found = {role: {k: v for k, v in by(part).items() if k in train} for role, part in roles.items()}
+    if found.get("val"):
         role = "train" if found.get("test") else "test"
         said.append(f"the validation pictures are in the {'training' if role == 'train' else role} set")
         for name, paths in found.pop("val").items():
             found.setdefault(role, {}).setdefault(name, []).extend(paths)
     parts = [part for role in ("train", "test") if (part := found.get(role))]
     items = [[path for paths in part.values() for path in paths] for part in parts]
-    if n := len(files) - sum(map(len, items)):
-        left_out[f"picture{'s' * (n > 1)} of no class"] = n
-    shown = ", ".join(f"{n:,} {what}" for what, n in left_out.most_common(8))
+    taken = {path for part in items for path in part}
+    if train and (others := [names for names, path in files if path not in taken]):
+        places = one_line(", ".join(dict.fromkeys("/".join(names[:-1][:2] or names) for names in others)), 100)
+        left_out[f"picture{'s' * (len(others) > 1)} of no class ({places})"] = len(others)
+    shown = ", ".join(f"{n:,} {what}" for what, n in left_out.most_common())
     if not train:
         what = f"{len(files):,} pictures, but no folder for each class of a training" if files else "no pictures"
         raise UserError(f"{folder} has {what}{f' (left out: {shown})' * bool(shown)}: {LAYOUTS}")
@@ -230,7 +235,7 @@ def folder_source(folder: Path, files: Files) -> Source:
         said.append(f"warning: several classes have folders {one_line(' and '.join(same), 60)}; are these the classes?"
                     f" Then {LAYOUTS}")  # fmt: skip
     for line in said + [f"left out: {shown}"] * bool(shown):
-        print_message(f"{folder}: {line}")
+        print_message(one_line(f"{folder}: {line}", 500))
     names = tuple(dict.fromkeys(name for part in parts for name in part))
     labels = [np.repeat([names.index(k) for k in part], [len(v) for v in part.values()]) for part in parts]
     return Source(list(zip(items, labels, strict=True)), names, read_square, file_size)

@@ -265,7 +265,12 @@ def test_what_is_left_out_is_counted_by_its_endings(folder: Path, capsys: Captur
         (folder / CLASSES[0] / name).write_bytes(b"x")
     (folder / "loose.png").write_bytes(b"x")
     assert sets_of(folder).classes == tuple(sorted(CLASSES))
-    assert capsys.readouterr().err == f"{folder}: left out: 2 .heic, 1 no ending, 1 .txt, 1 picture of no class\n"
+    shown = "2 .heic, 1 no ending, 1 .txt, 1 picture of no class (loose.png)"
+    assert capsys.readouterr().err == f"{folder}: left out: {shown}\n"
+    for k in range(10):
+        (folder / f"a.{k}").write_bytes(b"x")
+    sets_of(folder)
+    assert f"1 .8, 1 .9, {shown[9:]}" in capsys.readouterr().err
 
 
 def test_unreadable_pictures_are_named_counted_and_left_out(folder: Path, capsys: Capture) -> None:
@@ -374,6 +379,24 @@ def write_names(root: Path, names: Sequence[str], n: int = 6, text: str = "{name
             Image.fromarray(picture(label, rng)).save(root / text.format(name=name, k=k))
 
 
+@pytest.mark.parametrize("parts", [["train", "test"], ["train", "val"], ["train", "val", "test"]])
+def test_what_the_training_lacks_is_no_class(parts: list[str], tmp_path: Path, capsys: Capture) -> None:
+    for k, part in enumerate(parts):
+        write_folder(tmp_path / "set" / part, n=3, seed=k)
+    write_folder(tmp_path / "set" / parts[1], ["bird"], n=2)
+    sets = sets_of(tmp_path / "set")
+    assert sets.classes == tuple(sorted(CLASSES))
+    assert len(sets.train.labels) + len(sets.test.labels) == 9 * len(parts)
+    assert f"left out: 2 pictures of no class ({parts[1]}/bird)" in capsys.readouterr().err
+    for part in parts[1:]:
+        shutil.rmtree(tmp_path / "set" / part)
+        write_names(tmp_path / "set" / part / "images", ["val_"])
+    assert sets_of(tmp_path / "set").is_drawn
+    lines = capsys.readouterr().err.splitlines()
+    places = ", ".join(f"{part}/images" for part in sorted(parts[1:]))
+    assert lines == [f"{tmp_path / 'set'}: left out: {6 * len(parts[1:])} pictures of no class ({places})"]
+
+
 @pytest.mark.parametrize("text", ["{name}.{k}.png", "{name}_{k:03}.png", "{name}{k}.png", "{name} ({k}).png"])
 def test_the_layout_of_competitions_has_its_classes_in_the_names(text: str, tmp_path: Path, capsys: Capture) -> None:
     write_names(tmp_path / "set" / "train", ["circle", "square"], text=text)
@@ -388,6 +411,15 @@ def test_the_layout_of_competitions_has_its_classes_in_the_names(text: str, tmp_
     write_names(tmp_path / "set" / "test2", ["circle", "square"], n=3)
     sets = sets_of(tmp_path / "set")
     assert (len(sets.train.labels), len(sets.test.labels), sets.is_drawn) == (12, 6, False)
+
+
+@pytest.mark.parametrize("test", ["test/test", "test1"])
+def test_a_folder_around_files_that_are_named_by_their_classes(test: str, tmp_path: Path, capsys: Capture) -> None:
+    write_names(tmp_path / "set" / "train" / "train", ["circle", "square"])
+    write_names(tmp_path / "set" / test, [""], text="{k}.png")
+    sets = sets_of(tmp_path / "set")
+    assert (sets.classes, sets.is_drawn) == (("circle", "square"), True)
+    assert f"6 pictures of no class ({test})" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -424,9 +456,6 @@ def test_too_few_classes_or_pictures_are_one_line(tmp_path: Path) -> None:
     assert "has no pictures (left out: 1 .heic)" in fault_of(tmp_path / "phone")
     for path in (tmp_path / "nowhere", Path("a" * 300)):
         assert "there is no folder" in fault_of(path)
-    write_folder(tmp_path / "both" / "train", n=3)
-    write_folder(tmp_path / "both" / "test", ["bird"], n=1)
-    assert "the class bird, but no training pictures of it" in fault_of(tmp_path / "both")
 
 
 def test_too_many_pictures_for_the_memory_are_refused_before_any_is_read(tmp_path: Path) -> None:
