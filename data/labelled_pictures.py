@@ -120,11 +120,11 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
         if not len(sets[0].labels):
             raise UserError(f"{text}, none is left: {shown}{more}")
         print_message(f"warning: {one_line(f'{text} and are left out: {shown}{more}', 500)}")
-    some = sets[0].images[:: math.ceil(len(sets[0].labels) / 1000)]
-    if np.median(some.std(axis=(1, 2, 3))) < FLAT:
-        print_message(
-            f"warning: the pictures of {path} span almost no grey levels, so that the networks see almost nothing"
-        )
+    contrasts = [np.median(x[:: len(x) // 1000 + 1].std(axis=(1, 2, 3))) for x, _ in sets if len(x)]
+    for which, contrast in zip(("", " for the test"), contrasts, strict=False):
+        if contrast < max(FLAT, contrasts[0] / 8):
+            print_message(f"warning: the pictures of {path}{which} span almost no grey levels, so that the networks see"
+                          " almost nothing")  # fmt: skip
     return sets, known
 
 

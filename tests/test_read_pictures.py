@@ -205,6 +205,10 @@ def test_a_set_that_shows_nothing_is_a_warning(tmp_path: Path, capsys: Capture) 
     Image.fromarray(spoilt).save(root / "class 0" / "spoilt.png")
     sets_of(root)
     assert "span almost no grey levels" in capsys.readouterr().err
+    write_deep(tmp_path / "both" / "train", ".png", lambda x: np.rint(16 * x).astype(np.uint16))
+    write_deep(tmp_path / "both" / "test", ".png", lambda x: x.astype(np.uint16))
+    sets_of(tmp_path / "both")
+    assert f"{tmp_path / 'both'} for the test span almost no grey levels" in capsys.readouterr().err
 
 
 def test_pixels_that_are_no_numbers_and_kinds_that_no_training_had(tmp_path: Path, capsys: Capture) -> None:
