@@ -46,6 +46,8 @@ def open_upright(path: Path, side: int | None = None) -> Any:
             if upright.mode[0] not in "IF":
                 return upright.convert("RGBA")
             pixels = np.asarray(upright)
+            if upright.mode == "I" and 1 in getattr(opened, "tag_v2", {}).get(339, ()):  # Pillow takes it for signed
+                pixels = pixels.view(np.uint32)
             if not np.isfinite(pixels).all():
                 raise ValueError("it has pixels that are no numbers")
             deep = Image.fromarray(pixels.astype(np.float32))

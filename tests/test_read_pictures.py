@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
+import struct
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -187,6 +188,13 @@ def test_black_and_white_are_the_least_and_the_greatest_level_of_the_training_pi
     path = next((tmp_path / "deep" / "class 0").iterdir())
     read = pictures.square_of_set(path, 20, 1, sets.levels)  # as --predict does
     assert (read == everything(sets)).all(axis=(1, 2, 3)).any()
+
+
+def test_whole_numbers_of_32_bits_without_a_sign(tmp_path: Path) -> None:
+    Image.fromarray(np.full((20, 20), 4_000_000_000, np.uint32).view(np.int32)).save(tmp_path / "a.tif")
+    signed, unsigned = (struct.pack("<HHIH", 339, 3, 1, k) for k in (2, 1))  # the sample format, which Pillow sets
+    (tmp_path / "a.tif").write_bytes((tmp_path / "a.tif").read_bytes().replace(signed, unsigned))
+    assert pictures.read_square(tmp_path / "a.tif", 20, 1).extremes == (4e9, 4e9)
 
 
 def test_deep_and_other_pictures_may_be_mixed(tmp_path: Path) -> None:
