@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.pictures import Levels, Square, array_square, eight_bits, quiet, read_square
+from data.pictures import Levels, Square, array_square, eight_bits, quiet, read_square, require_scale
 from support.console import one_line, print_message, shows_progress
 from support.files import UserError
 
@@ -104,10 +104,7 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
                 known[kind] = min(lows), max(highs)
             if kind not in known:
                 continue
-            low, high = known[kind]
-            if max(highs) - low > 4 * (high - low):  # such as 0 to 255 after a training with 0 to 1
-                text = f"values up to {max(highs):g}, and those of the training up to {high:g}"
-                raise UserError(f"the pictures of {path} for the test have {text}: scale both alike")
+            require_scale(f"the pictures of {path} for the test have", max(highs), known[kind])
             for k in numbers:
                 images[k], is_read[k] = eight_bits(raw[k], known[kind]), True
         unreadable += [items[k] for k in np.flatnonzero(~is_read).tolist()]

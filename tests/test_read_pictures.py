@@ -232,6 +232,8 @@ def test_pixels_that_are_no_numbers_and_kinds_that_no_training_had(tmp_path: Pat
     deep = write_deep(tmp_path / "deep", ".png", lambda x: (16 * x).astype(np.uint16))
     with pytest.raises(UserError, match="holds whole numbers, and no picture of the training does"):
         pictures.square_of_set(deep / "class 0" / "0.png", 20, 1, sets.levels)
+    with pytest.raises(UserError, match="has values up to 4080, and those of the training up to 1000: scale"):
+        pictures.square_of_set(deep / "class 0" / "0.png", 20, 1, {"whole numbers": (0, 1000)})
 
 
 # --- A folder ---------------------------------------------------------------------------------------------------------
