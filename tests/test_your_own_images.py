@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import importlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -179,7 +180,7 @@ def test_a_broken_picture_is_named_and_the_others_are_answered(
     assert m.main(argv) == 1
     printed, error = capsys.readouterr()
     assert len(printed.splitlines()) == 21
-    assert error.startswith("error: 2 cannot be read: ")
+    assert error.startswith("error: 2 pictures cannot be read: ")
     assert "cut.png" in error
     assert "no*.png" in error
     assert error.count("\n") == 1
@@ -193,6 +194,22 @@ def test_a_broken_picture_is_named_and_the_others_are_answered(
     found = json.loads((tmp_path / "answers.json").read_text(encoding="utf-8"))
     assert [row["class"] for row in found] == [row["class"] for row in rows]
     assert set(found[0]["answers"]) == set(CLASSES)
+
+
+def test_folders_without_pictures_and_odd_names(
+    trained: tuple[Path, Path, dict[str, Any]], tmp_path: Path, capsys: Capture
+) -> None:
+    folder, checkpoint, _ = trained
+    (tmp_path / "notes.txt").write_text("x")
+    argv = [f"--checkpoint={checkpoint}", "--predict"]
+    assert m.main([*argv, str(tmp_path)]) == 1
+    assert capsys.readouterr() == ("", f"error: 1 picture cannot be read: there is no picture {tmp_path}\n")
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")
+    shutil.copy(folder / CLASSES[0] / "bild 0ß.png", odd)
+    for name in ("A.CSV", "A.JSON"):
+        assert m.main([*argv, odd, f"--out={tmp_path / name}"]) == 0
+        assert b"/\\udcff.png" in (tmp_path / name).read_bytes()
+    assert [row["file"] for row in json.loads((tmp_path / "A.JSON").read_text(encoding="utf-8"))] == [odd] * 3
 
 
 def test_grey_levels_of_the_training_hold_for_predictions(tmp_path: Path, capsys: Capture) -> None:
