@@ -88,14 +88,16 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
     if 4 * n * side * side * channels > MAX_BYTES:
         raise UserError(f"{n:,} pictures of {side} x {side} pixels need more than {MAX_BYTES >> 20} MiB: take fewer, or"
                         " a smaller --image-size")  # fmt: skip
-    known, unreadable, sets = dict[str, tuple[float, float]](), list[Any](), list[Labelled]()
+    known, unreadable, sets, why = dict[str, tuple[float, float]](), list[Any](), list[Labelled](), ""
     bar = tqdm(total=n, desc="pictures", leave=False, disable=not shows_progress())
     for items, labels in source.parts:
         raw, read = np.empty((len(items), side, side, channels), np.float32), dict[str, list[Any]]()  # by kind
         for k, item in enumerate(items):
-            with contextlib.suppress(UserError):
+            try:
                 raw[k], kind, extremes = source.load(item, side, channels)
                 read.setdefault(kind, []).append((k, *extremes))
+            except UserError as error:
+                why = why or one_line(error.__cause__ or error, 120)
             bar.update()
         images, is_read = np.empty(raw.shape, np.uint8), np.zeros(len(items), bool)
         for kind, found in read.items():
@@ -103,6 +105,7 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
             if not sets:  # these are the training's
                 known[kind] = min(lows), max(highs)
             if kind not in known:
+                why = why or f"it has {kind}, and no training picture does: save all in one format"
                 continue
             require_scale(f"the pictures of {path} for the test have", max(highs), known[kind])
             for k in numbers:
@@ -113,7 +116,7 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
     if unreadable:
         shown = ", ".join(str(file.relative_to(path)) for file in unreadable[:5])
         more = f" and {len(unreadable) - 5:,} more" if len(unreadable) > 5 else ""
-        text = f"{len(unreadable):,} of {n:,} pictures of {path} cannot be read"
+        text = f"{len(unreadable):,} of {n:,} pictures of {path} cannot be read ({why})"
         if not len(sets[0].labels):
             raise UserError(f"{text}, none is left: {shown}{more}")
         print_message(f"warning: {one_line(f'{text} and are left out: {shown}{more}', 500)}")

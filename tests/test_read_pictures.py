@@ -230,6 +230,14 @@ def test_pixels_that_are_no_numbers_and_kinds_that_no_training_had(tmp_path: Pat
     assert "1 of 9 pictures" in (said := capsys.readouterr().err)
     assert "hole.tif" in said
     deep = write_deep(tmp_path / "deep", ".png", lambda x: (16 * x).astype(np.uint16))
+    shutil.copytree(tmp_path / "set", tmp_path / "both" / "train")
+    shutil.copytree(root, tmp_path / "both" / "test")
+    shutil.copy(deep / "class 0" / "0.png", tmp_path / "both" / "test" / "class 0")
+    for part in ("train", "test"):
+        (tmp_path / "both" / part / "class 0" / "hole.tif").unlink()
+    sets_of(tmp_path / "both")
+    assert "1 of 17" in (said := capsys.readouterr().err)
+    assert "(it has whole numbers, and no training picture does: save all in one format)" in said
     with pytest.raises(UserError, match="holds whole numbers, and no picture of the training does"):
         pictures.square_of_set(deep / "class 0" / "0.png", 20, 1, sets.levels)
     with pytest.raises(UserError, match="has values up to 4080, and those of the training up to 1000: scale"):
@@ -298,7 +306,7 @@ def test_unreadable_pictures_are_named_counted_and_left_out(folder: Path, capsys
     assert len(sets.train.labels) + len(sets.test.labels) == 24
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: 4 of 28 pictures")
-    for name in ("cut.png", "empty.jpg", "page.jpeg", "pipe.png"):
+    for name in ("(image file is truncated", "cut.png", "empty.jpg", "page.jpeg", "pipe.png"):
         assert name in line
     for path in folder.rglob("*.png"):
         if path.is_file():
