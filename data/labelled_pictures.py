@@ -351,7 +351,7 @@ def idx_source(folder: Path, paths: Sequence[Path]) -> Source:
             raise UserError(f"{found[f'{part}-images']} has the shape {x.shape}, and its labels {y.shape}")
         pictures.append(x[..., None])
         labels.append(y)
-    if any("emnist" in name for name in sets):
+    if any("emnist" in name.lower() for name in sets):
         print_message(f"{folder}: EMNIST's pictures lie on their side and are turned upright")
         pictures = [x.swapaxes(1, 2) for x in pictures]
     known = np.unique(np.concatenate(labels))
@@ -366,9 +366,11 @@ def read_idx(path: Path) -> Array:
             plain.seek(0)
             with gzip.GzipFile(fileobj=plain) if magic == b"\x1f\x8b" else plain as file:
                 head = file.read(4)
-                shape = np.frombuffer(file.read(4 * head[3]), ">u4").astype(int).tolist()
-                if head[:3] != bytes((0, 0, 8)) or len(shape) != head[3] or not 0 < math.prod(shape) <= MAX_BYTES:
+                if head[:3] != bytes((0, 0, 8)):
                     raise ValueError("it is no IDX file of 8-bit numbers")
+                shape = np.frombuffer(file.read(4 * head[3]), ">u4").astype(int).tolist()
+                if len(shape) != head[3] or not 0 < math.prod(shape) <= MAX_BYTES:
+                    raise ValueError(f"its header claims the shape {shape}")
                 if len(content := file.read(math.prod(shape) + 1)) != math.prod(shape):
                     raise ValueError(f"it has not the {math.prod(shape):,} bytes that its header claims")
     except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
@@ -411,7 +413,7 @@ def picture_sets(
     names = tuple(found[k] for k in np.unique(parts[0].labels))
     for name in (found[k] for part in parts for k in np.unique(part.labels)):
         if name not in names:
-            raise UserError(f"there are pictures of the class {name}, but no training pictures of it")
+            raise UserError(f"there are pictures of the class {name}, but no training pictures of it: {LAYOUTS}")
     if len(names) < 2:
         raise UserError(f"there are pictures of one class alone, {', '.join(names)}: {LAYOUTS}")
     numbers = np.array([names.index(name) if name in names else -1 for name in found], np.intp)
@@ -430,7 +432,7 @@ def picture_sets(
     for label, name in enumerate(names):
         own = np.flatnonzero(train.labels[first] == label)
         if len(own) == 1:
-            raise UserError(f"there is one picture of the class {name}: two are needed, for training and for the test")
+            raise UserError(f"there is one picture of the class {name}, and two are needed, or a test set: {LAYOUTS}")
         is_test[rng.permutation(own)[: max(1, round(TEST_FRACTION * len(own)))] if len(own) else []] = True
     chosen = is_test[group.ravel()]
     drawn = [Labelled(train.images[k], train.labels[k]) for k in (~chosen, chosen)]

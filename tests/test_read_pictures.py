@@ -466,7 +466,9 @@ def test_pictures_without_classes_are_refused_with_the_layouts(
 
 def test_too_few_classes_or_pictures_are_one_line(tmp_path: Path) -> None:
     assert "one class alone, cat" in fault_of(write_folder(tmp_path / "one", ["cat"]))
-    assert "one picture of the class" in fault_of(write_folder(tmp_path / "single", n=1))
+    text = fault_of(write_folder(tmp_path / "single", n=1))
+    assert "one picture of the class" in text
+    assert "make FOLDER/CLASS/1.jpg" in text
     assert len(sets_of(write_folder(tmp_path / "pairs", n=2)).test.labels) == 3
     (tmp_path / "nothing").mkdir()
     assert "has no pictures: make FOLDER/CLASS" in fault_of(tmp_path / "nothing")
@@ -629,6 +631,8 @@ def test_emnist_is_turned_upright(tmp_path: Path, capsys: Capture) -> None:
     for label, column in ((0, 6), (1, 9)):
         assert (train.images[train.labels == label][:, :, column] == 255).all()
     assert "EMNIST's pictures lie on their side and are turned upright" in capsys.readouterr().err
+    write_idx(tmp_path / "MNIST" / "EMNIST" / "raw", [1, 2], turned=True)
+    np.testing.assert_array_equal(sets_of(tmp_path / "MNIST").train.images, train.images)
     write_idx(tmp_path / "more", [1, 2], prefix="emnist-digits-")
     for path in (tmp_path / "more").iterdir():
         path.rename(tmp_path / "emnist" / path.name)
@@ -645,11 +649,15 @@ def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:
         (b"", "cannot be read"),
         (gzip.compress(whole)[:-9], "cannot be read"),
         (b"\x00\x00\x0d\x03" + whole[4:], "no IDX file of 8-bit numbers"),
+        (b"<html><body>404</body></html>", "no IDX file of 8-bit numbers"),
+        (whole[:3] + b"\xff" + whole[4:], "its header claims the shape [12, 28, 28, "),
     ):
         images.write_bytes(content)
         assert words in fault_of(root)
     images.write_bytes(whole)
     labels.write_bytes(idx(np.zeros(5, np.uint8)))
     assert "has the shape (12, 28, 28), and its labels (5,)" in fault_of(root)
+    labels.write_bytes(idx(np.zeros(12, np.uint8)))
+    assert "the class 1, but no training pictures of it: make FOLDER/CLASS/1.jpg" in fault_of(root)
     labels.unlink()
     assert "has no train-labels-idx1-ubyte beside the others" in fault_of(root)
