@@ -282,9 +282,12 @@ def npz_source(path: Path) -> Source:
         if not (path.is_file() and zipfile.is_zipfile(path)):  # numpy would wait for a pipe, and speak of pickled data
             raise ValueError("it is damaged, or of another kind")
         with np.load(path, allow_pickle=False) as stored:
+            if not any(name.endswith(".npy") for name in stored.zip.namelist()):
+                raise ValueError("it has no arrays: unzip it first")
             arrays = {k: stored[k] for k in ("x_train", "y_train", "x_test", "y_test", "classes") if k in stored}
     except Exception as error:  # zipfile and numpy raise many kinds on a damaged file
-        raise UserError(f"{path} is not a folder, nor a .npz file that can be read: {one_line(error)}") from error
+        hint = "; save numbers, or texts with .astype(str)" if "allow_pickle" in str(error) else ""
+        raise UserError(f"{path} is not a folder, nor a .npz file that can be read: {one_line(error)}{hint}") from error
 
     def require(holds: bool, fault: str) -> None:
         if not holds:

@@ -6,6 +6,7 @@ import gzip
 import os
 import shutil
 import struct
+import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -553,7 +554,7 @@ def test_npz_labels_and_their_names(tmp_path: Path) -> None:
         ({"x_train": np.zeros((0, 20, 20), np.uint8), "y_train": np.zeros(0, int)}, "shape"),
         ({"x_train": np.full((9, 20, 20), np.nan)}, "finite numbers"),
         ({"x_train": np.full((9, 20, 20), "a")}, "finite numbers"),
-        ({"x_train": np.array([{}] * 9)}, "cannot be loaded"),
+        ({"y_train": np.array(["a", "b", "c"] * 3, object)}, "save numbers, or texts with .astype(str)"),
         ({"y_train": np.zeros((9, 3), int)}, "one label for each picture"),
         ({"y_train": np.arange(8)}, "one label for each picture"),
         ({"y_train": np.linspace(0, 1, 9)}, "no whole numbers"),
@@ -580,6 +581,9 @@ def test_a_damaged_npz_and_other_files_are_one_line(tmp_path: Path) -> None:
     for content in (b"", b"x", whole[: len(whole) // 2], whole[:-40], b"\x93NUMPY"):
         path.write_bytes(content)
         assert fault_of(path).endswith("nor a .npz file that can be read: it is damaged, or of another kind")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("cat/1.png", b"x")
+    assert fault_of(path).endswith("it has no arrays: unzip it first")
     os.mkfifo(tmp_path / "pipe")
     assert "it is damaged, or of another kind" in fault_of(tmp_path / "pipe")
 
