@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 
 import multimnist_capsnet as digits
@@ -244,6 +245,21 @@ def test_the_sheet(
     other = write_folder(tmp_path / "other", n=5, seed=1)
     argv = [f"--data-dir={other}", f"--checkpoint={checkpoint}", f"--outdir={tmp_path}"]
     assert "has not the pictures" in failure(figures, argv, capsys)
+
+
+def test_the_sheet_has_a_key_for_the_classes_that_it_shows(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "train", ["cat", "犬", "猫"], n=3)
+    write_folder(tmp_path / "test", ["cat", "犬"], n=3, seed=1)
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(figures, "write_figures", lambda folder, figure: drawn.update(figure))
+    monkeypatch.setattr(figures, "fonts_for", lambda names: (["DejaVu Sans"], {*"犬猫"} & {*"".join(names)}))
+    assert figures.main([f"--data-dir={tmp_path}"]) == 0
+    assert capsys.readouterr().out == "class 2 is 犬\n"
+    texts = "\n".join(text.get_text() for text in drawn["pictures"]().findobj(Text))
+    assert "6 test pictures as they see them\nclass 2: U+72AC" in texts
+    assert "class 3" not in texts
 
 
 def test_names_in_any_alphabet(monkeypatch: pytest.MonkeyPatch) -> None:
