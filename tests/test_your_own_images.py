@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import importlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 
 import multimnist_capsnet as digits
@@ -103,8 +105,10 @@ def test_a_resumed_training_is_the_unbroken_one_and_may_be_longer(tmp_path: Path
     train(folder, "--models=cnn", f"--checkpoint={tmp_path / 'c.safetensors'}")
     argv = [f"--data-dir={folder}", *TINY, "--models=cnn", f"--checkpoint={tmp_path / 'c.safetensors'}", "--resume"]
     assert "its learning rate or loss depends on the length: train anew" in failure(m, [*argv, "--n-epochs=2"], capsys)
+    (folder / CLASSES[0] / "bild 0ß.png").unlink()
+    assert "it was made with other pictures: " in failure(m, argv, capsys)
     (folder / CLASSES[0]).rename(folder / "bird")
-    assert "dark left,heller,猫" in failure(m, argv, capsys)
+    assert "it was made with other class names: dark left,heller,猫, not bird," in failure(m, argv, capsys)
 
 
 def test_colours_reach_every_network(tmp_path: Path) -> None:
@@ -181,7 +185,7 @@ def test_a_broken_picture_is_named_and_the_others_are_answered(
     assert m.main(argv) == 1
     printed, error = capsys.readouterr()
     assert len(printed.splitlines()) == 21
-    assert error.startswith("error: 2 cannot be read: ")
+    assert error.startswith("error: 2 pictures cannot be read: ")
     assert "cut.png" in error
     assert "no*.png" in error
     assert error.count("\n") == 1
@@ -195,6 +199,22 @@ def test_a_broken_picture_is_named_and_the_others_are_answered(
     found = json.loads((tmp_path / "answers.json").read_text(encoding="utf-8"))
     assert [row["class"] for row in found] == [row["class"] for row in rows]
     assert set(found[0]["answers"]) == set(CLASSES)
+
+
+def test_folders_without_pictures_and_odd_names(
+    trained: tuple[Path, Path, dict[str, Any]], tmp_path: Path, capsys: Capture
+) -> None:
+    folder, checkpoint, _ = trained
+    (tmp_path / "notes.txt").write_text("x")
+    argv = [f"--checkpoint={checkpoint}", "--predict"]
+    assert m.main([*argv, str(tmp_path)]) == 1
+    assert capsys.readouterr() == ("", f"error: 1 picture cannot be read: there is no picture {tmp_path}\n")
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")
+    shutil.copy(folder / CLASSES[0] / "bild 0ß.png", odd)
+    for name in ("A.CSV", "A.JSON"):
+        assert m.main([*argv, odd, f"--out={tmp_path / name}"]) == 0
+        assert b"/\\udcff.png" in (tmp_path / name).read_bytes()
+    assert [row["file"] for row in json.loads((tmp_path / "A.JSON").read_text(encoding="utf-8"))] == [odd] * 3
 
 
 def test_grey_levels_of_the_training_hold_for_predictions(tmp_path: Path, capsys: Capture) -> None:
@@ -227,6 +247,21 @@ def test_the_sheet(
     other = write_folder(tmp_path / "other", n=5, seed=1)
     argv = [f"--data-dir={other}", f"--checkpoint={checkpoint}", f"--outdir={tmp_path}"]
     assert "has not the pictures" in failure(figures, argv, capsys)
+
+
+def test_the_sheet_has_a_key_for_the_classes_that_it_shows(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "train", ["cat", "犬", "猫"], n=3)
+    write_folder(tmp_path / "test", ["cat", "犬"], n=3, seed=1)
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(figures, "write_figures", lambda folder, figure: drawn.update(figure))
+    monkeypatch.setattr(figures, "fonts_for", lambda names: (["DejaVu Sans"], {*"犬猫"} & {*"".join(names)}))
+    assert figures.main([f"--data-dir={tmp_path}"]) == 0
+    assert capsys.readouterr().out == "class 2 is 犬\n"
+    texts = "\n".join(text.get_text() for text in drawn["pictures"]().findobj(Text))
+    assert "6 test pictures as they see them\nclass 2: U+72AC" in texts
+    assert "class 3" not in texts
 
 
 def test_names_in_any_alphabet(monkeypatch: pytest.MonkeyPatch) -> None:
