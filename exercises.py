@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from support.console import one_line
+from support.files import UserError
+from support.script import script
+from support.settings import Parser
 
 Array = np.ndarray
 
@@ -113,8 +117,6 @@ def spread_loss(a: Array, true: int, margin: float) -> tuple[float, Array]:
 # The check. There is nothing to change below, and reading it gives the forward passes away.
 # ----------------------------------------------------------------------------------------------------------------------
 
-TOLERANCE = 1e-6  # of the largest entry
-
 
 class Terms:
     """Stands in a forward pass wherever a term of its gradient may be left out."""
@@ -188,15 +190,14 @@ def page() -> dict[str, Any]:
     for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         if "torch" not in block:
             exec(block, names)
-    e_step = names["e_step"]
-    return names | {"e_step": lambda *gaussians: e_step(*gaussians, True)}  # on the page some parents may not be seen
+    return names | {"e_step": lambda *gaussians: names["e_step"](*gaussians, True)}  # every parent is seen
 
 
 FUNCTIONS = {  # and their exercises
     "squash_backward": 1, "softmax_backward": 2, "dynamic_routing": 3, "dynamic_routing_backward": 4, "m_step": 5,
     "m_step_backward": 5, "e_step": 6, "e_step_backward": 6, "margin_loss": 7, "spread_loss": 8,
 }  # fmt: skip
-LAM, FLOOR, MARGIN, TRUE = 0.7, 0.3, 0.9, 2
+LAM, FLOOR, MARGIN, TRUE, TOLERANCE = 0.7, 0.3, 0.9, 2, 1e-6  # the last one of the largest entry
 TARGET = np.array([0.0, 1, 0, 0, 1, 0])
 
 
@@ -205,8 +206,8 @@ class Case(NamedTuple):
 
     args: tuple[Any, ...]
     outputs: str  # their names; the last ones are gradients of ``inputs``
-    forward: Callable[..., tuple[Array, ...]] | None = None
-    inputs: Mapping[str, Array] = MappingProxyType({})  # of ``forward``
+    forward: Any = None
+    inputs: Any = ()  # of ``forward``, by name
     douts: tuple[Array, ...] = ()
     apart: tuple[str, int] | None = None  # what does not mix, and how many: the size of no other axis
     edge: tuple[str, tuple[Any, ...]] | None = None  # arguments for which the result must be finite
@@ -242,11 +243,10 @@ def cases(ours: dict[str, Any]) -> dict[str, Case]:
 
 def differences(case: Case, term: Terms) -> list[Array]:
     """The gradients by central differences, without the term that is left out."""
-    inputs, forward = {name: x.copy() for name, x in case.inputs.items()}, case.forward
-    assert forward
+    inputs = {name: x.copy() for name, x in case.inputs.items()}
 
     def loss() -> float:
-        return float(sum((out * dout).sum() for out, dout in zip(forward(term, **inputs), case.douts, strict=True)))
+        return sum(float((y * dy).sum()) for y, dy in zip(case.forward(term, **inputs), case.douts, strict=True))
 
     loss()  # what is left out is kept from here
     grads = [np.zeros_like(x) for x in inputs.values()]
@@ -328,31 +328,32 @@ def check(path: Path, names: Sequence[str] = tuple(FUNCTIONS)) -> Iterator[tuple
     mine: dict[str, Any] = {"__name__": "mine"}
     exec(compile(path.read_bytes(), path, "exec"), mine)
     theirs = {name: mine.get(name, globals()[name]) for name in names}  # instead of a missing one the stub above
-    ours = page()
-    every = cases(ours)
+    every = cases(ours := page())
     for name, function in theirs.items():
         mine.update({other: ours[other] for other in FUNCTIONS if other != name})
         try:
             found = list(faults(every[name], function, ours[name]))
         except NotImplementedError:
             found = ["is not written yet"]
-        except Exception as error:
-            found = [" ".join(f"ends in {type(error).__name__}: {error}".split())]
+        except (Exception, SystemExit) as error:
+            found = [f"ends in {type(error).__name__}: {one_line(error)}"]
         yield name, "; ".join(found)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+@script
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="your copy of this file")
-    path = parser.parse_args().file
+    parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
+    path = parser.parse_args(argv).file
     try:
         found = list(check(path))
-    except Exception as error:
-        parser.error(" ".join(f"{path}: {type(error).__name__}: {error}".split()))
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{path} ends in {type(error).__name__}: {one_line(error)}") from None
     for name, fault in found:
         print(f"{FUNCTIONS[name]}  {name:<25}", fault or "passes")
-    print(f"{sum(not fault for _, fault in found)} of {len(found)} functions pass")
-    return int(any(fault for _, fault in found))
+    print(f"{sum(not fault for _, fault in found)} of {len(found)} functions pass", flush=True)
+    raise SystemExit(int(any(fault for _, fault in found)))
 
 
 if __name__ == "__main__":

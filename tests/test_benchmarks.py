@@ -1,5 +1,5 @@
-"""What the benchmarks count as a step's matrix products, operations and bytes; JAX's networks against ours. No time is
-checked here."""
+"""What the benchmarks count as a step's matrix products, operations and bytes; networks in JAX and PyTorch against
+ours. No time is checked here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import functools
 import itertools
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from support.results import save_result
 from support.run import init_state
 
 B = 4
+SIZES = (4, 2, 3, 2)  # of the convolutional matrix capsules
 
 
 def test_work_of_single_calls_is_counted() -> None:
@@ -73,10 +75,16 @@ def test_the_products_of_a_capsnet_are_counted() -> None:
     assert work.product_flops == 2 * (conv1 + primary + routing + decoder)
 
 
-def test_least_time_is_the_longer_of_both() -> None:
+def test_least_time_is_the_longer_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a step's time is divided by it."""
     work = roofline.Work(product_flops=6, state_bytes=20)
     assert work.least_seconds(2, 10) == 3
     assert work.least_seconds(6, 4) == 5
+    found = {roofline.gemm_rate: 2e9, roofline.stream_bandwidth: 1e9, roofline.count_work: roofline.Work(8 * 10**6)}
+    monkeypatch.setattr(program, "in_fresh_process", lambda function, **_: found[function])
+    tables = {"smallnorb": {"rows": [[program.OURS, 1.0, 6.0, 50]]}}
+    (row,) = program.roofline({"smallnorb": smallnorb}, tables, 1)["roofline"]["rows"]
+    assert row[-3:] == [4.0, 6.0, 1.5]
 
 
 def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,11 +100,27 @@ def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -
     builds: dict[str, Any] = dict.fromkeys((program.OURS, "theirs"), (lambda: lambda: None, {}))
     table = program.compare(builds, 3)
     assert table["rows"] == [[program.OURS, 1.0, 2.0, 50], ["theirs", 1.5, 3.0, 50]]
+    monkeypatch.setattr(program, "candidates", lambda *_: {})
+    monkeypatch.setattr(program, "compare", lambda _, repetitions: repetitions)
+    monkeypatch.setattr(program, "roofline", lambda *_: {})
+    assert program.measure(60, 1) == {"smallnorb": 60, "matrix_capsules": 15, "multimnist": 60}
 
 
-def test_rates_are_positive() -> None:
+def test_rates_of_a_second_and_peaks_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that takes 200 MiB and gives them back has a peak above them."""
     assert roofline.gemm_rate(1, repetitions=1, side=16) > 0
     assert roofline.stream_bandwidth(2, repetitions=1, mebibytes=1) > 0
+    monkeypatch.setattr(roofline, "_least", lambda *_: 1)
+    assert roofline.gemm_rate(1, side=16) == 2 * 16**3
+    assert roofline.stream_bandwidth(2, mebibytes=1) == 3 << 20
+    assert measure.peak_memory(functools.partial(functools.partial, np.ones, 25 << 20)) > 200
+
+
+def test_composites_are_rendered_and_parameters_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(benchmark.overlay_step(B)(), m.Batch)
+    monkeypatch.setattr(m, "update", update := Mock())
+    benchmark.numpy_step(B, 8, 1)()
+    assert update.call_count == 1
 
 
 def test_scaling_has_a_row_for_each_size() -> None:
@@ -107,49 +131,87 @@ def test_scaling_has_a_row_for_each_size() -> None:
     assert min(table["rows"][0][1:]) > 0
 
 
-@pytest.mark.parametrize("network", ["smallnorb", "multimnist", "matrix_capsules"])
-def test_jax_computes_our_losses_and_gradients(network: str) -> None:
-    """In float64, of parameters and images at random."""
-    jax = pytest.importorskip("jax")
-    from benchmarks import jax_networks
+NETWORKS = ("smallnorb", "multimnist", "matrix_capsules")
 
+
+def ours(network: str) -> tuple[Any, ...]:
+    """Configuration, parameters and a batch at random, loss and gradients; in float64."""
     rng = np.random.default_rng(0)
+
+    def state_of(model: Any, config: Any) -> dict[str, np.ndarray]:
+        return {key: p + 0.1 * rng.standard_normal(p.shape) for key, p in init_state(model, config).params.items()}
+
     if network == "smallnorb":
         config: Any = smallnorb.config_of("float64")
         model: Any = smallnorb.experiment.make_models(config)["capsules"]
-        params = init_state(model, config).params
-        data: Any = (rng.random((3, 32, 32, 1)), rng.integers(0, 5, 3))
+        params, data = state_of(model, config), (rng.random((3, 32, 32, 1)), rng.integers(0, 5, 3))
         scores, cache = model.forward(params, data[0])
         loss, dscores = model.loss(scores, data[1], 0.0)
-        grads, _ = model.backward(dscores, cache)
-        jax_loss: Any = jax_networks.smallnorb_loss
-    elif network == "multimnist":
+        return config, params, data, loss, model.backward(dscores, cache)[0]
+    if network == "multimnist":
         config = benchmark.config_of(3, 8, dtype="float64")
         model = m.capsnet_model(config)
-        params = init_state(model, config).params
-        data = (rng.random((3, 36, 36)), np.array([[1, 4], [7, 0], [4, 3]]), rng.random((3, 2, 36, 36)))
-        losses, grads = model.loss_and_grads(params, m.Batch(*data), 3)
-        loss = losses["train_loss"]
-        jax_loss = jax_networks.multimnist_loss
-    else:
-        config = dataclasses.replace(conv_matrix_capsules.config_of((4, 2, 3, 2)), dtype="float64")
-        model = conv_matrix_capsules.experiment.make_models(config)["capsules"]
-        params = init_state(model, config).params
-        data = (rng.random((3, 28, 28, 1)), rng.integers(0, 10, 3))
-        examples = conv_matrix_capsules.experiment.Examples(*data)
-        losses, grads = conv_matrix_capsules.experiment.loss_and_grads(model, 0.0, params, examples, 3)
-        loss = losses["train_loss"]
-        jax_loss = jax_networks.matrix_capsules_loss
+        params = state_of(model, config)
+        batch = m.Batch(rng.random((3, 36, 36)), np.array([[1, 4], [7, 0], [4, 3]]), rng.random((3, 2, 36, 36)))
+        losses, grads = model.loss_and_grads(params, batch, 3)
+        return config, params, batch, losses["train_loss"], grads
+    config = dataclasses.replace(conv_matrix_capsules.config_of(SIZES), dtype="float64")
+    model = conv_matrix_capsules.experiment.make_models(config)["capsules"]
+    params, data = state_of(model, config), (rng.random((3, 28, 28, 1)), rng.integers(0, 10, 3))
+    examples = conv_matrix_capsules.experiment.Examples(*data)
+    losses, grads = conv_matrix_capsules.experiment.loss_and_grads(model, 0.0, params, examples, 3)
+    return config, params, data, losses["train_loss"], grads
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_jax_computes_our_losses_and_gradients(network: str) -> None:
+    jax = pytest.importorskip("jax")
+    from benchmarks import jax_networks
+
+    config, params, data, loss, grads = ours(network)
     was = jax.config.jax_enable_x64
     jax.config.update("jax_enable_x64", True)
     try:
-        jitted = jax.jit(jax.value_and_grad(functools.partial(jax_loss, config=config)))
-        theirs, their_grads = jitted(params, *data)
+        jax_loss = functools.partial(getattr(jax_networks, f"{network}_loss"), config=config)
+        theirs, their_grads = jax.jit(jax.value_and_grad(jax_loss))(params, *data)
     finally:
         jax.config.update("jax_enable_x64", was)
     assert theirs == pytest.approx(loss, rel=1e-9)
     for key, grad in grads.items():
         np.testing.assert_allclose(their_grads[key], grad, rtol=1e-6, atol=1e-9 * np.abs(grad).max(), err_msg=key)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_pytorch_computes_our_losses_and_gradients(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64 but for a few constants."""
+    torch = pytest.importorskip("torch")
+    config, params, data, expected, grads = ours(network)
+    module, built = program.MODULES[network], []
+    monkeypatch.setattr(module, "_batch", lambda _: data)
+    monkeypatch.setattr(module, "torch_adam_step", lambda *args, **_: built.extend(args))
+    sizes: dict[str, Any] = {"smallnorb": {}, "multimnist": {"conv_channels": 8}, "matrix_capsules": {"sizes": SIZES}}
+    module.torch_step(3, **sizes[network])
+    theirs, loss_of, x, _ = built
+
+    def arranged(key: str, p: np.ndarray) -> np.ndarray:
+        """In PyTorch's order of axes: channels before rows and columns, outputs before inputs."""
+        if key == "routing.w":
+            return p.reshape(config.primary_side**2, -1, *p.shape[1:]).swapaxes(0, 1)
+        if key in ("conv1.w", "primary.w"):
+            return (p.reshape(16, 16, 16, -1) if p.ndim == 2 else p).transpose(3, 2, 0, 1)
+        return p.T if key.startswith("decoder") else p
+
+    parameters = sorted(theirs.double().named_parameters(), key=lambda named: "." not in named[0])
+    pairs = list(zip(sorted(params, key="routing.w".__eq__), parameters, strict=True))
+    with torch.no_grad():
+        for key, (_, q) in pairs:
+            q.copy_(torch.tensor(arranged(key, params[key])).reshape(q.shape))
+    loss = loss_of(theirs, x)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+    for key, (name, q) in pairs:
+        grad = arranged(key, grads[key]).reshape(q.shape)
+        np.testing.assert_allclose(q.grad, grad, rtol=1e-5, atol=1e-6 * np.abs(grad).max(), err_msg=name)
 
 
 def test_every_step_in_jax_runs() -> None:
@@ -166,8 +228,10 @@ def test_every_step_in_jax_runs() -> None:
 def test_the_figure_is_drawn_of_a_scaling_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(scaling, "in_fresh_process", lambda function, **sizes: (0.01, 90.0))
+    monkeypatch.setattr(scaling, "in_fresh_process", timed := Mock(return_value=(0.01, 90.0)))
     save_result(tmp_path / "scaling.json", {"tables": scaling.measure(1, 2)})
+    sizes = [call.kwargs for call in timed.call_args_list]
+    assert (128, 256) in {(given.get("batch_size"), given.get("conv_channels")) for given in sizes}
     rows = [[form, 1.0, 7.6, 54] for form in [*figure.FORMS, "another form"]]
     steps = {
         name: {"columns": ["training step", "time / numpy's", "ms", "MiB"], "rows": rows} for name in figure.NETWORKS
@@ -186,7 +250,10 @@ def test_the_figure_is_drawn_of_a_scaling_file(
     fig = drawn(lambda: figure.draw_scaling({"multimnist_batch": table, "multimnist_sizes": table}))
     check_held(fig.axes[0], lines={"line 0": [[8, 16], [4, 9]], "line 1": [[8, 16], [3, 5]]})
     check_held(fig.axes[1], lines={"line 0": [[8, 16], [50, 60]]})
+    assert [line.get_linestyle() for line in fig.axes[0].lines] == ["--", "-"]
     check_held(fig.axes[4], bars=[[4], [3], [9], [5]])
+    one_thread, two_threads = np.sum([bar.get_facecolor() for bar in fig.axes[4].patches[:2]], axis=1)
+    assert one_thread > two_threads, "it is the pale one"
     tables: list[Any] = [{}, {"multimnist_batch": []}, {"multimnist_batch": {"columns": [1, 2]}}]
     for wrong in ({}, *({"tables": table} for table in tables)):
         save_result(tmp_path / "scaling.json", wrong)

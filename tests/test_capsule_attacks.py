@@ -154,6 +154,7 @@ def test_attacks_use_exact_gradients_in_double_precision(monkeypatch: pytest.Mon
 
 def test_the_networks_are_those_of_the_other_script() -> None:
     config = attack_config("--n-epochs", "2", "--cnn-epochs", "1", "--seed", "103")
+    assert m.network_config(m.Config(dataset="toys")).hold_out == "nothing"
     states = m.train_all(config, m.make_data(config))
     other = config_of(conv, [*SMALL, "--dataset", "shapes", "--standardize", "none", "--n-epochs", "2",
                              "--cnn-epochs", "1", "--seed", "103"])  # fmt: skip

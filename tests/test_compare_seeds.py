@@ -230,7 +230,8 @@ def test_a_run_that_dies_is_named_and_alone_run_again(fake: str, capsys: Capture
 
 def test_a_setting_without_a_result_is_left_out(fake: str, capsys: Capture) -> None:
     assert main([fake, "--seeds", "1", "--grid", "death=status,x"]) == 1
-    assert list(load("results/fake/death.json")["settings"]) == ["death=x"]
+    ((name, entry),) = load("results/fake/death.json")["settings"].items()
+    assert (name, entry["failures"]) == ("death=x", [])
     assert "setting death=status has no result" in capsys.readouterr().err
     assert main([fake, "--seeds", "0:2", "--", "--no-such-flag"]) == 1
     assert capsys.readouterr().err.endswith("error: none of the 2 runs gave a result\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import exercises
-from helpers import ROOT
+from helpers import ROOT, failure, usage_error
 
 PAGE = (ROOT / "docs" / "how_capsules_work.md").read_text(encoding="utf-8")
 BLOCKS = [
@@ -111,6 +112,7 @@ PLANTED = [  # function, a line of it, the wrong one, the diagnosis
     ("spread_loss", "return (shortfall**2).sum(), da", "return da", "returns 1 arrays and not 2: loss, da"),
     ("e_step", "return softmax", "softmax", "ends in ValueError: nothing is returned"),
     ("e_step", "return softmax", "1 / 0\n    return softmax", "ends in ZeroDivisionError: division by zero"),
+    ("e_step", "return softmax", "raise SystemExit(7)\n    return softmax", "ends in SystemExit: 7"),
     ("m_step", "return mu, sigma_sq,", "return mu,", "returns 2 arrays and not 3: mu, sigma_sq, z"),
     ("softmax_backward", "return c *", "return 1 *", "db is wrong in 20 of 20 entries"),
     ("squash_backward", "return ", "dv += 1\n    return ", "ds is wrong in 15 of 15 entries"),
@@ -126,11 +128,12 @@ def test_a_planted_error_is_diagnosed(name: str, line: str, wrong: str, diagnosi
 
 
 def test_a_file_is_checked_from_the_command_line(tmp_path: Path) -> None:
-    def run(text: str) -> tuple[int, str, str]:
+    def run(text: str, redirection: str = "") -> tuple[int, str, str]:
         (tmp_path / "mine.py").write_text(text, encoding="utf-8")
-        command = [sys.executable, str(ROOT / "exercises.py"), "mine.py"]
-        process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        return process.returncode, process.stdout, process.stderr.splitlines()[-1] if process.stderr else ""
+        command = shlex.join([sys.executable, exercises.__file__, "mine.py"])
+        line = f"set -o pipefail; unset PYTHONUNBUFFERED; {command} {redirection}"
+        process = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True)
+        return process.returncode, process.stdout, process.stderr
 
     status, out, error = run(SOLUTION)
     assert (status, out.splitlines()[-1], error) == (0, "10 of 10 functions pass", "")
@@ -140,6 +143,19 @@ def test_a_file_is_checked_from_the_command_line(tmp_path: Path) -> None:
     wrong = SOLUTION.replace("return f * dv", "return -f * dv")
     status, out, error = run(wrong)  # the routing gets a correct squash_backward
     assert (status, out.splitlines()[-1], error) == (1, "9 of 10 functions pass", "")
-    status, out, error = run("def squash(:")
-    assert (status, out) == (2, "")
-    assert "mine.py: SyntaxError: invalid syntax" in error
+    assert run(wrong, "| true") == (0, "", "")
+
+
+def test_what_cannot_be_checked_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.py"
+    for argv in ([], ["--no-such-flag", str(path)]):
+        usage_error(exercises, argv, capsys)
+    assert "No such file" in failure(exercises, [str(path)], capsys)
+    assert "Is a directory" in failure(exercises, [str(tmp_path)], capsys)
+    endings = {"def squash(:": "SyntaxError: invalid syntax (mine.py, line 1)", "assert False": "AssertionError",
+               "raise SystemExit(7)": "SystemExit: 7"}  # fmt: skip
+    for text, ending in endings.items():
+        path.write_text(text)
+        assert f"{path} ends in {ending}" in failure(exercises, [str(path)], capsys)
+    with pytest.raises(SystemExit, match="0"):
+        exercises.main(["--help-all"])

@@ -364,6 +364,8 @@ def test_confidences_and_pictures_for_figures() -> None:
     assert v.shape == (3, 10, 16)
     drawn = base.reconstruct(params, v, np.array([[1], [2], [3]]))
     assert drawn.shape == (3, 1, 40, 40)
+    data = m.make_data(config)._replace(val=base.Batch(images, np.array([[1], [2], [3]]), drawn + 0.5))
+    assert m.validate(models["capsnet"], params, data, SERIAL)["val_recon_mse"] == pytest.approx(0.25, rel=1e-5)
     perturbed = visualize.perturb_capsule(params, v[1], 2)
     assert perturbed.shape == (16, 11, 40, 40)
     for k in range(16):

@@ -20,7 +20,7 @@ import report
 from helpers import DATA
 from report import main, render_page
 from support import results
-from support.result_tables import seeds_table, study_table
+from support.result_tables import rows_table, seeds_table, study_table
 from support.results import save_result
 from support.statistics import describe_sample
 
@@ -156,6 +156,12 @@ def test_rewrite_then_check(page: Path, capsys: Capture) -> None:
     row = next(line for line in text.splitlines() if re.match(r"\| cnn +\| +99 ", line))
     page.write_text(text.replace(row, re.sub(r"0\.\d{3}", "0.999", row, count=1)))
     assert "README.md:15: table results/fake/r.json rows models=cnn differs from its file" in faults(capsys)
+
+
+def test_a_row_has_the_numbers_of_its_model() -> None:
+    models = {name: {"n_params": 1, "k": describe_sample([mean])} for name, mean in (("a", 0.1), ("b", 0.9))}
+    table = rows_table([{"headline": "k", "settings": {"default": {"models": models, "runs": [{}]}}}], {})
+    assert [line.split()[1::6] for line in table.splitlines()[2:]] == [["a", "0.100"], ["b", "0.900"]]
 
 
 def test_accuracies_in_sentences_are_those_of_the_tables() -> None:

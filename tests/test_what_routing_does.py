@@ -130,13 +130,23 @@ def test_even_assignments_are_those_of_the_first_iteration(routing: conv.Routing
 # --- The studies as they are run --------------------------------------------------------------------------------------
 
 
-def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path) -> None:
+def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negatives are those of the same poses, and every seed draws its own."""
+    votes_forward = m.viewpoint.votes_forward
+
+    def spy(pose: Array, w: Array) -> Any:
+        np.testing.assert_array_equal(pose[len(pose) // 2 :], -pose[: len(pose) // 2])
+        return votes_forward(pose, w)
+
+    monkeypatch.setattr(m.viewpoint, "votes_forward", spy)
     assert m.main(["--study", "signs", "--seed", "3", f"--out-json={tmp_path / 'out.json'}"]) == 0
     result = json.loads((tmp_path / "out.json").read_text())
     metrics = result["models"]["capsules"]
     assert metrics["sign_accuracy"] == result["chance"] == 0.5
     assert metrics["biased_sign_accuracy"] > 0.95
     assert metrics["n_params"] == 8 * 2 * 16 + 2 * (1 + 1 + 16)
+    monkeypatch.setattr(m, "sign_accuracy", lambda config, rng, biased: (rng.random(), 0))
+    assert m.sign_study(0) != m.sign_study(1)
 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +199,11 @@ def test_a_study_from_the_command_line(words: str, monkeypatch: pytest.MonkeyPat
     ((name, metrics),) = one["models"].items()
     assert name == ("capsnet" if "study" in words else "capsules")
     assert 0 <= metrics[one["headline"]] <= 1
+    chances = {"set_accuracy": 1 / 45, "affnist_accuracy": 0.1, "held_out_accuracy": 0.2}
+    assert one["chance"] == pytest.approx(chances[one["headline"]])
     assert {k: v for k, v in metrics.items() if k != "train_seconds"}.items() <= other["models"][name].items()
+    if "study" in words:
+        assert m.network_config(config).recon_weight == config.recon_weight
     if "couplings" in words:
         assert metrics["iters_1_entropy"] == pytest.approx(1, abs=1e-5)
         assert metrics["iters_3_changed"] == 0
@@ -215,20 +229,21 @@ def test_without_a_variant_the_network_is_that_of_the_base_script(monkeypatch: p
         params = init_states(m.make_models(other), other)["capsules"].params
         for name, p in init_states(m.make_models(config), config)["capsules"].params.items():
             np.testing.assert_array_equal(params[name], p)
+    assert (params["class.bias"] == 0.1).all()
 
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_the_affnist_study_counts_right_answers(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network that knows the labels, and one that is always wrong."""
+    """Of the variant that was trained: one that knows the labels, and one that is always wrong."""
     small(monkeypatch)
-    config = m.Config(study="affnist", data_dir=digits_folder())
+    config = m.Config(study="affnist", assignments="even", data_dir=digits_folder())
     data = m.make_data(config)
 
     def assess(params: Any, batch: base.Batch) -> tuple[Array, float]:
         return np.eye(10)[(batch.labels[:, 0] + shift) % 10], 0.0
 
     knowing = {name: model._replace(assess=assess) for name, model in m.make_models(config).items()}
-    monkeypatch.setattr(m, "make_models", lambda config: knowing)
+    monkeypatch.setattr(m, "make_models", {config: knowing}.__getitem__)
     with Workers(1) as workers:
         found = m.affnist_study(config, {}, data, workers)
     names = ("upright", "rotated_15", "rotated_35", "affnist")
