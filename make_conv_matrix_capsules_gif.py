@@ -30,7 +30,6 @@ import visualize_conv_matrix_capsules as figures
 from conv_matrix_capsules import Array, ClassRouting, Config, Data, viewpoint
 from fast.workers import Workers
 from multimnist_capsnet import resolve_auto
-from support.files import require_writable
 from support.optimizers import TrainState
 from support.script import script
 from support.settings import SettingError, int_in, output_path, parse, redeclared, setting
@@ -220,7 +219,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     T = config.em_iters
     if (n_frames := options.snapshots * T) > MAX_FRAMES:
         raise SettingError("snapshots", f"{n_frames} frames are more than {MAX_FRAMES}")
-    require_writable(options.out)
     data = experiment.make_data(config)
     config = resolve_auto(config, data.name)
     require_tests(data, figures.MIN_TEST)

@@ -32,7 +32,7 @@ import smallnorb_novel_viewpoint as viewpoint
 from fast.workers import Workers, default_threads
 from support.console import print_message
 from support.figures import DATASET_NAMES, load_finished, write_if_changed
-from support.files import UserError, require_writable
+from support.files import UserError
 from support.results import environment
 from support.script import script
 from support.settings import folder, input_path, output_path, parse, setting
@@ -415,7 +415,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         ],
         "The page is one file, --out. An experiment's --checkpoint FILE writes a checkpoint.",
     )  # fmt: skip
-    require_writable(options.out)
     if config.multimnist:
         digits.load_checkpoint(config.multimnist)  # so that a wrong one is found before the other is trained
     parts = {

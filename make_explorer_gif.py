@@ -25,7 +25,7 @@ from PIL import Image
 
 from support.browser import headless_browser, show_as
 from support.figures import gif_bytes, write_if_changed
-from support.files import UserError, require_writable
+from support.files import UserError
 from support.script import script
 from support.settings import float_in, input_path, output_path, parse, setting
 
@@ -141,7 +141,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--page draft.html --out draft.gif", "Record another page: about 30 seconds."),
         ],
     )  # fmt: skip
-    require_writable(options.out)
     if not config.page.is_file():
         raise UserError(f"there is no page {config.page}: python make_explorer.py writes it")
     with headless_browser(WIDTH, HEIGHT) as driver:

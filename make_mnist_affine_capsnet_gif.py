@@ -28,7 +28,6 @@ import visualize_mnist_affine_capsnet as figures
 from fast.workers import Workers, blas_threads
 from mnist_affine_capsnet import SWEEP, Config
 from multimnist_capsnet import Array
-from support.files import require_writable
 from support.script import script
 from support.settings import input_path, int_in, output_path, parse, redeclared, setting
 from visualize_mnist_affine_capsnet import MODELS, J, Run, degrees
@@ -149,7 +148,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--n-train 6000 --n-epochs 4", "After a short training on 6,000 digits: about 3 minutes."),
         ],
     )  # fmt: skip
-    require_writable(options.out)
     run, _ = figures.finished(options, config, given)
     with blas_threads(1):
         turning = Turning(run, options.frames)

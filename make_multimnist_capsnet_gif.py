@@ -26,7 +26,6 @@ import multimnist_capsnet as experiment
 import visualize_multimnist_capsnet as figures
 from fast.workers import Workers
 from multimnist_capsnet import Array, Batch, Config, Data
-from support.files import require_writable
 from support.optimizers import TrainState
 from support.script import script
 from support.settings import SettingError, int_in, output_path, parse, redeclared, setting
@@ -138,7 +137,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     n_frames = 1 + math.ceil(config.n_steps / options.snapshot_every)
     if n_frames > MAX_FRAMES:
         raise SettingError("snapshot_every", f"{n_frames:,} frames are more than {MAX_FRAMES}")
-    require_writable(options.out)
     reported = reported_runs(figures.RESULTS, config)
     config = of_median_seed(config, reported, given, *figures.MEDIAN_OF)
     data = experiment.make_data(config)

@@ -26,7 +26,6 @@ import smallnorb_novel_viewpoint as experiment
 import visualize_smallnorb_novel_viewpoint as figures
 from fast.workers import blas_threads
 from smallnorb_novel_viewpoint import Array, Config, Data, Split
-from support.files import require_writable
 from support.optimizers import TrainState
 from support.script import script
 from support.settings import SettingError, int_in, output_path, parse, setting
@@ -210,7 +209,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--snapshots 1 --sweep-frames 72", "The trained networks alone, 5 degrees a frame: about 15 seconds."),
         ],
     )  # fmt: skip
-    require_writable(options.out)
     snapshots = min(options.snapshots, config.n_epochs)
     epochs = [round(config.n_epochs * (k + 1) / snapshots) for k in range(snapshots)]  # the last one among them
     with blas_threads(options.threads):

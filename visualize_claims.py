@@ -230,7 +230,7 @@ def draw_parts(samples: list[list[dict[str, Any]]]) -> Figure:
 
 
 @dataclasses.dataclass(frozen=True)
-class Inputs:
+class Config:
     claims: Path = setting(CLAIMS, input_path, "Draw the verdicts of this file.", usual=True)
     results: Path = setting(RESULTS, folder, "Folder of the results of the parts.", usual=True)
 
@@ -243,8 +243,11 @@ class Options(OutOptions):
 @script
 def main(argv: Sequence[str] | None = None) -> None:
     inputs, options, _ = parse(
-        Inputs, Options, argv, "Draw the verdicts on the papers' claims, and what each part of a CapsNet adds.",
-        [("", "The pictures of the committed results: about 2 seconds.")],
+        Config, Options, argv, "Draw the verdicts on the papers' claims, and what each part of a CapsNet adds.",
+        [
+            ("", "The pictures of the committed results: about 2 seconds."),
+            ("--figures parts", "One of them: about 1 second."),
+        ],
         "The pictures go to DIR/claims/, where DIR is --outdir.",
     )  # fmt: skip
     if not options.figures or "verdicts" in options.figures:

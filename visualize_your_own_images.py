@@ -27,11 +27,10 @@ from fast.workers import SERIAL
 from support.files import UserError
 from support.optimizers import TrainState
 from support.script import script
-from support.settings import SettingError, input_path, parse, setting
+from support.settings import SettingError, folder, input_path, parse, setting
 
 from support.figures import (  # isort: skip
-    GREY, MODEL_STYLES, RIGHT, WRONG, OutOptions, darkened, evenly_spaced_indices, make_figure, show_pictures,
-    write_figures,
+    GREY, MODEL_STYLES, RIGHT, WRONG, darkened, evenly_spaced_indices, make_figure, show_pictures, write_figures,
 )  # fmt: skip
 
 Array = np.ndarray
@@ -40,9 +39,11 @@ MOST_LETTERS = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(OutOptions):
-    checkpoint: Path | None = setting(None, input_path, "Show the answers and reconstructions of these networks.",
-                                      usual=True)  # fmt: skip
+class Options:
+    checkpoint: Path | None = setting(
+        None, input_path, "Show the answers and reconstructions of these networks.", usual=True, group="files"
+    )
+    outdir: Path = setting(Path("viz"), folder, "Folder of the figure.", usual=True)
 
 
 def fonts_for(names: Sequence[str]) -> tuple[list[str], set[str]]:
@@ -80,7 +81,8 @@ def sheet(images: Array, labels: Array, names: Sequence[str], answers: dict[str,
     """images (n, S, S, C) in [0, 1] and what the networks make of them: answers (n,) by model."""
     families, missing = fonts_for(names)
     shown, key = shown_names(names, missing)
-    subtitle = "Ten test pictures as they see them" + ", and what the CapsNet draws of each" * (drawn is not None)
+    number = "Ten" if len(images) == N_SHOWN else len(images)
+    subtitle = f"{number} test pictures as they see them" + ", and what the CapsNet draws of each" * (drawn is not None)
     rows = {"as read": images} | ({"drawn": drawn} if drawn is not None else {})
     height = 1.1 + len(rows) + 0.2 * (len(answers) + len(key))
     fig = make_figure(height, "Your pictures as the networks get them", "\n".join([subtitle, *key]))
@@ -130,10 +132,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     drawn = None
     if "capsnet" in states:
         drawn = own.reconstructions(states["capsnet"].params, own.in_floats(images), config)
-    for k, name in enumerate(data.classes, 1):
+    used = np.concatenate([data.test.labels[chosen], *answers.values()])
+    names = [name if k in used else "" for k, name in enumerate(data.classes)]  # of those that are shown
+    for k, name in enumerate(names, 1):
         if fonts_for([name])[1]:
             print(f"class {k} is {name}")
-    figure = {"pictures": lambda: sheet(own.in_floats(images), data.test.labels[chosen], data.classes, answers, drawn)}
+    figure = {"pictures": lambda: sheet(own.in_floats(images), data.test.labels[chosen], names, answers, drawn)}
     write_figures(options.outdir / own.EXPERIMENT, figure)
 
 

@@ -48,7 +48,7 @@ from data.pictures import Levels, square_of_set
 from fast import optimizers
 from fast.workers import Workers, default_threads
 from support.checkpoints import read_checkpoint
-from support.console import one_line, print_message, shows_progress
+from support.console import print_message, shows_progress
 from support.files import UserError, atomic_write
 from support.optimizers import TrainState
 from support.results import model_metrics, recorded_command, result_document, save_result
@@ -346,11 +346,11 @@ def format_result(result: dict[str, Any]) -> str:
 
 
 def named_files(names: Sequence[Path]) -> Iterator[Path]:
-    """The files that folders, patterns and names stand for. A name that stands for none is one that cannot be read."""
+    """The files that folders, patterns and names stand for. One that stands for none is itself, and cannot be read."""
     endings = picture_endings()
     for name in names:
         if name.is_dir():
-            yield from (path for _, path in visible_files(name) if path.suffix.lower() in endings)
+            yield from [path for _, path in visible_files(name) if path.suffix.lower() in endings] or [name]
         elif name.exists():
             yield name
         else:
@@ -409,14 +409,14 @@ def write_answers(path: Path, answers: Answers) -> None:
         for n, file in enumerate(answers.paths) for name, a in answers.by_model.items()
     ]  # fmt: skip
     text = io.StringIO(newline="")
-    if path.suffix == ".json":
+    if path.suffix.lower() == ".json":
         json.dump(rows, text, ensure_ascii=False, indent=1)
     else:
         writer = csv.writer(text)
         writer.writerow(["file", "model", "class", *answers.classes])
         writer.writerows([row["file"], row["model"], row["class"], *row["answers"].values()] for row in rows)
     with atomic_write(path) as stream:
-        stream.write(text.getvalue().encode())
+        stream.write(text.getvalue().encode(errors="backslashreplace"))  # odd bytes in a file's name
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -438,17 +438,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
     if options.out and not options.predict:
         raise SettingError("out", "needs --predict")
-    if options.out and options.out.suffix not in (".csv", ".json"):
+    if options.out and options.out.suffix.lower() not in (".csv", ".json"):
         raise SettingError("out", f"{options.out} ends neither in .csv nor in .json")
     if options.predict:
         assert options.checkpoint
         answers = predict(options.checkpoint, options.predict, options.threads, options.quiet)
         if options.out:
             write_answers(options.out, answers)
-        print(format_answers(answers))
-        if answers.unreadable:
-            shown = "; ".join(answers.unreadable[:3]) + "; …" * (len(answers.unreadable) > 3)
-            raise UserError(f"{len(answers.unreadable):,} cannot be read: {one_line(shown, 400)}")
+        if answers.paths:
+            print(format_answers(answers))
+        if n := len(answers.unreadable):
+            raise UserError(f"{n:,} picture{'s' * (n > 1)} cannot be read: {'; '.join(answers.unreadable)}")
         return
     if config.data_dir is None:
         raise SettingError("data_dir", "name the folder of your pictures")

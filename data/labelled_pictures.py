@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.pictures import Levels, Square, array_square, eight_bits, quiet, read_square
+from data.pictures import Levels, Square, array_square, eight_bits, quiet, read_square, require_scale
 from support.console import one_line, print_message, shows_progress
 from support.files import UserError
 
@@ -29,8 +29,7 @@ TEST_FRACTION = 0.2  # of each class, where there is no test set
 N_MEASURED = 200  # pictures whose size is looked at
 MAX_BYTES = 1 << 31  # of all pictures, resized, in float32
 FLAT = 4  # of 255 levels: a set whose median picture has a standard deviation below this shows nearly nothing
-ROLES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
-         "testing": "test"}  # fmt: skip
+ROLE = re.compile(r"(?<![a-z])(train|val|test)(ing|id|idation)?(set|data|images)?(?![a-z])")  # of a folder
 LAYOUTS = (
     "make FOLDER/CLASS/1.jpg … of all pictures, or FOLDER/train/CLASS/1.jpg … and FOLDER/test/CLASS/2.jpg …, with a"
     " folder for each CLASS"
@@ -89,14 +88,16 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
     if 4 * n * side * side * channels > MAX_BYTES:
         raise UserError(f"{n:,} pictures of {side} x {side} pixels need more than {MAX_BYTES >> 20} MiB: take fewer, or"
                         " a smaller --image-size")  # fmt: skip
-    known, unreadable, sets = dict[str, tuple[float, float]](), list[Any](), list[Labelled]()
+    known, unreadable, sets, why = dict[str, tuple[float, float]](), list[Any](), list[Labelled](), ""
     bar = tqdm(total=n, desc="pictures", leave=False, disable=not shows_progress())
     for items, labels in source.parts:
         raw, read = np.empty((len(items), side, side, channels), np.float32), dict[str, list[Any]]()  # by kind
         for k, item in enumerate(items):
-            with contextlib.suppress(UserError):
+            try:
                 raw[k], kind, extremes = source.load(item, side, channels)
                 read.setdefault(kind, []).append((k, *extremes))
+            except UserError as error:
+                why = why or one_line(error.__cause__ or error, 120)
             bar.update()
         images, is_read = np.empty(raw.shape, np.uint8), np.zeros(len(items), bool)
         for kind, found in read.items():
@@ -104,11 +105,9 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
             if not sets:  # these are the training's
                 known[kind] = min(lows), max(highs)
             if kind not in known:
+                why = why or f"it has {kind}, and no training picture does: save all in one format"
                 continue
-            low, high = known[kind]
-            if max(highs) - low > 4 * (high - low):  # such as 0 to 255 after a training with 0 to 1
-                text = f"values up to {max(highs):g}, and those of the training up to {high:g}"
-                raise UserError(f"the pictures of {path} for the test have {text}: scale both alike")
+            require_scale(f"the pictures of {path} for the test have", max(highs), known[kind])
             for k in numbers:
                 images[k], is_read[k] = eight_bits(raw[k], known[kind]), True
         unreadable += [items[k] for k in np.flatnonzero(~is_read).tolist()]
@@ -117,15 +116,15 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
     if unreadable:
         shown = ", ".join(str(file.relative_to(path)) for file in unreadable[:5])
         more = f" and {len(unreadable) - 5:,} more" if len(unreadable) > 5 else ""
-        text = f"{len(unreadable):,} of {n:,} pictures of {path} cannot be read"
+        text = f"{len(unreadable):,} of {n:,} pictures of {path} cannot be read ({why})"
         if not len(sets[0].labels):
             raise UserError(f"{text}, none is left: {shown}{more}")
         print_message(f"warning: {one_line(f'{text} and are left out: {shown}{more}', 500)}")
-    some = sets[0].images[:: math.ceil(len(sets[0].labels) / 1000)]
-    if np.median(some.std(axis=(1, 2, 3))) < FLAT:
-        print_message(
-            f"warning: the pictures of {path} span almost no grey levels, so that the networks see almost nothing"
-        )
+    contrasts = [np.median(x[:: len(x) // 1000 + 1].std(axis=(1, 2, 3))) for x, _ in sets if len(x)]
+    for which, contrast in zip(("", " for the test"), contrasts, strict=False):
+        if contrast < max(FLAT, contrasts[0] / 8):
+            print_message(f"warning: the pictures of {path}{which} span almost no grey levels, so that the networks see"
+                          " almost nothing")  # fmt: skip
     return sets, known
 
 
@@ -174,61 +173,69 @@ def names_classes(files: Files) -> bool:
     return len(found := by_name(files)) > 1 and min(map(len, found.values())) > 1
 
 
-def by_class(files: Files) -> dict[str, list[Path]]:
-    """The files by the sub-folder, or by their own names. A folder around the classes' folders is looked through."""
+def unwrapped(files: Files) -> Files:
+    """The files without a folder around the classes' folders, or around files whose names are those of classes."""
     inner = inner_folders(files)
     only = next(iter(inner.values())) if len(inner) == 1 else []
-    if inner_folders(only) or names_classes(only):
-        return by_class(only)
+    return unwrapped(only) if inner_folders(only) or names_classes(only) else files
+
+
+def by_class(files: Files) -> dict[str, list[Path]]:
+    """The files by the sub-folder, or by their own names."""
     found: dict[str, list[Path]] = {}
-    for name, below in inner.items():
+    for name, below in inner_folders(files).items():
         found.setdefault(class_name(name), []).extend(path for _, path in below)
     return found or (by_name(files) if names_classes(files) else {})
 
 
 def by_role(files: Files) -> dict[str, Files]:
     """The files of the folders train, val and test, by these names, or all as those of "train". Names may be longer,
-    as in seg_train or test1. A folder train beside others that are none of the three, and without any folders or
-    classes in it, is a class of this name."""
+    as in seg_train or test1, and the folders may lie in one of several. A folder train beside others that are none of
+    the three, and without any folders or classes in it, is a class of this name."""
     inner, found = inner_folders(files), dict[str, Files]()
     for name, below in inner.items():
-        if roles := [ROLES[word] for word in re.findall("[a-z]+", name.lower()) if word in ROLES]:
-            found[roles[0]] = found.get(roles[0], []) + below
+        if role := ROLE.search(name.lower()):
+            found.setdefault(role[1], []).extend(below)
     train = found.get("train", [])
     if len(found) > 1 or inner_folders(train) or names_classes(train) or len(inner) == len(found) > 0:
         return found
-    if len(inner) == 1 and len(deeper := by_role(*inner.values())) > 1:
-        return deeper
-    return {"train": files}
+    outer = [deeper for below in inner.values() if len(deeper := by_role(below)) > 1 and "train" in deeper]
+    return outer[0] if len(outer) == 1 else {"train": files}
 
 
 def folder_source(folder: Path, files: Files) -> Source:
     """A folder with a sub-folder of pictures for each class, which has the class's name; or with the folders ``train``
-    and ``test`` (or ``val``), each of which has such sub-folders."""
+    and ``test`` (or ``val``), each of which has such sub-folders. The classes are those of the training."""
     known = picture_endings()
     left_out = Counter(path.suffix.lower() or "no ending" for _, path in files if path.suffix.lower() not in known)
     files = [file for file in files if file[1].suffix.lower() in known]
-    roles, said = by_role(files), []
-    found = {role: by_class(part) for role, part in roles.items()}
-    train = found.setdefault("train", {})
+    roles, said, by = {role: unwrapped(part) for role, part in by_role(files).items()}, [], by_class
+    train = by_class(roles.get("train", []))
     if train and not inner_folders(roles["train"]):  # the test's names may be of no class
         said.append(f"the classes are from the files' names: {one_line(', '.join(train))}")
-        found |= {role: {k: v for k, v in by_name(roles[role]).items() if k in train} for role in roles}
-    if "val" in found:
+        by = by_name
+    found = {role: {k: v for k, v in by(part).items() if k in train} for role, part in roles.items()}
+    if found.get("val"):
         role = "train" if found.get("test") else "test"
         said.append(f"the validation pictures are in the {'training' if role == 'train' else role} set")
         for name, paths in found.pop("val").items():
             found.setdefault(role, {}).setdefault(name, []).extend(paths)
     parts = [part for role in ("train", "test") if (part := found.get(role))]
     items = [[path for paths in part.values() for path in paths] for part in parts]
-    if n := len(files) - sum(map(len, items)):
-        left_out[f"picture{'s' * (n > 1)} of no class"] = n
-    shown = ", ".join(f"{n:,} {what}" for what, n in left_out.most_common(8))
+    taken = {path for part in items for path in part}
+    if train and (others := [names for names, path in files if path not in taken]):
+        places = one_line(", ".join(dict.fromkeys("/".join(names[:-1][:2] or names) for names in others)), 100)
+        left_out[f"picture{'s' * (len(others) > 1)} of no class ({places})"] = len(others)
+    shown = ", ".join(f"{n:,} {what}" for what, n in left_out.most_common())
     if not train:
         what = f"{len(files):,} pictures, but no folder for each class of a training" if files else "no pictures"
         raise UserError(f"{folder} has {what}{f' (left out: {shown})' * bool(shown)}: {LAYOUTS}")
+    below = Counter(sub for part in inner_folders(roles["train"]).values() for sub in inner_folders(part))
+    if len(same := [name for name, n in below.items() if n > 1]) > 1:
+        said.append(f"warning: several classes have folders {one_line(' and '.join(same), 60)}; are these the classes?"
+                    f" Then {LAYOUTS}")  # fmt: skip
     for line in said + [f"left out: {shown}"] * bool(shown):
-        print_message(f"{folder}: {line}")
+        print_message(one_line(f"{folder}: {line}", 500))
     names = tuple(dict.fromkeys(name for part in parts for name in part))
     labels = [np.repeat([names.index(k) for k in part], [len(v) for v in part.values()]) for part in parts]
     return Source(list(zip(items, labels, strict=True)), names, read_square, file_size)
@@ -275,9 +282,12 @@ def npz_source(path: Path) -> Source:
         if not (path.is_file() and zipfile.is_zipfile(path)):  # numpy would wait for a pipe, and speak of pickled data
             raise ValueError("it is damaged, or of another kind")
         with np.load(path, allow_pickle=False) as stored:
+            if not any(name.endswith(".npy") for name in stored.zip.namelist()):
+                raise ValueError("it has no arrays: unzip it first")
             arrays = {k: stored[k] for k in ("x_train", "y_train", "x_test", "y_test", "classes") if k in stored}
     except Exception as error:  # zipfile and numpy raise many kinds on a damaged file
-        raise UserError(f"{path} is not a folder, nor a .npz file that can be read: {one_line(error)}") from error
+        hint = "; save numbers, or texts with .astype(str)" if "allow_pickle" in str(error) else ""
+        raise UserError(f"{path} is not a folder, nor a .npz file that can be read: {one_line(error)}{hint}") from error
 
     def require(holds: bool, fault: str) -> None:
         if not holds:
@@ -344,7 +354,7 @@ def idx_source(folder: Path, paths: Sequence[Path]) -> Source:
             raise UserError(f"{found[f'{part}-images']} has the shape {x.shape}, and its labels {y.shape}")
         pictures.append(x[..., None])
         labels.append(y)
-    if any("emnist" in name for name in sets):
+    if any("emnist" in name.lower() for name in sets):
         print_message(f"{folder}: EMNIST's pictures lie on their side and are turned upright")
         pictures = [x.swapaxes(1, 2) for x in pictures]
     known = np.unique(np.concatenate(labels))
@@ -359,9 +369,11 @@ def read_idx(path: Path) -> Array:
             plain.seek(0)
             with gzip.GzipFile(fileobj=plain) if magic == b"\x1f\x8b" else plain as file:
                 head = file.read(4)
-                shape = np.frombuffer(file.read(4 * head[3]), ">u4").astype(int).tolist()
-                if head[:3] != bytes((0, 0, 8)) or len(shape) != head[3] or not 0 < math.prod(shape) <= MAX_BYTES:
+                if head[:3] != bytes((0, 0, 8)):
                     raise ValueError("it is no IDX file of 8-bit numbers")
+                shape = np.frombuffer(file.read(4 * head[3]), ">u4").astype(int).tolist()
+                if len(shape) != head[3] or not 0 < math.prod(shape) <= MAX_BYTES:
+                    raise ValueError(f"its header claims the shape {shape}")
                 if len(content := file.read(math.prod(shape) + 1)) != math.prod(shape):
                     raise ValueError(f"it has not the {math.prod(shape):,} bytes that its header claims")
     except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
@@ -404,7 +416,7 @@ def picture_sets(
     names = tuple(found[k] for k in np.unique(parts[0].labels))
     for name in (found[k] for part in parts for k in np.unique(part.labels)):
         if name not in names:
-            raise UserError(f"there are pictures of the class {name}, but no training pictures of it")
+            raise UserError(f"there are pictures of the class {name}, but no training pictures of it: {LAYOUTS}")
     if len(names) < 2:
         raise UserError(f"there are pictures of one class alone, {', '.join(names)}: {LAYOUTS}")
     numbers = np.array([names.index(name) if name in names else -1 for name in found], np.intp)
@@ -423,7 +435,7 @@ def picture_sets(
     for label, name in enumerate(names):
         own = np.flatnonzero(train.labels[first] == label)
         if len(own) == 1:
-            raise UserError(f"there is one picture of the class {name}: two are needed, for training and for the test")
+            raise UserError(f"there is one picture of the class {name}, and two are needed, or a test set: {LAYOUTS}")
         is_test[rng.permutation(own)[: max(1, round(TEST_FRACTION * len(own)))] if len(own) else []] = True
     chosen = is_test[group.ravel()]
     drawn = [Labelled(train.images[k], train.labels[k]) for k in (~chosen, chosen)]

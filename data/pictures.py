@@ -46,6 +46,8 @@ def open_upright(path: Path, side: int | None = None) -> Any:
             if upright.mode[0] not in "IF":
                 return upright.convert("RGBA")
             pixels = np.asarray(upright)
+            if upright.mode == "I" and 1 in getattr(opened, "tag_v2", {}).get(339, ()):  # Pillow takes it for signed
+                pixels = pixels.view(np.uint32)
             if not np.isfinite(pixels).all():
                 raise ValueError("it has pixels that are no numbers")
             deep = Image.fromarray(pixels.astype(np.float32))
@@ -135,13 +137,21 @@ def eight_bits(numbers: Array, levels: tuple[float, float]) -> Array:
     return np.rint(np.clip((numbers - low) * (255 / max(high - low, 1e-30)), 0, 255)).astype(np.uint8)
 
 
+def require_scale(what: str, greatest: float, levels: tuple[float, float]) -> None:
+    """Raises UserError where numbers go far beyond those of a training: 0 to 255 after a training with 0 to 1."""
+    low, high = levels
+    if greatest - low > 4 * (high - low):
+        raise UserError(f"{what} values up to {greatest:g}, and those of the training up to {high:g}: scale both alike")
+
+
 def square_of_set(path: Path, side: int, channels: int, levels: Levels) -> Array:
     """A picture file -> (S, S, C) uint8, read as the pictures of a training with these levels. Raises UserError, also
-    where the training had none of its kind of numbers."""
+    where the training had none of its kind of numbers, or far smaller ones."""
     square = read_square(path, side, channels)
     known = {BYTES: (0.0, 255.0), **levels}
     if square.kind not in known:
         raise UserError(f"{path} holds {square.kind}, and no picture of the training does: save it in another format")
+    require_scale(f"{path} has", square.extremes[1], known[square.kind])
     return eight_bits(square.pixels, known[square.kind])
 
 

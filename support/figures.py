@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import support.headless  # noqa: F401  before matplotlib
+
 import contextlib
 import dataclasses
 import io

@@ -323,7 +323,8 @@ def difference(saved: Any, asked: Any, names: Any) -> str | None:
     for field in dataclasses.fields(saved):
         old, new = getattr(saved, field.name), getattr(asked, field.name)
         if field.name in names and old != new:
-            return f"{flag_of(field.name)} {format_value(old, field.type)}, not {format_value(new, field.type)}"
+            what = flag_of(field.name) if "it" in field.metadata else f"other {field.name.replace('_', ' ')}:"
+            return f"{what} {format_value(old, field.type)}, not {format_value(new, field.type)}"
     return None
 
 

@@ -115,6 +115,7 @@ def test_threads_change_no_bit(changes: dict[str, Any]) -> None:
 def test_the_learning_rate_rises_then_falls_and_the_cnn_has_its_own() -> None:
     config = tiny(lr=0.5, cnn_lr=0.25)
     assert m.learning_rate(config, "capsules", 0) == pytest.approx(0.05)
+    assert m.learning_rate(config, "capsules", 0.01) == pytest.approx(0.495)  # from here on it falls
     assert m.learning_rate(config, "capsules", 0.5) == pytest.approx(0.25)
     assert m.learning_rate(config, "cnn", 0.5) == pytest.approx(0.125)
     assert m.learning_rate(config, "cnn", 1) == 0

@@ -106,6 +106,7 @@ def test_affnist_ranges_and_ink_inside() -> None:
     for drawn, spread in ((d.scale, 0.1), (d.middle, 3)):  # for each axis
         assert (drawn.std(axis=0) > spread).all()
         assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.15
+    np.testing.assert_allclose(np.corrcoef([d.rotation, d.shear, *d.scale.T]), np.eye(4), atol=0.2)
     images = m.distort(digits / 255, d)
     assert images.shape == (len(digits), 40, 40)
     # The same on a larger canvas: nothing lies in what is added.

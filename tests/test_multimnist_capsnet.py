@@ -153,9 +153,10 @@ def test_nothing_is_nan_at_zero_or_far_out(dtype: type) -> None:
         assert all(np.isfinite(g).all() for g in grads.values())
 
 
+@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("name", m.MODEL_NAMES)
-def test_muon_is_for_inner_weights_and_weights_alone_decay(name: str) -> None:
-    config = small(dtype="float64", optimizer="muon")
+def test_muon_is_for_inner_weights_and_weights_alone_decay(name: str, plain: bool) -> None:
+    config = small(dtype="float64", optimizer="muon", plain=plain)
     inner = {"capsnet": {"conv1.w", "primary.w", "routing.w"}}.get(name, {"conv1.w", "conv2.w", "hidden.w"})
     model, after = m.make_models(config)[name], {}
 
@@ -175,8 +176,11 @@ def test_muon_is_for_inner_weights_and_weights_alone_decay(name: str) -> None:
         adam, muon = after["adam", 0.0][key], after["muon", 0.0][key]
         if key in inner:
             assert math.sqrt(np.square(muon - before).mean()) == pytest.approx(0.01 * 0.2, rel=0.01), key
+            n_outputs = math.prod(before.shape[-2 if key == "routing.w" else -1 :])
+            stretch = np.linalg.svd((muon - before).reshape(-1, n_outputs), compute_uv=False)
+            assert stretch.min() == pytest.approx(stretch.max(), rel=0.01), key
         else:
-            np.testing.assert_array_equal(muon, adam, err_msg=key)
+            np.testing.assert_allclose(muon, adam, rtol=1e-12, err_msg=key)
             assert (muon != before).all()
         for optimizer in ("adam", "muon"):
             taken = after[optimizer, 0.0][key] - after[optimizer, 3.0][key]
@@ -245,7 +249,8 @@ def test_a_picture_is_read_as_it_is(tmp_path: Path) -> None:
     source = overlays()
     image = (255 * source.render(source.draw(np.random.default_rng(0), 1)).images[0]).astype(np.uint8)
     expected = image / np.float32(image.max())
-    for drawing in (image, 255 - image, np.stack([image] * 3, axis=2), np.dstack([0 * image] * 3 + [image])):
+    dimmed = 178 - (0.7 * image).astype(np.uint8)  # dark on a light grey
+    for drawing in (image, 255 - image, dimmed, np.stack([image] * 3, axis=2), np.dstack([0 * image] * 3 + [image])):
         np.testing.assert_allclose(read_strokes(picture(tmp_path, drawing), 36, BOX), expected, atol=0.01)
     deep = picture(tmp_path, image.astype(np.uint16) * 257)
     np.testing.assert_allclose(read_strokes(deep, 36, BOX), expected, atol=0.01)

@@ -298,6 +298,8 @@ def test_strokes_have_the_form_of_mnist() -> None:
         assert np.abs(centre - 14).mean() < 0.5
         assert np.abs(centre - 14).max() < 4
         assert (images.max(axis=3 - axis) > 100).sum(axis=1).max() <= 22
+    ones, x = images[labels == 1].sum(axis=0, dtype=float), np.arange(28) - 14
+    assert 0.05 < -(x @ ones @ x) / (x * x @ ones).sum() < 0.5  # they lean to the right
 
 
 def test_strokes_follow_their_generator() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
+import struct
+import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -189,6 +191,13 @@ def test_black_and_white_are_the_least_and_the_greatest_level_of_the_training_pi
     assert (read == everything(sets)).all(axis=(1, 2, 3)).any()
 
 
+def test_whole_numbers_of_32_bits_without_a_sign(tmp_path: Path) -> None:
+    Image.fromarray(np.full((20, 20), 4_000_000_000, np.uint32).view(np.int32)).save(tmp_path / "a.tif")
+    signed, unsigned = (struct.pack("<HHIH", 339, 3, 1, k) for k in (2, 1))  # the sample format, which Pillow sets
+    (tmp_path / "a.tif").write_bytes((tmp_path / "a.tif").read_bytes().replace(signed, unsigned))
+    assert pictures.read_square(tmp_path / "a.tif", 20, 1).extremes == (4e9, 4e9)
+
+
 def test_deep_and_other_pictures_may_be_mixed(tmp_path: Path) -> None:
     root = write_deep(tmp_path / "mixed", ".png", lambda x: x.astype(np.uint8))
     write_deep(tmp_path / "deep", ".png", lambda x: (16 * x).astype(np.uint16))
@@ -205,6 +214,10 @@ def test_a_set_that_shows_nothing_is_a_warning(tmp_path: Path, capsys: Capture) 
     Image.fromarray(spoilt).save(root / "class 0" / "spoilt.png")
     sets_of(root)
     assert "span almost no grey levels" in capsys.readouterr().err
+    write_deep(tmp_path / "both" / "train", ".png", lambda x: np.rint(16 * x).astype(np.uint16))
+    write_deep(tmp_path / "both" / "test", ".png", lambda x: x.astype(np.uint16))
+    sets_of(tmp_path / "both")
+    assert f"{tmp_path / 'both'} for the test span almost no grey levels" in capsys.readouterr().err
 
 
 def test_pixels_that_are_no_numbers_and_kinds_that_no_training_had(tmp_path: Path, capsys: Capture) -> None:
@@ -218,8 +231,18 @@ def test_pixels_that_are_no_numbers_and_kinds_that_no_training_had(tmp_path: Pat
     assert "1 of 9 pictures" in (said := capsys.readouterr().err)
     assert "hole.tif" in said
     deep = write_deep(tmp_path / "deep", ".png", lambda x: (16 * x).astype(np.uint16))
+    shutil.copytree(tmp_path / "set", tmp_path / "both" / "train")
+    shutil.copytree(root, tmp_path / "both" / "test")
+    shutil.copy(deep / "class 0" / "0.png", tmp_path / "both" / "test" / "class 0")
+    for part in ("train", "test"):
+        (tmp_path / "both" / part / "class 0" / "hole.tif").unlink()
+    sets_of(tmp_path / "both")
+    assert "1 of 17" in (said := capsys.readouterr().err)
+    assert "(it has whole numbers, and no training picture does: save all in one format)" in said
     with pytest.raises(UserError, match="holds whole numbers, and no picture of the training does"):
         pictures.square_of_set(deep / "class 0" / "0.png", 20, 1, sets.levels)
+    with pytest.raises(UserError, match="has values up to 4080, and those of the training up to 1000: scale"):
+        pictures.square_of_set(deep / "class 0" / "0.png", 20, 1, {"whole numbers": (0, 1000)})
 
 
 # --- A folder ---------------------------------------------------------------------------------------------------------
@@ -265,7 +288,12 @@ def test_what_is_left_out_is_counted_by_its_endings(folder: Path, capsys: Captur
         (folder / CLASSES[0] / name).write_bytes(b"x")
     (folder / "loose.png").write_bytes(b"x")
     assert sets_of(folder).classes == tuple(sorted(CLASSES))
-    assert capsys.readouterr().err == f"{folder}: left out: 2 .heic, 1 no ending, 1 .txt, 1 picture of no class\n"
+    shown = "2 .heic, 1 no ending, 1 .txt, 1 picture of no class (loose.png)"
+    assert capsys.readouterr().err == f"{folder}: left out: {shown}\n"
+    for k in range(10):
+        (folder / f"a.{k}").write_bytes(b"x")
+    sets_of(folder)
+    assert f"1 .8, 1 .9, {shown[9:]}" in capsys.readouterr().err
 
 
 def test_unreadable_pictures_are_named_counted_and_left_out(folder: Path, capsys: Capture) -> None:
@@ -279,7 +307,7 @@ def test_unreadable_pictures_are_named_counted_and_left_out(folder: Path, capsys
     assert len(sets.train.labels) + len(sets.test.labels) == 24
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: 4 of 28 pictures")
-    for name in ("cut.png", "empty.jpg", "page.jpeg", "pipe.png"):
+    for name in ("(image file is truncated", "cut.png", "empty.jpg", "page.jpeg", "pipe.png"):
         assert name in line
     for path in folder.rglob("*.png"):
         if path.is_file():
@@ -331,6 +359,7 @@ def test_pictures_of_the_training_in_the_test_are_counted(tmp_path: Path, capsys
         (["seg_train/seg_train", "seg_test/seg_test"], (9, 9), ""),
         (["photos/train", "photos/test"], (9, 9), ""),
         (["a/b/train", "a/b/valid"], (9, 9), "the validation pictures are in the test set"),
+        (["TrainingSet", "test_images"], (9, 9), ""),
     ],
 )
 def test_folders_of_training_and_test(
@@ -344,6 +373,19 @@ def test_folders_of_training_and_test(
     assert not sets.is_drawn
     error = capsys.readouterr().err
     assert (said in error) if said else (error == "")
+    (tmp_path / "around").mkdir()
+    (tmp_path / "set").rename(tmp_path / "around" / "photos")
+    write_names(tmp_path / "around" / "docs", ["fig"])
+    np.testing.assert_array_equal(sets_of(tmp_path / "around").train.images, sets.train.images)
+    assert "6 pictures of no class" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folders", [("images", "masks"), ("trn", "tst")])
+def test_folders_that_may_be_no_classes_are_a_warning(folders: Sequence[str], tmp_path: Path, capsys: Capture) -> None:
+    for k, name in enumerate(folders):
+        write_folder(tmp_path / "set" / name, ["cat", "dog"], seed=k)
+    assert sets_of(tmp_path / "set").classes == folders
+    assert "warning: several classes have folders cat and dog" in capsys.readouterr().err
 
 
 def test_a_folder_around_the_classes_is_looked_through_and_train_may_be_a_class(tmp_path: Path) -> None:
@@ -360,6 +402,24 @@ def write_names(root: Path, names: Sequence[str], n: int = 6, text: str = "{name
             Image.fromarray(picture(label, rng)).save(root / text.format(name=name, k=k))
 
 
+@pytest.mark.parametrize("parts", [["train", "test"], ["train", "val"], ["train", "val", "test"]])
+def test_what_the_training_lacks_is_no_class(parts: list[str], tmp_path: Path, capsys: Capture) -> None:
+    for k, part in enumerate(parts):
+        write_folder(tmp_path / "set" / part, n=3, seed=k)
+    write_folder(tmp_path / "set" / parts[1], ["bird"], n=2)
+    sets = sets_of(tmp_path / "set")
+    assert sets.classes == tuple(sorted(CLASSES))
+    assert len(sets.train.labels) + len(sets.test.labels) == 9 * len(parts)
+    assert f"left out: 2 pictures of no class ({parts[1]}/bird)" in capsys.readouterr().err
+    for part in parts[1:]:
+        shutil.rmtree(tmp_path / "set" / part)
+        write_names(tmp_path / "set" / part / "images", ["val_"])
+    assert sets_of(tmp_path / "set").is_drawn
+    lines = capsys.readouterr().err.splitlines()
+    places = ", ".join(f"{part}/images" for part in sorted(parts[1:]))
+    assert lines == [f"{tmp_path / 'set'}: left out: {6 * len(parts[1:])} pictures of no class ({places})"]
+
+
 @pytest.mark.parametrize("text", ["{name}.{k}.png", "{name}_{k:03}.png", "{name}{k}.png", "{name} ({k}).png"])
 def test_the_layout_of_competitions_has_its_classes_in_the_names(text: str, tmp_path: Path, capsys: Capture) -> None:
     write_names(tmp_path / "set" / "train", ["circle", "square"], text=text)
@@ -374,6 +434,15 @@ def test_the_layout_of_competitions_has_its_classes_in_the_names(text: str, tmp_
     write_names(tmp_path / "set" / "test2", ["circle", "square"], n=3)
     sets = sets_of(tmp_path / "set")
     assert (len(sets.train.labels), len(sets.test.labels), sets.is_drawn) == (12, 6, False)
+
+
+@pytest.mark.parametrize("test", ["test/test", "test1"])
+def test_a_folder_around_files_that_are_named_by_their_classes(test: str, tmp_path: Path, capsys: Capture) -> None:
+    write_names(tmp_path / "set" / "train" / "train", ["circle", "square"])
+    write_names(tmp_path / "set" / test, [""], text="{k}.png")
+    sets = sets_of(tmp_path / "set")
+    assert (sets.classes, sets.is_drawn) == (("circle", "square"), True)
+    assert f"6 pictures of no class ({test})" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -398,7 +467,9 @@ def test_pictures_without_classes_are_refused_with_the_layouts(
 
 def test_too_few_classes_or_pictures_are_one_line(tmp_path: Path) -> None:
     assert "one class alone, cat" in fault_of(write_folder(tmp_path / "one", ["cat"]))
-    assert "one picture of the class" in fault_of(write_folder(tmp_path / "single", n=1))
+    text = fault_of(write_folder(tmp_path / "single", n=1))
+    assert "one picture of the class" in text
+    assert "make FOLDER/CLASS/1.jpg" in text
     assert len(sets_of(write_folder(tmp_path / "pairs", n=2)).test.labels) == 3
     (tmp_path / "nothing").mkdir()
     assert "has no pictures: make FOLDER/CLASS" in fault_of(tmp_path / "nothing")
@@ -410,9 +481,6 @@ def test_too_few_classes_or_pictures_are_one_line(tmp_path: Path) -> None:
     assert "has no pictures (left out: 1 .heic)" in fault_of(tmp_path / "phone")
     for path in (tmp_path / "nowhere", Path("a" * 300)):
         assert "there is no folder" in fault_of(path)
-    write_folder(tmp_path / "both" / "train", n=3)
-    write_folder(tmp_path / "both" / "test", ["bird"], n=1)
-    assert "the class bird, but no training pictures of it" in fault_of(tmp_path / "both")
 
 
 def test_too_many_pictures_for_the_memory_are_refused_before_any_is_read(tmp_path: Path) -> None:
@@ -486,7 +554,7 @@ def test_npz_labels_and_their_names(tmp_path: Path) -> None:
         ({"x_train": np.zeros((0, 20, 20), np.uint8), "y_train": np.zeros(0, int)}, "shape"),
         ({"x_train": np.full((9, 20, 20), np.nan)}, "finite numbers"),
         ({"x_train": np.full((9, 20, 20), "a")}, "finite numbers"),
-        ({"x_train": np.array([{}] * 9)}, "cannot be loaded"),
+        ({"y_train": np.array(["a", "b", "c"] * 3, object)}, "save numbers, or texts with .astype(str)"),
         ({"y_train": np.zeros((9, 3), int)}, "one label for each picture"),
         ({"y_train": np.arange(8)}, "one label for each picture"),
         ({"y_train": np.linspace(0, 1, 9)}, "no whole numbers"),
@@ -513,6 +581,9 @@ def test_a_damaged_npz_and_other_files_are_one_line(tmp_path: Path) -> None:
     for content in (b"", b"x", whole[: len(whole) // 2], whole[:-40], b"\x93NUMPY"):
         path.write_bytes(content)
         assert fault_of(path).endswith("nor a .npz file that can be read: it is damaged, or of another kind")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("cat/1.png", b"x")
+    assert fault_of(path).endswith("it has no arrays: unzip it first")
     os.mkfifo(tmp_path / "pipe")
     assert "it is damaged, or of another kind" in fault_of(tmp_path / "pipe")
 
@@ -564,6 +635,8 @@ def test_emnist_is_turned_upright(tmp_path: Path, capsys: Capture) -> None:
     for label, column in ((0, 6), (1, 9)):
         assert (train.images[train.labels == label][:, :, column] == 255).all()
     assert "EMNIST's pictures lie on their side and are turned upright" in capsys.readouterr().err
+    write_idx(tmp_path / "MNIST" / "EMNIST" / "raw", [1, 2], turned=True)
+    np.testing.assert_array_equal(sets_of(tmp_path / "MNIST").train.images, train.images)
     write_idx(tmp_path / "more", [1, 2], prefix="emnist-digits-")
     for path in (tmp_path / "more").iterdir():
         path.rename(tmp_path / "emnist" / path.name)
@@ -580,11 +653,21 @@ def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:
         (b"", "cannot be read"),
         (gzip.compress(whole)[:-9], "cannot be read"),
         (b"\x00\x00\x0d\x03" + whole[4:], "no IDX file of 8-bit numbers"),
+        (b"<html><body>404</body></html>", "no IDX file of 8-bit numbers"),
+        (whole[:3] + b"\xff" + whole[4:], "its header claims the shape [12, 28, 28, "),
     ):
         images.write_bytes(content)
         assert words in fault_of(root)
     images.write_bytes(whole)
     labels.write_bytes(idx(np.zeros(5, np.uint8)))
     assert "has the shape (12, 28, 28), and its labels (5,)" in fault_of(root)
+    labels.write_bytes(idx(np.zeros(12, np.uint8)))
+    assert "the class 1, but no training pictures of it: make FOLDER/CLASS/1.jpg" in fault_of(root)
     labels.unlink()
     assert "has no train-labels-idx1-ubyte beside the others" in fault_of(root)
+
+
+def test_the_grey_of_an_array_has_the_weights_of_red_green_and_blue() -> None:
+    levels = [pictures.array_square(np.full((20, 20, 3), 100 * colour), 20, 1).pixels for colour in np.eye(3)]
+    np.testing.assert_allclose(np.ptp(levels, axis=(1, 2, 3)), 0, atol=1e-4)
+    np.testing.assert_allclose(np.mean(levels, axis=(1, 2, 3)), [29.9, 58.7, 11.4], atol=1e-3)

@@ -83,13 +83,17 @@ def test_a_shape_is_made_of_joined_rods_along_the_axes(seed: int) -> None:
         assert 2 <= cells.max() <= 5 * 6
 
 
-def test_ranges_begin_anywhere_and_together() -> None:
+def test_ranges_begin_anywhere_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each quarter turn, and at any angle of it."""
     starts = []
     for seed in range(200):
         of_seed = np.array([start_of(points) for points in shapes_of(seed, 2)])
         assert np.ptp(of_seed) < 1e-6
         starts.append(of_seed[0])
     assert np.histogram(starts, 5, (0, 90))[0].min() > 20
+    monkeypatch.setattr("data.shapes.draw_shape", lambda _: np.array([[0.7, 0, 0], [0, 0, 0]]))  # its first cell tells
+    x, _, z = np.array([shapes_of(seed, 1)[0][0] for seed in range(60)]).T
+    assert np.histogram(np.arctan2(z, x), 4, (-np.pi, np.pi))[0].min() > 5
 
 
 def first_views(script: ModuleType, *flags: str) -> Array:

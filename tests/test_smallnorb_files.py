@@ -86,6 +86,7 @@ def test_a_set_is_read_as_it_was_written(subset: str, zipped: bool, tmp_path: Pa
     np.testing.assert_array_equal(split.labels, arrays.cat)
     np.testing.assert_array_equal(split.elevations, 30 + 5 * arrays.info[:, 1])
     np.testing.assert_array_equal(split.azimuths, 10 * arrays.info[:, 2])
+    np.testing.assert_array_equal(split.objects, 6 * arrays.info[:, 0] + arrays.info[:, 3])
     np.testing.assert_array_equal(split.images, s.shrink(arrays.dat))
     assert split.images.shape == (300, 48, 48, 2)
 

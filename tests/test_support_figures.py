@@ -258,3 +258,10 @@ def test_a_notebooks_backend_stops_no_drawing(tmp_path: Path, monkeypatch: Patch
     process = run_script("visualize_networks.py", f"--outdir={tmp_path}")
     assert (process.returncode, process.stderr) == (0, "")
     assert len(list(tmp_path.glob("networks/*.svg"))) == 4
+
+
+@pytest.mark.parametrize("script", [*sorted(path.name for path in ROOT.glob("*.py")), "benchmarks/figure.py"])
+def test_a_notebooks_backend_stops_no_script(script: str, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    process = run_script(script, "--help")
+    assert (process.returncode, process.stderr) == (0, "")

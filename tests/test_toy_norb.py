@@ -112,6 +112,16 @@ def test_a_pixel_of_the_ground_gets_the_shadow_of_its_point(elevation: float, ey
         np.testing.assert_allclose(levels[[0, 3], row, column], 0.2 * point[:2], atol=1e-5)
 
 
+def test_a_shadow_keeps_the_part_of_its_lamp_from_the_ground(monkeypatch: Patch) -> None:
+    """Of the light on level ground, which is that of each lamp by its height, and that of the sky."""
+    light = np.column_stack([toys.BRIGHTNESS * toys.LAMPS[:, 2], np.full(toys.N_LIGHTINGS, toys.SKY)])
+    for k, part in enumerate((light / light.sum(axis=1, keepdims=True)).T):
+        is_dark = iter(np.arange(5) == k)
+        monkeypatch.setattr(toys, "crossings", lambda *_, is_dark=is_dark: [((), 0, next(is_dark))])
+        dark = toys.shadow_maps(toys.make_toy(0, 0), 0)[:, 32, 32]
+        np.testing.assert_allclose(dark, part, rtol=1e-4, err_msg=f"lamp {k}")
+
+
 # --- Images -----------------------------------------------------------------------------------------------------------
 
 
@@ -127,7 +137,21 @@ def test_a_toy_fills_the_frame_and_stays_within(category: int) -> None:
     assert toys.SMALLEST * toys.EXTENT - 8 <= widest <= toys.EXTENT + 2
 
 
-def test_views_differ_by_eye_lighting_instance_and_category() -> None:
+def test_toys_differ_in_extent_and_distance_from_the_axis(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(toys, "AZIMUTHS", (0,))
+    drawn = list(itertools.product(range(5), range(8)))
+    made = [toys.make_toy(*which) for which in drawn]
+    reach = [toys.reach(toy, np.eye(3)[:2]) for toy in made]
+    boxes = [(toy.centres[:, :2] - r, toy.centres[:, :2] + r) for toy, r in zip(made, reach, strict=True)]
+    middles = np.array([low.min(axis=0) + high.max(axis=0) for low, high in boxes]) / 2 * toys.EXTENT
+    assert 2 < np.abs(middles).max(axis=0).min() <= np.abs(middles).max() <= toys.OFF_AXIS + 1e-9
+    monkeypatch.setattr(toys, "SMALLEST", 1)
+    extents = [toy.height / toys.make_toy(*which).height for toy, which in zip(made, drawn, strict=True)]
+    assert 0.8 <= min(extents) < 0.83
+    assert 0.97 < max(extents) <= 1
+
+
+def test_views_differ_by_eye_lighting_instance_and_category(monkeypatch: Patch) -> None:
     view = one_view(3, 0)
     assert view.dtype == np.uint8
     for a, b in itertools.combinations(view, 2):
@@ -139,7 +163,10 @@ def test_views_differ_by_eye_lighting_instance_and_category() -> None:
     }
     for other in others.values():
         assert np.abs(other.astype(int) - view[0]).max() > 60
+    monkeypatch.setattr(toys, "ELEVATIONS", (35,))
+    monkeypatch.setattr(toys, "AZIMUTHS", (40,))
     left, right = (one_view(3, 0, eye=eye)[0] for eye in (-2.5, 2.5))
+    np.testing.assert_array_equal(toys.draw_toy(3, 0)[0, 0, 0], [left, right])
     assert 0.3 < np.abs(left.astype(int) - right).mean() < 12
     assert np.abs(np.median([left, right], axis=(1, 2)) - toys.GROUND[0]).max() <= 4
 
@@ -224,6 +251,7 @@ def test_the_whole_set_has_the_sizes_of_the_real_one() -> None:
         assert len(np.unique(rows, axis=0)) == len(rows)
         for column, values in zip(rows.T, (range(5), instances, range(9), range(0, 36, 2), range(6)), strict=True):
             assert sorted(set(column.tolist())) == sorted(values)
+        assert len({order.tobytes() for order in rows.reshape(-1, 5, 5).swapaxes(0, 1)[..., 1:]}) == 5  # of categories
         assert "".join(map(str, instances)) == norb_files.NORB_SETS[subset][2:]
 
 

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import importlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 
 import multimnist_capsnet as digits
@@ -24,6 +26,8 @@ from figure_checks import draw_coarsely
 from helpers import ROOT, check_gradient, failure
 from support import tables
 from support.figures import RIGHT, WRONG, darkened
+from support.optimizers import TrainState
+from support.run import init_state
 from support.settings import parse
 from test_read_pictures import CLASSES, write_deep, write_folder
 
@@ -102,8 +106,10 @@ def test_a_resumed_training_is_the_unbroken_one_and_may_be_longer(tmp_path: Path
     train(folder, "--models=cnn", f"--checkpoint={tmp_path / 'c.safetensors'}")
     argv = [f"--data-dir={folder}", *TINY, "--models=cnn", f"--checkpoint={tmp_path / 'c.safetensors'}", "--resume"]
     assert "its learning rate or loss depends on the length: train anew" in failure(m, [*argv, "--n-epochs=2"], capsys)
+    (folder / CLASSES[0] / "bild 0ß.png").unlink()
+    assert "it was made with other pictures: " in failure(m, argv, capsys)
     (folder / CLASSES[0]).rename(folder / "bird")
-    assert "dark left,heller,猫" in failure(m, argv, capsys)
+    assert "it was made with other class names: dark left,heller,猫, not bird," in failure(m, argv, capsys)
 
 
 def test_colours_reach_every_network(tmp_path: Path) -> None:
@@ -180,7 +186,7 @@ def test_a_broken_picture_is_named_and_the_others_are_answered(
     assert m.main(argv) == 1
     printed, error = capsys.readouterr()
     assert len(printed.splitlines()) == 21
-    assert error.startswith("error: 2 cannot be read: ")
+    assert error.startswith("error: 2 pictures cannot be read: ")
     assert "cut.png" in error
     assert "no*.png" in error
     assert error.count("\n") == 1
@@ -194,6 +200,22 @@ def test_a_broken_picture_is_named_and_the_others_are_answered(
     found = json.loads((tmp_path / "answers.json").read_text(encoding="utf-8"))
     assert [row["class"] for row in found] == [row["class"] for row in rows]
     assert set(found[0]["answers"]) == set(CLASSES)
+
+
+def test_folders_without_pictures_and_odd_names(
+    trained: tuple[Path, Path, dict[str, Any]], tmp_path: Path, capsys: Capture
+) -> None:
+    folder, checkpoint, _ = trained
+    (tmp_path / "notes.txt").write_text("x")
+    argv = [f"--checkpoint={checkpoint}", "--predict"]
+    assert m.main([*argv, str(tmp_path)]) == 1
+    assert capsys.readouterr() == ("", f"error: 1 picture cannot be read: there is no picture {tmp_path}\n")
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")
+    shutil.copy(folder / CLASSES[0] / "bild 0ß.png", odd)
+    for name in ("A.CSV", "A.JSON"):
+        assert m.main([*argv, odd, f"--out={tmp_path / name}"]) == 0
+        assert b"/\\udcff.png" in (tmp_path / name).read_bytes()
+    assert [row["file"] for row in json.loads((tmp_path / "A.JSON").read_text(encoding="utf-8"))] == [odd] * 3
 
 
 def test_grey_levels_of_the_training_hold_for_predictions(tmp_path: Path, capsys: Capture) -> None:
@@ -233,6 +255,21 @@ def test_right_and_wrong_answers_have_their_colours() -> None:
     texts = figures.sheet(images, np.array([0, 1]), ["cat", "dog"], answers, None).axes[0].texts
     assert [text.get_text() for text in texts[:4]] == ["cat", "cat", "dog", "cat"]
     assert [text.get_color() for text in texts[1:4:2]] == [darkened(RIGHT), darkened(WRONG)]
+
+
+def test_the_sheet_has_a_key_for_the_classes_that_it_shows(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "train", ["cat", "犬", "猫"], n=3)
+    write_folder(tmp_path / "test", ["cat", "犬"], n=3, seed=1)
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(figures, "write_figures", lambda folder, figure: drawn.update(figure))
+    monkeypatch.setattr(figures, "fonts_for", lambda names: (["DejaVu Sans"], {*"犬猫"} & {*"".join(names)}))
+    assert figures.main([f"--data-dir={tmp_path}"]) == 0
+    assert capsys.readouterr().out == "class 2 is 犬\n"
+    texts = "\n".join(text.get_text() for text in drawn["pictures"]().findobj(Text))
+    assert "6 test pictures as they see them\nclass 2: U+72AC" in texts
+    assert "class 3" not in texts
 
 
 def test_names_in_any_alphabet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,3 +312,45 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         counts = [np.bincount(part.labels).tolist() for part in (data.train, data.test)]
         by_class = dict(zip(data.classes, zip(*counts, strict=True), strict=True))
         assert tables.describe_classes(by_class, data.train.images.shape[1], "grey") in page
+
+
+SMALL = m.Config(image_size=20, class_names=("a", "b", "c"), lr=0.25, cnn_lr=0.5)
+
+
+@pytest.mark.parametrize(("schedule", "n_rising"), [("constant", 30), ("linear", 36)])
+def test_the_margin_rises_over_ten_epochs_or_all_and_each_epoch_has_an_order(
+    schedule: str, n_rising: int, trained: tuple[Path, Path, dict[str, Any]]
+) -> None:
+    """Where the learning rate falls, its end is known, and the margin rises until then."""
+    data, seen = m.make_data(m.Config(data_dir=trained[0])), []
+
+    def loss_and_grads(progress: float, params: Any, part: m.Examples, n: int) -> tuple[dict[str, float], Any]:
+        seen.append((progress, part.images.tobytes()))
+        return {"train_loss": 0.0}, {"w": np.zeros(1, np.float32)}
+
+    model = m.make_models(SMALL)["cnn"]._replace(
+        loss_and_grads=loss_and_grads, answers=lambda _, images: np.zeros((len(images), 3)), part_size=16
+    )
+    config = m.Config(n_epochs=12, batch_size=16, lr_schedule=schedule)  # of three steps
+    m.train(model, config, data, TrainState("cnn", {"w": np.ones(1, np.float32)}), SERIAL)
+    np.testing.assert_allclose([progress for progress, _ in seen], np.minimum(1, np.arange(36) / (n_rising - 1)))
+    assert len({images for _, images in seen}) == 36
+
+
+def test_each_network_has_its_learning_rate() -> None:
+    assert {name: model.lr for name, model in m.make_models(SMALL).items()} == {
+        "capsules": 0.25, "cnn": 0.5, "capsnet": m.CAPSNET_LR,
+    }  # fmt: skip
+
+
+def test_the_answer_for_the_named_class_is_printed() -> None:
+    answers = m.Answers([Path("x.png")], ("a", "b", "c"), {"cnn": np.array([[0.125, 0.75, 0.25]])}, [])
+    assert m.format_answers(answers).splitlines()[1].split() == ["x.png", "b", "0.750"]
+
+
+def test_a_picture_is_drawn_again_from_the_longest_capsule() -> None:
+    net, images = m.sized(digits.Config, SMALL), np.random.default_rng(0).random((5, 20, 20, 1), np.float32)
+    params = init_state(m.make_models(SMALL)["capsnet"], SMALL).params
+    lengths, cache = digits.capsnet_forward(params, images, net)
+    expected = digits.reconstruct(params, cache.v, lengths.argmax(axis=1)[:, None])[:, 0, ..., None]
+    np.testing.assert_allclose(m.reconstructions(params, images, SMALL), expected, atol=1e-6)
