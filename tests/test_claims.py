@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from scipy import stats
 
 import claims
@@ -17,6 +18,7 @@ import visualize_claims
 from claims import Claim, Condition, count_words, listed, make_claims, paired_values, runs_by_seed, verdict_of
 from figure_checks import check_held, check_pictures, drawn, held
 from helpers import ROOT, failure
+from support.figures import BLUE, GREEN, VERMILLION
 from support.results import save_result
 from support.statistics import describe_sample, t_quantile
 from test_report import git
@@ -245,6 +247,8 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
                 ):
                     same = [x for label, (x, y) in lines.items() if label.startswith(name) and abs(y[0] - at) < 1e-9]
                     np.testing.assert_allclose(same, [ends], rtol=1e-6)
+                (plain,) = [line for line in axes.lines if line.get_label() == f"plain {c['condition']}"]
+                assert plain.get_color() == {"near": GREEN, "higher": BLUE, "lower": VERMILLION}[c["condition"]]
         y[axes] += len(ran) + visualize_claims.GAP
     check_held(ax, spans=[(-2, 2)])
     assert failure(visualize_claims, [], capsys).startswith("error: cannot read results/claims.json")
@@ -266,15 +270,19 @@ def test_the_picture_of_the_parts(
 ) -> None:
     samples = visualize_claims.read_samples(ROOT / "results")
     means = np.array([[cell["mean"] for cell in cells] for cells in samples])
+    columns = {"overlapping:\nboth right": "set_accuracy", "distorted": "affnist_accuracy",
+               "turned by 35°": "rotated_35_accuracy", "upright": "upright_accuracy"}  # fmt: skip
     for row, own in zip(visualize_claims.ROWS, means, strict=True):
-        for (_, side, metric), mean in zip(visualize_claims.COLUMNS, own, strict=True):
-            runs = getattr(row, side)
+        for metric, mean in zip(columns.values(), own, strict=True):
+            runs = row.digits if metric == "set_accuracy" else row.affine
             found = runs_by_seed(report.read_result(ROOT / "results" / runs.file), runs).values()
             assert mean == pytest.approx(np.mean([run["models"][runs.model][metric] for run in found]))
     two = [[describe_sample([value - 0.01, value + 0.01]) for value in row] for row in means]
     half = f"{0.01 * t_quantile(2):.3f}"
     fig = drawn(lambda: visualize_claims.draw_parts(two))
     check_held(fig.axes[0], image=means - means[0], texts=[f"{value:.3f} ± {half}" for value in means.ravel()])
+    assert held(fig.axes[0])["ticks"][0] == list(columns)
+    np.testing.assert_allclose(fig.axes[0].images[0].to_rgba(np.ones(1))[0, :3], to_rgb(BLUE))
     assert "means over 2 seeds," in fig.texts[1].get_text()
     # Each row has what its name says, and all that the rows above it have.
     settings = {row.name: row.affine.setting or "" for row in visualize_claims.ROWS}

@@ -157,17 +157,27 @@ def test_figures_of_other_trainings(name: str, flags: str, names: str) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("name", "flags", "n_frames", "held"),
+    ("name", "flags", "numbers", "held"),
     [
-        ("smallnorb_novel_viewpoint", "--snapshots=2 --sweep-frames=3", 6, {2}),
-        ("multimnist_capsnet", "--n-test=60 --batch-size=4 --snapshot-every=5", 4, ()),  # at steps 0, 5, 10 and 12
-        ("mnist_affine_capsnet", "--n-test=60 --frames=4", 4, {2}),  # of -90, -48, -7 and 35 degrees
-        ("conv_matrix_capsules", "--n-test=20 --snapshots=3 --em-iters=3", 9, {6, 7}),
+        ("smallnorb_novel_viewpoint", "--snapshots=2 --sweep-frames=3", [1, 1, 1, 2, 2, 2], {2}),
+        ("multimnist_capsnet", "--n-test=60 --batch-size=4 --snapshot-every=5", [0, 5, 10, 12], ()),
+        ("mnist_affine_capsnet", "--n-test=60 --frames=4", [-90, -48, -7, 35], {2}),
+        ("conv_matrix_capsules", "--n-test=20 --snapshots=3 --em-iters=3", [0, 0, 0, 2, 2, 2, 6, 6, 6], {6, 7}),
     ],
 )
-def test_animations(name: str, flags: str, n_frames: int, held: Any, capsys: Capture) -> None:
+def test_animations(name: str, flags: str, numbers: list[int], held: Any, monkeypatch: Patch, capsys: Capture) -> None:
+    """Frame by frame, steps, epochs or degrees are those in the titles."""
+    titles, draw_frames = list[str](), figures.draw_frames
+
+    def titled(fig: Any, update: Any, frames: Any) -> Any:
+        for picture in draw_frames(fig, update, frames):
+            titles.append(fig.texts[0].get_text().replace("−", "-"))
+            yield picture
+
+    monkeypatch.setattr(figures, "draw_frames", titled)
     argv = EXPERIMENTS[name].argv(f"--seed=123 {flags}")
-    check_animation(make_gif(name), argv, n_frames, held, capsys)
+    check_animation(make_gif(name), argv, len(numbers), held, capsys)
+    assert [int(n) for n in re.findall(r"(?:step|epoch|ones:|after) (-?\d+)", "".join(titles))] == 2 * numbers
 
 
 @pytest.mark.usefixtures("quick")

@@ -91,6 +91,10 @@ def test_the_sweep_is_mean_and_interval_of_the_reported_seeds(run: figures.Run) 
     check_held(right, lines=gains, bands=[[x, [0, 0, -20 - width], [0, 0, -20 + width]], [x, [0, 0, 20], [0, 0, 20]]],
                levels=[0])  # fmt: skip
     assert legend_of(fig) == list(LABELS)
+    four = np.flatnonzero(run.data.test_labels == 4)[:1]
+    for inset, angle in zip(left.child_axes, range(-90, 91, 30), strict=True):
+        shown = cells(inset, 1, 1)[0, ..., 0]
+        np.testing.assert_allclose(shown, figures.turned(run, four, angle), atol=0.5 / 63 + 1e-6)
     alone = drawn(lambda: figures.draw_rotation_sweep(run, [])).axes[0]
     assert [held(alone)["lines"][name][1].tolist() for name in LABELS] == [[0, 1, 0.2], [0.1, 1, 0.2], [0.2, 1, 0.2]]
     assert held(alone)["bands"] == []

@@ -16,7 +16,7 @@ import make_conv_matrix_capsules_gif as animation
 import visualize_capsule_attacks as attacks
 import visualize_conv_matrix_capsules as figures
 from fast.workers import SERIAL
-from figure_checks import assert_same, check_held, drawn, held, legend_of
+from figure_checks import assert_same, cells, check_held, drawn, held, legend_of
 from helpers import EXPERIMENTS, config_of
 from support.files import UserError
 from support.run import init_states
@@ -59,6 +59,8 @@ def test_histograms_are_those_of_the_masses(run: figures.Run) -> None:
                 for b in range(2) for t, mass in enumerate(routing.weights[:, b]) for e in range(10)]  # fmt: skip
     heights = [outline.get_xy()[1 : 2 * figures.N_BINS : 2, 1] for outline in outlines]
     np.testing.assert_allclose(heights, expected, rtol=1e-5, atol=1e-7)
+    below = [ax.get_xlabel() for ax in fig.axes[:-2] if ax.get_xlabel()]
+    assert below == [f"{a:.2f}" for a in routing.a[-1].ravel()]
     distance, fraction = (held(ax)["lines"] for ax in fig.axes[-2:])
     found = figures.tightness(run)
     assert_same(distance, {"true class": [[1, 2, 3], found.distance[:, 0]],
@@ -78,6 +80,23 @@ def test_assignments_are_weighted_by_activation() -> None:
     maps, scores = figures.assigned(routing, 2)
     np.testing.assert_allclose(maps[0, :, :, 1], [[1.0, 1.0], [1.0, 0.75]])
     np.testing.assert_allclose(scores, [[0.2, 0.9]])
+
+
+def test_attention_is_that_of_the_true_class_and_its_rival(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even assignments are white, larger ones red, smaller ones blue, as are all to the class before, the rival."""
+    even, before = np.arange(10), np.arange(10) - 1
+    r, scores = np.full((10, 4, 4, 10), 0.5), np.tile(0.1 * np.arange(10), (10, 1))
+    scores[even, before], scores[even, even] = 0.95, 1
+    r[even, :, :2, even], r[even, :, :, before] = 0.1, 0
+    monkeypatch.setattr(figures, "assigned", lambda *_: (r, scores))
+    data = run.data._replace(held_out=run.data.test)
+    for ax in drawn(lambda: figures.draw_attention(run._replace(data=data))).axes[:2]:
+        texts = [text for k in range(10) for text in (f"✓ {k}", f"to {k}", f"to {(k - 1) % 10}")]
+        assert held(ax)["texts"] == texts
+        red, green, blue = np.moveaxis(cells(ax, 10, 3, (6, 2))[:, 1:, 14], -1, 0)
+        assert min(part[:, 0, 9].min() for part in (red, green, blue)) > 0.95  # white
+        assert (red > 1.5 * blue)[:, 0, 19].all()
+        assert (blue > 1.5 * red)[:, 1, [9, 19]].all()
 
 
 def viewed(
@@ -139,14 +158,18 @@ def test_differences_on_shapes_are_capsules_minus_cnn() -> None:
 
 def test_table_2_is_read_where_familiar_accuracies_are_equal() -> None:
     """The CNN ends at 0.7 on familiar viewpoints, where capsules have 0.3 on novel ones: halfway through."""
-    for angle in ("azimuth", "elevation"):
-        viewed(f"{angle}s_capsules", "capsules", angle, [0.6, 0.8], [0.2, 0.4])
+    for angle, more in (("azimuth", 0.0), ("elevation", 0.1)):
+        viewed(f"{angle}s_capsules", "capsules", angle, [0.6, 0.8], [0.2 + more, 0.4 + more])
         viewed(f"{angle}s_cnn", "cnn", angle, [0.5, 0.7], [0.1, 0.2])
     ours = figures.read_table_2(figures.RESULTS)
     assert_same(ours["azimuth"], {"cnn": [80, 70], "capsules": [70, 60]}, "azimuth")
     paper, here = drawn(lambda: figures.draw_table_2(ours)).axes
     check_held(paper, bars=[[20.0, 17.8], [13.5, 12.3]])
-    check_held(here, bars=[[75, 75], [65, 65]], texts=["75.0", "75.0", "65.0", "65.0"])
+    check_held(here, bars=[[75, 75], [65, 55]], texts=["75.0", "75.0", "65.0", "55.0"])
+    for ax in (paper, here):
+        patches: Any = ax.patches
+        assert [round(bar.get_x()) for bar in patches] == [0, 1] * 2
+        assert held(ax)["ticks"][0] == ["novel azimuths", "novel elevations"]
     half = 5 * t_quantile(2)
     bars: Any = next(container for container in here.containers if hasattr(container, "errorbar"))
     (_, bottom), (_, top) = bars.errorbar.lines[2][0].get_segments()[0]
@@ -211,6 +234,26 @@ def test_the_decoder_learns_to_draw_and_leaves_the_capsules_alone(run: figures.R
     assert 0 <= pictures.min() <= pictures.max() <= 1
     assert np.square(pictures - images).sum(axis=(1, 2, 3)).mean() == pytest.approx(losses[-1], rel=0.2)
     assert figures.train_decoder(params, images, labels, config, 20)[1] == losses
+
+
+def test_a_moved_entry_changes_light_and_slant_by_its_sign(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strokes that lean to the right by their pose's first entry, and are brighter by its second."""
+    poses = 0.1 * np.random.default_rng(0).standard_normal((60, 10, 16))
+    monkeypatch.setattr(experiment, "class_capsules", lambda _, images, __: (poses[: len(images)], None))
+    monkeypatch.setattr(figures, "train_decoder", lambda *_: (None, []))
+
+    def strokes(_: Any, poses: np.ndarray, labels: np.ndarray, __: Any) -> np.ndarray:
+        lean, light = poses[np.arange(len(labels)), labels, :2].T[..., None, None]
+        y, x = np.mgrid[-14:14, -14:14]
+        return ((2 + light) * np.exp(-((x + lean * y) ** 2)))[..., None]
+
+    monkeypatch.setattr(figures, "decode", strokes)
+    found = figures.perturb(run, run.data.test.labels)
+    assert (found.effect[[1, 0], [0, 1]] > 0.05).all()
+    assert not found.effect[2:].any()
+    for column, d in enumerate((1, 0)):
+        shown = [figures.sum_and_slant(found.drawn[:, d, k, ..., None])[:, column] for k in range(len(figures.SWEEP))]
+        assert (np.diff(shown, axis=0) > 0).all()
 
 
 def test_the_decoder_sees_one_pose() -> None:

@@ -90,6 +90,9 @@ def test_digits_are_drawn_from_their_own_capsules(run: figures.Run, seen: figure
         np.testing.assert_allclose(shown[2 + 2 * d][..., 2], alone * blue, atol=GREYS)
         errors.append(np.square(alone - sources[:, d]).mean(axis=(1, 2)))
     assert held(ax)["texts"] == [f"{error:.3f}" for pair in np.transpose(errors) for error in pair]
+    texts: Any = ax.texts
+    at = [np.divide(text.xy, (36 + 3, 36 + 8)).astype(int).tolist() for text in texts]
+    assert at == [[m, row] for m in range(8) for row in (2, 4)]
 
 
 def test_overlays_say_from_which_capsules_they_are_drawn(run: figures.Run, seen: figures.Predictions) -> None:
@@ -117,6 +120,7 @@ def test_lengths_and_outcomes_are_bars(run: figures.Run, seen: figures.Predictio
         true, said = ("{} + {}".format(*two) for two in (labels[k], seen.answers[k]))
         assert held(text)["texts"] == [f"true: {true}\n{'✓' if seen.hits[k] == 2 else '✗'} {said}"]
     check_held(outcomes, bars=[[0.5] * 3, [0.375] * 3, [0.125] * 3])
+    assert [str(bars.get_label()) for bars in outcomes.containers] == ["both right", "one right", "none"]
     patches: Any = outcomes.patches
     assert [bar.get_y() for bar in patches] == pytest.approx([0] * 3 + [0.5] * 3 + [0.875] * 3)
     assert held(outcomes)["texts"] == ["50 %"] * 3 + ["38 %"] * 3 + ["12 %"] * 3

@@ -91,6 +91,7 @@ def test_views_are_test_images_at_the_angles_that_are_named(angle: str) -> None:
     run = figures.Run(config, data, {})
     fig = drawn(lambda: figures.draw_views(run, angle, 3, ""))
     for ax, grey, own in zip(fig.axes, (0.1, 0.4), (azimuths, [60.0, 80, 100]), strict=True):
+        assert ax.get_title("left").startswith("trained on" if own == azimuths else "held out")
         shown = own if angle == "azimuth" else elevations
         assert held(ax)["ticks"][0] == [f"{a:g}°" for a in shown]
         grid = cells(ax, 5, 3)[..., 0, 0, 0]
@@ -137,8 +138,12 @@ def test_assignments_and_scores_are_those_of_the_views(run: figures.Run) -> None
 def test_poses_are_shown_with_the_scores(run: figures.Run) -> None:
     fig = drawn(lambda: figures.draw_class_poses(run))
     views, _ = figures.pair_of_views(run)
-    scores, _ = figures.capsule_outputs(run, views.images)
+    scores, cache = figures.capsule_outputs(run, views.images)
     for b, ax in enumerate(fig.axes):
+        poses = cells(ax, 5, 6, (9, 2))[:, 1:, 4::8, 4::8]  # a pixel of each entry; red is above blue where positive
+        entries = cache.mu[b::2].reshape(5, 5, 4, 4)
+        clear = np.abs(entries) > 0.1 * np.abs(entries).max()
+        assert (np.sign(poses[..., 0] - poses[..., 2]) == np.sign(entries))[clear].all()
         numbers = [f"{s:.1f}".replace("-", "−") for row in scores[b::2] for s in row]
         assert held(ax)["texts"] == numbers
 
@@ -159,6 +164,16 @@ def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: pytest.MonkeyP
     for flags in ([], ["--seed=7"], ["--lr=0.1"]):
         figures.main([f"--results={path}", "--figures=class_poses", *flags])
     assert trained == [203, 7, 0]
+
+
+def test_the_first_reported_seeds_are_trained_again(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    states: Any = {"cnn": 200}
+    one = run._replace(config=Config(seed=200), states=states, reported=[{"seed": s} for s in range(200, 210)])
+    monkeypatch.setattr(experiment, "make_data", lambda config: run.data)
+    monkeypatch.setattr(experiment, "train_all", lambda config, _: {"cnn": config.seed})
+    monkeypatch.setattr(figures, "accuracy_by_azimuth", lambda one: ([], one.states))
+    monkeypatch.setattr(figures, "draw_azimuth_accuracy", lambda _, seeds, __, found, ___: [seeds, [*found["cnn"]]])
+    assert figures.azimuth_accuracy(one) == [[200, 201, 202, 203, 204]] * 2
 
 
 def test_a_set_without_a_class_cannot_be_drawn(run: figures.Run) -> None:
@@ -202,8 +217,12 @@ def test_bars_are_both_accuracies_and_the_drop_is_what_is_lost(run: figures.Run)
     states = {name: TrainState(name, {}) for name in run.states}
     for state in states.values():
         state.history = {"familiar_accuracy": [0.5, 0.9], "held_out_accuracy": [0.4, 0.3]}
-    ax = drawn(lambda: figures.draw_extrapolation_bars(run._replace(states=states))).axes[0]
+    fig = drawn(lambda: figures.draw_extrapolation_bars(run._replace(states=states)))
+    ax = fig.axes[0]
     check_held(ax, bars=[[0.9, 0.3]] * 3, levels=[0.2, 0.6])
     assert held(ax)["texts"] == ["chance 0.2", *["0.900", "0.300"] * 3]
     names = ("Matrix capsules", "Small CNN", "CNN of equal size")
     assert held(ax)["ticks"][0] == [f"{name}\ndrop 0.600" for name in names]
+    assert legend_of(fig)[:2] == ["familiar viewpoints", "held-out viewpoints"]
+    for full, pale in (fig.legends[0].get_patches(), *ax.containers):
+        assert sum(full.get_facecolor()) < sum(pale.get_facecolor())

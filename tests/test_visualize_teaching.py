@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgba
+from matplotlib.patches import Ellipse
+from matplotlib.text import Annotation
 
 import multimnist_capsnet as digits
 import visualize_how_capsules_work as pictures
 import visualize_networks as networks
-from figure_checks import Capture, check_pictures
+from figure_checks import Capture, check_held, check_pictures, drawn, held
 from helpers import EXPERIMENTS, failure, smallest
 from support.files import UserError
 from support.optimizers import count_params
@@ -67,6 +71,56 @@ def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.Monkey
     line = failure(pictures, ["--capsnet", "none"], capsys)
     assert line == "error: there is no checkpoint none\n"
     assert "was made with --dataset mnist, not strokes" in failure(pictures, [*argv, "--dataset", "strokes"], capsys)
+
+
+RNG = np.random.default_rng(0)
+FAVOURS_3 = RNG.random((2, 6, 6)) < 0.5  # whether a position is coupled to a 3 rather than to an 8, by iteration
+COUPLINGS = np.full((2, 10, 6, 6, 1), 0.1)
+COUPLINGS[:, [3, 8]] += 0.1 * np.stack([FAVOURS_3, ~FAVOURS_3], axis=1)[..., None]
+COMPOSITE = pictures.Composite(
+    "strokes", RNG.random((36, 36)), RNG.random((2, 36, 36)), RNG.random((2, 36, 36)), np.array([3, 8]),
+    0.1 + RNG.random((6, 6, 1)), COUPLINGS, RNG.random((2, 10)), RNG.random((2, 10)),
+)  # fmt: skip
+VIEW = pictures.View(
+    RNG.random((32, 32)), 1, RNG.standard_normal((8, 5, 16)), RNG.random(8), RNG.random((2, 8, 5)),
+    RNG.standard_normal((2, 5, 16)), np.tile(RNG.random((2, 5, 1)), 16), np.array([[0.2] * 5, [0, 0.8, 0.1, 0.5, 0.3]]),
+)  # fmt: skip
+
+
+def test_routing_by_agreement_is_shown_as_it_is() -> None:
+    _, lengths, _ = drawn(lambda: pictures.draw_squash(COMPOSITE)).axes
+    points = [at for at in held(lengths)["lines"].values() if len(at[0]) == 1]
+    np.testing.assert_array_equal(np.squeeze(points), np.stack([COMPOSITE.s[1], COMPOSITE.v[1]], axis=1))
+    *_, one, two, bars, more = drawn(lambda: pictures.draw_dynamic_routing(COMPOSITE)).axes
+    for ax, favours_3 in zip((one, two), FAVOURS_3, strict=True):
+        colours = np.where(favours_3.reshape(-1, 1), to_rgba(pictures.FIRST), to_rgba(pictures.SECOND))
+        np.testing.assert_allclose(np.asarray(ax.collections[0].get_facecolor(), float), colours)
+    for ax, v in zip((bars, more), COMPOSITE.v, strict=True):
+        check_held(ax, bars=[v])
+
+
+def test_arrows_are_as_wide_as_their_couplings() -> None:
+    """After one iteration three of the votes agree with A's output of length 1/2, the fourth is its opposite."""
+    agree = 5 / (1 + np.exp(-0.5))
+    widths = [[2.5] * 4, [2.5] * 4, [agree] * 3 + [5 - agree], [5 - agree] * 3 + [agree]]
+    for ax, expected in zip(drawn(pictures.draw_worked_example).axes, widths, strict=True):
+        arrows: Any = [text for text in ax.texts if isinstance(text, Annotation)]
+        np.testing.assert_allclose([arrow.arrow_patch.get_linewidth() for arrow in arrows[:4]], expected)
+
+
+def test_votes_and_gaussians_are_of_the_true_class_and_its_rival() -> None:
+    _, *planes = drawn(lambda: pictures.draw_em_routing(VIEW)).axes[:3]
+    for ax, r, sigma_sq in zip(planes, VIEW.r, VIEW.sigma_sq, strict=True):
+        dots: Any = ax.collections
+        mass = (r[:, [1, 3]] * VIEW.a_in[:, None]).T
+        np.testing.assert_allclose([of_class.get_sizes() for of_class in dots], 4 + 130 * mass)
+        widths = [(patch.width, patch.height) for patch in ax.patches if isinstance(patch, Ellipse)]
+        np.testing.assert_allclose(widths, np.tile(2 * np.sqrt(sigma_sq[[1, 3], :1]), 2))
+
+
+def test_the_spread_loss_is_of_true_minus_wrong() -> None:
+    points = held(drawn(lambda: pictures.draw_losses(COMPOSITE, VIEW)).axes[1])["lines"]["the four wrong classes"]
+    np.testing.assert_allclose(points, [[0.8, 0.7, 0.3, 0.5], [0.01, 0.04, 0.36, 0.16]])
 
 
 def test_more_iterations_than_there_is_room_for() -> None:

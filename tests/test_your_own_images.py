@@ -25,6 +25,7 @@ from fast.workers import SERIAL
 from figure_checks import draw_coarsely
 from helpers import ROOT, check_gradient, failure
 from support import tables
+from support.figures import RIGHT, WRONG, darkened
 from support.optimizers import TrainState
 from support.run import init_state
 from support.settings import parse
@@ -247,6 +248,13 @@ def test_the_sheet(
     other = write_folder(tmp_path / "other", n=5, seed=1)
     argv = [f"--data-dir={other}", f"--checkpoint={checkpoint}", f"--outdir={tmp_path}"]
     assert "has not the pictures" in failure(figures, argv, capsys)
+
+
+def test_right_and_wrong_answers_have_their_colours() -> None:
+    images, answers = np.zeros((2, 32, 32, 1)), {"cnn": np.array([0, 0])}
+    texts = figures.sheet(images, np.array([0, 1]), ["cat", "dog"], answers, None).axes[0].texts
+    assert [text.get_text() for text in texts[:4]] == ["cat", "cat", "dog", "cat"]
+    assert [text.get_color() for text in texts[1:4:2]] == [darkened(RIGHT), darkened(WRONG)]
 
 
 def test_the_sheet_has_a_key_for_the_classes_that_it_shows(
