@@ -309,7 +309,7 @@ def make_document(
         runs: list[Json] = []
         for job in own:
             models = results[job]["models"]
-            models = {name: {k: v for k, v in models[name].items() if k not in ignored} for name in models}
+            models = {name: {k: shortened(v) for k, v in m.items() if k not in ignored} for name, m in models.items()}
             history = {"history": results[job].get("history", {})} if args.keep_history else {}
             runs.append({"seed": job.seed, "models": models, **history})
         document["settings"][setting.name] = {
@@ -319,6 +319,11 @@ def make_document(
             "failures": [{"seed": j.seed, "error": failures[j]} for j in sorted(failures) if j.setting == setting],
         }
     return document
+
+
+def shortened(metric: float) -> float:
+    """To six digits, so that a file of 200 runs stays small; tests have fewer than a million examples."""
+    return metric if isinstance(metric, int) else float(f"{metric:.6g}")
 
 
 def store_document(path: Path, part: str | None, document: Json) -> None:

@@ -139,9 +139,12 @@ def save_result(path: Path | None, result: dict[str, Any], command: str = "") ->
 
 
 def format_json(value: Any, depth: int = 0) -> str:
-    """JSON in which what fits a line stands on one. Raises ValueError for a number that is not finite."""
+    """JSON in which what fits a line stands on one, and so does a list of numbers and a run of a seed. Raises
+    ValueError for a number that is not finite."""
     line = json.dumps(value, allow_nan=False)
-    if len(line) + depth <= 160 or not isinstance(value, dict | list):
+    is_run = isinstance(value, dict) and value.keys() == {"seed", "models"}
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if len(line) + depth <= 160 or is_run or not any(isinstance(part, dict | list) for part in parts):
         return line
     if isinstance(value, dict):
         items = [f"{json.dumps(key)}: {format_json(v, depth + 1)}" for key, v in value.items()]
