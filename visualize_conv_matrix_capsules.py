@@ -540,10 +540,9 @@ def read_beyond(paths: Sequence[Path]) -> dict[str, dict[str, dict[float, Array]
 
 def draw_shapes_accuracy(found: Mapping[str, Mapping[str, Mapping[float, Array]]]) -> Figure:
     """A row for each held-out angle: accuracy of each network, and capsules minus CNN, against degrees beyond."""
-    n = max(len(values) for models in found.values() for at in models.values() for values in at.values())
     fig = make_figure(1.2 + 2.5 * len(found), "Drawn shapes: accuracy beyond the trained range",
-                      f"convolutional networks of equal size · means and 95 % intervals of {plural(n, 'set')} of"
-                      " shapes, one a seed")  # fmt: skip
+                      "convolutional networks of equal size · means over sets of shapes, one a seed, and 95 %"
+                      " intervals")  # fmt: skip
     head_legend(fig, model_handles(MODELS.values()))
     for (left, right), (angle, models) in zip(fig.subplots(len(found), 2, squeeze=False), found.items(), strict=True):
         accuracy_axis(left, "accuracy", 1 / len(viewpoint.SMALLNORB_CLASSES), side="left")
@@ -553,7 +552,7 @@ def draw_shapes_accuracy(found: Mapping[str, Mapping[str, Mapping[float, Array]]
             plot_band(left, x, values, MODELS[name])
         plot_band(right, x, 100 * (rows["capsules"] - rows["cnn"]), MODELS["capsules"])
         right.axhline(0, color=BLACK, linewidth=1.1)
-        left.set_title(f"new {angle}s")
+        left.set_title(f"new {angle}s, {plural(len(rows['capsules']), 'set')}")
         right.set_title("capsules minus CNN, percentage points")
         right.yaxis.set_major_formatter(lambda value, _: with_minus_sign(f"{value:+g}") if value else "0")
         for ax in (left, right):

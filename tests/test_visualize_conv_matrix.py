@@ -152,6 +152,7 @@ def test_differences_on_shapes_are_capsules_minus_cnn() -> None:
     gain = np.array([0, 20, -20])
     check_held(fig.axes[1], lines={"Matrix capsules": [x, gain]},
                bands=[[x, gain - 100 * half, gain + 100 * half]], levels=[0])  # fmt: skip
+    assert fig.axes[0].get_title("left") == "new azimuths, 2 sets"
     with pytest.raises(UserError, match="there are no results"):
         figures.read_beyond([])
 
