@@ -349,12 +349,10 @@ def named_files(names: Sequence[Path]) -> Iterator[Path]:
     """The files that folders, patterns and names stand for. One that stands for none is itself, and cannot be read."""
     endings = picture_endings()
     for name in names:
-        if name.is_dir():
-            yield from [path for _, path in visible_files(name) if path.suffix.lower() in endings] or [name]
-        elif name.exists():
-            yield name
-        else:
-            yield from map(Path, sorted(glob.glob(str(name), recursive=True)) or [str(name)])
+        found = [name] if name.exists() else map(Path, sorted(glob.glob(str(name), recursive=True)) or [str(name)])
+        for path in found:
+            files = visible_files(path) if path.is_dir() else []
+            yield from [file for _, file in files if file.suffix.lower() in endings] or [path]
 
 
 class Answers(NamedTuple):

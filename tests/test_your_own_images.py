@@ -161,6 +161,7 @@ def test_prediction_takes_folders_and_patterns_and_reads_as_the_training_did(
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["picture", *m.MODEL_NAMES]
     assert len(lines) == 20 + 11 + 1
+    assert len(m.predict(checkpoint, [folder / "h*"]).paths) == 20  # a pattern of folders
     answers = m.predict(checkpoint, [folder])
     assert len(answers.paths) == 60
     config, states = m.load_checkpoint(checkpoint)
