@@ -19,6 +19,7 @@ Array = np.ndarray
 
 MAX_PIXELS = 50_000_000
 MNIST_SIDE = 28
+GREATEST = 1e36  # of a pixel: sums of such numbers are finite in float32
 Levels = Mapping[str, tuple[float, float]]  # black and white, by the kind of a file's numbers
 BYTES, WHOLE, FLOATS, NUMBERS = "8 bits", "whole numbers", "floating point", "arrays"  # the kinds
 
@@ -48,8 +49,8 @@ def open_upright(path: Path, side: int | None = None) -> Any:
             pixels = np.asarray(upright)
             if upright.mode == "I" and 1 in getattr(opened, "tag_v2", {}).get(339, ()):  # Pillow takes it for signed
                 pixels = pixels.view(np.uint32)
-            if not np.isfinite(pixels).all():
-                raise ValueError("it has pixels that are no numbers")
+            if not np.abs(pixels).max() < GREATEST:
+                raise ValueError("it has pixels that are no finite numbers, or too great")
             deep = Image.fromarray(pixels.astype(np.float32))
             deep.info["kind"] = FLOATS if pixels.dtype.kind == "f" else WHOLE
             return deep
