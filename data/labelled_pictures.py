@@ -205,10 +205,11 @@ def by_role(files: Files) -> dict[str, Files]:
         if role := ROLE.search(name.lower()):
             found.setdefault(str(role.lastgroup), []).extend(below)
     train = found.get("train", [])
-    if len(found) > 1 or inner_folders(train) or names_classes(train) or len(inner) == len(found) > 0:
-        return found
     outer = [deeper for below in inner.values() if len(deeper := by_role(below)) > 1 and "train" in deeper]
-    return outer[0] if len(outer) == 1 else {"train": files}
+    if len(outer) == 1 and len(found) < 2:
+        return outer[0]
+    is_named = len(found) > 1 or inner_folders(train) or names_classes(train) or len(inner) == len(found) > 0
+    return found if is_named else {"train": files}
 
 
 def folder_source(folder: Path, files: Files) -> Source:

@@ -378,6 +378,7 @@ def test_pictures_of_the_training_in_the_test_are_counted(tmp_path: Path, capsys
         (["train", "valid", "test"], (18, 9), "the validation pictures are in the training set"),
         (["seg_train/seg_train", "seg_test/seg_test"], (9, 9), ""),
         (["photos/train", "photos/test"], (9, 9), ""),
+        (["train-test-split/train", "train-test-split/test"], (9, 9), ""),
         (["a/b/train", "a/b/valid"], (9, 9), "the validation pictures are in the test set"),
         (["TrainingSet", "test_images"], (9, 9), ""),
         (["train", "validate"], (9, 9), "the validation pictures are in the test set"),
