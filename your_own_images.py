@@ -429,7 +429,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "Train two capsule networks and a CNN on your own pictures, and name the classes of others.",
         [
             ("--data-dir photographs --checkpoint run.safetensors", "300 pictures of three classes: about 1 minute."),
-            ("--data-dir photographs --colour rgb --models capsules", "In colour, one network: about 20 seconds."),
+            ("--data-dir photographs --colour rgb --models capsules", "In colour, one network: about 40 seconds."),
             ("--checkpoint run.safetensors --predict new/ 'more/*.jpg' --out answers.csv",
              "Name the classes of other pictures: about 1 second."),
         ],
