@@ -198,12 +198,17 @@ def by_class(files: Files) -> dict[str, list[Path]]:
 
 def by_role(files: Files) -> dict[str, Files]:
     """The files of the folders train, val and test, by these names, or all as those of "train". Names may be longer,
-    as in seg_train or test1, and the folders may lie in one of several. A folder train beside others that are none of
-    the three, and without any folders or classes in it, is a class of this name."""
-    inner, found = inner_folders(files), dict[str, Files]()
+    as in seg_train or test1, and the folders may lie in one of several. The classes of the training may lie beside the
+    folder test. A folder train beside others that are none of the three, and without any folders or classes in it, is a
+    class of this name."""
+    inner, found, beside = inner_folders(files), dict[str, Files](), Files()
     for name, below in inner.items():
         if role := ROLE.search(name.lower()):
             found.setdefault(str(role.lastgroup), []).extend(below)
+        else:
+            beside += [((name, *parts), path) for parts, path in below]
+    if "train" not in found and any(inner_folders(part).keys() & inner_folders(beside) for part in found.values()):
+        found["train"] = beside
     train = found.get("train", [])
     outer = [deeper for below in inner.values() if len(deeper := by_role(below)) > 1 and "train" in deeper]
     if len(outer) == 1 and len(found) < 2:

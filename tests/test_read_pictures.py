@@ -413,6 +413,15 @@ def test_folders_that_may_be_no_classes_are_a_warning(folders: Sequence[str], tm
     assert "warning: several classes have folders cat and dog" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("part", ["test", "val"])
+def test_the_classes_may_lie_beside_the_test_set(part: str, tmp_path: Path) -> None:
+    write_folder(tmp_path / "set" / part, seed=1, n=3)
+    write_folder(tmp_path / "set", n=4)
+    sets = sets_of(tmp_path / "set")
+    assert sets.classes == tuple(sorted(CLASSES))
+    assert (len(sets.train.labels), len(sets.test.labels)) == (12, 9)
+
+
 def test_a_folder_around_the_classes_is_looked_through_and_train_may_be_a_class(tmp_path: Path) -> None:
     write_folder(tmp_path / "set" / "archive" / "shapes", n=3)
     assert sets_of(tmp_path / "set").classes == tuple(sorted(CLASSES))
