@@ -146,10 +146,10 @@ def require_scale(what: str, greatest: float, levels: tuple[float, float]) -> No
 
 
 def square_of_set(path: Path, side: int, channels: int, levels: Levels) -> Array:
-    """A picture file -> (S, S, C) uint8, read as the pictures of a training with these levels. Raises UserError, also
-    where the training had none of its kind of numbers, or far smaller ones."""
+    """A picture file -> (S, S, C) uint8, read as the pictures of a training with these levels, or of 0 to 255 after
+    arrays. Raises UserError, also where the training had none of its kind of numbers, or far smaller ones."""
     square = read_square(path, side, channels)
-    known = {BYTES: (0.0, 255.0), **levels}
+    known = {BYTES: (0.0, 255.0)} if levels.keys() <= {NUMBERS} else levels
     if square.kind not in known:
         raise UserError(f"{path} holds {square.kind}, and no picture of the training does: save it in another format")
     require_scale(f"{path} has", square.extremes[1], known[square.kind])

@@ -260,6 +260,10 @@ def test_pixels_that_are_no_numbers_and_kinds_that_no_training_had(
     assert "(it has whole numbers, and no training picture does: save all in one format)" in said
     with pytest.raises(UserError, match="holds whole numbers, and no picture of the training does"):
         pictures.square_of_set(deep / "class 0" / "0.png", 20, 1, sets.levels)
+    Image.new("L", (20, 20), 51).save(tmp_path / "bytes.png")
+    with pytest.raises(UserError, match="holds 8 bits, and no picture of the training does"):
+        pictures.square_of_set(tmp_path / "bytes.png", 20, 1, sets.levels)
+    assert (pictures.square_of_set(tmp_path / "bytes.png", 20, 1, {"arrays": (0, 1)}) == 51).all()
     with pytest.raises(UserError, match="has values up to 4080, and those of the training up to 1000: scale"):
         pictures.square_of_set(deep / "class 0" / "0.png", 20, 1, {"whole numbers": (0, 1000)})
 
