@@ -177,8 +177,9 @@ def by_name(files: Files) -> dict[str, list[Path]]:
 
 
 def names_classes(files: Files) -> bool:
-    """Whether the files' own names are those of two classes or more, of two files or more each."""
-    return len(found := by_name(files)) > 1 and min(map(len, found.values())) > 1
+    """Whether the files' own names are those of two classes or more, of two files or more each, not train and test."""
+    found = by_name(files)
+    return len(found) > 1 < min(map(len, found.values())) and not all(ROLE.search(name.lower()) for name in found)
 
 
 def unwrapped(files: Files) -> Files:
@@ -198,9 +199,8 @@ def by_class(files: Files) -> dict[str, list[Path]]:
 
 def by_role(files: Files) -> dict[str, Files]:
     """The files of the folders train, val and test, by these names, or all as those of "train". Names may be longer,
-    as in seg_train or test1, and the folders may lie in one of several. The classes of the training may lie beside the
-    folder test. A folder train beside others that are none of the three, and without any folders or classes in it, is a
-    class of this name."""
+    as in seg_train or test1, and the folders may lie in one of several. The training's classes may lie beside test. A
+    folder train beside others that are none of the three, and without folders or classes in it, is a class."""
     inner, found, beside = inner_folders(files), dict[str, Files](), Files()
     for name, below in inner.items():
         if role := ROLE.search(name.lower()):

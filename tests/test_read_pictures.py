@@ -495,6 +495,7 @@ def test_a_folder_around_files_that_are_named_by_their_classes(test: str, tmp_pa
         (["train"], [""]),
         (["test"], [""]),
         (["dev/cat", "test/cat"], [""]),
+        (["set"], ["train", "test1"]),
     ],
 )
 def test_pictures_without_classes_are_refused_with_the_layouts(
