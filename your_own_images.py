@@ -48,7 +48,7 @@ from data.pictures import Levels, square_of_set
 from fast import optimizers
 from fast.workers import Workers, default_threads
 from support.checkpoints import read_checkpoint
-from support.console import print_message, shows_progress
+from support.console import one_line, print_message, shows_progress
 from support.files import UserError, atomic_write
 from support.optimizers import TrainState
 from support.results import model_metrics, recorded_command, result_document, save_result
@@ -446,7 +446,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if answers.paths:
             print(format_answers(answers))
         if n := len(answers.unreadable):
-            raise UserError(f"{n:,} picture{'s' * (n > 1)} cannot be read: {'; '.join(answers.unreadable)}")
+            why = one_line("; ".join(answers.unreadable), 2000)
+            raise UserError(f"{n:,} picture{'s' * (n > 1)} cannot be read: {why}")
         return
     if config.data_dir is None:
         raise SettingError("data_dir", "name the folder of your pictures")
