@@ -48,7 +48,7 @@ from data.pictures import Levels, square_of_set
 from fast import optimizers
 from fast.workers import Workers, default_threads
 from support.checkpoints import read_checkpoint
-from support.console import print_message, shows_progress
+from support.console import one_line, print_message, shows_progress
 from support.files import UserError, atomic_write
 from support.optimizers import TrainState
 from support.results import model_metrics, recorded_command, result_document, save_result
@@ -349,12 +349,10 @@ def named_files(names: Sequence[Path]) -> Iterator[Path]:
     """The files that folders, patterns and names stand for. One that stands for none is itself, and cannot be read."""
     endings = picture_endings()
     for name in names:
-        if name.is_dir():
-            yield from [path for _, path in visible_files(name) if path.suffix.lower() in endings] or [name]
-        elif name.exists():
-            yield name
-        else:
-            yield from map(Path, sorted(glob.glob(str(name), recursive=True)) or [str(name)])
+        found = [name] if name.exists() else map(Path, sorted(glob.glob(str(name), recursive=True)) or [str(name)])
+        for path in found:
+            files = visible_files(path) if path.is_dir() else []
+            yield from [file for _, file in files if file.suffix.lower() in endings] or [path]
 
 
 class Answers(NamedTuple):
@@ -431,7 +429,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "Train two capsule networks and a CNN on your own pictures, and name the classes of others.",
         [
             ("--data-dir photographs --checkpoint run.safetensors", "300 pictures of three classes: about 1 minute."),
-            ("--data-dir photographs --colour rgb --models capsules", "In colour, one network: about 20 seconds."),
+            ("--data-dir photographs --colour rgb --models capsules", "In colour, one network: about 40 seconds."),
             ("--checkpoint run.safetensors --predict new/ 'more/*.jpg' --out answers.csv",
              "Name the classes of other pictures: about 1 second."),
         ],
@@ -448,7 +446,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if answers.paths:
             print(format_answers(answers))
         if n := len(answers.unreadable):
-            raise UserError(f"{n:,} picture{'s' * (n > 1)} cannot be read: {'; '.join(answers.unreadable)}")
+            why = one_line("; ".join(answers.unreadable), 2000)
+            raise UserError(f"{n:,} picture{'s' * (n > 1)} cannot be read: {why}")
         return
     if config.data_dir is None:
         raise SettingError("data_dir", "name the folder of your pictures")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import math
 import os
 import re
 import unicodedata
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.pictures import Levels, Square, array_square, eight_bits, quiet, read_square, require_scale
+from data.pictures import GREATEST, Levels, Square, array_square, eight_bits, quiet, read_square, require_scale
 from support.console import one_line, print_message, shows_progress
 from support.files import UserError
 
@@ -28,8 +27,11 @@ Files = list[tuple[tuple[str, ...], Path]]  # each file with the names of the fo
 TEST_FRACTION = 0.2  # of each class, where there is no test set
 N_MEASURED = 200  # pictures whose size is looked at
 MAX_BYTES = 1 << 31  # of all pictures, resized, in float32
-FLAT = 4  # of 255 levels: a set whose median picture has a standard deviation below this shows nearly nothing
-ROLE = re.compile(r"(?<![a-z])(train|val|test)(ing|id|idation)?(set|data|images)?(?![a-z])")  # of a folder
+FLAT = 64  # of 256 levels: a picture that spans fewer shows little
+ROLE = re.compile(  # of a folder, by its name
+    r"(?<![a-z])(?:(?P<train>train(?:ing)?)|(?P<val>val(?:id(?:at(?:e|ion))?)?|dev)"
+    r"|(?P<test>test(?:ing)?|eval(?:uation)?|hold.?out))(?:set|data|images)?(?![a-z])"
+)
 LAYOUTS = (
     "make FOLDER/CLASS/1.jpg … of all pictures, or FOLDER/train/CLASS/1.jpg … and FOLDER/test/CLASS/2.jpg …, with a"
     " folder for each CLASS"
@@ -41,13 +43,14 @@ class Source(NamedTuple):
 
     parts: list[tuple[Any, Array]]  # of the training and perhaps of the test: items, and numbers of names
     names: tuple[str, ...]  # of the classes
-    load: Callable[[Any, int, int], Square]
-    size: Callable[[Any], int]  # of an item's longer side, in pixels
+    load: Callable[[Any, int, int], Square] = array_square
+    size: Callable[[Any], int] = lambda picture: max(picture.shape[:2])  # an item's longer side, in pixels
 
 
 class Labelled(NamedTuple):
     images: Array  # (N, S, S, C) uint8
     labels: Array  # (N,) numbers of classes
+    names: Sequence[str] = ()  # of the files
 
 
 class PictureSets(NamedTuple):
@@ -69,6 +72,8 @@ def read_sets(path: Path, side: int | tuple[int, int], channels: int, rng: np.ra
         raise UserError(f"there is no folder and no .npz file {path}")
     files = visible_files(path) if os.path.isdir(path) else []
     idx = [file for _, file in files if IDX_NAME.fullmatch(file.name)]
+    if idx and (others := [file.name for _, file in files if file not in idx and file.name != NAMES]):
+        print_message(f"{path}: left out beside the IDX files: {len(others):,} ({one_line(', '.join(others))})")
     source = idx_source(path, idx) if idx else folder_source(path, files) if os.path.isdir(path) else npz_source(path)
     if not isinstance(side, int):
         items = source.parts[0][0]
@@ -88,7 +93,8 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
     if 4 * n * side * side * channels > MAX_BYTES:
         raise UserError(f"{n:,} pictures of {side} x {side} pixels need more than {MAX_BYTES >> 20} MiB: take fewer, or"
                         " a smaller --image-size")  # fmt: skip
-    known, unreadable, sets, why = dict[str, tuple[float, float]](), list[Any](), list[Labelled](), ""
+    known, sets, why = dict[str, tuple[float, float]](), list[Labelled](), ""
+    unreadable, ends = list[str](), list[str]()
     bar = tqdm(total=n, desc="pictures", leave=False, disable=not shows_progress())
     for items, labels in source.parts:
         raw, read = np.empty((len(items), side, side, channels), np.float32), dict[str, list[Any]]()  # by kind
@@ -99,32 +105,34 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
             except UserError as error:
                 why = why or one_line(error.__cause__ or error, 120)
             bar.update()
+        names = [str(x.relative_to(path)) if isinstance(x, Path) else f"number {k}" for k, x in enumerate(items)]
         images, is_read = np.empty(raw.shape, np.uint8), np.zeros(len(items), bool)
         for kind, found in read.items():
             numbers, lows, highs = zip(*found, strict=True)
             if not sets:  # these are the training's
                 known[kind] = min(lows), max(highs)
+                ends += [names[numbers[x.index(end)]] for x, end in zip((lows, highs), known[kind], strict=True)]
             if kind not in known:
                 why = why or f"it has {kind}, and no training picture does: save all in one format"
                 continue
             require_scale(f"the pictures of {path} for the test have", max(highs), known[kind])
             for k in numbers:
                 images[k], is_read[k] = eight_bits(raw[k], known[kind]), True
-        unreadable += [items[k] for k in np.flatnonzero(~is_read).tolist()]
-        sets.append(Labelled(images[is_read], labels[is_read]))
+        unreadable += [names[k] for k in np.flatnonzero(~is_read)]
+        sets.append(Labelled(images[is_read], labels[is_read], [names[k] for k in np.flatnonzero(is_read)]))
     bar.close()
     if unreadable:
-        shown = ", ".join(str(file.relative_to(path)) for file in unreadable[:5])
-        more = f" and {len(unreadable) - 5:,} more" if len(unreadable) > 5 else ""
         text = f"{len(unreadable):,} of {n:,} pictures of {path} cannot be read ({why})"
+        text = one_line(f"{text} and are left out: {', '.join(unreadable)}", 480)
         if not len(sets[0].labels):
-            raise UserError(f"{text}, none is left: {shown}{more}")
-        print_message(f"warning: {one_line(f'{text} and are left out: {shown}{more}', 500)}")
-    contrasts = [np.median(x[:: len(x) // 1000 + 1].std(axis=(1, 2, 3))) for x, _ in sets if len(x)]
-    for which, contrast in zip(("", " for the test"), contrasts, strict=False):
-        if contrast < max(FLAT, contrasts[0] / 8):
-            print_message(f"warning: the pictures of {path}{which} span almost no grey levels, so that the networks see"
-                          " almost nothing")  # fmt: skip
+            raise UserError(text)
+        print_message(f"warning: {text}")
+    look = f"look at the darkest and the brightest ({one_line(', '.join(ends))}), or take a greater --image-size"
+    for which, remedy, part in zip(("", " for the test"), (look, "scale both sets alike"), sets, strict=False):
+        n_flat = int((np.ptp(part.images, axis=(1, 2, 3)) < FLAT).sum())
+        if n_flat > len(part.labels) / 4:
+            print_message(f"warning: {n_flat:,} of {len(part.labels):,} pictures of {path}{which} span under a quarter"
+                          f" of the grey levels, so that the networks see little of them: {remedy}")  # fmt: skip
     return sets, known
 
 
@@ -169,8 +177,9 @@ def by_name(files: Files) -> dict[str, list[Path]]:
 
 
 def names_classes(files: Files) -> bool:
-    """Whether the files' own names are those of two classes or more, of two files or more each."""
-    return len(found := by_name(files)) > 1 and min(map(len, found.values())) > 1
+    """Whether the files' own names are those of two classes or more, of two files or more each, not train and test."""
+    found = by_name(files)
+    return len(found) > 1 < min(map(len, found.values())) and not all(ROLE.search(name.lower()) for name in found)
 
 
 def unwrapped(files: Files) -> Files:
@@ -190,17 +199,22 @@ def by_class(files: Files) -> dict[str, list[Path]]:
 
 def by_role(files: Files) -> dict[str, Files]:
     """The files of the folders train, val and test, by these names, or all as those of "train". Names may be longer,
-    as in seg_train or test1, and the folders may lie in one of several. A folder train beside others that are none of
-    the three, and without any folders or classes in it, is a class of this name."""
-    inner, found = inner_folders(files), dict[str, Files]()
+    as in seg_train or test1, and the folders may lie in one of several. The training's classes may lie beside test. A
+    folder train beside others that are none of the three, and without folders or classes in it, is a class."""
+    inner, found, beside = inner_folders(files), dict[str, Files](), Files()
     for name, below in inner.items():
         if role := ROLE.search(name.lower()):
-            found.setdefault(role[1], []).extend(below)
+            found.setdefault(str(role.lastgroup), []).extend(below)
+        else:
+            beside += [((name, *parts), path) for parts, path in below]
+    if "train" not in found and any(inner_folders(part).keys() & inner_folders(beside) for part in found.values()):
+        found["train"] = beside
     train = found.get("train", [])
-    if len(found) > 1 or inner_folders(train) or names_classes(train) or len(inner) == len(found) > 0:
-        return found
     outer = [deeper for below in inner.values() if len(deeper := by_role(below)) > 1 and "train" in deeper]
-    return outer[0] if len(outer) == 1 else {"train": files}
+    if len(outer) == 1 and len(found) < 2:
+        return outer[0]
+    is_named = len(found) > 1 or inner_folders(train) or names_classes(train) or len(inner) == len(found) > 0
+    return found if is_named else {"train": files}
 
 
 def folder_source(folder: Path, files: Files) -> Source:
@@ -221,6 +235,8 @@ def folder_source(folder: Path, files: Files) -> Source:
         for name, paths in found.pop("val").items():
             found.setdefault(role, {}).setdefault(name, []).extend(paths)
     parts = [part for role in ("train", "test") if (part := found.get(role))]
+    if len(roles) > len(parts) == 1:
+        said.append("no test picture is of these classes: a fifth of each is drawn for the test")
     items = [[path for paths in part.values() for path in paths] for part in parts]
     taken = {path for part in items for path in part}
     if train and (others := [names for names, path in files if path not in taken]):
@@ -251,7 +267,8 @@ def picture_endings() -> set[str]:
 
 def class_name(text: object) -> str:
     """A folder's name, or a label, as it is shown: on one line, and the same from every file system."""
-    return one_line(unicodedata.normalize("NFC", str(text)).strip() or "(empty)", 60)
+    text = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+    return one_line(unicodedata.normalize("NFC", text).strip() or "(empty)", 60)
 
 
 def file_size(path: Path) -> int:
@@ -270,11 +287,6 @@ def file_size(path: Path) -> int:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def array_source(pictures: Sequence[Array], labels: Sequence[Array], names: tuple[str, ...]) -> Source:
-    parts = list(zip(pictures, labels, strict=True))
-    return Source(parts, names, array_square, lambda picture: max(picture.shape[:2]))
-
-
 def npz_source(path: Path) -> Source:
     """``x_train``, ``y_train`` and, if there, ``x_test``, ``y_test``: pictures (N, H, W), (N, H, W, 1) or (N, H, W, 3)
     of any numbers; labels (N,), whole numbers or texts. ``classes``: the names of the labels, in their order."""
@@ -285,8 +297,10 @@ def npz_source(path: Path) -> Source:
             if not any(name.endswith(".npy") for name in stored.zip.namelist()):
                 raise ValueError("it has no arrays: unzip it first")
             arrays = {k: stored[k] for k in ("x_train", "y_train", "x_test", "y_test", "classes") if k in stored}
+            if unused := [k for k in stored.files if k not in arrays]:
+                print_message(f"{path}: left out: the arrays {one_line(', '.join(unused))}")
     except Exception as error:  # zipfile and numpy raise many kinds on a damaged file
-        hint = "; save numbers, or texts with .astype(str)" if "allow_pickle" in str(error) else ""
+        hint = "; save numbers, or texts with .astype(str)" if "allow_pickle" in str(error) else f": {LAYOUTS}"
         raise UserError(f"{path} is not a folder, nor a .npz file that can be read: {one_line(error)}{hint}") from error
 
     def require(holds: bool, fault: str) -> None:
@@ -294,45 +308,40 @@ def npz_source(path: Path) -> Source:
             raise UserError(f"{path} {fault}")
 
     pictures, labels = [], []
-    for part in ("train", "test") if "x_test" in arrays else ("train",):
+    for part in ("train", "test") if {"x_test", "y_test"} & arrays.keys() else ("train",):
         for key in (f"x_{part}", f"y_{part}"):
             require(key in arrays, f"has no {key}: it needs x_train, y_train and, for a test set, x_test, y_test")
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         x = x[..., None] if x.ndim == 3 else x
         fits = x.ndim == 4 and x.shape[-1] in (1, 3) and 0 not in x.shape
         require(fits, f"has an x_{part} of the shape {x.shape}: it must be (N, H, W) or (N, H, W, 1 or 3)")
-        is_finite = x.dtype.kind in "uifb" and bool(np.isfinite([x.min(), x.max()]).all())
+        is_finite = x.dtype.kind in "uifb" and max(abs(float(x.min())), abs(float(x.max()))) < GREATEST
         require(is_finite, f"has an x_{part} of {x.dtype}: it must hold finite numbers")
         fits = y.shape in ((len(x),), (len(x), 1)) and y.dtype.kind in "uifbUS"
         require(fits, f"has a y_{part} of the shape {y.shape} of {y.dtype}: it must have one label for each picture")
-        y = decoded(y.ravel())
+        y = y.ravel()
         if y.dtype.kind in "fb":
-            require(
-                bool((np.isfinite(y) & (y == np.rint(y))).all()), f"has labels in y_{part} that are no whole numbers"
-            )
+            is_whole = bool((np.isfinite(y) & (y == np.rint(y))).all())
+            require(is_whole, f"has labels in y_{part} that are no whole numbers")
             y = y.astype(np.int64)
         pictures.append(x)
         labels.append(y)
     known = np.unique(labels[0])
-    names = tuple(map(class_name, decoded(arrays.get("classes", known)).ravel().tolist()))
+    names = tuple(map(class_name, arrays.get("classes", known).ravel().tolist()))
     different = f"has {len(set(names))} different classes, but {len(known)} different labels in y_train"
     require(len(known) == len(names) == len(set(names)), different)
     other = sorted(set(labels[-1].tolist()) - set(known.tolist()))
     require(not other, f"has labels in y_test that are not in y_train: {other[:3]}")
-    return array_source(pictures, [np.searchsorted(known, y) for y in labels], names)
+    return Source([(x, np.searchsorted(known, y)) for x, y in zip(pictures, labels, strict=True)], names)
 
 
-def decoded(texts: Array) -> Array:
-    """Bytes as text; other arrays as they are."""
-    return np.char.decode(texts, "utf-8", "replace") if texts.dtype.kind == "S" else texts
-
-
+NAMES = "classes.txt"
 IDX_NAME = re.compile(r"(.*?)[-_.]?(train|t10k|test)[-_.](images|labels)[-_.]idx[13][-_.]ubyte(\.gz)?", re.I)
 
 
 def idx_source(folder: Path, paths: Sequence[Path]) -> Source:
     """Files of MNIST's names and format below a folder, of one set, whose pictures may have any size. EMNIST's are
-    turned upright. The names of the labels: see ``read_class_names``."""
+    turned upright. The names of the labels may be in ``classes.txt``, in the folder or beside the files."""
     found: dict[str, Path] = {}
     sets: dict[str, None] = {}
     for path in paths:
@@ -345,12 +354,12 @@ def idx_source(folder: Path, paths: Sequence[Path]) -> Source:
             f"{folder} holds several sets, {', '.join(sets)}: put the files of one into a folder of its own"
         )
     pictures, labels = [], []
-    for part in ("train", "t10k")[: 2 if "t10k-images" in found else 1]:
+    for part in ("train", "t10k")[: 1 + any("t10k" in key for key in found)]:
         for key in (f"{part}-images", f"{part}-labels"):
             if key not in found:
                 raise UserError(f"{folder} has no {key}-idx{3 if 'images' in key else 1}-ubyte beside the others")
         x, y = read_idx(found[f"{part}-images"]), read_idx(found[f"{part}-labels"])
-        if x.ndim != 3 or y.shape != (len(x),):
+        if x.ndim != 3 or not x.size or y.shape != (len(x),):
             raise UserError(f"{found[f'{part}-images']} has the shape {x.shape}, and its labels {y.shape}")
         pictures.append(x[..., None])
         labels.append(y)
@@ -358,36 +367,31 @@ def idx_source(folder: Path, paths: Sequence[Path]) -> Source:
         print_message(f"{folder}: EMNIST's pictures lie on their side and are turned upright")
         pictures = [x.swapaxes(1, 2) for x in pictures]
     known = np.unique(np.concatenate(labels))
-    return array_source(pictures, [np.searchsorted(known, y) for y in labels], read_class_names(folder, known))
+    names = next((p for p in [folder / NAMES, *(path.with_name(NAMES) for path in paths)] if p.is_file()), None)
+    parts = [(x, np.searchsorted(known, y)) for x, y in zip(pictures, labels, strict=True)]
+    return Source(parts, read_class_names(names, known))
 
 
 def read_idx(path: Path) -> Array:
     """A file of MNIST's format, gzipped or not, told by its content: 8-bit numbers of any shape. Raises UserError."""
     try:
-        with path.open("rb") as plain:
-            magic = plain.read(2)
-            plain.seek(0)
-            with gzip.GzipFile(fileobj=plain) if magic == b"\x1f\x8b" else plain as file:
-                head = file.read(4)
-                if head[:3] != bytes((0, 0, 8)):
-                    raise ValueError("it is no IDX file of 8-bit numbers")
-                shape = np.frombuffer(file.read(4 * head[3]), ">u4").astype(int).tolist()
-                if len(shape) != head[3] or not 0 < math.prod(shape) <= MAX_BYTES:
-                    raise ValueError(f"its header claims the shape {shape}")
-                if len(content := file.read(math.prod(shape) + 1)) != math.prod(shape):
-                    raise ValueError(f"it has not the {math.prod(shape):,} bytes that its header claims")
+        content = path.read_bytes()
+        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+        if content[:3] != bytes((0, 0, 8)):
+            raise ValueError("it is no IDX file of 8-bit numbers")
+        shape = np.frombuffer(content, ">u4", content[3], offset=4).tolist()
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
     except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
         raise UserError(f"{path} cannot be read: {one_line(error)}") from error
-    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def read_class_names(folder: Path, labels: Array) -> tuple[str, ...]:
-    """Names of the classes of sorted labels (J,): the lines of ``classes.txt`` in the folder, in the order of the
-    labels, or without this file the labels themselves. Raises UserError where there are not as many."""
-    if not (path := folder / "classes.txt").is_file():
+def read_class_names(path: Path | None, labels: Array) -> tuple[str, ...]:
+    """Names of the classes of sorted labels (J,): the lines of a file, in the order of the labels, or without it the
+    labels themselves. Raises UserError where there are not as many."""
+    if path is None:
         return tuple(map(str, labels.tolist()))
     try:
-        names = tuple(class_name(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+        names = tuple(class_name(line) for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {one_line(error)}") from error
     if len(set(names)) < len(names) or len(names) != len(labels):
@@ -420,13 +424,15 @@ def picture_sets(
     if len(names) < 2:
         raise UserError(f"there are pictures of one class alone, {', '.join(names)}: {LAYOUTS}")
     numbers = np.array([names.index(name) if name in names else -1 for name in found], np.intp)
-    train, *rest = (Labelled(part.images, numbers[part.labels]) for part in parts)
+    train, *rest = (part._replace(labels=numbers[part.labels]) for part in parts)
     same = identities(train.images)
     for test in rest:
         if not len(test.labels):
             raise UserError("there is no test picture that can be read")
-        if n := int(np.isin(identities(test.images), same).sum()):
-            print_message(f"warning: {n:,} of {len(test.labels):,} test pictures are in the training set too")
+        if len(both := np.flatnonzero(np.isin(identities(test.images), same))):
+            shown = ", ".join([test.names[k] for k in both[:3]]) + " …" * (len(both) > 3)
+            print_message(f"warning: {len(both):,} of {len(test.labels):,} test pictures are in the training set too:"
+                          f" {one_line(shown)}")  # fmt: skip
         return PictureSets(names, train, test, levels, False)
     _, first, group, counts = np.unique(same, return_index=True, return_inverse=True, return_counts=True)
     if n := int((counts - 1).sum()):
@@ -435,7 +441,8 @@ def picture_sets(
     for label, name in enumerate(names):
         own = np.flatnonzero(train.labels[first] == label)
         if len(own) == 1:
-            raise UserError(f"there is one picture of the class {name}, and two are needed, or a test set: {LAYOUTS}")
+            raise UserError(f"there is one picture of the class {name}, without copies, and two are needed, or a test"
+                            f" set: {LAYOUTS}")  # fmt: skip
         is_test[rng.permutation(own)[: max(1, round(TEST_FRACTION * len(own)))] if len(own) else []] = True
     chosen = is_test[group.ravel()]
     drawn = [Labelled(train.images[k], train.labels[k]) for k in (~chosen, chosen)]

@@ -19,6 +19,7 @@ Array = np.ndarray
 
 MAX_PIXELS = 50_000_000
 MNIST_SIDE = 28
+GREATEST = 1e36  # of a pixel: sums of such numbers are finite in float32
 Levels = Mapping[str, tuple[float, float]]  # black and white, by the kind of a file's numbers
 BYTES, WHOLE, FLOATS, NUMBERS = "8 bits", "whole numbers", "floating point", "arrays"  # the kinds
 
@@ -48,8 +49,8 @@ def open_upright(path: Path, side: int | None = None) -> Any:
             pixels = np.asarray(upright)
             if upright.mode == "I" and 1 in getattr(opened, "tag_v2", {}).get(339, ()):  # Pillow takes it for signed
                 pixels = pixels.view(np.uint32)
-            if not np.isfinite(pixels).all():
-                raise ValueError("it has pixels that are no numbers")
+            if not np.abs(pixels).max() < GREATEST:
+                raise ValueError("it has pixels that are no finite numbers, or too great")
             deep = Image.fromarray(pixels.astype(np.float32))
             deep.info["kind"] = FLOATS if pixels.dtype.kind == "f" else WHOLE
             return deep
@@ -145,10 +146,10 @@ def require_scale(what: str, greatest: float, levels: tuple[float, float]) -> No
 
 
 def square_of_set(path: Path, side: int, channels: int, levels: Levels) -> Array:
-    """A picture file -> (S, S, C) uint8, read as the pictures of a training with these levels. Raises UserError, also
-    where the training had none of its kind of numbers, or far smaller ones."""
+    """A picture file -> (S, S, C) uint8, read as the pictures of a training with these levels, or of 0 to 255 after
+    arrays. Raises UserError, also where the training had none of its kind of numbers, or far smaller ones."""
     square = read_square(path, side, channels)
-    known = {BYTES: (0.0, 255.0), **levels}
+    known = {BYTES: (0.0, 255.0)} if levels.keys() <= {NUMBERS} else levels
     if square.kind not in known:
         raise UserError(f"{path} holds {square.kind}, and no picture of the training does: save it in another format")
     require_scale(f"{path} has", square.extremes[1], known[square.kind])

@@ -207,22 +207,41 @@ def test_deep_and_other_pictures_may_be_mixed(tmp_path: Path) -> None:
     assert everything(sets).max(axis=(1, 2, 3)).min() == 255
 
 
-def test_a_set_that_shows_nothing_is_a_warning(tmp_path: Path, capsys: Capture) -> None:
+@pytest.mark.parametrize("greatest", [8_200, 30_000, 65_535])
+def test_a_set_that_shows_little_is_a_warning(greatest: int, tmp_path: Path, capsys: Capture) -> None:
+    """Pictures of 0 to 2,040, and a pixel of the camera that is always bright."""
     root = write_deep(tmp_path / "dim", ".png", lambda x: np.rint(8 * x).astype(np.uint16))
-    spoilt = np.zeros((20, 20), np.uint16)
-    spoilt[3, 3] = 65_535  # a pixel of the camera that is always bright
-    Image.fromarray(spoilt).save(root / "class 0" / "spoilt.png")
     sets_of(root)
-    assert "span almost no grey levels" in capsys.readouterr().err
+    assert capsys.readouterr().err == ""
+    spoilt = np.array(Image.open(root / "class 1" / "3.png"))
+    spoilt[3, 3] = greatest
+    Image.fromarray(spoilt).save(root / "class 1" / "3.png")
+    sets_of(root)
+    said = f"warning: 7 of 8 pictures of {root} span under a quarter of the grey levels"
+    assert said in (error := capsys.readouterr().err)
+    assert "look at the darkest and the brightest (class 0/0.png, class 1/3.png)" in error
+
+
+def test_a_class_or_a_test_set_that_shows_little_is_a_warning(tmp_path: Path, capsys: Capture) -> None:
     write_deep(tmp_path / "both" / "train", ".png", lambda x: np.rint(16 * x).astype(np.uint16))
     write_deep(tmp_path / "both" / "test", ".png", lambda x: x.astype(np.uint16))
     sets_of(tmp_path / "both")
-    assert f"{tmp_path / 'both'} for the test span almost no grey levels" in capsys.readouterr().err
+    said = f"warning: 8 of 8 pictures of {tmp_path / 'both'} for the test span under a quarter of the grey levels"
+    assert said in (error := capsys.readouterr().err)
+    assert "scale both sets alike" in error
+    deep = tmp_path / "both" / "train"
+    shutil.rmtree(deep / "class 0")
+    shutil.copytree(tmp_path / "both" / "test" / "class 0", deep / "class 0")
+    sets_of(deep)
+    assert f"warning: 4 of 8 pictures of {deep} span under a quarter of the grey levels" in capsys.readouterr().err
 
 
-def test_pixels_that_are_no_numbers_and_kinds_that_no_training_had(tmp_path: Path, capsys: Capture) -> None:
+@pytest.mark.parametrize("value", [np.nan, np.inf, -3e38])
+def test_pixels_that_are_no_numbers_and_kinds_that_no_training_had(
+    value: float, tmp_path: Path, capsys: Capture
+) -> None:
     def with_hole(x: Array) -> Array:
-        return np.where(np.arange(x.size).reshape(x.shape) == 5, np.nan, x / 255).astype(np.float32)
+        return np.where(np.arange(x.size).reshape(x.shape) == 5, value, x / 255).astype(np.float32)
 
     root = write_deep(tmp_path / "set", ".tif", lambda x: (x / 255).astype(np.float32))
     write_deep(tmp_path / "bad", ".tif", with_hole, n=1)
@@ -241,6 +260,10 @@ def test_pixels_that_are_no_numbers_and_kinds_that_no_training_had(tmp_path: Pat
     assert "(it has whole numbers, and no training picture does: save all in one format)" in said
     with pytest.raises(UserError, match="holds whole numbers, and no picture of the training does"):
         pictures.square_of_set(deep / "class 0" / "0.png", 20, 1, sets.levels)
+    Image.new("L", (20, 20), 51).save(tmp_path / "bytes.png")
+    with pytest.raises(UserError, match="holds 8 bits, and no picture of the training does"):
+        pictures.square_of_set(tmp_path / "bytes.png", 20, 1, sets.levels)
+    assert (pictures.square_of_set(tmp_path / "bytes.png", 20, 1, {"arrays": (0, 1)}) == 51).all()
     with pytest.raises(UserError, match="has values up to 4080, and those of the training up to 1000: scale"):
         pictures.square_of_set(deep / "class 0" / "0.png", 20, 1, {"whole numbers": (0, 1000)})
 
@@ -307,15 +330,14 @@ def test_unreadable_pictures_are_named_counted_and_left_out(folder: Path, capsys
     assert len(sets.train.labels) + len(sets.test.labels) == 24
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: 4 of 28 pictures")
-    for name in ("(image file is truncated", "cut.png", "empty.jpg", "page.jpeg", "pipe.png"):
+    for name in ("(image file is truncated", "left out: ", "cut.png", "empty.jpg", "page.jpeg", "pipe.png"):
         assert name in line
     for path in folder.rglob("*.png"):
         if path.is_file():
             path.write_bytes(whole[:30])
     text = fault_of(folder)
     assert "28 of 28 pictures" in text
-    assert "none is left" in text
-    assert "and 23 more" in text
+    assert "bild 0ß.png, " in text
 
 
 def test_copies_stay_on_one_side(tmp_path: Path, capsys: Capture) -> None:
@@ -342,7 +364,9 @@ def test_pictures_of_the_training_in_the_test_are_counted(tmp_path: Path, capsys
                 tmp_path / "set" / "train" / name / f"bild {k}ß.png", tmp_path / "set" / "test" / name / f"{k}.png"
             )
     sets_of(tmp_path / "set")
-    assert "warning: 4 of 19 test pictures are in the training set too" in capsys.readouterr().err
+    names = ", ".join(f"test/{name}.png" for name in ("dark left/0", "dark left/1", "heller/0"))
+    said = f"warning: 4 of 19 test pictures are in the training set too: {names} …\n"
+    assert capsys.readouterr().err == said
 
 
 # --- Layouts ----------------------------------------------------------------------------------------------------------
@@ -358,8 +382,13 @@ def test_pictures_of_the_training_in_the_test_are_counted(tmp_path: Path, capsys
         (["train", "valid", "test"], (18, 9), "the validation pictures are in the training set"),
         (["seg_train/seg_train", "seg_test/seg_test"], (9, 9), ""),
         (["photos/train", "photos/test"], (9, 9), ""),
+        (["train-test-split/train", "train-test-split/test"], (9, 9), ""),
         (["a/b/train", "a/b/valid"], (9, 9), "the validation pictures are in the test set"),
         (["TrainingSet", "test_images"], (9, 9), ""),
+        (["train", "validate"], (9, 9), "the validation pictures are in the test set"),
+        (["train", "dev", "test"], (18, 9), "the validation pictures are in the training set"),
+        (["train", "eval"], (9, 9), ""),
+        (["train", "valid", "hold-out"], (18, 9), "the validation pictures are in the training set"),
     ],
 )
 def test_folders_of_training_and_test(
@@ -386,6 +415,15 @@ def test_folders_that_may_be_no_classes_are_a_warning(folders: Sequence[str], tm
         write_folder(tmp_path / "set" / name, ["cat", "dog"], seed=k)
     assert sets_of(tmp_path / "set").classes == folders
     assert "warning: several classes have folders cat and dog" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["test", "val"])
+def test_the_classes_may_lie_beside_the_test_set(part: str, tmp_path: Path) -> None:
+    write_folder(tmp_path / "set" / part, seed=1, n=3)
+    write_folder(tmp_path / "set", n=4)
+    sets = sets_of(tmp_path / "set")
+    assert sets.classes == tuple(sorted(CLASSES))
+    assert (len(sets.train.labels), len(sets.test.labels)) == (12, 9)
 
 
 def test_a_folder_around_the_classes_is_looked_through_and_train_may_be_a_class(tmp_path: Path) -> None:
@@ -417,7 +455,10 @@ def test_what_the_training_lacks_is_no_class(parts: list[str], tmp_path: Path, c
     assert sets_of(tmp_path / "set").is_drawn
     lines = capsys.readouterr().err.splitlines()
     places = ", ".join(f"{part}/images" for part in sorted(parts[1:]))
-    assert lines == [f"{tmp_path / 'set'}: left out: {6 * len(parts[1:])} pictures of no class ({places})"]
+    assert lines == [
+        f"{tmp_path / 'set'}: no test picture is of these classes: a fifth of each is drawn for the test",
+        f"{tmp_path / 'set'}: left out: {6 * len(parts[1:])} pictures of no class ({places})",
+    ]
 
 
 @pytest.mark.parametrize("text", ["{name}.{k}.png", "{name}_{k:03}.png", "{name}{k}.png", "{name} ({k}).png"])
@@ -453,6 +494,8 @@ def test_a_folder_around_files_that_are_named_by_their_classes(test: str, tmp_pa
         (["set"], ["DSC"]),
         (["train"], [""]),
         (["test"], [""]),
+        (["dev/cat", "test/cat"], [""]),
+        (["set"], ["train", "test1"]),
     ],
 )
 def test_pictures_without_classes_are_refused_with_the_layouts(
@@ -468,7 +511,7 @@ def test_pictures_without_classes_are_refused_with_the_layouts(
 def test_too_few_classes_or_pictures_are_one_line(tmp_path: Path) -> None:
     assert "one class alone, cat" in fault_of(write_folder(tmp_path / "one", ["cat"]))
     text = fault_of(write_folder(tmp_path / "single", n=1))
-    assert "one picture of the class" in text
+    assert "one picture of the class dark left, without copies, and two are needed" in text
     assert "make FOLDER/CLASS/1.jpg" in text
     assert len(sets_of(write_folder(tmp_path / "pairs", n=2)).test.labels) == 3
     (tmp_path / "nothing").mkdir()
@@ -529,7 +572,7 @@ def test_npz_of_any_numbers(tmp_path: Path) -> None:
     assert "values up to 255, and those of the training up to 1: scale both alike" in fault_of(path)
 
 
-def test_npz_labels_and_their_names(tmp_path: Path) -> None:
+def test_npz_labels_and_their_names(tmp_path: Path, capsys: Capture) -> None:
     path, plain = tmp_path / "set.npz", arrays()
     x, y = plain["x_train"], plain["y_train"]
     np.savez(path, x_train=x, y_train=np.array(["z", "b", "猫"])[y])
@@ -541,6 +584,12 @@ def test_npz_labels_and_their_names(tmp_path: Path) -> None:
     assert len(sets.test.labels) == 3
     np.savez(path, **plain, classes=np.array([b"a", b"b", b""]))
     assert sets_of(path).classes == ("a", "b", "(empty)")
+    np.savez(path, x_train=x, y_train=np.char.encode(np.array(["z", "b", "猫"]), "utf-8")[y])
+    assert sets_of(path).classes == ("b", "z", "猫")
+    assert capsys.readouterr().err == ""
+    np.savez(path, **plain, x_val=x, y_val=y)
+    sets_of(path)
+    assert capsys.readouterr().err == f"{path}: left out: the arrays x_val, y_val\n"
 
 
 @pytest.mark.parametrize(
@@ -552,7 +601,9 @@ def test_npz_labels_and_their_names(tmp_path: Path) -> None:
         ({"x_train": np.zeros((9, 20), np.uint8)}, "shape (9, 20)"),
         ({"x_train": np.zeros((9, 20, 20, 4), np.uint8)}, "shape"),
         ({"x_train": np.zeros((0, 20, 20), np.uint8), "y_train": np.zeros(0, int)}, "shape"),
+        ({"y_test": np.zeros(2, int)}, "no x_test"),
         ({"x_train": np.full((9, 20, 20), np.nan)}, "finite numbers"),
+        ({"x_train": np.full((9, 20, 20), 1e300)}, "finite numbers"),
         ({"x_train": np.full((9, 20, 20), "a")}, "finite numbers"),
         ({"y_train": np.array(["a", "b", "c"] * 3, object)}, "save numbers, or texts with .astype(str)"),
         ({"y_train": np.zeros((9, 3), int)}, "one label for each picture"),
@@ -580,10 +631,10 @@ def test_a_damaged_npz_and_other_files_are_one_line(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (b"", b"x", whole[: len(whole) // 2], whole[:-40], b"\x93NUMPY"):
         path.write_bytes(content)
-        assert fault_of(path).endswith("nor a .npz file that can be read: it is damaged, or of another kind")
+        assert ".npz file that can be read: it is damaged, or of another kind: make FOLDER/CLASS" in fault_of(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("cat/1.png", b"x")
-    assert fault_of(path).endswith("it has no arrays: unzip it first")
+    assert "it has no arrays: unzip it first: make FOLDER/CLASS/1.jpg" in fault_of(path)
     os.mkfifo(tmp_path / "pipe")
     assert "it is damaged, or of another kind" in fault_of(tmp_path / "pipe")
 
@@ -591,7 +642,7 @@ def test_a_damaged_npz_and_other_files_are_one_line(tmp_path: Path) -> None:
 # --- Files of MNIST's format ------------------------------------------------------------------------------------------
 
 
-def test_files_of_mnists_format_with_names(tmp_path: Path) -> None:
+def test_files_of_mnists_format_with_names(tmp_path: Path, capsys: Capture) -> None:
     root = write_idx(tmp_path / "letters", [1, 2, 26])
     sets = sets_of(root)
     assert sets.classes == ("1", "2", "26")
@@ -601,6 +652,14 @@ def test_files_of_mnists_format_with_names(tmp_path: Path) -> None:
     sets = sets_of(root, 20)
     assert sets.classes == ("A", "B", "Ž")
     assert sets.test.images.shape == (9, 20, 20, 1)
+    (root / "classes.txt").write_text("A\nB\nŽ\n", encoding="utf-8-sig")  # as Windows writes it
+    assert sets_of(root).classes == ("A", "B", "Ž")
+    shutil.copytree(root, tmp_path / "torch" / "MNIST" / "raw")
+    assert sets_of(tmp_path / "torch").classes == ("A", "B", "Ž")
+    assert capsys.readouterr().err == ""
+    (root / "mapping.txt").write_text("x")
+    sets_of(root)
+    assert capsys.readouterr().err == f"{root}: left out beside the IDX files: 1 (mapping.txt)\n"
     (root / "classes.txt").write_text("A\nB\n")
     assert "2 different names, but the files have 3 labels" in fault_of(root)
     (root / "classes.txt").write_bytes(b"\xff\xfe\n\xff")
@@ -648,13 +707,14 @@ def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:
     images, labels = root / "train-images-idx3-ubyte", root / "train-labels-idx1-ubyte"
     whole = images.read_bytes()
     for content, words in (
-        (whole[:-1], "has not the 9,408 bytes"),
-        (whole + b"x", "has not the 9,408 bytes"),
+        (whole[:-1], "cannot reshape array of size 9407 into shape (12,28,28)"),
+        (whole + b"x", "cannot reshape array of size 9409 into shape (12,28,28)"),
+        (idx(np.zeros((0, 28, 28), np.uint8)), "has the shape (0, 28, 28)"),
         (b"", "cannot be read"),
         (gzip.compress(whole)[:-9], "cannot be read"),
         (b"\x00\x00\x0d\x03" + whole[4:], "no IDX file of 8-bit numbers"),
         (b"<html><body>404</body></html>", "no IDX file of 8-bit numbers"),
-        (whole[:3] + b"\xff" + whole[4:], "its header claims the shape [12, 28, 28, "),
+        (whole[:3] + b"\xff" + whole[4:], "cannot be read"),
     ):
         images.write_bytes(content)
         assert words in fault_of(root)
@@ -665,6 +725,9 @@ def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:
     assert "the class 1, but no training pictures of it: make FOLDER/CLASS/1.jpg" in fault_of(root)
     labels.unlink()
     assert "has no train-labels-idx1-ubyte beside the others" in fault_of(root)
+    labels.write_bytes(idx(np.arange(12, dtype=np.uint8) % 2))
+    (root / "t10k-images-idx3-ubyte").unlink()
+    assert "has no t10k-images-idx3-ubyte beside the others" in fault_of(root)
 
 
 def test_the_grey_of_an_array_has_the_weights_of_red_green_and_blue() -> None:

@@ -161,6 +161,7 @@ def test_prediction_takes_folders_and_patterns_and_reads_as_the_training_did(
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["picture", *m.MODEL_NAMES]
     assert len(lines) == 20 + 11 + 1
+    assert len(m.predict(checkpoint, [folder / "h*"]).paths) == 20  # a pattern of folders
     answers = m.predict(checkpoint, [folder])
     assert len(answers.paths) == 60
     config, states = m.load_checkpoint(checkpoint)
@@ -210,6 +211,13 @@ def test_folders_without_pictures_and_odd_names(
     argv = [f"--checkpoint={checkpoint}", "--predict"]
     assert m.main([*argv, str(tmp_path)]) == 1
     assert capsys.readouterr() == ("", f"error: 1 picture cannot be read: there is no picture {tmp_path}\n")
+    for k in range(100):
+        (tmp_path / f"{k}.png").write_bytes(b"")
+    assert m.main([*argv, str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: 100 pictures cannot be read: {tmp_path / '0.png'} is not a picture")
+    assert "99.png" in error
+    assert len(error) < 2100
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")
     shutil.copy(folder / CLASSES[0] / "bild 0ß.png", odd)
     for name in ("A.CSV", "A.JSON"):
