@@ -105,7 +105,8 @@ def test_overlays_say_from_which_capsules_they_are_drawn(run: figures.Run, seen:
     assert names[10:12] == [[true, true], [true, f"✗ {said}"]]
     params = run.states["capsnet"].params
     both = figures.in_two_colours(experiment.reconstruct(params, seen.v[[k]], seen.answers[[k]])[0])
-    np.testing.assert_allclose(cells(wrong, 3, 6, (3, 3))[1, 1], both, atol=GREYS)
+    expected = np.stack([both, figures.in_two_colours(seen.batch.sources[k])])
+    np.testing.assert_allclose(cells(wrong, 3, 6, (3, 3))[1:, 1], expected, atol=GREYS)
     assert all(said.startswith("* ") and said[2:5] == true[:3] and said[6:] != true[4:] for true, said in names[16:])
     assert len(names) == 20
 
