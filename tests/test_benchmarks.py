@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -46,8 +47,9 @@ def test_work_of_single_calls_is_counted() -> None:
     assert work.product_flops == 2 * 30 + 8 * 60
 
 
-def test_products_of_a_whole_step_are_counted() -> None:
-    """By hand, of 4 images of 32 x 32 pixels: conv1 forward, backward and its bias; the dense layer; the votes."""
+def test_products_of_a_whole_step_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand, of 4 images of 32 x 32 pixels: conv1 forward, backward and its bias; the dense layer; the votes. The
+    bare products are the same but for the sum of the bias."""
     work = in_fresh_process(roofline.count_work, build=smallnorb.numpy_step, batch_size=B)
     conv1 = B * 16**2 * 16 * (2 * 25 + 1)
     dense = 3 * B * 4096 * 136
@@ -58,6 +60,11 @@ def test_products_of_a_whole_step_are_counted() -> None:
     params = init_state(model, config).params
     assert work.state_bytes == 6 * 4 * count_params(params)
     assert work.call_bytes > work.state_bytes
+    rng = SimpleNamespace(normal=lambda size: np.ones(size).view(roofline.Counted))
+    monkeypatch.setattr(smallnorb, "np", SimpleNamespace(float32=np.float32, random=Mock(default_rng=lambda _: rng)))
+    roofline._work = bare = roofline.Work()
+    smallnorb.products_step(B)()
+    assert bare.product_flops == work.product_flops - 2 * B * 16**2 * 16
 
 
 def test_the_products_of_a_capsnet_are_counted() -> None:
@@ -114,6 +121,8 @@ def test_rates_of_a_second_and_peaks_of_memory(monkeypatch: pytest.MonkeyPatch) 
     assert roofline.gemm_rate(1, side=16) == 2 * 16**3
     assert roofline.stream_bandwidth(2, mebibytes=1) == 3 << 20
     assert measure.peak_memory(functools.partial(functools.partial, np.ones, 25 << 20)) > 200
+    monkeypatch.setattr(measure.Path, "read_text", lambda _: "VmHWM:\t 2048 kB\nVmRSS:\t 9 kB")
+    assert measure.time_and_peak(lambda: lambda: None, 1)[1] == 2
 
 
 def test_composites_are_rendered_and_parameters_updated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,14 +130,20 @@ def test_composites_are_rendered_and_parameters_updated(monkeypatch: pytest.Monk
     monkeypatch.setattr(m, "update", update := Mock())
     benchmark.numpy_step(B, 8, 1)()
     assert update.call_count == 1
+    monkeypatch.setattr(np, "matmul", products := Mock(wraps=np.matmul))
+    benchmark.usual_products_step(B, 8, 1)()
+    assert products.call_count == 3 * 6 - 1, "three of each layer, but the images have no gradient"
 
 
-def test_scaling_has_a_row_for_each_size() -> None:
+def test_scaling_has_a_row_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
     table = scaling.scale(smallnorb.numpy_step, "batch size", {"2": {"batch_size": 2}}, [1, 2], 1)
     assert table["columns"] == ["batch size", "1 thread, ms", "2 threads, ms", "1 thread, MiB", "2 threads, MiB"]
     assert len(table["rows"]) == 1
     assert table["rows"][0][0] == "2"
     assert min(table["rows"][0][1:]) > 0
+    monkeypatch.setattr(scaling, "scale", lambda build, *_: build.__module__.removeprefix("benchmarks."))
+    for name, module in scaling.measure(1, 2).items():
+        assert name.replace("matrix", "conv_matrix").startswith(f"{module}_")
 
 
 NETWORKS = ("smallnorb", "multimnist", "matrix_capsules")
@@ -214,15 +229,17 @@ def test_pytorch_computes_our_losses_and_gradients(network: str, monkeypatch: py
         np.testing.assert_allclose(q.grad, grad, rtol=1e-5, atol=1e-6 * np.abs(grad).max(), err_msg=name)
 
 
-def test_every_step_in_jax_runs() -> None:
+def test_every_step_in_jax_runs_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("jax")
     from benchmarks import jax_networks
 
     assert len(jax_networks.STEPS) == 3
+    monkeypatch.setattr(jax_networks.jax, "block_until_ready", wait := Mock(wraps=jax_networks.jax.block_until_ready))
     for build in jax_networks.STEPS.values():
         step = build(2)
         step()
         step()
+    assert wait.call_count == 6
 
 
 def test_the_figure_is_drawn_of_a_scaling_file(

@@ -209,7 +209,7 @@ def test_the_file_is_made_from_the_list_and_changes_are_seen(
     path = Path("results/claims.json")
     assert list(report.check_result(path, False)) == []
     stored = report.read_result(path)
-    for key, value in (("verdict", "reversed"), ("difference", 0.5), ("low", 0.1), ("n", 20)):
+    for key, value in (("verdict", "reversed"), ("difference", 0.401), ("low", 0.1), ("n", 20)):
         changed = json.loads(json.dumps(stored))
         changed["claims"][0]["conditions"][0][key] = value
         save_result(path, changed)

@@ -105,7 +105,8 @@ def test_measures_of_shapes_that_are_known() -> None:
     np.testing.assert_allclose(measures["slant"], [0, 0, 0.4, 0, 0], atol=0.02)  # to the right is positive
     np.testing.assert_allclose(measures["loop"][ring], math.pi * 7**2, rtol=0.05)
     assert not measures["loop"][[thin, thick, slanted, moved]].any()
-    assert measures["width"][ring] > measures["width"][thick] > measures["width"][thin]
+    np.testing.assert_allclose(measures["width"][[thin, thick]], [2, 4 * math.sqrt(1.25)])  # of 2 and 4 columns
+    np.testing.assert_allclose(measures["height"][[thin, thick]], 4 * math.sqrt(33.25))  # of 20 rows
     assert measures["left to right"][moved] == pytest.approx(17.5 - 2)
     assert measures["up and down"][moved] == pytest.approx(17.5 + 3)
 
@@ -152,6 +153,9 @@ def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], tmp_path: Path,
     assert about["digits"]["run"]["seed"] == 0
     assert about["digits"]["accuracies"][0]["before"] == states["capsnet"].history["set_accuracy"][-1]
     assert np.shape(about["digits"]["names"]) == (10, 16)
+    lengths, _ = digits.capsnet_forward(explorer.rounded(states["capsnet"].params), test.images, config)
+    right = (np.sort(digits.top_labels(lengths, 2)) == np.sort(test.labels)).all(axis=1)
+    assert about["digits"]["least"] == pytest.approx(np.sort(lengths[right])[:, -2].min(), abs=0.001)
     held_out = next(r for r in about["viewpoint"]["accuracies"] if r["metric"] == "held_out_accuracy")
     _, view_states = views.load_checkpoint(checkpoints[1])
     assert held_out["before"] == view_states["capsules"].history["held_out_accuracy"][-1]

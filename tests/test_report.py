@@ -20,7 +20,7 @@ import report
 from helpers import DATA
 from report import main, render_page
 from support import results
-from support.result_tables import rows_table, seeds_table, study_table
+from support.result_tables import grid_table, rows_table, seeds_table, study_table
 from support.results import save_result
 from support.statistics import describe_sample
 
@@ -162,6 +162,9 @@ def test_a_row_has_the_numbers_of_its_model() -> None:
     models = {name: {"n_params": 1, "k": describe_sample([mean])} for name, mean in (("a", 0.1), ("b", 0.9))}
     table = rows_table([{"headline": "k", "settings": {"default": {"models": models, "runs": [{}]}}}], {})
     assert [line.split()[1::6] for line in table.splitlines()[2:]] == [["a", "0.100"], ["b", "0.900"]]
+    entry = {"values": {"kind": "x"}, "models": models, "runs": [{}]}  # one of two seeds, the other is lost
+    table = grid_table({"headline": "k", "axes": [["kind"]], "seeds": [0, 1], "settings": {"kind=x": entry}}, {})
+    assert table.splitlines()[2].split()[1::2] == ["x", "1", "0.100", "0.900"]
 
 
 def test_accuracies_in_sentences_are_those_of_the_tables() -> None:
@@ -385,5 +388,7 @@ def test_a_result_that_was_written_before_makes_no_commit_dirty(
     result.write_text("[]")
     assert commit() == first
     code.write_text("2")
+    assert commit() == f"{first}-dirty"
+    git("add", ".")
     assert commit() == f"{first}-dirty"
     results.git_commit.cache_clear()

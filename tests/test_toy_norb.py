@@ -362,6 +362,18 @@ def test_nearest_neighbour_and_least_squares_are_those_of_the_definition() -> No
     np.testing.assert_array_equal(answer, (np.column_stack([test, np.ones(300)]) @ w).argmax(axis=1))
 
 
+def test_the_ridge_has_the_fewest_errors_on_the_last_instance(monkeypatch: Patch) -> None:
+    """Of which the others know nothing; the third ridge is right for all of it, the others for none."""
+    labels, instances, rows = np.tile(np.arange(5), 3), np.repeat([4, 6, 7], 5), np.arange(15.0)[:, None]
+
+    def classify(train: Array, _: Array, test: Array, ridges: tuple[float, ...]) -> list[Array]:
+        assert (train.ravel().tolist(), test.ravel().tolist()) == (list(range(10)), list(range(10, 15)))
+        return [np.roll(np.arange(5), k - 2) for k in range(len(ridges))]
+
+    monkeypatch.setattr(script, "linear_classifier", classify)
+    assert script.best_ridge(rows, labels, instances) == script.RIDGES[2]
+
+
 def test_baselines_of_a_small_set(small_cache: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr(
         script, "CNN", conv.Config(dataset="toys", hold_out="nothing", cnn_epochs=1, sizes=(4, 2, 2, 2))

@@ -71,9 +71,10 @@ def test_histograms_are_those_of_the_masses(run: figures.Run) -> None:
 
 def test_assignments_are_weighted_by_activation() -> None:
     """Two children at each of four positions: one active child that goes to class 1, one inactive one to class 0."""
-    r, a_in = np.zeros((1, 1, 8, 2)), np.tile([1.0, 0.0], 4)[None]
-    r[0, 0, 0::2, 1] = r[0, 0, 1::2, 0] = 1
-    r[0, 0, 6] = 0.25, 0.75
+    r, a_in = np.zeros((2, 1, 8, 2)), np.tile([1.0, 0.0], 4)[None]
+    r[0, :, 0::2] = 0.5  # even at first
+    r[1, 0, 0::2, 1] = r[1, 0, 1::2, 0] = 1
+    r[1, 0, 6] = 0.25, 0.75
     routing = experiment.ClassRouting(
         np.zeros((1, 8, 2, 16)), a_in, r, np.zeros((1, 1, 2, 16)), np.array([[[0.2, 0.9]]])
     )
@@ -312,19 +313,25 @@ def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> Non
         one = init_states(experiment.make_models(run.config), run.config)["capsules"]
         one.step = step
         recorder(one, True)
-    recorder.snapshots[1] = recorder.snapshots[1]._replace(accuracy=0.75)
+    last, label = recorder.snapshots[1].routing, recorder.label
+    routing = last._replace(votes=1000 * last.votes, mu=1000 * last.mu)
+    recorder.snapshots[1] = animation.Snapshot(4, routing, 0.75)
 
     def draw() -> Any:
         fig, update = animation.make_scene(run.config, run.data, recorder)
         update(1, 2)
         return fig
 
-    plane, _, bars, curve = drawn(draw).axes
-    routing, label = recorder.snapshots[1].routing, recorder.label
+    plane, image, bars, curve = drawn(draw).axes
     check_held(bars, bars=[routing.a[2, 0]])
     check_held(curve, lines={"line 1": [[0, 4], [recorder.snapshots[0].accuracy, 0.75]]})
     axes = animation.principal_axes(routing)
     dots: Any = plane.collections[0]
     n = routing.votes.shape[1]
-    np.testing.assert_allclose(dots.get_offsets()[-n:], routing.votes[0, :, label] @ axes, rtol=1e-5)
-    np.testing.assert_allclose(dots.get_sizes()[-n:], animation.MASS_AREA * routing.weights[2, 0, :, label], rtol=1e-5)
+    points, mass = routing.votes[0, :, label] @ axes, routing.weights[2, 0, :, label]
+    np.testing.assert_allclose(dots.get_offsets()[-n:], points, rtol=1e-5)
+    np.testing.assert_allclose(dots.get_sizes()[-n:], animation.MASS_AREA * mass, rtol=1e-5)
+    ring: Any = plane.patches[0]
+    variances = np.linalg.eigvalsh(np.cov(points.T, aweights=mass, ddof=0))
+    np.testing.assert_allclose((ring.width, ring.height), 4 * np.sqrt(variances), rtol=1e-3)
+    assert f"votes: {np.average(routing.distances[2, 0, :, label], weights=mass):.1f}" in held(image)["texts"][1]

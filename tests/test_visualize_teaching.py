@@ -16,6 +16,7 @@ import visualize_how_capsules_work as pictures
 import visualize_networks as networks
 from figure_checks import Capture, check_held, check_pictures, drawn, held
 from helpers import EXPERIMENTS, failure, smallest
+from support.figures import GREEN, darkened
 from support.files import UserError
 from support.optimizers import count_params
 
@@ -34,8 +35,9 @@ def test_a_drawing_has_the_shapes_of_the_network_and_all_its_parameters(name: st
     params = next(iter(script.make_models(config).values())).init_params(np.random.default_rng(0))
     stages = stages_of(config, params)
     assert [stage.shape for stage in stages] == STAGES[name]
-    drawn = {stage.prefix for stage in stages}
-    assert sum(array.size for key, array in params.items() if key.split(".")[0] in drawn) == count_params(params)
+    texts = drawn(lambda: networks.draw_network(name)).axes[0].texts
+    numbers = [text.get_text() for text in texts if text.get_color() == darkened(GREEN)]
+    assert sum(int(number.replace(",", "")) for number in numbers) == count_params(params)
 
 
 def test_a_drawing_is_the_same_every_time(tmp_path: Path, capsys: Capture) -> None:
@@ -77,6 +79,7 @@ RNG = np.random.default_rng(0)
 FAVOURS_3 = RNG.random((2, 6, 6)) < 0.5  # whether a position is coupled to a 3 rather than to an 8, by iteration
 COUPLINGS = np.full((2, 10, 6, 6, 1), 0.1)
 COUPLINGS[:, [3, 8]] += 0.1 * np.stack([FAVOURS_3, ~FAVOURS_3], axis=1)[..., None]
+COUPLINGS[1] *= 1.5
 COMPOSITE = pictures.Composite(
     "strokes", RNG.random((36, 36)), RNG.random((2, 36, 36)), RNG.random((2, 36, 36)), np.array([3, 8]),
     0.1 + RNG.random((6, 6, 1)), COUPLINGS, RNG.random((2, 10)), RNG.random((2, 10)),
@@ -92,11 +95,16 @@ def test_routing_by_agreement_is_shown_as_it_is() -> None:
     points = [at for at in held(lengths)["lines"].values() if len(at[0]) == 1]
     np.testing.assert_array_equal(np.squeeze(points), np.stack([COMPOSITE.s[1], COMPOSITE.v[1]], axis=1))
     *_, one, two, bars, more = drawn(lambda: pictures.draw_dynamic_routing(COMPOSITE)).axes
-    for ax, favours_3 in zip((one, two), FAVOURS_3, strict=True):
+    for ax, favours_3, text in zip((one, two), FAVOURS_3, ("all 0.100", "0.150 to 0.300"), strict=True):
         colours = np.where(favours_3.reshape(-1, 1), to_rgba(pictures.FIRST), to_rgba(pictures.SECOND))
         np.testing.assert_allclose(np.asarray(ax.collections[0].get_facecolor(), float), colours)
+        assert held(ax)["texts"] == [f"couplings to 3: {text}", f"couplings to 8: {text}"]
     for ax, v in zip((bars, more), COMPOSITE.v, strict=True):
         check_held(ax, bars=[v])
+
+
+def test_points_turn_to_the_left() -> None:
+    np.testing.assert_allclose(pictures.turned(np.array([2.0, 0.0]), 30), [np.sqrt(3), 1])
 
 
 def test_arrows_are_as_wide_as_their_couplings() -> None:

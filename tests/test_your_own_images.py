@@ -92,6 +92,10 @@ def test_the_mean_over_classes_leaves_out_those_without_test_pictures() -> None:
         "  b    0    0    0        -",
         "  c    1    0    0    0.000",
     ]
+    many = np.diag([9] * 13)
+    many[3, 5], many[7, 1] = 4, 2
+    lines = ["      4 of d as f", "      2 of h as b", "  least accurate: d 0.692, h 0.818"]
+    assert tables.confusion_lines(many, "abcdefghijklm") == lines
 
 
 def test_a_resumed_training_is_the_unbroken_one_and_may_be_longer(tmp_path: Path, capsys: Capture) -> None:
@@ -259,10 +263,12 @@ def test_the_sheet(
 
 
 def test_right_and_wrong_answers_have_their_colours() -> None:
-    images, answers = np.zeros((2, 32, 32, 1)), {"cnn": np.array([0, 0])}
+    images, answers = np.zeros((2, 32, 32, 1)), {"cnn": np.array([0, 0]), "capsules": np.array([0, 1])}
     texts = figures.sheet(images, np.array([0, 1]), ["cat", "dog"], answers, None).axes[0].texts
-    assert [text.get_text() for text in texts[:4]] == ["cat", "cat", "dog", "cat"]
-    assert [text.get_color() for text in texts[1:4:2]] == [darkened(RIGHT), darkened(WRONG)]
+    names = ["cat", "cat", "cat", "dog", "cat", "dog", "CNN", "capsules"]
+    assert [text.get_text() for text in texts] == names
+    right, wrong = darkened(RIGHT), darkened(WRONG)
+    assert [texts[k].get_color() for k in (1, 2, 4, 5)] == [right, right, wrong, right]
 
 
 def test_the_sheet_has_a_key_for_the_classes_that_it_shows(
