@@ -243,7 +243,7 @@ def attack_all(config: Config, states: Mapping[str, TrainState], data: Data, thr
     """The attacks on every trained model."""
     models, examples = conv.make_models(exact_config(config)), subset(data.test, config.n_attack)
     found = {}
-    with Workers(threads, "float64") as workers:
+    with Workers(threads) as workers:
         for name, state in states.items():
             params = {key: p.astype(np.float64) for key, p in state.params.items()}
             found[name] = robustness(models[name], params, examples, config, workers)
@@ -267,7 +267,7 @@ def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **mo
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
     network = network_config(config)
     session = Session(EXPERIMENT, config, make_models(config), options, **more)
-    with session, Workers(options.threads, config.dtype) as workers:
+    with session, Workers(options.threads) as workers:
         for model, state in session.trainings():
             session.begin(model, steps_per_epoch(network, data) * of_model(model.name, network)[0])
             train(model, network, data, state, workers, session.after_step)

@@ -883,7 +883,7 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
     session = Session(EXPERIMENT, config, make_models(config), options, **more)
-    with session, Workers(options.threads, config.dtype) as workers:
+    with session, Workers(options.threads) as workers:
         for model, state in session.trainings():
             session.begin(model, steps_per_epoch(config, data) * of_model(model.name, config)[0])
             train(model, config, data, state, workers, session.after_step)
@@ -908,7 +908,7 @@ def make_result(config: Config, states: Mapping[str, TrainState], data: Data, th
         if data.held_out is None:
             continue
         models[name]["drop"] = models[name]["familiar_accuracy"] - models[name]["held_out_accuracy"]
-        with Workers(threads, config.dtype) as workers:
+        with Workers(threads) as workers:
             for part in (data.test, data.held_out):
                 answers = predict_scores(networks[name], state.params, part, config, workers).argmax(axis=1)
                 models[name] |= angle_accuracies(config, part, answers)
@@ -970,7 +970,7 @@ def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
         raise UserError(f"{checkpoint} has no capsules that learned digits; your_own_images.py learns any pictures")
     images = np.concatenate([read_picture(path, config) for path in pictures])
     examples, models = Examples(images, np.zeros(len(images), np.intp)), make_models(config)
-    with Workers(1, config.dtype) as workers:
+    with Workers(1) as workers:
         answers = {
             name: predict_scores(models[name], state.params, examples, config, workers).argmax(axis=1)
             for name, state in states.items()

@@ -224,7 +224,7 @@ def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threa
     params = {name: rounded(states[name].params) for name in DIGIT_MODELS}
     metrics = {"set_accuracy": "both digits right", "digit_accuracy": "digits right"}
     even = digits.capsnet_model(dataclasses.replace(config, routing_iters=1))  # the first couplings are all 1 / J
-    with Workers(threads, config.dtype) as workers:
+    with Workers(threads) as workers:
         for name in DIGIT_MODELS:
             before, after = (
                 digits.evaluate(models[name], p, data.test, workers) for p in (states[name].params, params[name])

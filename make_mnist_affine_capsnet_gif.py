@@ -48,7 +48,7 @@ class Turning:
         self.angles = np.linspace(SWEEP[0], SWEEP[-1], n_frames)
         chosen = figures.of_each_class(run.data.test_labels)[0][list(SHOWN)]
         self.images = np.stack([figures.turned(run, chosen, angle) for angle in self.angles])  # (frames, n, S, S)
-        models, workers = experiment.make_models(run.config), Workers(1, run.config.dtype)
+        models, workers = experiment.make_models(run.config), Workers(1)
         self.outputs = {}  # of each model lengths of capsules, or probabilities (frames, n, J)
         for name, state in run.states.items():
             scores = experiment.scores_of(models[name], state, self.images.reshape(-1, *self.images.shape[2:]), workers)

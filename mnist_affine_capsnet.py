@@ -528,7 +528,7 @@ def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **mo
     with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
         for model, state in session.trainings():
             session.begin(model, config.n_steps)
-            with Workers(options.threads, config.dtype) as workers:
+            with Workers(options.threads) as workers:
                 train(model, config, data, state, workers, session.after_step)
     return session.trained
 
@@ -541,7 +541,7 @@ def run(
     data = make_data(config)
     config = resolve_defaults(config, data)
     states = train_all(config, data, options, **more)
-    with Workers(options.threads, config.dtype) as workers:
+    with Workers(options.threads) as workers:
         tested = run_tests(config, data, states, workers, real)
     return make_result(config, data, states, tested, options.threads)
 

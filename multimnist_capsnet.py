@@ -1098,7 +1098,7 @@ def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **mo
     with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
         for model, state in session.trainings():
             session.begin(model, config.n_steps)
-            with Workers(options.threads, config.dtype) as workers:
+            with Workers(options.threads) as workers:
                 train(model, config, data, state, workers, session.after_step)
     return session.trained
 

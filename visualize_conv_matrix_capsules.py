@@ -651,7 +651,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         config, data, states = run[:3]
         result = experiment.make_result(config, states, data, options.threads)
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-        with Workers(options.threads, config.dtype) as workers:
+        with Workers(options.threads) as workers:
             answers = answers_of(run, workers)
         found: dict[str, Callable[[], Figure]] = {
             "training_curves": lambda: draw_training_curves(run),

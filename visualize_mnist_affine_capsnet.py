@@ -191,7 +191,7 @@ def finished(options: Any, asked: Config, given: Mapping[str, Any]) -> tuple[Run
         experiment, options, asked, given, lambda _, data: require_every_class(data), experiment.resolve_defaults,
         ("capsnet", f"rotated_{asked.rotation[-1]:g}_accuracy"), free=TEST_FIELDS, required=("capsnet",),
     )  # fmt: skip
-    with Workers(options.threads, config.dtype) as workers:
+    with Workers(options.threads) as workers:
         tested = experiment.run_tests(config, data, states, workers)
     result = experiment.make_result(config, data, states, tested, options.threads)
     print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")

@@ -260,7 +260,7 @@ def test_the_digit_accuracies_are_those_of_its_weights(committed: tuple[str, Any
         pytest.skip(f"the page's digits are {part['run']['dataset']}")
     config = dataclasses.replace(config_of(digits, part), data_dir=MNIST)
     test = digits.make_data(config).test
-    with Workers(1, config.dtype) as workers:
+    with Workers(1) as workers:
         for name, prefix in (("capsnet", ""), ("cnn_pool", "pool.")):
             params = {key[len(prefix) :]: w for key, w in tensors["digits"].items() if key.startswith(prefix)}
             metrics = digits.evaluate(digits.make_models(config)[name], params, test, workers)

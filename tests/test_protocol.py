@@ -327,7 +327,7 @@ def test_the_loss_of_reconstruction_is_that_of_one_digit(monkeypatch: Patch) -> 
         assert losses["train_recon_loss"] == pytest.approx(0.25 * 36 * 36)
         total = losses["train_margin_loss"] + config.recon_weight * n_labels * 0.25 * 36 * 36
         assert losses["train_loss"] == pytest.approx(total)
-        found = multi.evaluate(multi.capsnet_model(config), params, batch, Workers(1, "float64"))
+        found = multi.evaluate(multi.capsnet_model(config), params, batch, Workers(1))
         assert found["recon_mse"] == pytest.approx(0.25)
 
 
