@@ -36,6 +36,7 @@ from support.files import UserError
 from support.results import environment
 from support.script import script
 from support.settings import folder, input_path, output_path, parse, setting
+from support.statistics import read_comparison
 from support.training import RunOptions
 
 Array = np.ndarray
@@ -48,7 +49,6 @@ RARE = 0.01  # of the right answers: a second capsule that is shorter than in al
 DIGIT_MODELS = ("capsnet", "cnn_pool")
 SMALL, LARGE = 1 << 10, 1 << 18  # entries: a smaller array is not rounded; a larger one is rounded to 7 bits
 VIEW_MODELS = ("capsules", "cnn_matched")
-FIRST_REPORTED = 200  # seed: the settings were chosen on others
 RESULTS = Path(__file__).resolve().parent / "results" / viewpoint.EXPERIMENT
 
 
@@ -263,31 +263,16 @@ def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threa
 
 
 def shapes_study(held_out: str, results: Path) -> dict[str, Any] | None:
-    """How the two models do over the sets of shapes in ``results``: the mean held-out accuracies, and their difference
-    with its 95 % interval. None where fewer than ten sets are there."""
-    runs: dict[str, dict[int, float]] = {name: {} for name in VIEW_MODELS}
-    for path in sorted(results.glob("*.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
-        for entry in result.get("settings", {}).values():
-            config = result.get("config", {}) | entry.get("config", {})
-            elevations = (config.get("train_elevations"), config.get("test_elevations"))
-            if (
-                config.get("dataset") != "shapes"
-                or ("elevation" if elevations[0] != elevations[1] else "azimuth") != held_out
-            ):
-                continue
-            for name in VIEW_MODELS:
-                found = {
-                    r["seed"]: r["models"][name]["held_out_accuracy"] for r in entry["runs"] if name in r["models"]
-                }
-                found = {seed: value for seed, value in found.items() if seed >= FIRST_REPORTED}
-                runs[name] = max(runs[name], found, key=len)
-    seeds = sorted(set.intersection(*map(set, runs.values())))
-    if len(seeds) < 10:
+    """How the two models do over the reported sets of shapes: the mean held-out accuracies, and their difference with
+    its 95 % interval. None where there is no file of them in ``results``."""
+    path = results / f"shapes_{held_out}s.json"
+    if not path.exists():
         return None
-    capsules, cnn = (np.array([runs[name][seed] for seed in seeds]) for name in VIEW_MODELS)
-    half = 1.96 * (capsules - cnn).std(ddof=1) / np.sqrt(len(seeds))
-    return {"n": len(seeds), "capsules": capsules.mean(), "cnn": cnn.mean(), "half": half}
+    (entry,) = read_comparison(path)["settings"].values()
+    capsules, cnn = (np.array([run["models"][name]["held_out_accuracy"] for run in entry["runs"]])
+                     for name in VIEW_MODELS)  # fmt: skip
+    half = 1.96 * (capsules - cnn).std(ddof=1) / np.sqrt(len(cnn))
+    return {"n": len(cnn), "capsules": capsules.mean(), "cnn": cnn.mean(), "half": half}
 
 
 def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
