@@ -218,7 +218,6 @@ def run_all(jobs: list[Job], args: argparse.Namespace, archive: bytes) -> tuple[
                         result["environment"]["git_commit"] = args.commit
                         save_result(job.file, result)
                     results[job] = read_run(job.file)
-                    checkpoint_of(job).unlink(missing_ok=True)
                 except Exception as error:  # of the run, of its result, or of the cluster, such as KilledWorker
                     failures[job] = one_line(error, 400)
                     bar.clear()
@@ -241,14 +240,7 @@ def submit(executor: Executor, job: Job, args: argparse.Namespace, archive: byte
     variables = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(args.threads))
     if args.scheduler:
         return executor.submit(run_on_worker, archive, args.script.name, flags, variables)
-    if args.checkpoints:
-        saved = checkpoint_of(job)
-        flags += [f"--checkpoint={saved}", *["--resume"] * (args.resume and saved.exists())]
     return executor.submit(run_here, [sys.executable, str(args.script), *flags, f"--out-json={job.file}"], variables)
-
-
-def checkpoint_of(job: Job) -> Path:
-    return job.file.with_suffix(".checkpoint")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -416,8 +408,6 @@ def make_parser() -> argparse.ArgumentParser:
         help="Do N runs at a time. Default: one for each core.")
     add("--threads", type=count, metavar="N", default=1, help="Give each run N threads. Default: %(default)s.")
     add("--resume", action="store_true", help="Do not repeat what has run with the same flags and code.")
-    add("--checkpoints", action="store_true",
-        help="Save every run after each of its epochs too; --resume goes on from there. Not on a cluster.")
     add("--scheduler", metavar="ADDRESS",
         help="Run on the workers of this Dask scheduler, such as tcp://HOST:8786. --jobs does not apply.")
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
@@ -431,7 +421,7 @@ def parse_command(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Setting
     parser, rest = make_parser(), list(argv[split + 1 :])
     args = parser.parse_args(argv[:split])
     # without the flags that only say where and how to run
-    flags = re.sub(r" --(jobs|scheduler)[ =]\S+| --(resume|checkpoints)\b", "", f" {shlex.join(argv[:split])}")
+    flags = re.sub(r" --(jobs|scheduler)[ =]\S+| --resume\b", "", f" {shlex.join(argv[:split])}")
     args.command = f"python compare_seeds.py{flags} {shlex.join(argv[split:])}".rstrip()
     file = args.experiment.removesuffix(".py") + ".py"
     args.script = (Path(__file__).parent / file if file == Path(file).name else Path(file)).resolve()
@@ -465,7 +455,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, settings = parse_command(sys.argv[1:] if argv is None else argv)
     if args.script.parent == Path(__file__).resolve().parent:  # another one may do anything when it is imported
         for setting in settings:
-            parse_flags(args.script, [*setting.args, *["--checkpoint=x"] * args.checkpoints])
+            parse_flags(args.script, setting.args)
     args.commit, archive = git_commit(), pack(args.script)
     require_writable(args.out, CACHE / "a run")
     jobs = make_jobs(args, settings, archive)
