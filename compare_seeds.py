@@ -40,7 +40,7 @@ from report import read_result
 from support.console import one_line, print_message, shows_progress
 from support.files import UserError, require_writable
 from support.result_tables import grid_table, paired_table, rows_table, seeds_table
-from support.results import git_commit, save_result
+from support.results import git_commit, parse_json, save_result
 from support.script import script
 from support.scripts import code_files, parse_flags
 from support.settings import Parser, int_in
@@ -117,19 +117,15 @@ def require_success(status: int, said: bytes, where: str = "") -> None:
 
 
 def read_run(file: Path) -> Json:
-    """The result of a run. Raises ValueError where the file holds none, in words."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"its result holds {constant}")
-
+    """The result of a run. Raises ValueError where the file holds none."""
     try:
-        result = json.loads(file.read_bytes(), parse_constant=refuse)
+        result = parse_json(file)
         metrics = [metric for model in result["models"].values() for metric in model.values()]
         if result["headline"] and any(isinstance(metric, float) for metric in metrics):
             return dict(result)
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
+    except (UserError, LookupError, TypeError, AttributeError):
         pass
-    raise ValueError("its result holds no metric of a model")
+    raise ValueError("its result holds no metric of a model, or a number that is not finite")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

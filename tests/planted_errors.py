@@ -254,7 +254,7 @@ support/statistics.py test_statistics
      summarise: all((name in run['models'] for run in runs)) -> any((name in run['models'] for run in runs))
 compare_seeds.py test_compare_seeds
   test_the_capsules_are_compared_with_the_others_wherever_they_stand | make_document: _a.startswith('caps') -> True
-  test_a_run_that_dies_is_named_and_alone_run_again | read_run: refuse -> float
+  test_a_run_that_dies_is_named_and_alone_run_again | read_run: parse_json(file) -> json.loads(file.read_bytes())
   test_resume_runs_only_what_is_missing | make_jobs: [_a, _b, _c.threads, np.__version__] -> [_a, _b, np.__version__] |
      make_jobs: [_a.args, _b, _c, np.__version__] -> [_b, _c, np.__version__]
   test_resume_knows_the_code_that_is_imported | make_jobs: _a + _b -> _a

@@ -210,8 +210,8 @@ def test_runs_on_other_data_are_not_mixed(fake: str, capsys: Capture, monkeypatc
     [
         ("status", "exit status 3: the last words"),
         ("signal", "killed by signal 9: the last words"),
-        ("silence", "its result holds no metric of a model"),
-        ("nan", "its result holds NaN"),
+        ("silence", "its result holds no metric of a model, or a number that is not finite"),
+        ("nan", "its result holds no metric of a model, or a number that is not finite"),
     ],
 )
 def test_a_run_that_dies_is_named_and_alone_run_again(fake: str, capsys: Capture, death: str, message: str) -> None:

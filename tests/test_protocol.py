@@ -517,7 +517,7 @@ def test_no_number_that_is_not_finite_is_a_result(value: float, tmp_path: Path) 
     path.write_text(json.dumps(run))
     with pytest.raises(UserError, match="holds NaN"):
         report.read_result(path)
-    with pytest.raises(ValueError, match=r"its result holds -?(NaN|Infinity)"):
+    with pytest.raises(ValueError, match="a number that is not finite"):
         compare_seeds.read_run(path)
     state = TrainState("cnn", fresh_weights(np.random.default_rng(0)))
     state.step = 3
