@@ -296,10 +296,10 @@ def download(stem: str, folder: Path) -> Path:
     raise UnavailableError(f"MNIST could not be downloaded to {folder} from {', '.join(tried)}: {advice}")
 
 
-def resolve_dataset(
-    choice: str, rng: np.random.Generator, data_dir: Path | None = None,
-    stroke_counts: tuple[int, int] = (20_000, 5_000),
-) -> Digits:  # fmt: skip
+STROKE_COUNTS = 20_000, 5_000  # of a generated set: training digits, test digits
+
+
+def resolve_dataset(choice: str, rng: np.random.Generator, data_dir: Path | None = None) -> Digits:
     """The digits that ``--dataset`` asks for: "mnist", "strokes", or "auto".
 
     "auto" is MNIST where it is there or can be downloaded, else strokes with a warning on stderr. A damaged file and a
@@ -317,9 +317,8 @@ def resolve_dataset(
                 f"{rule}\nWARNING: this run does NOT use MNIST but generated digits (strokes).\n"
                 f"Its figures do not compare with those on MNIST. Reason: {error}\n{rule}"
             )
-    train_rng, test_rng = rng.spawn(2)
-    n_train, n_test = stroke_counts
-    return Digits("strokes", *stroke_digits(train_rng, n_train), *stroke_digits(test_rng, n_test))
+    train, test = (stroke_digits(own, n) for own, n in zip(rng.spawn(2), STROKE_COUNTS, strict=True))
+    return Digits("strokes", *train, *test)
 
 
 def hold_out(digits: Digits, n: int | None) -> Digits:
