@@ -59,7 +59,6 @@ from support.optimizers import TrainState, count_params
 from support.results import model_metrics, recorded_command, result_document, save_result
 from support.run import Stream, generator, permutation, require_finite
 from support.script import script
-from support.tables import confusion_matrix
 from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
 
 from smallnorb_novel_viewpoint import (  # isort: skip
@@ -899,10 +898,9 @@ def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[s
 
 def make_result(config: Config, states: Mapping[str, TrainState], data: Data, threads: int = 1) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, those of the last epoch; "drop" is familiar minus held out.
-    Accuracies at an angle are metrics such as ``azimuth_60_accuracy``. "confusion" counts held-out images by model,
-    true class and answer."""
+    Accuracies at an angle are metrics such as ``azimuth_60_accuracy``."""
     models: dict[str, dict[str, Any]] = {}
-    networks, confusions = make_models(config), {}
+    networks = make_models(config)
     for name, state in states.items():
         models[name] = model_metrics(state)
         if data.held_out is None:
@@ -912,14 +910,11 @@ def make_result(config: Config, states: Mapping[str, TrainState], data: Data, th
             for part in (data.test, data.held_out):
                 answers = predict_scores(networks[name], state.params, part, config, workers).argmax(axis=1)
                 models[name] |= angle_accuracies(config, part, answers)
-        confusion = confusion_matrix(part.labels, answers, config.n_classes)  # of the held-out images
-        confusions[name] = confusion.tolist()
-        if config.dataset == "voxels" and config.held_out == "azimuth":
-            models[name]["hard_accuracy"] = viewpoint.hard_accuracy(confusion)
+        if config.dataset == "voxels" and config.held_out == "azimuth":  # the last answers are of held-out images
+            models[name]["hard_accuracy"] = viewpoint.hard_accuracy(part.labels, answers)
     headline = "held_out_accuracy" if config.holds_out else "accuracy"
     chance = 1 / config.n_classes
-    result = result_document(EXPERIMENT, config, data.name, models, dict(states), threads, headline, chance)
-    return result | ({"confusion": confusions} if confusions else {})
+    return result_document(EXPERIMENT, config, data.name, models, dict(states), threads, headline, chance)
 
 
 def angle_accuracies(config: Config, examples: Examples, answers: Array) -> dict[str, float]:

@@ -58,7 +58,6 @@ from support.optimizers import TrainState, count_params
 from support.results import recorded_command, result_document, save_result
 from support.run import Stream, generator, permutation, require_finite
 from support.script import script
-from support.tables import confusion_matrix
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
 
 from multimnist_capsnet import (  # isort: skip
@@ -470,8 +469,8 @@ def run_tests(
     config: Config, data: Data, states: dict[str, TrainState], workers: Workers,
     affnist: tuple[Array, Array] | None = None,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
-    """Metrics of every model on every test set, with the sweep and the confusion matrices."""
-    tested: dict[str, dict[str, Any]] = {name: {"sweep": {}, "confusion": {}} for name in states}
+    """Metrics of every model on every test set, with the sweep."""
+    tested: dict[str, dict[str, Any]] = {name: {"sweep": {}} for name in states}
     models = make_models(config)
 
     def answer(image_set: ImageSet) -> Iterator[tuple[dict[str, Any], Array, float]]:
@@ -484,8 +483,6 @@ def run_tests(
     for image_set in make_image_sets(data, config, affnist):
         for metrics, answers, error in answer(image_set):
             metrics[f"{image_set.name}_accuracy"] = float((answers == image_set.labels).mean())
-            matrix = confusion_matrix(image_set.labels, answers, base.N_CLASSES)
-            metrics["confusion"][image_set.name] = matrix.tolist()
             if image_set.name == "upright":
                 metrics["upright_error"] = round(1 - metrics["upright_accuracy"], 12)
                 if not math.isnan(error):

@@ -388,6 +388,6 @@ def test_out_json_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     sets = ("upright", "rotated_15", "rotated_35", "affnist", "affnist_file", "val")
     for name, figures in result["models"].items():
         assert {f"{key}_accuracy" for key in sets} == {key for key in figures if key.endswith("accuracy")}
-        assert {"upright_error", "sweep", "confusion", "steps", "epochs", "epoch_seconds"} <= set(figures)
+        assert {"upright_error", "sweep", "steps", "epochs", "epoch_seconds"} <= set(figures)
         assert ("recon_mse" in figures) == (name == "capsnet")
         assert result["history"][name]["check_step"] == [2, 3, 4, 6]

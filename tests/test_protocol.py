@@ -132,11 +132,7 @@ def test_hard_accuracy_is_that_of_the_classes_that_look_new_from_behind(
     monkeypatch.setattr(script, "make_models", lambda config: {"cnn": model})
     result = script.run(config, names=("cnn",))
     assert result["models"]["cnn"]["hard_accuracy"] == hard
-    counts = np.diag(np.bincount(data.held_out.labels)).astype(int)
-    for k in wrong:
-        counts[k] = np.roll(counts[k], 1)  # rows are the true classes
-    assert result["confusion"] == {"cnn": counts.tolist()}
-    assert result["models"]["cnn"]["held_out_accuracy"] == pytest.approx(np.trace(counts) / counts.sum())
+    assert result["models"]["cnn"]["held_out_accuracy"] == pytest.approx(1 - len(wrong) / 5)
 
     elevations = {"train_elevations": (10.0, 35.0), "test_elevations": (40.0, 70.0), "test_azimuths": (0.0, 150.0)}
     model = views_model(script, "cnn", lambda x: np.zeros(len(x), int))
@@ -349,11 +345,6 @@ def test_turned_digits_are_test_digits_that_are_turned(brightness: int, accuracy
         assert found["rotated_5_accuracy"] == found["rotated_90_accuracy"] == 0
         assert found["sweep"] == {"-90": 0, "-5": 0, "0": accuracy, "5": 0}
         assert found["val_accuracy"] == (brightness == TRAIN)  # of training digits
-        assert np.trace(found["confusion"]["upright"]) == round(40 * accuracy)
-        np.testing.assert_array_equal(
-            np.sum(found["confusion"]["upright"], axis=1), [0, 0, *[5] * 8]
-        )  # of true classes
-        assert np.sum(found["confusion"]["rotated_90"]) == 40
         if name == "capsnet":
             assert found["recon_mse"] == pytest.approx(0.02)
     assert (result["headline"], result["chance"]) == ("rotated_90_accuracy", 1 / 10)
@@ -450,7 +441,7 @@ def test_an_image_that_was_misread_once_counts_as_misread_at_every_larger_epsilo
     data = conv.Data("strokes", examples, examples)
     states = {"capsules": TrainState("capsules", {})}
     found = attacks.attack_all(config, states, data)["capsules"]
-    wrong = {kind: [round(6 * (1 - a)) for a in v.values()] for kind, v in found.items() if isinstance(v, dict)}
+    wrong = {kind: [round(6 * (1 - a)) for a in v.values()] for kind, v in found.items()}
     assert wrong == {
         "fgsm": [1, 2, 1, 1],  # which rises
         "iterated": [1, 2, 1, 1],
