@@ -30,10 +30,10 @@ from mnist_affine_capsnet import SWEEP, Config
 from multimnist_capsnet import Array
 from support.script import script
 from support.settings import input_path, int_in, output_path, parse, redeclared, setting
-from visualize_mnist_affine_capsnet import MODELS, J, Run, degrees
+from visualize_mnist_affine_capsnet import MODELS, J, degrees
 
 from support.figures import (  # isort: skip
-    GREY, MAX_FRAMES, RIGHT, WRONG, AnimationOptions, darkened, heading, lightened, make_figure, marked_answer,
+    GREY, MAX_FRAMES, RIGHT, WRONG, AnimationOptions, Run, darkened, heading, lightened, make_figure, marked_answer,
     model_handles, model_line, show_pictures, write_animation,
 )  # fmt: skip
 
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--n-train 6000 --n-epochs 4", "After a short training on 6,000 digits: about 3 minutes."),
         ],
     )  # fmt: skip
-    run, _ = figures.finished(options, config, given)
+    run = figures.finished(options, config, given)
     with blas_threads(1):
         turning = Turning(run, options.frames)
         write_animation(options, lambda: make_scene(run, turning), [(k,) for k in range(options.frames)],

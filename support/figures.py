@@ -424,6 +424,7 @@ class Run(NamedTuple):
     states: dict[str, TrainState]
     who: str = ""  # its seed, and whether it is the median of the reported ones
     reported: Sequence[Mapping[str, Any]] = ()  # runs of these settings in the results
+    tested: Mapping[str, Any] = {}  # by model: metrics that are measured after the training
 
 
 def load_or_train(
