@@ -547,122 +547,100 @@ def conv_capsnet_backward(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The CNN: convolutions of the same sides and strides
+# The CNNs: convolutions with ReLU and perhaps pooling, and perhaps a hidden layer with dropout
 # ----------------------------------------------------------------------------------------------------------------------
 
-CONV_CNN_STRIDES = {"conv1": 2, "conv2": CAPS_STRIDES["convcaps1"], "conv3": CAPS_STRIDES["convcaps2"]}
+N_HIDDEN = 1024  # units of the paper's CNN
 
 
-def conv_cnn_shapes(config: Config, n_channels: int) -> dict[str, tuple[int, ...]]:
-    """Weights of a CNN on the capsules' own grids: their conv1, then 3x3 convolutions of ``n_channels``, and scores."""
+class CNN(NamedTuple):
+    shapes: dict[str, tuple[int, ...]]  # of the weights, by layer: convolutions, perhaps "hidden", "out"
+    convs: dict[str, tuple[int, int]]  # stride and padding of each convolution
+    pools: bool = False  # whether max pooling follows each
+
+
+def grid_cnn(config: Config, n_channels: int) -> CNN:
+    """On the capsules' own grids: their conv1, then 3x3 convolutions of ``n_channels``, and scores."""
     k, side, channels = CAPS_KERNEL, grid_sides(config.image_size)[-1], config.sizes[0]
-    return {
+    shapes = {
         "conv1": (CONV_KERNEL, CONV_KERNEL, config.in_channels, channels),
         "conv2": (k, k, channels, n_channels),
         "conv3": (k, k, n_channels, n_channels),
         "out": (side * side * n_channels, config.n_classes),
     }
+    stride1, stride2 = CAPS_STRIDES.values()
+    return CNN(shapes, {"conv1": (2, 2), "conv2": (stride1, 0), "conv3": (stride2, 0)})
 
 
-def conv_cnn_channels(config: Config, n_params: int) -> int:
+def nearest_channels(config: Config, n_params: int) -> int:
     """The number of channels that comes nearest to ``n_params`` parameters."""
 
     def difference(n_channels: int) -> int:
-        shapes = conv_cnn_shapes(config, n_channels).values()
+        shapes = grid_cnn(config, n_channels).shapes.values()
         return abs(sum(math.prod(shape) + shape[-1] for shape in shapes) - n_params)
 
     return min(range(1, 1025), key=difference)
 
 
-def cnn_init(rng: np.random.Generator, shapes: dict[str, tuple[int, ...]], dtype: str) -> Params:
+def paper_cnn(config: Config) -> CNN:
+    """4,253,349 parameters for stereo pairs of 32x32 pixels. The paper does not give the padding of the convolutions:
+    with 2 pixels they add up to its 4.2 million. [Hinton 2018, sec. 5]"""
+    k, side = CONV_KERNEL, config.image_size // 2 // 2
+    shapes = {
+        "conv1": (k, k, config.in_channels, 32),
+        "conv2": (k, k, 32, 64),
+        "hidden": (side * side * 64, N_HIDDEN),
+        "out": (N_HIDDEN, config.n_classes),
+    }
+    return CNN(shapes, {"conv1": (1, 2), "conv2": (1, 2)}, pools=True)
+
+
+def cnn_init(rng: np.random.Generator, net: CNN, dtype: str) -> Params:
     params: Params = {}
-    for name, shape in shapes.items():
+    for name, shape in net.shapes.items():
         gain = 1 if name == "out" else 2  # a ReLU halves the second moment
         params[f"{name}.w"] = rng.normal(0, math.sqrt(gain / math.prod(shape[:-1])), shape).astype(dtype)
         params[f"{name}.b"] = np.zeros(shape[-1], dtype)
     return params
 
 
-class ConvCNNCache(NamedTuple):
-    convs: list[ConvCache]
-    relus: list[Array]
-    out: LinearCache
-
-
-def conv_cnn_forward(params: Params, x: Array) -> tuple[Array, ConvCNNCache]:
-    """x (B, H, W, C) -> class scores (B, E)."""
-    convs, relus = [], []
-    for name, stride in CONV_CNN_STRIDES.items():
-        pad = 2 if name == "conv1" else 0
-        x, conv_cache = conv2d_forward(x, params[f"{name}.w"], params[f"{name}.b"], stride, pad)
-        x, relu_cache = relu_forward(x)
-        convs.append(conv_cache)
-        relus.append(relu_cache)
-    scores, out_cache = linear_forward(x.reshape(len(x), -1), params["out.w"], params["out.b"])
-    return scores, ConvCNNCache(convs, relus, out_cache)
-
-
-def conv_cnn_backward(dscores: Array, cache: ConvCNNCache, need_dx: bool = False) -> tuple[Params, Array | None]:
-    """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
-    grads: Params = {}
-    dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
-    for name, conv, relu in reversed(list(zip(CONV_CNN_STRIDES, cache.convs, cache.relus, strict=True))):
-        dconv = relu_backward(dx.reshape(relu.shape), relu)
-        dx, grads[f"{name}.w"], grads[f"{name}.b"] = conv2d_backward(dconv, conv, need_dx or name != "conv1")
-    return grads, dx
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The paper's CNN: two convolutions with max pooling, a hidden layer with dropout [Hinton 2018, sec. 5]
-# ----------------------------------------------------------------------------------------------------------------------
-
-N_HIDDEN = 1024
-
-
-def paper_cnn_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """4,253,349 parameters for stereo pairs of 32x32 pixels. The paper does not give the padding of the convolutions:
-    with 2 pixels they add up to its 4.2 million."""
-    k, side = CONV_KERNEL, config.image_size // 2 // 2
-    return {
-        "conv1": (k, k, config.in_channels, 32),
-        "conv2": (k, k, 32, 64),
-        "hidden": (side * side * 64, N_HIDDEN),
-        "out": (N_HIDDEN, config.n_classes),
-    }
-
-
-class PaperCNNCache(NamedTuple):
-    layers: list[tuple[ConvCache, Any, Array]]  # caches of both convolutions, of their pooling and ReLU
-    hidden: LinearCache
-    relu: Array  # (B, 1024)
+class CNNCache(NamedTuple):
+    convs: list[tuple[ConvCache, Any, Array]]  # caches of the convolutions, of their pooling, and of ReLU
+    hidden: tuple[LinearCache, Array] | None  # caches of the hidden layer and of its ReLU
     dropout: Array | None
     out: LinearCache
 
 
-def paper_cnn_forward(params: Params, x: Array, dropout: Array | None) -> tuple[Array, PaperCNNCache]:
-    """x (B, H, W, C), dropout (B, 1024) or None in a test -> class scores (B, E)."""
-    layers = []
-    for name in ("conv1", "conv2"):
-        conv, conv_cache = conv2d_forward(x, params[f"{name}.w"], params[f"{name}.b"], stride=1, pad=2)
-        pooled, pool_cache = multimnist.max_pool_forward(conv)
-        x, relu = relu_forward(pooled)  # (B, H // 2, W // 2, C)
-        layers.append((conv_cache, pool_cache, relu))
-    hidden, hidden_cache = linear_forward(x.reshape(len(x), -1), params["hidden.w"], params["hidden.b"])
-    relu, _ = relu_forward(hidden)
-    units = relu if dropout is None else relu * dropout
-    scores, out_cache = linear_forward(units, params["out.w"], params["out.b"])
-    return scores, PaperCNNCache(layers, hidden_cache, relu, dropout, out_cache)
+def cnn_forward(params: Params, x: Array, net: CNN, dropout: Array | None = None) -> tuple[Array, CNNCache]:
+    """x (B, H, W, C), dropout (B, 1024) of the hidden units, None in a test -> class scores (B, E)."""
+    convs, hidden = [], None
+    for name, (stride, pad) in net.convs.items():
+        out, conv_cache = conv2d_forward(x, params[f"{name}.w"], params[f"{name}.b"], stride, pad)
+        pooled, pool_cache = multimnist.max_pool_forward(out) if net.pools else (out, None)
+        x, relu = relu_forward(pooled)
+        convs.append((conv_cache, pool_cache, relu))
+    x = x.reshape(len(x), -1)
+    if "hidden" in net.shapes:
+        units, linear_cache = linear_forward(x, params["hidden.w"], params["hidden.b"])
+        x, relu = relu_forward(units)
+        hidden = linear_cache, relu
+        x = x if dropout is None else x * dropout
+    scores, out_cache = linear_forward(x, params["out.w"], params["out.b"])
+    return scores, CNNCache(convs, hidden, dropout, out_cache)
 
 
-def paper_cnn_backward(dscores: Array, cache: PaperCNNCache, need_dx: bool = False) -> tuple[Params, Array | None]:
+def cnn_backward(dscores: Array, cache: CNNCache, net: CNN, need_dx: bool = False) -> tuple[Params, Array | None]:
     """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
     grads: Params = {}
-    dunits, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
-    drelu = dunits if cache.dropout is None else dunits * cache.dropout
-    dx, grads["hidden.w"], grads["hidden.b"] = linear_backward(relu_backward(drelu, cache.relu), cache.hidden)
-    for name, (conv_cache, pool_cache, relu) in zip(("conv2", "conv1"), reversed(cache.layers), strict=True):
-        dconv = multimnist.max_pool_backward(relu_backward(dx.reshape(relu.shape), relu), pool_cache)
-        dx, grads[f"{name}.w"], grads[f"{name}.b"] = conv2d_backward(dconv, conv_cache, need_dx or name != "conv1")
+    dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
+    if cache.hidden:
+        linear_cache, relu = cache.hidden
+        drelu = dx if cache.dropout is None else dx * cache.dropout
+        dx, grads["hidden.w"], grads["hidden.b"] = linear_backward(relu_backward(drelu, relu), linear_cache)
+    for name, (conv_cache, pool_cache, relu) in reversed(list(zip(net.convs, cache.convs, strict=True))):
+        dpooled = relu_backward(dx.reshape(relu.shape), relu)
+        dout = multimnist.max_pool_backward(dpooled, pool_cache) if net.pools else dpooled
+        dx, grads[f"{name}.w"], grads[f"{name}.b"] = conv2d_backward(dout, conv_cache, need_dx or name != "conv1")
     return grads, dx
 
 
@@ -696,22 +674,19 @@ def make_capsules(config: Config, routing: Routing | None = None) -> Model:
 def make_models(config: Config) -> dict[str, Model]:
     """The capsule network and its baseline, by name, in the order of the result table."""
     capsules = make_capsules(config)
-    n_channels = conv_cnn_channels(config, count_params(capsules.init_params(np.random.default_rng(0))))
+    if config.cnn == "paper":
+        net, size = paper_cnn(config), 2 * PART  # each part has its own 4.2 million gradients
+    else:
+        n_params = count_params(capsules.init_params(np.random.default_rng(0)))
+        net, size = grid_cnn(config, nearest_channels(config, n_params)), part_size(config)
     cnn = Model(
         "cnn",
-        lambda rng: cnn_init(rng, conv_cnn_shapes(config, n_channels), config.dtype),
-        lambda params, x, dropout=None: conv_cnn_forward(params, x),
-        conv_cnn_backward,
+        lambda rng: cnn_init(rng, net, config.dtype),
+        lambda params, x, dropout=None: cnn_forward(params, x, net, dropout),
+        lambda dscores, cache, need_dx=False: cnn_backward(dscores, cache, net, need_dx),
         lambda scores, labels, progress: softmax_cross_entropy(scores, labels),
-        part_size(config),
+        size,
     )
-    if config.cnn == "paper":
-        cnn = cnn._replace(
-            init_params=lambda rng: cnn_init(rng, paper_cnn_shapes(config), config.dtype),
-            forward=lambda params, x, dropout=None: paper_cnn_forward(params, x, dropout),
-            backward=paper_cnn_backward,
-            part_size=2 * PART,  # each part has its own 4.2 million gradients
-        )
     return {"capsules": capsules, "cnn": cnn}
 
 

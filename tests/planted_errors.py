@@ -173,15 +173,16 @@ conv_matrix_capsules.py test_gradients
   test_field_routing | over_parents: _b.reduce(_a, axis=2) -> _a[:, :, 0] |
      field_routing_backward: mass_unit * dbeta_a -> dbeta_a
   test_capsules | conv_capsnet_backward: sigmoid_backward(_a, _b) -> _a * _b
-  test_gradient | paper_cnn_forward: relu_forward(pooled) -> (pooled, pooled)
-  test_cnn | conv_cnn_backward: relu_backward(_a, _b) -> _a
+  test_gradient | cnn_forward: relu_forward(units) -> (units, units)
+  test_cnn | cnn_forward: relu_forward(pooled) -> (pooled, pooled) |
+     cnn_backward: relu_backward(_a.reshape(_b), _c) -> _a.reshape(_b)
 conv_matrix_capsules.py test_conv_matrix_capsules
   test_a_broken_term_of_the_gradient_is_seen | loss_and_grads: len(_a.labels) -> 1
   test_accuracies_at_an_angle_are_those_of_its_views |
      make_result: angle_accuracies(_a, _b, _c) -> angle_accuracies(_a, _b, np.roll(_c, 1))
   test_training_images_depend_on_the_seed_and_test_images_do_not | subset: 1 -> 2
   test_half_of_the_hidden_units_are_left_out_in_training_and_none_in_a_test |
-     paper_cnn_forward: _b if _a is None else _b * _a -> _b | training_batch: 2 * _a -> _a
+     cnn_forward: _b if _a is None else _b * _a -> _b | training_batch: 2 * _a -> _a
   test_the_learning_rate_rises_then_falls_and_the_cnn_has_its_own | of_model: config.cnn_lr -> config.lr
 conv_matrix_capsules.py test_protocol
   test_matrix_capsules_are_tested_on_test_digits |
@@ -195,7 +196,7 @@ conv_matrix_capsules.py test_protocol
   test_every_image_counts_once_in_an_accuracy | in_parts: range(0, _a, _b) -> range(0, _a - 1, _b)
   test_the_loss_of_an_epoch_is_the_mean_over_its_images | train: len(batch.labels) -> config.batch_size
   test_the_convolutional_cnn_is_the_nearest_in_size |
-     conv_cnn_channels: min(range(1, 1025), key=difference) -> 1 + min(range(1, 1025), key=difference)
+     nearest_channels: min(range(1, 1025), key=difference) -> 1 + min(range(1, 1025), key=difference)
   test_initial_parameters_of_convolutional_capsules |
      conv_capsnet_init: math.sqrt(2 / fan_in) -> 1.2 * math.sqrt(2 / fan_in) |
      conv_capsnet_init: gaussian(_a, 1, 1, _b, _c) -> gaussian(0.8 * _a, 1, 1, _b, _c) |
