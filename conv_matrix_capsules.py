@@ -53,6 +53,7 @@ from data.pictures import read_strokes
 from fast import field_em
 from fast.optimizers import adamw_step
 from fast.workers import Workers, default_threads
+from multimnist_capsnet import CNN, ConvLayer
 from support.checkpoints import read_checkpoint
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
@@ -62,10 +63,9 @@ from support.script import script
 from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
 
 from smallnorb_novel_viewpoint import (  # isort: skip
-    POSE_SIDE, Array, ConvCache, EMCache, LinearCache, Params, Viewpoints, VotesCache, capsules_loss,
-    class_scores_backward, class_scores_forward, conv2d_backward, conv2d_forward,
-    em_routing_backward, em_routing_forward, linear_backward, linear_forward, relu_backward, relu_forward,
-    sigmoid_backward, sigmoid_forward, softmax_cross_entropy, votes_backward, votes_forward,
+    POSE_SIDE, Array, ConvCache, EMCache, Params, Viewpoints, VotesCache, capsules_loss, class_scores_backward,
+    class_scores_forward, conv2d_backward, conv2d_forward, em_routing_backward, em_routing_forward, relu_backward,
+    relu_forward, sigmoid_backward, sigmoid_forward, softmax_cross_entropy, votes_backward, votes_forward,
 )  # fmt: skip
 from support.settings import (  # isort: skip
     SettingError, float_in, folder, from_json, int_in, list_of, names_of, parse, redeclared, setting,
@@ -547,101 +547,27 @@ def conv_capsnet_backward(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The CNNs: convolutions with ReLU and perhaps pooling, and perhaps a hidden layer with dropout
+# The CNNs: those of multimnist_capsnet.py in other sizes
 # ----------------------------------------------------------------------------------------------------------------------
 
-N_HIDDEN = 1024  # units of the paper's CNN
-
-
-class CNN(NamedTuple):
-    shapes: dict[str, tuple[int, ...]]  # of the weights, by layer: convolutions, perhaps "hidden", "out"
-    convs: dict[str, tuple[int, int]]  # stride and padding of each convolution
-    pools: bool = False  # whether max pooling follows each
+N_HIDDEN = 1024
+# 4,253,349 parameters for stereo pairs of 32x32 pixels. The paper does not give the padding of the convolutions: with 2
+# pixels they add up to its 4.2 million. [Hinton 2018, sec. 5]
+PAPER_CNN = CNN(
+    tuple(ConvLayer(CONV_KERNEL, channels, pad=2, pool=multimnist.MAX_POOL) for channels in (32, 64)),
+    {"hidden": N_HIDDEN},
+)
 
 
 def grid_cnn(config: Config, n_channels: int) -> CNN:
-    """On the capsules' own grids: their conv1, then 3x3 convolutions of ``n_channels``, and scores."""
-    k, side, channels = CAPS_KERNEL, grid_sides(config.image_size)[-1], config.sizes[0]
-    shapes = {
-        "conv1": (CONV_KERNEL, CONV_KERNEL, config.in_channels, channels),
-        "conv2": (k, k, channels, n_channels),
-        "conv3": (k, k, n_channels, n_channels),
-        "out": (side * side * n_channels, config.n_classes),
-    }
-    stride1, stride2 = CAPS_STRIDES.values()
-    return CNN(shapes, {"conv1": (2, 2), "conv2": (stride1, 0), "conv3": (stride2, 0)})
+    """On the capsules' own grids: their conv1, then 3x3 convolutions of ``n_channels``."""
+    upper = (ConvLayer(CAPS_KERNEL, n_channels, stride) for stride in CAPS_STRIDES.values())
+    return CNN((ConvLayer(CONV_KERNEL, config.sizes[0], stride=2, pad=2), *upper), {})
 
 
 def nearest_channels(config: Config, n_params: int) -> int:
     """The number of channels that comes nearest to ``n_params`` parameters."""
-
-    def difference(n_channels: int) -> int:
-        shapes = grid_cnn(config, n_channels).shapes.values()
-        return abs(sum(math.prod(shape) + shape[-1] for shape in shapes) - n_params)
-
-    return min(range(1, 1025), key=difference)
-
-
-def paper_cnn(config: Config) -> CNN:
-    """4,253,349 parameters for stereo pairs of 32x32 pixels. The paper does not give the padding of the convolutions:
-    with 2 pixels they add up to its 4.2 million. [Hinton 2018, sec. 5]"""
-    k, side = CONV_KERNEL, config.image_size // 2 // 2
-    shapes = {
-        "conv1": (k, k, config.in_channels, 32),
-        "conv2": (k, k, 32, 64),
-        "hidden": (side * side * 64, N_HIDDEN),
-        "out": (N_HIDDEN, config.n_classes),
-    }
-    return CNN(shapes, {"conv1": (1, 2), "conv2": (1, 2)}, pools=True)
-
-
-def cnn_init(rng: np.random.Generator, net: CNN, dtype: str) -> Params:
-    params: Params = {}
-    for name, shape in net.shapes.items():
-        gain = 1 if name == "out" else 2  # a ReLU halves the second moment
-        params[f"{name}.w"] = rng.normal(0, math.sqrt(gain / math.prod(shape[:-1])), shape).astype(dtype)
-        params[f"{name}.b"] = np.zeros(shape[-1], dtype)
-    return params
-
-
-class CNNCache(NamedTuple):
-    convs: list[tuple[ConvCache, Any, Array]]  # caches of the convolutions, of their pooling, and of ReLU
-    hidden: tuple[LinearCache, Array] | None  # caches of the hidden layer and of its ReLU
-    dropout: Array | None
-    out: LinearCache
-
-
-def cnn_forward(params: Params, x: Array, net: CNN, dropout: Array | None = None) -> tuple[Array, CNNCache]:
-    """x (B, H, W, C), dropout (B, 1024) of the hidden units, None in a test -> class scores (B, E)."""
-    convs, hidden = [], None
-    for name, (stride, pad) in net.convs.items():
-        out, conv_cache = conv2d_forward(x, params[f"{name}.w"], params[f"{name}.b"], stride, pad)
-        pooled, pool_cache = multimnist.max_pool_forward(out) if net.pools else (out, None)
-        x, relu = relu_forward(pooled)
-        convs.append((conv_cache, pool_cache, relu))
-    x = x.reshape(len(x), -1)
-    if "hidden" in net.shapes:
-        units, linear_cache = linear_forward(x, params["hidden.w"], params["hidden.b"])
-        x, relu = relu_forward(units)
-        hidden = linear_cache, relu
-        x = x if dropout is None else x * dropout
-    scores, out_cache = linear_forward(x, params["out.w"], params["out.b"])
-    return scores, CNNCache(convs, hidden, dropout, out_cache)
-
-
-def cnn_backward(dscores: Array, cache: CNNCache, net: CNN, need_dx: bool = False) -> tuple[Params, Array | None]:
-    """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
-    grads: Params = {}
-    dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
-    if cache.hidden:
-        linear_cache, relu = cache.hidden
-        drelu = dx if cache.dropout is None else dx * cache.dropout
-        dx, grads["hidden.w"], grads["hidden.b"] = linear_backward(relu_backward(drelu, relu), linear_cache)
-    for name, (conv_cache, pool_cache, relu) in reversed(list(zip(net.convs, cache.convs, strict=True))):
-        dpooled = relu_backward(dx.reshape(relu.shape), relu)
-        dout = multimnist.max_pool_backward(dpooled, pool_cache) if net.pools else dpooled
-        dx, grads[f"{name}.w"], grads[f"{name}.b"] = conv2d_backward(dout, conv_cache, need_dx or name != "conv1")
-    return grads, dx
+    return min(range(1, 1025), key=lambda n: abs(multimnist.cnn_size(grid_cnn(config, n), config) - n_params))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -675,15 +601,15 @@ def make_models(config: Config) -> dict[str, Model]:
     """The capsule network and its baseline, by name, in the order of the result table."""
     capsules = make_capsules(config)
     if config.cnn == "paper":
-        net, size = paper_cnn(config), 2 * PART  # each part has its own 4.2 million gradients
+        net, size = PAPER_CNN, 2 * PART  # each part has its own 4.2 million gradients
     else:
         n_params = count_params(capsules.init_params(np.random.default_rng(0)))
         net, size = grid_cnn(config, nearest_channels(config, n_params)), part_size(config)
     cnn = Model(
         "cnn",
-        lambda rng: cnn_init(rng, net, config.dtype),
-        lambda params, x, dropout=None: cnn_forward(params, x, net, dropout),
-        lambda dscores, cache, need_dx=False: cnn_backward(dscores, cache, net, need_dx),
+        lambda rng: multimnist.cnn_init(rng, config, net),
+        lambda params, x, dropout=None: multimnist.cnn_forward(params, x, net, dropout),
+        lambda dscores, cache, need_dx=False: multimnist.cnn_backward(dscores, cache, net, need_dx),
         lambda scores, labels, progress: softmax_cross_entropy(scores, labels),
         size,
     )

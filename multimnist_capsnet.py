@@ -857,6 +857,7 @@ class ConvLayer(NamedTuple):
     kernel: int
     channels: int
     stride: int = 1
+    pad: int = 0
     pool: Pair | None = None
 
 
@@ -864,39 +865,51 @@ class CNN(NamedTuple):
     convs: tuple[ConvLayer, ...]
     hidden: dict[str, int]  # units of the hidden layers, by name
     loss: Loss = sigmoid_cross_entropy
-    conv: Pair = PLAIN.conv  # of all layers but the first, whose images have one channel
+    conv: Pair = PLAIN.conv  # of all layers but the first, whose images have few channels
 
 
 class CNNCache(NamedTuple):
     convs: list[tuple[Any, Array, Any]]  # caches of convolution, ReLU and pooling, which may be None
     shape: tuple[int, ...]  # of the last map
     hidden: list[tuple[LinearCache, Array]]  # caches of the hidden layers and their ReLUs
+    dropout: Array | None
     out: LinearCache
 
 
-def cnn_init(rng: np.random.Generator, config: Network, net: CNN) -> Params:
-    params: Params = {}
-    side, C, dtype = config.image_size, 1, config.dtype
-    for k, (K, n_out, stride, pool) in enumerate(net.convs, 1):
-        params[f"conv{k}.w"] = gaussian(rng, dtype, math.sqrt(2 / (K * K * C)), K, K, C, n_out)
-        params[f"conv{k}.b"] = np.zeros(n_out, dtype)
-        side, C = ((side - K) // stride + 1) // (2 if pool else 1), n_out
+def cnn_shapes(net: CNN, config: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights, by layer. ``config`` has ``image_size``, ``in_channels`` and ``n_classes``."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    side, C = config.image_size, config.in_channels
+    for k, (K, n_out, stride, pad, pool) in enumerate(net.convs, 1):
+        shapes[f"conv{k}"] = (K, K, C, n_out)
+        side, C = ((side + 2 * pad - K) // stride + 1) // (2 if pool else 1), n_out
     n_in = side * side * C
-    for name, n_out in net.hidden.items():
-        params[f"{name}.w"] = gaussian(rng, dtype, math.sqrt(2 / n_in), n_in, n_out)
-        params[f"{name}.b"] = np.zeros(n_out, dtype)
-        n_in = n_out
-    params["out.w"] = gaussian(rng, dtype, math.sqrt(1 / n_in), n_in, config.n_classes)
-    params["out.b"] = np.zeros(config.n_classes, dtype)
+    for name, n_out in {**net.hidden, "out": config.n_classes}.items():
+        shapes[name], n_in = (n_in, n_out), n_out
+    return shapes
+
+
+def cnn_size(net: CNN, config: Any) -> int:
+    """Number of parameters."""
+    return sum(math.prod(shape) + shape[-1] for shape in cnn_shapes(net, config).values())
+
+
+def cnn_init(rng: np.random.Generator, config: Any, net: CNN) -> Params:
+    params: Params = {}
+    for name, shape in cnn_shapes(net, config).items():
+        gain = 1 if name == "out" else 2  # a ReLU halves the second moment
+        params[f"{name}.w"] = gaussian(rng, config.dtype, math.sqrt(gain / math.prod(shape[:-1])), *shape)
+        params[f"{name}.b"] = np.zeros(shape[-1], config.dtype)
     return params
 
 
-def cnn_forward(params: Params, images: Array, net: CNN) -> tuple[Array, CNNCache]:
-    """images (B, H, W) -> scores (B, J), before the sigmoid."""
-    x, convs, hidden = images[..., None], [], []
+def cnn_forward(params: Params, images: Array, net: CNN, dropout: Array | None = None) -> tuple[Array, CNNCache]:
+    """images (B, H, W) or (B, H, W, C) -> scores (B, J), before the sigmoid. ``dropout`` (B, F), in a training: factors
+    of the last hidden layer's units."""
+    x, convs, hidden = images.reshape(*images.shape[:3], -1), [], []
     for k, layer in enumerate(net.convs, 1):
         forward, _ = net.conv if k > 1 else PLAIN.conv
-        x, conv = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, 0)
+        x, conv = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, layer.pad)
         x, relu = relu_forward(x)
         x, pool = layer.pool[0](x) if layer.pool else (x, None)
         convs.append((conv, relu, pool))
@@ -905,14 +918,16 @@ def cnn_forward(params: Params, images: Array, net: CNN) -> tuple[Array, CNNCach
         x, linear = linear_forward(x, params[f"{name}.w"], params[f"{name}.b"])
         x, relu = relu_forward(x)
         hidden.append((linear, relu))
+    x = x if dropout is None else x * dropout
     scores, out = linear_forward(x, params["out.w"], params["out.b"])
-    return scores, CNNCache(convs, shape, hidden, out)
+    return scores, CNNCache(convs, shape, hidden, dropout, out)
 
 
-def cnn_backward(dscores: Array, cache: CNNCache, net: CNN) -> Params:
-    """dscores (B, J) -> gradients of the parameters."""
+def cnn_backward(dscores: Array, cache: CNNCache, net: CNN, need_dx: bool = False) -> tuple[Params, Array | None]:
+    """dscores (B, J) -> gradients of the parameters, and dx (B, H, W, C) where needed."""
     grads: Params = {}
     dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
+    dx = dx if cache.dropout is None else dx * cache.dropout
     for name, (linear, relu) in reversed(list(zip(net.hidden, cache.hidden, strict=True))):
         dx, grads[f"{name}.w"], grads[f"{name}.b"] = linear_backward(relu_backward(dx, relu), linear)
     dx = dx.reshape(cache.shape)
@@ -920,14 +935,14 @@ def cnn_backward(dscores: Array, cache: CNNCache, net: CNN) -> Params:
         (conv, relu, pool_cache), pool = cache.convs[k - 1], net.convs[k - 1].pool
         dx = pool[1](dx, pool_cache) if pool else dx
         _, backward = net.conv if k > 1 else PLAIN.conv
-        dx, grads[f"conv{k}.w"], grads[f"conv{k}.b"] = backward(relu_backward(dx, relu), conv, need_dx=k > 1)
-    return grads
+        dx, grads[f"conv{k}.w"], grads[f"conv{k}.b"] = backward(relu_backward(dx, relu), conv, need_dx or k > 1)
+    return grads, dx
 
 
 def cnn_loss_and_grads(params: Params, batch: Batch, n: int, net: CNN) -> tuple[dict[str, float], Params]:
     scores, cache = cnn_forward(params, batch.images, net)
     loss, dscores = net.loss(scores, indicator(batch.labels, scores.shape[1], scores.dtype), n)
-    return {"train_loss": loss}, cnn_backward(dscores, cache, net)
+    return {"train_loss": loss}, cnn_backward(dscores, cache, net)[0]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -965,8 +980,7 @@ def make_models(config: Network, cnn_loss: Loss = sigmoid_cross_entropy) -> dict
 
     def sized(convs: tuple[ConvLayer, ...]) -> CNN:
         """With as many hidden units as bring a CNN to ``n_params`` parameters."""
-        nets = (CNN(convs, {"hidden": n}) for n in (1, 2))
-        one, two = (count_params(cnn_init(np.random.default_rng(0), config, net)) for net in nets)
+        one, two = (cnn_size(CNN(convs, {"hidden": n}), config) for n in (1, 2))
         n_hidden = max(1, 1 + round((n_params - one) / (two - one)))
         return CNN(convs, {"hidden": n_hidden}, cnn_loss, parts_of(config).conv)
 

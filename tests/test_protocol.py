@@ -546,7 +546,7 @@ def test_the_convolutional_cnn_is_the_nearest_in_size(dataset: str, sizes: tuple
     rng = np.random.default_rng(0)
     config = conv.Config(dataset=dataset, sizes=sizes)
     models = {name: model.init_params(rng) for name, model in conv.make_models(config).items()}
-    n_params = lambda n: count_params(conv.cnn_init(rng, conv.grid_cnn(config, n), "float32"))  # noqa: E731
+    n_params = lambda n: count_params(multi.cnn_init(rng, config, conv.grid_cnn(config, n)))  # noqa: E731
     assert_nearest(n_params, models["cnn"]["conv2.b"].size, count_params(models["capsules"]))
 
 
