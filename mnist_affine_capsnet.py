@@ -51,7 +51,7 @@ import numpy as np
 
 import multimnist_capsnet as base
 from data.affnist_file import AFFNIST_SIDE, read_affnist
-from fast.workers import SERIAL, Workers
+from fast.workers import Workers
 from support.checkpoints import read_checkpoint
 from support.files import UserError
 from support.optimizers import TrainState, count_params
@@ -61,7 +61,7 @@ from support.script import script
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
 
 from multimnist_capsnet import (  # isort: skip
-    CNN, Array, Batch, ConvLayer, Model, Network, Pair, Params, assess, softmax, softmax_cross_entropy, update,
+    CNN, Array, Batch, ConvLayer, Model, Network, Pair, Params, assess, softmax_cross_entropy, update,
 )  # fmt: skip
 from support.settings import (  # isort: skip
     SettingError, float_in, input_path, int_in, names_of, parse, redeclared, setting,
@@ -356,25 +356,7 @@ def make_models(config: Config) -> dict[str, Model]:
     return {"capsnet": models["capsnet"], "cnn": models["cnn_pool"]._replace(name="cnn"), "lenet": lenet}
 
 
-def scores_of(model: Model, state: TrainState, images: Array, workers: Workers = SERIAL) -> Array:
-    """images (N, S, S) -> (N, J): lengths of the capsules, or scores before the softmax."""
-    return assess(model, state.params, single_digits(images, np.zeros(len(images), np.intp)), workers)[0]
-
-
-def confidences(name: str, scores: Array) -> Array:
-    """scores (N, J) of the named model -> (N, J) from 0 to 1: the CapsNet's lengths of capsules, which need not sum to
-    1, or softmax probabilities."""
-    return scores if name == "capsnet" else softmax(scores)
-
-
-def capsules(params: Params, images: Array, config: Config) -> Array:
-    """images (B, S, S) -> digit capsules v (B, J, D)."""
-    return base.capsnet_forward(params, images, config)[1].v
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Training loop, with checks on the validation digits
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Training loop, with checks on the validation digits --------------------------------------------------------------
 
 
 def validate(model: Model, params: Params, data: Data, workers: Workers) -> dict[str, float]:

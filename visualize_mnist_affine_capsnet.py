@@ -93,7 +93,7 @@ def perturbed(run: Run) -> Array:
     images = np.stack([turned(run, row, 0) for row in of_each_class(labels, 20)])  # (rows, J, S, S)
     found = []
     for j in range(J):
-        v = experiment.capsules(params, images[:, j], run.config)  # (rows, J, D)
+        v = base.capsnet_forward(params, images[:, j], run.config)[1].v  # (rows, J, D)
         right = np.square(v).sum(axis=2).argmax(axis=1) == j
         found.append(perturb_capsule(params, v[int(right.argmax())], j))
     return np.stack(found)

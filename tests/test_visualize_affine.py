@@ -65,7 +65,7 @@ def test_perturbed_capsules_are_of_the_first_digit_that_is_right(run: figures.Ru
     found, params, labels = figures.perturbed(run), run.states["capsnet"].params, run.data.test_labels
     rows = figures.of_each_class(labels, 20)
     for j in (0, 7):
-        v = experiment.capsules(params, figures.turned(run, rows[:, j], 0), run.config)
+        v = digits.capsnet_forward(params, figures.turned(run, rows[:, j], 0), run.config)[1].v
         k = int((np.linalg.norm(v, axis=2).argmax(axis=1) == j).argmax())
         expected = digits.reconstruct(params, v[k : k + 1], np.array([[j]]))[0, 0]
         np.testing.assert_allclose(found[j, :, 5], np.repeat(expected[None], 16, axis=0), atol=1e-6)
@@ -105,6 +105,8 @@ def test_a_frame_says_what_the_networks_believe(run: figures.Run) -> None:
     assert turning.angles.tolist() == [-90, -45, 0, 45, 90]
     assert animation.held(turning.angles, (35, -100)) == {0, 2, 3}
     np.testing.assert_allclose(turning.outputs["lenet"].sum(axis=-1), 1, rtol=1e-5)
+    lengths, _ = digits.capsnet_forward(run.states["capsnet"].params, turning.images[3], run.config)
+    np.testing.assert_allclose(turning.outputs["capsnet"][3], lengths, rtol=1e-5)
 
     def draw() -> Any:
         fig, update = animation.make_scene(run, turning)
