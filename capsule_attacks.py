@@ -65,9 +65,7 @@ MODEL_NAMES = ("capsules", "cnn")
 STEREO_SETS, DIGIT_SETS = ("smallnorb", "toys"), ("mnist", "strokes")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Configuration: user inputs only
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Configuration: user inputs only ----------------------------------------------------------------------------------
 
 
 # fmt: off
@@ -143,9 +141,7 @@ def make_data(config: Config) -> Data:
     return conv.make_data(network_config(config))._replace(held_out=None)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Losses that an attacker raises
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Losses that an attacker raises -----------------------------------------------------------------------------------
 
 
 def log_odds_cross_entropy(activations: Array, labels: Array) -> tuple[float, Array]:
@@ -178,9 +174,7 @@ def attack_kinds(model: Model, config: Config) -> dict[str, tuple[Loss, int]]:
     return {name + suffix: (loss, n_steps) for suffix, loss in losses.items() for name, n_steps in steps.items()}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Attacks
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Attacks ----------------------------------------------------------------------------------------------------------
 
 
 def image_gradient(model: Model, params: Params, images: Array, labels: Array, loss: Loss) -> Array:
@@ -243,9 +237,7 @@ def attack_all(config: Config, states: Mapping[str, TrainState], data: Data, thr
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A run from beginning to end
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A run from beginning to end --------------------------------------------------------------------------------------
 
 
 def make_models(config: Config) -> dict[str, Model]:

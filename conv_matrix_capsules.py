@@ -87,9 +87,7 @@ CAPS_KERNEL = 3
 CAPS_STRIDES = {"convcaps1": 2, "convcaps2": 1}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Configuration: user inputs only
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Configuration: user inputs only ----------------------------------------------------------------------------------
 
 
 DIGIT_SETS = ("auto", "mnist", "strokes")
@@ -196,9 +194,7 @@ class Options(PredictOptions):
         shown="one for each processor, at most 4")  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Data
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Data -------------------------------------------------------------------------------------------------------------
 
 
 class Examples(NamedTuple):
@@ -267,13 +263,11 @@ def prepared(images: Array, config: Config) -> Array:
     return (viewpoint.crop(images, None) if config.has_views else images).astype(config.dtype, copy=False)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# EM routing over receptive fields [Hinton 2018, sec. 4]
+# --- EM routing over receptive fields [Hinton 2018, sec. 4] -----------------------------------------------------------
 #
 # A field's parents get votes from its children alone, and fit them as in smallnorb_novel_viewpoint.py, with a field in
 # the place of an image. One thing is different: a child has more parents than those of one field. They are all types at
 # all positions whose field contains the child, and the E-step divides by the sum over all of them.
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 class Fields(NamedTuple):
@@ -416,9 +410,9 @@ PLAIN = Routing(field_routing_forward, field_routing_backward)
 FAST = Routing(field_em.field_routing_forward, field_em.field_routing_backward)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The network: init(rng) -> params; forward(params, x) -> (scores, cache); backward(dscores, cache) -> (grads, dx)
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The network ------------------------------------------------------------------------------------------------------
+#
+# init(rng) -> params; forward(params, x) -> (scores, cache); backward(dscores, cache) -> (grads, dx)
 
 
 def grid_sides(image_size: int) -> list[int]:
@@ -546,9 +540,7 @@ def conv_capsnet_backward(
     return grads, dx
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The CNNs: those of multimnist_capsnet.py in other sizes
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The CNNs: those of multimnist_capsnet.py in other sizes ----------------------------------------------------------
 
 N_HIDDEN = 1024
 # 4,253,349 parameters for stereo pairs of 32x32 pixels. The paper does not give the padding of the convolutions: with 2
@@ -570,9 +562,7 @@ def nearest_channels(config: Config, n_params: int) -> int:
     return min(range(1, 1025), key=lambda n: abs(multimnist.cnn_size(grid_cnn(config, n), config) - n_params))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The models as the training loop sees them
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The models as the training loop sees them ------------------------------------------------------------------------
 
 
 class Model(NamedTuple):
@@ -616,10 +606,9 @@ def make_models(config: Config) -> dict[str, Model]:
     return {"capsules": capsules, "cnn": cnn}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Evaluation and training loop. A batch is divided into parts of a fixed size, on which threads work: no number depends
-# on how many threads there are.
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Evaluation and training loop -------------------------------------------------------------------------------------
+#
+# A batch is divided into parts of a fixed size, on which threads work: no number depends on how many threads there are.
 
 
 def in_parts(work: Callable[[Array, Array], Array], examples: Examples, config: Config, workers: Workers) -> Array:
@@ -723,9 +712,7 @@ def train(
     return state.history
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Inside the capsule network, for the figures and for --predict
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Inside the capsule network, for the figures and for --predict ----------------------------------------------------
 
 
 def class_capsules(params: Params, images: Array, config: Config) -> tuple[Array, Array]:
@@ -771,9 +758,7 @@ def class_routing(params: Params, images: Array, config: Config) -> ClassRouting
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A run from beginning to end
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A run from beginning to end --------------------------------------------------------------------------------------
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
@@ -847,9 +832,7 @@ def format_table(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Prediction for image files (--predict)
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Prediction for image files (--predict) ---------------------------------------------------------------------------
 
 DIGIT_BOX = 20  # pixels: MNIST's digits fill a box of this side
 
@@ -881,9 +864,7 @@ def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
     return "\n".join(lines)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Command line -----------------------------------------------------------------------------------------------------
 
 
 @script

@@ -78,9 +78,7 @@ CAPSULE_SIZE = 16
 WARMUP = 100  # steps
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Configuration: user inputs only
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Configuration: user inputs only ----------------------------------------------------------------------------------
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -199,9 +197,7 @@ class Options(RunOptions):
         shown="one for each processor, at most 4")  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Data, 1: MNIST files, or generated digits
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Data, 1: MNIST files, or generated digits ------------------------------------------------------------------------
 
 
 class Digits(NamedTuple):
@@ -331,9 +327,7 @@ def hold_out(digits: Digits, n: int | None) -> Digits:
     return Digits(digits.name, images[:-n], labels[:-n], images[-n:], labels[-n:])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Data, 2: overlays of two digits
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Data, 2: overlays of two digits ----------------------------------------------------------------------------------
 
 
 class Batch(NamedTuple):
@@ -437,12 +431,10 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
     return data.train.render(data.train.draw(generator(config.seed, Stream.SHUFFLE, step), config.batch_size))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Layers: each backward pass stands below its forward pass
+# --- Layers: each backward pass stands below its forward pass ---------------------------------------------------------
 #
 # x_forward(...) -> (out, cache), x_backward(dout, cache) -> gradients of the inputs. The batch is the first axis, and
 # inputs are not overwritten. The layers are those of smallnorb_novel_viewpoint.py.
-# ----------------------------------------------------------------------------------------------------------------------
 
 Pair = tuple[Callable[..., Any], Callable[..., Any]]  # a forward and a backward pass
 
@@ -569,8 +561,7 @@ def squash_backward(dv: Array, cache: tuple[Array, Array]) -> Array:
 SQUASH: Pair = (squash_forward, squash_backward)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Dynamic routing [Sabour 2017, procedure 1]
+# --- Dynamic routing [Sabour 2017, procedure 1] -----------------------------------------------------------------------
 #
 # The paper's lines, for a child i and a parent j, and our names:
 #     u_hat_j|i = W_ij u_i                     u_hat, the votes
@@ -581,7 +572,6 @@ SQUASH: Pair = (squash_forward, squash_backward)
 #     b_ij <- b_ij + u_hat_j|i . v_j           b; that of the last iteration is not used
 #
 # This is what --plain runs. The default is fast/dynamic_routing.py, which never stores the votes.
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def softmax(b: Array) -> Array:
@@ -647,9 +637,7 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str) -> tuple[Array
     return np.einsum("bijd,ipjd->bip", du_hat, w), np.einsum("bijd,bip->ipjd", du_hat, u)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Losses: (loss, gradient with respect to the input); a part's terms of the mean over a batch of ``n`` examples
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Losses: (loss, gradient with respect to the input); a part's terms of the mean over a batch of ``n`` examples ----
 
 PRESENT, ABSENT, ABSENT_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda [Sabour 2017, sec. 3]
 
@@ -691,9 +679,7 @@ def indicator(labels: Array, n_classes: int, dtype: Any) -> Array:
     return positive
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The capsule network
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The capsule network ----------------------------------------------------------------------------------------------
 
 
 class Parts(NamedTuple):
@@ -848,9 +834,7 @@ def capsnet_assess(params: Params, batch: Batch, config: Network, parts: Parts |
     return lengths, squared_error(reconstruct(params, cache.v, batch.labels), batch.sources, 1)[0]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The CNN baselines: convolutions with ReLU and perhaps pooling, a hidden layer, a sigmoid for each class
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The CNN baselines: convolutions with ReLU and perhaps pooling, a hidden layer, a sigmoid for each class ----------
 
 
 class ConvLayer(NamedTuple):
@@ -945,9 +929,7 @@ def cnn_loss_and_grads(params: Params, batch: Batch, n: int, net: CNN) -> tuple[
     return {"train_loss": loss}, cnn_backward(dscores, cache, net)[0]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The three models as the training loop sees them
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The three models as the training loop sees them ------------------------------------------------------------------
 
 
 class Model(NamedTuple):
@@ -994,9 +976,7 @@ def make_models(config: Network, cnn_loss: Loss = sigmoid_cross_entropy) -> dict
     return {"capsnet": capsnet} | {name: cnn_model(name, config, sized(convs)) for name, convs in cnns.items()}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Optimiser, evaluation, training loop
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Optimiser, evaluation, training loop -----------------------------------------------------------------------------
 
 # The weights that Muon updates, and which of their axes are inputs; Adam updates the last layers and the decoder.
 CONV_INPUTS = (0, 1, 2)
@@ -1097,9 +1077,7 @@ def train(
     return state.history
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A run from beginning to end
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A run from beginning to end --------------------------------------------------------------------------------------
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:

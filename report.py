@@ -54,9 +54,7 @@ def read_result(path: Path) -> Json:
     return document
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Pages
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Pages ------------------------------------------------------------------------------------------------------------
 
 HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands between is rewritten:
   <!-- table: results/EXPERIMENT/FILE.json rows metrics=familiar_accuracy,held_out_accuracy -->    a row per model
@@ -148,9 +146,7 @@ def loose_accuracies(text: str) -> list[str]:
     return [number for number in ACCURACY.findall(ROW.sub("", text)) if number not in known]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Are the results what they say?
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Are the results what they say? -----------------------------------------------------------------------------------
 
 
 def unknown_history() -> str | None:
@@ -331,9 +327,7 @@ def check_result(path: Path, has_history: bool) -> Iterator[str | None]:
         yield f"{path} is not what compare_seeds.py writes ({type(error).__name__}: {error})"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Command line -----------------------------------------------------------------------------------------------------
 
 
 def report(check: bool, with_claims: bool) -> None:

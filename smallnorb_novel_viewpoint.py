@@ -82,9 +82,7 @@ SHAPE_CLASSES = ("shape 1", "shape 2", "shape 3", "shape 4", "shape 5")
 SMALLNORB_CLASSES = ("animal", "human", "airplane", "truck", "car")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Configuration: user inputs only
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Configuration: user inputs only ----------------------------------------------------------------------------------
 
 MAX_IMAGES = 50_000  # of one set of voxels or shapes, which is drawn at once
 NORB_VIEWS: dict[str, Any] = {  # [Hinton 2018, sec. 5.1]
@@ -229,9 +227,7 @@ class Options(RunOptions):
     models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Data, 1: voxel objects and drawn shapes
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Data, 1: voxel objects and drawn shapes --------------------------------------------------------------------------
 
 
 class Split(NamedTuple):
@@ -382,9 +378,7 @@ def make_voxel_data(config: Viewpoints) -> Data:
     return Data(train=views(0, *trained, c.n_per_combo), familiar=views(1, *trained, 2), held_out=views(2, *others, 2))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Data, 2: the smallNORB images
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Data, 2: the smallNORB images ------------------------------------------------------------------------------------
 
 NORB_SIDE = 48  # [Hinton 2018, sec. 5]: 96x96 images are shrunk to 48x48
 
@@ -493,11 +487,9 @@ def crop(images: Array, rng: np.random.Generator | None) -> Array:
     return (crops * contrast + brightness).astype(images.dtype)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Primitives: each backward pass stands below its forward pass
+# --- Primitives: each backward pass stands below its forward pass -----------------------------------------------------
 #
 # The batch is the first axis, and inputs are not overwritten.
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 class ConvCache(NamedTuple):
@@ -607,8 +599,7 @@ def votes_backward(dvotes: Array, cache: VotesCache) -> tuple[Array, Array]:
     return dpose, dcolumns.reshape(I, P, J, P).transpose(0, 2, 1, 3)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# EM routing [Hinton 2018, procedure 1]
+# --- EM routing [Hinton 2018, procedure 1] ----------------------------------------------------------------------------
 #
 # A child i is a primary capsule, a parent j a class capsule. The paper's lines, for each pose entry h, and our names:
 #     R_ij <- 1 / J                                                   r
@@ -619,7 +610,6 @@ def votes_backward(dvotes: Array, cache: VotesCache) -> tuple[Array, Array]:
 #              a_j <- logistic(lambda (beta_a - sum_h cost_j))        z, a
 #     E-step:  p_j <- N(V_ij; mu_j, sigma_j^2), product over h        error, scaled, distance, log_p
 #              R_ij <- a_j p_j / sum_k a_k p_k                        log_ap, ap, r
-# ----------------------------------------------------------------------------------------------------------------------
 
 MASS_FLOOR = 1e-8  # added to the assigned mass, so that the mean of a parent without mass is zero and not NaN
 
@@ -805,9 +795,7 @@ def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> t
     return dvotes, da_in, dbeta_a, dbeta_v
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Losses: (loss, gradient with respect to the input), means over the batch
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Losses: (loss, gradient with respect to the input), means over the batch -----------------------------------------
 
 
 def softmax_cross_entropy(scores: Array, labels: Array) -> tuple[float, Array]:
@@ -847,9 +835,9 @@ def capsules_loss(loss: str, scores: Array, labels: Array, progress: float) -> t
     return softmax_cross_entropy(scores, labels)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Models: init_params(rng) -> params; forward(params, x) -> (scores, cache); backward(dscores, cache) -> (grads, dx)
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Models -----------------------------------------------------------------------------------------------------------
+#
+# init_params(rng) -> params; forward(params, x) -> (scores, cache); backward(dscores, cache) -> (grads, dx)
 
 
 class Model(NamedTuple):
@@ -1012,9 +1000,7 @@ def make_models(config: Config) -> dict[str, Model]:
     return {model.name: model for model in (capsules, cnn("cnn", 64), matched)}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Optimiser, evaluation, training loop
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Optimiser, evaluation, training loop -----------------------------------------------------------------------------
 
 DECAYED = {"conv1.w", "primary.w", "hidden.w", "out.w"}  # by weight decay: no bias, and no parameter of EM routing
 EVALUATION_BATCH = 256  # images that are classified at a time
@@ -1100,9 +1086,7 @@ def train(
     return state.history
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A run from beginning to end
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A run from beginning to end --------------------------------------------------------------------------------------
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:

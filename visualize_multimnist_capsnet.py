@@ -69,9 +69,7 @@ def in_two_colours(digits: Array) -> Array:
     return np.clip(sum(in_colour(digits[..., d, :, :], colour) for d, colour in enumerate(DIGIT_COLOURS)), 0, 1)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What is drawn: a finished run, and composites chosen from its test set
-# ----------------------------------------------------------------------------------------------------------------------
+# --- What is drawn: a finished run, and composites chosen from its test set -------------------------------------------
 
 N_CANDIDATES = 1000  # composites that examples are chosen from
 MIN_TEST = 16  # composites that the figures need
@@ -156,9 +154,7 @@ def perturb_capsule(params: experiment.Params, v: Array, label: int) -> Array:
     return pictures.reshape(D, n, *pictures.shape[2:])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Figures of a run
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Figures of a run -------------------------------------------------------------------------------------------------
 
 
 def colour_rows(ax: Axes, colours: Mapping[int, str]) -> None:
@@ -290,9 +286,7 @@ def draw_overlay(run: Run, predicted: Predictions) -> Figure:
     return fig
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Accuracy against the length of training, from results
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Accuracy against the length of training, from results ------------------------------------------------------------
 
 PAPER_ACCURACY = 1 - 0.052  # of the CapsNet [Sabour 2017, sec. 6]
 PAPER_CHANNELS = experiment.PRESETS["paper"]["conv_channels"]
@@ -361,9 +355,7 @@ def draw_scaling(accuracies: Mapping[Series, Mapping[int, Array]]) -> Figure:
     return fig
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Files and command line
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Files and command line -------------------------------------------------------------------------------------------
 
 OF_RUN = ("example_pairs", "training_curves", "reconstructions", "capsule_activations", "overlay")
 OF_RESULTS = {"scaling": lambda: draw_scaling(read_scaling(RESULTS.parent))}
