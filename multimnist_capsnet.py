@@ -571,7 +571,7 @@ SQUASH: Pair = (squash_forward, squash_backward)
 #     v_j <- squash(s_j)                       v
 #     b_ij <- b_ij + u_hat_j|i . v_j           b; that of the last iteration is not used
 #
-# This is what --plain runs. The default is fast/dynamic_routing.py, which never stores the votes.
+# This is what --plain runs. The default is fast/dynamic_routing.py.
 
 
 def softmax(b: Array) -> Array:
