@@ -856,7 +856,7 @@ class CNNCache(NamedTuple):
     convs: list[tuple[Any, Array, Any]]  # caches of convolution, ReLU and pooling, which may be None
     shape: tuple[int, ...]  # of the last map
     hidden: list[tuple[LinearCache, Array]]  # caches of the hidden layers and their ReLUs
-    dropout: Array | None
+    dropout: Array | None  # (B, F) factors of the last hidden layer's units
     out: LinearCache
 
 

@@ -4,8 +4,7 @@
     python visualize_conv_matrix_capsules.py --checkpoint run.safetensors
 
 draws what ``conv_matrix_capsules.py --checkpoint run.safetensors`` has trained; without ``--checkpoint`` it trains
-first, with the same flags as that script. The same run gives the same files byte for byte, and a file that would not
-change is left alone.
+first, with the same flags as that script.
 
     vote_distances.png      distances of the votes to the mean of each class capsule, in each iteration
     pose_perturbation.png   what four entries of a class capsule's pose matrix change in the picture

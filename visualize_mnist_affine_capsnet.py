@@ -5,8 +5,7 @@
 
 draws what ``mnist_affine_capsnet.py --checkpoint FILE`` has trained; without ``--checkpoint`` the three models are
 trained first, with the flags of that script. Without --seed it is the reported seed whose capsule network has the
-median accuracy on rotated digits. The same run gives the same files byte for byte, and a file that would not change is
-left alone.
+median accuracy on rotated digits.
 
     rotation_sweep.png      accuracy from -90 to 90 degrees, means and intervals of the reported seeds
     capsule_dimensions.png  the numbers of each digit's capsule that change its reconstruction most

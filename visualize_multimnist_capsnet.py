@@ -4,8 +4,7 @@
     python visualize_multimnist_capsnet.py --n-epochs 8 --n-train 6000 --outdir viz
 
 trains the three models and draws; ``--checkpoint FILE`` draws what ``multimnist_capsnet.py --checkpoint FILE`` has
-trained. Without --seed it is the reported seed whose capsule network has the median accuracy. The same run gives the
-same files byte for byte, and a file that would not change is left alone.
+trained. Without --seed it is the reported seed whose capsule network has the median accuracy.
 
     example_pairs.png         composites and the two digits that each is made of
     training_curves.png       losses and accuracies, epoch by epoch

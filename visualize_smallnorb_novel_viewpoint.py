@@ -4,8 +4,7 @@
     python visualize_smallnorb_novel_viewpoint.py --seed 1 --n-epochs 10
 
 trains the three models and draws; ``--checkpoint FILE`` draws what ``smallnorb_novel_viewpoint.py --checkpoint FILE``
-has trained. Without --seed it is the reported seed whose capsules have the median accuracy on held-out views. The same
-run gives the same files byte for byte, and a file that would not change is left alone.
+has trained. Without --seed it is the reported seed whose capsules have the median accuracy on held-out views.
 
     example_views.png         every class at six training and six held-out azimuths
     elevation_strip.png       every class from rising elevations

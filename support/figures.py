@@ -556,7 +556,8 @@ def png_bytes(draw: Callable[[], Figure], n_colours: int | None = None) -> bytes
 def write_figures(
     folder: Path, drawers: Mapping[str, Callable[[], Figure]], n_colours: Mapping[str, int] | None = None
 ) -> None:
-    """Draw each figure into ``folder/NAME.png`` and print whether it changed; for ``n_colours`` see ``png_bytes``."""
+    """Draw each figure into ``folder/NAME.png`` and print whether it changed: the same run gives the same bytes. For
+    ``n_colours`` see ``png_bytes``."""
     for name, draw in drawers.items():
         content = png_bytes(draw, (n_colours or {}).get(name))
         print(write_if_changed(folder / f"{name}.png", content))
