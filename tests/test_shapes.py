@@ -102,10 +102,18 @@ def first_views(script: ModuleType, *flags: str) -> Array:
 
 
 @SCRIPTS
-def test_the_seed_draws_the_shapes(script: ModuleType) -> None:
-    one, other = (views.points_of(config_of(script, ["--dataset", "shapes", "--seed", seed]))[0] for seed in "12")
-    assert one.shape[0] == 5
-    assert not np.array_equal(one[:, :9], other[:, :9])
+def test_the_seed_draws_the_shapes_unless_they_have_their_own(script: ModuleType) -> None:
+    def clean(*flags: str) -> Array:
+        config = config_of(script, ["--dataset", "shapes", *flags])
+        return views.points_of(config)[0]
+
+    assert clean("--seed", "1").shape[0] == 5
+    assert not np.array_equal(clean("--seed", "1")[:, :9], clean("--seed", "2")[:, :9])
+    np.testing.assert_array_equal(clean("--seed", "2"), clean("--seed", "1", "--shapes-seed", "2"))
+    np.testing.assert_array_equal(clean("--seed", "0"), clean("--seed", "1", "--shapes-seed", "0"))
+    same_shapes = first_views(script, "--seed", "1", "--shapes-seed", "2"), first_views(script, "--seed", "2")
+    assert not np.array_equal(*same_shapes)  # but not the same noise
+    assert np.corrcoef([images.ravel() for images in same_shapes])[0, 1] > 0.98
 
 
 def test_both_scripts_show_the_same_standardised_views() -> None:
