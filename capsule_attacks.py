@@ -65,9 +65,7 @@ MODEL_NAMES = ("capsules", "cnn")
 STEREO_SETS, DIGIT_SETS = ("smallnorb", "toys"), ("mnist", "strokes")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Configuration: user inputs only
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Configuration: user inputs only ----------------------------------------------------------------------------------
 
 
 # fmt: off
@@ -143,9 +141,7 @@ def make_data(config: Config) -> Data:
     return conv.make_data(network_config(config))._replace(held_out=None)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Losses that an attacker raises
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Losses that an attacker raises -----------------------------------------------------------------------------------
 
 
 def log_odds_cross_entropy(activations: Array, labels: Array) -> tuple[float, Array]:
@@ -178,9 +174,7 @@ def attack_kinds(model: Model, config: Config) -> dict[str, tuple[Loss, int]]:
     return {name + suffix: (loss, n_steps) for suffix, loss in losses.items() for name, n_steps in steps.items()}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Attacks
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Attacks ----------------------------------------------------------------------------------------------------------
 
 
 def image_gradient(model: Model, params: Params, images: Array, labels: Array, loss: Loss) -> Array:
@@ -204,34 +198,27 @@ def attack(
 
 
 def robustness(model: Model, params: Params, examples: Examples, config: Config, workers: Workers) -> dict[str, Any]:
-    """Accuracy under each attack, and in the worst case, by epsilon; and the fraction of images on which an attack can
-    have no effect, as the gradient is zero at every pixel."""
+    """Accuracy under each attack, and in the worst case, by epsilon."""
 
     def correct(loss: Loss, epsilon: float, n_steps: int, x: Array, labels: Array) -> Array:
         if epsilon:
             x = attack(model, params, x, labels, loss, epsilon, n_steps, config.pixel_range)
         return model.forward(params, x)[0].argmax(axis=1) == labels
 
-    def has_no_gradient(loss: Loss, x: Array, labels: Array) -> Array:
-        return (image_gradient(model, params, x, labels, loss) == 0).all(axis=(1, 2, 3))
-
-    def each(test: Callable[..., Array], *args: Any) -> Array:
-        return in_parts(functools.partial(test, *args), examples, exact_config(config), workers)
+    def each(*attacked: Any) -> Array:
+        return in_parts(functools.partial(correct, *attacked), examples, exact_config(config), workers)
 
     epsilons, kinds = (0.0, *config.epsilons), attack_kinds(model, config)
     answers = {  # (epsilons, N) each; what has two names, as all attacks on the CNN may, is done once
-        (loss, n_steps): np.array([each(correct, loss, epsilon, n_steps) for epsilon in epsilons])
+        (loss, n_steps): np.array([each(loss, epsilon, n_steps) for epsilon in epsilons])
         for loss, n_steps in dict.fromkeys(kinds.values())
     }
     right = {kind: answers[attacked] for kind, attacked in kinds.items()}
     right["worst_case"] = np.logical_and.accumulate(np.all(list(right.values()), axis=0))
-    found: dict[str, Any] = {
+    return {
         kind: {f"{epsilon:g}": float(now.mean()) for epsilon, now in zip(epsilons, by_epsilon, strict=True)}
         for kind, by_epsilon in right.items()
     }
-    losses = attack_losses(model, config)
-    unmoved = {loss: float(each(has_no_gradient, loss).mean()) for loss in dict.fromkeys(losses.values())}
-    return found | {"zero_gradient" + suffix: unmoved[loss] for suffix, loss in losses.items()}
 
 
 def exact_config(config: Config) -> conv.Config:
@@ -243,16 +230,14 @@ def attack_all(config: Config, states: Mapping[str, TrainState], data: Data, thr
     """The attacks on every trained model."""
     models, examples = conv.make_models(exact_config(config)), subset(data.test, config.n_attack)
     found = {}
-    with Workers(threads, "float64") as workers:
+    with Workers(threads) as workers:
         for name, state in states.items():
             params = {key: p.astype(np.float64) for key, p in state.params.items()}
             found[name] = robustness(models[name], params, examples, config, workers)
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A run from beginning to end
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A run from beginning to end --------------------------------------------------------------------------------------
 
 
 def make_models(config: Config) -> dict[str, Model]:
@@ -267,7 +252,7 @@ def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **mo
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
     network = network_config(config)
     session = Session(EXPERIMENT, config, make_models(config), options, **more)
-    with session, Workers(options.threads, config.dtype) as workers:
+    with session, Workers(options.threads) as workers:
         for model, state in session.trainings():
             session.begin(model, steps_per_epoch(network, data) * of_model(model.name, network)[0])
             train(model, network, data, state, workers, session.after_step)
@@ -289,9 +274,8 @@ def make_result(
     models: dict[str, dict[str, Any]] = {}
     for name, state in states.items():
         models[name] = model_metrics(state)
-        for kind, found in attacks[name].items():
-            by_epsilon = isinstance(found, dict)
-            models[name] |= {f"{kind}_{e}_accuracy": x for e, x in found.items()} if by_epsilon else {kind: found}
+        for kind, by_epsilon in attacks[name].items():
+            models[name] |= {f"{kind}_{e}_accuracy": x for e, x in by_epsilon.items()}
     chance = 1 / network_config(config).n_classes
     result = result_document(EXPERIMENT, config, data.name, models, dict(states), threads, "accuracy", chance)
     return result | {"attack": attacks}
@@ -305,22 +289,17 @@ def describe(result: Mapping[str, Any]) -> str:
 
 
 def format_table(result: Mapping[str, Any]) -> str:
-    """The result table, and one of the accuracy under each attack, with the fraction of images whose gradient is
-    zero."""
+    """The result table, and one of the accuracy under each attack."""
     lines = [f"{'model':<10} {'accuracy':>8} {'parameters':>10} {'seconds':>8}"]
     for name, m in result["models"].items():
         lines.append(f"{name:<10} {m['accuracy']:8.4f} {m['n_params']:10,} {m['train_seconds']:8.1f}")
     epsilons = ["0", *(f"{epsilon:g}" for epsilon in result["config"]["epsilons"])]
     heads = " ".join(f"{epsilon:>6}" for epsilon in epsilons)
-    lines += [f"{'accuracy under attack by epsilon':<32} {heads}  zero gradient"]
+    lines += [f"{'accuracy under attack by epsilon':<32} {heads}"]
     for name, found in result["attack"].items():
         for kind, by_epsilon in found.items():
-            if isinstance(by_epsilon, dict):
-                cells = " ".join(f"{by_epsilon[epsilon]:6.3f}" for epsilon in epsilons)
-                lines.append(f"{name + ': ' + kind.replace('_', ' '):<32} {cells}")
-                if kind != "worst_case":
-                    zero = found["zero_gradient" + ("_log_odds" if kind.endswith("_log_odds") else "")]
-                    lines[-1] += f"  {zero:13.3f}"
+            cells = " ".join(f"{by_epsilon[epsilon]:6.3f}" for epsilon in epsilons)
+            lines.append(f"{name + ': ' + kind.replace('_', ' '):<32} {cells}")
     return "\n".join(lines)
 
 

@@ -40,7 +40,7 @@ from report import read_result
 from support.console import one_line, print_message, shows_progress
 from support.files import UserError, require_writable
 from support.result_tables import grid_table, paired_table, rows_table, seeds_table
-from support.results import git_commit, save_result
+from support.results import git_commit, parse_json, save_result
 from support.script import script
 from support.scripts import code_files, parse_flags
 from support.settings import Parser, int_in
@@ -55,9 +55,7 @@ CACHE = Path(".cache/compare_seeds")
 DASK_TIMEOUT = 10  # seconds until a scheduler must have answered
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# One run
-# ----------------------------------------------------------------------------------------------------------------------
+# --- One run ----------------------------------------------------------------------------------------------------------
 
 
 class Setting(NamedTuple):
@@ -117,24 +115,18 @@ def require_success(status: int, said: bytes, where: str = "") -> None:
 
 
 def read_run(file: Path) -> Json:
-    """The result of a run. Raises ValueError where the file holds none, in words."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"its result holds {constant}")
-
+    """The result of a run. Raises ValueError where the file holds none."""
     try:
-        result = json.loads(file.read_bytes(), parse_constant=refuse)
+        result = parse_json(file)
         metrics = [metric for model in result["models"].values() for metric in model.values()]
         if result["headline"] and any(isinstance(metric, float) for metric in metrics):
             return dict(result)
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
+    except (UserError, LookupError, TypeError, AttributeError):
         pass
-    raise ValueError("its result holds no metric of a model")
+    raise ValueError("its result holds no metric of a model, or a number that is not finite")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# All runs
-# ----------------------------------------------------------------------------------------------------------------------
+# --- All runs ---------------------------------------------------------------------------------------------------------
 
 
 def make_settings(zipped: dict[str, list[str]], grid: dict[str, list[str]], rest: list[str]) -> list[Setting]:
@@ -218,7 +210,6 @@ def run_all(jobs: list[Job], args: argparse.Namespace, archive: bytes) -> tuple[
                         result["environment"]["git_commit"] = args.commit
                         save_result(job.file, result)
                     results[job] = read_run(job.file)
-                    checkpoint_of(job).unlink(missing_ok=True)
                 except Exception as error:  # of the run, of its result, or of the cluster, such as KilledWorker
                     failures[job] = one_line(error, 400)
                     bar.clear()
@@ -241,19 +232,10 @@ def submit(executor: Executor, job: Job, args: argparse.Namespace, archive: byte
     variables = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(args.threads))
     if args.scheduler:
         return executor.submit(run_on_worker, archive, args.script.name, flags, variables)
-    if args.checkpoints:
-        saved = checkpoint_of(job)
-        flags += [f"--checkpoint={saved}", *["--resume"] * (args.resume and saved.exists())]
     return executor.submit(run_here, [sys.executable, str(args.script), *flags, f"--out-json={job.file}"], variables)
 
 
-def checkpoint_of(job: Job) -> Path:
-    return job.file.with_suffix(".checkpoint")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The result
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The result -------------------------------------------------------------------------------------------------------
 
 
 def merge(values: list[Any]) -> Any:
@@ -355,9 +337,7 @@ def describe(document: Json) -> str:
     return "\n".join([*lines, "", "± is half of a 95 % interval of the mean"])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Command line -----------------------------------------------------------------------------------------------------
 
 
 def seed_list(text: str) -> list[int]:
@@ -421,8 +401,6 @@ def make_parser() -> argparse.ArgumentParser:
         help="Do N runs at a time. Default: one for each core.")
     add("--threads", type=count, metavar="N", default=1, help="Give each run N threads. Default: %(default)s.")
     add("--resume", action="store_true", help="Do not repeat what has run with the same flags and code.")
-    add("--checkpoints", action="store_true",
-        help="Save every run after each of its epochs too; --resume goes on from there. Not on a cluster.")
     add("--scheduler", metavar="ADDRESS",
         help="Run on the workers of this Dask scheduler, such as tcp://HOST:8786. --jobs does not apply.")
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
@@ -436,7 +414,7 @@ def parse_command(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Setting
     parser, rest = make_parser(), list(argv[split + 1 :])
     args = parser.parse_args(argv[:split])
     # without the flags that only say where and how to run
-    flags = re.sub(r" --(jobs|scheduler)[ =]\S+| --(resume|checkpoints)\b", "", f" {shlex.join(argv[:split])}")
+    flags = re.sub(r" --(jobs|scheduler)[ =]\S+| --resume\b", "", f" {shlex.join(argv[:split])}")
     args.command = f"python compare_seeds.py{flags} {shlex.join(argv[split:])}".rstrip()
     file = args.experiment.removesuffix(".py") + ".py"
     args.script = (Path(__file__).parent / file if file == Path(file).name else Path(file)).resolve()
@@ -470,7 +448,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, settings = parse_command(sys.argv[1:] if argv is None else argv)
     if args.script.parent == Path(__file__).resolve().parent:  # another one may do anything when it is imported
         for setting in settings:
-            parse_flags(args.script, [*setting.args, *["--checkpoint=x"] * args.checkpoints])
+            parse_flags(args.script, setting.args)
     args.commit, archive = git_commit(), pack(args.script)
     require_writable(args.out, CACHE / "a run")
     jobs = make_jobs(args, settings, archive)

@@ -53,20 +53,19 @@ from data.pictures import read_strokes
 from fast import field_em
 from fast.optimizers import adamw_step
 from fast.workers import Workers, default_threads
+from multimnist_capsnet import CNN, ConvLayer
 from support.checkpoints import read_checkpoint
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
 from support.results import model_metrics, recorded_command, result_document, save_result
 from support.run import Stream, generator, permutation, require_finite
 from support.script import script
-from support.tables import confusion_matrix
 from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
 
 from smallnorb_novel_viewpoint import (  # isort: skip
-    POSE_SIDE, Array, ConvCache, EMCache, LinearCache, Params, Viewpoints, VotesCache, capsules_loss,
-    class_scores_backward, class_scores_forward, conv2d_backward, conv2d_forward,
-    em_routing_backward, em_routing_forward, linear_backward, linear_forward, relu_backward, relu_forward,
-    sigmoid_backward, sigmoid_forward, softmax_cross_entropy, votes_backward, votes_forward,
+    POSE_SIDE, Array, ConvCache, EMCache, Params, Viewpoints, VotesCache, capsules_loss, class_scores_backward,
+    class_scores_forward, conv2d_backward, conv2d_forward, em_routing_backward, em_routing_forward, relu_backward,
+    relu_forward, sigmoid_backward, sigmoid_forward, softmax_cross_entropy, votes_backward, votes_forward,
 )  # fmt: skip
 from support.settings import (  # isort: skip
     SettingError, float_in, folder, from_json, int_in, list_of, names_of, parse, redeclared, setting,
@@ -88,9 +87,7 @@ CAPS_KERNEL = 3
 CAPS_STRIDES = {"convcaps1": 2, "convcaps2": 1}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Configuration: user inputs only
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Configuration: user inputs only ----------------------------------------------------------------------------------
 
 
 DIGIT_SETS = ("auto", "mnist", "strokes")
@@ -197,9 +194,7 @@ class Options(PredictOptions):
         shown="one for each processor, at most 4")  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Data
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Data -------------------------------------------------------------------------------------------------------------
 
 
 class Examples(NamedTuple):
@@ -268,13 +263,11 @@ def prepared(images: Array, config: Config) -> Array:
     return (viewpoint.crop(images, None) if config.has_views else images).astype(config.dtype, copy=False)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# EM routing over receptive fields [Hinton 2018, sec. 4]
+# --- EM routing over receptive fields [Hinton 2018, sec. 4] -----------------------------------------------------------
 #
 # A field's parents get votes from its children alone, and fit them as in smallnorb_novel_viewpoint.py, with a field in
 # the place of an image. One thing is different: a child has more parents than those of one field. They are all types at
 # all positions whose field contains the child, and the E-step divides by the sum over all of them.
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 class Fields(NamedTuple):
@@ -417,9 +410,9 @@ PLAIN = Routing(field_routing_forward, field_routing_backward)
 FAST = Routing(field_em.field_routing_forward, field_em.field_routing_backward)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The network: init(rng) -> params; forward(params, x) -> (scores, cache); backward(dscores, cache) -> (grads, dx)
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The network ------------------------------------------------------------------------------------------------------
+#
+# init(rng) -> params; forward(params, x) -> (scores, cache); backward(dscores, cache) -> (grads, dx)
 
 
 def grid_sides(image_size: int) -> list[int]:
@@ -547,129 +540,29 @@ def conv_capsnet_backward(
     return grads, dx
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The CNN: convolutions of the same sides and strides
-# ----------------------------------------------------------------------------------------------------------------------
-
-CONV_CNN_STRIDES = {"conv1": 2, "conv2": CAPS_STRIDES["convcaps1"], "conv3": CAPS_STRIDES["convcaps2"]}
-
-
-def conv_cnn_shapes(config: Config, n_channels: int) -> dict[str, tuple[int, ...]]:
-    """Weights of a CNN on the capsules' own grids: their conv1, then 3x3 convolutions of ``n_channels``, and scores."""
-    k, side, channels = CAPS_KERNEL, grid_sides(config.image_size)[-1], config.sizes[0]
-    return {
-        "conv1": (CONV_KERNEL, CONV_KERNEL, config.in_channels, channels),
-        "conv2": (k, k, channels, n_channels),
-        "conv3": (k, k, n_channels, n_channels),
-        "out": (side * side * n_channels, config.n_classes),
-    }
-
-
-def conv_cnn_channels(config: Config, n_params: int) -> int:
-    """The number of channels that comes nearest to ``n_params`` parameters."""
-
-    def difference(n_channels: int) -> int:
-        shapes = conv_cnn_shapes(config, n_channels).values()
-        return abs(sum(math.prod(shape) + shape[-1] for shape in shapes) - n_params)
-
-    return min(range(1, 1025), key=difference)
-
-
-def cnn_init(rng: np.random.Generator, shapes: dict[str, tuple[int, ...]], dtype: str) -> Params:
-    params: Params = {}
-    for name, shape in shapes.items():
-        gain = 1 if name == "out" else 2  # a ReLU halves the second moment
-        params[f"{name}.w"] = rng.normal(0, math.sqrt(gain / math.prod(shape[:-1])), shape).astype(dtype)
-        params[f"{name}.b"] = np.zeros(shape[-1], dtype)
-    return params
-
-
-class ConvCNNCache(NamedTuple):
-    convs: list[ConvCache]
-    relus: list[Array]
-    out: LinearCache
-
-
-def conv_cnn_forward(params: Params, x: Array) -> tuple[Array, ConvCNNCache]:
-    """x (B, H, W, C) -> class scores (B, E)."""
-    convs, relus = [], []
-    for name, stride in CONV_CNN_STRIDES.items():
-        pad = 2 if name == "conv1" else 0
-        x, conv_cache = conv2d_forward(x, params[f"{name}.w"], params[f"{name}.b"], stride, pad)
-        x, relu_cache = relu_forward(x)
-        convs.append(conv_cache)
-        relus.append(relu_cache)
-    scores, out_cache = linear_forward(x.reshape(len(x), -1), params["out.w"], params["out.b"])
-    return scores, ConvCNNCache(convs, relus, out_cache)
-
-
-def conv_cnn_backward(dscores: Array, cache: ConvCNNCache, need_dx: bool = False) -> tuple[Params, Array | None]:
-    """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
-    grads: Params = {}
-    dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
-    for name, conv, relu in reversed(list(zip(CONV_CNN_STRIDES, cache.convs, cache.relus, strict=True))):
-        dconv = relu_backward(dx.reshape(relu.shape), relu)
-        dx, grads[f"{name}.w"], grads[f"{name}.b"] = conv2d_backward(dconv, conv, need_dx or name != "conv1")
-    return grads, dx
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The paper's CNN: two convolutions with max pooling, a hidden layer with dropout [Hinton 2018, sec. 5]
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The CNNs: those of multimnist_capsnet.py in other sizes ----------------------------------------------------------
 
 N_HIDDEN = 1024
+# 4,253,349 parameters for stereo pairs of 32x32 pixels. The paper does not give the padding of the convolutions: with 2
+# pixels they add up to its 4.2 million. [Hinton 2018, sec. 5]
+PAPER_CNN = CNN(
+    tuple(ConvLayer(CONV_KERNEL, channels, pad=2, pool=multimnist.MAX_POOL) for channels in (32, 64)),
+    {"hidden": N_HIDDEN},
+)
 
 
-def paper_cnn_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """4,253,349 parameters for stereo pairs of 32x32 pixels. The paper does not give the padding of the convolutions:
-    with 2 pixels they add up to its 4.2 million."""
-    k, side = CONV_KERNEL, config.image_size // 2 // 2
-    return {
-        "conv1": (k, k, config.in_channels, 32),
-        "conv2": (k, k, 32, 64),
-        "hidden": (side * side * 64, N_HIDDEN),
-        "out": (N_HIDDEN, config.n_classes),
-    }
+def grid_cnn(config: Config, n_channels: int) -> CNN:
+    """On the capsules' own grids: their conv1, then 3x3 convolutions of ``n_channels``."""
+    upper = (ConvLayer(CAPS_KERNEL, n_channels, stride) for stride in CAPS_STRIDES.values())
+    return CNN((ConvLayer(CONV_KERNEL, config.sizes[0], stride=2, pad=2), *upper), {})
 
 
-class PaperCNNCache(NamedTuple):
-    layers: list[tuple[ConvCache, Any, Array]]  # caches of both convolutions, of their pooling and ReLU
-    hidden: LinearCache
-    relu: Array  # (B, 1024)
-    dropout: Array | None
-    out: LinearCache
+def nearest_channels(config: Config, n_params: int) -> int:
+    """The number of channels that comes nearest to ``n_params`` parameters."""
+    return min(range(1, 1025), key=lambda n: abs(multimnist.cnn_size(grid_cnn(config, n), config) - n_params))
 
 
-def paper_cnn_forward(params: Params, x: Array, dropout: Array | None) -> tuple[Array, PaperCNNCache]:
-    """x (B, H, W, C), dropout (B, 1024) or None in a test -> class scores (B, E)."""
-    layers = []
-    for name in ("conv1", "conv2"):
-        conv, conv_cache = conv2d_forward(x, params[f"{name}.w"], params[f"{name}.b"], stride=1, pad=2)
-        pooled, pool_cache = multimnist.max_pool_forward(conv)
-        x, relu = relu_forward(pooled)  # (B, H // 2, W // 2, C)
-        layers.append((conv_cache, pool_cache, relu))
-    hidden, hidden_cache = linear_forward(x.reshape(len(x), -1), params["hidden.w"], params["hidden.b"])
-    relu, _ = relu_forward(hidden)
-    units = relu if dropout is None else relu * dropout
-    scores, out_cache = linear_forward(units, params["out.w"], params["out.b"])
-    return scores, PaperCNNCache(layers, hidden_cache, relu, dropout, out_cache)
-
-
-def paper_cnn_backward(dscores: Array, cache: PaperCNNCache, need_dx: bool = False) -> tuple[Params, Array | None]:
-    """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
-    grads: Params = {}
-    dunits, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
-    drelu = dunits if cache.dropout is None else dunits * cache.dropout
-    dx, grads["hidden.w"], grads["hidden.b"] = linear_backward(relu_backward(drelu, cache.relu), cache.hidden)
-    for name, (conv_cache, pool_cache, relu) in zip(("conv2", "conv1"), reversed(cache.layers), strict=True):
-        dconv = multimnist.max_pool_backward(relu_backward(dx.reshape(relu.shape), relu), pool_cache)
-        dx, grads[f"{name}.w"], grads[f"{name}.b"] = conv2d_backward(dconv, conv_cache, need_dx or name != "conv1")
-    return grads, dx
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The models as the training loop sees them
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The models as the training loop sees them ------------------------------------------------------------------------
 
 
 class Model(NamedTuple):
@@ -697,29 +590,25 @@ def make_capsules(config: Config, routing: Routing | None = None) -> Model:
 def make_models(config: Config) -> dict[str, Model]:
     """The capsule network and its baseline, by name, in the order of the result table."""
     capsules = make_capsules(config)
-    n_channels = conv_cnn_channels(config, count_params(capsules.init_params(np.random.default_rng(0))))
+    if config.cnn == "paper":
+        net, size = PAPER_CNN, 2 * PART  # each part has its own 4.2 million gradients
+    else:
+        n_params = count_params(capsules.init_params(np.random.default_rng(0)))
+        net, size = grid_cnn(config, nearest_channels(config, n_params)), part_size(config)
     cnn = Model(
         "cnn",
-        lambda rng: cnn_init(rng, conv_cnn_shapes(config, n_channels), config.dtype),
-        lambda params, x, dropout=None: conv_cnn_forward(params, x),
-        conv_cnn_backward,
+        lambda rng: multimnist.cnn_init(rng, config, net),
+        lambda params, x, dropout=None: multimnist.cnn_forward(params, x, net, dropout),
+        lambda dscores, cache, need_dx=False: multimnist.cnn_backward(dscores, cache, net, need_dx),
         lambda scores, labels, progress: softmax_cross_entropy(scores, labels),
-        part_size(config),
+        size,
     )
-    if config.cnn == "paper":
-        cnn = cnn._replace(
-            init_params=lambda rng: cnn_init(rng, paper_cnn_shapes(config), config.dtype),
-            forward=lambda params, x, dropout=None: paper_cnn_forward(params, x, dropout),
-            backward=paper_cnn_backward,
-            part_size=2 * PART,  # each part has its own 4.2 million gradients
-        )
     return {"capsules": capsules, "cnn": cnn}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Evaluation and training loop. A batch is divided into parts of a fixed size, on which threads work: no number depends
-# on how many threads there are.
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Evaluation and training loop -------------------------------------------------------------------------------------
+#
+# A batch is divided into parts of a fixed size, on which threads work: no number depends on how many threads there are.
 
 
 def in_parts(work: Callable[[Array, Array], Array], examples: Examples, config: Config, workers: Workers) -> Array:
@@ -823,9 +712,7 @@ def train(
     return state.history
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Inside the capsule network, for the figures and for --predict
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Inside the capsule network, for the figures and for --predict ----------------------------------------------------
 
 
 def class_capsules(params: Params, images: Array, config: Config) -> tuple[Array, Array]:
@@ -871,9 +758,7 @@ def class_routing(params: Params, images: Array, config: Config) -> ClassRouting
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A run from beginning to end
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A run from beginning to end --------------------------------------------------------------------------------------
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
@@ -883,7 +768,7 @@ def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
     session = Session(EXPERIMENT, config, make_models(config), options, **more)
-    with session, Workers(options.threads, config.dtype) as workers:
+    with session, Workers(options.threads) as workers:
         for model, state in session.trainings():
             session.begin(model, steps_per_epoch(config, data) * of_model(model.name, config)[0])
             train(model, config, data, state, workers, session.after_step)
@@ -899,27 +784,23 @@ def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[s
 
 def make_result(config: Config, states: Mapping[str, TrainState], data: Data, threads: int = 1) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, those of the last epoch; "drop" is familiar minus held out.
-    Accuracies at an angle are metrics such as ``azimuth_60_accuracy``. "confusion" counts held-out images by model,
-    true class and answer."""
+    Accuracies at an angle are metrics such as ``azimuth_60_accuracy``."""
     models: dict[str, dict[str, Any]] = {}
-    networks, confusions = make_models(config), {}
+    networks = make_models(config)
     for name, state in states.items():
         models[name] = model_metrics(state)
         if data.held_out is None:
             continue
         models[name]["drop"] = models[name]["familiar_accuracy"] - models[name]["held_out_accuracy"]
-        with Workers(threads, config.dtype) as workers:
+        with Workers(threads) as workers:
             for part in (data.test, data.held_out):
                 answers = predict_scores(networks[name], state.params, part, config, workers).argmax(axis=1)
                 models[name] |= angle_accuracies(config, part, answers)
-        confusion = confusion_matrix(part.labels, answers, config.n_classes)  # of the held-out images
-        confusions[name] = confusion.tolist()
-        if config.dataset == "voxels" and config.held_out == "azimuth":
-            models[name]["hard_accuracy"] = viewpoint.hard_accuracy(confusion)
+        if config.dataset == "voxels" and config.held_out == "azimuth":  # the last answers are of held-out images
+            models[name]["hard_accuracy"] = viewpoint.hard_accuracy(part.labels, answers)
     headline = "held_out_accuracy" if config.holds_out else "accuracy"
     chance = 1 / config.n_classes
-    result = result_document(EXPERIMENT, config, data.name, models, dict(states), threads, headline, chance)
-    return result | ({"confusion": confusions} if confusions else {})
+    return result_document(EXPERIMENT, config, data.name, models, dict(states), threads, headline, chance)
 
 
 def angle_accuracies(config: Config, examples: Examples, answers: Array) -> dict[str, float]:
@@ -951,9 +832,7 @@ def format_table(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Prediction for image files (--predict)
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Prediction for image files (--predict) ---------------------------------------------------------------------------
 
 DIGIT_BOX = 20  # pixels: MNIST's digits fill a box of this side
 
@@ -970,7 +849,7 @@ def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
         raise UserError(f"{checkpoint} has no capsules that learned digits; your_own_images.py learns any pictures")
     images = np.concatenate([read_picture(path, config) for path in pictures])
     examples, models = Examples(images, np.zeros(len(images), np.intp)), make_models(config)
-    with Workers(1, config.dtype) as workers:
+    with Workers(1) as workers:
         answers = {
             name: predict_scores(models[name], state.params, examples, config, workers).argmax(axis=1)
             for name, state in states.items()
@@ -985,9 +864,7 @@ def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
     return "\n".join(lines)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Command line -----------------------------------------------------------------------------------------------------
 
 
 @script

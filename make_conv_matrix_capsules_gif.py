@@ -224,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     require_tests(data, figures.MIN_TEST)
     n_steps, n = experiment.steps_per_epoch(config, data) * config.n_epochs, options.snapshots
     steps = {round(n_steps * (k / (n - 1)) ** 2) for k in range(n)}  # from 0 to the last, at distances that grow
-    with Workers(options.threads, config.dtype) as workers:
+    with Workers(options.threads) as workers:
         recorder = Recorder(config, data, steps, workers)
         run_options = RunOptions(threads=options.threads, quiet=options.quiet)
         states = experiment.train_all(config, data, run_options, names=("capsules",), callback=recorder)

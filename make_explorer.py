@@ -36,6 +36,7 @@ from support.files import UserError
 from support.results import environment
 from support.script import script
 from support.settings import folder, input_path, output_path, parse, setting
+from support.statistics import read_comparison
 from support.training import RunOptions
 
 Array = np.ndarray
@@ -48,13 +49,10 @@ RARE = 0.01  # of the right answers: a second capsule that is shorter than in al
 DIGIT_MODELS = ("capsnet", "cnn_pool")
 SMALL, LARGE = 1 << 10, 1 << 18  # entries: a smaller array is not rounded; a larger one is rounded to 7 bits
 VIEW_MODELS = ("capsules", "cnn_matched")
-FIRST_REPORTED = 200  # seed: the settings were chosen on others
 RESULTS = Path(__file__).resolve().parent / "results" / viewpoint.EXPERIMENT
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Rounding
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Rounding ---------------------------------------------------------------------------------------------------------
 
 
 def quantised(w: Array) -> tuple[Array, Array]:
@@ -102,9 +100,7 @@ def packed(tensors: Mapping[str, Array], exact: bool = False) -> tuple[list[dict
     return entries, b"".join(parts)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the sixteen numbers of a digit capsule do
-# ----------------------------------------------------------------------------------------------------------------------
+# --- What the sixteen numbers of a digit capsule do -------------------------------------------------------------------
 
 STEP = 0.25  # [Sabour 2017, sec. 5.1]
 N_CAPSULES = 48  # of each class, from test composites
@@ -186,9 +182,7 @@ def dimension_names(config: Any, params: Params, test: digits.Batch) -> list[lis
     return names
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The two networks as the page has them
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The two networks as the page has them ----------------------------------------------------------------------------
 
 
 class Part(NamedTuple):
@@ -224,7 +218,7 @@ def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threa
     params = {name: rounded(states[name].params) for name in DIGIT_MODELS}
     metrics = {"set_accuracy": "both digits right", "digit_accuracy": "digits right"}
     even = digits.capsnet_model(dataclasses.replace(config, routing_iters=1))  # the first couplings are all 1 / J
-    with Workers(threads, config.dtype) as workers:
+    with Workers(threads) as workers:
         for name in DIGIT_MODELS:
             before, after = (
                 digits.evaluate(models[name], p, data.test, workers) for p in (states[name].params, params[name])
@@ -263,31 +257,16 @@ def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threa
 
 
 def shapes_study(held_out: str, results: Path) -> dict[str, Any] | None:
-    """How the two models do over the sets of shapes in ``results``: the mean held-out accuracies, and their difference
-    with its 95 % interval. None where fewer than ten sets are there."""
-    runs: dict[str, dict[int, float]] = {name: {} for name in VIEW_MODELS}
-    for path in sorted(results.glob("*.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
-        for entry in result.get("settings", {}).values():
-            config = result.get("config", {}) | entry.get("config", {})
-            elevations = (config.get("train_elevations"), config.get("test_elevations"))
-            if (
-                config.get("dataset") != "shapes"
-                or ("elevation" if elevations[0] != elevations[1] else "azimuth") != held_out
-            ):
-                continue
-            for name in VIEW_MODELS:
-                found = {
-                    r["seed"]: r["models"][name]["held_out_accuracy"] for r in entry["runs"] if name in r["models"]
-                }
-                found = {seed: value for seed, value in found.items() if seed >= FIRST_REPORTED}
-                runs[name] = max(runs[name], found, key=len)
-    seeds = sorted(set.intersection(*map(set, runs.values())))
-    if len(seeds) < 10:
+    """How the two models do over the reported sets of shapes: the mean held-out accuracies, and their difference with
+    its 95 % interval. None where there is no file of them in ``results``."""
+    path = results / f"shapes_{held_out}s.json"
+    if not path.exists():
         return None
-    capsules, cnn = (np.array([runs[name][seed] for seed in seeds]) for name in VIEW_MODELS)
-    half = 1.96 * (capsules - cnn).std(ddof=1) / np.sqrt(len(seeds))
-    return {"n": len(seeds), "capsules": capsules.mean(), "cnn": cnn.mean(), "half": half}
+    (entry,) = read_comparison(path)["settings"].values()
+    capsules, cnn = (np.array([run["models"][name]["held_out_accuracy"] for run in entry["runs"]])
+                     for name in VIEW_MODELS)  # fmt: skip
+    half = 1.96 * (capsules - cnn).std(ddof=1) / np.sqrt(len(cnn))
+    return {"n": len(cnn), "capsules": capsules.mean(), "cnn": cnn.mean(), "half": half}
 
 
 def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
@@ -329,9 +308,7 @@ def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
     return Part(about, tensors)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The page
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The page ---------------------------------------------------------------------------------------------------------
 
 
 def make_page(parts: Mapping[str, Part], exact: bool = False) -> bytes:
@@ -381,9 +358,7 @@ def load_viewpoint(path: Path | None) -> Part:
     return viewpoint_part(config, states)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Command line -----------------------------------------------------------------------------------------------------
 
 
 # fmt: off

@@ -25,15 +25,15 @@ from matplotlib.figure import Figure
 
 import mnist_affine_capsnet as experiment
 import visualize_mnist_affine_capsnet as figures
-from fast.workers import Workers, blas_threads
+from fast.workers import SERIAL, blas_threads
 from mnist_affine_capsnet import SWEEP, Config
-from multimnist_capsnet import Array
+from multimnist_capsnet import Array, assess, softmax
 from support.script import script
 from support.settings import input_path, int_in, output_path, parse, redeclared, setting
-from visualize_mnist_affine_capsnet import MODELS, J, Run, degrees
+from visualize_mnist_affine_capsnet import MODELS, J, degrees
 
 from support.figures import (  # isort: skip
-    GREY, MAX_FRAMES, RIGHT, WRONG, AnimationOptions, darkened, heading, lightened, make_figure, marked_answer,
+    GREY, MAX_FRAMES, RIGHT, WRONG, AnimationOptions, Run, darkened, heading, lightened, make_figure, marked_answer,
     model_handles, model_line, show_pictures, write_animation,
 )  # fmt: skip
 
@@ -48,11 +48,13 @@ class Turning:
         self.angles = np.linspace(SWEEP[0], SWEEP[-1], n_frames)
         chosen = figures.of_each_class(run.data.test_labels)[0][list(SHOWN)]
         self.images = np.stack([figures.turned(run, chosen, angle) for angle in self.angles])  # (frames, n, S, S)
-        models, workers = experiment.make_models(run.config), Workers(1, run.config.dtype)
+        models, labels = experiment.make_models(run.config), np.tile(SHOWN, n_frames)
+        batch = experiment.single_digits(self.images.reshape(-1, *self.images.shape[2:]), labels)
         self.outputs = {}  # of each model lengths of capsules, or probabilities (frames, n, J)
         for name, state in run.states.items():
-            scores = experiment.scores_of(models[name], state, self.images.reshape(-1, *self.images.shape[2:]), workers)
-            self.outputs[name] = experiment.confidences(name, scores).reshape(n_frames, len(SHOWN), J)
+            scores, _ = assess(models[name], state.params, batch, SERIAL)
+            found = scores if name == "capsnet" else softmax(scores)
+            self.outputs[name] = found.reshape(n_frames, len(SHOWN), J)
 
 
 def add_bars(ax: Axes, label: int) -> tuple[Any, Any]:
@@ -148,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--n-train 6000 --n-epochs 4", "After a short training on 6,000 digits: about 3 minutes."),
         ],
     )  # fmt: skip
-    run, _ = figures.finished(options, config, given)
+    run = figures.finished(options, config, given)
     with blas_threads(1):
         turning = Turning(run, options.frames)
         write_animation(options, lambda: make_scene(run, turning), [(k,) for k in range(options.frames)],

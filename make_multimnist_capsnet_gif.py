@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     data = experiment.make_data(config)
     config = experiment.resolve_auto(config, data.name)
     require_tests(data, figures.MIN_TEST)
-    with Workers(options.threads, config.dtype) as workers:
+    with Workers(options.threads) as workers:
         recorder = Recorder(config, data, options.snapshot_every, workers)
         run_options = RunOptions(threads=options.threads, quiet=options.quiet)
         states = experiment.train_all(config, data, run_options, names=("capsnet",), callback=recorder)

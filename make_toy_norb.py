@@ -7,7 +7,7 @@ that reads smallNORB reads it:
     python make_toy_norb.py --out-dir toys
     python conv_matrix_capsules.py --dataset smallnorb --data-dir toys
 
-How hard it is, compared with the real set, by three baselines; and a sheet of all toys:
+How hard it is, by three baselines; and a sheet of all toys:
 
     python make_toy_norb.py --baselines --out-json results/toys/baselines.json
     python make_toy_norb.py --figure viz/toys/contact_sheet.png --data-dir smallnorb
@@ -20,7 +20,6 @@ import io
 import itertools
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,16 +37,13 @@ from support.settings import SettingError, folder, input_path, int_in, output_pa
 from support.training import RunOptions
 
 from data.toy_norb import (  # isort: skip
-    AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, PARTS, SIDE, STEREO, cached_toys, draw_ground, draw_toy,
+    AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, PARTS, SIDE, STEREO, cached_toys, draw_ground,
     draw_view, make_toy, shadow_maps, shadow_resampling, write_toy_norb,
 )  # fmt: skip
 
 Array = np.ndarray
 
 EXPERIMENT = "make_toy_norb"
-# Test errors of the real set: Y. LeCun, F. J. Huang, L. Bottou, "Learning methods for generic object recognition with
-# invariance to pose and lighting", CVPR 2004, normalised-uniform set. Quoted from memory.
-REAL_ERRORS = {"nearest_neighbour": 0.184, "linear": 0.302, "cnn": 0.066}
 EVERY = 4  # one in so many test pairs is classified by its nearest neighbour
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # in units of the mean eigenvalue
 CNN = conv.Config(
@@ -55,9 +51,7 @@ CNN = conv.Config(
 )  # as many parameters as the paper's smaller capsule network
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Baselines
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Baselines --------------------------------------------------------------------------------------------------------
 
 
 def read_pixels(folder: Path, subset: str) -> tuple[Array, Array, Array]:
@@ -122,25 +116,13 @@ def grey_levels(folder: Path) -> dict[str, float]:
     return {"mean": float(mean), "spread": float(spread)}
 
 
-def drawing_seconds() -> float:
-    """Seconds of processor time that one toy takes on one thread, all its views and lightings: the mean over five."""
-    started = time.thread_time()
-    for category in range(len(CATEGORIES)):
-        draw_toy(category, 0)
-    return (time.thread_time() - started) / len(CATEGORIES)
-
-
 def baselines(threads: int, quiet: bool) -> dict[str, Any]:
     """Test errors of nearest neighbour, linear classifier and CNN on the whole set."""
     folder = cached_toys(Path(CACHE_DIR).expanduser(), CNN.seed)
     with blas_threads(threads):
         models = pixel_baselines(folder)
-    with blas_threads(1):
-        seconds = drawing_seconds()
     cnn = conv.run(CNN, RunOptions(quiet=quiet, threads=threads), names=("cnn",))["models"]["cnn"]
     models["cnn"] = {"error": 1 - cnn["accuracy"]} | cnn
-    for name, model in models.items():
-        model["real_error"] = REAL_ERRORS[name]
     return {
         "experiment": EXPERIMENT,
         "seed": CNN.seed,
@@ -150,23 +132,18 @@ def baselines(threads: int, quiet: bool) -> dict[str, Any]:
         "config": plain(CNN),
         "models": models,
         "grey_levels": grey_levels(folder),
-        "drawing": {"cpu_seconds_per_toy": seconds, "cpu_seconds": 50 * seconds},
         "environment": environment(threads),
     }
 
 
 def format_table(result: dict[str, Any]) -> str:
-    lines = [f"{'test error':<18} {'toys':>6} {'smallNORB, from memory':>23}"]
-    lines += [f"{name:<18} {m['error']:6.3f} {m['real_error']:23.3f}" for name, m in result["models"].items()]
+    lines = [f"{'test error':<18} {'toys':>6}"]
+    lines += [f"{name:<18} {m['error']:6.3f}" for name, m in result["models"].items()]
     levels = result["grey_levels"]
-    lines += [f"grey levels of an image: mean {levels['mean']:.0f}, spread {levels['spread']:.0f}"]
-    lines += [f"drawing a toy: {result['drawing']['cpu_seconds_per_toy']:.2f} s of processor time"]
-    return "\n".join(lines)
+    return "\n".join([*lines, f"grey levels of an image: mean {levels['mean']:.0f}, spread {levels['spread']:.0f}"])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Contact sheet
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Contact sheet ----------------------------------------------------------------------------------------------------
 
 
 def real_row(folder: Path) -> Array:
@@ -203,9 +180,7 @@ def contact_sheet(seed: int, real: Path | None = None) -> bytes:
     return stream.getvalue()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Command line -----------------------------------------------------------------------------------------------------
 
 
 # fmt: off

@@ -51,18 +51,17 @@ import numpy as np
 
 import multimnist_capsnet as base
 from data.affnist_file import AFFNIST_SIDE, read_affnist
-from fast.workers import SERIAL, Workers
+from fast.workers import Workers
 from support.checkpoints import read_checkpoint
 from support.files import UserError
 from support.optimizers import TrainState, count_params
 from support.results import recorded_command, result_document, save_result
 from support.run import Stream, generator, permutation, require_finite
 from support.script import script
-from support.tables import confusion_matrix
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
 
 from multimnist_capsnet import (  # isort: skip
-    CNN, Array, Batch, ConvLayer, Model, Network, Pair, Params, assess, softmax, softmax_cross_entropy, update,
+    CNN, Array, Batch, ConvLayer, Model, Network, Pair, Params, assess, softmax_cross_entropy, update,
 )  # fmt: skip
 from support.settings import (  # isort: skip
     SettingError, float_in, input_path, int_in, names_of, parse, redeclared, setting,
@@ -77,9 +76,7 @@ MODEL_NAMES = ("capsnet", "cnn", "lenet")
 SWEEP = tuple(range(-90, 91, 5))  # degrees
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Configuration
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Configuration ----------------------------------------------------------------------------------------------------
 
 
 # fmt: off
@@ -138,9 +135,7 @@ class Options(base.Options):
             raise SettingError("affnist", f"needs --canvas {AFFNIST_SIDE}")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Affine maps of images
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Affine maps of images --------------------------------------------------------------------------------------------
 
 WARP_PART = 500  # images at a time: bounds the memory
 
@@ -251,9 +246,7 @@ def distort(digits: Array, distortion: Distortion) -> Array:
     return warp(digits, warp_matrices(distortion.matrices, middle, distortion.middle), AFFNIST_SIDE)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Data
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Data -------------------------------------------------------------------------------------------------------------
 
 
 class Data(NamedTuple):
@@ -319,9 +312,7 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
     return single_digits(on_canvas(data.images[chosen], shift, config), data.labels[chosen])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# LeNet-5: a CNN with average pooling and two hidden layers
-# ----------------------------------------------------------------------------------------------------------------------
+# --- LeNet-5: a CNN with average pooling and two hidden layers --------------------------------------------------------
 
 
 def avg_pool_forward(x: Array) -> tuple[Array, tuple[int, ...]]:
@@ -346,9 +337,7 @@ LENET = CNN(
 )  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The models, their scores, and reconstructions
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The models -------------------------------------------------------------------------------------------------------
 
 def make_models(config: Config) -> dict[str, Model]:
     """By name, in the order of the result table."""
@@ -357,25 +346,7 @@ def make_models(config: Config) -> dict[str, Model]:
     return {"capsnet": models["capsnet"], "cnn": models["cnn_pool"]._replace(name="cnn"), "lenet": lenet}
 
 
-def scores_of(model: Model, state: TrainState, images: Array, workers: Workers = SERIAL) -> Array:
-    """images (N, S, S) -> (N, J): lengths of the capsules, or scores before the softmax."""
-    return assess(model, state.params, single_digits(images, np.zeros(len(images), np.intp)), workers)[0]
-
-
-def confidences(name: str, scores: Array) -> Array:
-    """scores (N, J) of the named model -> (N, J) from 0 to 1: the CapsNet's lengths of capsules, which need not sum to
-    1, or softmax probabilities."""
-    return scores if name == "capsnet" else softmax(scores)
-
-
-def capsules(params: Params, images: Array, config: Config) -> Array:
-    """images (B, S, S) -> digit capsules v (B, J, D)."""
-    return base.capsnet_forward(params, images, config)[1].v
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Training loop, with checks on the validation digits
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Training loop, with checks on the validation digits --------------------------------------------------------------
 
 
 def validate(model: Model, params: Params, data: Data, workers: Workers) -> dict[str, float]:
@@ -422,9 +393,7 @@ def train(
     return state.history
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Tests
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Tests ------------------------------------------------------------------------------------------------------------
 
 
 class ImageSet(NamedTuple):
@@ -470,8 +439,8 @@ def run_tests(
     config: Config, data: Data, states: dict[str, TrainState], workers: Workers,
     affnist: tuple[Array, Array] | None = None,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
-    """Metrics of every model on every test set, with the sweep and the confusion matrices."""
-    tested: dict[str, dict[str, Any]] = {name: {"sweep": {}, "confusion": {}} for name in states}
+    """Metrics of every model on every test set, with the sweep."""
+    tested: dict[str, dict[str, Any]] = {name: {"sweep": {}} for name in states}
     models = make_models(config)
 
     def answer(image_set: ImageSet) -> Iterator[tuple[dict[str, Any], Array, float]]:
@@ -484,8 +453,6 @@ def run_tests(
     for image_set in make_image_sets(data, config, affnist):
         for metrics, answers, error in answer(image_set):
             metrics[f"{image_set.name}_accuracy"] = float((answers == image_set.labels).mean())
-            matrix = confusion_matrix(image_set.labels, answers, base.N_CLASSES)
-            metrics["confusion"][image_set.name] = matrix.tolist()
             if image_set.name == "upright":
                 metrics["upright_error"] = round(1 - metrics["upright_accuracy"], 12)
                 if not math.isnan(error):
@@ -528,7 +495,7 @@ def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **mo
     with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
         for model, state in session.trainings():
             session.begin(model, config.n_steps)
-            with Workers(options.threads, config.dtype) as workers:
+            with Workers(options.threads) as workers:
                 train(model, config, data, state, workers, session.after_step)
     return session.trained
 
@@ -541,7 +508,7 @@ def run(
     data = make_data(config)
     config = resolve_defaults(config, data)
     states = train_all(config, data, options, **more)
-    with Workers(options.threads, config.dtype) as workers:
+    with Workers(options.threads) as workers:
         tested = run_tests(config, data, states, workers, real)
     return make_result(config, data, states, tested, options.threads)
 

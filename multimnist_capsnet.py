@@ -78,9 +78,7 @@ CAPSULE_SIZE = 16
 WARMUP = 100  # steps
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Configuration: user inputs only
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Configuration: user inputs only ----------------------------------------------------------------------------------
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -199,9 +197,7 @@ class Options(RunOptions):
         shown="one for each processor, at most 4")  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Data, 1: MNIST files, or generated digits
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Data, 1: MNIST files, or generated digits ------------------------------------------------------------------------
 
 
 class Digits(NamedTuple):
@@ -296,10 +292,10 @@ def download(stem: str, folder: Path) -> Path:
     raise UnavailableError(f"MNIST could not be downloaded to {folder} from {', '.join(tried)}: {advice}")
 
 
-def resolve_dataset(
-    choice: str, rng: np.random.Generator, data_dir: Path | None = None,
-    stroke_counts: tuple[int, int] = (20_000, 5_000),
-) -> Digits:  # fmt: skip
+STROKE_COUNTS = 20_000, 5_000  # of a generated set: training digits, test digits
+
+
+def resolve_dataset(choice: str, rng: np.random.Generator, data_dir: Path | None = None) -> Digits:
     """The digits that ``--dataset`` asks for: "mnist", "strokes", or "auto".
 
     "auto" is MNIST where it is there or can be downloaded, else strokes with a warning on stderr. A damaged file and a
@@ -317,9 +313,8 @@ def resolve_dataset(
                 f"{rule}\nWARNING: this run does NOT use MNIST but generated digits (strokes).\n"
                 f"Its figures do not compare with those on MNIST. Reason: {error}\n{rule}"
             )
-    train_rng, test_rng = rng.spawn(2)
-    n_train, n_test = stroke_counts
-    return Digits("strokes", *stroke_digits(train_rng, n_train), *stroke_digits(test_rng, n_test))
+    train, test = (stroke_digits(own, n) for own, n in zip(rng.spawn(2), STROKE_COUNTS, strict=True))
+    return Digits("strokes", *train, *test)
 
 
 def hold_out(digits: Digits, n: int | None) -> Digits:
@@ -332,9 +327,7 @@ def hold_out(digits: Digits, n: int | None) -> Digits:
     return Digits(digits.name, images[:-n], labels[:-n], images[-n:], labels[-n:])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Data, 2: overlays of two digits
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Data, 2: overlays of two digits ----------------------------------------------------------------------------------
 
 
 class Batch(NamedTuple):
@@ -438,12 +431,10 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
     return data.train.render(data.train.draw(generator(config.seed, Stream.SHUFFLE, step), config.batch_size))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Layers: each backward pass stands below its forward pass
+# --- Layers: each backward pass stands below its forward pass ---------------------------------------------------------
 #
 # x_forward(...) -> (out, cache), x_backward(dout, cache) -> gradients of the inputs. The batch is the first axis, and
 # inputs are not overwritten. The layers are those of smallnorb_novel_viewpoint.py.
-# ----------------------------------------------------------------------------------------------------------------------
 
 Pair = tuple[Callable[..., Any], Callable[..., Any]]  # a forward and a backward pass
 
@@ -570,8 +561,7 @@ def squash_backward(dv: Array, cache: tuple[Array, Array]) -> Array:
 SQUASH: Pair = (squash_forward, squash_backward)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Dynamic routing [Sabour 2017, procedure 1]
+# --- Dynamic routing [Sabour 2017, procedure 1] -----------------------------------------------------------------------
 #
 # The paper's lines, for a child i and a parent j, and our names:
 #     u_hat_j|i = W_ij u_i                     u_hat, the votes
@@ -581,8 +571,7 @@ SQUASH: Pair = (squash_forward, squash_backward)
 #     v_j <- squash(s_j)                       v
 #     b_ij <- b_ij + u_hat_j|i . v_j           b; that of the last iteration is not used
 #
-# This is what --plain runs. The default is fast/dynamic_routing.py, which never stores the votes.
-# ----------------------------------------------------------------------------------------------------------------------
+# This is what --plain runs. The default is fast/dynamic_routing.py.
 
 
 def softmax(b: Array) -> Array:
@@ -648,9 +637,7 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str) -> tuple[Array
     return np.einsum("bijd,ipjd->bip", du_hat, w), np.einsum("bijd,bip->ipjd", du_hat, u)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Losses: (loss, gradient with respect to the input); a part's terms of the mean over a batch of ``n`` examples
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Losses: (loss, gradient with respect to the input); a part's terms of the mean over a batch of ``n`` examples ----
 
 PRESENT, ABSENT, ABSENT_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda [Sabour 2017, sec. 3]
 
@@ -692,9 +679,7 @@ def indicator(labels: Array, n_classes: int, dtype: Any) -> Array:
     return positive
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The capsule network
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The capsule network ----------------------------------------------------------------------------------------------
 
 
 class Parts(NamedTuple):
@@ -849,15 +834,14 @@ def capsnet_assess(params: Params, batch: Batch, config: Network, parts: Parts |
     return lengths, squared_error(reconstruct(params, cache.v, batch.labels), batch.sources, 1)[0]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The CNN baselines: convolutions with ReLU and perhaps pooling, a hidden layer, a sigmoid for each class
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The CNN baselines: convolutions with ReLU and perhaps pooling, a hidden layer, a sigmoid for each class ----------
 
 
 class ConvLayer(NamedTuple):
     kernel: int
     channels: int
     stride: int = 1
+    pad: int = 0
     pool: Pair | None = None
 
 
@@ -865,39 +849,51 @@ class CNN(NamedTuple):
     convs: tuple[ConvLayer, ...]
     hidden: dict[str, int]  # units of the hidden layers, by name
     loss: Loss = sigmoid_cross_entropy
-    conv: Pair = PLAIN.conv  # of all layers but the first, whose images have one channel
+    conv: Pair = PLAIN.conv  # of all layers but the first, whose images have few channels
 
 
 class CNNCache(NamedTuple):
     convs: list[tuple[Any, Array, Any]]  # caches of convolution, ReLU and pooling, which may be None
     shape: tuple[int, ...]  # of the last map
     hidden: list[tuple[LinearCache, Array]]  # caches of the hidden layers and their ReLUs
+    dropout: Array | None  # (B, F) factors of the last hidden layer's units
     out: LinearCache
 
 
-def cnn_init(rng: np.random.Generator, config: Network, net: CNN) -> Params:
-    params: Params = {}
-    side, C, dtype = config.image_size, 1, config.dtype
-    for k, (K, n_out, stride, pool) in enumerate(net.convs, 1):
-        params[f"conv{k}.w"] = gaussian(rng, dtype, math.sqrt(2 / (K * K * C)), K, K, C, n_out)
-        params[f"conv{k}.b"] = np.zeros(n_out, dtype)
-        side, C = ((side - K) // stride + 1) // (2 if pool else 1), n_out
+def cnn_shapes(net: CNN, config: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights, by layer. ``config`` has ``image_size``, ``in_channels`` and ``n_classes``."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    side, C = config.image_size, config.in_channels
+    for k, (K, n_out, stride, pad, pool) in enumerate(net.convs, 1):
+        shapes[f"conv{k}"] = (K, K, C, n_out)
+        side, C = ((side + 2 * pad - K) // stride + 1) // (2 if pool else 1), n_out
     n_in = side * side * C
-    for name, n_out in net.hidden.items():
-        params[f"{name}.w"] = gaussian(rng, dtype, math.sqrt(2 / n_in), n_in, n_out)
-        params[f"{name}.b"] = np.zeros(n_out, dtype)
-        n_in = n_out
-    params["out.w"] = gaussian(rng, dtype, math.sqrt(1 / n_in), n_in, config.n_classes)
-    params["out.b"] = np.zeros(config.n_classes, dtype)
+    for name, n_out in {**net.hidden, "out": config.n_classes}.items():
+        shapes[name], n_in = (n_in, n_out), n_out
+    return shapes
+
+
+def cnn_size(net: CNN, config: Any) -> int:
+    """Number of parameters."""
+    return sum(math.prod(shape) + shape[-1] for shape in cnn_shapes(net, config).values())
+
+
+def cnn_init(rng: np.random.Generator, config: Any, net: CNN) -> Params:
+    params: Params = {}
+    for name, shape in cnn_shapes(net, config).items():
+        gain = 1 if name == "out" else 2  # a ReLU halves the second moment
+        params[f"{name}.w"] = gaussian(rng, config.dtype, math.sqrt(gain / math.prod(shape[:-1])), *shape)
+        params[f"{name}.b"] = np.zeros(shape[-1], config.dtype)
     return params
 
 
-def cnn_forward(params: Params, images: Array, net: CNN) -> tuple[Array, CNNCache]:
-    """images (B, H, W) -> scores (B, J), before the sigmoid."""
-    x, convs, hidden = images[..., None], [], []
+def cnn_forward(params: Params, images: Array, net: CNN, dropout: Array | None = None) -> tuple[Array, CNNCache]:
+    """images (B, H, W) or (B, H, W, C) -> scores (B, J), before the sigmoid. ``dropout`` (B, F), in a training: factors
+    of the last hidden layer's units."""
+    x, convs, hidden = images.reshape(*images.shape[:3], -1), [], []
     for k, layer in enumerate(net.convs, 1):
         forward, _ = net.conv if k > 1 else PLAIN.conv
-        x, conv = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, 0)
+        x, conv = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, layer.pad)
         x, relu = relu_forward(x)
         x, pool = layer.pool[0](x) if layer.pool else (x, None)
         convs.append((conv, relu, pool))
@@ -906,14 +902,16 @@ def cnn_forward(params: Params, images: Array, net: CNN) -> tuple[Array, CNNCach
         x, linear = linear_forward(x, params[f"{name}.w"], params[f"{name}.b"])
         x, relu = relu_forward(x)
         hidden.append((linear, relu))
+    x = x if dropout is None else x * dropout
     scores, out = linear_forward(x, params["out.w"], params["out.b"])
-    return scores, CNNCache(convs, shape, hidden, out)
+    return scores, CNNCache(convs, shape, hidden, dropout, out)
 
 
-def cnn_backward(dscores: Array, cache: CNNCache, net: CNN) -> Params:
-    """dscores (B, J) -> gradients of the parameters."""
+def cnn_backward(dscores: Array, cache: CNNCache, net: CNN, need_dx: bool = False) -> tuple[Params, Array | None]:
+    """dscores (B, J) -> gradients of the parameters, and dx (B, H, W, C) where needed."""
     grads: Params = {}
     dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
+    dx = dx if cache.dropout is None else dx * cache.dropout
     for name, (linear, relu) in reversed(list(zip(net.hidden, cache.hidden, strict=True))):
         dx, grads[f"{name}.w"], grads[f"{name}.b"] = linear_backward(relu_backward(dx, relu), linear)
     dx = dx.reshape(cache.shape)
@@ -921,19 +919,17 @@ def cnn_backward(dscores: Array, cache: CNNCache, net: CNN) -> Params:
         (conv, relu, pool_cache), pool = cache.convs[k - 1], net.convs[k - 1].pool
         dx = pool[1](dx, pool_cache) if pool else dx
         _, backward = net.conv if k > 1 else PLAIN.conv
-        dx, grads[f"conv{k}.w"], grads[f"conv{k}.b"] = backward(relu_backward(dx, relu), conv, need_dx=k > 1)
-    return grads
+        dx, grads[f"conv{k}.w"], grads[f"conv{k}.b"] = backward(relu_backward(dx, relu), conv, need_dx or k > 1)
+    return grads, dx
 
 
 def cnn_loss_and_grads(params: Params, batch: Batch, n: int, net: CNN) -> tuple[dict[str, float], Params]:
     scores, cache = cnn_forward(params, batch.images, net)
     loss, dscores = net.loss(scores, indicator(batch.labels, scores.shape[1], scores.dtype), n)
-    return {"train_loss": loss}, cnn_backward(dscores, cache, net)
+    return {"train_loss": loss}, cnn_backward(dscores, cache, net)[0]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The three models as the training loop sees them
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The three models as the training loop sees them ------------------------------------------------------------------
 
 
 class Model(NamedTuple):
@@ -966,8 +962,7 @@ def make_models(config: Network, cnn_loss: Loss = sigmoid_cross_entropy) -> dict
 
     def sized(convs: tuple[ConvLayer, ...]) -> CNN:
         """With as many hidden units as bring a CNN to ``n_params`` parameters."""
-        nets = (CNN(convs, {"hidden": n}) for n in (1, 2))
-        one, two = (count_params(cnn_init(np.random.default_rng(0), config, net)) for net in nets)
+        one, two = (cnn_size(CNN(convs, {"hidden": n}), config) for n in (1, 2))
         n_hidden = max(1, 1 + round((n_params - one) / (two - one)))
         return CNN(convs, {"hidden": n_hidden}, cnn_loss, parts_of(config).conv)
 
@@ -981,9 +976,7 @@ def make_models(config: Network, cnn_loss: Loss = sigmoid_cross_entropy) -> dict
     return {"capsnet": capsnet} | {name: cnn_model(name, config, sized(convs)) for name, convs in cnns.items()}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Optimiser, evaluation, training loop
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Optimiser, evaluation, training loop -----------------------------------------------------------------------------
 
 # The weights that Muon updates, and which of their axes are inputs; Adam updates the last layers and the decoder.
 CONV_INPUTS = (0, 1, 2)
@@ -1084,9 +1077,7 @@ def train(
     return state.history
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A run from beginning to end
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A run from beginning to end --------------------------------------------------------------------------------------
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
@@ -1098,7 +1089,7 @@ def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **mo
     with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
         for model, state in session.trainings():
             session.begin(model, config.n_steps)
-            with Workers(options.threads, config.dtype) as workers:
+            with Workers(options.threads) as workers:
                 train(model, config, data, state, workers, session.after_step)
     return session.trained
 

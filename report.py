@@ -54,9 +54,7 @@ def read_result(path: Path) -> Json:
     return document
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Pages
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Pages ------------------------------------------------------------------------------------------------------------
 
 HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands between is rewritten:
   <!-- table: results/EXPERIMENT/FILE.json rows metrics=familiar_accuracy,held_out_accuracy -->    a row per model
@@ -148,9 +146,7 @@ def loose_accuracies(text: str) -> list[str]:
     return [number for number in ACCURACY.findall(ROW.sub("", text)) if number not in known]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Are the results what they say?
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Are the results what they say? -----------------------------------------------------------------------------------
 
 
 def unknown_history() -> str | None:
@@ -199,7 +195,7 @@ def find_script(command: object) -> tuple[Path, list[str]]:
         words[1:3] = [f"{words[2].replace('.', '/')}/__main__.py"]
     if len(words) < 2 or words[0] != "python":
         raise UserError("names no command that made it, such as: python SCRIPT.py FLAGS")
-    places = (Path(words[1]).resolve(), ROOT / words[1])
+    places = (Path(words[1]).resolve(), Path(__file__).parent / words[1])
     for path in places:
         if path.is_file():
             return path, words[2:]
@@ -331,9 +327,7 @@ def check_result(path: Path, has_history: bool) -> Iterator[str | None]:
         yield f"{path} is not what compare_seeds.py writes ({type(error).__name__}: {error})"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Command line -----------------------------------------------------------------------------------------------------
 
 
 def report(check: bool, with_claims: bool) -> None:
@@ -387,16 +381,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--check", action="store_true",
         help="Rewrite nothing; exit with status 1 where a page or a result is wrong.")  # fmt: skip
     add("--claims", action="store_true", help=f"Write {CLAIMS} before the pages.")
-    add("--root", type=Path, metavar="DIR", default=ROOT,
-        help="The folder of README.md and results/. Default: that of this script.")  # fmt: skip
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.check and args.claims:
         raise UsageError("argument --claims: --check writes nothing")
-    try:
-        os.chdir(args.root)
-    except OSError as error:
-        raise UserError(f"cannot read {args.root}: {error.strerror}") from None
+    os.chdir(ROOT)
     report(args.check, args.claims)
 
 

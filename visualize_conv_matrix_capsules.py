@@ -4,8 +4,7 @@
     python visualize_conv_matrix_capsules.py --checkpoint run.safetensors
 
 draws what ``conv_matrix_capsules.py --checkpoint run.safetensors`` has trained; without ``--checkpoint`` it trains
-first, with the same flags as that script. The same run gives the same files byte for byte, and a file that would not
-change is left alone.
+first, with the same flags as that script.
 
     vote_distances.png      distances of the votes to the mean of each class capsule, in each iteration
     pose_perturbation.png   what four entries of a class capsule's pose matrix change in the picture
@@ -87,9 +86,7 @@ def subtitle(run: Run) -> str:
     return " · ".join(parts)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the networks do, measured
-# ----------------------------------------------------------------------------------------------------------------------
+# --- What the networks do, measured -----------------------------------------------------------------------------------
 
 
 def answers_of(run: Run, workers: Workers) -> Array:
@@ -128,9 +125,7 @@ def tightness(run: Run) -> Tightness:
     return Tightness(*means)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Figures: routing
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Figures: routing -------------------------------------------------------------------------------------------------
 
 N_BINS = 24
 
@@ -247,9 +242,7 @@ def assigned(routing: experiment.ClassRouting, side: int) -> tuple[Array, Array]
     return mass / routing.a_in.reshape(n, side, side, -1, 1).sum(axis=3), routing.a[-1]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Figures: poses
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Figures: poses ---------------------------------------------------------------------------------------------------
 
 DECODER_IMAGES, DECODER_EPOCHS, DECODER_RATE = 3000, 40, 2e-3
 DECODER_WIDTHS = (128, 256)
@@ -394,9 +387,7 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
     return fig
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Figures: training
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Figures: training ------------------------------------------------------------------------------------------------
 
 
 def draw_training_curves(run: Run) -> Figure:
@@ -416,9 +407,7 @@ def tested(config: Config) -> str:
     return "validation" if config.n_val or config.n_val_objects else "test"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Figures: novel viewpoints
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Figures: novel viewpoints ----------------------------------------------------------------------------------------
 
 
 class Views(NamedTuple):
@@ -607,9 +596,7 @@ def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
     return fig
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Files and command line
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Files and command line -------------------------------------------------------------------------------------------
 
 MIN_TEST = 10  # images that the figures need
 OF_RUN = ("training_curves", "vote_distances", "pose_perturbation", "attention")
@@ -650,7 +637,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         config, data, states = run[:3]
         result = experiment.make_result(config, states, data, options.threads)
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-        with Workers(options.threads, config.dtype) as workers:
+        with Workers(options.threads) as workers:
             answers = answers_of(run, workers)
         found: dict[str, Callable[[], Figure]] = {
             "training_curves": lambda: draw_training_curves(run),

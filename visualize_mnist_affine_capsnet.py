@@ -5,8 +5,7 @@
 
 draws what ``mnist_affine_capsnet.py --checkpoint FILE`` has trained; without ``--checkpoint`` the three models are
 trained first, with the flags of that script. Without --seed it is the reported seed whose capsule network has the
-median accuracy on rotated digits. The same run gives the same files byte for byte, and a file that would not change is
-left alone.
+median accuracy on rotated digits.
 
     rotation_sweep.png      accuracy from -90 to 90 degrees, means and intervals of the reported seeds
     capsule_dimensions.png  the numbers of each digit's capsule that change its reconstruction most
@@ -23,7 +22,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -36,13 +35,12 @@ from fast.workers import Workers, blas_threads
 from mnist_affine_capsnet import SWEEP, Config, Data
 from multimnist_capsnet import Array
 from support.files import UserError
-from support.optimizers import TrainState
 from support.script import script
 from support.settings import input_path, parse, redeclared, setting
 from visualize_multimnist_capsnet import PERTURBATIONS, perturb_capsule
 
 from support.figures import (  # isort: skip
-    BLACK, DATASET_NAMES, MODEL_STYLES, ORANGE, REFERENCE_LINE, FigureOptions, choice_of_figures, draw_figures,
+    BLACK, DATASET_NAMES, MODEL_STYLES, ORANGE, REFERENCE_LINE, FigureOptions, Run, choice_of_figures, draw_figures,
     head_legend, load_or_train, make_figure, model_handles, name_line, plot_band, plural, show_pictures,
     with_minus_sign,
 )  # fmt: skip
@@ -54,14 +52,6 @@ RESULTS = Path("results") / experiment.EXPERIMENT / "rotated.json"
 
 def degrees(angle: float) -> str:
     return with_minus_sign(f"{angle:g}°")
-
-
-class Run(NamedTuple):
-    config: Config
-    data: Data
-    states: dict[str, TrainState]
-    tested: dict[str, dict[str, Any]]  # see ``run_tests`` of the experiment
-    who: str  # the seed, and whether it is the median of the reported ones
 
 
 def subtitle(run: Run, who: str = "") -> str:
@@ -102,7 +92,7 @@ def perturbed(run: Run) -> Array:
     images = np.stack([turned(run, row, 0) for row in of_each_class(labels, 20)])  # (rows, J, S, S)
     found = []
     for j in range(J):
-        v = experiment.capsules(params, images[:, j], run.config)  # (rows, J, D)
+        v = base.capsnet_forward(params, images[:, j], run.config)[1].v  # (rows, J, D)
         right = np.square(v).sum(axis=2).argmax(axis=1) == j
         found.append(perturb_capsule(params, v[int(right.argmax())], j))
     return np.stack(found)
@@ -122,9 +112,9 @@ def sweep_accuracy_axis(ax: Axes) -> None:
     name_line(ax, f"chance {1 / J:g}", 1 / J, side="right", below=True)
 
 
-def draw_rotation_sweep(run: Run, reported: Sequence[Mapping[str, Any]]) -> Figure:
+def draw_rotation_sweep(run: Run) -> Figure:
     """Means and intervals of the reported runs; where there are none, this run."""
-    runs, n = [one["models"] for one in reported] or [run.tested], len(reported)
+    runs, n = [one["models"] for one in run.reported] or [run.tested], len(run.reported)
     accuracy = {name: np.array([[models[name]["sweep"][f"{a}"] for a in SWEEP] for models in runs])
                 for name in MODELS if name in runs[0]}  # fmt: skip
     fig = make_figure(4.6, "Trained on upright digits, tested on rotated ones",
@@ -184,18 +174,17 @@ N_COLOURS = {"capsule_dimensions": 48}  # of a palette, for a small file
 TEST_FIELDS = ("data_dir", "n_test", "n_sweep", "rotation")  # on which no training depends
 
 
-def finished(options: Any, asked: Config, given: Mapping[str, Any]) -> tuple[Run, Sequence[Mapping[str, Any]]]:
-    """The networks of ``--checkpoint``, or trained now, with their tests, whose table is printed; and the reported
-    runs."""
-    config, data, states, who, reported = load_or_train(
+def finished(options: Any, asked: Config, given: Mapping[str, Any]) -> Run:
+    """The networks of ``--checkpoint``, or trained now, with their tests, whose table is printed."""
+    run = load_or_train(
         experiment, options, asked, given, lambda _, data: require_every_class(data), experiment.resolve_defaults,
         ("capsnet", f"rotated_{asked.rotation[-1]:g}_accuracy"), free=TEST_FIELDS, required=("capsnet",),
     )  # fmt: skip
-    with Workers(options.threads, config.dtype) as workers:
-        tested = experiment.run_tests(config, data, states, workers)
-    result = experiment.make_result(config, data, states, tested, options.threads)
+    with Workers(options.threads) as workers:
+        tested = experiment.run_tests(run.config, run.data, run.states, workers)
+    result = experiment.make_result(run.config, run.data, run.states, tested, options.threads)
     print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-    return Run(config, data, states, tested, who), reported
+    return run._replace(tested=tested)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,9 +208,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
 
     def of_run() -> dict[str, Callable[[], Figure]]:
-        run, reported = finished(options, config, given)
+        run = finished(options, config, given)
         return {
-            "rotation_sweep": lambda: draw_rotation_sweep(run, reported),
+            "rotation_sweep": lambda: draw_rotation_sweep(run),
             "capsule_dimensions": lambda: draw_capsule_dimensions(run),
         }
 

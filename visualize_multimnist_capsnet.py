@@ -4,8 +4,7 @@
     python visualize_multimnist_capsnet.py --n-epochs 8 --n-train 6000 --outdir viz
 
 trains the three models and draws; ``--checkpoint FILE`` draws what ``multimnist_capsnet.py --checkpoint FILE`` has
-trained. Without --seed it is the reported seed whose capsule network has the median accuracy. The same run gives the
-same files byte for byte, and a file that would not change is left alone.
+trained. Without --seed it is the reported seed whose capsule network has the median accuracy.
 
     example_pairs.png         composites and the two digits that each is made of
     training_curves.png       losses and accuracies, epoch by epoch
@@ -69,9 +68,7 @@ def in_two_colours(digits: Array) -> Array:
     return np.clip(sum(in_colour(digits[..., d, :, :], colour) for d, colour in enumerate(DIGIT_COLOURS)), 0, 1)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What is drawn: a finished run, and composites chosen from its test set
-# ----------------------------------------------------------------------------------------------------------------------
+# --- What is drawn: a finished run, and composites chosen from its test set -------------------------------------------
 
 N_CANDIDATES = 1000  # composites that examples are chosen from
 MIN_TEST = 16  # composites that the figures need
@@ -156,9 +153,7 @@ def perturb_capsule(params: experiment.Params, v: Array, label: int) -> Array:
     return pictures.reshape(D, n, *pictures.shape[2:])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Figures of a run
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Figures of a run -------------------------------------------------------------------------------------------------
 
 
 def colour_rows(ax: Axes, colours: Mapping[int, str]) -> None:
@@ -290,9 +285,7 @@ def draw_overlay(run: Run, predicted: Predictions) -> Figure:
     return fig
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Accuracy against the length of training, from results
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Accuracy against the length of training, from results ------------------------------------------------------------
 
 PAPER_ACCURACY = 1 - 0.052  # of the CapsNet [Sabour 2017, sec. 6]
 PAPER_CHANNELS = experiment.PRESETS["paper"]["conv_channels"]
@@ -361,9 +354,7 @@ def draw_scaling(accuracies: Mapping[Series, Mapping[int, Array]]) -> Figure:
     return fig
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Files and command line
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Files and command line -------------------------------------------------------------------------------------------
 
 OF_RUN = ("example_pairs", "training_curves", "reconstructions", "capsule_activations", "overlay")
 OF_RESULTS = {"scaling": lambda: draw_scaling(read_scaling(RESULTS.parent))}

@@ -4,8 +4,7 @@
     python visualize_smallnorb_novel_viewpoint.py --seed 1 --n-epochs 10
 
 trains the three models and draws; ``--checkpoint FILE`` draws what ``smallnorb_novel_viewpoint.py --checkpoint FILE``
-has trained. Without --seed it is the reported seed whose capsules have the median accuracy on held-out views. The same
-run gives the same files byte for byte, and a file that would not change is left alone.
+has trained. Without --seed it is the reported seed whose capsules have the median accuracy on held-out views.
 
     example_views.png         every class at six training and six held-out azimuths
     elevation_strip.png       every class from rising elevations
@@ -91,9 +90,7 @@ def subtitle(config: Config, who: str = "") -> str:
             f" · {who or f'seed {config.seed}'}")  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What is drawn: views chosen from a finished run
-# ----------------------------------------------------------------------------------------------------------------------
+# --- What is drawn: views chosen from a finished run ------------------------------------------------------------------
 
 
 # Keys of the evaluation stream: every figure draws its own noise.
@@ -182,9 +179,7 @@ def accuracy_by_azimuth(run: Run) -> tuple[Array, dict[str, Array]]:
     return angles, accuracy
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Figures: views
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Figures: views ---------------------------------------------------------------------------------------------------
 
 
 def as_grid(images: Array, rows: int) -> Array:
@@ -247,9 +242,7 @@ def draw_shapes() -> Figure:
     return fig
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Figures: accuracies
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Figures: accuracies ----------------------------------------------------------------------------------------------
 
 
 def draw_training_curves(run: Run) -> Figure:
@@ -329,9 +322,7 @@ def azimuth_accuracy(run: Run) -> Figure:
                                  run.data.train.azimuths)  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Figures: poses and routing
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Figures: poses and routing ---------------------------------------------------------------------------------------
 
 
 VIEWS = ("familiar view", TRAINED), ("held-out view", HELD_OUT)
@@ -422,9 +413,7 @@ def draw_routing_assignments(run: Run) -> Figure:
     return fig
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Files and command line
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Files and command line -------------------------------------------------------------------------------------------
 
 
 OF_RUN: dict[str, Callable[[Run], Figure]] = {

@@ -72,9 +72,7 @@ AFFNIST: dict[str, Any] = {  # the settings of that study
 }  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Configuration: user inputs only
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Configuration: user inputs only ----------------------------------------------------------------------------------
 
 CAPSNET = ("composites", "couplings", "affnist")
 OF_STUDIES: dict[str, tuple[str, ...]] = {  # the studies to which a field applies
@@ -134,9 +132,7 @@ class Config:
             raise SettingError(unused[0], "--study signs takes seconds and saves nothing")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# EM routing over receptive fields: even assignments, and a learned bias of the votes
-# ----------------------------------------------------------------------------------------------------------------------
+# --- EM routing over receptive fields: even assignments, and a learned bias of the votes ------------------------------
 
 
 def even_assignments(routing: conv.Routing) -> conv.Routing:
@@ -198,9 +194,7 @@ def matrix_capsules(network: conv.Config, assignments: str = "routed", vote_bias
     return model._replace(init_params=init_params)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Poses and their negatives [Peer 2019]
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Poses and their negatives [Peer 2019] ----------------------------------------------------------------------------
 
 
 def sign_accuracy(config: viewpoint.Config, rng: np.random.Generator, biased: bool) -> tuple[float, int]:
@@ -248,9 +242,7 @@ def sign_study(seed: int) -> dict[str, Any]:
     return {"n_params": n_params, "sign_accuracy": plain, "biased_sign_accuracy": biased}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Parts of a CapsNet
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Parts of a CapsNet -----------------------------------------------------------------------------------------------
 
 RELU: Pair = (base.relu_forward, base.relu_backward)
 IDENTITY: Pair = (lambda s: (s, None), lambda dv, _: dv)
@@ -347,9 +339,7 @@ def make_model(config: Network, transform: str = "own", **names: str) -> base.Mo
     return model._replace(init_params=init_params)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Couplings after the training
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Couplings after the training -------------------------------------------------------------------------------------
 
 
 def routing_study(config: base.Config, params: Params, batch: Batch, workers: Workers) -> dict[str, float]:
@@ -390,9 +380,7 @@ def routing_study(config: base.Config, params: Params, batch: Batch, workers: Wo
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A run from beginning to end
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A run from beginning to end --------------------------------------------------------------------------------------
 
 
 SCRIPTS: dict[str, Any] = {"shapes": conv, "composites": base, "couplings": base, "affnist": affine}

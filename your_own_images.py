@@ -313,7 +313,7 @@ def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[s
                       f" {max(counts[0]):,}: look at the balanced accuracy")  # fmt: skip
     models, confusions = {}, {}
     session = Session(EXPERIMENT, config, make_models(config), options, **more)
-    with session, Workers(options.threads, config.dtype) as workers:
+    with session, Workers(options.threads) as workers:
         for model, state in session.trainings():
             session.begin(model, steps_per_epoch(config, data) * (config.n_epochs or 0))
             train(model, config, data, state, workers, session.after_step)
@@ -372,7 +372,7 @@ def predict(checkpoint: Path, names: Sequence[Path], threads: int = 1, quiet: bo
     paths: list[Path] = []
     unreadable, answers = [], {name: [np.empty((0, len(config.class_names)))] for name in states}
     bar = tqdm(total=len(found), desc="pictures", leave=False, disable=not shows_progress(quiet))
-    with Workers(threads, config.dtype) as workers:
+    with Workers(threads) as workers:
         for start in range(0, len(found), 1000):
             squares = []
             for path in found[start : start + 1000]:

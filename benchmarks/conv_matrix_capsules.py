@@ -34,7 +34,7 @@ def numpy_step(batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, t
     config = config_of(sizes)
     model = experiment.make_models(config)["capsules"]
     state, batch = init_state(model, config), _batch(batch_size)
-    workers = Workers(threads, config.dtype).__enter__()  # as long as the process
+    workers = Workers(threads).__enter__()  # as long as the process
     gradients = functools.partial(experiment.loss_and_grads, model, 0.0)
 
     def step() -> None:

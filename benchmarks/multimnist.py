@@ -35,7 +35,7 @@ def numpy_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2) 
     config = config_of(batch_size, conv_channels, routing_grad="exact")
     model, batch = experiment.capsnet_model(config), _batch(config)
     state = init_state(model, config)
-    workers = Workers(threads, config.dtype).__enter__()  # as long as the process
+    workers = Workers(threads).__enter__()  # as long as the process
 
     def step() -> None:
         _, grads = workers.gradients(model.loss_and_grads, state.params, batch)

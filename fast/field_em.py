@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fast.workers import Workspace
-
 Array = np.ndarray
 
 # Dimension letters
@@ -34,21 +32,24 @@ MASS_FLOOR = 1e-8  # as in smallnorb_novel_viewpoint.py
 
 
 class Memory(threading.local):
-    """A thread's workspaces, by the type of their arrays."""
+    """A thread's arrays by name and type, whose memory is reused in every step: allocating a large array costs page
+    faults every time. An array is uninitialised, and valid until the next call with its name."""
 
     def __init__(self) -> None:
-        self.workspaces: dict[np.dtype, Workspace] = {}
+        self.blocks: dict[tuple[str, np.dtype], Array] = {}
 
-    def __call__(self, dtype: np.dtype) -> Workspace:
-        return self.workspaces.setdefault(dtype, Workspace(dtype))
+    def __call__(self, name: str, dtype: np.dtype, *shape: int) -> Array:
+        size = math.prod(shape)
+        block = self.blocks.get((name, dtype))
+        if block is None or block.size < size:
+            block = self.blocks[name, dtype] = np.empty(size, dtype)
+        return block[:size].reshape(shape)
 
 
 memory = Memory()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Receptive fields
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Receptive fields -------------------------------------------------------------------------------------------------
 
 
 class Fields(NamedTuple):
@@ -99,9 +100,7 @@ def over_fields(x: Array, fields: Fields, combine: np.ufunc) -> Array:
     return gather(scatter(by_field, fields, combine), fields).reshape(x.shape)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Votes
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Votes ------------------------------------------------------------------------------------------------------------
 
 
 def kronecker_forward(w: Array) -> Array:
@@ -135,8 +134,8 @@ def votes_forward(pose: Array, kron: Array, offset: Array | None) -> Votes:
     added to the votes of each position.
     """
     (L, K, _, I, D), J = pose.shape, kron.shape[4] // pose.shape[4]
-    M, ws = K * K * I, memory(pose.dtype)
-    v, v_sq = ws("votes", L, M, J, D), ws("squares", L, M, J, D)
+    M = K * K * I
+    v, v_sq = (memory(name, pose.dtype, L, M, J, D) for name in ("votes", "squares"))
     rows, out = pose.transpose(1, 2, 3, 0, 4), v.reshape(L, K, K, I, J * D).transpose(1, 2, 3, 0, 4)
     np.matmul(rows, kron, out=out)  # (K, K, I, L, J * D)
     if offset is not None:
@@ -162,7 +161,7 @@ def votes_backward(terms: list[VotesGradient], votes: Votes, pose: Array, kron: 
     weight, constant, slope = (np.stack(parts, axis=2) for parts in zip(*terms, strict=True))  # (L, J, R, M or D)
     v = votes.v.swapaxes(1, 2)  # (L, M, J, D)
     dv = votes.v_sq.swapaxes(1, 2)  # its memory: the squares are no longer needed
-    by_v = memory(v.dtype)("by_v", *v.shape)
+    by_v = memory("by_v", v.dtype, *v.shape)
     # dv = sum over the terms of weight (constant + slope v)
     np.matmul(weight.swapaxes(2, 3), constant, out=dv.swapaxes(1, 2))
     np.matmul(weight.swapaxes(2, 3), slope, out=by_v.swapaxes(1, 2))
@@ -177,9 +176,7 @@ def votes_backward(terms: list[VotesGradient], votes: Votes, pose: Array, kron: 
     return dpose, dkron if len(kron) == K else dkron.sum(axis=(0, 1), keepdims=True)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# EM routing [Hinton 2018, procedure 1 and sec. 4]
-# ----------------------------------------------------------------------------------------------------------------------
+# --- EM routing [Hinton 2018, procedure 1 and sec. 4] -----------------------------------------------------------------
 
 
 class MStep(NamedTuple):

@@ -11,7 +11,6 @@ import ctypes
 import functools
 import math
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -24,25 +23,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Workspace:
-    """Arrays by name whose memory is reused in every step: ``ws("conv1.out", 28, 28, B, 32)``.
-
-    Allocating a large array costs page faults every time; here memory is allocated once and overwritten. An array is
-    uninitialised, and valid until the next call with its name.
-    """
-
-    def __init__(self, dtype: np.dtype | type | str = np.float32) -> None:
-        self.dtype = np.dtype(dtype)
-        self._memory: dict[str, Array] = {}
-
-    def __call__(self, name: str, *shape: int) -> Array:
-        size = math.prod(shape)
-        memory = self._memory.get(name)
-        if memory is None or memory.size < size:
-            memory = self._memory[name] = np.empty(size, self.dtype)
-        return memory[:size].reshape(shape)
-
-
 class Batch(Protocol):
     """A batch that can be divided."""
 
@@ -52,12 +32,10 @@ class Batch(Protocol):
 
 
 class Workers:
-    """``n_threads`` threads, each with a Workspace. Used as a context, in which the BLAS has one thread."""
+    """``n_threads`` threads. Used as a context, in which the BLAS has one thread."""
 
-    def __init__(self, n_threads: int = 1, dtype: np.dtype | type | str = np.float32) -> None:
+    def __init__(self, n_threads: int = 1) -> None:
         self.n_threads = n_threads
-        self.dtype = np.dtype(dtype)
-        self._own = threading.local()  # a thread's workspace
         self._pool: ThreadPoolExecutor | None = None
         self._stack = contextlib.ExitStack()
 
@@ -71,14 +49,6 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self._pool = None
         self._stack.close()
-
-    @property
-    def workspace(self) -> Workspace:
-        """The calling thread's."""
-        if not hasattr(self._own, "workspace"):
-            self._own.workspace = Workspace(self.dtype)
-        workspace: Workspace = self._own.workspace
-        return workspace
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         """``[work(item) for item in items]``, computed concurrently."""

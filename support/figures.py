@@ -37,9 +37,7 @@ from support.training import RunOptions
 Array = np.ndarray
 Colour = str | tuple[float, float, float]
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Style
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Style ------------------------------------------------------------------------------------------------------------
 
 DPI, SAVED_DPI = 100, 200  # of animations, and of pictures
 WIDTH = 9.0  # inches: 900 pixels, about the width of a page
@@ -110,9 +108,7 @@ def darkened(colour: Colour) -> tuple[float, float, float]:
     return r, g, b
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Words and numbers
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Words and numbers ------------------------------------------------------------------------------------------------
 
 
 def plural(n: int, noun: str) -> str:
@@ -140,9 +136,7 @@ def weighted_quantiles(values: Array, weights: Array, quantiles: Any) -> Array:
     return values[order[np.searchsorted(below, quantiles).clip(max=len(order) - 1)]]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Layout: a title, a subtitle, and axes that matplotlib places below
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Layout: a title, a subtitle, and axes that matplotlib places below -----------------------------------------------
 
 HEAD, LINE = 0.52, 0.19  # inches: title with the space below it, and a line of the subtitle or of a legend
 
@@ -184,9 +178,7 @@ def heading(ax: Axes, text: str, colour: Colour = BLACK) -> None:
     ax.set_title(text, color=darkened(colour), fontweight="bold")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Axes
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Axes -------------------------------------------------------------------------------------------------------------
 
 
 def accuracy_axis(
@@ -226,9 +218,7 @@ def grey_levels(image: Array) -> Array:
     return np.clip((channel - low) / max(high - low, 1e-6), 0, 1)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What is drawn in several figures
-# ----------------------------------------------------------------------------------------------------------------------
+# --- What is drawn in several figures ---------------------------------------------------------------------------------
 
 
 class Pictures(NamedTuple):
@@ -361,9 +351,7 @@ def name_line(
     )  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What is drawn: a finished run, results, and which figures of them
-# ----------------------------------------------------------------------------------------------------------------------
+# --- What is drawn: a finished run, results, and which figures of them ------------------------------------------------
 
 Drawers = Mapping[str, Callable[[], Figure]]
 
@@ -424,6 +412,7 @@ class Run(NamedTuple):
     states: dict[str, TrainState]
     who: str = ""  # its seed, and whether it is the median of the reported ones
     reported: Sequence[Mapping[str, Any]] = ()  # runs of these settings in the results
+    tested: Mapping[str, Any] = {}  # by model: metrics that are measured after the training
 
 
 def load_or_train(
@@ -469,9 +458,7 @@ def draw_figures(
             print(f"left out {name}.png: {error}")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Animations
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Animations -------------------------------------------------------------------------------------------------------
 
 HOLD_SECONDS, LAST_SECONDS = 1.2, 2.5  # that held frames and the last one stay
 MAX_FRAMES = 600
@@ -534,9 +521,7 @@ def gif_bytes(frames: Sequence[Array], fps: float, holds: Collection[int] = ()) 
     return imageio.imwrite("<bytes>", stacked, extension=".gif", plugin="pillow", duration=duration, loop=0)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Figures as files, and the flags of the figure scripts
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Figures as files, and the flags of the figure scripts ------------------------------------------------------------
 
 
 def write_if_changed(path: Path, content: bytes) -> str:
@@ -571,7 +556,8 @@ def png_bytes(draw: Callable[[], Figure], n_colours: int | None = None) -> bytes
 def write_figures(
     folder: Path, drawers: Mapping[str, Callable[[], Figure]], n_colours: Mapping[str, int] | None = None
 ) -> None:
-    """Draw each figure into ``folder/NAME.png`` and print whether it changed; for ``n_colours`` see ``png_bytes``."""
+    """Draw each figure into ``folder/NAME.png`` and print whether it changed: the same run gives the same bytes. For
+    ``n_colours`` see ``png_bytes``."""
     for name, draw in drawers.items():
         content = png_bytes(draw, (n_colours or {}).get(name))
         print(write_if_changed(folder / f"{name}.png", content))

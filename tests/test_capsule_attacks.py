@@ -138,7 +138,7 @@ def test_attacks_use_exact_gradients_in_double_precision(monkeypatch: pytest.Mon
     def spy(
         model: conv.Model, params: m.Params, examples: conv.Examples, config: m.Config, workers: Workers
     ) -> dict[str, Any]:
-        dtypes = {p.dtype for p in params.values()} | {workers.workspace.dtype}
+        dtypes = {p.dtype for p in params.values()}
         exact = m.exact_config(config)
         seen.append((exact.em_grad, exact.dtype, dtypes, len(examples.labels)))
         return {}
@@ -180,13 +180,10 @@ def test_a_run_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str
             accuracies = result["attack"][name][kind]
             assert list(accuracies) == ["0", "0.1", "0.5"]
             (line,) = (line for line in printed.splitlines() if line.startswith(f"{name}: {kind.replace('_', ' ')}  "))
-            assert line.split(":")[1].split()[-3 - (kind != "worst_case") :][:3] == [
-                f"{accuracy:.3f}" for accuracy in accuracies.values()
-            ]
+            assert line.split(":")[1].split()[-3:] == [f"{accuracy:.3f}" for accuracy in accuracies.values()]
             for epsilon, accuracy in accuracies.items():
                 assert 0 <= accuracy <= 1
                 assert model[f"{kind}_{epsilon}_accuracy"] == accuracy
-        assert 0 <= model["zero_gradient"] <= 1
 
     # the same networks attacked again, and by other attacks
     again = [*argv, "--loss", "spread", "--resume", "--out-json", str(out)]

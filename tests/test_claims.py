@@ -194,11 +194,12 @@ def test_the_file_is_made_from_the_list_and_changes_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "ROOT", tmp_path)
     monkeypatch.setattr(claims, "CLAIMS", (claim("one.json", "none.json"),))
     Path("README.md").write_text("<!-- table: results/claims.json claims --><!-- end -->\n")
     Path("results").mkdir()
     save_result(Path("results/one.json"), FILES["higher"])
-    assert report.main(["--claims", "--root", "."]) == 0
+    assert report.main(["--claims"]) == 0
     low, high = stats.ttest_1samp(0.4 + 0.01 * NOISE, 0).confidence_interval(1 - 0.05 / 2)
     cells = [" ".join(line.strip("|").split()) for line in Path("README.md").read_text().splitlines()[4:6]]
     assert cells == [
@@ -218,7 +219,7 @@ def test_the_file_is_made_from_the_list_and_changes_are_seen(
         ]
     save_result(Path("results/one.json"), FILES["four"] | {"settings": {"x": {"runs": [{"seed": 5, "models": {}}]}}})
     capsys.readouterr()
-    assert report.main(["--claims", "--root", "."]) == 1
+    assert report.main(["--claims"]) == 1
     assert "one.json has other seeds than the first of 200:205" in capsys.readouterr().err
 
 

@@ -336,7 +336,7 @@ def test_a_persons_digits_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     config, states = m.load_checkpoint(checkpoint)
     read = np.concatenate([m.read_picture(Path(path), config) for path in paths])
     activations = m.class_capsules(states["capsules"].params, read, config)[1]
-    of_cnn = m.conv_cnn_forward(states["cnn"].params, read)[0].argmax(axis=1)
+    of_cnn = m.make_models(config)["cnn"].forward(states["cnn"].params, read)[0].argmax(axis=1)
     for path, line, a, answer in zip(paths, lines[1:], activations, of_cnn, strict=True):
         assert line.split() == [path, str(a.argmax()), str(answer), *(f"{value:.3f}" for value in a)]
 

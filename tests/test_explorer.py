@@ -179,21 +179,14 @@ def test_the_tray_has_pictures_of_both_kinds_in_turn() -> None:
         assert [is_right[name][index] for name in explorer.DIGIT_MODELS] == [k % 2 == 0, k % 2 == 1]
 
 
-def test_a_study_of_shapes_has_reported_seeds_alone(tmp_path: Path) -> None:
+def test_the_study_of_shapes_by_hand(tmp_path: Path) -> None:
     assert explorer.shapes_study("azimuth", tmp_path) is None
-    shift = {"capsules": 0.5, "cnn_matched": 0.4}
-
-    def write(name: str, model: str, seeds: range, **config: Any) -> None:
-        runs = [{"seed": k, "models": {model: {"held_out_accuracy": shift[model] + 0.01 * (k % 2)}}} for k in seeds]
-        result = {"config": {"dataset": "shapes", **config}, "settings": {"default": {"config": {}, "runs": runs}}}
-        (tmp_path / f"{name}.json").write_text(json.dumps(result))
-
-    write("tuning", "capsules", range(100, 200))
-    write("one", "capsules", range(200, 230))
-    write("two", "cnn_matched", range(200, 240))
-    write("three", "cnn_matched", range(200, 300), train_elevations=[30.0, 40.0], test_elevations=[50.0, 70.0])
+    accuracies = {"capsules": (0.5, 0.52), "cnn_matched": (0.4, 0.44)}
+    runs = [{"seed": 200 + k, "models": {name: {"held_out_accuracy": both[k]} for name, both in accuracies.items()}}
+            for k in (0, 1)]  # fmt: skip
+    (tmp_path / "shapes_azimuths.json").write_text(json.dumps({"settings": {"default": {"runs": runs}}}))
     study = explorer.shapes_study("azimuth", tmp_path)
-    assert study == pytest.approx({"n": 30, "capsules": 0.505, "cnn": 0.405, "half": 0.0})
+    assert study == pytest.approx({"n": 2, "capsules": 0.51, "cnn": 0.42, "half": 1.96 * 0.01})
 
 
 def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
@@ -264,7 +257,7 @@ def test_the_digit_accuracies_are_those_of_its_weights(committed: tuple[str, Any
         pytest.skip(f"the page's digits are {part['run']['dataset']}")
     config = dataclasses.replace(config_of(digits, part), data_dir=MNIST)
     test = digits.make_data(config).test
-    with Workers(1, config.dtype) as workers:
+    with Workers(1) as workers:
         for name, prefix in (("capsnet", ""), ("cnn_pool", "pool.")):
             params = {key[len(prefix) :]: w for key, w in tensors["digits"].items() if key.startswith(prefix)}
             metrics = digits.evaluate(digits.make_models(config)[name], params, test, workers)

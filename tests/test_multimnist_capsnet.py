@@ -4,7 +4,6 @@ strokes; one test is of real MNIST."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from pathlib import Path
@@ -226,7 +225,7 @@ def test_a_run_is_not_resumed_on_other_digits(
     def absent(*_: object) -> m.Digits:
         raise m.UnavailableError("there is no network")
 
-    monkeypatch.setattr(m, "resolve_dataset", functools.partial(m.resolve_dataset, stroke_counts=(60, 60)))
+    monkeypatch.setattr(m, "STROKE_COUNTS", (60, 60))
     monkeypatch.setattr(m, "load_mnist", absent)
     assert script.main(argv) == 0
     assert "generated digits" in capsys.readouterr().err

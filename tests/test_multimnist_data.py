@@ -260,11 +260,12 @@ def test_the_second_mirror_where_the_first_has_no_good_file(
 def test_auto_falls_back_to_strokes_with_a_warning(
     mirror: Mirror, dead_url: str, monkeypatch: Patch, capfd: Capture
 ) -> None:
-    assert data.resolve_dataset("auto", np.random.default_rng(0), None, (20, 10)).name == "custom"
+    monkeypatch.setattr(data, "STROKE_COUNTS", (20, 10))
+    assert data.resolve_dataset("auto", np.random.default_rng(0)).name == "custom"
     assert capfd.readouterr().err == ""
     monkeypatch.setenv("HOME", "/nowhere/at/all")
     monkeypatch.setattr(data, "MIRRORS", (dead_url,))
-    digits = data.resolve_dataset("auto", np.random.default_rng(0), None, (20, 10))
+    digits = data.resolve_dataset("auto", np.random.default_rng(0))
     assert digits.name == "strokes"
     assert (len(digits.train_images), len(digits.test_images)) == (20, 10)
     out, err = capfd.readouterr()
@@ -314,9 +315,12 @@ def test_strokes_follow_their_generator() -> None:
     assert draw(7, 1)[0].any()
 
 
-def test_train_and_test_strokes_are_disjoint_streams() -> None:
-    digits = data.resolve_dataset("strokes", np.random.default_rng(3), stroke_counts=(600, 300))
-    again = data.resolve_dataset("strokes", np.random.default_rng(3), stroke_counts=(50, 300))
+def test_train_and_test_strokes_are_disjoint_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(*counts: int) -> data.Digits:
+        monkeypatch.setattr(data, "STROKE_COUNTS", counts)
+        return data.resolve_dataset("strokes", np.random.default_rng(3))
+
+    digits, again = drawn(600, 300), drawn(50, 300)
     assert digits.name == "strokes"
     train = {image.tobytes() for image in digits.train_images}
     assert not train & {image.tobytes() for image in digits.test_images}

@@ -132,11 +132,7 @@ def test_hard_accuracy_is_that_of_the_classes_that_look_new_from_behind(
     monkeypatch.setattr(script, "make_models", lambda config: {"cnn": model})
     result = script.run(config, names=("cnn",))
     assert result["models"]["cnn"]["hard_accuracy"] == hard
-    counts = np.diag(np.bincount(data.held_out.labels)).astype(int)
-    for k in wrong:
-        counts[k] = np.roll(counts[k], 1)  # rows are the true classes
-    assert result["confusion"] == {"cnn": counts.tolist()}
-    assert result["models"]["cnn"]["held_out_accuracy"] == pytest.approx(np.trace(counts) / counts.sum())
+    assert result["models"]["cnn"]["held_out_accuracy"] == pytest.approx(1 - len(wrong) / 5)
 
     elevations = {"train_elevations": (10.0, 35.0), "test_elevations": (40.0, 70.0), "test_azimuths": (0.0, 150.0)}
     model = views_model(script, "cnn", lambda x: np.zeros(len(x), int))
@@ -327,7 +323,7 @@ def test_the_loss_of_reconstruction_is_that_of_one_digit(monkeypatch: Patch) -> 
         assert losses["train_recon_loss"] == pytest.approx(0.25 * 36 * 36)
         total = losses["train_margin_loss"] + config.recon_weight * n_labels * 0.25 * 36 * 36
         assert losses["train_loss"] == pytest.approx(total)
-        found = multi.evaluate(multi.capsnet_model(config), params, batch, Workers(1, "float64"))
+        found = multi.evaluate(multi.capsnet_model(config), params, batch, Workers(1))
         assert found["recon_mse"] == pytest.approx(0.25)
 
 
@@ -349,11 +345,6 @@ def test_turned_digits_are_test_digits_that_are_turned(brightness: int, accuracy
         assert found["rotated_5_accuracy"] == found["rotated_90_accuracy"] == 0
         assert found["sweep"] == {"-90": 0, "-5": 0, "0": accuracy, "5": 0}
         assert found["val_accuracy"] == (brightness == TRAIN)  # of training digits
-        assert np.trace(found["confusion"]["upright"]) == round(40 * accuracy)
-        np.testing.assert_array_equal(
-            np.sum(found["confusion"]["upright"], axis=1), [0, 0, *[5] * 8]
-        )  # of true classes
-        assert np.sum(found["confusion"]["rotated_90"]) == 40
         if name == "capsnet":
             assert found["recon_mse"] == pytest.approx(0.02)
     assert (result["headline"], result["chance"]) == ("rotated_90_accuracy", 1 / 10)
@@ -438,7 +429,7 @@ def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: P
     config = attacks.Config(dataset="voxels", loss="cross-entropy", epsilons=(0.03, 0.07, 0.2, 0.4))
     states = {"cnn": TrainState("cnn", fresh_weights(np.random.default_rng(0)))}
     by_epsilon = {"0": 1.0, "0.03": 1.0, "0.07": 0.75, "0.2": 0.5, "0.4": 0.25}
-    expected = {"fgsm": by_epsilon, "iterated": by_epsilon, "worst_case": by_epsilon, "zero_gradient": 0.25}
+    expected = {"fgsm": by_epsilon, "iterated": by_epsilon, "worst_case": by_epsilon}
     assert attacks.attack_all(config, states, data) == {"cnn": expected}
     few = attacks.attack_all(dataclasses.replace(config, n_attack=2), states, data)
     assert few["cnn"]["fgsm"] == {"0": 1.0, "0.03": 1.0, "0.07": 0.5, "0.2": 0.5, "0.4": 0.5}  # the first and the last
@@ -450,7 +441,7 @@ def test_an_image_that_was_misread_once_counts_as_misread_at_every_larger_epsilo
     data = conv.Data("strokes", examples, examples)
     states = {"capsules": TrainState("capsules", {})}
     found = attacks.attack_all(config, states, data)["capsules"]
-    wrong = {kind: [round(6 * (1 - a)) for a in v.values()] for kind, v in found.items() if isinstance(v, dict)}
+    wrong = {kind: [round(6 * (1 - a)) for a in v.values()] for kind, v in found.items()}
     assert wrong == {
         "fgsm": [1, 2, 1, 1],  # which rises
         "iterated": [1, 2, 1, 1],
@@ -458,7 +449,6 @@ def test_an_image_that_was_misread_once_counts_as_misread_at_every_larger_epsilo
         "iterated_log_odds": [1, 2, 2, 1],
         "worst_case": [1, 2, 5, 5],
     }
-    assert (found["zero_gradient"], found["zero_gradient_log_odds"]) == (1 / 6, 0)  # of the spread loss alone
     result = attacks.make_result(config, states, {"capsules": found}, data)
     assert result["models"]["capsules"]["worst_case_0.3_accuracy"] == pytest.approx(1 / 6)
 
@@ -518,7 +508,7 @@ def test_no_number_that_is_not_finite_is_a_result(value: float, tmp_path: Path) 
     path.write_text(json.dumps(run))
     with pytest.raises(UserError, match="holds NaN"):
         report.read_result(path)
-    with pytest.raises(ValueError, match=r"its result holds -?(NaN|Infinity)"):
+    with pytest.raises(ValueError, match="a number that is not finite"):
         compare_seeds.read_run(path)
     state = TrainState("cnn", fresh_weights(np.random.default_rng(0)))
     state.step = 3
@@ -556,7 +546,7 @@ def test_the_convolutional_cnn_is_the_nearest_in_size(dataset: str, sizes: tuple
     rng = np.random.default_rng(0)
     config = conv.Config(dataset=dataset, sizes=sizes)
     models = {name: model.init_params(rng) for name, model in conv.make_models(config).items()}
-    n_params = lambda n: count_params(conv.cnn_init(rng, conv.conv_cnn_shapes(config, n), "float32"))  # noqa: E731
+    n_params = lambda n: count_params(multi.cnn_init(rng, config, conv.grid_cnn(config, n)))  # noqa: E731
     assert_nearest(n_params, models["cnn"]["conv2.b"].size, count_params(models["capsules"]))
 
 

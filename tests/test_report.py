@@ -58,7 +58,10 @@ def git(*words: str) -> str:
 
 
 def run(*flags: str) -> int:
-    return main([*flags, "--root", "."])
+    """In the working folder, and not in that of the script."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "ROOT", Path.cwd())
+        return main(flags)
 
 
 def load(path: str) -> Json:

@@ -34,7 +34,7 @@ def run() -> figures.Run:
     config = config_of(experiment, EXPERIMENTS["mnist_affine_capsnet"].argv("--seed=123 --n-test=60 --conv-channels=4"))
     states = init_states(experiment.make_models(config), config)
     tested = {name: {"sweep": {"-90": 0.1 * m, "0": 1.0, "90": 0.2}} for m, name in enumerate(states)}
-    return figures.Run(config, experiment.make_data(config), states, tested, "seed 123")
+    return figures.Run(config, experiment.make_data(config), states, "seed 123", tested=tested)
 
 
 def test_a_set_without_a_class_cannot_be_drawn(run: figures.Run) -> None:
@@ -66,7 +66,7 @@ def test_perturbed_capsules_are_of_the_first_digit_that_is_right(run: figures.Ru
     found, params, labels = figures.perturbed(run), run.states["capsnet"].params, run.data.test_labels
     rows = figures.of_each_class(labels, 20)
     for j, first in ((6, 2), (8, 1), (7, 0)):  # none of the three sevens is right
-        v = experiment.capsules(params, figures.turned(run, rows[:, j], 0), run.config)
+        v = digits.capsnet_forward(params, figures.turned(run, rows[:, j], 0), run.config)[1].v
         k = int((np.linalg.norm(v, axis=2).argmax(axis=1) == j).argmax())
         assert k == first
         expected = digits.reconstruct(params, v[k : k + 1], np.array([[j]]))[0, 0]
@@ -84,7 +84,7 @@ def test_the_sweep_is_mean_and_interval_of_the_reported_seeds(run: figures.Run) 
     values = {"capsnet": [0.3, 0.5], "cnn": [0.6, 0.6], "lenet": [0.1, 0.3]}
     reported = [{"seed": 200 + s, "models": {name: {"sweep": {"-90": 0.1, "0": 1.0, "90": found[s]}}
                                              for name, found in values.items()}} for s in range(2)]  # fmt: skip
-    fig = drawn(lambda: figures.draw_rotation_sweep(run, reported))
+    fig = drawn(lambda: figures.draw_rotation_sweep(run._replace(reported=reported)))
     left, right = fig.axes[:2]
     half = t_quantile(2) * 0.1
     curves = {"CapsNet": (0.4, half), "CNN of equal size": (0.6, 0), "LeNet-5": (0.2, half)}
@@ -104,7 +104,7 @@ def test_the_sweep_is_mean_and_interval_of_the_reported_seeds(run: figures.Run) 
     for inset, angle in zip(left.child_axes, range(-90, 91, 30), strict=True):
         shown = cells(inset, 1, 1)[0, ..., 0]
         np.testing.assert_allclose(shown, figures.turned(run, four, angle), atol=0.5 / 63 + 1e-6)
-    alone = drawn(lambda: figures.draw_rotation_sweep(run, [])).axes[0]
+    alone = drawn(lambda: figures.draw_rotation_sweep(run)).axes[0]
     assert [held(alone)["lines"][name][1].tolist() for name in LABELS] == [[0, 1, 0.2], [0.1, 1, 0.2], [0.2, 1, 0.2]]
     assert held(alone)["bands"] == []
 
@@ -114,6 +114,8 @@ def test_a_frame_says_what_the_networks_believe(run: figures.Run) -> None:
     assert turning.angles.tolist() == [-90, -45, 0, 45, 90]
     assert animation.held(turning.angles, (35, -100)) == {0, 2, 3}
     np.testing.assert_allclose(turning.outputs["lenet"].sum(axis=-1), 1, rtol=1e-5)
+    lengths, _ = digits.capsnet_forward(run.states["capsnet"].params, turning.images[3], run.config)
+    np.testing.assert_allclose(turning.outputs["capsnet"][3], lengths, rtol=1e-5)
 
     def draw() -> Any:
         fig, update = animation.make_scene(run, turning)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import capsule_attacks
 import conv_matrix_capsules as experiment
 import make_conv_matrix_capsules_gif as animation
 import visualize_capsule_attacks as attacks
@@ -266,45 +265,31 @@ def test_the_decoder_sees_one_pose() -> None:
         assert not np.delete(row, label, axis=0).any()
 
 
-def compared(name: str, model: str, accuracies: list[list[float]], **changes: Any) -> Path:
-    """A file as compare_seeds.py writes it, of one model: of each seed the accuracies at epsilon 0 and 0.1."""
-    config = dataclasses.asdict(capsule_attacks.Config(dataset="voxels", epsilons=(0.1,))) | changes
-    runs: list[Any] = []
-    for s, row in enumerate(accuracies):
-        metrics = {f"fgsm_{e}_accuracy": a for e, a in zip(("0", "0.1"), row, strict=True)}
-        metrics |= {f"worst_case_{e}_accuracy": a / 2 for e, a in zip(("0", "0.1"), row, strict=True)}
-        runs.append({"seed": s, "models": {model: metrics | {"zero_gradient": 0.5 * s}}})
-    path = attacks.RESULTS / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"dataset": "voxels", "settings": {"": {"config": config, "runs": runs}}}, default=str))
-    return path
-
-
 def test_attacks_are_means_and_intervals_with_the_papers_beside() -> None:
-    paths = [compared("a", "capsules", [[1.0, 0.2], [0.8, 0.6]]), compared("b", "cnn", [[1.0, 0.1], [1.0, 0.3]])]
-    fig = drawn(lambda: attacks.draw_attack_seeds(paths))
-    assert "capsules 25 %, CNN 25 %" in fig.texts[1].get_text()
-    half, x = t_quantile(2) * np.array([0.1, 0.2]), [0, 0.1]
-    for ax, factor in zip(fig.axes, (1, 0.5), strict=True):
-        capsules, cnn = factor * np.array([0.9, 0.4]), factor * np.array([1.0, 0.2])
-        lines, band = held(ax)["lines"], [x, capsules - factor * half, capsules + factor * half]
-        assert_same([lines["Matrix capsules"], lines["CNN of equal size"]], [[x, capsules], [x, cnn]], "lines")
+    rows = {"capsules": [[1.0, 0.2, 0.1], [0.8, 0.6, 0.3]], "cnn": [[1.0, 0.1, 0.0], [1.0, 0.3, 0.0]]}
+    runs: list[Any] = [{"seed": s, "models": {}} for s in range(2)]
+    for (name, of_seeds), s in itertools.product(rows.items(), range(2)):
+        metrics = dict(zip(("0", "0.2", "0.5"), of_seeds[s], strict=True))
+        runs[s]["models"][name] = {f"fgsm_{e}_accuracy": a for e, a in metrics.items()}
+        runs[s]["models"][name] |= {f"worst_case_{e}_accuracy": a / 2 for e, a in metrics.items()}
+    document = {"dataset": "shapes", "config": {"epsilons": [0.2, 0.5]}, "settings": {"": {"runs": runs}}}
+    path = Path("attacks.json")
+    path.write_text(json.dumps(document))
+    axes = drawn(lambda: attacks.draw_attack_seeds(path)).axes
+    x = [0, 0.2, 0.5]
+    half, capsules, cnn = t_quantile(2) * np.array([0.1, 0.2, 0.1]), np.array([0.9, 0.4, 0.2]), np.array([1.0, 0.2, 0])
+    for ax, factor in zip(axes, (1, 0.5), strict=True):
+        lines, band = held(ax)["lines"], [x, factor * (capsules - half), factor * (capsules + half)]
+        assert_same(lines["Matrix capsules"], [x, factor * capsules], "capsules")
+        assert_same(lines["CNN of equal size"], [x, factor * cnn], "cnn")
         assert_same(held(ax)["bands"][0], band, "band")
         check_held(ax, levels=[0.2])
-    for changes in ({"standardize": "image"}, {"n_attack": 7}):
-        compared("b", "cnn", [[1.0, 0.1], [1.0, 0.3]], **changes)
-        with pytest.raises(UserError, match="have no attacks in common"):
-            attacks.join_attacks(paths)
-    with pytest.raises(UserError, match="there are no results"):
-        attacks.draw_attack_seeds([])
-
-
-def test_the_papers_attacks_are_drawn_as_they_are() -> None:
-    rows = {name: {kind: np.array([[1.0, 0.5, 0.25]]) for kind in attacks.SHOWN_KINDS} for name in figures.MODELS}
-    found = attacks.Attacks([0, 0.2, 0.5], rows, dict.fromkeys(rows, 0.0))
-    lines = held(drawn(lambda: attacks.draw_attacks(capsule_attacks.Config(), found, "")).axes[0])["lines"]
-    assert_same(lines["paper, capsules"], [[0.2, 0.5], [0.83, 0.69]], "capsules")
-    assert_same(lines["paper, CNN"], [[0.2, 0.5], [0.16, 0.03]], "cnn")
+    lines = held(axes[0])["lines"]
+    assert_same(lines["paper, capsules"], [[0.2, 0.5], [0.83, 0.69]], "the paper's capsules")
+    assert_same(lines["paper, CNN"], [[0.2, 0.5], [0.16, 0.03]], "the paper's CNN")
+    path.write_text(json.dumps(document | {"config": {"epsilons": [0.2, 0.4]}}))
+    with pytest.raises(UserError, match="holds no attacks"):
+        attacks.draw_attack_seeds(path)
 
 
 def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> None:

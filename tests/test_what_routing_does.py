@@ -29,7 +29,7 @@ def test_the_study_of_the_routing_by_hand(monkeypatch: pytest.MonkeyPatch) -> No
     )  # fmt: skip
     data = base.make_data(config)
     params = {key: 3 * p for key, p in base.capsnet_init(np.random.default_rng(0), config).items()}
-    with Workers(2, config.dtype) as workers:
+    with Workers(2) as workers:
         found = m.routing_study(config, params, data.test, workers)
     labels = [set(pair) for pair in data.test.labels]
     drawn = m.random_couplings(config.n_primary, config.n_classes)

@@ -1,8 +1,9 @@
-"""fast/workers.py: arrays that are used again, parts of a batch on several threads, and the BLAS beside them."""
+"""fast/workers.py: parts of a batch on several threads, and the BLAS beside them; the memory of fast/field_em.py."""
 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 import threadpoolctl
 
 from fast import workers as module
-from fast.workers import LEAST_PART, SERIAL, Workers, Workspace, blas_threads, default_threads
+from fast.field_em import Memory
+from fast.workers import LEAST_PART, SERIAL, Workers, blas_threads, default_threads
 from helpers import GradientError, surviving_mutants
 
 Array = np.ndarray
@@ -39,7 +41,7 @@ PARAMS = {"w": np.linspace(-1, 1, 5), "b": np.array([0.5])}
 
 
 def gradients(n_threads: int, n: int, part_size: int | None = None) -> tuple[dict[str, float], list[dict[str, Array]]]:
-    with Workers(n_threads, np.float64) as workers:
+    with Workers(n_threads) as workers:
         return workers.gradients(squared_error, PARAMS, batch_of(n), part_size)
 
 
@@ -75,21 +77,19 @@ def test_parts_of_a_fixed_size_do_not_depend_on_threads_and_all_come_in_order() 
                 np.testing.assert_array_equal(a[key], b[key])
 
 
-def test_work_is_done_in_order_concurrently_by_threads_with_workspaces_of_their_own() -> None:
+def test_work_is_done_in_order_concurrently_by_threads() -> None:
     barrier = threading.Barrier(3, timeout=20)
 
-    def work(item: int) -> tuple[int, int, Any]:
+    def work(item: int) -> tuple[int, int]:
         barrier.wait()  # which lets nobody through before all three are here
-        return item, threading.get_ident(), workers.workspace
+        return item, threading.get_ident()
 
-    with Workers(3, np.float64) as workers:
-        items, threads, workspaces = zip(*workers.map(work, range(3)), strict=True)
+    with Workers(3) as workers:
+        items, threads = zip(*workers.map(work, range(3)), strict=True)
         assert items == (0, 1, 2)
-        assert len(set(threads)) == len(set(map(id, workspaces))) == 3
-        assert {ws.dtype for ws in workspaces} == {np.dtype(np.float64)}
+        assert len(set(threads)) == 3
         assert workers.map(lambda item: threading.get_ident(), [1]) == [threading.get_ident()]
     assert SERIAL.map(lambda item: item**2, range(4)) == [0, 1, 4, 9]
-    assert SERIAL.workspace is SERIAL.workspace
 
 
 def test_an_error_in_a_thread_reaches_the_caller() -> None:
@@ -131,14 +131,21 @@ def test_as_many_threads_as_processors_and_at_most_four(monkeypatch: pytest.Monk
         assert default_threads() == expected
 
 
-def test_a_workspace_gives_memory_again() -> None:
-    ws = Workspace(np.float32)
-    a = ws("a", 3, 4)
+def test_memory_is_found_again_by_its_name_its_type_and_its_thread() -> None:
+    memory = Memory()
+
+    def array(*shape: int, name: str = "a", dtype: Any = np.float32) -> np.ndarray:
+        return memory(name, np.dtype(dtype), *shape)
+
+    a = array(3, 4)
     assert (a.shape, a.dtype) == ((3, 4), np.float32)
-    assert np.shares_memory(ws("a", 3, 4), a)
-    assert np.shares_memory(ws("a", 2, 4), a)
-    assert ws("a", 2, 4).shape == (2, 4)
-    assert ws("a", 2, 4).flags.c_contiguous
-    assert not np.shares_memory(ws("b", 3, 4), a)
-    assert not np.shares_memory(ws("a", 5, 4), a)
-    assert np.shares_memory(ws("a", 3, 4), ws("a", 5, 4))  # a smaller one does not give memory back
+    assert np.shares_memory(array(3, 4), a)
+    assert np.shares_memory(array(2, 4), a)
+    assert array(2, 4).shape == (2, 4)
+    assert array(2, 4).flags.c_contiguous
+    assert not np.shares_memory(array(3, 4, name="b"), a)
+    assert not np.shares_memory(array(3, 4, dtype=np.float64), a)
+    with ThreadPoolExecutor(1) as other:
+        assert not np.shares_memory(other.submit(array, 3, 4).result(), a)
+    assert not np.shares_memory(array(5, 4), a)
+    assert np.shares_memory(array(3, 4), array(5, 4))  # a smaller one does not give memory back
