@@ -93,7 +93,7 @@ def draw_attacks(config: Config, attacks: Attacks, text: str) -> Figure:
     styles = {name: style_of(name, config.cnn) for name in MODELS if name in attacks.accuracy}
     handles = model_handles(styles.values())
     dotted: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1.1}
-    handles += [Line2D([], [], **dotted, marker=style.marker, label=f"the paper's {style.short}, smallNORB, read off")
+    handles += [Line2D([], [], **dotted, marker=style.marker, label=f"the paper's {style.short}: figure 3, smallNORB")
                 for style in styles.values()]  # fmt: skip
     head_legend(fig, [handles[k] for k in (0, 2, 1, 3)] if len(styles) == 2 else handles, 2)
     for ax, (kind, title) in zip(fig.subplots(1, 2, sharey=True), SHOWN_KINDS.items(), strict=True):
@@ -108,6 +108,7 @@ def draw_attacks(config: Config, attacks: Attacks, text: str) -> Figure:
                 ax.plot(list(paper), list(paper.values()), **dotted, marker=style.marker, label=label, clip_on=False)
         ax.set_xlabel("ε (pixels run from 0 to 1)" if config.pixel_range[1] == 1 else "ε (in standard deviations)")
         ax.set_xlim(0, attacks.epsilons[-1])
+        ax.set_xticks(attacks.epsilons, [f"{e:g}" for e in attacks.epsilons])
     return fig
 
 
