@@ -137,8 +137,7 @@ def baselines(threads: int, quiet: bool) -> dict[str, Any]:
 
 
 def format_table(result: dict[str, Any]) -> str:
-    lines = [f"{'test error':<18} {'toys':>6}"]
-    lines += [f"{name:<18} {m['error']:6.3f}" for name, m in result["models"].items()]
+    lines = [f"test error of {name:<18} {m['error']:6.3f}" for name, m in result["models"].items()]
     levels = result["grey_levels"]
     return "\n".join([*lines, f"grey levels of an image: mean {levels['mean']:.0f}, spread {levels['spread']:.0f}"])
 

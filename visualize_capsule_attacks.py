@@ -52,7 +52,7 @@ def draw_attack_seeds(path: Path) -> Figure:
     fig = make_figure(4.3, "Accuracy under attack", text)
     handles = model_handles(MODELS.values())
     dotted: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1.1}
-    papers = [Line2D([], [], **dotted, marker=style.marker, label=f"the paper's {style.short}, smallNORB, read off")
+    papers = [Line2D([], [], **dotted, marker=style.marker, label=f"the paper's {style.short}: figure 3, smallNORB")
               for style in MODELS.values()]  # fmt: skip
     head_legend(fig, [handle for both in zip(handles, papers, strict=True) for handle in both], 2)
     for ax, (kind, title) in zip(fig.subplots(1, 2, sharey=True), SHOWN_KINDS.items(), strict=True):
@@ -70,6 +70,7 @@ def draw_attack_seeds(path: Path) -> Figure:
                 ax.plot(list(paper), list(paper.values()), **dotted, marker=style.marker, label=label, clip_on=False)
         ax.set_xlabel("ε (pixels run from 0 to 1)")
         ax.set_xlim(0, epsilons[-1])
+        ax.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
     return fig
 
 

@@ -216,7 +216,8 @@ def draw_parts(samples: list[list[dict[str, Any]]]) -> Figure:
     ax.set_yticks(range(len(ROWS)), [f"{row.name}\n{row.remark}" for row in ROWS])
     bare(ax)
     bar = fig.colorbar(image, ax=ax, orientation="horizontal", shrink=0.5, aspect=40, anchor=(1, 0))
-    bar.set_ticks([-LIMIT, 0, LIMIT], labels=[with_minus_sign(f"{-LIMIT:.2f}"), "the CNN's", f"{LIMIT:+.2f}"])
+    end = f"{100 * LIMIT:g} points"
+    bar.set_ticks([-LIMIT, 0, LIMIT], labels=[f"−{end}", "as the CNN", f"+{end}"])
     return fig
 
 

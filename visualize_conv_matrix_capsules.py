@@ -382,7 +382,7 @@ def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
         light, slant = found.effect[d]
         grid = show_pictures(ax, found.drawn[:, d], columns=columns, gap=(1, 1))
         grid.frame(0, len(SWEEP) // 2, ORANGE, 1.8, rows=len(found.indices))
-        ax.set_title(f"entry ({i + 1}, {j + 1}): light {signed(100 * light)} %, slant {signed(slant)}°",
+        ax.set_title(f"entry ({i + 1}, {j + 1}): brightness {signed(100 * light)} %, slant {signed(slant)}°",
                      fontweight="bold")  # fmt: skip
     return fig
 
@@ -577,14 +577,17 @@ def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
         f"\nmeans and 95 % intervals of {n} seeds; both where the errors on familiar viewpoints are the same"
     )
     fig = make_figure(3.9, "Errors on novel viewpoints, the paper's and ours", text)
-    head_legend(fig, [Patch(color=MODELS[name].colour, label=MODELS[name].label) for name in ("cnn", "capsules")])
+    head_legend(
+        fig, [Patch(color=style.colour, label=style.label) for style in (PAPER_CNN, MODELS["cnn"], MODELS["capsules"])]
+    )
     paper = {angle: {name: np.array([e]) for name, e in errors.items()} for angle, errors in PAPER_TABLE_2.items()}
     for ax, title, errors in zip(fig.subplots(1, 2, sharey=True), ("the paper", "here"), (paper, ours), strict=True):
         for m, name in enumerate(("cnn", "capsules")):
             bars = [interval(errors[angle][name]) for angle in errors]
             x, heights = np.arange(len(errors)) + 0.36 * (m - 0.5), [float(mean) for mean, _ in bars]
             half = [float(half) for _, half in bars] if title == "here" else None
-            ax.bar(x, heights, 0.34, yerr=half, capsize=3, color=MODELS[name].colour, zorder=2)
+            colour = style_of(name, "matched" if title == "here" else "paper").colour
+            ax.bar(x, heights, 0.34, yerr=half, capsize=3, color=colour, zorder=2)
             for at, height in zip(x, heights, strict=True):
                 ax.text(at, 0.6, f"{height:.1f}", ha="center", va="bottom", fontweight="bold", zorder=4,
                         bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"})  # fmt: skip

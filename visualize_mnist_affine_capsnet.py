@@ -8,6 +8,7 @@ trained first, with the flags of that script. Without --seed it is the reported 
 median accuracy on rotated digits.
 
     rotation_sweep.png      accuracy from -90 to 90 degrees, means and intervals of the reported seeds
+    training_curves.png     loss, reconstruction and error on the validation digits, epoch by epoch
     capsule_dimensions.png  the numbers of each digit's capsule that change its reconstruction most
 
 Which digits are shown never depends on how the models do on them: it is the first of each class in the test set.
@@ -41,7 +42,7 @@ from visualize_multimnist_capsnet import PERTURBATIONS, perturb_capsule
 
 from support.figures import (  # isort: skip
     BLACK, DATASET_NAMES, MODEL_STYLES, ORANGE, REFERENCE_LINE, FigureOptions, Run, choice_of_figures, draw_figures,
-    head_legend, load_or_train, make_figure, model_handles, name_line, plot_band, plural, show_pictures,
+    draw_histories, head_legend, load_or_train, make_figure, model_handles, name_line, plot_band, plural, show_pictures,
     with_minus_sign,
 )  # fmt: skip
 
@@ -146,6 +147,15 @@ def draw_rotation_sweep(run: Run) -> Figure:
     return fig
 
 
+def draw_training_curves(run: Run) -> Figure:
+    titles = {
+        "train_loss": "training loss, each model's own",
+        "val_recon_mse": "reconstruction, MSE of a pixel",
+        "val_error": "error, validation digits",
+    }
+    return draw_histories(subtitle(run), titles, run.states, MODELS, 1 / J)
+
+
 N_STRONGEST = 3
 
 
@@ -169,7 +179,7 @@ def draw_capsule_dimensions(run: Run) -> Figure:
     return fig
 
 
-FIGURES = ("rotation_sweep", "capsule_dimensions")
+FIGURES = ("rotation_sweep", "training_curves", "capsule_dimensions")
 N_COLOURS = {"capsule_dimensions": 48}  # of a palette, for a small file
 TEST_FIELDS = ("data_dir", "n_test", "n_sweep", "rotation")  # on which no training depends
 
@@ -211,6 +221,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run = finished(options, config, given)
         return {
             "rotation_sweep": lambda: draw_rotation_sweep(run),
+            "training_curves": lambda: draw_training_curves(run),
             "capsule_dimensions": lambda: draw_capsule_dimensions(run),
         }
 

@@ -86,7 +86,7 @@ def view_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
         Stage("map", cache.relu.shape[1:], "conv1", "", f"{K}×{K}, stride 2\nReLU", "conv1"),
         Stage("capsules", (I,), "primary capsules", pose, "dense", "primary"),
         Stage("capsules", (J,), "class capsules", pose, f"votes, EM routing,\n{config.em_iters} times", "class"),
-        Stage("units", (J,), "scores", "", "‖μ‖²/16 + 4(a − ½)"),
+        Stage("units", (J,), "scores", "", "activations" if config.loss == "spread" else "‖μ‖²/16 + 4(a − ½)"),
     ]
 
 

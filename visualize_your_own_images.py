@@ -99,7 +99,7 @@ def sheet(images: Array, labels: Array, names: Sequence[str], answers: dict[str,
                        color=darkened(RIGHT if answer[n] == label else WRONG), **named)  # fmt: skip
     for line, name in enumerate(answers):
         style = MODEL_STYLES[own.EXPERIMENT][name]
-        grid.write(last, -0.5, style.short, 24 + 14 * line, color=style.colour, ha="right", **named)
+        grid.write(last, -0.5, style.short, 24 + 14 * line, color=darkened(style.colour), ha="right", **named)
     return fig
 
 

@@ -25,13 +25,13 @@ from support.script import script
 from support.settings import input_path, parse, setting
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, GREEN, GREY, VERMILLION, OutOptions, bare, head_legend, lightened, make_figure, write_figures,
+    BLACK, BLUE, GREEN, GREY, SKY, OutOptions, bare, head_legend, lightened, make_figure, write_figures,
 )  # fmt: skip
 
 NETWORKS = {
-    "multimnist": ("CapsNet", BLUE),
-    "smallnorb": ("dense matrix capsules", VERMILLION),
-    "matrix_capsules": ("convolutional matrix capsules", GREEN),
+    "multimnist": ("CapsNet", GREEN),
+    "smallnorb": ("dense matrix capsules", SKY),
+    "matrix_capsules": ("convolutional matrix capsules", BLUE),
 }
 UNITS = {"ms": "time of a step, ms", "MiB": "peak memory, MiB"}
 LABELS = {"batch": "batch size", "width": "conv1 channels, or capsule types (conv.)"}

@@ -310,14 +310,15 @@ def draw_histories(
     subtitle: str, titles: Mapping[str, str], states: Mapping[str, TrainState], styles: Mapping[str, ModelStyle],
     chance: float,
 ) -> Figure:  # fmt: skip
-    """A panel for each metric of ``titles`` with its value after every epoch: losses and the "error", which is one
-    minus the accuracy, on a log axis, accuracies from 0 to 1 with a line at ``chance``."""
+    """A panel for each metric of ``titles`` with its value after every epoch: losses and errors, which are one minus
+    an accuracy, on a log axis, accuracies from 0 to 1 with a line at ``chance``."""
     fig = make_figure(3.75, "Training", subtitle)
     head_legend(fig, model_handles(styles[name] for name in states))
     histories = {name: state.history for name, state in states.items()}
     for ax, (metric, title) in zip(fig.subplots(1, len(titles)), titles.items(), strict=True):
-        if metric == "error":
-            curves = {name: 1 - np.array(history["accuracy"]) for name, history in histories.items()}
+        if is_error := metric.endswith("error"):
+            accuracy = metric.replace("error", "accuracy")
+            curves = {name: 1 - np.array(history[accuracy]) for name, history in histories.items()}
         else:
             curves = {name: np.array(history[metric]) for name, history in histories.items() if metric in history}
         for name, values in curves.items():
@@ -326,12 +327,12 @@ def draw_histories(
             ax.plot(np.arange(1, len(values) + 1), shown, **style)
         if "accuracy" in metric:
             accuracy_axis(ax, None, chance)
-        elif "loss" in metric or metric == "error":
+        elif "loss" in metric or is_error:
             decades = np.log10(np.maximum(np.concatenate(list(curves.values())), 1e-8))
             ax.set_yscale("log")
             ax.set_ylim(10 ** np.floor(decades.min()), 10 ** np.ceil(decades.max() + 1e-6))
             ax.yaxis.set_minor_formatter(NullFormatter())
-            if metric == "error":
+            if is_error:
                 ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
         else:
             ax.set_ylim(0)

@@ -649,7 +649,11 @@ def test_votes_in_the_plane_are_dragged(page: Any) -> None:
     before = text_of(page, "assignments")
     page.find_element("id", "plane-iterations").send_keys(Keys.ARROW_RIGHT)
     settled(page, lambda: text_of(page, "plane-value") == "2" and text_of(page, "assignments") != before)
-    before, votes = text_of(page, "assignments"), page.execute_script("return [...explorer.plane.votes]")
+    assert text_of(page, "plane-text") == "Neither parent is active."  # of activations of 0.02 and 0.02
+    votes = page.execute_script("return [...explorer.plane.votes]")
+    page.find_element("id", "plane-iterations").send_keys(Keys.ARROW_RIGHT)
+    settled(page, lambda: text_of(page, "plane-text").startswith("Parent A is active: 3.0 of the four children"))
+    before = text_of(page, "assignments")
     drag(page, page.find_element("css selector", "#plane .handle circle"), -60, 30)
     settled(page, lambda: text_of(page, "assignments") != before)
     moved = np.flatnonzero(np.array(page.execute_script("return [...explorer.plane.votes]")) != votes)

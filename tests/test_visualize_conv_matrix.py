@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 import conv_matrix_capsules as experiment
 import make_conv_matrix_capsules_gif as animation
@@ -164,12 +165,17 @@ def test_table_2_is_read_where_familiar_accuracies_are_equal() -> None:
         viewed(f"{angle}s_cnn", "cnn", angle, [0.5, 0.7], [0.1, 0.2])
     ours = figures.read_table_2(figures.RESULTS)
     assert_same(ours["azimuth"], {"cnn": [80, 70], "capsules": [70, 60]}, "azimuth")
-    paper, here = drawn(lambda: figures.draw_table_2(ours)).axes
+    fig = drawn(lambda: figures.draw_table_2(ours))
+    paper, here = fig.axes
+    assert legend_of(fig) == ["CNN of the paper", "CNN of equal size", "Matrix capsules"]
     check_held(paper, bars=[[20.0, 17.8], [13.5, 12.3]])
     check_held(here, bars=[[75, 75], [65, 55]], texts=["75.0", "75.0", "65.0", "55.0"])
     for ax in (paper, here):
         patches: Any = ax.patches
         assert [round(bar.get_x()) for bar in patches] == [0, 1] * 2
+        cnn = figures.PAPER_CNN if ax is paper else figures.MODELS["cnn"]
+        expected = [cnn.colour] * 2 + [figures.MODELS["capsules"].colour] * 2
+        assert [to_hex(bar.get_facecolor()).upper() for bar in patches] == expected
         assert held(ax)["ticks"][0] == ["novel azimuths", "novel elevations"]
     half = 5 * t_quantile(2)
     bars: Any = next(container for container in here.containers if hasattr(container, "errorbar"))

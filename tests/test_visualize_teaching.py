@@ -12,6 +12,7 @@ from matplotlib.patches import Ellipse
 from matplotlib.text import Annotation
 
 import multimnist_capsnet as digits
+import smallnorb_novel_viewpoint as views
 import visualize_how_capsules_work as pictures
 import visualize_networks as networks
 from figure_checks import Capture, check_held, check_pictures, drawn, held
@@ -38,6 +39,13 @@ def test_a_drawing_has_the_shapes_of_the_network_and_all_its_parameters(name: st
     texts = drawn(lambda: networks.draw_network(name)).axes[0].texts
     numbers = [text.get_text() for text in texts if text.get_color() == darkened(GREEN)]
     assert sum(int(number.replace(",", "")) for number in numbers) == count_params(params)
+
+
+@pytest.mark.parametrize(("loss", "layer"), [("spread", "activations"), ("cross-entropy", "‖μ‖²/16 + 4(a − ½)")])
+def test_the_score_is_that_of_the_loss(loss: str, layer: str) -> None:
+    config = views.Config(loss=loss)
+    params = views.make_models(config)["capsules"].init_params(np.random.default_rng(0))
+    assert networks.view_stages(config, params)[-1].layer == layer
 
 
 def test_a_drawing_is_the_same_every_time(tmp_path: Path, capsys: Capture) -> None:

@@ -452,7 +452,7 @@ function showEven() {
   const row = about.digits.accuracies.find(({ model, metric }) => model === "capsnet" && metric === "set_accuracy");
   const [first, last] = [digits.result.iterations[0], digits.result.iterations[digits.iteration - 1]];
   const answerOf = (iteration) => longest(iteration).map((j) => `${j} (${iteration.lengths[j].toFixed(2)})`).join(" and ");
-  text.replaceChildren();
+  text.replaceChildren(digits.even ? "While couplings are even, more iterations change nothing. " : "");
   if (!isEmpty()) {
     text.append("Routed: ", bold(answerOf(last)), ". With even couplings: ", bold(answerOf(first)), ". ");
   }
@@ -1055,6 +1055,15 @@ function planeRouting(nIters) {
   return Networks.emRouting(plane.votes, [1, 1, 1, 1], [PLANE.betaA, PLANE.betaA], [0, 0], ones, PLANE.floor);
 }
 
+// Which parents have an activation above a half, and why.
+function activeParents(a, r) {
+  const active = [0, 1].filter((j) => a[j] > 0.5);
+  if (active.length !== 1) return active.length ? "Both parents are active." : "Neither parent is active.";
+  const [j] = active;
+  const mass = [0, 1, 2, 3].reduce((sum, i) => sum + r[2 * i + j], 0);
+  return `Parent ${PLANE.names[j]} is active: ${mass.toFixed(1)} of the four children are assigned to it, and their votes lie close together.`;
+}
+
 function updatePlane() {
   const svg = $("plane");
   const { reach } = PLANE;
@@ -1069,7 +1078,7 @@ function updatePlane() {
       const [x, y] = plane.votes.slice(2 * (2 * i + j), 2 * (2 * i + j) + 2);
       const handle = plane.handles[2 * i + j];
       handle.setAttribute("transform", `translate(${at(x).toFixed(2)} ${at(-y).toFixed(2)})`);
-      handle.firstChild.setAttribute("r", (5 + 8 * r[2 * i + j]).toFixed(2));
+      handle.firstChild.setAttribute("r", (5 + 4 * r[2 * i + j]).toFixed(2));
       handle.setAttribute("aria-label", `Vote of child ${i + 1} for ${name}: ${x.toFixed(1)}, ${y.toFixed(1)}`);
     }
   }
@@ -1081,7 +1090,7 @@ function updatePlane() {
   $("plane-iterations").value = PLANE.iterations;
   $("plane-text").textContent = PLANE.iterations === 1
     ? "All assignments are even. Each Gaussian is fitted to all of its four votes."
-    : `Parent ${PLANE.names[a[0] >= a[1] ? 0 : 1]} is the more active one: its votes lie closer together.`;
+    : activeParents(a, r);
   svg.dataset.drawn = "true";
 }
 
@@ -1089,7 +1098,6 @@ function setUpPlane() {
   const svg = $("plane");
   const COLOUR = ["var(--capsules)", "var(--third)"];
   shape(svg, "path", { class: "axis", d: "M10 180H350M180 10V350" });
-  plane.ellipses = COLOUR.map((colour) => shape(svg, "ellipse", { style: `fill:${colour};fill-opacity:0.15;stroke:${colour};stroke-width:2` }));
   plane.handles = [];
   const move = (n, x, y) => {
     const within = (value) => Math.max(-PLANE.reach, Math.min(PLANE.reach, value));
@@ -1111,6 +1119,9 @@ function setUpPlane() {
     });
     plane.handles.push(handle);
   }
+  plane.ellipses = COLOUR.map((colour) => shape(svg, "ellipse", {
+    style: `fill:${colour};fill-opacity:0.15;stroke:${colour};stroke-width:2;pointer-events:none`,
+  }));
   svg.addEventListener("pointermove", (event) => {
     if (plane.drag === null) return;
     const box = svg.getBoundingClientRect();
