@@ -310,7 +310,9 @@ def test_a_signal_and_resume(
     assert capsys.readouterr() == ("", f"{says}\n")
     assert sum(state.step for state in experiment.script.load_checkpoint(path)[1].values()) == (at - 1) // 3 * 3
     assert_same_bits(finished(experiment, experiment.argv("--resume"), tmp_path), whole)
-    assert_same_bits(finished(experiment, experiment.argv("--resume"), tmp_path), whole)  # finished, it stays
+    stays = finished(experiment, experiment.argv("--resume"), tmp_path)
+    assert_same_bits(stays, whole)  # finished, and so is its time
+    assert min(model["train_seconds"] for model in stays.result["models"].values()) > 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.safetensors", "out.json"]
 
 
@@ -446,12 +448,14 @@ def test_out_json_holds_what_the_contract_says(experiment: Experiment, whole: Ru
 
 
 def test_same_seed_same_bits_whatever_is_trained_besides(experiment: Experiment, whole: Run, tmp_path: Path) -> None:
-    last = experiment.models[-1]
+    first, last = experiment.models[0], experiment.models[-1]
     alone = finished(experiment, experiment.argv(f"--models {last}"), tmp_path)
     assert list(alone.result["models"]) == list(alone.result["history"]) == list(alone.states) == [last]
     assert alone.result["history"][last] == whole.result["history"][last]
     for key, p in alone.states[last].params.items():
         np.testing.assert_array_equal(p, whole.states[last].params[key])
+    both = finished(experiment, experiment.argv(f"--models {first} --resume"), tmp_path)
+    assert {*both.states} == {first, last}  # the checkpoint keeps what it had
     other = finished(experiment, experiment.argv(f"--models {last} --seed 1"), tmp_path / "other").states[last]
     assert all((other.params[key] != p).any() for key, p in alone.states[last].params.items() if key.endswith(".w"))
 
@@ -522,6 +526,8 @@ def test_a_longer_training_continues_a_shorter_one_where_that_is_its_beginning(
     capsys.readouterr()
     assert "which is shorter" in failure(experiment.script, [*experiment.argv(), *short, "--resume"], capsys)
     saved = experiment.script.load_checkpoint(whole.checkpoint)[0]
+    with pytest.raises(UserError, match="which is shorter"):
+        require_resumable(whole.checkpoint, saved, dataclasses.replace(saved, n_epochs=3, cnn_epochs=1))
     bound = type("Bound", (type(saved),), {"length_is_free": False})(**vars(saved))
     with pytest.raises(UserError, match=r"made with --n-epochs 2, not 3; its learning rate or loss .*: train anew"):
         require_resumable(whole.checkpoint, bound, dataclasses.replace(bound, n_epochs=3))

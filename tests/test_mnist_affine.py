@@ -334,7 +334,7 @@ def test_training_stops_at_the_accuracy_asked_for(target: float, steps: int, mon
     model = m.make_models(config)["lenet"]
     state = init_state(model, config)
     stops: list[int] = []
-    m.train(model, config, data, state, SERIAL, lambda s, ended: stops.append(s.step) if m.reached(s, config) else None)
+    m.train(model, config, data, state, SERIAL, lambda s, end: stops.extend([s.step] * (end and m.reached(s, config))))
     assert state.step == steps
     assert asked == [k for k in range(1, steps + 1) if k % 2 == 0 or k % 3 == 0]
     assert m.reached(state, config) == (target < 0.9)

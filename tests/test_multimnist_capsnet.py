@@ -253,6 +253,10 @@ def test_a_picture_is_read_as_it_is(tmp_path: Path) -> None:
         np.testing.assert_allclose(read_strokes(picture(tmp_path, drawing), 36, BOX), expected, atol=0.01)
     deep = picture(tmp_path, image.astype(np.uint16) * 257)
     np.testing.assert_allclose(read_strokes(deep, 36, BOX), expected, atol=0.01)
+    block, wide = np.random.default_rng(0).integers(100, 256, (BOX, BOX)), np.zeros((61, 50), np.uint8)
+    wide[20:44, 9:33] = block  # of the size that strokes are scaled to
+    read = read_strokes(picture(tmp_path, wide), 36, BOX)
+    np.testing.assert_allclose(read[6:30, 6:30], block / block.max(), atol=0.01)
     digit = strokes().test_images[0]
     read = read_strokes(picture(tmp_path, digit), 36, BOX)
     np.testing.assert_allclose(read[4:32, 4:32], digit / digit.max(), atol=0.01)

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import socket
 import threading
+import zlib
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_real_mnist_is_read_and_called_mnist() -> None:
 
 
 @pytest.mark.parametrize("form", ["{}.gz", "{}", "plain file named {}.gz", "dotted"])
-def test_every_usual_form_of_the_files_is_read(tmp_path: Path, form: str) -> None:
+def test_every_usual_form_of_the_files_is_read(form: str, tmp_path: Path, monkeypatch: Patch) -> None:
     for stem, body in tiny_mnist().items():
         name = stem.replace("-idx", ".idx") if form == "dotted" else form.rpartition(" ")[2].format(stem)
         (tmp_path / name).write_bytes(body if form == "{}.gz" else unzip(stem))
@@ -84,6 +85,8 @@ def test_every_usual_form_of_the_files_is_read(tmp_path: Path, form: str) -> Non
     assert digits.name == "custom"
     assert digits.train_images.tobytes() == unzip(STEMS[0])[16:]
     assert digits.test_labels.tolist() == list(range(10))
+    monkeypatch.setattr(data, "MNIST_CRC32", zlib.crc32(b"".join(array.tobytes() for array in digits[1:])))
+    assert data.load_mnist(tmp_path).name == "mnist"
 
 
 IMAGES = unzip(STEMS[0])
@@ -301,6 +304,16 @@ def test_strokes_have_the_form_of_mnist() -> None:
         assert (images.max(axis=3 - axis) > 100).sum(axis=1).max() <= 22
     ones, x = images[labels == 1].sum(axis=0, dtype=float), np.arange(28) - 14
     assert 0.05 < -(x @ ones @ x) / (x * x @ ones).sum() < 0.5  # they lean to the right
+
+
+def test_every_digit_has_a_skeleton_of_its_own(monkeypatch: Patch) -> None:
+    """Of those of its class: without all other variation there are as many different images."""
+    for name in ("JITTER", "BEND", "WARP", "TURN", "ASPECT", "SHIFT"):
+        monkeypatch.setattr(stroke_digits, name, 0.0)
+    for name in ("SLANT", "PEN", "EDGE"):
+        monkeypatch.setattr(stroke_digits, name, (1.0, 0.0))
+    images, labels = stroke_digits.stroke_digits(np.random.default_rng(0), 8 * stroke_digits.CHUNK)
+    assert len({image.tobytes() for image in images[labels == 2]}) == len(stroke_digits.SKELETONS[2]) > 8
 
 
 def test_strokes_follow_their_generator() -> None:

@@ -161,8 +161,9 @@ def test_every_image_counts_once_in_an_accuracy(script: Any) -> None:
         if script is views:
             found = views.accuracy(model, WEIGHTS, views.Split(images, labels, labels, labels, labels))
         else:
-            config = conv.Config(dataset="voxels")
-            found = conv.accuracy(model, WEIGHTS, conv.Examples(images, labels), config, SERIAL)
+            config, examples = conv.Config(dataset="voxels"), conv.Examples(images, labels)
+            found = conv.accuracy(model, WEIGHTS, examples, config, SERIAL)
+            np.testing.assert_array_equal(conv.in_parts(lambda x, y: y, examples, config, SERIAL), labels)
         assert found == len(right) / n
 
 
@@ -333,7 +334,11 @@ def test_turned_digits_are_test_digits_that_are_turned(brightness: int, accuracy
     monkeypatch.setattr(multi, "resolve_dataset", lambda *args, **options: marked_digits(3))
     monkeypatch.setattr(affine, "SWEEP", (-90, -5, 0, 5))
     scores = functools.partial(class_scores, brightness=brightness)
-    models = digits_model("capsnet", scores, 0.02), digits_model("cnn", scores)
+
+    def assess(params: Any, batch: multi.Batch) -> tuple[Array, float]:
+        return scores(batch.images), 0.02 * batch.sources.size * (1 + batch.images[..., 1:].any())  # worse if turned
+
+    models = digits_model("capsnet", scores)._replace(assess=assess), digits_model("cnn", scores)
     monkeypatch.setattr(affine, "make_models", lambda config: {model.name: model for model in models})
     config = affine.Config(
         dataset="mnist", n_epochs=1, n_val=16, n_sweep=40, batch_size=8, rotation=(5.0, 90.0), max_shift=0
@@ -405,7 +410,7 @@ def test_jitter_is_drawn_for_each_image() -> None:
 
 def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: Patch) -> None:
     """Pixels are 0.04, 0.12 and 0.3 away from where the answer changes; two of the eight images have no gradient, and
-    the held-out images, which are not attacked, are all named wrongly."""
+    the training and held-out images, which are not attacked, are all named wrongly."""
 
     def forward(params: Any, x: Array) -> tuple[Array, Array]:
         pixel = x[:, 0, 0, 0]
@@ -425,7 +430,7 @@ def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: P
     images[:, 0, 0, 0] = 0.5 + distance
     images[6:, 0, 0, 1] = 1
     labels = (distance > 0).astype(np.intp)
-    data = conv.Data("voxels", same := conv.Examples(images, labels), same, conv.Examples(images, 1 - labels))
+    data = conv.Data("voxels", other := conv.Examples(images, 1 - labels), conv.Examples(images, labels), other)
     config = attacks.Config(dataset="voxels", loss="cross-entropy", epsilons=(0.03, 0.07, 0.2, 0.4))
     states = {"cnn": TrainState("cnn", fresh_weights(np.random.default_rng(0)))}
     by_epsilon = {"0": 1.0, "0.03": 1.0, "0.07": 0.75, "0.2": 0.5, "0.4": 0.25}

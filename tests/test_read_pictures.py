@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import os
 import shutil
 import struct
@@ -87,6 +88,7 @@ def read_square(path: Path, side: int, channels: int) -> Array:
 def test_a_picture_is_resized_and_padded_with_the_level_of_its_border(tmp_path: Path) -> None:
     wide = np.full((10, 40), 80, np.uint8)
     wide[2:8, 10:30] = 240
+    wide[:2, :2] = 255  # a bright corner is no background
     Image.fromarray(wide).save(tmp_path / "wide.png")
     square = read_square(tmp_path / "wide.png", 20, 1)[..., 0]
     assert square.shape == (20, 20)
@@ -292,6 +294,7 @@ def test_sizes_endings_and_colours_may_be_mixed(tmp_path: Path) -> None:
     endings = (".png", ".JPG", ".jfif", ".jpe", ".WebP", ".bmp", ".gif", ".TIF", ".PPM")
     root = write_folder(tmp_path / "mixed", n=18, sides=(17, 24, 90), endings=endings)
     Image.new("RGBA", (30, 40), (0, 0, 0, 0)).save(root / CLASSES[1] / "clear.png")
+    assert labelled_pictures.file_size(root / CLASSES[1] / "clear.png") == 40
     sets = sets_of(root)
     assert sets.train.images.shape[1:] == (24, 24, 1)  # the median of the sides
     assert len(sets.train.labels) + len(sets.test.labels) == 55
@@ -690,12 +693,12 @@ def test_files_of_mnists_format_are_found_where_other_tools_leave_them(tmp_path:
 
 
 def test_emnist_is_turned_upright(tmp_path: Path, capsys: Capture) -> None:
-    train = sets_of(write_idx(tmp_path / "emnist", [1, 2], prefix="emnist-letters-", turned=True)).train
-    for label, column in ((0, 6), (1, 9)):
-        assert (train.images[train.labels == label][:, :, column] == 255).all()
+    sets = sets_of(write_idx(tmp_path / "emnist", [1, 2], prefix="emnist-letters-", turned=True))
+    for part, (label, column) in itertools.product((sets.train, sets.test), ((0, 6), (1, 9))):
+        assert (part.images[part.labels == label][:, :, column] == 255).all()
     assert "EMNIST's pictures lie on their side and are turned upright" in capsys.readouterr().err
     write_idx(tmp_path / "MNIST" / "EMNIST" / "raw", [1, 2], turned=True)
-    np.testing.assert_array_equal(sets_of(tmp_path / "MNIST").train.images, train.images)
+    np.testing.assert_array_equal(sets_of(tmp_path / "MNIST").train.images, sets.train.images)
     write_idx(tmp_path / "more", [1, 2], prefix="emnist-digits-")
     for path in (tmp_path / "more").iterdir():
         path.rename(tmp_path / "emnist" / path.name)

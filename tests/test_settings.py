@@ -13,7 +13,7 @@ import mnist_affine_capsnet as affine
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from helpers import config_of, usage_error
-from support.settings import flag_of, format_value
+from support.settings import flag_of, format_value, from_json
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -77,6 +77,7 @@ UNFIT = {  # flags of each script, and what is said of them
         ("--dataset smallnorb", "--data-dir: --dataset smallnorb needs"),
         ("--data-dir f", "--data-dir: shapes has no files"),
         ("--dataset strokes --standardize image", "--standardize: strokes is not standardised"),
+        ("--epsilons 0.1,0.1", "--epsilons: 0.1,0.1 does not rise"),
         ("--epsilons 0.2,0.1", "--epsilons: 0.2,0.1 does not rise"),
         ("--variance-floor 1e-20", "--variance-floor: 1e-20 is not between 1e-12 and"),
     ],
@@ -170,3 +171,4 @@ def test_presets_and_flags_make_the_config() -> None:
     assert config_of(digits, ["--min-iou", "0", "--plain"]) == digits.Config(min_iou=0, plain=True)
     assert config_of(affine, ["--canvas", "40"]) == affine.Config(canvas=40, max_shift=6)
     assert config_of(affine, ["--preset", "paper"]).conv_channels == 256
+    assert from_json(views.Config, {"lr": 1 / 3}).lr == 1 / 3  # of a checkpoint: every digit

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import conv_matrix_capsules as conv
 import smallnorb_novel_viewpoint as views
-from data.shapes import draw_shapes
+from data.shapes import distance, draw_shape, draw_shapes
 from helpers import config_of
 
 Array = np.ndarray
@@ -60,6 +60,7 @@ def test_no_shape_is_another_or_itself_after_a_turn(seed: int) -> None:
         assert min(farthest(shape, turned(shape, turn)) for turn in (90, 180)) > 0.29
         assert min(farthest(shape, turned(shape, turn)) for turn in range(30, 181, 30)) > 0.05
         for other in shapes[:k]:
+            assert distance(shape, other) == pytest.approx(farthest(shape, other))
             assert min(farthest(other, turned(shape, turn)) for turn in (-90, 0, 90, 180)) > 0.29
             assert min(farthest(other, turned(shape, turn)) for turn in range(-150, 181, 30)) > 0.05
 
@@ -81,6 +82,16 @@ def test_a_shape_is_made_of_joined_rods_along_the_axes(seed: int) -> None:
             reached |= neighbours[reached].any(axis=0)
         assert reached.all()
         assert 2 <= cells.max() <= 5 * 6
+
+
+def test_rods_have_all_lengths_and_shapes_all_numbers_of_rods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rod alone has as many cells as it is long; rods of two cells add at most one each."""
+    rng = np.random.default_rng(0)
+    with monkeypatch.context() as patch:
+        patch.setattr("data.shapes.N_RODS", (1, 1))
+        assert {len(draw_shape(rng)) for _ in range(200)} == {3, 4, 5, 6, 7}
+    monkeypatch.setattr("data.shapes.N_CELLS", (2, 2))
+    assert max(len(draw_shape(rng)) for _ in range(200)) == 1 + 5
 
 
 def test_ranges_begin_anywhere_and_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,12 +215,17 @@ def test_share_of_the_true_class() -> None:
     """One iteration assigns evenly, so every class holds a fifth; with more, the share is the last iteration's."""
     config = s.Config(em_iters=1, n_per_combo=1)
     model, data = s.make_models(config)["capsules"], s.make_data(config)
-    params = init_state(model, config).params
+    state = init_state(model, config)
+    params = state.params
     assert s.true_class_mass(model, params, data.train) == pytest.approx(1 / s.N_CLASSES, rel=1e-6)
 
-    model = s.make_models(dataclasses.replace(config, em_iters=3))["capsules"]
+    config = dataclasses.replace(config, em_iters=3)
+    model = s.make_models(config)["capsules"]
     r = model.forward(params, data.train.images)[1].routing.m_steps[-1]
     mass = r.weight * r.mass[:, None]  # each child's part, (B, I, J)
     by_hand = np.mean([mass[n, :, k].sum() / mass[n].sum() for n, k in enumerate(data.train.labels)])
     assert s.true_class_mass(model, params, data.train) == pytest.approx(by_hand, rel=1e-5)
     assert by_hand != pytest.approx(1 / s.N_CLASSES, rel=1e-3)
+    state.history = {"familiar_accuracy": [0.5], "held_out_accuracy": [0.5]}
+    found = s.make_result(config, {"capsules": state}, data)["models"]["capsules"]
+    assert found["true_class_mass"] == s.true_class_mass(model, params, data.familiar)

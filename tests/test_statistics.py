@@ -110,7 +110,7 @@ def test_what_not_every_run_has_is_left_out() -> None:
 
 
 def test_a_file_is_read_with_its_means_and_whole_configurations(tmp_path: Path) -> None:
-    first = comparison_of(low={"capsules": [0.2, 0.4]}, high={"capsules": [0.5, 0.7]})
+    first = comparison_of(low={"capsules": [0.3, 0.3]}, high={"capsules": [0.4, 0.8]})
     save_result(path := tmp_path / "one.json", first)
     settings = read_comparison(path)["settings"]
     assert settings["low"]["config"] == {"n_epochs": 3, "lr": "low"}

@@ -171,6 +171,22 @@ def test_views_differ_by_eye_lighting_instance_and_category(monkeypatch: Patch) 
     assert np.abs(np.median([left, right], axis=(1, 2)) - toys.GROUND[0]).max() <= 4
 
 
+def test_the_grey_of_a_ball_follows_from_its_normal_and_its_own_albedo() -> None:
+    """A lamp lights what faces it; the sky all, but less near the ground."""
+    balls = {-0.25: 0.6, 0.25: 0.3}  # albedo by x
+    toy = toys.toy_of([toys.ball((x, 0, 0.3), (0.2, 0.2, 0.2), albedo) for x, albedo in balls.items()])
+    images = toys.draw_view(toy, 0, 30, 0, np.zeros((toys.N_LIGHTINGS, 96 * 96), np.float32))
+    frame, (u, v) = toys.camera(30, 0), np.meshgrid(toys.grid(96, toys.SCREEN), toys.grid(96, toys.SCREEN)[::-1])
+    for x, albedo in balls.items():
+        a, b, _ = frame.T @ [x, 0, 0.3]
+        inside = (u - a) ** 2 + (v - b) ** 2 < 0.17**2
+        across = np.stack([u - a, v - b])[:, inside] / 0.2
+        normal = frame @ [*across, np.sqrt(1 - (across**2).sum(axis=0))]
+        sky = toys.SKY * (0.65 + 0.35 * normal[2]) * np.minimum(1, 0.55 + 3 * (0.3 + 0.2 * normal[2]))
+        light = toys.BRIGHTNESS @ np.maximum(toys.LAMPS @ normal, 0) + sky
+        np.testing.assert_allclose(images[:, inside], albedo * light * (toys.GROUND / toys.FLUX)[:, None], atol=2)
+
+
 @pytest.mark.parametrize("azimuth", [40, 200])
 def test_a_toy_and_its_shadow_turn_together(azimuth: int, monkeypatch: Patch) -> None:
     """A view of a toy is that of a turned toy from the front, with the lamps where they were."""

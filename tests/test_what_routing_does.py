@@ -132,14 +132,16 @@ def test_even_assignments_are_those_of_the_first_iteration(routing: conv.Routing
 
 def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negatives are those of the same poses, and every seed draws its own."""
-    votes_forward = m.viewpoint.votes_forward
+    votes_forward, sizes = m.viewpoint.votes_forward, list[int]()
 
     def spy(pose: Array, w: Array) -> Any:
+        sizes.append(len(pose))
         np.testing.assert_array_equal(pose[len(pose) // 2 :], -pose[: len(pose) // 2])
         return votes_forward(pose, w)
 
     monkeypatch.setattr(m.viewpoint, "votes_forward", spy)
     assert m.main(["--study", "signs", "--seed", "3", f"--out-json={tmp_path / 'out.json'}"]) == 0
+    assert sizes == 2 * [*[2 * 16] * 300, 2 * 500]  # of training and test
     result = json.loads((tmp_path / "out.json").read_text())
     metrics = result["models"]["capsules"]
     assert metrics["sign_accuracy"] == result["chance"] == 0.5
@@ -197,6 +199,7 @@ def test_a_study_from_the_command_line(words: str, monkeypatch: pytest.MonkeyPat
     one, other = (json.loads(path.read_text()) for path in (whole, again))
     assert one["history"] == other["history"]
     ((name, metrics),) = one["models"].items()
+    assert len(one["history"][name]["train_loss"]) == 2
     assert name == ("capsnet" if "study" in words else "capsules")
     assert 0 <= metrics[one["headline"]] <= 1
     chances = {"set_accuracy": 1 / 45, "affnist_accuracy": 0.1, "held_out_accuracy": 0.2}

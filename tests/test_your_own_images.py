@@ -96,6 +96,9 @@ def test_the_mean_over_classes_leaves_out_those_without_test_pictures() -> None:
     many[3, 5], many[7, 1] = 4, 2
     lines = ["      4 of d as f", "      2 of h as b", "  least accurate: d 0.692, h 0.818"]
     assert tables.confusion_lines(many, "abcdefghijklm") == lines
+    model = m.make_models(SMALL)["cnn"]._replace(answers=lambda _, images: np.eye(3)[[0] * len(images)])
+    pictures = m.Labelled(np.zeros((4, 20, 20, 1), np.uint8), np.array([0, 0, 0, 2]))
+    assert m.evaluate(model, {}, pictures, 3, SERIAL)[1] == {"accuracy": 0.75, "balanced_accuracy": 0.5}
 
 
 def test_a_resumed_training_is_the_unbroken_one_and_may_be_longer(tmp_path: Path, capsys: Capture) -> None:
@@ -156,6 +159,13 @@ def test_epochs_follow_from_the_number_of_pictures(trained: tuple[Path, Path, di
         assert m.resolved(m.Config(n_epochs=7), many).n_epochs == 7
 
 
+def test_the_checksum_is_that_of_the_training_pictures(trained: tuple[Path, Path, dict[str, Any]]) -> None:
+    data = m.make_data(m.Config(data_dir=trained[0]))
+    other_test, other_train = data._replace(test=data.train), data._replace(train=data.test)
+    first, same, other = (m.resolved(m.Config(), sets).pictures for sets in (data, other_test, other_train))
+    assert first == same != other
+
+
 def test_prediction_takes_folders_and_patterns_and_reads_as_the_training_did(
     trained: tuple[Path, Path, dict[str, Any]], capsys: Capture
 ) -> None:
@@ -176,6 +186,17 @@ def test_prediction_takes_folders_and_patterns_and_reads_as_the_training_did(
         found = answers.by_model[name]
         np.testing.assert_allclose(np.sort(found, axis=0), np.sort(expected, axis=0), atol=1e-5)
     np.testing.assert_allclose(answers.by_model["cnn"].sum(axis=1), 1, atol=1e-5)
+
+
+def test_every_one_of_many_pictures_gets_its_own_answer(
+    trained: tuple[Path, Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read a thousand at a time. A picture, and the answer to it, is its number."""
+    monkeypatch.setattr(m, "named_files", lambda _: [Path(str(k)) for k in range(1001)])
+    monkeypatch.setattr(m, "square_of_set", lambda path, *_: int(path.name))
+    monkeypatch.setattr(m, "answers_of", lambda model, params, numbers, workers: np.eye(1, 3) * numbers[:, None])
+    for found in m.predict(trained[1], []).by_model.values():
+        np.testing.assert_array_equal(found[:, 0], np.arange(1001))
 
 
 def test_a_broken_picture_is_named_and_the_others_are_answered(
