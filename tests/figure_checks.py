@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from recorded import check
 from support import figures as support_figures
 from support.figures import DPI, figure_style
 
@@ -160,9 +162,16 @@ def legend_of(fig: Figure) -> list[str]:
     return [text.get_text() for text in fig.legends[0].get_texts()]
 
 
-def drawn(draw: Callable[[], Figure]) -> Figure:
-    """A figure in the common style, laid out."""
+N_DRAWN: Counter[str] = Counter()
+
+
+def drawn(draw: Callable[[], Figure], record: bool = True) -> Figure:
+    """A figure in the common style, laid out; all that it shows is as it was recorded."""
     with figure_style():
         fig = draw()
         fig.draw_without_rendering()
+    test = os.environ["PYTEST_CURRENT_TEST"].split("::")[1].removesuffix(" (call)")
+    if record:
+        check(f"{test}/{N_DRAWN[test]}", fig)
+    N_DRAWN[test] += 1
     return fig

@@ -18,6 +18,7 @@ import visualize_conv_matrix_capsules
 import visualize_smallnorb_novel_viewpoint
 from figure_checks import check_animation, check_pictures, check_unchanged, draw_coarsely, refuse
 from helpers import EXPERIMENTS, ROOT, failure, run_script, smallest, usage_error
+from recorded import note_figures
 from support import figures
 from support.files import UserError
 from support.optimizers import TrainState
@@ -111,10 +112,12 @@ def test_an_unfinished_checkpoint_is_an_error() -> None:
 
 
 @pytest.fixture
-def quick(tmp_path: Path, monkeypatch: Patch) -> None:
-    """No figure of the project is touched, no results file of it found, and little done of what takes long."""
+def quick(tmp_path: Path, monkeypatch: Patch, request: pytest.FixtureRequest) -> None:
+    """No figure of the project is touched, no results file of it found, and little done of what takes long. What is
+    drawn is as it was recorded."""
     monkeypatch.chdir(tmp_path)
     draw_coarsely(monkeypatch)
+    note_figures(figures, request.node.name, monkeypatch)
     smallest(monkeypatch)
     for module in (visualize("mnist_affine_capsnet"), make_gif("mnist_affine_capsnet")):
         monkeypatch.setattr(module, "SWEEP", mnist_affine_capsnet.SWEEP)
@@ -126,7 +129,7 @@ def quick(tmp_path: Path, monkeypatch: Patch) -> None:
 @pytest.mark.parametrize("name", LEFT_OUT)
 def test_training_and_checkpoint_give_the_same_figures(name: str, monkeypatch: Patch, capsys: Capture) -> None:
     experiment, script, folder = EXPERIMENTS[name], visualize(name), Path("viz", name)
-    argv = experiment.argv("--seed=123 --n-test=60" if experiment.has_digits else "--seed=123")
+    argv = experiment.argv(f"--dtype=float64 --seed=123{' --n-test=60' * experiment.has_digits}")
     assert experiment.script.main([*argv, "--checkpoint=run.safetensors"]) == 0
     assert script.main(argv) == 0
     every = script.FIGURES if name == "mnist_affine_capsnet" else (*script.OF_RUN, *script.OF_RESULTS)
@@ -151,7 +154,8 @@ VIEWS = "--n-train-views=2 --n-test-views=2 --n-elev=2 --n-per-combo=1"
     ],
 )  # fmt: skip
 def test_figures_of_other_trainings(name: str, flags: str, names: str) -> None:
-    assert visualize(name).main([*flags.split(), "--n-epochs=1", "--quiet", f"--figures={names}"]) == 0
+    argv = [*flags.split(), "--n-epochs=1", "--dtype=float64", "--quiet", f"--figures={names}"]
+    assert visualize(name).main(argv) == 0
     check_pictures(Path("viz", name), names.split(","))
 
 
@@ -175,7 +179,7 @@ def test_animations(name: str, flags: str, numbers: list[int], held: Any, monkey
             yield picture
 
     monkeypatch.setattr(figures, "draw_frames", titled)
-    argv = EXPERIMENTS[name].argv(f"--seed=123 {flags}")
+    argv = EXPERIMENTS[name].argv(f"--dtype=float64 --seed=123 {flags}")
     check_animation(make_gif(name), argv, len(numbers), held, capsys)
     assert [int(n) for n in re.findall(r"(?:step|epoch|ones:|after) (-?\d+)", "".join(titles))] == 2 * numbers
 

@@ -31,7 +31,8 @@ def three_angles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def run() -> figures.Run:
     """Untrained networks, and made-up tests."""
-    config = config_of(experiment, EXPERIMENTS["mnist_affine_capsnet"].argv("--seed=123 --n-test=60 --conv-channels=4"))
+    flags = "--dtype=float64 --seed=123 --n-test=60 --conv-channels=4"
+    config = config_of(experiment, EXPERIMENTS["mnist_affine_capsnet"].argv(flags))
     states = init_states(experiment.make_models(config), config)
     tested = {name: {"sweep": {"-90": 0.1 * m, "0": 1.0, "90": 0.2}} for m, name in enumerate(states)}
     return figures.Run(config, experiment.make_data(config), states, "seed 123", tested=tested)

@@ -22,7 +22,7 @@ from support.files import UserError
 from support.run import init_states
 from support.statistics import t_quantile
 
-FLAGS = "--seed=123 --n-train=48 --n-test=60 --em-iters=3 --lr=0.01"
+FLAGS = "--dtype=float64 --seed=123 --n-train=48 --n-test=60 --em-iters=3 --lr=0.01"
 
 
 @pytest.fixture(autouse=True)

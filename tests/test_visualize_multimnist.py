@@ -34,7 +34,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def run() -> figures.Run:
     """Untrained networks with histories of two epochs."""
-    config = config_of(experiment, EXPERIMENTS["multimnist_capsnet"].argv("--seed=123 --n-test=60 --conv-channels=4"))
+    flags = "--dtype=float64 --seed=123 --n-test=60 --conv-channels=4"
+    config = config_of(experiment, EXPERIMENTS["multimnist_capsnet"].argv(flags))
     states = init_states(experiment.make_models(config), config)
     for state in states.values():
         state.history = dict(HISTORY)

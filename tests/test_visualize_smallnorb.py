@@ -18,7 +18,8 @@ from support.files import UserError
 from support.optimizers import TrainState
 from support.statistics import t_quantile
 
-TINY = ["--seed=123", "--n-epochs=2", "--n-train-views=2", "--n-test-views=2", "--n-elev=1", "--n-per-combo=1"]
+SIZES = ["--n-train-views=2", "--n-test-views=2", "--n-elev=1", "--n-per-combo=1"]
+TINY = ["--dtype=float64", "--seed=123", "--n-epochs=2", *SIZES]
 Config = experiment.Config
 
 

@@ -125,7 +125,7 @@ def test_arrows_are_as_wide_as_their_couplings() -> None:
 
 
 def test_votes_and_gaussians_are_of_the_true_class_and_its_rival() -> None:
-    _, *planes = drawn(lambda: pictures.draw_em_routing(VIEW)).axes[:3]
+    _, *planes = drawn(lambda: pictures.draw_em_routing(VIEW), record=False).axes[:3]
     for ax, r, sigma_sq in zip(planes, VIEW.r, VIEW.sigma_sq, strict=True):
         dots: Any = ax.collections
         mass = (r[:, [1, 3]] * VIEW.a_in[:, None]).T

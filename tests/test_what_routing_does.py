@@ -16,6 +16,7 @@ import what_routing_does as m
 from fast.workers import Workers
 from helpers import check_pair, config_of, digits_folder
 from oracles import loop_field_routing
+from recorded import check
 from support.run import init_states
 
 Array = np.ndarray
@@ -159,10 +160,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         found = network_config(config)
         if config.study == "shapes":
             few = {"n_train_views": 2, "n_test_views": 2, "n_elev": 1, "n_per_combo": 1, "sizes": (3, 2, 2, 2)}
-            return dataclasses.replace(found, batch_size=4, **few)
+            return dataclasses.replace(found, dtype="float64", batch_size=4, **few)
         sizes = {"conv_channels": 2, "primary_types": 1, "decoder": (16, 16), "n_train": 64, "n_test": 30}
         own = {"n_val": 16, "match_accuracy": None} if config.study == "affnist" else {}
-        return dataclasses.replace(found, batch_size=16, **sizes, **own)
+        return dataclasses.replace(found, dtype="float64", batch_size=16, **sizes, **own)
 
     monkeypatch.setattr(m, "network_config", smaller)
 
@@ -198,6 +199,7 @@ def test_a_study_from_the_command_line(words: str, monkeypatch: pytest.MonkeyPat
     assert m.main([*argv, f"--out-json={again}", f"--checkpoint={saved}", "--resume"]) == 0
     one, other = (json.loads(path.read_text()) for path in (whole, again))
     assert one["history"] == other["history"]
+    check(f"what_routing_does {words}", {"history": one["history"], "models": one["models"]})
     ((name, metrics),) = one["models"].items()
     assert len(one["history"][name]["train_loss"]) == 2
     assert name == ("capsnet" if "study" in words else "capsules")

@@ -1,0 +1,175 @@
+"""Numbers as they were recorded: a change of structure changes none, an error that no other test has thought of does.
+
+``check(key, thing)`` compares what a test computed or drew with the file of its module in tests/data/recorded/. After a
+change of arithmetic or of a picture, ``RECORD=1 python -m pytest FILE`` records the numbers of a test file anew, and
+the commit says which of them changed, and why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.collections import Collection
+from matplotlib.colors import to_rgba_array
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
+from matplotlib.patches import FancyArrowPatch, Patch
+from matplotlib.text import Text
+from matplotlib.ticker import FixedFormatter, FixedLocator
+
+from helpers import DATA
+
+FOLDER = DATA / "recorded"
+# What changes from one run or machine to the next
+CHANGING = {"seconds", "train_seconds", "epoch_seconds", "environment", "data_dir", "digest", "dtype"}
+
+
+def check(key: str, thing: Any, tolerance: float = 1e-6) -> None:
+    """``thing``: numbers, texts, arrays and figures, in mappings, sequences and objects."""
+    path = FOLDER / f"{Path(os.environ['PYTEST_CURRENT_TEST'].split('::')[0]).stem}.json"
+    found = dict(flat(thing))
+    if os.environ.get("RECORD"):
+        whole = json.loads(path.read_text()) if path.exists() else {}
+        whole[key] = {name: summary(part) for name, part in found.items()}
+        lines = (f"{json.dumps(name)}: {json.dumps(whole[name], ensure_ascii=False)}" for name in sorted(whole))
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        return
+    recorded = json.loads(path.read_text())[key]
+    assert list(found) == list(recorded), key
+    for name, part in found.items():
+        now, then = summary(part), recorded[name]
+        if isinstance(part, str):
+            assert now == then, (key, name)
+        else:
+            assert now[0] == then[0], (key, name, "another number of values")
+            scale = 1 + float(np.abs(part).sum())
+            np.testing.assert_allclose(now[1], then[1], rtol=0, atol=tolerance * scale, err_msg=f"{key}: {name}")
+
+
+def summary(part: str | np.ndarray) -> Any:
+    """A text itself; of numbers how many there are, and one that any of them, and their order, changes."""
+    if isinstance(part, str):
+        return part
+    return [part.size, round(float(part @ np.cos(1 + 1.3 * np.arange(part.size))), 9)]
+
+
+def flat(thing: Any, name: str = "") -> Iterator[tuple[str, str | np.ndarray]]:
+    """The texts and the flat arrays of a thing, by the way to them."""
+    if isinstance(thing, Figure):
+        yield from flat(of_figure(thing), name)
+    elif hasattr(thing, "_asdict"):
+        yield from flat(thing._asdict(), name)
+    elif isinstance(thing, Mapping):
+        for key, part in thing.items():
+            if key not in CHANGING:
+                yield from flat(part, f"{name}/{key}")
+    elif isinstance(thing, str | Path):
+        yield name, str(thing)
+    elif isinstance(thing, list | tuple) and not all(isinstance(part, int | float) for part in thing):
+        for k, part in enumerate(thing):
+            yield from flat(part, f"{name}/{k}")
+    elif hasattr(thing, "__dict__"):
+        yield from flat(vars(thing), name)
+    elif thing is not None:
+        yield name, np.nan_to_num(np.asarray(thing, float).ravel(), nan=-7, posinf=1e3, neginf=-1e3)
+
+
+def of_figure(fig: Figure) -> dict[str, Any]:
+    """What a figure shows, without what depends on fonts: data, colours, words and named ticks."""
+    axes = [artist for artist in fig.findobj(Axes) if artist.get_visible()]
+    return {"figure": of_artists(fig.get_children(), fig), **{str(k): of_axes(ax) for k, ax in enumerate(axes)}}
+
+
+def of_axes(ax: Any) -> dict[str, Any]:
+    found = of_artists(ax.get_children(), ax) | {"limits": [*ax.get_xlim(), *ax.get_ylim()]}
+    found["words"] += "|".join(["", ax.get_xlabel(), ax.get_ylabel(), *(ax.get_title(at) for at in ("left", "right"))])
+    for axis in (ax.xaxis, ax.yaxis):
+        if isinstance(axis.get_major_formatter(), FixedFormatter):
+            found["words"] += "|" + "|".join(map(str, axis.get_major_formatter().seq))
+        if isinstance(axis.get_major_locator(), FixedLocator):
+            found[f"{axis.axis_name} ticks"] = np.array(axis.get_major_locator().locs)
+    return found
+
+
+def of_artists(artists: Iterable[Artist], owner: Any) -> dict[str, Any]:
+    words, colours, data = list[str](), list[Any](), dict[str, list[Any]]()
+
+    def note(kind: str, numbers: Any) -> None:
+        data.setdefault(kind, []).append(np.ma.filled(np.ma.asarray(numbers, float), np.nan).ravel())
+
+    for artist in artists:
+        if not artist.get_visible() or artist is owner.patch:
+            continue
+        if isinstance(artist, Text):
+            words.append(artist.get_text())
+            colours.append(artist.get_color())
+            if artist.get_text() and isinstance(owner, Axes) and artist in owner.texts:
+                note("places of words", artist.get_position())
+        elif isinstance(artist, Legend):
+            words += [text.get_text() for text in artist.get_texts()]
+            for handle in artist.legend_handles:
+                colours.append(handle.get_color() if isinstance(handle, Line2D) else handle.get_facecolor())  # type: ignore[union-attr]
+        elif isinstance(artist, Line2D):
+            note("lines", np.asarray(artist.get_xydata(), float))
+            note("widths", [artist.get_linewidth(), str(artist.get_linestyle()) == "-"])
+            colours.append(artist.get_color())
+        elif isinstance(artist, FancyArrowPatch):
+            note("widths", artist.get_linewidth())
+            colours.append(artist.get_edgecolor())
+        elif isinstance(artist, Patch):
+            corners = artist.get_patch_transform().transform(artist.get_path().vertices)
+            note("patches", [corners.min(axis=0), corners.max(axis=0)])  # wherever the outline starts
+            colours.append(artist.get_facecolor())
+        elif isinstance(artist, Collection):
+            for path in artist.get_paths():
+                note("collections", path.vertices)
+            note("offsets", np.ma.asarray(artist.get_offsets()))
+            if artist.get_array() is not None:
+                note("mapped", artist.get_array())
+            colours.append(artist.get_facecolor())
+        elif isinstance(artist, AxesImage):
+            shown: Any = np.ma.asarray(artist.get_array())
+            note("images", shown)
+            note("range", artist.get_clim() if shown.ndim == 2 else [])
+    rgba = [to_rgba_array(colour).ravel() for colour in colours]
+    numbers = {kind: np.concatenate(parts) for kind, parts in sorted(data.items())}
+    return {"words": "|".join(words), "colours": np.concatenate([*rgba, []]), **numbers}
+
+
+def note_figures(figures: Any, key: str, monkeypatch: Any) -> None:
+    """Check every figure that ``support.figures`` writes from now on, and every frame of an animation."""
+    write_figures, draw_frames = figures.write_figures, figures.draw_frames
+    seen = set[str]()
+
+    def kept(name: str, draw: Callable[[], Figure]) -> Callable[[], Figure]:
+        def drawing() -> Figure:
+            fig = draw()
+            if name not in seen:
+                check(f"{key}/{name}", fig)
+            seen.add(name)
+            return fig
+
+        return drawing
+
+    def write(folder: Path, drawers: Mapping[str, Callable[[], Figure]], *rest: Any) -> None:
+        write_figures(folder, {name: kept(name, draw) for name, draw in drawers.items()}, *rest)
+
+    def frames(fig: Figure, update: Any, at: Any) -> Iterator[Any]:
+        for k, picture in enumerate(draw_frames(fig, update, at)):
+            if f"frame {k}" not in seen:
+                check(f"{key}/frame {k}", fig)
+            seen.add(f"frame {k}")
+            yield picture
+
+    monkeypatch.setattr(figures, "write_figures", write)
+    monkeypatch.setattr(figures, "draw_frames", frames)
