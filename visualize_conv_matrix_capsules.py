@@ -558,12 +558,8 @@ def read_table_2(folder: Path) -> dict[str, dict[str, Array]]:
     the same for both models. Raises UserError where runs are missing."""
     found: dict[str, dict[str, Array]] = {}
     for angle in PAPER_TABLE_2:
-        models = ("cnn", "capsules")
-        paths = [folder / f"toys_{angle}s_{model}.json" for model in models]
-        runs = [{run["seed"]: run for one in settings_in(path)[:1] for run in one["runs"]} for path in paths]
-        if not runs[0] or set(runs[0]) != set(runs[1]):
-            raise UserError(f"{paths[0]} and {paths[1]} have other seeds")
-        pairs = [[(side[seed], model) for side, model in zip(runs, models, strict=True)] for seed in sorted(runs[0])]
+        models, path = ("cnn", "capsules"), folder / f"toys_{angle}s.json"
+        pairs = [[(run, model) for model in models] for run in settings_in(path)[0]["runs"]]
         values = np.array([at_equal_values(pair, "held_out_accuracy", "familiar_accuracy") for pair in pairs])
         found[angle] = {model: 100 * (1 - values[:, m]) for m, model in enumerate(models)}
     return found
@@ -574,7 +570,7 @@ def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
     n = max(len(values) for models in ours.values() for values in models.values())
     text = (
         "[Hinton 2018, table 2]: smallNORB, one network of each kind; here: generated toys, networks of equal size,"
-        f"\nmeans and 95 % intervals of {n} seeds; both where the errors on familiar viewpoints are the same"
+        f"\nmeans and 95 % intervals of {n} sets of toys; both where the errors on familiar viewpoints are the same"
     )
     fig = make_figure(3.9, "Errors on novel viewpoints, the paper's and ours", text)
     head_legend(
