@@ -69,13 +69,13 @@ def test_result_and_table(trained: tuple[Path, Path, dict[str, Any]]) -> None:
 
 
 def test_unequal_classes_are_told(tmp_path: Path, capsys: Capture) -> None:
-    folder = write_folder(tmp_path / "own", n=44)
-    rare = sorted(CLASSES)[1]
-    for path in sorted((folder / rare).iterdir())[4:]:
+    folder, (few, rare, *_) = tmp_path / "own", sorted(CLASSES)
+    train_folder, test_folder = write_folder(folder / "train", n=44), write_folder(folder / "test", seed=1)
+    for path in [*sorted((train_folder / rare).iterdir())[3:], *sorted((test_folder / few).iterdir())[1:]]:
         path.unlink()
     train(folder, "--models=cnn", f"--out-json={tmp_path / 'run.json'}")
     printed, warned = capsys.readouterr()
-    assert f"warning: the class {rare} has 3 training pictures and the largest 35" in warned
+    assert f"warning: the class {rare} has 3 training pictures and the largest 44" in warned
     result = json.loads((tmp_path / "run.json").read_text())
     confusion = np.array(result["confusion"]["cnn"])
     right = np.diag(confusion) / confusion.sum(axis=1)
