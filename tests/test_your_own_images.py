@@ -296,14 +296,14 @@ def test_the_sheet_has_a_key_for_the_classes_that_it_shows(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_folder(tmp_path / "train", ["cat", "犬", "猫"], n=3)
-    write_folder(tmp_path / "test", ["cat", "犬"], n=3, seed=1)
+    write_folder(tmp_path / "test", ["cat", "犬"], n=10, seed=1)
     drawn: dict[str, Any] = {}
     monkeypatch.setattr(figures, "write_figures", lambda folder, figure: drawn.update(figure))
     monkeypatch.setattr(figures, "fonts_for", lambda names: (["DejaVu Sans"], {*"犬猫"} & {*"".join(names)}))
     assert figures.main([f"--data-dir={tmp_path}"]) == 0
     assert capsys.readouterr().out == "class 2 is 犬\n"
     texts = "\n".join(text.get_text() for text in drawn["pictures"]().findobj(Text))
-    assert "6 test pictures as they see them\nclass 2: U+72AC" in texts
+    assert "Ten test pictures as they see them\nclass 2: U+72AC" in texts
     assert "class 3" not in texts
 
 
