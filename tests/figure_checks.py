@@ -170,8 +170,8 @@ def drawn(draw: Callable[[], Figure], record: bool = True) -> Figure:
     with figure_style():
         fig = draw()
         fig.draw_without_rendering()
-    test = os.environ["PYTEST_CURRENT_TEST"].split("::")[1].removesuffix(" (call)")
+    test = os.environ["PYTEST_CURRENT_TEST"].removesuffix(" (call)")  # with its file: two may have a test of this name
     if record:
-        check(f"{test}/{N_DRAWN[test]}", fig)
+        check(f"{test.split('::')[1]}/{N_DRAWN[test]}", fig)
     N_DRAWN[test] += 1
     return fig

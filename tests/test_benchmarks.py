@@ -141,6 +141,7 @@ def test_scaling_has_a_row_for_each_size(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(table["rows"]) == 1
     assert table["rows"][0][0] == "2"
     assert min(table["rows"][0][1:]) > 0
+    assert scaling.TYPES["8"]["sizes"] == conv_matrix_capsules.SIZES  # types alone grow
     monkeypatch.setattr(scaling, "scale", lambda build, *_: build.__module__.removeprefix("benchmarks."))
     for name, module in scaling.measure(1, 2).items():
         assert name.replace("matrix", "conv_matrix").startswith(f"{module}_")

@@ -100,6 +100,10 @@ def test_the_capsules_are_compared_with_the_others_wherever_they_stand(fake: str
     assert load("results/fake/0.json")["reference"] == "capsules"
 
 
+def test_metrics_are_stored_to_six_digits() -> None:
+    assert [compare_seeds.shortened(x) for x in (0.98765432, 1234567)] == [0.987654, 1234567]
+
+
 def test_options_that_keep_more(fake: str) -> None:
     assert main([fake, "--seeds", "4", "--keep-history", "--keep-seconds", "--name", "n"]) == 0
     run = load("results/fake/n.json")["settings"]["default"]["runs"][0]

@@ -102,7 +102,7 @@ def test_a_picture_is_resized_and_padded_with_the_level_of_its_border(tmp_path: 
 
 def test_colours_palettes_bits_frames_and_transparency(tmp_path: Path) -> None:
     colours = Image.new("RGB", (16, 16), (200, 100, 50))
-    clear = np.zeros((16, 16, 4), np.uint8)
+    clear = np.full((16, 16, 4), (255, 255, 255, 0), np.uint8)  # whatever colour transparent pixels have
     clear[4:12, 4:12] = (20, 20, 20, 255)  # dark on transparent: on white
     frames = [Image.new("L", (16, 16), level) for level in (90, 200)]
     frames[0].save(tmp_path / "two.gif", save_all=True, append_images=frames[1:])

@@ -340,10 +340,12 @@ def test_a_changed_number_a_wrong_part_and_what_is_no_result(page: Path, capsys:
 def test_commits(page: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path("results/fake/r.json")
     document, first = load(str(path)), git("rev-parse", "HEAD")
-    git("commit", "--quiet", "--allow-empty", "-m", "later")
+    Path("fake.py").write_text(Path("fake.py").read_text() + "# later\n")
+    git("commit", "--quiet", "--all", "-m", "later")
     later = git("rev-parse", "HEAD")
     save_result(path, changed(document, ("environment", "git_commit"), [first, later]))
     assert run("--check") == 0
+    assert "warning: 4 of 4 results are older" in capsys.readouterr().err  # r.json: one of its two commits
     git("reset", "--quiet", "--hard", first)
     assert faults(capsys) == [f"results/fake/r.json: was made at {later}, which is not in the history"]
     # where nothing can be looked up, a warning says so; a dirty tree is still a fault

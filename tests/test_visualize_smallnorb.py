@@ -87,7 +87,7 @@ def norb_views(grey: float, azimuths: list[float], elevations: list[float]) -> e
 @pytest.mark.parametrize("angle", ["azimuth", "elevation"])
 def test_views_are_test_images_at_the_angles_that_are_named(angle: str) -> None:
     config = Config(dataset="smallnorb", data_dir=Path("x"), **experiment.NORB_VIEWS)
-    azimuths, elevations = [300.0, 320, 340], [30.0, 50, 70]
+    azimuths, elevations = [300.0, 340, 20], [30.0, 50, 70]
     data = experiment.Data(*(norb_views(grey, azimuths, elevations) for grey in (0.7, 0.1, 0.4)))
     data = data._replace(held_out=norb_views(0.4, [60.0, 80, 100], elevations))
     run = figures.Run(config, data, {})
@@ -211,6 +211,8 @@ def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> Non
             assert held(ax)["texts"][0] == f"{'✓' if answer == k else '✗'} {run.config.classes[answer]}"
     assert np.asarray(dial.lines[0].get_xdata()).tolist() == pytest.approx([np.deg2rad(270)] * 2)
     assert held(dial)["texts"][0] == "azimuth 270°: held out"
+    over_north = dataclasses.replace(run.config, train_azimuths=(-60, 80))
+    assert animation.where_is(over_north, 300)[0] == "trained on"
     lines = {"Matrix capsules": [[1, 2], [0.4, 0.6]], "CNN of equal size": [[1, 2], [0.4, 0.6]]}
     check_held(curve, lines=lines, levels=[0.2, 0.6])
 

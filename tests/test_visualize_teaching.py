@@ -115,6 +115,11 @@ def test_points_turn_to_the_left() -> None:
     np.testing.assert_allclose(pictures.turned(np.array([2.0, 0.0]), 30), [np.sqrt(3), 1])
 
 
+def test_coordinates_are_added_to_the_votes() -> None:
+    children, votes, sums = (ax.collections[0] for ax in drawn(pictures.draw_coordinate_addition).axes)
+    np.testing.assert_allclose(sums.get_offsets(), children.get_offsets() + votes.get_offsets())
+
+
 def test_arrows_are_as_wide_as_their_couplings() -> None:
     """After one iteration three of the votes agree with A's output of length 1/2, the fourth is its opposite."""
     agree = 5 / (1 + np.exp(-0.5))

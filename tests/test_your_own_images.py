@@ -69,13 +69,13 @@ def test_result_and_table(trained: tuple[Path, Path, dict[str, Any]]) -> None:
 
 
 def test_unequal_classes_are_told(tmp_path: Path, capsys: Capture) -> None:
-    folder = write_folder(tmp_path / "own", n=44)
-    rare = sorted(CLASSES)[1]
-    for path in sorted((folder / rare).iterdir())[4:]:
+    folder, (few, rare, *_) = tmp_path / "own", sorted(CLASSES)
+    train_folder, test_folder = write_folder(folder / "train", n=44), write_folder(folder / "test", seed=1)
+    for path in [*sorted((train_folder / rare).iterdir())[3:], *sorted((test_folder / few).iterdir())[1:]]:
         path.unlink()
     train(folder, "--models=cnn", f"--out-json={tmp_path / 'run.json'}")
     printed, warned = capsys.readouterr()
-    assert f"warning: the class {rare} has 3 training pictures and the largest 35" in warned
+    assert f"warning: the class {rare} has 3 training pictures and the largest 44" in warned
     result = json.loads((tmp_path / "run.json").read_text())
     confusion = np.array(result["confusion"]["cnn"])
     right = np.diag(confusion) / confusion.sum(axis=1)
@@ -296,14 +296,14 @@ def test_the_sheet_has_a_key_for_the_classes_that_it_shows(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_folder(tmp_path / "train", ["cat", "犬", "猫"], n=3)
-    write_folder(tmp_path / "test", ["cat", "犬"], n=3, seed=1)
+    write_folder(tmp_path / "test", ["cat", "犬"], n=10, seed=1)
     drawn: dict[str, Any] = {}
     monkeypatch.setattr(figures, "write_figures", lambda folder, figure: drawn.update(figure))
     monkeypatch.setattr(figures, "fonts_for", lambda names: (["DejaVu Sans"], {*"犬猫"} & {*"".join(names)}))
     assert figures.main([f"--data-dir={tmp_path}"]) == 0
     assert capsys.readouterr().out == "class 2 is 犬\n"
     texts = "\n".join(text.get_text() for text in drawn["pictures"]().findobj(Text))
-    assert "6 test pictures as they see them\nclass 2: U+72AC" in texts
+    assert "Ten test pictures as they see them\nclass 2: U+72AC" in texts
     assert "class 3" not in texts
 
 
