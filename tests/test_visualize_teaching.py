@@ -116,8 +116,9 @@ def test_points_turn_to_the_left() -> None:
 
 
 def test_coordinates_are_added_to_the_votes() -> None:
-    children, votes, sums = (ax.collections[0] for ax in drawn(pictures.draw_coordinate_addition).axes)
-    np.testing.assert_allclose(sums.get_offsets(), children.get_offsets() + votes.get_offsets())
+    axes = drawn(pictures.draw_coordinate_addition).axes
+    children, votes, sums = (np.asarray(ax.collections[0].get_offsets()) for ax in axes)
+    np.testing.assert_allclose(sums, children + votes)
 
 
 def test_arrows_are_as_wide_as_their_couplings() -> None:
