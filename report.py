@@ -282,12 +282,16 @@ def listed_at(commit: str) -> set[claims.Condition]:
 
 
 def check_listed() -> Iterator[str]:
-    """Is each reported run of a commit whose list has its comparison?"""
+    """Has each commit of a reported comparison this comparison in its list, and one of them all of its seeds?"""
     for condition in (condition for claim in claims.CLAIMS for condition in claim.conditions):
         for where in dict.fromkeys(side.file for side in claims.sides(condition)):
-            for commit in commits_of(read_listed(where) or {}):
-                if commit and condition._replace(name="") not in listed_at(commit):
-                    yield f"results/{where} was run at {commit}, whose claims.py does not list {condition.name}"
+            comparison = read_listed(where) or {}
+            seeds = claims.runs_by_seed(comparison, claims.Runs(where, "")) if comparison else ()
+            commits = [commit for commit in commits_of(comparison) if commit]
+            ends = [claims.listed_end(condition, listed_at(commit)) for commit in commits]
+            if commits and not (all(ends) and max(seeds) < max(ends)):
+                at = " and ".join(commits)
+                yield f"results/{where} was run at {at}, whose claims.py does not list all of {condition.name}"
 
 
 def is_same(stored: Any, computed: Any) -> bool:

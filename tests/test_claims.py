@@ -95,9 +95,10 @@ def test_the_tolerance_is_the_conditions() -> None:
 
 
 def test_the_level_is_shared_among_all_listed_comparisons() -> None:
-    """By scipy; a comparison that has not been run counts too."""
-    for n in (1, 4):
-        found = make_claims([claim("higher"), *[claim("none")] * (n - 1)], FILES.get)
+    """By scipy; a comparison that has not been run counts too, and each look at one."""
+    looks = Claim("", "", "", (condition("none", looks=3),))
+    for n, others in ((1, []), (4, [claim("none")] * 3), (4, [looks])):
+        found = make_claims([claim("higher"), *others], FILES.get)
         assert found["n_comparisons"] == n
         c = found["claims"][0]["conditions"][0]
         assert (c["first"], c["second"], c["n"]) == (pytest.approx(0.9), 0.5, 5)
@@ -148,14 +149,17 @@ def test_a_run_from_before_its_comparison_was_listed_is_seen(tmp_path: Path, mon
         return git("rev-parse", "HEAD")
 
     line = "CLAIMS = Condition('any words', 'one.json', 'capsules', 'cnn', 'accuracy', '200:205')"
-    before, other, after = commit("x = 1"), commit(line.replace("205", "300")), commit(line)
+    before, other, after = commit("x = 1"), commit(line.replace("205", "204")), commit(line)
     Path("results").mkdir()
     c = condition("one.json")
     monkeypatch.setattr(claims, "CLAIMS", (Claim("", "", "", (c, condition("none.json"))),))
-    for commits, n_faults in ((after, 0), ([after, after], 0), (before, 1), (other, 1), ([before, after], 1)):
+    more = commit(line.replace("205'", "400', looks=2"))
+    cases = ((after, 0), ([other, after], 0), (more, 0), (before, 1), (other, 1), ([before, after], 1))
+    for commits, n_faults in cases:
         save_result(Path("results/one.json"), FILES["higher"] | {"environment": {"git_commit": commits}})
         assert len(list(report.check_listed())) == n_faults
-    fault = f"results/one.json was run at {before}, whose claims.py does not list one.json"
+    at = f"{before} and {after}"
+    fault = f"results/one.json was run at {at}, whose claims.py does not list all of one.json"
     assert list(report.check_listed()) == [fault]
 
 
