@@ -32,7 +32,7 @@ from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnis
 from support.browser import NoBrowserError, headless_browser, show_as
 from support.checkpoints import save_checkpoint
 from support.optimizers import TrainState
-from support.results import checksum
+from support.results import checksum, parse_json
 from support.run import init_states
 
 Array = np.ndarray
@@ -270,7 +270,7 @@ def committed_models(experiment: str, config: dict[str, Any], seed: int) -> Iter
     """The models of the runs in ``results/`` with this configuration and seed."""
     asked = {key: value for key, value in config.items() if key not in ("seed", "data_dir")}
     for path in sorted((ROOT / "results" / experiment).glob("*.json")):
-        result = json.loads(path.read_text())
+        result = parse_json(path)
         assert result.get("checksum") == checksum(result)
         for setting in result.get("settings", {}).values():
             stored = result.get("config", {}) | setting.get("config", {})

@@ -19,6 +19,7 @@ from fast.workers import SERIAL
 from figure_checks import assert_same, cells, check_held, drawn, held, legend_of
 from helpers import EXPERIMENTS, config_of
 from support.files import UserError
+from support.results import parse_json
 from support.run import init_states
 from support.statistics import t_quantile
 
@@ -164,7 +165,7 @@ def test_table_2_is_read_where_familiar_accuracies_are_equal() -> None:
         viewed(f"{angle}s_capsules", "capsules", angle, [0.6, 0.8], [0.2 + more, 0.4 + more])
         viewed(f"{angle}s_cnn", "cnn", angle, [0.5, 0.7], [0.1, 0.2])
         paths = [figures.RESULTS / f"toys_{angle}s{end}.json" for end in ("_capsules", "_cnn", "")]
-        one, other = (json.loads(path.read_text()) for path in paths[:2])
+        one, other = map(parse_json, paths[:2])
         for run, added in zip(one["settings"][""]["runs"], other["settings"][""]["runs"], strict=True):
             run["history"] |= added["history"]
         paths[2].write_text(json.dumps(one))
