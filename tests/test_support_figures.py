@@ -191,7 +191,7 @@ def test_animations(name: str, flags: str, numbers: list[int], held: Any, monkey
         ("multimnist_capsnet", "--n-test=15", "the figures need --n-test 16 or more"),
         ("mnist_affine_capsnet", "--n-test=3", "the figures need a digit of every class"),
         ("conv_matrix_capsules", "--n-test=5", "--n-test 10 or more"),
-        ("multimnist_capsnet", "--figures=scaling", "scaling_*.json"),
+        ("multimnist_capsnet", "--figures=scaling", "cannot read results/multimnist_capsnet/scaling.json"),
     ],
 )
 def test_what_cannot_be_drawn(name: str, flags: str, says: str, monkeypatch: Patch, capsys: Capture) -> None:
