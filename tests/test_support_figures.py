@@ -264,8 +264,7 @@ def test_a_notebooks_backend_stops_no_drawing(tmp_path: Path, monkeypatch: Patch
     assert len(list(tmp_path.glob("networks/*.svg"))) == 4
 
 
-@pytest.mark.parametrize("script", [*sorted(path.name for path in ROOT.glob("*.py")), "benchmarks/figure.py"])
-def test_a_notebooks_backend_stops_no_script(script: str, monkeypatch: Patch) -> None:
-    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    process = run_script(script, "--help")
-    assert (process.returncode, process.stderr) == (0, "")
+def test_every_file_leaves_that_backend_before_it_imports_matplotlib() -> None:
+    for path in (*ROOT.glob("*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("support/*.py")):
+        imports = re.findall(r"^ *(?:from|import) (support\.headless|matplotlib)", path.read_text(), re.MULTILINE)
+        assert imports[:1] in ([], ["support.headless"]), path
