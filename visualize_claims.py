@@ -151,27 +151,27 @@ class Row(NamedTuple):
 def parts(setting: str, digits: str, affine: str) -> tuple[Runs, Runs]:
     """A network with some parts, whose setting has another end in the two files."""
     return (
-        Runs(f"{DIGITS}/parts.json", "capsnet", f"{setting} {digits}"),
-        Runs(f"{AFFINE}/affnist_parts.json", "capsnet", f"{setting} {affine}"),
+        Runs(f"{DIGITS}/parts.json#switched_on", "capsnet", f"{setting} {digits}"),
+        Runs(f"{AFFINE}/parts.json#switched_on", "capsnet", f"{setting} {affine}"),
     )
 
 
 ROWS = (
-    Row("CNN", "no pooling on overlapping digits", Runs(f"{DIGITS}/scaling_cnn_48000.json", "cnn"),
-        Runs(f"{AFFINE}/affnist_cnn.json", "cnn")),
+    Row("CNN", "no pooling on overlapping digits", Runs(f"{DIGITS}/scaling.json#cnn_48000", "cnn"),
+        Runs(f"{AFFINE}/parts.json#cnn", "cnn")),
     Row("+ transformation", "a matrix for each part and whole",
         *parts(f"assignments=uniform {NO_SQUASH}", "transform=own", "lr=0.004")),
     Row("+ routing", "three iterations", *parts(f"assignments=routed {NO_SQUASH}", "transform=own", "lr=0.002")),
     Row("+ squash", "instead of ReLU", *parts(SQUASH, "transform=own", "lr=0.002")),
-    Row("+ margin loss", "instead of cross-entropy", Runs(f"{DIGITS}/no_reconstruction.json", "capsnet"),
-        Runs(f"{AFFINE}/affnist_parts.json", "capsnet",
+    Row("+ margin loss", "instead of cross-entropy", Runs(f"{DIGITS}/parts.json#no_reconstruction", "capsnet"),
+        Runs(f"{AFFINE}/parts.json#switched_on", "capsnet",
              "assignments=routed activation=squash capsnet-loss=margin recon-weight=0 lr=0.004")),
-    Row("+ reconstruction", "the complete CapsNet", Runs(f"{DIGITS}/scaling_capsnet_48000.json", "capsnet"),
-        Runs(f"{AFFINE}/affnist_capsnet.json", "capsnet")),
+    Row("+ reconstruction", "the complete CapsNet", Runs(f"{DIGITS}/scaling.json#capsnet_48000", "capsnet"),
+        Runs(f"{AFFINE}/parts.json#capsnet", "capsnet")),
     Row("shared transformation", "one for all parts; no routing",
-        Runs(f"{DIGITS}/parts.json", "capsnet", "assignments=uniform activation=squash capsnet-loss=margin"
+        Runs(f"{DIGITS}/parts.json#switched_on", "capsnet", "assignments=uniform activation=squash capsnet-loss=margin"
              " recon-weight=0.005 transform=shared"),
-        Runs(f"{AFFINE}/affnist_shared.json", "capsnet")),
+        Runs(f"{AFFINE}/parts.json#shared", "capsnet")),
 )  # fmt: skip
 COLUMNS = (
     ("overlapping:\nboth right", "digits", "set_accuracy"),

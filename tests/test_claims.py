@@ -20,7 +20,7 @@ from figure_checks import check_held, check_pictures, drawn, held
 from helpers import ROOT, failure
 from support.figures import BLUE, GREEN, VERMILLION
 from support.results import save_result
-from support.statistics import describe_sample, t_quantile
+from support.statistics import describe_sample, read_comparison, t_quantile
 from test_report import git
 
 Json = dict[str, Any]
@@ -280,7 +280,7 @@ def test_the_picture_of_the_parts(
     for row, own in zip(visualize_claims.ROWS, means, strict=True):
         for metric, mean in zip(columns.values(), own, strict=True):
             runs = row.digits if metric == "set_accuracy" else row.affine
-            found = runs_by_seed(report.read_result(ROOT / "results" / runs.file), runs).values()
+            found = runs_by_seed(read_comparison(ROOT / "results" / runs.file), runs).values()
             assert mean == pytest.approx(np.mean([run["models"][runs.model][metric] for run in found]))
     two = [[describe_sample([value - 0.01, value + 0.01]) for value in row] for row in means]
     half = f"{0.01 * t_quantile(2):.3f}"
@@ -298,8 +298,8 @@ def test_the_picture_of_the_parts(
     monkeypatch.chdir(tmp_path)
     assert "cannot read results/multimnist_capsnet/" in failure(visualize_claims, ["--figures=parts"], capsys)
     shutil.copytree(ROOT / "results", "copy")
-    save_result(Path("copy/multimnist_capsnet/parts.json"), {"settings": {}})
+    save_result(Path("copy/multimnist_capsnet/parts.json"), {"parts": {}})
     assert failure(visualize_claims, ["--figures=parts", "--results=copy"], capsys) == (
-        "error: copy/multimnist_capsnet/parts.json is not a comparison of seeds\n"
+        "error: copy/multimnist_capsnet/parts.json has no part 'switched_on', but none\n"
     )
     assert not Path("viz").exists()
