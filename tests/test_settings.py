@@ -103,7 +103,7 @@ UNFIT = {  # flags of each script, and what is said of them
         ("--data-dir x --out a.csv", "--out: needs --predict"),
         ("--checkpoint c --predict a.png --out a.txt", "--out: ends neither in .csv nor in .json"),
     ],
-    "visualize_how_capsules_work": OF_DIGITS[:1],
+    "visualize_how_capsules_work": OF_DIGITS,
     "visualize_your_own_images": [("", "--data-dir: name the folder of your pictures")],
     "report": [("--check --claims", "--claims: --check writes nothing")],
 }  # fmt: skip
