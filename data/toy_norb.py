@@ -628,16 +628,16 @@ def normals(scene: Toy, counts: Array, point: Array) -> Array:
     return normal / np.sqrt((normal * normal).sum(axis=0))
 
 
-def draw_toy(category: int, instance: int, n_lightings: int = N_LIGHTINGS, seed: int = 0) -> Array:
+def draw_toy(category: int, instance: int, seed: int = 0) -> Array:
     """All views of one toy: (elevations, azimuths, lightings, 2, 96, 96) uint8."""
     toy = make_toy(category, instance, seed)
     shadows = [shadow_maps(toy, azimuth) for azimuth in AZIMUTHS]
-    images = np.empty((len(ELEVATIONS), len(AZIMUTHS), n_lightings, 2, SIDE, SIDE), np.uint8)
+    images = np.empty((len(ELEVATIONS), len(AZIMUTHS), N_LIGHTINGS, 2, SIDE, SIDE), np.uint8)
     for (e, elevation), (eye, angle) in itertools.product(enumerate(ELEVATIONS), enumerate((-STEREO, STEREO))):
         resampling = shadow_resampling(elevation, angle, toy.height)
         for a, azimuth in enumerate(AZIMUTHS):
             ground = draw_ground(shadows[a], resampling)
-            images[e, a, :, eye] = draw_view(toy, azimuth, elevation, angle, ground)[:n_lightings]
+            images[e, a, :, eye] = draw_view(toy, azimuth, elevation, angle, ground)
     return images
 
 
@@ -650,10 +650,10 @@ def header(dtype: str, shape: tuple[int, ...]) -> bytes:
     return np.array([magic, len(shape), *shape, *[1] * (3 - len(shape))], "<i4").tobytes()
 
 
-def shuffled_views(subset: str, n_instances: int, n_lightings: int, seed: int) -> Array:
+def shuffled_views(subset: str, seed: int) -> Array:
     """(items, 5): category, instance, elevation 0 to 8, azimuth 0 to 34, lighting of every item of a file. As in the
     real set the categories alternate and the rest is shuffled."""
-    counts = n_instances, len(ELEVATIONS), len(AZIMUTHS), n_lightings
+    counts = len(INSTANCES[subset]), len(ELEVATIONS), len(AZIMUTHS), N_LIGHTINGS
     views = np.indices(counts).reshape(4, -1).T
     views[:, 0] = np.array(INSTANCES[subset])[views[:, 0]]
     views[:, 2] *= 2
@@ -663,17 +663,13 @@ def shuffled_views(subset: str, n_instances: int, n_lightings: int, seed: int) -
     return np.concatenate([categories[..., None], views[order]], axis=2).reshape(-1, 5)
 
 
-def write_toy_norb(
-    folder: Path, n_instances: int = 5, n_lightings: int = N_LIGHTINGS, seed: int = 0, threads: int | None = None,
-    quiet: bool = False,
-) -> None:  # fmt: skip
-    """Write the six files, or none of them; no bit depends on ``threads``. A smaller set has the first ``n_instances``
-    toys of each category in each half, and the first ``n_lightings`` lightings. Raises UserError where they cannot be
+def write_toy_norb(folder: Path, seed: int = 0, threads: int | None = None, quiet: bool = False) -> None:
+    """Write the six files, or none of them; no bit depends on ``threads``. Raises UserError where they cannot be
     written."""
     from tqdm import tqdm
 
-    views = {subset: shuffled_views(subset, n_instances, n_lightings, seed) for subset in INSTANCES}
-    toys = [(subset, instance) for subset, instances in INSTANCES.items() for instance in instances[:n_instances]]
+    views = {subset: shuffled_views(subset, seed) for subset in INSTANCES}
+    toys = [(subset, instance) for subset, instances in INSTANCES.items() for instance in instances]
     jobs = [(subset, category, instance) for subset, instance in toys for category in range(len(CATEGORIES))]
     lock = threading.Lock()
     with contextlib.ExitStack() as stack:
@@ -690,7 +686,7 @@ def write_toy_norb(
 
         def draw(job: tuple[str, int, int]) -> None:
             subset, category, instance = job
-            images = draw_toy(category, instance, n_lightings, seed)
+            images = draw_toy(category, instance, seed)
             rows, file = views[subset], files[subset, "dat"]
             with lock:
                 for item in np.flatnonzero((rows[:, :2] == (category, instance)).all(axis=1)):

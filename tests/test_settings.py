@@ -90,13 +90,11 @@ UNFIT = {  # flags of each script, and what is said of them
         ("--study couplings --assignments even", "--assignments: does not apply to --study couplings"),
     ],
     "make_toy_norb": [
-        ("--instances 6", "--instances: "),
-        ("--lightings 7", "--lightings: "),
         ("--out-json x.json", "--out-json: needs --baselines"),
         ("--baselines --figure x.png", "--figure: not together with --baselines"),
         ("--data-dir d", "--data-dir: needs --figure"),
-        ("--baselines --instances 2", "--instances: not together with --baselines"),
-        ("--figure x.png --lightings 2", "--lightings: not together with --figure"),
+        ("--baselines --seed 2", "--seed: not together with --baselines"),
+        ("--figure x.png --out-dir d", "--out-dir: not together with --baselines or --figure"),
     ],
     "your_own_images": [
         ("", "--data-dir: name the folder of your pictures"),
