@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import conv_matrix_capsules as conv
-from data.norb_files import file_name, read_norb_labels, stream_norb_pairs
+from data.norb_files import NORB_PARTS, file_name, read_norb_labels, stream_norb_pairs
 from fast.workers import blas_threads, default_threads
 from support.figures import write_if_changed
 from support.files import CACHE_DIR, UserError
@@ -37,7 +37,7 @@ from support.settings import SettingError, folder, input_path, int_in, output_pa
 from support.training import RunOptions
 
 from data.toy_norb import (  # isort: skip
-    AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, PARTS, SIDE, STEREO, cached_toys, draw_ground,
+    AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, SIDE, STEREO, cached_toys, draw_ground,
     draw_view, make_toy, shadow_maps, shadow_resampling, write_toy_norb,
 )  # fmt: skip
 
@@ -218,7 +218,7 @@ class Options:
 
 def refuse_existing(folder: Path) -> None:
     """Raises UserError where a file of either set, real or drawn, is there already."""
-    for subset, part in itertools.product(INSTANCES, PARTS):
+    for subset, part in itertools.product(INSTANCES, NORB_PARTS):
         for name in (file_name(subset, part), file_name(subset, part) + ".gz"):
             if os.path.lexists(folder / name):
                 raise UserError(f"{folder} has a {name} already: name another folder with --out-dir")

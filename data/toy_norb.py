@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.norb_files import NORB_DTYPES, file_name
+from data.norb_files import NORB_PARTS, file_name, norb_header
 from fast.workers import Workers, default_threads
 from support.console import print_message, shows_progress
 from support.files import atomic_write, told_as
@@ -44,7 +44,6 @@ Point = Sequence[float] | Array
 
 CATEGORIES = ("animal", "human", "airplane", "truck", "car")
 INSTANCES = {"training": (4, 6, 7, 8, 9), "testing": (0, 1, 2, 3, 5)}
-PARTS = ("dat", "cat", "info")
 ELEVATIONS = tuple(range(30, 75, 5))  # degrees
 AZIMUTHS = tuple(range(0, 360, 20))  # degrees
 N_LIGHTINGS = 6
@@ -644,12 +643,6 @@ def draw_toy(category: int, instance: int, seed: int = 0) -> Array:
 # --- The six files ----------------------------------------------------------------------------------------------------
 
 
-def header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Magic number, number of dimensions, and at least three sizes."""
-    (magic,) = (number for number, known in NORB_DTYPES.items() if known == dtype)
-    return np.array([magic, len(shape), *shape, *[1] * (3 - len(shape))], "<i4").tobytes()
-
-
 def shuffled_views(subset: str, seed: int) -> Array:
     """(items, 5): category, instance, elevation 0 to 8, azimuth 0 to 34, lighting of every item of a file. As in the
     real set the categories alternate and the rest is shuffled."""
@@ -673,13 +666,13 @@ def write_toy_norb(folder: Path, seed: int = 0, threads: int | None = None, quie
     jobs = [(subset, category, instance) for subset, instance in toys for category in range(len(CATEGORIES))]
     lock = threading.Lock()
     with contextlib.ExitStack() as stack:
-        names = itertools.product(INSTANCES, PARTS)
+        names = itertools.product(INSTANCES, NORB_PARTS)
         files = {name: stack.enter_context(atomic_write(folder / file_name(*name))) for name in names}
         starts = {}
         for subset, rows in views.items():
-            files[subset, "cat"].write(header("<i4", (len(rows),)) + rows[:, 0].astype("<i4").tobytes())
-            files[subset, "info"].write(header("<i4", (len(rows), 4)) + rows[:, 1:].astype("<i4").tobytes())
-            starts[subset] = files[subset, "dat"].write(header("u1", (len(rows), 2, SIDE, SIDE)))
+            files[subset, "cat"].write(norb_header("cat", len(rows)) + rows[:, 0].astype("<i4").tobytes())
+            files[subset, "info"].write(norb_header("info", len(rows)) + rows[:, 1:].astype("<i4").tobytes())
+            starts[subset] = files[subset, "dat"].write(norb_header("dat", len(rows)))
         workers = stack.enter_context(Workers(threads or default_threads()))
         disable = not shows_progress(quiet)
         bar = stack.enter_context(tqdm(total=len(jobs), desc="toys", unit="toy", leave=False, disable=disable))
@@ -710,7 +703,7 @@ def cached_toys(cache: Path, seed: int) -> Path:
     Raises UserError where it cannot be written."""
     folder = cache / f"toys-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}-{seed}"
     with only_one(cache):
-        if not all(os.path.isfile(folder / file_name(*name)) for name in itertools.product(INSTANCES, PARTS)):
+        if not all(os.path.isfile(folder / file_name(*name)) for name in itertools.product(INSTANCES, NORB_PARTS)):
             for old in sorted(cache.glob("toys-*"), key=lambda old: old.stat().st_mtime)[: 1 - KEPT_SETS]:
                 shutil.rmtree(old, ignore_errors=True)
             print_message(f"drawing the toys of seed {seed} into {folder}: about a minute, 0.9 GB")

@@ -24,7 +24,7 @@ Array = np.ndarray
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 DRAW_TOY = toys.draw_toy
-NAMES = {toys.file_name(subset, part) for subset in toys.INSTANCES for part in toys.PARTS}
+NAMES = {toys.file_name(subset, part) for subset in toys.INSTANCES for part in norb_files.NORB_PARTS}
 
 
 @pytest.fixture
