@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import conv_matrix_capsules as conv
-from data.norb_files import file_name, read_norb_labels, stream_norb_pairs
+from data.norb_files import NORB_PARTS, file_name, read_norb_labels, stream_norb_pairs
 from fast.workers import blas_threads, default_threads
 from support.figures import write_if_changed
 from support.files import CACHE_DIR, UserError
@@ -37,7 +37,7 @@ from support.settings import SettingError, folder, input_path, int_in, output_pa
 from support.training import RunOptions
 
 from data.toy_norb import (  # isort: skip
-    AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, PARTS, SIDE, STEREO, cached_toys, draw_ground,
+    AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, SIDE, STEREO, cached_toys, draw_ground,
     draw_view, make_toy, shadow_maps, shadow_resampling, write_toy_norb,
 )  # fmt: skip
 
@@ -186,9 +186,6 @@ def contact_sheet(seed: int, real: Path | None = None) -> bytes:
 @dataclasses.dataclass(frozen=True)
 class Config:
     out_dir: Path = setting(Path("toys"), folder, "Folder of the six files.", usual=True, group="drawing")
-    instances: int = setting(5, int_in(1, 5), "Draw N toys of each category for the training files, and N for the"
-        " testing files.", usual=True)
-    lightings: int = setting(N_LIGHTINGS, int_in(1, N_LIGHTINGS), "Draw each view in N lightings.", usual=True)
     seed: int = setting(0, int_in(0, 2**32 - 1), "Seed of the toys.", usual=True)
 
 
@@ -213,14 +210,15 @@ class Options:
             raise SettingError("figure", "not together with --baselines")
         if self.data_dir and not self.figure:
             raise SettingError("data_dir", "needs --figure")
-        for name in ("instances", "lightings", "out_dir", "seed"):
-            if name in given and (self.baselines or (self.figure and name != "seed")):
-                raise SettingError(name, f"not together with {'--baselines' if self.baselines else '--figure'}")
+        if self.baselines and "seed" in given:
+            raise SettingError("seed", "not together with --baselines")
+        if (self.baselines or self.figure) and "out_dir" in given:
+            raise SettingError("out_dir", "not together with --baselines or --figure")
 
 
 def refuse_existing(folder: Path) -> None:
     """Raises UserError where a file of either set, real or drawn, is there already."""
-    for subset, part in itertools.product(INSTANCES, PARTS):
+    for subset, part in itertools.product(INSTANCES, NORB_PARTS):
         for name in (file_name(subset, part), file_name(subset, part) + ".gz"):
             if os.path.lexists(folder / name):
                 raise UserError(f"{folder} has a {name} already: name another folder with --out-dir")
@@ -232,7 +230,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         Config, Options, argv, "Draw toys in the files of smallNORB, measure how hard they are, or draw a sheet.",
         [
             ("", "The whole set, 48,600 pairs of pictures, into the folder toys: about 1 minute."),
-            ("--instances 1 --lightings 1 --out-dir few", "A set of 1,620 pairs: about 10 seconds."),
             ("--figure sheet.png", "A sheet of all fifty toys: about 2 seconds."),
         ],
         "The six files go to --out-dir; conv_matrix_capsules.py --dataset smallnorb --data-dir DIR reads them.",
@@ -245,9 +242,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(write_if_changed(options.figure, contact_sheet(config.seed, options.data_dir)))
     else:
         refuse_existing(config.out_dir)
-        write_toy_norb(
-            config.out_dir, config.instances, config.lightings, config.seed, options.threads, options.quiet
-        )
+        write_toy_norb(config.out_dir, config.seed, options.threads, options.quiet)
         print(f"wrote {config.out_dir}")
 
 

@@ -7,7 +7,6 @@ draws what ``conv_matrix_capsules.py --checkpoint run.safetensors`` has trained;
 first, with the same flags as that script.
 
     vote_distances.png      distances of the votes to the mean of each class capsule, in each iteration
-    pose_perturbation.png   what four entries of a class capsule's pose matrix change in the picture
     training_curves.png     loss and errors, epoch by epoch
     attention.png           of views: where the children lie that EM routing assigns to the true class, and to a rival
 
@@ -26,8 +25,6 @@ from __future__ import annotations
 import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
-import itertools
-import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -44,19 +41,16 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 import conv_matrix_capsules as experiment
-import multimnist_capsnet as multimnist
 from claims import at_equal_values
-from conv_matrix_capsules import POSE_SIDE, Array, Config, Params, viewpoint
-from fast.optimizers import adamw_step
+from conv_matrix_capsules import Array, Config, viewpoint
 from fast.workers import Workers
+from multimnist_capsnet import resolve_auto
 from support.files import UserError
-from support.optimizers import TrainState
-from support.run import Stream, generator, permutation, require_finite
 from support.script import script
 from support.settings import parse
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, DATASET_NAMES, GREEN, GREY, MODEL_STYLES, ORANGE, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
+    BLACK, BLUE, DATASET_NAMES, GREEN, GREY, MODEL_STYLES, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
     FigureOptions, ModelStyle, Run, accuracy_axis, add_frame, choice_of_figures, darkened, draw_figures, draw_histories,
     evenly_spaced_indices, grey_levels, head_legend, heading, interval, lightened, load_or_train, make_figure,
     marked_answer, model_handles, model_line, plot_band, plural, require_tests, settings_in, show_pictures,
@@ -240,151 +234,6 @@ def assigned(routing: experiment.ClassRouting, side: int) -> tuple[Array, Array]
     n, _, E = routing.weights.shape[1:]
     mass = routing.weights[-1].reshape(n, side, side, -1, E).sum(axis=3)
     return mass / routing.a_in.reshape(n, side, side, -1, 1).sum(axis=3), routing.a[-1]
-
-
-# --- Figures: poses ---------------------------------------------------------------------------------------------------
-
-DECODER_IMAGES, DECODER_EPOCHS, DECODER_RATE = 3000, 40, 2e-3
-DECODER_WIDTHS = (128, 256)
-SWEEP = np.array([-4, -2, 0, 2, 4])  # in standard deviations of an entry over a class
-N_MEASURED = 500  # test images over which an entry's effect is measured
-N_ENTRIES = 4
-
-
-class Perturbation(NamedTuple):
-    """What moving pose entries does to n images."""
-
-    indices: Array  # (n,) in the test set
-    images: Array  # (n, H, W)
-    drawn: Array  # (n, D, len(SWEEP), H, W)
-    effect: Array  # (D, 2) change of the pixels' sum, a fraction, and of the slant, degrees, from -1 to +1 deviations
-    strength: Array  # (D,) mean squared change of a pixel from -1 to +1 deviations
-
-
-def sum_and_slant(pictures: Array) -> Array:
-    """(N, H, W, C) -> sum of the pixels, and slant in degrees, to the right positive: (N, 2).
-
-    The slant is that of the line which fits the bright pixels with the least squared error along each row. (Their
-    centre tells nothing: MNIST has it in the middle of every image.)
-    """
-    pictures = pictures.sum(axis=3).astype(float)
-    total = pictures.sum(axis=(1, 2))
-    weight = pictures / np.maximum(total, 1e-9)[:, None, None]
-    rows, columns = (np.arange(pictures.shape[axis], dtype=float) for axis in (1, 2))
-    per_row, per_column = weight.sum(axis=2), weight.sum(axis=1)
-    row, column = per_row @ rows, per_column @ columns
-    variance = per_row @ rows**2 - row**2
-    covariance = np.einsum("nyx,y,x->n", weight, rows, columns) - row * column
-    return np.stack([total, -np.degrees(np.arctan2(covariance, np.maximum(variance, 1e-9)))], axis=1)
-
-
-def decoder_init(rng: np.random.Generator, config: Config) -> Params:
-    """Initial parameters of a decoder like that of multimnist_capsnet.py, which draws an image from the pose of one
-    class capsule."""
-    widths = (config.n_classes * POSE_SIDE**2, *DECODER_WIDTHS, config.image_size**2 * config.in_channels)
-    params = {}
-    for k, (n_in, n_out) in enumerate(itertools.pairwise(widths), start=1):
-        params[f"decoder{k}.w"] = multimnist.gaussian(rng, config.dtype, math.sqrt(2 / n_in), n_in, n_out)
-        params[f"decoder{k}.b"] = np.zeros(n_out, config.dtype)
-    return params
-
-
-def masked(poses: Array, labels: Array) -> Array:
-    """poses (N, E, D), labels (N,) -> (N, E * D), all but the labelled class's pose zero."""
-    return multimnist.mask_forward(poses, labels[:, None])[0]
-
-
-def train_decoder(
-    params: Params, images: Array, labels: Array, config: Config, n_epochs: int, lr: float = DECODER_RATE
-) -> tuple[Params, list[float]]:
-    """Train a decoder to draw images (N, H, W, C) from the poses of their labelled classes; the capsules stay as they
-    are. Returns its parameters, and of every epoch the squared error, summed over an image's pixels."""
-    poses, _ = experiment.class_capsules(params, images, config)
-    inputs, targets = masked(poses, labels), experiment.prepared(images, config).reshape(len(images), -1)
-    n, size = len(images), config.batch_size
-    per_epoch = math.ceil(n / size)
-    state = TrainState("decoder", decoder_init(generator(config.seed, Stream.INIT, *b"decoder"), config))
-    for step in range(per_epoch * n_epochs):
-        epoch, position = divmod(step, per_epoch)
-        batch = permutation(n, config.seed, epoch)[position * size :][:size]
-        progress = step / max(1, per_epoch * n_epochs - 1)
-        pixels, layers = multimnist.decoder_forward(state.params, inputs[batch])
-        loss, dpixels = multimnist.squared_error(pixels, targets[batch], len(batch))
-        _, grads = multimnist.decoder_backward(dpixels, layers)
-        adamw_step(state, [grads], lr * (1 - progress) * min(1.0, 0.1 + 90 * progress))
-        require_finite(state, loss, per_epoch)
-        state.add({"train_loss": loss}, weight=len(batch))
-        if position == per_epoch - 1:
-            state.end_epoch(n, {})
-    return state.params, state.history["train_loss"]
-
-
-def decode(decoder: Params, poses: Array, labels: Array, config: Config) -> Array:
-    """poses (N, E, D), labels (N,) -> images (N, H, W, C), each drawn from the labelled class's pose."""
-    pixels, _ = multimnist.decoder_forward(decoder, masked(poses, labels))
-    return pixels.reshape(len(labels), config.image_size, config.image_size, config.in_channels)
-
-
-def perturb(run: Run, answers: Array, n: int = 3) -> Perturbation:
-    """Trains a decoder on the training images, the capsules being frozen."""
-    config, params = run.config, run.states["capsules"].params
-    taught = experiment.subset(run.data.train, DECODER_IMAGES)
-    decoder, _ = train_decoder(params, taught.images, taught.labels, config, DECODER_EPOCHS)
-    tested = experiment.subset(run.data.test, N_MEASURED)
-    poses, _ = experiment.class_capsules(params, tested.images, config)
-    labels = tested.labels
-    own = poses[np.arange(len(labels)), labels]  # (N, D)
-    spread = np.stack([own[labels == e].std(axis=0) if (labels == e).any() else own.std(axis=0)
-                       for e in range(config.n_classes)])  # (E, D)  # fmt: skip
-
-    def moved(chosen: Array, poses: Array, entry: int, deviations: float) -> Array:
-        changed = poses.copy()
-        changed[np.arange(len(chosen)), chosen, entry] += (deviations * spread[chosen, entry]).astype(poses.dtype)
-        return decode(decoder, changed, chosen, config)
-
-    n_entries = poses.shape[2]
-    effect, strength = np.zeros((n_entries, 2)), np.zeros(n_entries)
-    for d in range(n_entries):
-        low, high = (moved(labels, poses, d, s) for s in (-1, 1))
-        (sum_low, slant_low), (sum_high, slant_high) = sum_and_slant(low).T, sum_and_slant(high).T
-        effect[d] = (sum_high.sum() - sum_low.sum()) / sum_low.sum(), (slant_high - slant_low).mean()
-        strength[d] = np.square(high - low).mean()
-    right = np.flatnonzero(answers == run.data.test.labels)
-    candidates = right if len(right) else np.arange(len(run.data.test.labels))
-    indices = one_of_each_class(run.data.test.labels, candidates, n)
-    images, shown = run.data.test.images[indices], run.data.test.labels[indices]
-    shown_poses, _ = experiment.class_capsules(params, images, config)
-    drawn = np.array([[moved(shown, shown_poses, d, s)[..., 0] for s in SWEEP] for d in range(n_entries)])
-    return Perturbation(indices, experiment.prepared(images, config)[..., 0], drawn.transpose(2, 0, 1, 3, 4), effect,
-                        strength)  # fmt: skip
-
-
-def signed(value: float) -> str:
-    """A whole number, with a sign unless it is zero."""
-    return "0" if round(value) == 0 else with_minus_sign(f"{value:+.0f}")
-
-
-def draw_pose_perturbation(run: Run, found: Perturbation) -> Figure:
-    """The entries that change the pictures most."""
-    n_images = min(N_MEASURED, len(run.data.test.labels))
-    text = (
-        f"{subtitle(run)}\na decoder, trained on the poses of the finished capsules, draws an image's class with one"
-        f" entry moved,\nby −4 to +4 standard deviations of the class; change from −1 to +1: mean of {n_images} images"
-    )
-    fig = make_figure(5.75, f"What entries of a class capsule's 4×4 pose change: the {N_ENTRIES} strongest", text)
-    left, *blocks = fig.subplot_mosaic("iab;icd", width_ratios=(0.55, 2, 2)).values()
-    show_pictures(left, found.images[:, None], gap=(2, 2))
-    left.set_title("images", fontweight="bold")
-    strongest = np.argsort(-found.strength, kind="stable")[:N_ENTRIES]
-    columns = ["as it is" if s == 0 else with_minus_sign(f"{s:+g}") for s in SWEEP]
-    for ax, d in zip(blocks, strongest, strict=True):
-        i, j = divmod(int(d), POSE_SIDE)
-        light, slant = found.effect[d]
-        grid = show_pictures(ax, found.drawn[:, d], columns=columns, gap=(1, 1))
-        grid.frame(0, len(SWEEP) // 2, ORANGE, 1.8, rows=len(found.indices))
-        ax.set_title(f"entry ({i + 1}, {j + 1}): brightness {signed(100 * light)} %, slant {signed(slant)}°",
-                     fontweight="bold")  # fmt: skip
-    return fig
 
 
 # --- Figures: training ------------------------------------------------------------------------------------------------
@@ -596,7 +445,7 @@ def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
 # --- Files and command line -------------------------------------------------------------------------------------------
 
 MIN_TEST = 10  # images that the figures need
-OF_RUN = ("training_curves", "vote_distances", "pose_perturbation", "attention")
+OF_RUN = ("training_curves", "vote_distances", "attention")
 RESULTS = Path("results") / experiment.EXPERIMENT
 SHAPES_RESULTS = RESULTS / "shapes_azimuths.json", RESULTS / "shapes_elevations.json"
 VIEW_RESULTS = [
@@ -622,8 +471,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         Config, Options, argv,
         "Draw the figures of the convolutional matrix capsules, from a checkpoint or after training them.",
         [
-            ("--checkpoint run.safetensors", "All figures of these networks: about 1 minute."),
-            ("--checkpoint run.safetensors --figures training_curves", "One of them: about 10 seconds."),
+            ("--checkpoint run.safetensors", "All figures of these networks: about 10 seconds."),
             ("--figures novel_viewpoints,table_2", "From committed results of five seeds: about 5 seconds."),
         ],
         f"The figures go to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",
@@ -632,7 +480,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     def of_run() -> dict[str, Callable[[], Figure]]:
         run = load_or_train(
             experiment, options, asked, given, lambda _, data: require_tests(data, MIN_TEST),
-            lambda config, data: multimnist.resolve_auto(config, data.name), free=FREE, required=("capsules",),
+            lambda config, data: resolve_auto(config, data.name), free=FREE, required=("capsules",),
         )  # fmt: skip
         config, data, states = run[:3]
         result = experiment.make_result(config, states, data, options.threads)
@@ -643,8 +491,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             "training_curves": lambda: draw_training_curves(run),
             "vote_distances": lambda: draw_vote_distances(run, answers),
         }
-        if config.standardize == "none":  # pixels from 0 to 1, which the decoder draws
-            found["pose_perturbation"] = lambda: draw_pose_perturbation(run, perturb(run, answers))
         views = [part.labels for part in (data.test, data.held_out) if part]
         if len(views) == 2 and all(len(np.unique(labels)) == config.n_classes for labels in views):
             found["attention"] = lambda: draw_attention(run)

@@ -12,7 +12,7 @@
 Two networks are needed: the CapsNet of multimnist_capsnet.py, from a checkpoint or trained, and the matrix capsules of
 smallnorb_novel_viewpoint.py, which are trained here in seconds:
 
-    python visualize_how_capsules_work.py --capsnet capsnet.safetensors
+    python visualize_how_capsules_work.py --checkpoint capsnet.safetensors
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,15 +33,14 @@ from matplotlib.patches import Arc, Ellipse
 
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-from fast.workers import default_threads
-from support.files import UserError, require_writable
+from support.files import UserError
 from support.script import script
-from support.settings import SettingError, folder, input_path, int_in, parse, setting
-from support.training import RunOptions
+from support.settings import parse, redeclared
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, RIGHT, SKY, VERMILLION, WRONG, OutOptions, add_frame,
-    darkened, head_legend, heading, lightened, load_finished, make_figure, show_pictures, write_figures,
+    BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, RIGHT, SKY, VERMILLION, WRONG, FigureOptions,
+    add_frame, choice_of_figures, darkened, draw_figures, head_legend, heading, lightened, load_or_train, make_figure,
+    show_pictures,
 )  # fmt: skip
 
 Array = np.ndarray
@@ -68,13 +66,16 @@ class Composite(NamedTuple):
     v: Array  # (T, J) lengths of the digit capsules
 
 
-def composite_example(config: digits.Config, params: digits.Params) -> Composite:
-    """The first test image whose digits are the two longest capsules, both longer than 0.6."""
+def require_few_iterations(config: digits.Config, _: object) -> None:
+    """Raises UserError where the pictures have no room for the iterations of routing."""
     if config.routing_iters > MOST_ITERS:
         raise UserError(
             f"the pictures have room for {MOST_ITERS} iterations of routing, and not {config.routing_iters}"
         )
-    data = digits.make_data(config)
+
+
+def composite_example(config: digits.Config, data: digits.Data, params: digits.Params) -> Composite:
+    """The first test image whose digits are the two longest capsules, both longer than 0.6."""
     for k, labels in enumerate(data.test.labels[:500]):
         lengths, cache = digits.capsnet_forward(params, data.test.images[k : k + 1], config, digits.PLAIN)
         if lengths[0, labels].min() > max(0.6, np.delete(lengths[0], labels).max()):
@@ -420,65 +421,46 @@ def draw_losses(composite: Composite, view: View) -> Figure:
 # --- Command line -----------------------------------------------------------------------------------------------------
 
 
-# fmt: off
-@dataclasses.dataclass(frozen=True)
-class Config:
-    capsnet: Path | None = setting(None, input_path, "Checkpoint of multimnist_capsnet.py. Without it, its CapsNet is"
-        " trained first, as the script does by default.", usual=True)
-    dataset: str = setting("auto", ("auto", "mnist", "strokes"), "Train on these digits.", usual=True)
-    data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files.", usual=True,
-        shown=digits.CACHE_DIR)
-
-    def check(self, given: Mapping[str, Any]) -> None:
-        if self.dataset == "strokes" and self.data_dir is not None:
-            raise SettingError("data_dir", "strokes has no files")
+WITHOUT_NETWORKS = {
+    "parts_and_wholes": draw_parts_and_wholes,
+    "worked_example": draw_worked_example,
+    "coordinate_addition": draw_coordinate_addition,
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(OutOptions):
-    threads: int = setting(default_threads(), int_in(1, 256), "Use N threads.",
-        shown="one for each processor, at most 4")
-    quiet: bool = setting(False, bool, "Show no progress bar.")
-# fmt: on
-
-
-def capsnet(config: Config, options: Options, given: Mapping[str, Any]) -> tuple[digits.Config, digits.Params]:
-    """Its configuration and parameters, from the checkpoint or trained."""
-    asked = digits.Config(dataset=config.dataset, data_dir=config.data_dir)
-    of_digits = {"dataset", "data_dir"} & set(given)
-    network, states = load_finished(digits, config.capsnet, asked, of_digits, required=("capsnet",))
-    if not states:
-        data = digits.make_data(network)
-        network = digits.resolve_auto(network, data.name)
-        run_options = RunOptions(threads=options.threads, quiet=options.quiet)
-        states = digits.train_all(network, data, run_options, names=("capsnet",))
-    return network, states["capsnet"].params
+class Options(FigureOptions):
+    figures: tuple[str, ...] = choice_of_figures(*WITHOUT_NETWORKS, "squash", "dynamic_routing", "em_routing", "losses")
+    threads: int = redeclared(digits.Options, "threads")
 
 
 @script
 def main(argv: Sequence[str] | None = None) -> None:
-    config, options, given = parse(
-        Config, Options, argv, "Draw the pictures of docs/how_capsules_work.md.",
+    asked, options, given = parse(
+        digits.Config, Options, argv, "Draw the pictures of docs/how_capsules_work.md.",
         [
-            ("--capsnet capsnet.safetensors", "All pictures, from a checkpoint: about 7 seconds."),
+            ("--checkpoint capsnet.safetensors", "All pictures, from a checkpoint: about 7 seconds."),
             ("", "All pictures, after training the networks: about 2 minutes."),
             ("--dataset strokes --outdir draft", "The same on generated digits, into draft/: about 2 minutes."),
         ],
         f"The pictures go to DIR/{NAME}/, where DIR is --outdir.",
     )  # fmt: skip
-    require_writable(options.outdir / NAME / "squash.png")
-    composite = composite_example(*capsnet(config, options, given))
-    view = view_example(seed=0)
-    pictures = {
-        "parts_and_wholes": draw_parts_and_wholes,
-        "worked_example": draw_worked_example,
-        "squash": lambda: draw_squash(composite),
-        "dynamic_routing": lambda: draw_dynamic_routing(composite),
-        "coordinate_addition": draw_coordinate_addition,
-        "em_routing": lambda: draw_em_routing(view),
-        "losses": lambda: draw_losses(composite, view),
-    }
-    write_figures(options.outdir / NAME, pictures)
+
+    def of_networks() -> dict[str, Callable[[], Figure]]:
+        run = load_or_train(
+            digits, options, asked, given, require_few_iterations,
+            lambda config, data: digits.resolve_auto(config, data.name), names=("capsnet",), required=("capsnet",),
+        )  # fmt: skip
+        composite = composite_example(run.config, run.data, run.states["capsnet"].params)
+        view = view_example(seed=0)
+        return {
+            "squash": lambda: draw_squash(composite),
+            "dynamic_routing": lambda: draw_dynamic_routing(composite),
+            "em_routing": lambda: draw_em_routing(view),
+            "losses": lambda: draw_losses(composite, view),
+        }
+
+    draw_figures(options.outdir / NAME, options, WITHOUT_NETWORKS, of_networks)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ from typing import Any
 
 from benchmarks import conv_matrix_capsules as matrix_capsules
 from benchmarks import multimnist, scaling, smallnorb
-from benchmarks.measure import Step, in_fresh_process, interleave, peak_memory, version_of
-from benchmarks.roofline import count_work, gemm_rate, stream_bandwidth
+from benchmarks.measure import Step, interleave, peak_memory, version_of
 from support.console import print_message
 from support.results import environment, save_result
 from support.script import script
@@ -30,9 +29,6 @@ TORCH = {
     "torch.compile, fused Adam, bfloat16 autocast": {"compiled": True, "fused": True, "bfloat16": True},
     "torch.compile, fused Adam, channels-last": {"compiled": True, "fused": True, "channels_last": True},
 }
-NETWORKS = {
-    "smallnorb": "dense matrix capsules", "matrix_capsules": "convolutional matrix capsules", "multimnist": "CapsNet",
-}  # fmt: skip
 
 
 def compare(builds: dict[str, tuple[Build, dict[str, Any]]], repetitions: int) -> dict[str, Any]:
@@ -52,31 +48,6 @@ def compare(builds: dict[str, tuple[Build, dict[str, Any]]], repetitions: int) -
         times = round(seconds[name] / seconds[OURS], 2), round(1e3 * seconds[name], 2)
         rows.append([name, *times, round(peak_memory(build, **arguments))])
     return {"columns": ["training step", "time / numpy's", "ms", "peak MiB"], "rows": rows}
-
-
-def roofline(modules: dict[str, Any], tables: dict[str, Any], threads: int) -> dict[str, Any]:
-    """What the machine can do, and a row per experiment: the operations and bytes of its step, and its least time."""
-    flop_rate = in_fresh_process(gemm_rate, threads=threads)
-    bandwidth = in_fresh_process(stream_bandwidth, threads=threads)
-    machine = [
-        ["product of two matrices of 1,024 × 1,024, GFLOP/s", round(flop_rate / 1e9, 1)],
-        ["sum of two arrays of 64 MiB, GB/s", round(bandwidth / 1e9, 1)],
-    ]
-    rows = []
-    for name, module in modules.items():
-        work = in_fresh_process(count_work, build=module.numpy_step, threads=1)
-        least = 1e3 * work.least_seconds(flop_rate, bandwidth)
-        ms = next(row[2] for row in tables[name]["rows"] if row[0] == OURS)
-        counts = (work.product_flops / 1e9, work.other_flops / 1e9, work.state_bytes / 1e6, work.call_bytes / 1e6)
-        rows.append(
-            [NETWORKS[name], *(round(count, 3) for count in counts), *(round(x, 2) for x in (least, ms, ms / least))]
-        )
-    counted = ["GFLOP in products", "other GFLOP", "MB of parameters and moments", "MB of all numpy calls"]
-    columns = ["training step", *counted, "least ms", "ms", "ms / least"]
-    return {
-        "machine": {"columns": [f"measured, float32, threads: {threads}", "rate"], "rows": machine},
-        "roofline": {"columns": columns, "rows": rows},
-    }
 
 
 def candidates(name: str, threads: int) -> dict[str, tuple[Build, dict[str, Any]]]:
@@ -110,18 +81,17 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
             print_message(f"{package} is not installed, its rows are left out: pip install -r requirements-bench.txt")
     names = [name for name in MODULES if only in (None, name)]
     with threadpoolctl.threadpool_limits(threads):
-        tables = {
+        return {
             name: compare(candidates(name, threads), max(3, repetitions // 4) if name == SLOW else repetitions)
             for name in names
         }
-    return tables | roofline({name: MODULES[name] for name in names}, tables, threads)
 
 
 # fmt: off
 @dataclasses.dataclass(frozen=True)
 class Config:
     repetitions: int = setting(60, int_in(1, 10_000), "Time every step in N rounds.", usual=True)
-    only: str | None = setting(None, tuple(NETWORKS), "Time one experiment.", usual=True)
+    only: str | None = setting(None, tuple(MODULES), "Time one experiment.", usual=True)
     scaling: bool = setting(False, bool, "Time our steps alone, with 1 and N threads, against batch size and width and"
         " at the papers' sizes.", usual=True)
 

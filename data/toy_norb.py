@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.norb_files import NORB_DTYPES, file_name
+from data.norb_files import NORB_PARTS, file_name, norb_header
 from fast.workers import Workers, default_threads
 from support.console import print_message, shows_progress
 from support.files import atomic_write, told_as
@@ -44,7 +44,6 @@ Point = Sequence[float] | Array
 
 CATEGORIES = ("animal", "human", "airplane", "truck", "car")
 INSTANCES = {"training": (4, 6, 7, 8, 9), "testing": (0, 1, 2, 3, 5)}
-PARTS = ("dat", "cat", "info")
 ELEVATIONS = tuple(range(30, 75, 5))  # degrees
 AZIMUTHS = tuple(range(0, 360, 20))  # degrees
 N_LIGHTINGS = 6
@@ -628,32 +627,26 @@ def normals(scene: Toy, counts: Array, point: Array) -> Array:
     return normal / np.sqrt((normal * normal).sum(axis=0))
 
 
-def draw_toy(category: int, instance: int, n_lightings: int = N_LIGHTINGS, seed: int = 0) -> Array:
+def draw_toy(category: int, instance: int, seed: int = 0) -> Array:
     """All views of one toy: (elevations, azimuths, lightings, 2, 96, 96) uint8."""
     toy = make_toy(category, instance, seed)
     shadows = [shadow_maps(toy, azimuth) for azimuth in AZIMUTHS]
-    images = np.empty((len(ELEVATIONS), len(AZIMUTHS), n_lightings, 2, SIDE, SIDE), np.uint8)
+    images = np.empty((len(ELEVATIONS), len(AZIMUTHS), N_LIGHTINGS, 2, SIDE, SIDE), np.uint8)
     for (e, elevation), (eye, angle) in itertools.product(enumerate(ELEVATIONS), enumerate((-STEREO, STEREO))):
         resampling = shadow_resampling(elevation, angle, toy.height)
         for a, azimuth in enumerate(AZIMUTHS):
             ground = draw_ground(shadows[a], resampling)
-            images[e, a, :, eye] = draw_view(toy, azimuth, elevation, angle, ground)[:n_lightings]
+            images[e, a, :, eye] = draw_view(toy, azimuth, elevation, angle, ground)
     return images
 
 
 # --- The six files ----------------------------------------------------------------------------------------------------
 
 
-def header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Magic number, number of dimensions, and at least three sizes."""
-    (magic,) = (number for number, known in NORB_DTYPES.items() if known == dtype)
-    return np.array([magic, len(shape), *shape, *[1] * (3 - len(shape))], "<i4").tobytes()
-
-
-def shuffled_views(subset: str, n_instances: int, n_lightings: int, seed: int) -> Array:
+def shuffled_views(subset: str, seed: int) -> Array:
     """(items, 5): category, instance, elevation 0 to 8, azimuth 0 to 34, lighting of every item of a file. As in the
     real set the categories alternate and the rest is shuffled."""
-    counts = n_instances, len(ELEVATIONS), len(AZIMUTHS), n_lightings
+    counts = len(INSTANCES[subset]), len(ELEVATIONS), len(AZIMUTHS), N_LIGHTINGS
     views = np.indices(counts).reshape(4, -1).T
     views[:, 0] = np.array(INSTANCES[subset])[views[:, 0]]
     views[:, 2] *= 2
@@ -663,34 +656,30 @@ def shuffled_views(subset: str, n_instances: int, n_lightings: int, seed: int) -
     return np.concatenate([categories[..., None], views[order]], axis=2).reshape(-1, 5)
 
 
-def write_toy_norb(
-    folder: Path, n_instances: int = 5, n_lightings: int = N_LIGHTINGS, seed: int = 0, threads: int | None = None,
-    quiet: bool = False,
-) -> None:  # fmt: skip
-    """Write the six files, or none of them; no bit depends on ``threads``. A smaller set has the first ``n_instances``
-    toys of each category in each half, and the first ``n_lightings`` lightings. Raises UserError where they cannot be
+def write_toy_norb(folder: Path, seed: int = 0, threads: int | None = None, quiet: bool = False) -> None:
+    """Write the six files, or none of them; no bit depends on ``threads``. Raises UserError where they cannot be
     written."""
     from tqdm import tqdm
 
-    views = {subset: shuffled_views(subset, n_instances, n_lightings, seed) for subset in INSTANCES}
-    toys = [(subset, instance) for subset, instances in INSTANCES.items() for instance in instances[:n_instances]]
+    views = {subset: shuffled_views(subset, seed) for subset in INSTANCES}
+    toys = [(subset, instance) for subset, instances in INSTANCES.items() for instance in instances]
     jobs = [(subset, category, instance) for subset, instance in toys for category in range(len(CATEGORIES))]
     lock = threading.Lock()
     with contextlib.ExitStack() as stack:
-        names = itertools.product(INSTANCES, PARTS)
+        names = itertools.product(INSTANCES, NORB_PARTS)
         files = {name: stack.enter_context(atomic_write(folder / file_name(*name))) for name in names}
         starts = {}
         for subset, rows in views.items():
-            files[subset, "cat"].write(header("<i4", (len(rows),)) + rows[:, 0].astype("<i4").tobytes())
-            files[subset, "info"].write(header("<i4", (len(rows), 4)) + rows[:, 1:].astype("<i4").tobytes())
-            starts[subset] = files[subset, "dat"].write(header("u1", (len(rows), 2, SIDE, SIDE)))
+            files[subset, "cat"].write(norb_header("cat", len(rows)) + rows[:, 0].astype("<i4").tobytes())
+            files[subset, "info"].write(norb_header("info", len(rows)) + rows[:, 1:].astype("<i4").tobytes())
+            starts[subset] = files[subset, "dat"].write(norb_header("dat", len(rows)))
         workers = stack.enter_context(Workers(threads or default_threads()))
         disable = not shows_progress(quiet)
         bar = stack.enter_context(tqdm(total=len(jobs), desc="toys", unit="toy", leave=False, disable=disable))
 
         def draw(job: tuple[str, int, int]) -> None:
             subset, category, instance = job
-            images = draw_toy(category, instance, n_lightings, seed)
+            images = draw_toy(category, instance, seed)
             rows, file = views[subset], files[subset, "dat"]
             with lock:
                 for item in np.flatnonzero((rows[:, :2] == (category, instance)).all(axis=1)):
@@ -714,7 +703,7 @@ def cached_toys(cache: Path, seed: int) -> Path:
     Raises UserError where it cannot be written."""
     folder = cache / f"toys-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}-{seed}"
     with only_one(cache):
-        if not all(os.path.isfile(folder / file_name(*name)) for name in itertools.product(INSTANCES, PARTS)):
+        if not all(os.path.isfile(folder / file_name(*name)) for name in itertools.product(INSTANCES, NORB_PARTS)):
             for old in sorted(cache.glob("toys-*"), key=lambda old: old.stat().st_mtime)[: 1 - KEPT_SETS]:
                 shutil.rmtree(old, ignore_errors=True)
             print_message(f"drawing the toys of seed {seed} into {folder}: about a minute, 0.9 GB")

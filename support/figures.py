@@ -419,9 +419,9 @@ class Run(NamedTuple):
 def load_or_train(
     experiment: Any, options: Any, asked: Any, given: Collection[str], check: Callable[[Any, Any], None],
     resolve: Callable[[Any, Any], Any] = lambda config, data: config, median_of: tuple[str, str] | None = None,
-    **finished: Any,
+    names: Collection[str] | None = None, **finished: Any,
 ) -> Run:  # fmt: skip
-    """The training of --checkpoint, see ``load_finished``, or else a new one.
+    """The training of --checkpoint, see ``load_finished``, or else a new one, of all models or of these ``names``.
 
     ``check(config, data)`` raises UserError, before the training, where nothing can be drawn; ``resolve(config, data)``
     fills in what depends on the data. ``median_of``: model and metric; unless a seed is given, the new training is of
@@ -434,7 +434,8 @@ def load_or_train(
     data = experiment.make_data(config)
     check(config, data)
     config = resolve(config, data)
-    states = states or experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
+    run_options = RunOptions(quiet=options.quiet, threads=options.threads)
+    states = states or experiment.train_all(config, data, run_options, names=names)
     return Run(config, data, states, seed_text(config, reported, *(median_of or ("", ""))), reported)
 
 

@@ -233,8 +233,6 @@ claims.py test_claims
   test_a_claim_may_be_read_at_equal_accuracy | at_equal_values: _a[-1] == _b -> False
   test_values_at_equal_accuracy_by_hand | at_equal_values: (_a - _b) / _c -> (x[k] - _a) / _c |
      at_equal_values: min -> max
-visualize_conv_matrix_capsules.py test_visualize_conv_matrix
-  test_the_decoder_sees_one_pose | masked: labels[:, None] -> labels[:, None] * 0
 visualize_multimnist_capsnet.py test_visualize_multimnist
   test_the_length_of_a_training_is_what_its_setting_says |
      read_scaling: _a.n_steps * _a.batch_size -> _a.n_epochs * _a.n_train

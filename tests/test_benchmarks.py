@@ -1,5 +1,4 @@
-"""What the benchmarks count as a step's matrix products, operations and bytes; networks in JAX and PyTorch against
-ours. No time is checked here."""
+"""The benchmarks: networks in JAX and PyTorch against ours, medians and ratios, and the figure. No time is checked."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import dataclasses
 import functools
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,82 +14,15 @@ import pytest
 
 import multimnist_capsnet as m
 from benchmarks import __main__ as program
-from benchmarks import conv_matrix_capsules, figure, measure, roofline, scaling, smallnorb
+from benchmarks import conv_matrix_capsules, figure, measure, scaling, smallnorb
 from benchmarks import multimnist as benchmark
-from benchmarks.measure import in_fresh_process
 from figure_checks import check_held, drawn
 from helpers import ROOT, failure
-from support.optimizers import count_params
 from support.results import save_result
 from support.run import init_state
 
 B = 4
 SIZES = (4, 2, 3, 2)  # of the convolutional matrix capsules
-
-
-def test_work_of_single_calls_is_counted() -> None:
-    """By hand, of float32 and complex64."""
-    roofline._work = work = roofline.Work()
-    a, b = np.ones((2, 3), np.float32).view(roofline.Counted), np.ones((3, 5), np.float32)
-    product = a @ b
-    assert (work.product_flops, work.other_flops, work.call_bytes) == (2 * 30, 0, 4 * (6 + 15 + 10))
-    product += 1
-    assert (work.other_flops, work.call_bytes) == (10, 4 * 31 + 4 * 20)
-    product.sum(axis=0)
-    np.einsum("ij,ij->i", a, a)
-    assert work.other_flops == 10 + 10 + 2 * 6
-    before = work.call_bytes
-    product[:, 0] = a[:, 0]
-    assert work.call_bytes == before + 4 * 4
-    np.concatenate([a, a]).astype(np.complex64) @ b
-    assert work.product_flops == 2 * 30 + 8 * 60
-
-
-def test_products_of_a_whole_step_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand, of 4 images of 32 x 32 pixels: conv1 forward, backward and its bias; the dense layer; the votes. The
-    bare products are the same but for the sum of the bias."""
-    work = in_fresh_process(roofline.count_work, build=smallnorb.numpy_step, batch_size=B)
-    conv1 = B * 16**2 * 16 * (2 * 25 + 1)
-    dense = 3 * B * 4096 * 136
-    votes = 3 * 8 * B * 4 * 4 * 5 * 4
-    assert work.product_flops == 2 * (conv1 + dense + votes)
-    config = smallnorb.experiment.Config()
-    model = smallnorb.experiment.make_models(config)["capsules"]
-    params = init_state(model, config).params
-    assert work.state_bytes == 6 * 4 * count_params(params)
-    assert work.call_bytes > work.state_bytes
-    rng = SimpleNamespace(normal=lambda size: np.ones(size).view(roofline.Counted))
-    monkeypatch.setattr(smallnorb, "np", SimpleNamespace(float32=np.float32, random=Mock(default_rng=lambda _: rng)))
-    roofline._work = bare = roofline.Work()
-    smallnorb.products_step(B)()
-    assert bare.product_flops == work.product_flops - 2 * B * 16**2 * 16
-
-
-def test_the_products_of_a_capsnet_are_counted() -> None:
-    """By hand: conv1, whose images have no gradient, and the sum of its bias's; the spectra of both operands, their
-    products and the way back, each with its transposes; votes, five sums over them and four agreements; the decoder."""
-    work = in_fresh_process(roofline.count_work, build=benchmark.numpy_step, batch_size=B, threads=1)
-    conv1 = B * 28**2 * 32 * (2 * 81 + 1)
-    N, F, k, U = 4 * 32, 64, 5, 14  # channels and phases, outputs, taps of a phase, points; 98 frequencies
-    rows = U * U * U * B * N + U * k * k * F * N + 10 * U * 10 * B * F
-    columns = 7 * (28 * 28 * B * N + 28 * 2 * k * F * N + 2 * 10 * 28 * B * F)
-    primary = 2 * (rows + columns) + 3 * 4 * 98 * B * N * F + B * 100 * F
-    votes = B * 800 * 160
-    routing = 3 * 8 * votes + 9 * votes + 5 * votes
-    decoder = 3 * 2 * B * (160 * 256 + 256 * 512 + 512 * 36**2)
-    assert work.product_flops == 2 * (conv1 + primary + routing + decoder)
-
-
-def test_least_time_is_the_longer_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a step's time is divided by it."""
-    work = roofline.Work(product_flops=6, state_bytes=20)
-    assert work.least_seconds(2, 10) == 3
-    assert work.least_seconds(6, 4) == 5
-    found = {roofline.gemm_rate: 2e9, roofline.stream_bandwidth: 1e9, roofline.count_work: roofline.Work(8 * 10**6)}
-    monkeypatch.setattr(program, "in_fresh_process", lambda function, **_: found[function])
-    tables = {"smallnorb": {"rows": [[program.OURS, 1.0, 6.0, 50]]}}
-    (row,) = program.roofline({"smallnorb": smallnorb}, tables, 1)["roofline"]["rows"]
-    assert row[-3:] == [4.0, 6.0, 1.5]
 
 
 def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,20 +40,33 @@ def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -
     assert table["rows"] == [[program.OURS, 1.0, 2.0, 50], ["theirs", 1.5, 3.0, 50]]
     monkeypatch.setattr(program, "candidates", lambda *_: {})
     monkeypatch.setattr(program, "compare", lambda _, repetitions: repetitions)
-    monkeypatch.setattr(program, "roofline", lambda *_: {})
     assert program.measure(60, 1) == {"smallnorb": 60, "matrix_capsules": 15, "multimnist": 60}
 
 
-def test_rates_of_a_second_and_peaks_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peaks_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that takes 200 MiB and gives them back has a peak above them."""
-    assert roofline.gemm_rate(1, repetitions=1, side=16) > 0
-    assert roofline.stream_bandwidth(2, repetitions=1, mebibytes=1) > 0
-    monkeypatch.setattr(roofline, "_least", lambda *_: 1)
-    assert roofline.gemm_rate(1, side=16) == 2 * 16**3
-    assert roofline.stream_bandwidth(2, mebibytes=1) == 3 << 20
     assert measure.peak_memory(functools.partial(functools.partial, np.ones, 25 << 20)) > 200
     monkeypatch.setattr(measure.Path, "read_text", lambda _: "VmHWM:\t 2048 kB\nVmRSS:\t 9 kB")
     assert measure.time_and_peak(lambda: lambda: None, 1)[1] == 2
+
+
+def test_bare_products_are_those_of_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand, of 4 images of 32 x 32 pixels: two of conv1, three of the dense layer, three of the votes."""
+    n_multiplied = []
+
+    class Counted(np.ndarray):
+        def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> Any:
+            a, b = (np.asarray(x) for x in inputs)
+            assert ufunc is np.matmul
+            n_multiplied.append(a.size * b.shape[-1])
+
+    rng = Mock(normal=lambda size: np.ones(size).view(Counted))
+    numpy = Mock(float32=np.float32, random=Mock(default_rng=lambda _: rng))
+    with monkeypatch.context() as patch:
+        patch.setattr(smallnorb, "np", numpy)
+        step = smallnorb.products_step(B)
+    step()
+    assert n_multiplied == [B * 16**2 * 16 * 25] * 2 + [B * 4096 * 136] * 3 + [8 * B * 4 * 4 * 5 * 4] * 3
 
 
 def test_composites_are_rendered_and_parameters_updated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,6 @@ def test_drawn_data(tmp_path: Path) -> None:
     Image.fromarray(np.arange(40 * 30 * 3, dtype=np.uint8).reshape(40, 30, 3)).save(path)
     check("drawn data", {
         "shapes": shapes.draw_shapes(rng(3), 12), "strokes": stroke_digits.stroke_digits(rng(3), 300),
-        "toys": views, "order of views": toy_norb.shuffled_views("training", 5, 6, 3),
+        "toys": views, "order of views": toy_norb.shuffled_views("training", 3),
         "strokes of a picture": pictures.read_strokes(path, 28, 20), "a picture": pictures.read_square(path, 24, 3),
     })  # fmt: skip

@@ -90,20 +90,18 @@ UNFIT = {  # flags of each script, and what is said of them
         ("--study couplings --assignments even", "--assignments: does not apply to --study couplings"),
     ],
     "make_toy_norb": [
-        ("--instances 6", "--instances: "),
-        ("--lightings 7", "--lightings: "),
         ("--out-json x.json", "--out-json: needs --baselines"),
         ("--baselines --figure x.png", "--figure: not together with --baselines"),
         ("--data-dir d", "--data-dir: needs --figure"),
-        ("--baselines --instances 2", "--instances: not together with --baselines"),
-        ("--figure x.png --lightings 2", "--lightings: not together with --figure"),
+        ("--baselines --seed 2", "--seed: not together with --baselines"),
+        ("--figure x.png --out-dir d", "--out-dir: not together with --baselines or --figure"),
     ],
     "your_own_images": [
         ("", "--data-dir: name the folder of your pictures"),
         ("--data-dir x --out a.csv", "--out: needs --predict"),
         ("--checkpoint c --predict a.png --out a.txt", "--out: ends neither in .csv nor in .json"),
     ],
-    "visualize_how_capsules_work": OF_DIGITS[:1],
+    "visualize_how_capsules_work": OF_DIGITS,
     "visualize_your_own_images": [("", "--data-dir: name the folder of your pictures")],
     "report": [("--check --claims", "--claims: --check writes nothing")],
 }  # fmt: skip

@@ -140,7 +140,7 @@ def test_familiar_and_held_out_views_show_other_objects(folder: Path) -> None:
 def test_settings_are_chosen_on_other_objects(folder: Path, hold_out: str) -> None:
     """Those of the training half, so that no test object is seen before the report."""
     path = norb.norb_path(folder, "training", "info")
-    objects = np.concatenate(list(norb.stream_norb(path, np.dtype("<i4"), (4,))))[:, 0]
+    objects = np.concatenate(list(norb.stream_norb(path, "info")))[:, 0]
     held = sorted(set(s.smallnorb_halves(None)[0][1]))[-2:]
     images = s.read_smallnorb(folder, "training").images
     config = conv.Config(data_dir=folder, hold_out=hold_out, n_val_objects=2, **ALL_VIEWS)
@@ -170,20 +170,18 @@ def no_such_view() -> bytes:
 
 
 FAULTS = [  # a file of the training set, its content, and what the line has to say
-    ("dat", struct.pack("<i", 0x12345678) + sound("dat")[4:],
-     "training-dat.mat.gz is not a smallNORB file: its magic number is 0x12345678"),
-    ("dat", sound("dat")[:-1000], "truncated: item 19 of 20"),
-    ("dat", sound("dat") + b"\0", "longer than its header says"),
-    ("dat", sound("cat"), "swapped"),
-    ("dat", encode(np.zeros((20, 2, 48, 48), np.uint8)), "(2, 48, 48)"),
-    ("dat", gzip.compress(sound("dat"), 1)[:-2000], "cannot be read"),
-    ("dat", b"PK\x03\x04" + bytes(100), "unzip it first"),
-    ("dat", b"MATLAB 7.3 MAT-file" + bytes(100), "is a file of MATLAB and not an official one of smallNORB"),
-    ("cat", encode(np.zeros(20, np.float32)), "swapped"),
-    ("cat", encode(make_arrays("training", 19).cat), "not of one set"),
+    ("dat", struct.pack("<i", 0x12345678) + sound("dat")[4:], "its header is that of another file"),
+    ("dat", sound("dat")[:-1000], "it ends early"),
+    ("dat", sound("dat") + b"\0", "it goes on after its last item"),
+    ("dat", sound("cat"), "its header is that of another file"),
+    ("dat", encode(np.zeros((20, 2, 48, 48), np.uint8)), "its header is that of another file"),
+    ("dat", encode(make_arrays("training", 21).dat), "it has 21 items, and the file of its labels 20"),
+    ("dat", gzip.compress(sound("dat"), 1)[:-2000], "is no sound file of smallNORB: "),
+    ("dat", b"MATLAB 7.3 MAT-file" + bytes(100), "its header is that of another file"),
+    ("cat", encode(np.zeros(20, np.float32)), "its header is that of another file"),
+    ("cat", encode(make_arrays("training", 19).cat), "it has 20 items, and the file of its labels 19"),
     ("cat", encode(make_arrays("training", 20).cat + np.int32(1)), "class outside 0 to 4"),
-    ("cat", struct.pack("<5i", MAGIC["int32"], 1, 2**31 - 1, 1, 1) + bytes(400),
-     "claims 2,147,483,647 items; an official file has 24,300"),
+    ("cat", struct.pack("<5i", MAGIC["int32"], 1, 2**31 - 1, 1, 1) + bytes(400), "its header is that of another file"),
     ("info", sound("info", "testing"), "training and testing files are swapped"),
     ("info", no_such_view(), "elevation"),
     ("info", None, "has no smallnorb-5x46789x9x18x6x2x96x96-training-info.mat"),
@@ -228,7 +226,7 @@ def test_the_sound_set_of_the_fault_tests_is_accepted(script: Any, folder: Path,
 
 
 words = st.one_of(
-    st.sampled_from([*norb.NORB_DTYPES, 0, 1, 2, 3, 4, 96, -1, 2**31 - 1, -(2**31)]), st.integers(-(2**31), 2**31 - 1)
+    st.sampled_from([*MAGIC.values(), 0, 1, 2, 3, 4, 96, -1, 2**31 - 1, -(2**31)]), st.integers(-(2**31), 2**31 - 1)
 )
 headers = st.lists(words, max_size=7).map(lambda w: struct.pack(f"<{len(w)}i", *w))
 contents = st.one_of(st.binary(max_size=300), st.tuples(headers, st.binary(max_size=200)).map(b"".join))
@@ -243,16 +241,14 @@ def refused(error: s.UserError) -> None:
 
 
 @FUZZ
-@given(content=contents, zipped=st.booleans(), cut=st.integers(0, 12), expect=st.integers(0, 2))
-def test_any_file_is_read_or_refused(content: bytes, zipped: bool, cut: int, expect: int, tmp_path: Path) -> None:
+@given(content=contents, zipped=st.booleans(), cut=st.integers(0, 12), part=st.sampled_from([*norb.NORB_PARTS]))
+def test_any_file_is_read_or_refused(content: bytes, zipped: bool, cut: int, part: str, tmp_path: Path) -> None:
     raw = gzip.compress(content, 1) if zipped else content
     path = tmp_path / ("file.mat.gz" if zipped else "file.mat")
     path.write_bytes(raw[: len(raw) - cut] if cut else raw)
-    kinds: list[tuple[str, tuple[int, ...]]] = [("<i4", ()), ("<i4", (4,)), ("u1", (2, 96, 96))]
-    dtype, shape = kinds[expect]
     tracemalloc.start()
     try:
-        n = sum(len(items) for items in norb.stream_norb(path, np.dtype(dtype), shape))
+        n = sum(len(items) for items in norb.stream_norb(path, part))
         assert n >= 1
     except s.UserError as error:
         refused(error)

@@ -24,7 +24,7 @@ Array = np.ndarray
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 DRAW_TOY = toys.draw_toy
-NAMES = {toys.file_name(subset, part) for subset in toys.INSTANCES for part in toys.PARTS}
+NAMES = {toys.file_name(subset, part) for subset in toys.INSTANCES for part in norb_files.NORB_PARTS}
 
 
 @pytest.fixture
@@ -35,9 +35,15 @@ def few_views(monkeypatch: Patch) -> None:
     monkeypatch.setattr(toys, "draw_toy", draw_once)
 
 
+@pytest.fixture
+def few_toys(few_views: None, monkeypatch: Patch) -> None:
+    """And one toy of each category in each half."""
+    monkeypatch.setattr(toys, "INSTANCES", {"training": (4,), "testing": (0,)})
+
+
 @functools.cache
-def draw_once(category: int, instance: int, n_lightings: int = toys.N_LIGHTINGS, seed: int = 0) -> Array:
-    return DRAW_TOY(category, instance, n_lightings, seed)
+def draw_once(category: int, instance: int, seed: int = 0) -> Array:
+    return DRAW_TOY(category, instance, seed)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -222,26 +228,27 @@ def test_no_two_toys_are_the_same(category: int) -> None:
 def test_every_pair_shows_the_toy_of_its_label(tmp_path: Path) -> None:
     """So that no test toy is among the training toys, where no two of the ten look alike."""
     for category in range(5):
-        assert len({toys.draw_toy(category, instance, 1, 3).tobytes() for instance in range(10)}) == 10
-    toys.write_toy_norb(tmp_path, 5, 1, seed=3, quiet=True)
+        assert len({toys.draw_toy(category, instance, 3).tobytes() for instance in range(10)}) == 10
+    toys.write_toy_norb(tmp_path, seed=3, quiet=True)
     for subset in toys.INSTANCES:
         raw = np.fromfile(tmp_path / toys.file_name(subset, "dat"), "u1", offset=24).reshape(-1, 2, 96, 96)
         labels = np.fromfile(tmp_path / toys.file_name(subset, "cat"), "<i4", offset=20)
         info = np.fromfile(tmp_path / toys.file_name(subset, "info"), "<i4", offset=20).reshape(-1, 4)
         assert set(info[:, 0]) == set(toys.INSTANCES[subset])
-        assert len(raw) == len(labels) == len(info) == 5 * 5 * 2 * 4
+        assert len(raw) == len(labels) == len(info) == 5 * 5 * 2 * 4 * 6
         for pair, category, (instance, elevation, azimuth, lighting) in zip(raw, labels, info, strict=True):
-            images = toys.draw_toy(int(category), int(instance), 1, 3)
+            images = toys.draw_toy(int(category), int(instance), 3)
             np.testing.assert_array_equal(pair, images[elevation, azimuth // 2, lighting])
 
 
 @pytest.mark.usefixtures("few_views")
-def test_the_loader_of_smallnorb_reads_the_files(tmp_path: Path) -> None:
-    assert script.main(["--out-dir", str(tmp_path / "new"), "--instances", "2", "--lightings", "3", "--quiet"]) == 0
+def test_the_loader_of_smallnorb_reads_the_files(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(toys, "INSTANCES", {"training": (4, 6), "testing": (0, 1)})
+    assert script.main(["--out-dir", str(tmp_path / "new"), "--quiet"]) == 0
     assert set(contents(tmp_path / "new")) == NAMES
-    for subset, instances in (("training", (4, 6)), ("testing", (0, 1))):
+    for subset, instances in toys.INSTANCES.items():
         split = views.read_smallnorb(tmp_path / "new", subset)
-        assert split.images.shape == (5 * 2 * 2 * 4 * 3, 48, 48, 2)
+        assert split.images.shape == (5 * 2 * 2 * 4 * 6, 48, 48, 2)
         assert set(split.elevations) == {30, 35}
         assert set(split.azimuths) == {0, 20, 40, 60}
         info = np.fromfile(tmp_path / "new" / toys.file_name(subset, "info"), "<i4", offset=20).reshape(-1, 4)
@@ -249,11 +256,13 @@ def test_the_loader_of_smallnorb_reads_the_files(tmp_path: Path) -> None:
         assert set(info[:, 0]) == set(instances)
 
 
-def test_the_bytes_depend_on_the_seed_and_not_on_the_threads(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(toys, "ELEVATIONS", (30,))
+def test_the_bytes_depend_on_the_seed_and_not_on_the_threads(
+    tmp_path: Path, monkeypatch: Patch, few_toys: None
+) -> None:
+    monkeypatch.setattr(toys, "draw_toy", DRAW_TOY)
     monkeypatch.setattr(toys, "AZIMUTHS", (0, 20))
     for name, more in {"a": [], "b": ["--threads", "3"], "c": ["--seed", "1"]}.items():
-        argv = ["--out-dir", str(tmp_path / name), "--instances", "1", "--lightings", "2", "--threads", "1", "--quiet"]
+        argv = ["--out-dir", str(tmp_path / name), "--threads", "1", "--quiet"]
         assert script.main([*argv, *more]) == 0
     a, b, c = (contents(tmp_path / name) for name in "abc")
     assert a == b
@@ -262,7 +271,7 @@ def test_the_bytes_depend_on_the_seed_and_not_on_the_threads(tmp_path: Path, mon
 
 def test_the_whole_set_has_the_sizes_of_the_real_one() -> None:
     for subset, instances in toys.INSTANCES.items():
-        rows = toys.shuffled_views(subset, 5, 6, 0)
+        rows = toys.shuffled_views(subset, 0)
         assert rows.shape == (norb_files.NORB_ITEMS, 5)
         assert len(np.unique(rows, axis=0)) == len(rows)
         for column, values in zip(rows.T, (range(5), instances, range(9), range(0, 36, 2), range(6)), strict=True):
@@ -274,14 +283,14 @@ def test_the_whole_set_has_the_sizes_of_the_real_one() -> None:
 def interrupted(category: int, *_: Any) -> Array:
     if category == 3:
         raise KeyboardInterrupt
-    return draw_once(category, 0, 1)
+    return draw_once(category, 0)
 
 
 def full(_: int) -> None:
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.usefixtures("few_views")
+@pytest.mark.usefixtures("few_toys")
 @pytest.mark.parametrize(
     ("where", "name", "stops", "status", "says"),
     [(toys, "draw_toy", interrupted, 130, "interrupted"), (toys.os, "fsync", full, 1, "error: cannot write ")],
@@ -290,13 +299,13 @@ def test_what_stops_the_drawing_leaves_the_older_set(
     where: Any, name: str, stops: Any, status: int, says: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     new = tmp_path / "new"
-    toys.write_toy_norb(tmp_path, 1, 1, quiet=True)
+    toys.write_toy_norb(tmp_path, quiet=True)
     before = contents(tmp_path)
     monkeypatch.setattr(where, name, stops)
     with pytest.raises((KeyboardInterrupt, UserError)):
-        toys.write_toy_norb(tmp_path, 1, 1, seed=1, quiet=True)
+        toys.write_toy_norb(tmp_path, seed=1, quiet=True)
     assert contents(tmp_path) == before
-    assert script.main(["--out-dir", str(new), "--instances", "1", "--lightings", "1", "--quiet"]) == status
+    assert script.main(["--out-dir", str(new), "--quiet"]) == status
     assert capsys.readouterr().err.startswith(says)
     assert not (new.exists() and contents(new))
 
@@ -305,10 +314,7 @@ def test_what_stops_the_drawing_leaves_the_older_set(
 
 
 @pytest.fixture
-def small_cache(tmp_path: Path, monkeypatch: Patch, few_views: None) -> Path:
-    """One object of each half in one lighting stand for the whole set."""
-    write = toys.write_toy_norb
-    monkeypatch.setattr(toys, "write_toy_norb", lambda folder, seed: write(folder, 1, 1, seed, quiet=True))
+def small_cache(tmp_path: Path, monkeypatch: Patch, few_toys: None) -> Path:
     for module in (views, script):
         monkeypatch.setattr(module, "CACHE_DIR", str(tmp_path))
     return tmp_path
@@ -409,16 +415,16 @@ def _shrunk(rows: Array, *more: Array) -> tuple[Array, ...]:
     return rows[:, ::32], *more
 
 
-@pytest.mark.usefixtures("few_views")
+@pytest.mark.usefixtures("few_toys")
 def test_the_contact_sheet_has_a_row_of_the_real_set(tmp_path: Path, capsys: Capture) -> None:
     path, real = tmp_path / "sheet.png", tmp_path / "real"
-    toys.write_toy_norb(real, 1, 1, seed=1, quiet=True)  # in the files of the real set
+    toys.write_toy_norb(real, seed=1, quiet=True)  # in the files of the real set
     assert script.main(["--figure", str(path), "--data-dir", str(real)]) == 0
     sheet = np.asarray(Image.open(path))
     assert sheet.shape == (5 * 96 + 4 + 96, 10 * 96)
     for column, image in enumerate(np.split(sheet[-96:], 10, axis=1)):
         subset, category = ("training", "testing")[column // 5], column % 5
-        views = toys.draw_toy(category, toys.INSTANCES[subset][0], 1, seed=1)[:, :, 0, 0].reshape(-1, 96, 96)
+        views = toys.draw_toy(category, toys.INSTANCES[subset][0], 1)[:, :, :, 0].reshape(-1, 96, 96)
         assert (views == image).all(axis=(1, 2)).any()
     capsys.readouterr()
     line = failure(script, ["--figure", str(path), "--data-dir", str(tmp_path / "none")], capsys)

@@ -221,60 +221,6 @@ def test_tightness_is_the_mean_over_images(run: figures.Run, monkeypatch: pytest
     assert figures.tightness(run).distance[2, 0] == pytest.approx(expected, rel=1e-4)
 
 
-def test_sum_and_slant() -> None:
-    upright, leaning = np.zeros((2, 28, 28, 1))
-    upright[4:24, 13:15] = 1
-    for row in range(4, 24):
-        leaning[row, 24 - row] = 1  # by one column a row, to the right at the top
-    measured = figures.sum_and_slant(np.stack([upright, leaning, 2 * upright]))
-    np.testing.assert_allclose(measured, [[40, 0], [20, 45], [80, 0]], atol=1e-9)
-
-
-def test_the_decoder_learns_to_draw_and_leaves_the_capsules_alone(run: figures.Run) -> None:
-    config, (images, labels, *_) = run.config, experiment.subset(run.data.train, 48)
-    params = run.states["capsules"].params
-    before = {k: p.copy() for k, p in params.items()}
-    decoder, losses = figures.train_decoder(params, images, labels, config, 20)
-    assert len(losses) == 20
-    assert losses[-1] < 0.7 * losses[0]
-    for name, p in before.items():
-        np.testing.assert_array_equal(params[name], p)
-    poses, _ = experiment.class_capsules(params, images, config)
-    pictures = figures.decode(decoder, poses, labels, config)
-    assert pictures.shape == images.shape
-    assert 0 <= pictures.min() <= pictures.max() <= 1
-    assert np.square(pictures - images).sum(axis=(1, 2, 3)).mean() == pytest.approx(losses[-1], rel=0.2)
-    assert figures.train_decoder(params, images, labels, config, 20)[1] == losses
-
-
-def test_a_moved_entry_changes_light_and_slant_by_its_sign(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strokes that lean to the right by their pose's first entry, and are brighter by its second."""
-    poses = 0.1 * np.random.default_rng(0).standard_normal((60, 10, 16))
-    monkeypatch.setattr(experiment, "class_capsules", lambda _, images, __: (poses[: len(images)], None))
-    monkeypatch.setattr(figures, "train_decoder", lambda *_: (None, []))
-
-    def strokes(_: Any, poses: np.ndarray, labels: np.ndarray, __: Any) -> np.ndarray:
-        lean, light = poses[np.arange(len(labels)), labels, :2].T[..., None, None]
-        y, x = np.mgrid[-14:14, -14:14]
-        return ((2 + light) * np.exp(-((x + lean * y) ** 2)))[..., None]
-
-    monkeypatch.setattr(figures, "decode", strokes)
-    found = figures.perturb(run, run.data.test.labels)
-    assert (found.effect[[1, 0], [0, 1]] > 0.05).all()
-    assert not found.effect[2:].any()
-    for column, d in enumerate((1, 0)):
-        shown = [figures.sum_and_slant(found.drawn[:, d, k, ..., None])[:, column] for k in range(len(figures.SWEEP))]
-        assert (np.diff(shown, axis=0) > 0).all()
-
-
-def test_the_decoder_sees_one_pose() -> None:
-    poses, labels = np.random.default_rng(0).standard_normal((4, 3, 16)), np.array([2, 0, 1, 2])
-    rows = figures.masked(poses, labels).reshape(4, 3, 16)
-    for row, pose, label in zip(rows, poses, labels, strict=True):
-        np.testing.assert_array_equal(row[label], pose[label])
-        assert not np.delete(row, label, axis=0).any()
-
-
 def test_attacks_are_means_and_intervals_with_the_papers_beside() -> None:
     rows = {"capsules": [[1.0, 0.2, 0.1], [0.8, 0.6, 0.3]], "cnn": [[1.0, 0.1, 0.0], [1.0, 0.3, 0.0]]}
     runs: list[Any] = [{"seed": s, "models": {}} for s in range(2)]

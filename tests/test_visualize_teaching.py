@@ -60,7 +60,7 @@ def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.Monkey
     experiment = EXPERIMENTS["multimnist_capsnet"]
     argv = [*experiment.argv("--models capsnet"), "--checkpoint", "c.safetensors"]
     assert experiment.script.main(argv) == 0
-    argv = ["--capsnet", "c.safetensors", "--outdir", "."]
+    argv = ["--checkpoint", "c.safetensors", "--outdir", "."]
     capsys.readouterr()
     assert pictures.main(argv) == 1  # three steps of training are not enough
     assert capsys.readouterr().err.endswith("train it longer\n")
@@ -78,7 +78,7 @@ def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.Monkey
     names = ("parts_and_wholes", "worked_example", "squash", "dynamic_routing", "coordinate_addition", "em_routing",
              "losses")  # fmt: skip
     check_pictures(Path(pictures.NAME), names)
-    line = failure(pictures, ["--capsnet", "none"], capsys)
+    line = failure(pictures, ["--checkpoint", "none"], capsys)
     assert line == "error: there is no checkpoint none\n"
     assert "was made with --dataset mnist, not strokes" in failure(pictures, [*argv, "--dataset", "strokes"], capsys)
 
@@ -147,4 +147,4 @@ def test_the_spread_loss_is_of_true_minus_wrong() -> None:
 
 def test_more_iterations_than_there_is_room_for() -> None:
     with pytest.raises(UserError, match="room for 3 iterations of routing, and not 5"):
-        pictures.composite_example(digits.Config(routing_iters=5), {})
+        pictures.require_few_iterations(digits.Config(routing_iters=5), None)
