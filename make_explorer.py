@@ -39,7 +39,7 @@ from support.results import environment
 from support.run import Stream, generator
 from support.script import script
 from support.settings import folder, input_path, output_path, parse, setting
-from support.statistics import read_comparison
+from support.statistics import describe_sample, read_comparison
 from support.training import RunOptions
 
 Array = np.ndarray
@@ -48,12 +48,12 @@ Params = dict[str, Array]
 TEMPLATE = Path(__file__).resolve().parent / "support" / "explorer"
 N_EXAMPLES = 24  # test composites in the page
 N_TRAY = 6  # more of them that the capsules alone get right, and as many that the CNN alone does
-RARE = 0.01  # of the right answers: a capsule that is shorter than the second one in all but these is not named
+RARE = 0.01  # of the right answers: where no capsule is longer than the second one in these, no digit is named
 N_CHOICE = 1000  # composites of training digits, and as many of these digits alone, to choose ``explains`` on
 DIGIT_MODELS = ("capsnet", "cnn_pool")
 SMALL, LARGE = 1 << 10, 1 << 18  # entries: a smaller array is not rounded; a larger one is rounded to 7 bits
 VIEW_MODELS = ("capsules", "cnn_matched")
-RESULTS = Path(__file__).resolve().parent / "results" / viewpoint.EXPERIMENT
+RESULTS = Path(__file__).resolve().parent / "results"
 
 
 # --- Rounding ---------------------------------------------------------------------------------------------------------
@@ -189,22 +189,19 @@ def dimension_names(config: Any, params: Params, test: digits.Batch) -> list[lis
 # --- One digit or two -------------------------------------------------------------------------------------------------
 
 
-def second_digits(config: Any, params: Params, images: Array, workers: Workers) -> tuple[Array, Array]:
-    """Pictures (N, H, W) -> of each the length of the second longest capsule, and its share, both (N,).
-
-    The share is the part of the squared error of the longest capsule's reconstruction that goes when the second one's
-    is laid over it. It is large where a second digit is there, and near 0 or negative where none is.
+def second_shares(config: Any, params: Params, images: Array, workers: Workers) -> Array:
+    """Pictures (N, H, W) -> (N,): the part of the squared error of the longest capsule's reconstruction that goes when
+    that of the second longest is laid over it. Large where a second digit is there, near 0 or negative where none is.
     """
 
-    def work(start: int) -> tuple[Array, Array]:
+    def work(start: int) -> Array:
         x = images[start : start + digits.EVALUATION_BATCH]
         lengths, cache = digits.capsnet_forward(params, x, config)
         drawn = digits.reconstruct(params, cache.v, digits.top_labels(lengths, 2))  # (n, 2, H, W)
         first, both = (np.square(x - picture).sum(axis=(1, 2)) for picture in (drawn[:, 0], drawn.max(axis=1)))
-        return np.sort(lengths)[:, -2], 1 - both / first
+        return 1 - both / first
 
-    lengths, shares = zip(*workers.map(work, range(0, len(images), digits.EVALUATION_BATCH)), strict=True)
-    return np.concatenate(lengths), np.concatenate(shares)
+    return np.concatenate(workers.map(work, range(0, len(images), digits.EVALUATION_BATCH)))
 
 
 def even_threshold(one: Array, two: Array) -> float:
@@ -212,20 +209,19 @@ def even_threshold(one: Array, two: Array) -> float:
     return float(min(np.sort(np.concatenate([one, two])), key=lambda t: max((one >= t).mean(), (two < t).mean())))
 
 
-def one_or_two(config: Any, params: Params, data: digits.Data, least: float, workers: Workers) -> dict[str, float]:
-    """When the page names a second digit: its capsule has length ``least``, and its share is at least ``explains``.
+def one_or_two(config: Any, params: Params, data: digits.Data, workers: Workers) -> dict[str, float]:
+    """The page names a second digit where its share is at least ``explains``.
 
     ``explains`` errs equally often on composites of training digits and on these digits alone. ``two`` and ``one``: the
     parts of test composites, and of their first digits alone, of which the page names as many digits as there are.
     """
     pairs = data.train.draw(generator(config.seed, Stream.EVALUATION, 1), N_CHOICE)
     sets = [data.train.render(pairs), data.test]
-    (_, choice_one), (_, choice_two), one, two = (
-        second_digits(config, params, images, workers) for s in sets for images in (s.sources[:, 0], s.images)
+    choice_one, choice_two, one, two = (
+        second_shares(config, params, images, workers) for s in sets for images in (s.sources[:, 0], s.images)
     )
     explains = round(even_threshold(choice_one, choice_two), 3)
-    named = [float(((lengths >= least) & (shares >= explains)).mean()) for lengths, shares in (one, two)]
-    return {"explains": explains, "one": 1 - named[0], "two": named[1]}
+    return {"explains": explains, "one": float((one < explains).mean()), "two": float((two >= explains).mean())}
 
 
 # --- The two networks as the page has them ----------------------------------------------------------------------------
@@ -247,6 +243,20 @@ def run_of(config: Any, data_name: str, state: Any) -> dict[str, Any]:
         "config": json.loads(json.dumps(dataclasses.asdict(config) | {"data_dir": None})),
         "steps": state.step,
     }
+
+
+def study(path: Path, run: Mapping[str, Any], names: Sequence[str], metric: str) -> dict[str, Any] | None:
+    """How capsules and a CNN do in the runs of many seeds in ``path``: the mean of each, and their difference with its
+    95 % interval. None where there is no such file, or where its settings are not those of the page's ``run``."""
+    if not path.exists():
+        return None
+    (entry,) = read_comparison(path)["settings"].values()
+    free = ("seed", "data_dir", "dataset")
+    if any(entry["config"].get(key, value) != value for key, value in run["config"].items() if key not in free):
+        return None
+    capsules, cnn = ([r["models"][name][metric] for r in entry["runs"]] for name in names)
+    difference = describe_sample(np.subtract(capsules, cnn).tolist())
+    return difference | {"capsules": float(np.mean(capsules)), "cnn": float(np.mean(cnn))}
 
 
 def tray(is_right: Mapping[str, Array]) -> Array:
@@ -277,10 +287,13 @@ def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threa
         is_right = {name: (np.sort(n) == np.sort(data.test.labels)).all(axis=1) for name, n in named.items()}
         second = np.sort(scores["capsnet"])[is_right["capsnet"], -2]
         least = round(float(np.quantile(second, RARE)), 3) if len(second) else 0.0
-        naming = one_or_two(config, params["capsnet"], data, least, workers)
+        naming = one_or_two(config, params["capsnet"], data, workers)
     in_tray = tray(is_right)
+    run = run_of(config, data.name, states["capsnet"])
+    composites = RESULTS / digits.EXPERIMENT / f"composites_{config.n_train * config.n_epochs}.json"
     about = {
-        "run": run_of(config, data.name, states["capsnet"]),
+        "run": run,
+        "study": study(composites, run, DIGIT_MODELS, "set_accuracy") if data.name == "mnist" else None,
         "nTest": len(data.test.labels),
         "accuracies": rows,
         "evenAccuracy": even_accuracy,
@@ -305,19 +318,6 @@ def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threa
     return Part(about, {**states["capsnet"].params, **pool, "examples": np.rint(255 * shown).astype(np.uint8)})
 
 
-def shapes_study(held_out: str, results: Path) -> dict[str, Any] | None:
-    """How the two models do over the reported sets of shapes: the mean held-out accuracies, and their difference with
-    its 95 % interval. None where there is no file of them in ``results``."""
-    path = results / f"shapes_{held_out}s.json"
-    if not path.exists():
-        return None
-    (entry,) = read_comparison(path)["settings"].values()
-    capsules, cnn = (np.array([run["models"][name]["held_out_accuracy"] for run in entry["runs"]])
-                     for name in VIEW_MODELS)  # fmt: skip
-    half = 1.96 * (capsules - cnn).std(ddof=1) / np.sqrt(len(cnn))
-    return {"n": len(cnn), "capsules": capsules.mean(), "cnn": cnn.mean(), "half": half}
-
-
 def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
     """The matrix capsules and the CNN with as many parameters of smallnorb_novel_viewpoint.py, and the objects."""
     data, models = viewpoint.make_data(config), viewpoint.make_models(config)
@@ -331,8 +331,11 @@ def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
                  for key, title in names.items()]  # fmt: skip
         tensors |= {f"{name}.{key}": w for key, w in params.items()}
     points, mask = viewpoint.points_of(config)
+    run = run_of(config, config.dataset, states["capsules"])
+    shapes = RESULTS / viewpoint.EXPERIMENT / f"shapes_{config.held_out}s.json"
     about = {
-        "run": run_of(config, config.dataset, states["capsules"]),
+        "run": run,
+        "study": study(shapes, run, VIEW_MODELS, "held_out_accuracy") if config.dataset == "shapes" else None,
         "accuracies": rows,
         "nTest": len(data.held_out.labels),
         "heldOut": config.held_out,
@@ -341,7 +344,6 @@ def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
         "trainElevations": config.train_elevations,
         "testElevations": config.test_elevations,
         "classes": config.classes,
-        "study": shapes_study(config.held_out, RESULTS) if config.dataset == "shapes" else None,
         "objects": [np.round(p[m > 0], 6).tolist() for p, m in zip(points, mask, strict=True)],
         "config": {
             "imageSize": viewpoint.IMAGE_SIZE,
