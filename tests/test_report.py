@@ -191,7 +191,7 @@ MARKERS = {
     "results/fake/r.json": "the marker does not fit the file",
     "results/fake/r.json pie": "'pie' is not a kind of table",
     "results/fake/r.json seeds extra": "a marker names a file, then a kind of table",
-    "results/fake/r.json,results/fake/g.json seeds": "a marker names a file, then a kind of table",
+    "results/fake/r.json,results/fake/g.json grid": "a marker names a file, then a kind of table",
     "results/fake/r.json seeds columns=a": "takes no columns=",
     "results/fake/r.json seeds digits=x": "digits= and first= are numbers",
     "results/fake/r.json seeds models=gpt": "no model gpt",
