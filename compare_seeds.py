@@ -331,7 +331,7 @@ def describe(document: Json) -> str:
     else:
         (entry,) = settings.values()
         every = {"metrics": ",".join(dict.fromkeys(k for m in entry["models"].values() for k in m if k != "n_params"))}
-        lines += [seeds_table(document, {}), "", rows_table([document], every)]
+        lines += [seeds_table([document], {}), "", rows_table([document], every)]
         if entry["paired"]:
             lines += ["", paired_table(document, every)]
     return "\n".join([*lines, "", "± is half of a 95 % interval of the mean"])

@@ -62,7 +62,7 @@ HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands be
       of a file with three settings, "names=A,one|two|" names the first two and leaves the third out
   <!-- table: results/EXPERIMENT/FILE.json grid models=capsules,cnn digits=2 -->     a row per setting of a sweep
   <!-- table: results/EXPERIMENT/FILE.json seeds first=3 -->     a row per seed, here of the first three, then mean
-      and sd, and the 95 % interval of five or more
+      and sd, and the 95 % interval of five or more; of several files with the same seeds side by side, with names=
   <!-- table: results/EXPERIMENT/FILE.json study models=capsules -->     a row per kind of couplings
   <!-- table: results/claims.json claims page=docs/PAGE.md -->     a row per condition of each claim, here of a page's
   <!-- table: results/benchmarks/FILE.json table NAME digits=1 -->     a table of a benchmark file
@@ -70,7 +70,7 @@ Options: metrics= models= digits= setting= first= page= names=.
 A marker inside `backquotes` is left alone."""
 
 OPTIONS = {
-    "seeds": "models metrics digits first", "study": "models digits setting", "grid": "models metrics digits",
+    "seeds": "models metrics digits first names", "study": "models digits setting", "grid": "models metrics digits",
     "rows": "models metrics digits names", "table": "digits", "claims": "page",
 }  # fmt: skip
 
@@ -83,15 +83,16 @@ def make_table(files: list[str], kind: str, name: str | None, options: dict[str,
         raise UserError(f"a table of kind {kind} takes no {', '.join(sorted(extra))}=")
     if not all(re.fullmatch(r"\d", options.get(name, "3")) for name in ("digits", "first")):
         raise UserError("digits= and first= are numbers from 0 to 9")
-    if (name is None) == (kind == "table") or (len(files) > 1 and kind != "rows"):
+    if (name is None) == (kind == "table") or (len(files) > 1 and kind not in ("rows", "seeds")):
         raise UserError("a marker names a file, then a kind of table; a table of kind table has a name, no other has")
-    if kind == "rows":
-        return rows_table([read_comparison(file) for file in files], options)
+    if kind in ("rows", "seeds"):
+        make = rows_table if kind == "rows" else seeds_table
+        return make([read_comparison(file) for file in files], options)
     if kind == "table":
         return plain_table(read_result(Path(files[0])), str(name), options)
     if kind == "claims":
         return claims_table(read_result(Path(files[0])), options.get("page"))
-    return {"seeds": seeds_table, "study": study_table, "grid": grid_table}[kind](read_comparison(files[0]), options)
+    return {"study": study_table, "grid": grid_table}[kind](read_comparison(files[0]), options)
 
 
 MARKER = re.compile(r"(?<!`)<!--\s*(?:table:\s*(.*?)|end)\s*-->(?!`)", re.DOTALL)

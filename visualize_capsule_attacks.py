@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Accuracy of matrix capsules and of their CNN under attack, as a picture, from results of compare_seeds.py.
+"""Draw matrix capsules and their CNN under attack, and how they learn, into ``DIR/capsule_attacks/``.
 
-    python visualize_capsule_attacks.py            # viz/capsule_attacks/attack_seeds.png
+    python visualize_capsule_attacks.py
 
-Accuracy against the size of an attack, mean and interval over seeds: FGSM, with the paper's on smallNORB in grey, and
-the worst case of all attacks.
+draws from results of compare_seeds.py:
+
+    attack_seeds.png      accuracy against the size of an attack, mean and interval over seeds: FGSM, with the paper's
+                          on smallNORB in grey, and the worst case of all attacks
+    training_curves.png   loss and accuracy, epoch by epoch: the seed whose capsules have the median accuracy without
+                          an attack, trained again
 """
 
 from __future__ import annotations
@@ -24,12 +28,13 @@ from matplotlib.lines import Line2D
 import capsule_attacks as experiment
 from support.files import UserError
 from support.script import script
-from support.settings import input_path, parse, setting
+from support.settings import from_json, input_path, parse, redeclared, setting
+from support.training import RunOptions
 from visualize_conv_matrix_capsules import MODELS
 
 from support.figures import (  # isort: skip
-    DATASET_NAMES, GREY, OutOptions, accuracy_axis, head_legend, make_figure, model_handles, plot_band, plural,
-    settings_in, write_figures,
+    DATASET_NAMES, GREY, OutOptions, accuracy_axis, choice_of_figures, draw_figures, draw_histories, head_legend,
+    make_figure, median_seed, model_handles, plot_band, plural, settings_in,
 )  # fmt: skip
 
 SHOWN_KINDS = {"fgsm": "one step: FGSM", "worst_case": "worst case of all attacks with this ε or a smaller one"}
@@ -74,20 +79,48 @@ def draw_attack_seeds(path: Path) -> Figure:
     return fig
 
 
+TITLES = {"train_loss": "training loss, each model's own", "accuracy": "accuracy without an attack"}
+
+
+def draw_training_curves(path: Path, options: Options) -> Figure:
+    """The networks of the median seed of a file by compare_seeds.py, trained again."""
+    found, *_ = settings_in(path)
+    seed, known = median_seed(found["runs"], "capsules", "accuracy"), vars(experiment.Config())
+    config = from_json(experiment.Config, {k: x for k, x in found["config"].items() if k in known} | {"seed": seed})
+    data = experiment.make_data(config)
+    states = experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
+    text = (f"{DATASET_NAMES[data.name]} · images not standardised · {len(data.train.labels):,} images an epoch"
+            f" · seed {seed}, the median of {len(found['runs'])}")  # fmt: skip
+    return draw_histories(text, TITLES, states, MODELS, CHANCE)
+
+
 @dataclasses.dataclass(frozen=True)
-class Inputs:
+class Config:
     results: Path = setting(RESULT, input_path, "Draw the attacks of this result of compare_seeds.py.", usual=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(OutOptions):
+    figures: tuple[str, ...] = choice_of_figures("attack_seeds", "training_curves")
+    threads: int = redeclared(RunOptions, "threads")
+    quiet: bool = redeclared(RunOptions, "quiet")
 
 
 @script
 def main(argv: Sequence[str] | None = None) -> None:
     inputs, options, _ = parse(
-        Inputs, OutOptions, argv, "Draw the accuracy of matrix capsules and of their CNN under attack.",
-        [("", "The picture of the committed results: about 3 seconds.")],
-        f"The picture goes to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",
+        Config, Options, argv, "Draw matrix capsules and their CNN under attack, and how they learn.",
+        [
+            ("", "Both pictures, after a training: about 20 seconds."),
+            ("--figures attack_seeds", "That of the committed results: about 3 seconds."),
+        ],
+        f"The pictures go to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",
     )  # fmt: skip
-    drawers = {"attack_seeds": lambda: draw_attack_seeds(inputs.results)}
-    write_figures(options.outdir / experiment.EXPERIMENT, drawers)
+    drawers = {
+        "attack_seeds": lambda: draw_attack_seeds(inputs.results),
+        "training_curves": lambda: draw_training_curves(inputs.results, options),
+    }
+    draw_figures(options.outdir / experiment.EXPERIMENT, options, drawers, dict)
 
 
 if __name__ == "__main__":

@@ -41,9 +41,9 @@ from support.settings import input_path, parse, redeclared, setting
 from visualize_multimnist_capsnet import PERTURBATIONS, perturb_capsule
 
 from support.figures import (  # isort: skip
-    BLACK, DATASET_NAMES, MODEL_STYLES, ORANGE, REFERENCE_LINE, FigureOptions, Run, choice_of_figures, draw_figures,
-    draw_histories, head_legend, load_or_train, make_figure, model_handles, name_line, plot_band, plural, show_pictures,
-    with_minus_sign,
+    BLACK, DATASET_NAMES, GREY, MODEL_STYLES, ORANGE, REFERENCE_LINE, FigureOptions, Run, choice_of_figures,
+    draw_figures, draw_histories, head_legend, load_or_train, make_figure, model_handles, name_line, plot_band, plural,
+    show_pictures, with_minus_sign,
 )  # fmt: skip
 
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
@@ -106,23 +106,30 @@ def angle_axis(ax: Axes, step: int = 30) -> None:
     ax.set_xlabel("rotation, counter-clockwise")
 
 
-def sweep_accuracy_axis(ax: Axes) -> None:
-    """From 0 to 1, with the line of a blind guess, which is named below it: the curves come down to it."""
+def sweep_accuracy_axis(ax: Axes, in_middle: bool = False) -> None:
+    """From 0 to 1, with the line of a blind guess. The curves come down to it: its name is below it or in the middle,
+    where they are high."""
     ax.set_ylim(0, 1.04)
     ax.axhline(1 / J, **REFERENCE_LINE)
-    name_line(ax, f"chance {1 / J:g}", 1 / J, side="right", below=True)
+    text = f"chance {1 / J:g}"
+    if in_middle:
+        ax.annotate(text, (0, 1 / J), (0, 3), textcoords="offset points", ha="right", va="bottom", color=GREY)
+    else:
+        name_line(ax, text, 1 / J, side="right", below=True)
 
 
 def draw_rotation_sweep(run: Run) -> Figure:
-    """Means and intervals of the reported runs; where there are none, this run."""
+    """Means and intervals of the reported runs with the same tests; where there are none, this run."""
     runs, n = [one["models"] for one in run.reported] or [run.tested], len(run.reported)
     accuracy = {name: np.array([[models[name]["sweep"][f"{a}"] for a in SWEEP] for models in runs])
                 for name in MODELS if name in runs[0]}  # fmt: skip
+    who = f"means and 95 % intervals of {n} seeds" if n > 1 else run.who
+    digits = min(run.config.n_sweep, len(run.data.test_labels))
     fig = make_figure(4.6, "Trained on upright digits, tested on rotated ones",
-                      subtitle(run, f"means and 95 % intervals of {n} seeds" if n > 1 else ""))  # fmt: skip
+                      subtitle(run, f"{plural(digits, 'digit')} at each angle, {who}"))  # fmt: skip
     head_legend(fig, model_handles(MODELS[name] for name in accuracy))
     left, right = fig.subplots(1, 2, width_ratios=(5, 2.4))
-    sweep_accuracy_axis(left)
+    sweep_accuracy_axis(left, in_middle=True)
     left.set_ylabel("accuracy")
     for name, rows in accuracy.items():
         plot_band(left, SWEEP, rows, MODELS[name], markevery=2)
@@ -139,7 +146,8 @@ def draw_rotation_sweep(run: Run) -> Figure:
             left.axvline(angle, color=BLACK, linewidth=1.0, linestyle=(0, (2, 2)), zorder=1.5)
             left.annotate(degrees(angle), (angle, 0.02), (3, 0), textcoords="offset points", fontsize=9)
     right.axhline(0, color=BLACK, linewidth=1.1, zorder=2.5)
-    right.set_title("CapsNet minus the other,\npercentage points")
+    others = [MODELS[name].short for name in accuracy if name != "capsnet"]
+    right.set_title(f"CapsNet minus {others[0] if len(others) == 1 else 'the other'},\npercentage points")
     angle_axis(right, 45)
     right.set_xlabel("rotation")
     right.yaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3))

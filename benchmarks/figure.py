@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter, StrMethodFormatter
 
 from report import read_result
@@ -25,14 +27,15 @@ from support.script import script
 from support.settings import input_path, parse, setting
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, GREEN, GREY, SKY, OutOptions, bare, head_legend, lightened, make_figure, write_figures,
+    BLACK, BLUE, GREY, OutOptions, bare, head_legend, lightened, make_figure, write_figures,
 )  # fmt: skip
 
-NETWORKS = {
-    "multimnist": ("CapsNet", GREEN),
-    "smallnorb": ("dense matrix capsules", SKY),
-    "matrix_capsules": ("convolutional matrix capsules", BLUE),
+NETWORKS: dict[str, tuple[str, str, Any]] = {  # name, marker and line; capsules are blue in all figures
+    "multimnist": ("CapsNet", "o", "-"),
+    "smallnorb": ("dense matrix capsules", "s", ":"),
+    "matrix_capsules": ("convolutional matrix capsules", "D", "--"),
 }
+THREADS: tuple[Any, Any] = lightened(BLUE, 0.45), BLUE  # one, and more
 UNITS = {"ms": "time of a step, ms", "MiB": "peak memory, MiB"}
 LABELS = {"batch": "batch size", "width": "conv1 channels, or capsule types (conv.)"}
 
@@ -43,14 +46,14 @@ def columns_in(table: dict[str, Any], unit: str) -> list[int]:
 
 
 def draw_lines(ax: Axes, tables: dict[str, Any], suffix: str, unit: str) -> None:
-    """Log-log, a line per network and number of threads; dashed where there is one thread."""
+    """Log-log, a line per network and number of threads; pale where there is one thread."""
     values = set()
-    for name, (_, colour) in NETWORKS.items():
+    for name, (_, marker, style) in NETWORKS.items():
         if table := tables.get(f"{name}_{suffix}"):
             x = [int(row[0]) for row in table["rows"]]
             values |= {*x}
-            for k, style in zip(columns_in(table, unit), ("--", "-"), strict=False):
-                ax.plot(x, [row[k] for row in table["rows"]], style, marker="o", markersize=4, color=colour)
+            for k, colour in zip(columns_in(table, unit), THREADS, strict=False):
+                ax.plot(x, [row[k] for row in table["rows"]], style, marker=marker, markersize=4, color=colour)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(sorted(values))
@@ -64,11 +67,11 @@ def draw_lines(ax: Axes, tables: dict[str, Any], suffix: str, unit: str) -> None
 def draw_bars(ax: Axes, tables: dict[str, Any], unit: str) -> None:
     """A pair of bars per network and size; the pale one has one thread."""
     labels: list[str] = []
-    for name, (label, colour) in NETWORKS.items():
+    for name, (label, *_) in NETWORKS.items():
         if table := tables.get(f"{name}_sizes"):
             for row in table["rows"]:
                 for n, k in enumerate(columns_in(table, unit)):
-                    bar = ax.barh(len(labels) + 0.38 * n, row[k], 0.36, color=lightened(colour, 0.5 if n == 0 else 1))
+                    bar = ax.barh(len(labels) + 0.38 * n, row[k], 0.36, color=THREADS[min(n, 1)])
                     ax.bar_label(bar, fmt="{:,.0f}", padding=2, fontsize=9)
                 labels.append(f"{label.split()[0]},\n{row[0]}".replace("convolutional", "conv."))
     ax.set_xlim(right=1.2 * ax.get_xlim()[1])
@@ -83,17 +86,17 @@ def draw_scaling(tables: dict[str, Any]) -> Figure:
     """Time on the left, memory on the right: against batch size, against width, and at default and paper sizes."""
     text = "numpy; each point a new process; both axes of the lines logarithmic"
     fig = make_figure(9.4, "Time and memory of a training step", text)
-    handles = [Line2D([], [], color=colour, marker="o", label=label) for label, colour in NETWORKS.values()]
-    threads = [column.split(",")[0] for column in tables["multimnist_batch"]["columns"][1:]]
-    styles: Any = zip(dict.fromkeys(threads), ("--", "-"), strict=False)
-    handles += [Line2D([], [], color=BLACK, linestyle=style, label=label) for label, style in styles]
+    handles: list[Artist] = [Line2D([], [], color=BLACK, marker=marker, markersize=4, linestyle=style, label=label)
+                             for label, marker, style in NETWORKS.values()]  # fmt: skip
+    threads = dict.fromkeys(column.split(",")[0] for column in tables["multimnist_batch"]["columns"][1:])
+    handles += [Patch(color=colour, label=label) for label, colour in zip(threads, THREADS, strict=False)]
     head_legend(fig, handles)
     for column, (unit, title) in zip(fig.subplots(3, 2).T, UNITS.items(), strict=True):
         for ax, (suffix, label) in zip(column, LABELS.items(), strict=False):
             draw_lines(ax, tables, suffix, unit)
             ax.set(xlabel=label, title=title)
         draw_bars(column[-1], tables, unit)
-        column[-1].set_xlabel(f"{title}; pale: 1 thread", color=GREY)
+        column[-1].set_xlabel(title)
     return fig
 
 
@@ -108,9 +111,9 @@ def draw_steps(tables: dict[str, Any]) -> Figure:
     text = "batch of 32, two processor cores; each panel has a scale of its own"
     fig = make_figure(2.7, "Time of a training step", text)
     forms = [form for form in FORMS if all(form in {row[0] for row in tables[name]["rows"]} for name in NETWORKS)]
-    for ax, (name, (label, colour)) in zip(fig.subplots(1, len(NETWORKS)), NETWORKS.items(), strict=True):
+    for ax, (name, (label, *_)) in zip(fig.subplots(1, len(NETWORKS)), NETWORKS.items(), strict=True):
         ms = {row[0]: row[tables[name]["columns"].index("ms")] for row in tables[name]["rows"]}
-        colours = [colour if form == "numpy" else lightened(GREY, 0.5) for form in forms]
+        colours = [BLUE if form == "numpy" else lightened(GREY, 0.5) for form in forms]
         bars = ax.barh(range(len(forms)), [ms[form] for form in forms], 0.7, color=colours)
         ax.bar_label(bars, fmt="{:.3g} ms", padding=2, fontsize=9)
         ax.set_title(label)

@@ -59,7 +59,7 @@ class ModelStyle(NamedTuple):
     marker: str
 
 
-# By role: a network has one name and one colour in all figures.
+# By role: a network has one name and one colour in all figures; capsules of all kinds are blue.
 EM_CAPSULES = ModelStyle("Matrix capsules", "capsules", BLUE, "o")
 CAPSNET = ModelStyle("CapsNet", "CapsNet", BLUE, "o")
 CNN = ModelStyle("CNN of equal size", "CNN", ORANGE, "s")
@@ -74,9 +74,7 @@ MODEL_STYLES: dict[str, dict[str, ModelStyle]] = {
     "smallnorb_novel_viewpoint": {"capsules": EM_CAPSULES, "cnn": SMALL_CNN, "cnn_matched": CNN},
     "multimnist_capsnet": {"capsnet": CAPSNET, "cnn": CNN, "cnn_pool": POOLING},
     "mnist_affine_capsnet": {"capsnet": CAPSNET, "cnn": CNN, "lenet": LENET},
-    "your_own_images": {
-        "capsules": EM_CAPSULES, "cnn": CNN, "capsnet": CAPSNET._replace(colour=GREEN, marker="D"),
-    },
+    "your_own_images": {"capsules": EM_CAPSULES, "cnn": CNN, "capsnet": CAPSNET._replace(marker="D")},
     "conv_matrix_capsules": {"capsules": EM_CAPSULES, "cnn": CNN},
 }  # fmt: skip
 DATASET_NAMES = {  # by the "dataset" of a result
@@ -182,13 +180,14 @@ def heading(ax: Axes, text: str, colour: Colour = BLACK) -> None:
 
 
 def accuracy_axis(
-    ax: Axes, label: str | None, chance: float, chance_text: str = "", side: Literal["left", "right"] = "right"
-) -> None:
-    """A y axis from 0 to 1 with a line at ``chance``; ``side``: at which end the line is labelled."""
+    ax: Axes, label: str | None, chance: float, chance_text: str = "", side: Literal["left", "right"] = "right",
+    below: bool = False,
+) -> None:  # fmt: skip
+    """A y axis from 0 to 1 with a line at ``chance``; ``side``, ``below``: where the line is labelled."""
     ax.set_ylim(0, 1.04)
     ax.set_yticks(np.arange(0, 1.01, 0.2))
     ax.axhline(chance, **REFERENCE_LINE)
-    name_line(ax, f"chance {chance_text or format(chance, '.2g')}", chance, side, color=BLACK,
+    name_line(ax, f"chance {chance_text or format(chance, '.2g')}", chance, side, below, color=BLACK,
               bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5})  # fmt: skip
     if label:
         ax.set_ylabel(label)
@@ -308,10 +307,10 @@ def plot_band(ax: Axes, x: Any, values: Array, style: ModelStyle, **options: Any
 
 def draw_histories(
     subtitle: str, titles: Mapping[str, str], states: Mapping[str, TrainState], styles: Mapping[str, ModelStyle],
-    chance: float,
+    chance: float, below: bool = False,
 ) -> Figure:  # fmt: skip
     """A panel for each metric of ``titles`` with its value after every epoch: losses and errors, which are one minus
-    an accuracy, on a log axis, accuracies from 0 to 1 with a line at ``chance``."""
+    an accuracy, on a log axis, accuracies from 0 to 1 with a line at ``chance``, labelled ``below`` it or above."""
     fig = make_figure(3.75, "Training", subtitle)
     head_legend(fig, model_handles(styles[name] for name in states))
     histories = {name: state.history for name, state in states.items()}
@@ -326,7 +325,7 @@ def draw_histories(
             style = model_line(styles[name], markevery=max(1, len(values) // 10), clip_on=False, zorder=3)
             ax.plot(np.arange(1, len(values) + 1), shown, **style)
         if "accuracy" in metric:
-            accuracy_axis(ax, None, chance)
+            accuracy_axis(ax, None, chance, below=below)
         elif "loss" in metric or is_error:
             decades = np.log10(np.maximum(np.concatenate(list(curves.values())), 1e-8))
             ax.set_yscale("log")

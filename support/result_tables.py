@@ -72,23 +72,34 @@ def view_of(documents: list[Json], options: dict[str, str]) -> View:
     return View(models, metrics, int(options.get("digits", 3)))
 
 
-def seeds_table(document: Json, options: dict[str, str]) -> str:
+def names_in(options: dict[str, str], documents: list[Json]) -> list[str]:
+    """The names that a marker gives its files; empty ones without."""
+    names = options["names"].split(",") if "names" in options else [""] * len(documents)
+    if len(names) != len(documents):
+        raise UserError(f"names= has {len(names)} names for {len(documents)} files")
+    return names
+
+
+def seeds_table(documents: list[Json], options: dict[str, str]) -> str:
     """A row for each seed, or for the first N, then mean and standard deviation of these, and the interval where there
-    are five or more; columns for each setting."""
-    view, n = view_of([document], options), int(options["first"]) if "first" in options else None
-    heads, columns = [], []
-    for setting, entry in document["settings"].items():
-        prefix = "" if len(document["settings"]) == 1 else f"{setting} "
-        for k, m in ((k, m) for k, m in view.pairs if k in entry["models"].get(m, {})):
-            heads.append(f"{prefix}{m}: {k}")
-            columns.append([run["models"][m][k] for run in entry["runs"][:n]])
+    are five or more; columns for each file, by its name, and for each setting."""
+    view, n = view_of(documents, options), int(options["first"]) if "first" in options else None
+    heads, columns, seeds = [], [], []
+    for document, name in zip(documents, names_in(options, documents), strict=True):
+        for setting, entry in document["settings"].items():
+            of = [name, setting if len(document["settings"]) > 1 else ""]
+            seeds.append([run["seed"] for run in entry["runs"][:n]])
+            for k, m in ((k, m) for k, m in view.pairs if k in entry["models"].get(m, {})):
+                heads.append(f"{' '.join(filter(None, [*of, m]))}: {k}")
+                columns.append([run["models"][m][k] for run in entry["runs"][:n]])
+    if any(other != seeds[0] for other in seeds):
+        raise UserError("the files hold other seeds")
     samples = [describe_sample(column) for column in columns]
-    seeds = [run["seed"] for run in entry["runs"][:n]]
-    rows = [[str(seed), *(show(x, view.digits) for x in xs)] for seed, *xs in zip(seeds, *columns, strict=True)]
+    rows = [[str(seed), *(show(x, view.digits) for x in xs)] for seed, *xs in zip(seeds[0], *columns, strict=True)]
     rows.append(["mean", *(show(s["mean"], view.digits) for s in samples)])
-    if len(seeds) > 1:
+    if len(seeds[0]) > 1:
         rows.append(["sd", *(show(s["sd"], view.digits) for s in samples)])
-    if len(seeds) >= MIN_SEEDS:
+    if len(seeds[0]) >= MIN_SEEDS:
         rows.append(["95 %", *(f"{s['low']:.{view.digits}f} to {s['high']:.{view.digits}f}" for s in samples)])
     return markdown(["seed", *heads], rows)
 
@@ -142,11 +153,8 @@ def rows_table(documents: list[Json], options: dict[str, str]) -> str:
     """A row for each model and setting of one or several files, named by ``names``. A name "A|B|" of a file with three
     settings names the first two and leaves the third out. Without names a row has the model's."""
     view = view_of(documents, options)
-    names = options["names"].split(",") if "names" in options else [""] * len(documents)
-    if len(names) != len(documents):
-        raise UserError(f"names= has {len(names)} names for {len(documents)} files")
     rows = []
-    for document, of_file in zip(documents, names, strict=True):
+    for document, of_file in zip(documents, names_in(options, documents), strict=True):
         settings, own = document["settings"], "|" in of_file
         labels = of_file.split("|") if own else [of_file] * len(settings)
         if len(labels) != len(settings):

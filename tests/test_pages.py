@@ -113,7 +113,7 @@ def test_the_command_of_a_page_is_that_of_the_result(path: str, words: list[str]
     ("script", "flag"),
     [
         (visualize_multimnist_capsnet, "--figures=scaling"),
-        (visualize_capsule_attacks, "--results=results/capsule_attacks/shapes.json"),
+        (visualize_capsule_attacks, "--figures=attack_seeds"),
         (visualize_conv_matrix_capsules, "--figures=novel_viewpoints"),
         (visualize_conv_matrix_capsules, "--figures=table_2"),
     ],

@@ -19,6 +19,7 @@ import report
 from helpers import DATA
 from report import main, render_page
 from support import results
+from support.files import UserError
 from support.result_tables import grid_table, rows_table, seeds_table, study_table
 from support.results import parse_json, save_result
 from support.statistics import describe_sample
@@ -189,7 +190,7 @@ MARKERS = {
     "results/fake/r.json": "the marker does not fit the file",
     "results/fake/r.json pie": "'pie' is not a kind of table",
     "results/fake/r.json seeds extra": "a marker names a file, then a kind of table",
-    "results/fake/r.json,results/fake/g.json seeds": "a marker names a file, then a kind of table",
+    "results/fake/r.json,results/fake/g.json grid": "a marker names a file, then a kind of table",
     "results/fake/r.json seeds columns=a": "takes no columns=",
     "results/fake/r.json seeds digits=x": "digits= and first= are numbers",
     "results/fake/r.json seeds models=gpt": "no model gpt",
@@ -251,11 +252,26 @@ def test_seeds_of_a_sweep_have_columns_for_each_setting() -> None:
     other = [{"seed": k, "models": {"capsules": {"accuracy": 0.5}}} for k in (1, 2, 3)]
     models: Json = {"capsules": {"accuracy": {}}}
     settings = {"a=x": {"models": models, "runs": runs}, "a=y": {"models": models, "runs": other}}
-    table = seeds_table({"headline": "accuracy", "settings": settings}, {"first": "2", "digits": "2"})
+    table = seeds_table([{"headline": "accuracy", "settings": settings}], {"first": "2", "digits": "2"})
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.split("\n")]
     assert rows[0] == ["seed", "a=x capsules: accuracy", "a=y capsules: accuracy"]
     assert rows[2:6] == [["1", "0.10", "0.50"], ["2", "0.20", "0.50"], ["mean", "0.15", "0.50"], ["sd", "0.07", "0.00"]]
     assert len(rows) == 6
+
+
+def test_seeds_of_several_files_stand_side_by_side() -> None:
+    def document(factor: float, seeds: tuple[int, ...] = (1, 2)) -> Json:
+        runs = [{"seed": k, "models": {"capsules": {"accuracy": factor * k}}} for k in seeds]
+        return {"headline": "accuracy", "settings": {"default": {"models": runs[0]["models"], "runs": runs}}}
+
+    table = seeds_table([document(0.1), document(0.3)], {"names": "routed,even", "digits": "1"})
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.split("\n")]
+    assert rows[0] == ["seed", "routed capsules: accuracy", "even capsules: accuracy"]
+    assert rows[2:5] == [["1", "0.1", "0.3"], ["2", "0.2", "0.6"], ["mean", "0.2", "0.4"]]
+    with pytest.raises(UserError, match="other seeds"):
+        seeds_table([document(0.1), document(0.3, (1, 3))], {"names": "routed,even"})
+    with pytest.raises(UserError, match="1 names for 2 files"):
+        seeds_table([document(0.1), document(0.3)], {"names": "routed"})
 
 
 # --- Planted faults ---------------------------------------------------------------------------------------------------

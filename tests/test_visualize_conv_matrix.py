@@ -19,6 +19,7 @@ from fast.workers import SERIAL
 from figure_checks import assert_same, cells, check_held, drawn, held, legend_of
 from helpers import EXPERIMENTS, config_of
 from support.files import UserError
+from support.optimizers import TrainState
 from support.results import parse_json
 from support.run import init_states
 from support.statistics import t_quantile
@@ -246,6 +247,30 @@ def test_attacks_are_means_and_intervals_with_the_papers_beside() -> None:
     path.write_text(json.dumps(document | {"config": {"epsilons": [0.2, 0.4]}}))
     with pytest.raises(UserError, match="holds no attacks"):
         attacks.draw_attack_seeds(path)
+
+
+def test_networks_of_the_median_seed_are_trained_for_their_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [{"seed": s, "models": {"capsules": {"accuracy": a}, "cnn": {"accuracy": 1 - a}}}
+            for s, a in ((200, 0.9), (201, 0.7), (202, 0.8))]  # fmt: skip
+    config = {"dataset": "shapes", "sizes": [4, 2, 2, 2], "n_epochs": 3, "epsilons": [0.1], "of_older_code": 1}
+    path = Path("attacks.json")
+    path.write_text(json.dumps({"dataset": "shapes", "config": config, "settings": {"": {"runs": runs}}}))
+    trained, curves = [], {"capsules": [0.4, 0.6], "cnn": [0.7, 0.9]}
+
+    def train_all(config: Any, *_: Any) -> dict[str, TrainState]:
+        trained.append(config)
+        states = {name: TrainState(name, {}) for name in curves}
+        for name, state in states.items():
+            state.history = {"train_loss": [0.5, 0.2], "accuracy": curves[name]}
+        return states
+
+    monkeypatch.setattr(attacks.experiment, "train_all", train_all)
+    fig = drawn(lambda: attacks.draw_training_curves(path, attacks.Options()))
+    Config = attacks.experiment.Config
+    assert trained == [Config(seed=202, sizes=(4, 2, 2, 2), n_epochs=3, epsilons=(0.1,))]
+    check_held(fig.axes[1], lines={"Matrix capsules": [[1, 2], [0.4, 0.6]], "CNN of equal size": [[1, 2], [0.7, 0.9]]},
+               levels=[0.2])  # fmt: skip
+    assert any("seed 202, the median of 3" in text.get_text() for text in fig.texts)
 
 
 def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> None:

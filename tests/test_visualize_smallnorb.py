@@ -168,14 +168,22 @@ def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: pytest.MonkeyP
     assert trained == [203, 7, 0]
 
 
-def test_the_first_reported_seeds_are_trained_again(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    states: Any = {"cnn": 200}
-    one = run._replace(config=Config(seed=200), states=states, reported=[{"seed": s} for s in range(200, 210)])
+def test_the_reported_models_of_all_reported_seeds_are_trained_again(
+    run: figures.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: Any = {"cnn": 7, "capsules": 7}
+    reported = [{"seed": s, "models": {"capsules": {}}} for s in range(200, 210)]
+    one = run._replace(config=Config(seed=203), states=states, reported=reported)
+    drawn_of = list[Any]()
     monkeypatch.setattr(experiment, "make_data", lambda config: run.data)
-    monkeypatch.setattr(experiment, "train_all", lambda config, _: {"cnn": config.seed})
-    monkeypatch.setattr(figures, "accuracy_by_azimuth", lambda one: ([], one.states))
-    monkeypatch.setattr(figures, "draw_azimuth_accuracy", lambda _, seeds, __, found, ___: [seeds, [*found["cnn"]]])
-    assert figures.azimuth_accuracy(one) == [[200, 201, 202, 203, 204]] * 2
+    monkeypatch.setattr(experiment, "train_all", lambda config, _, names: dict.fromkeys(names, config.seed))
+    monkeypatch.setattr(figures, "accuracy_by_azimuth", lambda it: ([], {k: np.array(v) for k, v in it.states.items()}))
+    monkeypatch.setattr(figures, "draw_azimuth_accuracy", lambda _, seeds, __, found, ___: drawn_of.append(
+        (seeds, {name: values.tolist() for name, values in found.items()})))  # fmt: skip
+    for it in (one, one._replace(reported=())):
+        figures.azimuth_accuracy(it)
+    every = [*range(200, 210)]
+    assert drawn_of == [(every, {"capsules": every}), ([203], {"cnn": [7], "capsules": [7]})]
 
 
 def test_a_set_without_a_class_cannot_be_drawn(run: figures.Run) -> None:

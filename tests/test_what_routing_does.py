@@ -12,11 +12,14 @@ import pytest
 
 import conv_matrix_capsules as conv
 import multimnist_capsnet as base
+import visualize_what_routing_does as figures
 import what_routing_does as m
 from fast.workers import Workers
+from figure_checks import check_held, drawn
 from helpers import check_pair, config_of, digits_folder
 from oracles import loop_field_routing
 from recorded import check
+from support.optimizers import TrainState
 from support.run import init_states
 
 Array = np.ndarray
@@ -253,3 +256,34 @@ def test_the_affnist_study_counts_right_answers(shift: int, monkeypatch: pytest.
         found = m.affnist_study(config, {}, data, workers)
     names = ("upright", "rotated_15", "rotated_35", "affnist")
     assert found == {f"{name}_accuracy": 1.0 - shift for name in names}
+
+
+def test_the_curves_are_of_the_median_seed_and_of_each_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [{"seed": s, "models": {"capsules": {"held_out_accuracy": a}}} for s, a in ((7, 0.9), (8, 0.5), (9, 0.6))]
+    path = tmp_path / figures.RESULTS.with_name("assignments.json")
+    path.parent.mkdir(parents=True)
+    part = {"dataset": "shapes", "config": {}, "settings": {"default": {"runs": runs}}}
+    path.write_text(json.dumps({"parts": {"routed": part}}))
+    trained, pictures = list[Any](), dict[str, Any]()
+
+    def train_all(config: m.Config, *_: Any) -> dict[str, TrainState]:
+        trained.append((config.seed, config.n_epochs, config.assignments, config.loss, config.vote_bias))
+        state = TrainState("capsules", {})
+        accuracies = {f"{part}_accuracy": [0.5, 0.1 * len(trained)] for part in ("familiar", "held_out")}
+        state.history = {"train_loss": [1.0, 0.2 * len(trained)], **accuracies}
+        return {"capsules": state}
+
+    monkeypatch.setattr(m, "train_all", train_all)
+    monkeypatch.setattr(figures, "write_figures", lambda folder, drawers: pictures.update(drawers))
+    assert figures.main(["--n-epochs=2"]) == 0
+    parts = [("routed", "paper", "none"), ("even", "paper", "none"), ("routed", "cross-entropy", "none"),
+             ("routed", "paper", "learned")]  # fmt: skip
+    assert trained == [(9, 2, *part) for part in parts]
+    fig = drawn(pictures["training_curves"])
+    labels = ("EM routing, spread loss", "even assignments", "cross-entropy", "bias of the votes")
+    check_held(fig.axes[0], lines={label: [[1, 2], [1, 0.2 * k]] for k, label in enumerate(labels, 1)})
+    for ax in fig.axes[1:]:
+        check_held(ax, lines={label: [[1, 2], [0.5, 0.1 * k]] for k, label in enumerate(labels, 1)}, levels=[0.2])
+    assert figures.main(["--seed=4", "--n-epochs=1"]) == 0
+    assert {seed for seed, *_ in trained[4:]} == {4}
