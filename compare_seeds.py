@@ -304,7 +304,7 @@ def make_document(
 
 
 def shortened(metric: float) -> float:
-    """To six digits, so that a file of 200 runs stays small; tests have fewer than a million examples."""
+    """To six digits, so that a file of many runs stays small; tests have fewer than a million examples."""
     return metric if isinstance(metric, int) else float(f"{metric:.6g}")
 
 

@@ -10,7 +10,8 @@ turns an object. Large arrays of weights are rounded to 8 or 7 bits, with one sc
 accuracy on the test sets is measured here with the weights as trained and with the rounded ones, and the page states
 both.
 
-Without --multimnist or --viewpoint the network is trained first, by the default flags of its script.
+Without --multimnist or --viewpoint the network is trained first, by the default flags of its script. With --keep the
+networks and their numbers are those of the page that is there, and its text, style and scripts are written anew.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import base64
 import dataclasses
 import gzip
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,9 +36,10 @@ from support.console import print_message
 from support.figures import DATASET_NAMES, load_finished, write_if_changed
 from support.files import UserError
 from support.results import environment
+from support.run import Stream, generator
 from support.script import script
 from support.settings import folder, input_path, output_path, parse, setting
-from support.statistics import read_comparison
+from support.statistics import describe_sample, read_comparison
 from support.training import RunOptions
 
 Array = np.ndarray
@@ -45,11 +48,12 @@ Params = dict[str, Array]
 TEMPLATE = Path(__file__).resolve().parent / "support" / "explorer"
 N_EXAMPLES = 24  # test composites in the page
 N_TRAY = 6  # more of them that the capsules alone get right, and as many that the CNN alone does
-RARE = 0.01  # of the right answers: a second capsule that is shorter than in all but these is not named
+RARE = 0.01  # of the right answers: where no capsule is longer than the second one in these, no digit is named
+N_CHOICE = 1000  # composites of training digits, and as many of these digits alone, to choose ``explains`` on
 DIGIT_MODELS = ("capsnet", "cnn_pool")
 SMALL, LARGE = 1 << 10, 1 << 18  # entries: a smaller array is not rounded; a larger one is rounded to 7 bits
 VIEW_MODELS = ("capsules", "cnn_matched")
-RESULTS = Path(__file__).resolve().parent / "results" / viewpoint.EXPERIMENT
+RESULTS = Path(__file__).resolve().parent / "results"
 
 
 # --- Rounding ---------------------------------------------------------------------------------------------------------
@@ -182,6 +186,44 @@ def dimension_names(config: Any, params: Params, test: digits.Batch) -> list[lis
     return names
 
 
+# --- One digit or two -------------------------------------------------------------------------------------------------
+
+
+def second_shares(config: Any, params: Params, images: Array, workers: Workers) -> Array:
+    """Pictures (N, H, W) -> (N,): the part of the squared error of the longest capsule's reconstruction that goes when
+    that of the second longest is laid over it. Large where a second digit is there, near 0 or negative where none is.
+    """
+
+    def work(start: int) -> Array:
+        x = images[start : start + digits.EVALUATION_BATCH]
+        lengths, cache = digits.capsnet_forward(params, x, config)
+        drawn = digits.reconstruct(params, cache.v, digits.top_labels(lengths, 2))  # (n, 2, H, W)
+        first, both = (np.square(x - picture).sum(axis=(1, 2)) for picture in (drawn[:, 0], drawn.max(axis=1)))
+        return 1 - both / first
+
+    return np.concatenate(workers.map(work, range(0, len(images), digits.EVALUATION_BATCH)))
+
+
+def even_threshold(one: Array, two: Array) -> float:
+    """The value below which are as many of ``two`` as there are of ``one`` at or above it."""
+    return float(min(np.sort(np.concatenate([one, two])), key=lambda t: max((one >= t).mean(), (two < t).mean())))
+
+
+def one_or_two(config: Any, params: Params, data: digits.Data, workers: Workers) -> dict[str, float]:
+    """The page names a second digit where its share is at least ``explains``.
+
+    ``explains`` errs equally often on composites of training digits and on these digits alone. ``two`` and ``one``: the
+    parts of test composites, and of their first digits alone, of which the page names as many digits as there are.
+    """
+    pairs = data.train.draw(generator(config.seed, Stream.EVALUATION, 1), N_CHOICE)
+    sets = [data.train.render(pairs), data.test]
+    choice_one, choice_two, one, two = (
+        second_shares(config, params, images, workers) for s in sets for images in (s.sources[:, 0], s.images)
+    )
+    explains = round(even_threshold(choice_one, choice_two), 3)
+    return {"explains": explains, "one": float((one < explains).mean()), "two": float((two >= explains).mean())}
+
+
 # --- The two networks as the page has them ----------------------------------------------------------------------------
 
 
@@ -201,6 +243,20 @@ def run_of(config: Any, data_name: str, state: Any) -> dict[str, Any]:
         "config": json.loads(json.dumps(dataclasses.asdict(config) | {"data_dir": None})),
         "steps": state.step,
     }
+
+
+def study(path: Path, run: Mapping[str, Any], names: Sequence[str], metric: str) -> dict[str, Any] | None:
+    """How capsules and a CNN do in the runs of many seeds in ``path``: the mean of each, and their difference with its
+    95 % interval. None where there is no such file, or where its settings are not those of the page's ``run``."""
+    if not path.exists():
+        return None
+    (entry,) = read_comparison(path)["settings"].values()
+    free = ("seed", "data_dir", "dataset")
+    if any(entry["config"].get(key, value) != value for key, value in run["config"].items() if key not in free):
+        return None
+    capsules, cnn = ([r["models"][name][metric] for r in entry["runs"]] for name in names)
+    difference = describe_sample(np.subtract(capsules, cnn).tolist())
+    return difference | {"capsules": float(np.mean(capsules)), "cnn": float(np.mean(cnn))}
 
 
 def tray(is_right: Mapping[str, Array]) -> Array:
@@ -227,16 +283,22 @@ def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threa
                      for key, title in metrics.items()]  # fmt: skip
             scores[name], _ = digits.assess(models[name], params[name], data.test, workers)
         even_accuracy = digits.evaluate(even, params["capsnet"], data.test, workers)["set_accuracy"]
-    named = {name: digits.top_labels(score, 2) for name, score in scores.items()}
-    is_right = {name: (np.sort(n) == np.sort(data.test.labels)).all(axis=1) for name, n in named.items()}
-    second = np.sort(scores["capsnet"])[is_right["capsnet"], -2]
+        named = {name: digits.top_labels(score, 2) for name, score in scores.items()}
+        is_right = {name: (np.sort(n) == np.sort(data.test.labels)).all(axis=1) for name, n in named.items()}
+        second = np.sort(scores["capsnet"])[is_right["capsnet"], -2]
+        least = round(float(np.quantile(second, RARE)), 3) if len(second) else 0.0
+        naming = one_or_two(config, params["capsnet"], data, workers)
     in_tray = tray(is_right)
+    run = run_of(config, data.name, states["capsnet"])
+    composites = RESULTS / digits.EXPERIMENT / f"composites_{config.n_train * config.n_epochs}.json"
     about = {
-        "run": run_of(config, data.name, states["capsnet"]),
+        "run": run,
+        "study": study(composites, run, DIGIT_MODELS, "set_accuracy") if data.name == "mnist" else None,
         "nTest": len(data.test.labels),
         "accuracies": rows,
         "evenAccuracy": even_accuracy,
-        "least": round(float(np.quantile(second, RARE)), 3) if len(second) else 0.0,
+        "least": least,
+        "naming": naming,
         "config": {
             "imageSize": config.image_size,
             "kernel": digits.KERNEL,
@@ -256,19 +318,6 @@ def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threa
     return Part(about, {**states["capsnet"].params, **pool, "examples": np.rint(255 * shown).astype(np.uint8)})
 
 
-def shapes_study(held_out: str, results: Path) -> dict[str, Any] | None:
-    """How the two models do over the reported sets of shapes: the mean held-out accuracies, and their difference with
-    its 95 % interval. None where there is no file of them in ``results``."""
-    path = results / f"shapes_{held_out}s.json"
-    if not path.exists():
-        return None
-    (entry,) = read_comparison(path)["settings"].values()
-    capsules, cnn = (np.array([run["models"][name]["held_out_accuracy"] for run in entry["runs"]])
-                     for name in VIEW_MODELS)  # fmt: skip
-    half = 1.96 * (capsules - cnn).std(ddof=1) / np.sqrt(len(cnn))
-    return {"n": len(cnn), "capsules": capsules.mean(), "cnn": cnn.mean(), "half": half}
-
-
 def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
     """The matrix capsules and the CNN with as many parameters of smallnorb_novel_viewpoint.py, and the objects."""
     data, models = viewpoint.make_data(config), viewpoint.make_models(config)
@@ -282,8 +331,11 @@ def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
                  for key, title in names.items()]  # fmt: skip
         tensors |= {f"{name}.{key}": w for key, w in params.items()}
     points, mask = viewpoint.points_of(config)
+    run = run_of(config, config.dataset, states["capsules"])
+    shapes = RESULTS / viewpoint.EXPERIMENT / f"shapes_{config.held_out}s.json"
     about = {
-        "run": run_of(config, config.dataset, states["capsules"]),
+        "run": run,
+        "study": study(shapes, run, VIEW_MODELS, "held_out_accuracy") if config.dataset == "shapes" else None,
         "accuracies": rows,
         "nTest": len(data.held_out.labels),
         "heldOut": config.held_out,
@@ -292,7 +344,6 @@ def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
         "trainElevations": config.train_elevations,
         "testElevations": config.test_elevations,
         "classes": config.classes,
-        "study": shapes_study(config.held_out, RESULTS) if config.dataset == "shapes" else None,
         "objects": [np.round(p[m > 0], 6).tolist() for p, m in zip(points, mask, strict=True)],
         "config": {
             "imageSize": viewpoint.IMAGE_SIZE,
@@ -320,15 +371,27 @@ def make_page(parts: Mapping[str, Part], exact: bool = False) -> bytes:
         about[name]["offset"] = len(blob)
         blob += data
     about["commit"] = environment()["git_commit"]
-    texts = {
-        name: (TEMPLATE / name).read_text(encoding="utf-8") for name in ("explorer.css", "networks.js", "explorer.js")
-    }
-    texts["about"] = json.dumps(about, separators=(",", ":")).replace("</", "<\\/")
-    texts["weights"] = base64.b64encode(gzip.compress(blob, 9, mtime=0)).decode()
+    described = json.dumps(about, separators=(",", ":")).replace("</", "<\\/")
+    return page_of(described, base64.b64encode(gzip.compress(blob, 9, mtime=0)).decode())
+
+
+def page_of(about: str, weights: str) -> bytes:
+    """The page of these networks, with the text, style and scripts of ``support/explorer/``."""
     page = (TEMPLATE / "explorer.html").read_text(encoding="utf-8")
-    for name, text in texts.items():
-        page = page.replace(f"{{{{{name}}}}}", text)
-    return page.encode()
+    for name in ("explorer.css", "networks.js", "explorer.js"):
+        page = page.replace(f"{{{{{name}}}}}", (TEMPLATE / name).read_text(encoding="utf-8"))
+    return page.replace("{{about}}", about).replace("{{weights}}", weights).encode()
+
+
+def kept(path: Path) -> bytes:
+    """The page at ``path`` with its networks and numbers as they are."""
+    if not path.is_file():
+        raise UserError(f"there is no page {path} whose networks to keep")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    found = [re.search(f'id="{name}">(.*?)</script>', text, re.DOTALL) for name in ("about", "weights")]
+    if not (found[0] and found[1]):
+        raise UserError(f"{path} is no page of this script, and has no networks to keep")
+    return page_of(found[0][1], found[1][1])
 
 
 def load_digits(path: Path | None, data_dir: Path | None, threads: int) -> Part:
@@ -375,6 +438,8 @@ class Config:
 @dataclasses.dataclass(frozen=True)
 class Options:
     out: Path = setting(Path("explorer.html"), output_path, "Write the page there.", usual=True)
+    keep: bool = setting(False, bool, "Keep the networks and numbers of the page --out, and write its text, style and"
+        " scripts anew.", usual=True)
 # fmt: on
 
 
@@ -387,9 +452,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("", "Train all networks, then write explorer.html: about 7 minutes."),
             ("--multimnist a.safetensors --viewpoint b.safetensors", "The page of two checkpoints: about 20 seconds."),
             ("--multimnist a.safetensors --out draft.html", "Train only the networks of the object: about 30 seconds."),
+            ("--keep", "After a change of support/explorer/: about a second."),
         ],
         "The page is one file, --out. An experiment's --checkpoint FILE writes a checkpoint.",
     )  # fmt: skip
+    if options.keep:
+        print(write_if_changed(options.out, kept(options.out)))
+        return
     if config.multimnist:
         digits.load_checkpoint(config.multimnist)  # so that a wrong one is found before the other is trained
     parts = {

@@ -42,6 +42,7 @@ import multimnist_capsnet as experiment
 from fast.workers import blas_threads
 from multimnist_capsnet import Array, Batch, Config
 from support.files import UserError
+from support.results import parse_json
 from support.script import script
 from support.settings import input_path, parse, redeclared, setting
 
@@ -55,6 +56,7 @@ from support.figures import (  # isort: skip
 MODELS = MODEL_STYLES[experiment.EXPERIMENT]
 DIGIT_COLOURS = YELLOW, SKY  # of the first and the second digit; where both are bright their sum is white
 RESULTS = Path("results") / experiment.EXPERIMENT / "composites_48000.json"
+SCALING_RESULTS = RESULTS.with_name("scaling.json")
 MEDIAN_OF = "capsnet", "set_accuracy"
 
 
@@ -297,13 +299,13 @@ class Series(NamedTuple):
     min_iou: float  # 0 in the paper
 
 
-def read_scaling(folder: Path) -> dict[Series, dict[int, Array]]:
+def read_scaling(path: Path) -> dict[Series, dict[int, Array]]:
     """By series and composites seen in training: of each seed, the fraction of images with both digits right. The rate
-    falls to 0 in each training, so that every length is a training of its own. Raises UserError where there is no file
-    scaling_*.json in the folder, or where a series has two settings of one length."""
+    falls to 0 in each training, so that every length is a training of its own. Raises UserError where the file has no
+    parts by compare_seeds.py, or where a series has two settings of one length."""
     found: dict[Series, dict[int, Array]] = {}
-    for path in sorted(folder.glob("scaling_*.json")):
-        for one in settings_in(path):
+    for part in parse_json(path).get("parts", ()):
+        for one in settings_in(where := Path(f"{path}#{part}")):
             config = one["config"]
             length = Config(**{name: config[name] for name in ("n_epochs", "n_train", "batch_size")})
             seen = length.n_steps * length.batch_size
@@ -312,10 +314,10 @@ def read_scaling(folder: Path) -> dict[Series, dict[int, Array]]:
                     Series(model, config["conv_channels"] == PAPER_CHANNELS, config["min_iou"]), {}
                 )
                 if seen in lengths:
-                    raise UserError(f"{path}: {model} has another setting of {seen:,} composites")
+                    raise UserError(f"{where}: {model} has another setting of {seen:,} composites")
                 lengths[seen] = np.array([run["models"][model]["set_accuracy"] for run in one["runs"]])
     if not found:
-        raise UserError(f"there is no {folder}/scaling_*.json by compare_seeds.py")
+        raise UserError(f"{path} has no parts by compare_seeds.py")
     order = sorted(found, key=lambda series: (series.of_paper_size, list(MODELS).index(series.model)))
     return {series: dict(sorted(found[series].items())) for series in order}
 
@@ -357,7 +359,7 @@ def draw_scaling(accuracies: Mapping[Series, Mapping[int, Array]]) -> Figure:
 # --- Files and command line -------------------------------------------------------------------------------------------
 
 OF_RUN = ("example_pairs", "training_curves", "reconstructions", "capsule_activations", "overlay")
-OF_RESULTS = {"scaling": lambda: draw_scaling(read_scaling(RESULTS.parent))}
+OF_RESULTS = {"scaling": lambda: draw_scaling(read_scaling(SCALING_RESULTS))}
 N_COLOURS = {"reconstructions": 255, "overlay": 255}  # of the palettes of large pictures
 
 

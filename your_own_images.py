@@ -39,11 +39,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
 import conv_matrix_capsules as conv
 import multimnist_capsnet as digits
 from conv_matrix_capsules import Examples
-from data.labelled_pictures import Labelled, PictureSets, picture_endings, read_sets, visible_files
+from data.labelled_pictures import Labelled, PictureSets, is_picture, read_sets, visible_files
 from data.pictures import Levels, square_of_set
 from fast import optimizers
 from fast.workers import Workers, default_threads
@@ -76,9 +77,7 @@ MARGIN_EPOCHS = 10  # in which the margin of the capsules' loss rises, where the
 RARE = 0.1  # of the largest class
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Configuration
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Configuration ----------------------------------------------------------------------------------------------------
 
 
 # fmt: off
@@ -101,7 +100,7 @@ class Config:
         " stays, and a training can be continued with more epochs.")
     plain: bool = setting(False, bool, "Compute by the plain forms of the networks, not by their fast twins.")
     class_names: tuple[str, ...] = ()  # these three are from the pictures
-    levels: tuple[str, ...] = ()  # which became black and white, by the kind of numbers: "8 bits: 0 to 255"
+    grey_levels: Levels = dataclasses.field(default_factory=dict)  # which became black and white, by kind of numbers
     pictures: str = ""  # a checksum of the training pictures
 
     dtype = "float32"
@@ -115,11 +114,6 @@ class Config:
     def channels(self) -> int:
         return 3 if self.colour == "rgb" else 1
 
-    @property
-    def known_levels(self) -> Levels:
-        pairs = (text.split(": ") for text in self.levels)
-        return {kind: (float(both.split(" to ")[0]), float(both.split(" to ")[1])) for kind, both in pairs}
-
 
 # fmt: off
 @dataclasses.dataclass(frozen=True)
@@ -132,9 +126,7 @@ class Options(PredictOptions):
 # fmt: on
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Data
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Data -------------------------------------------------------------------------------------------------------------
 
 
 def make_data(config: Config) -> PictureSets:
@@ -149,8 +141,7 @@ def resolved(config: Config, data: PictureSets) -> Config:
     n, side = data.train.images.shape[:2]
     return dataclasses.replace(
         config, image_size=side, n_epochs=config.n_epochs or max(1, min(30, round(MOST_SHOWN / n))),
-        class_names=data.classes, levels=tuple(f"{k}: {low!r} to {high!r}" for k, (low, high) in data.levels.items()),
-        pictures=f"{zlib.crc32(data.train.images.tobytes()):08x}",
+        class_names=data.classes, grey_levels=data.levels, pictures=f"{zlib.crc32(data.train.images.tobytes()):08x}",
     )  # fmt: skip
 
 
@@ -171,9 +162,7 @@ def training_batch(data: PictureSets, config: Config, step: int) -> Examples:
     return Examples(in_floats(data.train.images[chosen]), data.train.labels[chosen])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The three networks as the training loop sees them
-# ----------------------------------------------------------------------------------------------------------------------
+# --- The three networks as the training loop sees them ----------------------------------------------------------------
 
 
 class Model(NamedTuple):
@@ -186,62 +175,49 @@ class Model(NamedTuple):
 
 
 def sized(settings: Any, config: Config, **more: Any) -> Any:
-    """The settings of the networks of another script, its ``Config``, for these pictures."""
+    """The settings of the networks of another script for these pictures."""
     own = {"image_size": config.image_size, "in_channels": config.channels, "n_classes": len(config.class_names)}
-    net = type("Sized", (settings,), own)(plain=config.plain, **more)
-    for name, value in own.items():  # also where it is a field
-        object.__setattr__(net, name, value)
-    return net
+    return type("Sized", (settings,), own)(plain=config.plain, **more)
 
 
-def conv_model(name: str, config: Config) -> Model:
-    """The matrix capsules or their CNN."""
-    net = conv.make_models(sized(conv.Config, config))[name]
+def make_models(config: Config) -> dict[str, Model]:
+    """By name, in the order of the result table."""
+    on_grids, net = conv.make_models(sized(conv.Config, config)), sized(digits.Network, config)
 
-    def answers(params: Params, images: Array) -> Array:
-        scores = net.forward(params, images)[0]
-        return digits.softmax(scores) if name == "cnn" else scores
-
-    lr = config.cnn_lr if name == "cnn" else config.lr
-    return Model(name, net.init_params, functools.partial(conv.loss_and_grads, net), answers, lr, net.part_size)
-
-
-def capsnet_model(config: Config) -> Model:
-    net = sized(digits.Config, config)
+    def on_grid(name: str, lr: float, answers: Callable[[Array], Array]) -> Model:
+        it = on_grids[name]
+        loss_and_grads = functools.partial(conv.loss_and_grads, it)
+        return Model(name, it.init_params, loss_and_grads, lambda p, x: answers(it.forward(p, x)[0]), lr, it.part_size)
 
     def loss_and_grads(progress: float, params: Params, part: Examples, n: int) -> tuple[dict[str, float], Params]:
         batch = digits.Batch(part.images, part.labels[:, None], part.images[:, None])
         return digits.capsnet_loss_and_grads(params, batch, n, net)
 
-    return Model(
-        "capsnet", lambda rng: digits.capsnet_init(rng, net), loss_and_grads,
-        lambda params, images: digits.capsnet_forward(params, images, net)[0], CAPSNET_LR, 16,
-    )  # fmt: skip
-
-
-def make_models(config: Config) -> dict[str, Model]:
-    return {"capsules": conv_model("capsules", config), "cnn": conv_model("cnn", config),
-            "capsnet": capsnet_model(config)}  # fmt: skip
+    return {
+        "capsules": on_grid("capsules", config.lr, np.asarray),
+        "cnn": on_grid("cnn", config.cnn_lr, digits.softmax),
+        "capsnet": Model(
+            "capsnet", lambda rng: digits.capsnet_init(rng, net), loss_and_grads,
+            lambda params, images: digits.capsnet_forward(params, images, net)[0], CAPSNET_LR, 16,
+        ),
+    }  # fmt: skip
 
 
 def reconstructions(params: Params, images: Array, config: Config) -> Array:
     """Images (B, S, S, C) -> what the CapsNet draws of each from its longest capsule (B, S, S, C)."""
-    lengths, cache = digits.capsnet_forward(params, images, sized(digits.Config, config))
+    lengths, cache = digits.capsnet_forward(params, images, sized(digits.Network, config))
     masked, _ = digits.mask_forward(cache.v, lengths.argmax(axis=1)[:, None])
     return digits.decoder_forward(params, masked)[0].reshape(images.shape)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Evaluation and training loop
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Evaluation and training loop -------------------------------------------------------------------------------------
 
 
 def answers_of(model: Model, params: Params, images: Array, workers: Workers) -> Array:
     """Images (N, S, S, C) uint8 -> (N, J)."""
-    parts = range(0, len(images), model.part_size)
-    return np.concatenate(
-        workers.map(lambda k: model.answers(params, in_floats(images[k : k + model.part_size])), parts)
-    )
+    n = model.part_size
+    parts = workers.map(lambda k: model.answers(params, in_floats(images[k : k + n])), range(0, len(images), n))
+    return np.concatenate(parts)
 
 
 def evaluate(model: Model, params: Params, test: Labelled, n_classes: int, workers: Workers) -> tuple[Array, Any]:
@@ -259,18 +235,15 @@ def learning_rate(model: Model, config: Config, step: int, n_steps: int) -> floa
 
 
 def train(
-    model: Model, config: Config, data: PictureSets, state: TrainState, workers: Workers,
-    callback: Callback | None = None,
-) -> None:  # fmt: skip
-    """Train ``state`` in place to ``config.n_epochs``. ``callback(state, epoch has ended)`` is called before the first
-    step and after every one. Raises UserError where the loss stops being finite."""
+    model: Model, config: Config, data: PictureSets, state: TrainState, workers: Workers, callback: Callback
+) -> None:
+    """Train ``state`` in place to ``config.n_epochs``. ``callback(state, epoch has ended)`` is called after every step.
+    Raises UserError where the loss stops being finite."""
     assert config.n_epochs
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_steps = per_epoch * config.n_epochs
     n_rising = n_steps if config.lr_schedule == "linear" else per_epoch * MARGIN_EPOCHS
     update = digits.adamw_step if config.plain else optimizers.adamw_step
-    if callback and state.step == 0:
-        callback(state, True)
     while state.step < n_steps:
         started = time.perf_counter()
         batch = training_batch(data, config, state.step)
@@ -285,13 +258,10 @@ def train(
         epoch_ended = state.step % per_epoch == 0
         if epoch_ended:
             state.end_epoch(n, evaluate(model, state.params, data.test, len(data.classes), workers)[1])
-        if callback:
-            callback(state, epoch_ended)
+        callback(state, epoch_ended)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A run from beginning to end
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A run from beginning to end --------------------------------------------------------------------------------------
 
 
 def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
@@ -307,9 +277,9 @@ def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[s
     by_class = dict(zip(data.classes, zip(*counts, strict=True), strict=True))
     if not options.quiet:
         print_message(describe_classes(by_class, data.train.images.shape[1], config.colour).splitlines()[0].rstrip(":"))
-    rarest = min(by_class, key=lambda name: by_class[name][0])
-    if by_class[rarest][0] < RARE * max(counts[0]):
-        print_message(f"warning: the class {rarest} has {by_class[rarest][0]:,} training pictures and the largest"
+    fewest, rarest = min(zip(counts[0], data.classes, strict=True))
+    if fewest < RARE * max(counts[0]):
+        print_message(f"warning: the class {rarest} has {fewest:,} training pictures and the largest"
                       f" {max(counts[0]):,}: look at the balanced accuracy")  # fmt: skip
     models, confusions = {}, {}
     session = Session(EXPERIMENT, config, make_models(config), options, **more)
@@ -329,7 +299,7 @@ def format_result(result: dict[str, Any]) -> str:
     """The pictures, the table of accuracies, and for each network the answers by class."""
     config = result["config"]
     text = describe_classes(result["classes"], config["image_size"], config["colour"])
-    levels = "; ".join(f"{low:g} to {high:g}" for low, high in Config(levels=config["levels"]).known_levels.values())
+    levels = "; ".join(f"{low:g} to {high:g}" for low, high in config["grey_levels"].values())
     lines = [text, f"grey levels {levels}; seed {config['seed']}, {config['n_epochs']} epochs", ""]
     lines += ["model      accuracy balanced parameters  seconds"]
     for name, m in result["models"].items():
@@ -340,19 +310,16 @@ def format_result(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Prediction (--predict)
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Prediction (--predict) -------------------------------------------------------------------------------------------
 
 
 def named_files(names: Sequence[Path]) -> Iterator[Path]:
     """The files that folders, patterns and names stand for. One that stands for none is itself, and cannot be read."""
-    endings = picture_endings()
     for name in names:
         found = [name] if name.exists() else map(Path, sorted(glob.glob(str(name), recursive=True)) or [str(name)])
         for path in found:
             files = visible_files(path) if path.is_dir() else []
-            yield from [file for _, file in files if file.suffix.lower() in endings] or [path]
+            yield from [file for _, file in files if is_picture(file)] or [path]
 
 
 class Answers(NamedTuple):
@@ -364,27 +331,24 @@ class Answers(NamedTuple):
 
 def predict(checkpoint: Path, names: Sequence[Path], threads: int = 1, quiet: bool = False) -> Answers:
     """The answers of each network of a checkpoint to each picture that can be read, 1,000 at a time."""
-    from tqdm import tqdm
-
     config, states = load_checkpoint(checkpoint)
     assert config.image_size
     models, found = make_models(config), list(dict.fromkeys(named_files(names)))
     paths: list[Path] = []
     unreadable, answers = [], {name: [np.empty((0, len(config.class_names)))] for name in states}
-    bar = tqdm(total=len(found), desc="pictures", leave=False, disable=not shows_progress(quiet))
-    with Workers(threads) as workers:
+    hidden = not shows_progress(quiet)
+    with Workers(threads) as workers, tqdm(total=len(found), desc="pictures", leave=False, disable=hidden) as bar:
         for start in range(0, len(found), 1000):
             squares = []
             for path in found[start : start + 1000]:
                 try:
-                    squares.append(square_of_set(path, config.image_size, config.channels, config.known_levels))
+                    squares.append(square_of_set(path, config.image_size, config.channels, config.grey_levels))
                     paths.append(path)
                 except UserError as error:
                     unreadable.append(str(error))
                 bar.update()
             for name, state in states.items() if squares else ():
                 answers[name].append(answers_of(models[name], state.params, np.stack(squares), workers))
-    bar.close()
     return Answers(paths, config.class_names, {name: np.concatenate(a) for name, a in answers.items()}, unreadable)
 
 
@@ -402,24 +366,21 @@ def format_answers(answers: Answers) -> str:
 def write_answers(path: Path, answers: Answers) -> None:
     """A row for each picture and network: file, model, class, and the answer for each class. Raises UserError."""
     rows = [
-        {"file": str(file), "model": name, "class": answers.classes[a[n].argmax()],
-         "answers": {k: round(float(x), 6) for k, x in zip(answers.classes, a[n], strict=True)}}
+        [str(file), name, answers.classes[a[n].argmax()], *a[n].astype(float).round(6).tolist()]
         for n, file in enumerate(answers.paths) for name, a in answers.by_model.items()
     ]  # fmt: skip
-    text = io.StringIO(newline="")
+    head, text = ("file", "model", "class"), io.StringIO(newline="")
     if path.suffix.lower() == ".json":
-        json.dump(rows, text, ensure_ascii=False, indent=1)
+        named = [dict(zip(head, row, strict=False)) | {"answers": dict(zip(answers.classes, row[3:], strict=True))}
+                 for row in rows]  # fmt: skip
+        json.dump(named, text, ensure_ascii=False, indent=1)
     else:
-        writer = csv.writer(text)
-        writer.writerow(["file", "model", "class", *answers.classes])
-        writer.writerows([row["file"], row["model"], row["class"], *row["answers"].values()] for row in rows)
+        csv.writer(text).writerows([[*head, *answers.classes], *rows])
     with atomic_write(path) as stream:
         stream.write(text.getvalue().encode(errors="backslashreplace"))  # odd bytes in a file's name
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Command line
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Command line -----------------------------------------------------------------------------------------------------
 
 
 @script

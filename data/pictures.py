@@ -6,11 +6,12 @@ import contextlib
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from support.console import one_line
 from support.files import UserError
@@ -20,50 +21,55 @@ Array = np.ndarray
 MAX_PIXELS = 50_000_000
 MNIST_SIDE = 28
 GREATEST = 1e36  # of a pixel: sums of such numbers are finite in float32
-Levels = Mapping[str, tuple[float, float]]  # black and white, by the kind of a file's numbers
+Levels = Mapping[str, Sequence[float]]  # black and white, by the kind of a file's numbers
 BYTES, WHOLE, FLOATS, NUMBERS = "8 bits", "whole numbers", "floating point", "arrays"  # the kinds
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A file as an image of Pillow
-# ----------------------------------------------------------------------------------------------------------------------
+# --- A file as an image of Pillow -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A picture file as an image of Pillow, before it is decoded, without warnings of what Pillow reads nevertheless.
+    Raises UserError, also for what fails inside."""
+    if not os.path.isfile(path):  # a pipe would be waited for
+        raise UserError(f"there is no picture {path}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(path) as image:
+                if image.width * image.height > MAX_PIXELS:
+                    raise ValueError(f"it has {image.width:,} x {image.height:,} pixels, more than {MAX_PIXELS:,}")
+                yield image
+    except Exception as error:  # Pillow's decoders raise many kinds on a damaged file: SyntaxError, struct.error, ...
+        raise UserError(f"{path} is not a picture that can be read: {one_line(error)}") from error
+
+
+def longer_side(path: Path) -> int:
+    """Of a picture file, in pixels; 0 where it cannot be read."""
+    with contextlib.suppress(UserError), opened(path) as image:
+        return max(image.size)
+    return 0
 
 
 def open_upright(path: Path, side: int | None = None) -> Any:
     """A picture file -> an image of Pillow, upright as its EXIF orientation says: RGBA, or F where a pixel has more
     than 8 bits. With ``side`` a JPEG may be decoded at a fraction of its size, not below twice ``side`` in either
     direction. Raises UserError where the file cannot be read."""
-    from PIL import Image, ImageOps
-
-    if not os.path.isfile(path):  # a pipe would be waited for
-        raise UserError(f"there is no picture {path}")
-    try:
-        with quiet(), Image.open(path) as opened:
-            if opened.width * opened.height > MAX_PIXELS:
-                raise ValueError(f"it has {opened.width:,} x {opened.height:,} pixels, more than {MAX_PIXELS:,}")
-            if side:
-                opened.draft(None, (2 * side, 2 * side))
-            upright = ImageOps.exif_transpose(opened)
-            if upright.mode[0] not in "IF":
-                return upright.convert("RGBA")
-            pixels = np.asarray(upright)
-            if upright.mode == "I" and 1 in getattr(opened, "tag_v2", {}).get(339, ()):  # Pillow takes it for signed
-                pixels = pixels.view(np.uint32)
-            if not np.abs(pixels).max() < GREATEST:
-                raise ValueError("it has pixels that are no finite numbers, or too great")
-            deep = Image.fromarray(pixels.astype(np.float32))
-            deep.info["kind"] = FLOATS if pixels.dtype.kind == "f" else WHOLE
-            return deep
-    except Exception as error:  # Pillow's decoders raise many kinds on a damaged file: SyntaxError, struct.error, ...
-        raise UserError(f"{path} is not a picture that can be read: {one_line(error)}") from error
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without Pillow's warnings of what it reads nevertheless."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    with opened(path) as image:
+        if side:
+            image.draft(None, (2 * side, 2 * side))
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode[0] not in "IF":
+            return upright.convert("RGBA")
+        pixels = np.asarray(upright)
+        if upright.mode == "I" and 1 in getattr(image, "tag_v2", {}).get(339, ()):  # Pillow takes it for signed
+            pixels = pixels.view(np.uint32)
+        if not np.abs(pixels).max() < GREATEST:
+            raise ValueError("it has pixels that are no finite numbers, or too great")
+        deep = Image.fromarray(pixels.astype(np.float32))
+        deep.info["kind"] = FLOATS if pixels.dtype.kind == "f" else WHOLE
+        return deep
 
 
 def over_background(rgba: Any, channels: int) -> Array:
@@ -81,9 +87,7 @@ def border_level(image: Array) -> float:
     return float(np.median(np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Squares, whose black and white are those of a set
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Squares, whose black and white are those of a set ----------------------------------------------------------------
 
 
 class Square(NamedTuple):
@@ -105,8 +109,6 @@ def read_square(path: Path, side: int, channels: int) -> Square:
 
 def array_square(numbers: Array, side: int, channels: int) -> Square:
     """The same of a picture (H, W, C'), C' = 1 or 3, of any numbers."""
-    from PIL import Image
-
     x = numbers.astype(np.float32)
     if channels < x.shape[-1]:
         x = (x @ np.array([0.299, 0.587, 0.114], np.float32))[..., None]
@@ -118,8 +120,6 @@ def array_square(numbers: Array, side: int, channels: int) -> Square:
 def squared(image: Any, side: int, channels: int) -> Array:
     """An image of Pillow, RGBA or F -> (S, S, C) float32, of 0 to 255 or of its own numbers: resized until its longer
     side is S, in the middle of a square of the median of its border."""
-    from PIL import Image
-
     width, height = (max(1, round(n * side / max(image.size))) for n in image.size)
     shrinks = max(image.size) > side
     small = image.resize((width, height), Image.Resampling.BOX if shrinks else Image.Resampling.BILINEAR)
@@ -132,33 +132,26 @@ def squared(image: Any, side: int, channels: int) -> Array:
     return square
 
 
-def eight_bits(numbers: Array, levels: tuple[float, float]) -> Array:
-    """Numbers of any shape -> uint8, 0 at the lower level and 255 at the upper one; what lies beyond them is cut."""
-    low, high = levels
-    return np.rint(np.clip((numbers - low) * (255 / max(high - low, 1e-30)), 0, 255)).astype(np.uint8)
-
-
-def require_scale(what: str, greatest: float, levels: tuple[float, float]) -> None:
-    """Raises UserError where numbers go far beyond those of a training: 0 to 255 after a training with 0 to 1."""
-    low, high = levels
-    if greatest - low > 4 * (high - low):
-        raise UserError(f"{what} values up to {greatest:g}, and those of the training up to {high:g}: scale both alike")
+def in_levels(what: object, square: Square, levels: Levels) -> Array:
+    """The pixels of ``what`` as uint8, 0 at the lower level of their kind and 255 at the upper one; what lies beyond
+    them is cut. Raises UserError where a training with these levels had none of its kind, or far smaller numbers."""
+    if square.kind not in levels:
+        raise UserError(f"{what} holds {square.kind}, and no picture of the training does: save all in one format")
+    (low, high), greatest = levels[square.kind], square.extremes[1]
+    if greatest - low > 4 * (high - low):  # 0 to 255 after a training with 0 to 1
+        raise UserError(f"{what} has values up to {greatest:g}, and those of the training up to {high:g}: scale both"
+                        " alike")  # fmt: skip
+    return np.rint(np.clip((square.pixels - low) * (255 / max(high - low, 1e-30)), 0, 255)).astype(np.uint8)
 
 
 def square_of_set(path: Path, side: int, channels: int, levels: Levels) -> Array:
     """A picture file -> (S, S, C) uint8, read as the pictures of a training with these levels, or of 0 to 255 after
-    arrays. Raises UserError, also where the training had none of its kind of numbers, or far smaller ones."""
-    square = read_square(path, side, channels)
+    arrays. Raises UserError."""
     known = {BYTES: (0.0, 255.0)} if levels.keys() <= {NUMBERS} else levels
-    if square.kind not in known:
-        raise UserError(f"{path} holds {square.kind}, and no picture of the training does: save it in another format")
-    require_scale(f"{path} has", square.extremes[1], known[square.kind])
-    return eight_bits(square.pixels, known[square.kind])
+    return in_levels(path, read_square(path, side, channels), known)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Single pictures
-# ----------------------------------------------------------------------------------------------------------------------
+# --- Single pictures --------------------------------------------------------------------------------------------------
 
 
 def read_grey(path: Path) -> Array:
@@ -179,8 +172,6 @@ def read_strokes(path: Path, side: int, box: int) -> Array:
     strokes are cut out, scaled to a box of ``box`` pixels and centred. Raises UserError where it cannot be read or has
     no strokes.
     """
-    from PIL import Image
-
     grey = read_grey(path)
     strokes = 1 - grey if border_level(grey) > 0.5 else grey
     strokes = np.maximum(0, strokes - border_level(strokes))

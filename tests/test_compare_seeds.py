@@ -24,6 +24,7 @@ import pytest
 import compare_seeds
 from compare_seeds import main
 from helpers import DATA, usage_error
+from support.results import parse_json
 from support.statistics import read_comparison
 
 FAKE = (DATA / "fake_experiment.py").read_text()
@@ -60,7 +61,7 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 30) -> None:
 
 
 def load(path: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(Path(path).read_text())
+    document: dict[str, Any] = parse_json(Path(path))
     return document
 
 

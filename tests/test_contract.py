@@ -297,17 +297,20 @@ def in_step(at: int, what: Callable[[TrainState], object]) -> Iterator[None]:
         yield
 
 
+STOPPED = {signal.SIGKILL: (-9, ""), signal.SIGTERM: (143, "terminated\n"), signal.SIGINT: (130, "interrupted\n")}
+
+
 @pytest.mark.parametrize(
-    ("number", "status", "says"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("at", "number"),  # within an epoch, in its last step, in the next model's second epoch
+    [(4, signal.SIGINT), (6, signal.SIGTERM), (11, signal.SIGINT)],
 )
-@pytest.mark.parametrize("at", [4, 6, 11])  # within an epoch, in its last step, in the next model's second epoch
 def test_a_signal_and_resume(
-    at: int, number: int, status: int, says: str, experiment: Experiment, whole: Run, tmp_path: Path, capsys: Capture
+    at: int, number: signal.Signals, experiment: Experiment, whole: Run, tmp_path: Path, capsys: Capture
 ) -> None:
-    path = tmp_path / "c.safetensors"
+    path, (status, says) = tmp_path / "c.safetensors", STOPPED[number]
     with in_step(at, lambda _: os.kill(os.getpid(), number)):
         assert experiment.script.main([*experiment.argv(), f"--checkpoint={path}"]) == status
-    assert capsys.readouterr() == ("", f"{says}\n")
+    assert capsys.readouterr() == ("", says)
     assert sum(state.step for state in experiment.script.load_checkpoint(path)[1].values()) == (at - 1) // 3 * 3
     assert_same_bits(finished(experiment, experiment.argv("--resume"), tmp_path), whole)
     stays = finished(experiment, experiment.argv("--resume"), tmp_path)
@@ -316,21 +319,26 @@ def test_a_signal_and_resume(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.safetensors", "out.json"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_process_that_is_stopped_in_the_middle(number: int, experiment: Experiment, tmp_path: Path) -> None:
+def test_a_process_that_is_stopped_again_and_again(experiment: Experiment, tmp_path: Path) -> None:
+    """Each time in an epoch after the first that it did."""
     argv, checkpoint = experiment.argv("--models cnn --n-epochs 40"), tmp_path / "c.safetensors"
     command = [sys.executable, f"{experiment.name}.py", *argv, f"--checkpoint={checkpoint}"]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, env=script_environment(), **pipes) as process:
-        deadline = time.monotonic() + 60
-        while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.001)
-        process.send_signal(number)
-        out, error = process.communicate(timeout=60)
-    statuses = {signal.SIGKILL: (-9, ""), signal.SIGTERM: (143, "terminated\n"), signal.SIGINT: (130, "interrupted\n")}
-    assert (process.returncode, error) == statuses[signal.Signals(number)]
-    assert out == ""
-    assert 0 < experiment.script.load_checkpoint(checkpoint)[1]["cnn"].step < 120
+    steps = [0]
+    for number, says in STOPPED.items():
+        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        with subprocess.Popen(command, cwd=ROOT, env=script_environment(), **pipes) as process:
+            deadline = time.monotonic() + 60
+            while process.poll() is None and time.monotonic() < deadline:
+                if checkpoint.exists() and checkpoint.stat().st_mtime_ns > before:
+                    break
+                time.sleep(0.001)
+            process.send_signal(number)
+            out, error = process.communicate(timeout=60)
+        assert (process.returncode, error, out) == (*says, "")
+        steps.append(experiment.script.load_checkpoint(checkpoint)[1]["cnn"].step)
+        command.append("--resume")
+    assert sorted({*steps, 120}) == [*steps, 120]
     unbroken = finished(experiment, argv, tmp_path / "whole")
     assert_same_bits(finished(experiment, [*argv, "--resume"], tmp_path), unbroken)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.safetensors", "out.json", "whole"]

@@ -18,6 +18,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnis
 from support.browser import NoBrowserError, headless_browser, show_as
 from support.checkpoints import save_checkpoint
 from support.optimizers import TrainState
-from support.results import checksum
+from support.results import checksum, parse_json
 from support.run import init_states
 
 Array = np.ndarray
@@ -156,6 +157,14 @@ def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], tmp_path: Path,
     lengths, _ = digits.capsnet_forward(explorer.rounded(states["capsnet"].params), test.images, config)
     right = (np.sort(digits.top_labels(lengths, 2)) == np.sort(test.labels)).all(axis=1)
     assert about["digits"]["least"] == pytest.approx(np.sort(lengths[right])[:, -2].min(), abs=0.001)
+    naming = about["digits"]["naming"]
+    with Workers(1) as workers:
+        one, two = (
+            (explorer.second_shares(config, explorer.rounded(states["capsnet"].params), images, workers)
+             >= naming["explains"]).mean()
+            for images in (test.sources[:, 0], test.images)
+        )  # fmt: skip
+    assert (naming["one"], naming["two"]) == pytest.approx((1 - one, two))
     held_out = next(r for r in about["viewpoint"]["accuracies"] if r["metric"] == "held_out_accuracy")
     _, view_states = views.load_checkpoint(checkpoints[1])
     assert held_out["before"] == view_states["capsules"].history["held_out_accuracy"][-1]
@@ -179,14 +188,62 @@ def test_the_tray_has_pictures_of_both_kinds_in_turn() -> None:
         assert [is_right[name][index] for name in explorer.DIGIT_MODELS] == [k % 2 == 0, k % 2 == 1]
 
 
-def test_the_study_of_shapes_by_hand(tmp_path: Path) -> None:
-    assert explorer.shapes_study("azimuth", tmp_path) is None
+def test_a_second_digit_explains_what_the_first_one_does_not() -> None:
+    """Of a decoder that draws a vertical bar from capsule 1 and a horizontal one from capsule 7."""
+    config = digits.Config(conv_channels=4, primary_types=2, decoder=(12, 16))
+    params = digits.capsnet_init(np.random.default_rng(0), config)
+    bars = np.zeros((2, 36, 36))
+    bars[0, 5:30, 16:20] = bars[1, 16:20, 5:30] = 1
+    images = np.stack([bars[0], bars.max(axis=0)]).astype(np.float32)
+    lengths = np.tile(np.where(np.arange(10) == 1, 0.9, np.where(np.arange(10) == 7, 0.6, 0.2)), (40, 1))
+    with pytest.MonkeyPatch.context() as patch, Workers(1) as workers:
+        patch.setattr(digits, "capsnet_forward", lambda p, x, c: (lengths[: len(x)], SimpleNamespace(v=None)))
+        patch.setattr(digits, "reconstruct", lambda p, v, labels: 0.9 * bars[(labels == 7).astype(int)])
+        share = explorer.second_shares(config, params, np.repeat(images, 20, axis=0), workers)
+    cross, bar = 16, 100  # pixels of both bars, and of each
+    alone, rest = 0.01 * bar, bar - cross  # squared error of a bar's picture, and pixels of the other bar beyond it
+    np.testing.assert_allclose(share[:20], 1 - (alone + 0.81 * rest) / alone)
+    np.testing.assert_allclose(share[20:], 1 - (alone + 0.01 * rest) / (alone + rest))
+
+
+def test_the_threshold_errs_as_often_on_one_digit_as_on_two() -> None:
+    one, two = np.array([-0.3, 0.0, 0.1, 0.4, 0.2]), np.array([0.9, 0.3, 0.6, 0.15, 0.7])
+    assert explorer.even_threshold(one, two) == 0.3
+    assert [(one >= 0.3).sum(), (two < 0.3).sum()] == [1, 1]
+
+
+def test_a_page_is_written_anew_with_its_networks(tmp_path: Path, capsys: Any) -> None:
+    page = tmp_path / "page.html"
+    page.write_text('<script id="about">{}</script><script id="weights">xyz</script>')
+    argv = ["--keep", "--out", str(page)]
+    assert explorer.main(argv) == 0
+    text = page.read_text()
+    assert embedded(text, "weights") == "xyz"
+    assert (explorer.TEMPLATE / "explorer.js").read_text() in text
+    page.write_text("no page")
+    assert failure(explorer, argv, capsys).endswith("is no page of this script, and has no networks to keep\n")
+    page.unlink()
+    assert failure(explorer, argv, capsys) == f"error: there is no page {page} whose networks to keep\n"
+
+
+def test_a_study_by_hand(tmp_path: Path) -> None:
+    path, run = tmp_path / "shapes.json", {"config": {"seed": 7, "lr": 0.1, "later": 1}}
+
+    def study() -> dict[str, Any] | None:
+        return explorer.study(path, run, ("capsules", "cnn_matched"), "held_out_accuracy")
+
+    assert study() is None
     accuracies = {"capsules": (0.5, 0.52), "cnn_matched": (0.4, 0.44)}
     runs = [{"seed": 200 + k, "models": {name: {"held_out_accuracy": both[k]} for name, both in accuracies.items()}}
             for k in (0, 1)]  # fmt: skip
-    (tmp_path / "shapes_azimuths.json").write_text(json.dumps({"settings": {"default": {"runs": runs}}}))
-    study = explorer.shapes_study("azimuth", tmp_path)
-    assert study == pytest.approx({"n": 2, "capsules": 0.51, "cnn": 0.42, "half": 1.96 * 0.01})
+    path.write_text(json.dumps({"config": {"lr": 0.1}, "settings": {"default": {"runs": runs}}}))
+    found = study()
+    assert found
+    assert (found["n"], found["capsules"], found["cnn"]) == pytest.approx((2, 0.51, 0.42))
+    half = 12.706 * 0.01  # Student's t for two values
+    assert (found["low"], found["mean"], found["high"]) == pytest.approx((0.09 - half, 0.09, 0.09 + half), abs=1e-5)
+    run["config"]["lr"] = 0.2
+    assert study() is None
 
 
 def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
@@ -270,7 +327,7 @@ def committed_models(experiment: str, config: dict[str, Any], seed: int) -> Iter
     """The models of the runs in ``results/`` with this configuration and seed."""
     asked = {key: value for key, value in config.items() if key not in ("seed", "data_dir")}
     for path in sorted((ROOT / "results" / experiment).glob("*.json")):
-        result = json.loads(path.read_text())
+        result = parse_json(path)
         assert result.get("checksum") == checksum(result)
         for setting in result.get("settings", {}).values():
             stored = result.get("config", {}) | setting.get("config", {})

@@ -30,7 +30,7 @@ from fast.workers import SERIAL, Workers
 from helpers import DATA, EXPERIMENTS, attacked_by_hand, config_of, smallest
 from support.files import UserError
 from support.optimizers import TrainState, count_params
-from support.results import checksum, save_result
+from support.results import checksum, parse_json, save_result
 from support.run import generator, init_states, require_finite
 
 Array = np.ndarray
@@ -523,6 +523,25 @@ def test_no_number_that_is_not_finite_is_a_result(value: float, tmp_path: Path) 
     state.params["conv1.w"][0] = value
     with pytest.raises(UserError, match="a parameter became"):
         require_finite(state, 1.0, 3)
+
+
+def test_runs_of_the_same_metrics_are_stored_as_columns(tmp_path: Path) -> None:
+    """Read again they are the runs; others stay as they are."""
+    path, runs = tmp_path / "a.json", [{"seed": s, "models": {"cnn": {"accuracy": s / 8}}} for s in range(50)]
+    histories: list[Any] = [[0.25, 0.5], {}]
+    for history in histories:
+        save_result(path, document := {"runs": [run | {"history": history} for run in runs]})
+        assert parse_json(path) == document | {"checksum": checksum(document)}
+        assert '"accuracy": [0.0, 0.125, 0.25' in path.read_text()
+    for other in (runs[:1], [*runs, {"seed": 50}], [*runs[:2], {"seed": 9, "models": {"cnn": {"loss": 1}}}]):
+        save_result(path, {"runs": other})
+        assert parse_json(path)["runs"] == other
+        assert '"columns"' not in path.read_text()
+    wrong: list[Any] = [{"seed": [1, 2], "loss": [1]}, {"loss": [1]}, {"seed": [1], "models": 3}, []]
+    for columns in wrong:
+        path.write_text(json.dumps({"columns": columns}))
+        with pytest.raises(UserError, match="columns of unequal lengths"):
+            parse_json(path)
 
 
 # --- Baselines of as many parameters ----------------------------------------------------------------------------------

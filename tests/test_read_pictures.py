@@ -56,6 +56,11 @@ def fault_of(path: Path) -> str:
     return text
 
 
+def is_drawn(sets: PictureSets) -> bool:
+    """Whether the test set was drawn, and not read."""
+    return not sets.test.names
+
+
 def everything(sets: PictureSets) -> Array:
     """All pictures, sorted, whichever set they are in."""
     images = np.concatenate([sets.train.images, sets.test.images])
@@ -205,7 +210,7 @@ def test_deep_and_other_pictures_may_be_mixed(tmp_path: Path) -> None:
     write_deep(tmp_path / "deep", ".png", lambda x: (16 * x).astype(np.uint16))
     shutil.copytree(tmp_path / "deep" / "class 0", root / "class 0" / "scanner")
     sets = sets_of(root)
-    assert sets.levels == {"8 bits": (0, 255), "whole numbers": (0, 4080)}
+    assert sets.levels == {"8 bits": [0, 255], "whole numbers": [0, 4080]}
     assert everything(sets).max(axis=(1, 2, 3)).min() == 255
 
 
@@ -230,7 +235,7 @@ def test_a_class_or_a_test_set_that_shows_little_is_a_warning(tmp_path: Path, ca
     sets_of(tmp_path / "both")
     said = f"warning: 8 of 8 pictures of {tmp_path / 'both'} for the test span under a quarter of the grey levels"
     assert said in (error := capsys.readouterr().err)
-    assert "scale both sets alike" in error
+    assert "scale all alike" in error
     deep = tmp_path / "both" / "train"
     shutil.rmtree(deep / "class 0")
     shutil.copytree(tmp_path / "both" / "test" / "class 0", deep / "class 0")
@@ -259,7 +264,7 @@ def test_pixels_that_are_no_numbers_and_kinds_that_no_training_had(
         (tmp_path / "both" / part / "class 0" / "hole.tif").unlink()
     sets_of(tmp_path / "both")
     assert "1 of 17" in (said := capsys.readouterr().err)
-    assert "(it has whole numbers, and no training picture does: save all in one format)" in said
+    assert "0.png holds whole numbers, and no picture of the training does: save all in one format)" in said
     with pytest.raises(UserError, match="holds whole numbers, and no picture of the training does"):
         pictures.square_of_set(deep / "class 0" / "0.png", 20, 1, sets.levels)
     Image.new("L", (20, 20), 51).save(tmp_path / "bytes.png")
@@ -280,7 +285,7 @@ def test_sub_folders_are_classes_and_a_fifth_of_each_is_the_test_set(folder: Pat
     assert sets.train.images.dtype == np.uint8
     assert np.bincount(sets.train.labels).tolist() == [6, 6, 6]
     assert np.bincount(sets.test.labels).tolist() == [2, 2, 2]
-    assert sets.is_drawn
+    assert is_drawn(sets)
     for part in (sets.train, sets.test):
         bright = part.images[..., 0][:, :, [3, 10, 17]].mean(axis=1)
         np.testing.assert_array_equal(bright.argmax(axis=1), part.labels)
@@ -294,7 +299,7 @@ def test_sizes_endings_and_colours_may_be_mixed(tmp_path: Path) -> None:
     endings = (".png", ".JPG", ".jfif", ".jpe", ".WebP", ".bmp", ".gif", ".TIF", ".PPM")
     root = write_folder(tmp_path / "mixed", n=18, sides=(17, 24, 90), endings=endings)
     Image.new("RGBA", (30, 40), (0, 0, 0, 0)).save(root / CLASSES[1] / "clear.png")
-    assert labelled_pictures.file_size(root / CLASSES[1] / "clear.png") == 40
+    assert pictures.longer_side(root / CLASSES[1] / "clear.png") == 40
     sets = sets_of(root)
     assert sets.train.images.shape[1:] == (24, 24, 1)  # the median of the sides
     assert len(sets.train.labels) + len(sets.test.labels) == 55
@@ -402,7 +407,7 @@ def test_folders_of_training_and_test(
     sets = sets_of(tmp_path / "set")
     assert sets.classes == tuple(sorted(CLASSES))
     assert (len(sets.train.labels), len(sets.test.labels)) == counts
-    assert not sets.is_drawn
+    assert not is_drawn(sets)
     error = capsys.readouterr().err
     assert (said in error) if said else (error == "")
     (tmp_path / "around").mkdir()
@@ -455,7 +460,7 @@ def test_what_the_training_lacks_is_no_class(parts: list[str], tmp_path: Path, c
     for part in parts[1:]:
         shutil.rmtree(tmp_path / "set" / part)
         write_names(tmp_path / "set" / part / "images", ["val_"])
-    assert sets_of(tmp_path / "set").is_drawn
+    assert is_drawn(sets_of(tmp_path / "set"))
     lines = capsys.readouterr().err.splitlines()
     places = ", ".join(f"{part}/images" for part in sorted(parts[1:]))
     assert lines == [
@@ -473,11 +478,11 @@ def test_the_layout_of_competitions_has_its_classes_in_the_names(text: str, tmp_
     write_names(tmp_path / "set" / "test1", [""], n=9, text="{name}{k}.png")
     sets = sets_of(tmp_path / "set")
     assert sets.classes == ("circle", "square")
-    assert sets.is_drawn
+    assert is_drawn(sets)
     assert "9 pictures of no class" in capsys.readouterr().err
     write_names(tmp_path / "set" / "test2", ["circle", "square"], n=3)
     sets = sets_of(tmp_path / "set")
-    assert (len(sets.train.labels), len(sets.test.labels), sets.is_drawn) == (12, 6, False)
+    assert (len(sets.train.labels), len(sets.test.labels), is_drawn(sets)) == (12, 6, False)
 
 
 @pytest.mark.parametrize("test", ["test/test", "test1"])
@@ -485,7 +490,7 @@ def test_a_folder_around_files_that_are_named_by_their_classes(test: str, tmp_pa
     write_names(tmp_path / "set" / "train" / "train", ["circle", "square"])
     write_names(tmp_path / "set" / test, [""], text="{k}.png")
     sets = sets_of(tmp_path / "set")
-    assert (sets.classes, sets.is_drawn) == (("circle", "square"), True)
+    assert (sets.classes, is_drawn(sets)) == (("circle", "square"), True)
     assert f"6 pictures of no class ({test})" in capsys.readouterr().err
 
 
@@ -615,9 +620,9 @@ def test_npz_labels_and_their_names(tmp_path: Path, capsys: Capture) -> None:
         ({"y_train": np.full(9, np.nan)}, "no whole numbers"),
         ({"y_train": np.zeros(9, int)}, "one class alone"),
         ({"y_train": np.array([0.0, 1.0, np.inf] * 3)}, "no whole numbers"),
-        ({"classes": np.array(["a", "b"])}, "2 different classes, but 3"),
-        ({"classes": np.array(["a", "b", "a"])}, "2 different classes, but 3"),
-        ({"x_test": np.zeros((1, 20, 20), np.uint8), "y_test": np.array([7])}, "not in y_train: [7]"),
+        ({"classes": np.array(["a", "b"])}, "2 different names of classes, but 3"),
+        ({"classes": np.array(["a", "b", "a"])}, "2 different names of classes, but 3"),
+        ({"x_test": np.zeros((1, 20, 20), np.uint8), "y_test": np.array([7])}, "no training pictures of the class 7"),
     ],
 )  # fmt: skip
 def test_a_wrong_npz_is_one_line(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -650,7 +655,7 @@ def test_files_of_mnists_format_with_names(tmp_path: Path, capsys: Capture) -> N
     sets = sets_of(root)
     assert sets.classes == ("1", "2", "26")
     assert sets.train.images.shape == (18, 28, 28, 1)
-    assert not sets.is_drawn
+    assert not is_drawn(sets)
     (root / "classes.txt").write_text("A\nB\n\nŽ\n", encoding="utf-8")
     sets = sets_of(root, 20)
     assert sets.classes == ("A", "B", "Ž")
@@ -664,7 +669,7 @@ def test_files_of_mnists_format_with_names(tmp_path: Path, capsys: Capture) -> N
     sets_of(root)
     assert capsys.readouterr().err == f"{root}: left out beside the IDX files: 1 (mapping.txt)\n"
     (root / "classes.txt").write_text("A\nB\n")
-    assert "2 different names, but the files have 3 labels" in fault_of(root)
+    assert "2 different names of classes, but 3 different labels" in fault_of(root)
     (root / "classes.txt").write_bytes(b"\xff\xfe\n\xff")
     assert "cannot read" in fault_of(root)
 
@@ -712,7 +717,7 @@ def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:
     for content, words in (
         (whole[:-1], "cannot reshape array of size 9407 into shape (12,28,28)"),
         (whole + b"x", "cannot reshape array of size 9409 into shape (12,28,28)"),
-        (idx(np.zeros((0, 28, 28), np.uint8)), "has the shape (0, 28, 28)"),
+        (idx(np.zeros((0, 28, 28), np.uint8)), "has train-images of the shape (0, 28, 28, 1)"),
         (b"", "cannot be read"),
         (gzip.compress(whole)[:-9], "cannot be read"),
         (b"\x00\x00\x0d\x03" + whole[4:], "no IDX file of 8-bit numbers"),
@@ -723,14 +728,14 @@ def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:
         assert words in fault_of(root)
     images.write_bytes(whole)
     labels.write_bytes(idx(np.zeros(5, np.uint8)))
-    assert "has the shape (12, 28, 28), and its labels (5,)" in fault_of(root)
+    assert "has train-labels of the shape (5,) of uint8: it must have one label for each picture" in fault_of(root)
     labels.write_bytes(idx(np.zeros(12, np.uint8)))
-    assert "the class 1, but no training pictures of it: make FOLDER/CLASS/1.jpg" in fault_of(root)
+    assert "no training pictures of the class 1 that can be read: make FOLDER/CLASS/1.jpg" in fault_of(root)
     labels.unlink()
-    assert "has no train-labels-idx1-ubyte beside the others" in fault_of(root)
+    assert "has no train-labels: it needs train-images, train-labels and, for a test set," in fault_of(root)
     labels.write_bytes(idx(np.arange(12, dtype=np.uint8) % 2))
     (root / "t10k-images-idx3-ubyte").unlink()
-    assert "has no t10k-images-idx3-ubyte beside the others" in fault_of(root)
+    assert "has no t10k-images: it needs" in fault_of(root)
 
 
 def test_the_grey_of_an_array_has_the_weights_of_red_green_and_blue() -> None:

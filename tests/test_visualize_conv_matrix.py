@@ -19,6 +19,7 @@ from fast.workers import SERIAL
 from figure_checks import assert_same, cells, check_held, drawn, held, legend_of
 from helpers import EXPERIMENTS, config_of
 from support.files import UserError
+from support.results import parse_json
 from support.run import init_states
 from support.statistics import t_quantile
 
@@ -120,7 +121,7 @@ def test_novel_viewpoints_are_means_and_intervals() -> None:
     for angle in ("azimuth", "elevation"):
         viewed(f"{angle}s_capsules", "capsules", angle, [0.5, 0.7], [0.2, 0.4])
         viewed(f"{angle}s_paper_cnn", "cnn", angle, [0.6, 0.8], [0.1, 0.3], cnn="paper")
-    runs = figures.read_views(sorted(figures.RESULTS.glob("toys_[ae]*s_*.json")))
+    runs = figures.read_views(sorted(figures.RESULTS.glob("toys_*.json")))
     fig = drawn(lambda: figures.draw_novel_viewpoints(runs))
     assert legend_of(fig) == ["Matrix capsules", "CNN of the paper"]
     half = 0.05 * t_quantile(2)
@@ -164,7 +165,7 @@ def test_table_2_is_read_where_familiar_accuracies_are_equal() -> None:
         viewed(f"{angle}s_capsules", "capsules", angle, [0.6, 0.8], [0.2 + more, 0.4 + more])
         viewed(f"{angle}s_cnn", "cnn", angle, [0.5, 0.7], [0.1, 0.2])
         paths = [figures.RESULTS / f"toys_{angle}s{end}.json" for end in ("_capsules", "_cnn", "")]
-        one, other = (json.loads(path.read_text()) for path in paths[:2])
+        one, other = map(parse_json, paths[:2])
         for run, added in zip(one["settings"][""]["runs"], other["settings"][""]["runs"], strict=True):
             run["history"] |= added["history"]
         paths[2].write_text(json.dumps(one))
@@ -186,8 +187,6 @@ def test_table_2_is_read_where_familiar_accuracies_are_equal() -> None:
     bars: Any = next(container for container in here.containers if hasattr(container, "errorbar"))
     (_, bottom), (_, top) = bars.errorbar.lines[2][0].get_segments()[0]
     assert (bottom, top) == pytest.approx((75 - half, 75 + half))
-    with pytest.raises(UserError, match="there are no results"):
-        figures.read_views([])
     (figures.RESULTS / "toys_azimuths.json").write_text('{"settings": {"": {"config": {}, "runs": []}}}')
     with pytest.raises(UserError, match=r"toys_azimuths\.json is no result of compare_seeds"):
         figures.read_table_2(figures.RESULTS)

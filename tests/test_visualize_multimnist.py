@@ -147,25 +147,30 @@ def test_a_row_changes_one_number_of_one_capsule(run: figures.Run, seen: figures
     np.testing.assert_allclose(pictures[7, 8], expected, atol=1e-6)
 
 
-def write_lengths(name: str, model: str, accuracies: dict[tuple[int, int], list[float]], **config: Any) -> None:
-    """A comparison of lengths, as compare_seeds.py writes it; the keys are (n_epochs, n_train)."""
+LENGTHS = Path("lengths.json")
+
+
+def add_lengths(name: str, model: str, accuracies: dict[tuple[int, int], list[float]], **config: Any) -> None:
+    """A part that compares lengths, as compare_seeds.py writes it; the keys are (n_epochs, n_train)."""
     settings = {}
     for (n_epochs, n_train), values in accuracies.items():
         one = dataclasses.asdict(experiment.Config(n_epochs=n_epochs, n_train=n_train, **config))
         runs = [{"seed": k, "models": {model: {"set_accuracy": a}}} for k, a in enumerate(values)]
         settings[f"n-epochs={n_epochs}"] = {"config": one, "runs": runs}
-    Path(f"scaling_{name}.json").write_text(json.dumps({"dataset": "mnist", "settings": settings}, default=str))
+    parts = json.loads(LENGTHS.read_text())["parts"] | {name: {"dataset": "mnist", "settings": settings}}
+    LENGTHS.write_text(json.dumps({"parts": parts}, default=str))
 
 
 def test_the_length_of_a_training_is_what_its_setting_says() -> None:
-    with pytest.raises(UserError, match=r"there is no \./scaling_\*\.json"):
-        figures.read_scaling(Path())
+    LENGTHS.write_text('{"parts": {}}')
+    with pytest.raises(UserError, match=r"lengths\.json has no parts"):
+        figures.read_scaling(LENGTHS)
     sizes: dict[str, Any] = {"batch_size": 32, "conv_channels": 32, "min_iou": 0.8}
-    write_lengths("a", "cnn", {(8, 6000): [0.67, 0.68, 0.69]}, **sizes)
-    write_lengths("b", "capsnet", {(18, 27_000): [0.86, 0.87, 0.88], (8, 6000): [0.66, 0.68, 0.70]}, **sizes)
-    write_lengths("c", "capsnet", {(50, 100_000): [0.92]}, **sizes | {"batch_size": 64})
-    write_lengths("d", "capsnet", {(8, 6000): [0.9]}, **sizes | {"conv_channels": 256, "min_iou": 0.0})
-    found = figures.read_scaling(Path())
+    add_lengths("a", "cnn", {(8, 6000): [0.67, 0.68, 0.69]}, **sizes)
+    add_lengths("b", "capsnet", {(18, 27_000): [0.86, 0.87, 0.88], (8, 6000): [0.66, 0.68, 0.70]}, **sizes)
+    add_lengths("c", "capsnet", {(50, 100_000): [0.92]}, **sizes | {"batch_size": 64})
+    add_lengths("d", "capsnet", {(8, 6000): [0.9]}, **sizes | {"conv_channels": 256, "min_iou": 0.0})
+    found = figures.read_scaling(LENGTHS)
     # Full batches alone: 5,984 in each of 8 epochs, 26,976 in each of 18, and 99,968 in each of 50.
     assert {series: list(lengths) for series, lengths in found.items()} == {
         figures.Series("capsnet", False, 0.8): [47_872, 485_568, 4_998_400],
@@ -186,9 +191,9 @@ def test_the_length_of_a_training_is_what_its_setting_says() -> None:
     assert ends.tolist() == pytest.approx([0.68 - half, 0.68 + half])
     assert lines["line 1"][1].tolist() == [0.92]  # hollow, for one seed
     assert held(ax)["levels"] == [pytest.approx(0.948)]
-    write_lengths("e", "cnn", {(8, 6000): [0.5]}, **sizes | {"lr": 0.1})
-    with pytest.raises(UserError, match=r"scaling_e\.json: cnn has another setting of 47,872 composites"):
-        figures.read_scaling(Path())
+    add_lengths("e", "cnn", {(8, 6000): [0.5]}, **sizes | {"lr": 0.1})
+    with pytest.raises(UserError, match=r"lengths\.json#e: cnn has another setting of 47,872 composites"):
+        figures.read_scaling(LENGTHS)
 
 
 def test_the_median_of_the_reported_seeds_is_named(run: figures.Run) -> None:

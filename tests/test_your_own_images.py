@@ -137,7 +137,7 @@ def test_colours_reach_every_network(tmp_path: Path) -> None:
 def test_the_gradient_of_the_capsnet_on_colours() -> None:
     own = m.Config(image_size=21, colour="rgb", class_names=("a", "b", "c"), plain=True)
     sizes = {"conv_channels": 3, "primary_types": 2, "decoder": (5, 7), "dtype": "float64"}
-    config = m.sized(digits.Config, own, **sizes)
+    config = m.sized(digits.Network, own, **sizes)
     rng = np.random.default_rng(0)
     params = digits.capsnet_init(rng, config)
     images, labels = rng.random((4, 21, 21, 3)), np.array([[0], [1], [2], [1]])
@@ -257,7 +257,7 @@ def test_grey_levels_of_the_training_hold_for_predictions(tmp_path: Path, capsys
     train(folder, "--models=cnn", f"--checkpoint={checkpoint}")
     assert "grey levels -0.5 to 0.5" in capsys.readouterr().out
     config, states = m.load_checkpoint(checkpoint)
-    assert config.known_levels == {"floating point": (-0.5, 0.5)}
+    assert config.grey_levels == {"floating point": [-0.5, 0.5]}
     data = m.make_data(dataclasses.replace(config, data_dir=folder))
     everything = np.concatenate([data.train.images, data.test.images])
     expected = m.answers_of(m.make_models(config)["cnn"], states["cnn"].params, everything, SERIAL)
@@ -367,7 +367,7 @@ def test_the_margin_rises_over_ten_epochs_or_all_and_each_epoch_has_an_order(
         loss_and_grads=loss_and_grads, answers=lambda _, images: np.zeros((len(images), 3)), part_size=16
     )
     config = m.Config(n_epochs=12, batch_size=16, lr_schedule=schedule)  # of three steps
-    m.train(model, config, data, TrainState("cnn", {"w": np.ones(1, np.float32)}), SERIAL)
+    m.train(model, config, data, TrainState("cnn", {"w": np.ones(1, np.float32)}), SERIAL, lambda *_: None)
     np.testing.assert_allclose([progress for progress, _ in seen], np.minimum(1, np.arange(36) / (n_rising - 1)))
     assert len({images for _, images in seen}) == 36
 
@@ -384,7 +384,7 @@ def test_the_answer_for_the_named_class_is_printed() -> None:
 
 
 def test_a_picture_is_drawn_again_from_the_longest_capsule() -> None:
-    net, images = m.sized(digits.Config, SMALL), np.random.default_rng(0).random((5, 20, 20, 1), np.float32)
+    net, images = m.sized(digits.Network, SMALL), np.random.default_rng(0).random((5, 20, 20, 1), np.float32)
     params = init_state(m.make_models(SMALL)["capsnet"], SMALL).params
     lengths, cache = digits.capsnet_forward(params, images, net)
     expected = digits.reconstruct(params, cache.v, lengths.argmax(axis=1)[:, None])[:, 0, ..., None]
