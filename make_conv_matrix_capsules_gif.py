@@ -32,7 +32,7 @@ from fast.workers import Workers
 from multimnist_capsnet import resolve_auto
 from support.optimizers import TrainState
 from support.script import script
-from support.settings import SettingError, int_in, output_path, parse, redeclared, setting
+from support.settings import int_in, output_path, parse, redeclared, setting
 from support.training import RunOptions
 
 from support.figures import (  # isort: skip
@@ -216,9 +216,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--dataset voxels", "Views of voxel objects instead of digits: about 15 seconds."),
         ],
     )  # fmt: skip
-    T = config.em_iters
-    if (n_frames := options.snapshots * T) > MAX_FRAMES:
-        raise SettingError("snapshots", f"{n_frames} frames are more than {MAX_FRAMES}")
     data = experiment.make_data(config)
     config = resolve_auto(config, data.name)
     require_tests(data, figures.MIN_TEST)
@@ -230,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         states = experiment.train_all(config, data, run_options, names=("capsules",), callback=recorder)
     result = experiment.make_result(config, states, data, options.threads)
     print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-    last = len(recorder.snapshots) - 1
+    T, last = config.em_iters, len(recorder.snapshots) - 1
     frames = [(k, t) for k in range(last + 1) for t in range(T)]
     write_animation(options, lambda: make_scene(config, data, recorder), frames, range(last * T, (last + 1) * T))
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
-import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,12 +27,12 @@ from fast.workers import Workers
 from multimnist_capsnet import Array, Batch, Config, Data
 from support.optimizers import TrainState
 from support.script import script
-from support.settings import SettingError, int_in, output_path, parse, redeclared, setting
+from support.settings import int_in, output_path, parse, redeclared, setting
 from support.training import RunOptions
 from visualize_multimnist_capsnet import DIGIT_COLOURS, both_names, in_colour
 
 from support.figures import (  # isort: skip
-    CAPSNET, MAX_FRAMES, AnimationOptions, Run, accuracy_axis, darkened, make_figure, marked_answer, model_line,
+    CAPSNET, AnimationOptions, Run, accuracy_axis, darkened, make_figure, marked_answer, model_line,
     of_median_seed, reported_runs, require_tests, seed_text, show_pictures, step_axis, write_animation,
 )  # fmt: skip
 
@@ -134,9 +133,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--n-epochs 20 --snapshot-every 150", "A longer training, and a frame every 150 steps: about 8 minutes."),
         ],
     )  # fmt: skip
-    n_frames = 1 + math.ceil(config.n_steps / options.snapshot_every)
-    if n_frames > MAX_FRAMES:
-        raise SettingError("snapshot_every", f"{n_frames:,} frames are more than {MAX_FRAMES}")
     reported = reported_runs(figures.RESULTS, config)
     config = of_median_seed(config, reported, given, *figures.MEDIAN_OF)
     data = experiment.make_data(config)

@@ -28,7 +28,7 @@ from fast.workers import blas_threads
 from smallnorb_novel_viewpoint import Array, Config, Data, Split
 from support.optimizers import TrainState
 from support.script import script
-from support.settings import SettingError, int_in, output_path, parse, setting
+from support.settings import int_in, output_path, parse, setting
 from support.training import RunOptions
 from visualize_smallnorb_novel_viewpoint import MODELS, RANGES
 
@@ -192,10 +192,6 @@ class Options(AnimationOptions):
     out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), output_path, "File of the animation.", usual=True)
     snapshots: int = setting(3, int_in(1, MAX_FRAMES), "Show a turn after each of N epochs, at most --n-epochs.")
     sweep_frames: int = setting(36, int_in(1, MAX_FRAMES), "Show N viewpoints in a turn.", usual=True)
-
-    def check(self, given: Mapping[str, Any]) -> None:
-        if self.snapshots * self.sweep_frames > MAX_FRAMES:
-            raise SettingError("sweep_frames", f"{self.snapshots} turns of them are more than {MAX_FRAMES} frames")
 
 
 @script

@@ -25,6 +25,7 @@ from __future__ import annotations
 import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
+import itertools
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence

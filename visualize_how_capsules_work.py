@@ -33,6 +33,7 @@ from matplotlib.patches import Arc, Ellipse
 
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
+from multimnist_capsnet import Config
 from support.files import UserError
 from support.script import script
 from support.settings import parse, redeclared
@@ -66,7 +67,7 @@ class Composite(NamedTuple):
     v: Array  # (T, J) lengths of the digit capsules
 
 
-def require_few_iterations(config: digits.Config, _: object) -> None:
+def require_few_iterations(config: Config, _: object) -> None:
     """Raises UserError where the pictures have no room for the iterations of routing."""
     if config.routing_iters > MOST_ITERS:
         raise UserError(
@@ -74,7 +75,7 @@ def require_few_iterations(config: digits.Config, _: object) -> None:
         )
 
 
-def composite_example(config: digits.Config, data: digits.Data, params: digits.Params) -> Composite:
+def composite_example(config: Config, data: digits.Data, params: digits.Params) -> Composite:
     """The first test image whose digits are the two longest capsules, both longer than 0.6."""
     for k, labels in enumerate(data.test.labels[:500]):
         lengths, cache = digits.capsnet_forward(params, data.test.images[k : k + 1], config, digits.PLAIN)
@@ -437,7 +438,7 @@ class Options(FigureOptions):
 @script
 def main(argv: Sequence[str] | None = None) -> None:
     asked, options, given = parse(
-        digits.Config, Options, argv, "Draw the pictures of docs/how_capsules_work.md.",
+        Config, Options, argv, "Draw the pictures of docs/how_capsules_work.md.",
         [
             ("--checkpoint capsnet.safetensors", "All pictures, from a checkpoint: about 7 seconds."),
             ("", "All pictures, after training the networks: about 2 minutes."),

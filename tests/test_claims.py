@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
 from scipy import stats
 
 import claims
 import report
 import visualize_claims
-from claims import Claim, Condition, count_words, listed, make_claims, paired_values, runs_by_seed, verdict_of
+from claims import Claim, Condition, count_words, listed, make_claims, paired_values, verdict_of
 from figure_checks import check_held, check_pictures, drawn, held
 from helpers import ROOT, failure
 from support.figures import BLUE, GREEN, VERMILLION
 from support.results import save_result
-from support.statistics import describe_sample, read_comparison, t_quantile
+from support.statistics import t_quantile
 from test_report import git
 
 Json = dict[str, Any]
@@ -266,40 +264,5 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     Path("results/claims.json").write_text(Path("results/claims.json").read_text().replace("0.4", "0.5", 1))
     assert "has been changed since it was written" in failure(visualize_claims, [], capsys)
     save_result(Path("results/claims.json"), document)
-    assert visualize_claims.main(["--figures=verdicts"]) == 0
+    assert visualize_claims.main([]) == 0
     check_pictures(Path("viz/claims"), ["verdicts"])
-
-
-def test_the_picture_of_the_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    samples = visualize_claims.read_samples(ROOT / "results")
-    means = np.array([[cell["mean"] for cell in cells] for cells in samples])
-    columns = {"overlapping:\nboth right": "set_accuracy", "distorted": "affnist_accuracy",
-               "turned by 35°": "rotated_35_accuracy", "upright": "upright_accuracy"}  # fmt: skip
-    for row, own in zip(visualize_claims.ROWS, means, strict=True):
-        for metric, mean in zip(columns.values(), own, strict=True):
-            runs = row.digits if metric == "set_accuracy" else row.affine
-            found = runs_by_seed(read_comparison(ROOT / "results" / runs.file), runs).values()
-            assert mean == pytest.approx(np.mean([run["models"][runs.model][metric] for run in found]))
-    two = [[describe_sample([value - 0.01, value + 0.01]) for value in row] for row in means]
-    half = f"{0.01 * t_quantile(2):.3f}"
-    fig = drawn(lambda: visualize_claims.draw_parts(two))
-    check_held(fig.axes[0], image=means - means[0], texts=[f"{value:.3f} ± {half}" for value in means.ravel()])
-    assert held(fig.axes[0])["ticks"][0] == list(columns)
-    np.testing.assert_allclose(fig.axes[0].images[0].to_rgba(np.ones(1))[0, :3], to_rgb(BLUE))
-    assert "means over 2 seeds," in fig.texts[1].get_text()
-    # Each row has what its name says, and all that the rows above it have.
-    settings = {row.name: row.affine.setting or "" for row in visualize_claims.ROWS}
-    added = {"+ routing": "assignments=routed", "+ squash": "activation=squash", "+ margin loss": "capsnet-loss=margin"}
-    for (name, part), before in zip(added.items(), ("+ transformation", "+ routing", "+ squash"), strict=True):
-        assert part in settings[name]
-        assert part not in settings[before]
-    monkeypatch.chdir(tmp_path)
-    assert "cannot read results/multimnist_capsnet/" in failure(visualize_claims, ["--figures=parts"], capsys)
-    shutil.copytree(ROOT / "results", "copy")
-    save_result(Path("copy/multimnist_capsnet/parts.json"), {"parts": {}})
-    assert failure(visualize_claims, ["--figures=parts", "--results=copy"], capsys) == (
-        "error: copy/multimnist_capsnet/parts.json has no part 'switched_on', but none\n"
-    )
-    assert not Path("viz").exists()
