@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 import mnist_affine_capsnet as m
-import multimnist_capsnet as base
-import visualize_mnist_affine_capsnet as visualize
 from data.affnist_file import read_affnist
 from fast.workers import SERIAL
 from helpers import EXPERIMENTS, MNIST, digits_folder, failure, needs_mnist, strokes
@@ -43,16 +41,6 @@ def canvas(**changes: Any) -> dict[str, Any]:
 
 def rng_of(*seed: int) -> np.random.Generator:
     return np.random.default_rng([*seed, 5])
-
-
-def test_networks_are_those_of_the_base() -> None:
-    """One label, and nothing else, tells the capsule network from that of two digits."""
-    config = m.Config()
-    ours = m.make_models(config)["capsnet"].init_params(rng_of(0))
-    theirs = base.make_models(base.Config(image_size=28))["capsnet"].init_params(rng_of(0))
-    assert list(ours) == list(theirs)
-    for name in ours:
-        np.testing.assert_array_equal(ours[name], theirs[name])
 
 
 # --- Networks, affine maps --------------------------------------------------------------------------------------------
@@ -303,20 +291,6 @@ def test_the_sweep_is_spread_over_the_test_digits() -> None:
 # --- Training, validation, tests --------------------------------------------------------------------------------------
 
 
-def test_the_cnns_have_their_own_learning_rate() -> None:
-    def trained(**changes: float) -> dict[str, Array]:
-        config = small(n_epochs=1, **changes)
-        states = m.train_all(config, m.make_data(config))
-        return {name: np.concatenate([p.ravel() for p in state.params.values()]) for name, state in states.items()}
-
-    slow, fast = trained(cnn_lr=2e-3, lr=4e-3), trained(cnn_lr=1e-2, lr=4e-3)
-    np.testing.assert_array_equal(slow["capsnet"], fast["capsnet"])
-    other = trained(cnn_lr=2e-3, lr=2e-3)
-    for name in ("cnn", "lenet"):
-        assert not np.array_equal(slow[name], fast[name])
-        np.testing.assert_array_equal(slow[name], other[name])
-
-
 @pytest.mark.parametrize(("target", "steps"), [(0.75, 6), (0.5, 4), (0.9, 24)])
 def test_training_stops_at_the_accuracy_asked_for(target: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks every 2 of 3 steps an epoch, and at an epoch's end; accuracies rise to 14/16 and fall again."""
@@ -345,27 +319,6 @@ def test_training_stops_at_the_accuracy_asked_for(target: float, steps: int, mon
     assert (result["steps"], result["epochs"], result["reached"]) == (steps, steps / 3, target < 0.9)
     assert result["val_accuracy"] == min(2 * steps, 30 - steps) / 16
     assert state.seconds > 0
-
-
-def test_pictures_for_figures() -> None:
-    config = small(**canvas())
-    models = m.make_models(config)
-    images = rng_of(0).random((3, 40, 40), np.float32)
-    params = models["capsnet"].init_params(rng_of(0))
-    v = base.capsnet_forward(params, images, config)[1].v
-    assert v.shape == (3, 10, 16)
-    drawn = base.reconstruct(params, v, np.array([[1], [2], [3]]))
-    assert drawn.shape == (3, 1, 40, 40)
-    data = m.make_data(config)._replace(val=base.Batch(images, np.array([[1], [2], [3]]), drawn + 0.5))
-    assert m.validate(models["capsnet"], params, data, SERIAL)["val_recon_mse"] == pytest.approx(0.25, rel=1e-5)
-    perturbed = visualize.perturb_capsule(params, v[1], 2)
-    assert perturbed.shape == (16, 11, 40, 40)
-    for k in range(16):
-        np.testing.assert_allclose(perturbed[k, 5], drawn[1, 0], atol=1e-6)  # unchanged in the middle
-    changed = v[1:2].copy()
-    changed[0, 2, 7] += 0.25
-    np.testing.assert_allclose(perturbed[7, 10], base.reconstruct(params, changed, np.array([[2]]))[0, 0], atol=1e-6)
-    np.testing.assert_allclose(visualize.PERTURBATIONS, np.arange(-5, 6) * 0.05, atol=1e-12)
 
 
 def test_out_json_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

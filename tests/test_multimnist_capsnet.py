@@ -187,12 +187,6 @@ def test_muon_is_for_inner_weights_and_weights_alone_decay(name: str, plain: boo
             np.testing.assert_allclose(taken, expected, atol=1e-12, err_msg=key)
 
 
-def test_training_hands_optimizer_and_weight_decay_on() -> None:
-    configs = small(), small(weight_decay=10.0), small(optimizer="muon")
-    ends = [m.train_all(config, m.make_data(config), names=("cnn",))["cnn"].params for config in configs]
-    assert len({params["conv1.w"].tobytes() for params in ends}) == 3
-
-
 def test_the_learning_rate_rises_then_falls() -> None:
     config = m.Config(n_epochs=10, n_train=16_000, batch_size=16, lr=1.0)  # 10,000 steps
     rates = [config.lr_at(t) for t in (0, m.WARMUP, 5000, 9999)]

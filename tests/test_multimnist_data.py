@@ -286,48 +286,6 @@ def some_strokes() -> tuple[np.ndarray, np.ndarray]:
     return stroke_digits.stroke_digits(np.random.default_rng(100), 3000)
 
 
-def test_strokes_have_the_form_of_mnist() -> None:
-    images, labels = some_strokes()
-    assert images.shape == (3000, 28, 28)
-    assert images.dtype == labels.dtype == np.uint8
-    assert len(np.unique(images.reshape(3000, -1), axis=0)) == 3000
-    assert np.bincount(labels).tolist() == [300] * 10
-    assert (images.max(axis=(1, 2)) == 255).mean() > 0.95
-    assert images[:, (0, -1)].max() < 60  # a free border, as MNIST's
-    assert images[:, :, (0, -1)].max() < 60
-    assert 0.08 < images.mean() / 255 < 0.2  # MNIST: 0.13
-    for axis in (1, 2):
-        ink = images.sum(axis=3 - axis, dtype=float)
-        centre = ink @ np.arange(28) / ink.sum(axis=1)
-        assert np.abs(centre - 14).mean() < 0.5
-        assert np.abs(centre - 14).max() < 4
-        assert (images.max(axis=3 - axis) > 100).sum(axis=1).max() <= 22
-    ones, x = images[labels == 1].sum(axis=0, dtype=float), np.arange(28) - 14
-    assert 0.05 < -(x @ ones @ x) / (x * x @ ones).sum() < 0.5  # they lean to the right
-
-
-def test_every_digit_has_a_skeleton_of_its_own(monkeypatch: Patch) -> None:
-    """Of those of its class: without all other variation there are as many different images."""
-    for name in ("JITTER", "BEND", "WARP", "TURN", "ASPECT", "SHIFT"):
-        monkeypatch.setattr(stroke_digits, name, 0.0)
-    for name in ("SLANT", "PEN", "EDGE"):
-        monkeypatch.setattr(stroke_digits, name, (1.0, 0.0))
-    images, labels = stroke_digits.stroke_digits(np.random.default_rng(0), 8 * stroke_digits.CHUNK)
-    assert len({image.tobytes() for image in images[labels == 2]}) == len(stroke_digits.SKELETONS[2]) > 8
-
-
-def test_strokes_follow_their_generator() -> None:
-    def draw(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-        return stroke_digits.stroke_digits(np.random.default_rng(seed), n)
-
-    images, labels = draw(7, 1203)
-    assert np.bincount(labels).tolist() == [121] * 3 + [120] * 7
-    assert all(np.array_equal(a, b) for a, b in zip((images, labels), draw(7, 1203), strict=True))
-    assert not np.array_equal(images, draw(8, 1203)[0])
-    assert draw(7, 0)[0].shape == (0, 28, 28)
-    assert draw(7, 1)[0].any()
-
-
 def test_train_and_test_strokes_are_disjoint_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn(*counts: int) -> data.Digits:
         monkeypatch.setattr(data, "STROKE_COUNTS", counts)

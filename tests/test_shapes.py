@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 
 import conv_matrix_capsules as conv
 import smallnorb_novel_viewpoint as views
-from data.shapes import distance, draw_shape, draw_shapes
+from data.shapes import distance, draw_shapes
 from helpers import config_of
 
 Array = np.ndarray
@@ -84,16 +82,6 @@ def test_a_shape_is_made_of_joined_rods_along_the_axes(seed: int) -> None:
         assert 2 <= cells.max() <= 5 * 6
 
 
-def test_rods_have_all_lengths_and_shapes_all_numbers_of_rods(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rod alone has as many cells as it is long; rods of two cells add at most one each."""
-    rng = np.random.default_rng(0)
-    with monkeypatch.context() as patch:
-        patch.setattr("data.shapes.N_RODS", (1, 1))
-        assert {len(draw_shape(rng)) for _ in range(200)} == {3, 4, 5, 6, 7}
-    monkeypatch.setattr("data.shapes.N_CELLS", (2, 2))
-    assert max(len(draw_shape(rng)) for _ in range(200)) == 1 + 5
-
-
 def test_ranges_begin_anywhere_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """In each quarter turn, and at any angle of it."""
     starts = []
@@ -125,21 +113,3 @@ def test_the_seed_draws_the_shapes_unless_they_have_their_own(script: ModuleType
     same_shapes = first_views(script, "--seed", "1", "--shapes-seed", "2"), first_views(script, "--seed", "2")
     assert not np.array_equal(*same_shapes)  # but not the same noise
     assert np.corrcoef([images.ravel() for images in same_shapes])[0, 1] > 0.98
-
-
-def test_both_scripts_show_the_same_standardised_views() -> None:
-    images = first_views(views, "--seed", "3")
-    np.testing.assert_array_equal(images, first_views(conv, "--seed", "3"))
-    np.testing.assert_allclose(images.mean(axis=(1, 2, 3)), 0, atol=1e-5)
-    np.testing.assert_allclose(images.std(axis=(1, 2, 3)), 1, atol=1e-3)
-    raw = first_views(views, "--seed", "3", "--standardize", "none")
-    assert (raw.min(), raw.max()) == (0, 1)
-    np.testing.assert_allclose(images, views.standardized(raw))
-
-
-@SCRIPTS
-def test_a_run_on_shapes(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--dataset", "shapes", *FEW, "--seed", "4", "--quiet", f"--out-json={tmp_path / 'run.json'}"]
-    assert script.main(flags) == 0
-    assert json.loads((tmp_path / "run.json").read_text())["dataset"] == "shapes"
-    assert "shapes: azimuths 200:330 held out" in capsys.readouterr().out

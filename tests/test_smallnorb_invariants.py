@@ -87,22 +87,6 @@ def test_rendering_is_the_loop() -> None:
         np.testing.assert_allclose(images[k], draw_by_loop(k, azimuths[k], elevations[k]), atol=1e-6)
 
 
-def test_images_stay_in_range_and_noise_has_its_size() -> None:
-    rng = np.random.default_rng(0)
-    labels, azimuths, elevations = rng.integers(0, 5, 200), rng.uniform(0, 360, 200), rng.uniform(10, 50, 200)
-    clean = s.render_voxels(labels, azimuths, elevations, None)
-    noisy = s.render_voxels(labels, azimuths, elevations, np.random.default_rng(0))
-    for images in (clean, noisy):
-        assert images.dtype == np.float32
-        assert images.min() >= 0
-        assert images.max() <= 1
-    assert clean.max() > 0.9
-    middle = (clean > 0.3) & (clean < 0.7)  # where the clip does not reach
-    assert middle.sum() > 1000
-    assert (noisy - clean)[middle].std() == pytest.approx(0.04, rel=0.05)
-    assert abs((noisy - clean)[middle].mean()) < 0.002
-
-
 def test_sizes_and_views_of_the_sets() -> None:
     data = s.make_data(s.Config())
     assert [len(split.labels) for split in data] == [450, 180, 180]
@@ -159,13 +143,6 @@ def test_each_channel_of_each_image_is_standardized() -> None:
     assert not s.standardized(np.full((1, 32, 32, 1), 0.5, np.float32)).any()  # an even image has no variance
 
 
-def test_standardized_voxels_are_those_of_the_raw_images() -> None:
-    raw = s.make_data(s.Config())
-    for split, other in zip(s.make_data(s.Config(standardize="image")), raw, strict=True):
-        np.testing.assert_array_equal(split.images, s.standardized(other.images))
-        np.testing.assert_array_equal(split.labels, other.labels)
-
-
 # --- Preparation of real images ---------------------------------------------------------------------------------------
 
 
@@ -180,11 +157,6 @@ def test_shrunk_images_are_normalised_and_are_means_of_four_pixels() -> None:
     means = np.array([[pairs[1, 1, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].mean() for j in range(48)] for i in range(48)])
     np.testing.assert_allclose(out[1, :, :, 1], (means - means.mean()) / means.std(), atol=1e-4)
     assert np.isfinite(s.shrink(np.full((1, 2, 96, 96), 7, np.uint8))).all()  # an even image has no variance
-
-
-def test_voxel_images_are_not_cropped_or_changed() -> None:
-    images = np.random.default_rng(0).random((3, 32, 32, 1))
-    np.testing.assert_array_equal(s.crop(images, np.random.default_rng(0)), images)
 
 
 # --- Training ---------------------------------------------------------------------------------------------------------

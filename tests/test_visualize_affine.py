@@ -38,11 +38,6 @@ def run() -> figures.Run:
     return figures.Run(config, experiment.make_data(config), states, "seed 123", tested=tested)
 
 
-def test_a_set_without_a_class_cannot_be_drawn(run: figures.Run) -> None:
-    with pytest.raises(UserError, match="none of the 2 test digits is a 2"):
-        figures.require_every_class(run.data._replace(test_labels=np.array([0, 1])))
-
-
 def test_turned_digits_are_those_of_the_test_sets(run: figures.Run) -> None:
     for angle in (0, 35):
         expected = experiment.rotated_set(run.data, run.config, angle).images()

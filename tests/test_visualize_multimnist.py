@@ -67,19 +67,6 @@ def test_right_answers_stand_where_their_labels_stand() -> None:
     assert figures.in_order_of_labels(np.tile([1, 2], (6, 1)), answers).tolist() == expected
 
 
-def test_composites_and_their_digits_are_shown_in_two_colours(run: figures.Run) -> None:
-    batch = run.data.test
-    chosen = figures.varied(batch.labels, np.arange(60), 10)
-    ax = drawn(lambda: figures.draw_example_pairs(run)).axes[0]
-    shown = cells(ax, 4, 10, (3, 3))
-    np.testing.assert_allclose(shown[0], np.repeat(batch.images[chosen][..., None], 3, axis=3), atol=GREYS)
-    for d, colour in enumerate(((0xF0, 0xE4, 0x42), (0x56, 0xB4, 0xE9))):
-        single = batch.sources[chosen, d][..., None] * np.array(colour) / 255
-        np.testing.assert_allclose(shown[1 + d], single, atol=GREYS)
-    assert shown[3][(batch.sources[chosen] > 0.99).all(axis=1)].min() > 0.98  # both: white
-    assert held(ax)["ticks"][0] == [f"{a} + {b}" for a, b in batch.labels[chosen]]
-
-
 def test_digits_are_drawn_from_their_own_capsules(run: figures.Run, seen: figures.Predictions) -> None:
     chosen = figures.varied(seen.batch.labels, np.arange(60), 8)
     labels, sources, params = seen.batch.labels[chosen], seen.batch.sources[chosen], run.states["capsnet"].params

@@ -68,14 +68,6 @@ def test_accuracy_by_azimuth_is_the_accuracy_there(run: figures.Run) -> None:
         assert accuracy[name][25] == pytest.approx(experiment.accuracy(model, run.states[name].params, part))
 
 
-def test_epochs_are_counted_from_one(run: figures.Run) -> None:
-    fig = drawn(lambda: figures.draw_training_curves(run))
-    metrics = ("train_loss", "familiar_accuracy", "held_out_accuracy")
-    for ax, metric in zip(fig.axes, metrics, strict=True):
-        lines = {figures.MODELS[name].label: [[1, 2], state.history[metric]] for name, state in run.states.items()}
-        check_held(ax, lines=lines, levels=[0.2] if "accuracy" in metric else [])
-
-
 def norb_views(grey: float, azimuths: list[float], elevations: list[float]) -> experiment.Split:
     """Every class at each azimuth and elevation; a picture's grey says the set, class, azimuth and elevation."""
     labels, a, e = (part.ravel() for part in np.meshgrid(np.arange(5), azimuths, elevations, indexing="ij"))
@@ -123,31 +115,6 @@ def test_the_same_object_in_the_same_lighting_turns() -> None:
     assert found.labels.tolist() == np.repeat(np.arange(5), 4).tolist()
     assert found.azimuths.tolist() == np.tile(turned, 5).tolist()
     assert found.objects.tolist() == [0] * 10 + [1] + [0] * 9
-
-
-def test_assignments_and_scores_are_those_of_the_views(run: figures.Run) -> None:
-    fig = drawn(lambda: figures.draw_routing_assignments(run))
-    views, _ = figures.pair_of_views(run)
-    scores, cache = figures.capsule_outputs(run, views.images)
-    rows = np.array(fig.axes[: 2 * (3 + run.config.em_iters)]).reshape(2, -1)
-    for b, (_, *maps, activations, result) in enumerate(rows):
-        for ax, step in zip(maps, cache.routing.m_steps, strict=True):
-            check_held(ax, image=step.r[2 + b])
-        check_held(activations, bars=[cache.a_in[2 + b]])
-        check_held(result, bars=[scores[2 + b]])
-
-
-def test_poses_are_shown_with_the_scores(run: figures.Run) -> None:
-    fig = drawn(lambda: figures.draw_class_poses(run))
-    views, _ = figures.pair_of_views(run)
-    scores, cache = figures.capsule_outputs(run, views.images)
-    for b, ax in enumerate(fig.axes):
-        poses = cells(ax, 5, 6, (9, 2))[:, 1:, 4::8, 4::8]  # a pixel of each entry; red is above blue where positive
-        entries = cache.mu[b::2].reshape(5, 5, 4, 4)
-        clear = np.abs(entries) > 0.1 * np.abs(entries).max()
-        assert (np.sign(poses[..., 0] - poses[..., 2]) == np.sign(entries))[clear].all()
-        numbers = [f"{s:.1f}".replace("-", "−") for row in scores[b::2] for s in row]
-        assert held(ax)["texts"] == numbers
 
 
 def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
