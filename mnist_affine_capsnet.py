@@ -368,8 +368,6 @@ def train(
     """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, or until a check, every
     ``check_every`` steps, finds ``match_accuracy``. Returns its history. Validation does not count as training time.
     Raises UserError where the loss stops being finite."""
-    if callback and state.step == 0:
-        callback(state, True)
     lr_factor = 1.0 if model.name == "capsnet" else config.cnn_lr / config.lr
     while state.step < config.n_steps and not reached(state, config):
         started = time.perf_counter()

@@ -1058,8 +1058,6 @@ def train(
 ) -> dict[str, list[float]]:
     """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, and return its history. Raises
     UserError where the loss stops being finite."""
-    if callback and state.step == 0:
-        callback(state, True)
     while state.step < config.n_steps:
         started = time.perf_counter()
         batch = training_batch(data, config, state.step)

@@ -1067,8 +1067,6 @@ def train(
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_epochs, lr = of_model(model.name, config)
     n_steps = per_epoch * n_epochs
-    if callback and state.step == 0:
-        callback(state, True)
     while state.step < n_steps:
         started = time.perf_counter()
         epoch, position = divmod(state.step, per_epoch)

@@ -262,15 +262,13 @@ def train(
     model: Model, config: Config, data: PictureSets, state: TrainState, workers: Workers,
     callback: Callback | None = None,
 ) -> None:  # fmt: skip
-    """Train ``state`` in place to ``config.n_epochs``. ``callback(state, epoch has ended)`` is called before the first
-    step and after every one. Raises UserError where the loss stops being finite."""
+    """Train ``state`` in place to ``config.n_epochs``. ``callback(state, epoch has ended)`` is called after every
+    step. Raises UserError where the loss stops being finite."""
     assert config.n_epochs
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_steps = per_epoch * config.n_epochs
     n_rising = n_steps if config.lr_schedule == "linear" else per_epoch * MARGIN_EPOCHS
     update = digits.adamw_step if config.plain else optimizers.adamw_step
-    if callback and state.step == 0:
-        callback(state, True)
     while state.step < n_steps:
         started = time.perf_counter()
         batch = training_batch(data, config, state.step)
