@@ -49,6 +49,7 @@ import numpy as np
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as viewpoint
+from data.norb_files import NORB_SETS
 from data.pictures import read_strokes
 from fast import field_em
 from fast.optimizers import adamw_step
@@ -228,12 +229,19 @@ def subset(examples: Examples, n: int | None, rng: np.random.Generator | None = 
     return examples.at(np.linspace(0, n_all - 1, n).astype(np.intp) if rng is None else rng.permutation(n_all)[:n])
 
 
+def norb_halves(n_val: int | None) -> tuple[viewpoint.Half, viewpoint.Half]:
+    """Objects to train and to test on: the official halves or, to choose settings, the training half alone, of which
+    ``n_val`` objects of each class are tested on."""
+    objects = [int(digit) for digit in NORB_SETS["training"].removeprefix("5x")]
+    return (("training", objects[:-n_val]), ("training", objects[-n_val:])) if n_val else viewpoint.HALVES
+
+
 def make_views(config: Config) -> Sequence[viewpoint.Split]:
     """Training, test and held-out sets; without --hold-out viewpoints, the two halves of smallNORB."""
+    halves = norb_halves(config.n_val_objects)
     if config.holds_out:
-        return viewpoint.make_data(config, config.n_val_objects)
+        return viewpoint.make_data(config) if config.is_rendered else viewpoint.load_smallnorb(config, halves)
     folder = viewpoint.norb_folder(config)
-    halves = viewpoint.smallnorb_halves(config.n_val_objects)
     return [viewpoint.read_smallnorb(folder, *half, config.standardize) for half in halves]
 
 
