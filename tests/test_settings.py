@@ -85,7 +85,7 @@ UNFIT = {  # flags of each script, and what is said of them
         ("--assignments random", "--assignments: random is for a CapsNet"),
         ("--transform shared", "--transform: does not apply to --study shapes"),
         ("--study composites --vote-bias learned", "--vote-bias: does not apply to --study composites"),
-        ("--study signs --lr 1", "--lr: does not apply to --study signs"),
+        ("--study signs --n-epochs 1", "--n-epochs: does not apply to --study signs"),
         ("--study signs --checkpoint x", "--checkpoint: --study signs takes seconds"),
         ("--study couplings --assignments even", "--assignments: does not apply to --study couplings"),
     ],
