@@ -91,6 +91,7 @@ class Config:
     loss: str = redeclared(conv.Config, "loss")
     cnn: str = redeclared(conv.Config, "cnn")
     dtype: str = redeclared(conv.Config, "dtype", help="Number format of the trainings; attacks are in float64.")
+    plain: bool = redeclared(conv.Config, "plain")
     epsilons: tuple[float, ...] = setting((0.05, 0.1, 0.2, 0.3, 0.4, 0.5), list_of(float_in(0, 10, above=True),
         rising=True), "Move no pixel by more than X.", usual=True, free=True, group="attacks")
     n_attack: int = setting(200, int_in(1, 10**7), "Attack N test images, evenly spaced over the set.", usual=True,

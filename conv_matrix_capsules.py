@@ -137,8 +137,7 @@ class Config(Viewpoints):
     cnn: str = setting("matched", ("matched", "paper"), "The CNN has the capsules' grids and as many parameters; or it"
         " is the paper's, of 4.2 million parameters.", paper="paper (section 5)")
     dtype: str = setting("float32", ("float32", "float64"), "Number format of all arithmetic.")
-    plain: bool = setting(False, bool,
-        "Route by the plain form, which follows the paper line by line, and not by its fast twin.")
+    plain: bool = redeclared(multimnist.Config, "plain")
 
     length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
     # fmt: on
@@ -699,6 +698,7 @@ def train(
     stops being finite."""
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_steps = per_epoch * of_model(model.name, config)[0]
+    update = multimnist.adamw_step if config.plain else adamw_step
     while state.step < n_steps:
         started = time.perf_counter()
         batch, progress = training_batch(data, config, state.step), state.step / max(1, n_steps - 1)
@@ -706,7 +706,7 @@ def train(
             losses, grads = workers.gradients(
                 functools.partial(loss_and_grads, model, progress), state.params, batch, model.part_size
             )
-            adamw_step(state, grads, learning_rate(config, model.name, progress), config.weight_decay, DECAYED)
+            update(state, grads, learning_rate(config, model.name, progress), config.weight_decay, DECAYED)
         require_finite(state, losses["train_loss"], per_epoch)
         state.add(losses, weight=len(batch.labels))
         state.seconds += time.perf_counter() - started

@@ -106,6 +106,7 @@ class Config:
         " ReLU of primary capsules, and nothing of digit capsules; or scale and shift them first, as published code.")
     recon_weight: float = setting(Network.recon_weight, float_in(0, 1000),
         "Weight of the squared error of a CapsNet's reconstruction in the loss.")
+    plain: bool = redeclared(Network, "plain")
     lr: float = conv.Config.lr  # that of the study's networks
 
     length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
@@ -119,7 +120,7 @@ class Config:
         return {"n_epochs": base.Config.n_epochs, "lr": (affine if study == "affnist" else base).Config.lr}
 
     def check(self, given: Mapping[str, Any]) -> None:
-        for name, studies in OF_STUDIES.items():
+        for name, studies in {**OF_STUDIES, "plain": ("shapes", *CAPSNET)}.items():
             if name in given and self.study not in studies:
                 raise SettingError(name, f"does not apply to --study {self.study}")
         if self.assignments == "random" and self.study == "shapes":
@@ -176,7 +177,7 @@ BIAS_INIT = 0.1  # [Peer 2019]
 
 def matrix_capsules(network: conv.Config, assignments: str = "routed", vote_bias: str = "none") -> conv.Model:
     """The base script's capsules with these parts. What they have in common starts from the same weights."""
-    routing = BIASED if vote_bias == "learned" else conv.FAST
+    routing = BIASED if vote_bias == "learned" else conv.PLAIN if network.plain else conv.FAST
     model = conv.make_capsules(network, even_assignments(routing) if assignments == "even" else routing)
 
     def init_params(rng: np.random.Generator) -> Params:
@@ -381,7 +382,7 @@ SCRIPTS: dict[str, Any] = {"shapes": conv, "composites": base, "couplings": base
 
 def network_config(config: Config) -> Any:
     """The configuration of the base script."""
-    common = {name: getattr(config, name) for name in ("seed", "n_epochs", "lr")}
+    common = {name: getattr(config, name) for name in ("seed", "n_epochs", "lr", "plain")}
     if config.study == "shapes":
         loss = "spread" if config.loss == "paper" else config.loss
         return conv.Config(dataset="shapes", loss=loss, **viewpoint.VIEWS["shapes"], **common)

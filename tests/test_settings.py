@@ -86,6 +86,7 @@ UNFIT = {  # flags of each script, and what is said of them
         ("--transform shared", "--transform: does not apply to --study shapes"),
         ("--study composites --vote-bias learned", "--vote-bias: does not apply to --study composites"),
         ("--study signs --n-epochs 1", "--n-epochs: does not apply to --study signs"),
+        ("--study signs --plain", "--plain: does not apply to --study signs"),
         ("--study signs --checkpoint x", "--checkpoint: --study signs takes seconds"),
         ("--study couplings --assignments even", "--assignments: does not apply to --study couplings"),
     ],
