@@ -85,20 +85,21 @@ class Config:
     n_epochs: int = redeclared(conv.Config, "n_epochs")
     cnn_epochs: int = redeclared(conv.Config, "cnn_epochs")
     batch_size: int = redeclared(conv.Config, "batch_size")
-    lr: float = redeclared(conv.Config, "lr")
     cnn_lr: float = redeclared(conv.Config, "cnn_lr")
     sizes: tuple[int, int, int, int] = redeclared(conv.Config, "sizes")
-    em_iters: int = redeclared(conv.Config, "em_iters")
     variance_floor: float = redeclared(conv.Config, "variance_floor")
-    beta_v_init: float = redeclared(conv.Config, "beta_v_init")
     loss: str = redeclared(conv.Config, "loss")
     cnn: str = redeclared(conv.Config, "cnn")
     dtype: str = redeclared(conv.Config, "dtype", help="Number format of the trainings; attacks are in float64.")
+    plain: bool = redeclared(conv.Config, "plain")
     epsilons: tuple[float, ...] = setting((0.05, 0.1, 0.2, 0.3, 0.4, 0.5), list_of(float_in(0, 10, above=True),
         rising=True), "Move no pixel by more than X.", usual=True, free=True, group="attacks")
     n_attack: int = setting(200, int_in(1, 10**7), "Attack N test images, evenly spaced over the set.", usual=True,
         free=True)
     attack_steps: int = 10  # of the iterated attack
+    lr: float = conv.Config.lr
+    em_iters: int = conv.Config.em_iters
+    beta_v_init: float = conv.Config.beta_v_init
 
     length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
     # fmt: on

@@ -49,6 +49,7 @@ import numpy as np
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as viewpoint
+from data.norb_files import NORB_SETS
 from data.pictures import read_strokes
 from fast import field_em
 from fast.optimizers import adamw_step
@@ -136,8 +137,7 @@ class Config(Viewpoints):
     cnn: str = setting("matched", ("matched", "paper"), "The CNN has the capsules' grids and as many parameters; or it"
         " is the paper's, of 4.2 million parameters.", paper="paper (section 5)")
     dtype: str = setting("float32", ("float32", "float64"), "Number format of all arithmetic.")
-    plain: bool = setting(False, bool,
-        "Route by the plain form, which follows the paper line by line, and not by its fast twin.")
+    plain: bool = redeclared(multimnist.Config, "plain")
 
     length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
     # fmt: on
@@ -228,12 +228,19 @@ def subset(examples: Examples, n: int | None, rng: np.random.Generator | None = 
     return examples.at(np.linspace(0, n_all - 1, n).astype(np.intp) if rng is None else rng.permutation(n_all)[:n])
 
 
+def norb_halves(n_val: int | None) -> tuple[viewpoint.Half, viewpoint.Half]:
+    """Objects to train and to test on: the official halves or, to choose settings, the training half alone, of which
+    ``n_val`` objects of each class are tested on."""
+    objects = [int(digit) for digit in NORB_SETS["training"].removeprefix("5x")]
+    return (("training", objects[:-n_val]), ("training", objects[-n_val:])) if n_val else viewpoint.HALVES
+
+
 def make_views(config: Config) -> Sequence[viewpoint.Split]:
     """Training, test and held-out sets; without --hold-out viewpoints, the two halves of smallNORB."""
+    halves = norb_halves(config.n_val_objects)
     if config.holds_out:
-        return viewpoint.make_data(config, config.n_val_objects)
+        return viewpoint.make_data(config) if config.is_rendered else viewpoint.load_smallnorb(config, halves)
     folder = viewpoint.norb_folder(config)
-    halves = viewpoint.smallnorb_halves(config.n_val_objects)
     return [viewpoint.read_smallnorb(folder, *half, config.standardize) for half in halves]
 
 
@@ -691,8 +698,7 @@ def train(
     stops being finite."""
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_steps = per_epoch * of_model(model.name, config)[0]
-    if callback and state.step == 0:
-        callback(state, True)
+    update = multimnist.adamw_step if config.plain else adamw_step
     while state.step < n_steps:
         started = time.perf_counter()
         batch, progress = training_batch(data, config, state.step), state.step / max(1, n_steps - 1)
@@ -700,7 +706,7 @@ def train(
             losses, grads = workers.gradients(
                 functools.partial(loss_and_grads, model, progress), state.params, batch, model.part_size
             )
-            adamw_step(state, grads, learning_rate(config, model.name, progress), config.weight_decay, DECAYED)
+            update(state, grads, learning_rate(config, model.name, progress), config.weight_decay, DECAYED)
         require_finite(state, losses["train_loss"], per_epoch)
         state.add(losses, weight=len(batch.labels))
         state.seconds += time.perf_counter() - started

@@ -52,6 +52,7 @@ import numpy as np
 import multimnist_capsnet as base
 from data.affnist_file import AFFNIST_SIDE, read_affnist
 from fast.workers import Workers
+from multimnist_capsnet import CNN, Array, Batch, ConvLayer, Model, Network, Pair, Params, assess, update
 from support.checkpoints import read_checkpoint
 from support.files import UserError
 from support.optimizers import TrainState, count_params
@@ -60,9 +61,6 @@ from support.run import Stream, generator, permutation, require_finite
 from support.script import script
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
 
-from multimnist_capsnet import (  # isort: skip
-    CNN, Array, Batch, ConvLayer, Model, Network, Pair, Params, assess, softmax_cross_entropy, update,
-)  # fmt: skip
 from support.settings import (  # isort: skip
     SettingError, float_in, input_path, int_in, names_of, parse, redeclared, setting,
 )  # fmt: skip
@@ -312,7 +310,7 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
     return single_digits(on_canvas(data.images[chosen], shift, config), data.labels[chosen])
 
 
-# --- LeNet-5: a CNN with average pooling and two hidden layers --------------------------------------------------------
+# --- LeNet-5: a CNN with average pooling, two hidden layers and a softmax ---------------------------------------------
 
 
 def avg_pool_forward(x: Array) -> tuple[Array, tuple[int, ...]]:
@@ -328,6 +326,13 @@ def avg_pool_backward(dout: Array, x_shape: tuple[int, ...]) -> Array:
     # out = (x00 + x01 + x10 + x11) / 4
     dx[:, :H, :W] = (dout / 4).repeat(2, axis=1).repeat(2, axis=2)
     return dx
+
+
+def softmax_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float, Array]:
+    """Summed over the classes that are there. scores (B, J) before the softmax, positive (B, J) of 0 and 1."""
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return float(-(positive * log_p).sum()) / n, (positive.sum(axis=1, keepdims=True) * np.exp(log_p) - positive) / n
 
 
 AVERAGE: Pair = (avg_pool_forward, avg_pool_backward)
@@ -368,8 +373,6 @@ def train(
     """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, or until a check, every
     ``check_every`` steps, finds ``match_accuracy``. Returns its history. Validation does not count as training time.
     Raises UserError where the loss stops being finite."""
-    if callback and state.step == 0:
-        callback(state, True)
     lr_factor = 1.0 if model.name == "capsnet" else config.cnn_lr / config.lr
     while state.step < config.n_steps and not reached(state, config):
         started = time.perf_counter()

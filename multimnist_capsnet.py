@@ -232,8 +232,6 @@ def load_mnist(data_dir: Path | None = None) -> Digits:
     a file that is missing or damaged, and for labels beyond those of digits, UnavailableError where there is neither a
     file nor a download.
     """
-    if data_dir is not None and not data_dir.is_dir():
-        raise UserError(f"--data-dir {data_dir} is no folder: name the one with the four MNIST files")
     place = data_dir or Path(CACHE_DIR).expanduser()
     paths = [find_file(place, stem) for stem in MNIST_SHA256]
     if data_dir is not None and None in paths:
@@ -662,13 +660,6 @@ def sigmoid_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float
     return loss, (sigmoid_forward(scores)[0] - positive) / n
 
 
-def softmax_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float, Array]:
-    """Summed over the classes that are there. scores (B, J) before the softmax, positive (B, J) of 0 and 1."""
-    shifted = scores - scores.max(axis=1, keepdims=True)
-    log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return float(-(positive * log_p).sum()) / n, (positive.sum(axis=1, keepdims=True) * np.exp(log_p) - positive) / n
-
-
 Loss = Callable[[Array, Array, int], tuple[float, Array]]  # scores and indicator (B, J), n -> loss, gradient of scores
 
 
@@ -1058,8 +1049,6 @@ def train(
 ) -> dict[str, list[float]]:
     """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, and return its history. Raises
     UserError where the loss stops being finite."""
-    if callback and state.step == 0:
-        callback(state, True)
     while state.step < config.n_steps:
         started = time.perf_counter()
         batch = training_batch(data, config, state.step)

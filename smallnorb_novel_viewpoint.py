@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.norb_files import NORB_SETS, read_norb_labels, stream_norb_pairs
+from data.norb_files import read_norb_labels, stream_norb_pairs
 from data.shapes import draw_shapes
 from data.toy_norb import cached_toys
 from fast.optimizers import adamw_step
@@ -429,16 +429,6 @@ def read_smallnorb(
     return Split(images, labels[keep].astype(np.intp), azimuths[keep], elevations[keep], lit_objects)
 
 
-Half = tuple[str, tuple[int, ...]]  # an official set, "training" or "testing", and objects of it
-
-
-def smallnorb_halves(n_val: int | None) -> tuple[Half, Half]:
-    """Objects to train and to test on: the official halves or, to choose settings, the training half alone, of which
-    ``n_val`` objects of each class are tested on."""
-    (subset, objects), test = ((subset, tuple(map(int, name[2:]))) for subset, name in NORB_SETS.items())
-    return ((subset, objects[:-n_val]), (subset, objects[-n_val:])) if n_val else ((subset, objects), test)
-
-
 def norb_folder(config: Viewpoints) -> Path:
     """That of the six files. The toys of a seed are drawn into the cache; from there on they are smallNORB."""
     if config.dataset == "toys":
@@ -446,15 +436,17 @@ def norb_folder(config: Viewpoints) -> Path:
     return Path(config.data_dir or "")
 
 
-def load_smallnorb(config: Viewpoints, n_val: int | None = None) -> Data:
-    """The paper's split: training objects seen from the training range; other objects from both ranges. ``n_val``: see
-    ``smallnorb_halves``."""
+Half = tuple[str, Sequence[int] | None]  # an official set and objects of it, as ``read_smallnorb`` takes them
+HALVES: tuple[Half, Half] = ("training", None), ("testing", None)
+
+
+def load_smallnorb(config: Viewpoints, halves: tuple[Half, Half] = HALVES) -> Data:
+    """The paper's split: training objects seen from the training range; other objects from both ranges."""
 
     def read(half: Half, azimuths: Range, elevations: Range) -> Split:
         return read_smallnorb(data_dir, *half, config.standardize, azimuths, elevations)
 
-    c, data_dir = config, norb_folder(config)
-    train, test = smallnorb_halves(n_val)
+    c, data_dir, (train, test) = config, norb_folder(config), halves
     data = Data(
         train=read(train, c.train_azimuths, c.train_elevations),
         familiar=read(test, c.train_azimuths, c.train_elevations),
@@ -466,9 +458,8 @@ def load_smallnorb(config: Viewpoints, n_val: int | None = None) -> Data:
     return data
 
 
-def make_data(config: Viewpoints, n_val: int | None = None) -> Data:
-    """``n_val``: objects of each class of smallNORB to choose settings on."""
-    return make_voxel_data(config) if config.is_rendered else load_smallnorb(config, n_val)
+def make_data(config: Viewpoints) -> Data:
+    return make_voxel_data(config) if config.is_rendered else load_smallnorb(config)
 
 
 def crop(images: Array, rng: np.random.Generator | None) -> Array:
@@ -882,23 +873,25 @@ class CapsulesCache(NamedTuple):
     a: Array  # (B, J) class activations
 
 
-def capsules_init(rng: np.random.Generator, config: Config) -> Params:
-    def gaussian(std: float, *shape: int) -> Array:
-        return rng.normal(0, std, shape).astype(config.dtype)
+def gaussian(rng: np.random.Generator, dtype: str, std: float, *shape: int) -> Array:
+    """Independent, of mean 0."""
+    return rng.normal(0, std, shape).astype(dtype)
 
-    fan_in = CONV_KERNEL**2 * config.in_channels
+
+def capsules_init(rng: np.random.Generator, config: Config) -> Params:
+    K, C, E, dtype = CONV_KERNEL, config.in_channels, config.n_features, config.dtype
     n_primary_outputs = N_PRIMARY * (POSE_SIDE**2 + 1)
     # Each W_ij starts near the identity, so that at first a vote is about the child's own pose. It is drawn first: the
     # order of the draws decides which weights a seed has.
-    class_w = np.eye(POSE_SIDE, dtype=config.dtype) + gaussian(0.1, N_PRIMARY, N_CLASSES, POSE_SIDE, POSE_SIDE)
+    class_w = np.eye(POSE_SIDE, dtype=dtype) + gaussian(rng, dtype, 0.1, N_PRIMARY, N_CLASSES, POSE_SIDE, POSE_SIDE)
     return {
-        "conv1.w": gaussian(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
-        "conv1.b": np.zeros(CONV_CHANNELS, config.dtype),
-        "primary.w": gaussian(math.sqrt(1 / config.n_features), config.n_features, n_primary_outputs),
-        "primary.b": np.zeros(n_primary_outputs, config.dtype),
+        "conv1.w": gaussian(rng, dtype, math.sqrt(2 / (K * K * C)), K, K, C, CONV_CHANNELS),
+        "conv1.b": np.zeros(CONV_CHANNELS, dtype),
+        "primary.w": gaussian(rng, dtype, math.sqrt(1 / E), E, n_primary_outputs),
+        "primary.b": np.zeros(n_primary_outputs, dtype),
         "class.w": class_w,
-        "class.beta_a": np.zeros(N_CLASSES, config.dtype),
-        "class.beta_v": np.full(N_CLASSES, config.beta_v_init, config.dtype),
+        "class.beta_a": np.zeros(N_CLASSES, dtype),
+        "class.beta_v": np.full(N_CLASSES, config.beta_v_init, dtype),
     }
 
 
@@ -944,17 +937,14 @@ class CNNCache(NamedTuple):
 
 
 def cnn_init(rng: np.random.Generator, config: Config, n_hidden: int) -> Params:
-    def gaussian(std: float, *shape: int) -> Array:
-        return rng.normal(0, std, shape).astype(config.dtype)
-
-    fan_in = CONV_KERNEL**2 * config.in_channels
+    K, C, E, dtype = CONV_KERNEL, config.in_channels, config.n_features, config.dtype
     return {
-        "conv1.w": gaussian(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, CONV_CHANNELS),
-        "conv1.b": np.zeros(CONV_CHANNELS, config.dtype),
-        "hidden.w": gaussian(math.sqrt(2 / config.n_features), config.n_features, n_hidden),
-        "hidden.b": np.zeros(n_hidden, config.dtype),
-        "out.w": gaussian(math.sqrt(1 / n_hidden), n_hidden, N_CLASSES),
-        "out.b": np.zeros(N_CLASSES, config.dtype),
+        "conv1.w": gaussian(rng, dtype, math.sqrt(2 / (K * K * C)), K, K, C, CONV_CHANNELS),
+        "conv1.b": np.zeros(CONV_CHANNELS, dtype),
+        "hidden.w": gaussian(rng, dtype, math.sqrt(2 / E), E, n_hidden),
+        "hidden.b": np.zeros(n_hidden, dtype),
+        "out.w": gaussian(rng, dtype, math.sqrt(1 / n_hidden), n_hidden, N_CLASSES),
+        "out.b": np.zeros(N_CLASSES, dtype),
     }
 
 
@@ -1067,8 +1057,6 @@ def train(
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_epochs, lr = of_model(model.name, config)
     n_steps = per_epoch * n_epochs
-    if callback and state.step == 0:
-        callback(state, True)
     while state.step < n_steps:
         started = time.perf_counter()
         epoch, position = divmod(state.step, per_epoch)

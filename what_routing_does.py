@@ -67,18 +67,17 @@ from support.training import NO_OPTIONS, RunOptions, Session
 
 EXPERIMENT = "what_routing_does"
 AFFNIST: dict[str, Any] = {  # the settings of that study
-    "canvas": 40, "max_shift": 6, "conv_channels": 16, "primary_types": 4, "n_epochs": 4, "match_accuracy": 0.98,
-    "check_every": 200,
+    "canvas": 40, "max_shift": 6, "conv_channels": 16, "primary_types": 4, "match_accuracy": 0.98, "check_every": 200,
 }  # fmt: skip
 
 
 # --- Configuration: user inputs only ----------------------------------------------------------------------------------
 
-CAPSNET = ("composites", "couplings", "affnist")
+CAPSNET, PARTS = ("composites", "couplings", "affnist"), ("composites", "affnist")  # studies of a CapsNet; of its parts
 OF_STUDIES: dict[str, tuple[str, ...]] = {  # the studies to which a field applies
-    **dict.fromkeys(("n_epochs", "lr"), ("shapes", *CAPSNET)), **dict.fromkeys(("data_dir", "recon_weight"), CAPSNET),
-    **dict.fromkeys(("assignments", "loss"), ("shapes", "composites", "affnist")), "vote_bias": ("shapes",),
-    **dict.fromkeys(("transform", "activation"), ("composites", "affnist")), "n_val": ("composites",),
+    "n_epochs": ("shapes", *CAPSNET), "lr": ("shapes", *CAPSNET), "data_dir": CAPSNET, "recon_weight": CAPSNET,
+    "assignments": ("shapes", *PARTS), "loss": ("shapes", *PARTS), "vote_bias": ("shapes",), "transform": PARTS,
+    "activation": PARTS, "n_val": ("composites",),
 }  # fmt: skip
 
 
@@ -96,8 +95,6 @@ class Config:
     seed: int = redeclared(Network, "seed", group="")
     n_epochs: int = setting(conv.Config.n_epochs, int_in(1, 100_000), "Train for N passes over the training set.",
         shown=f"{conv.Config.n_epochs}, with digits {base.Config.n_epochs}", usual=True, group="training")
-    lr: float = setting(conv.Config.lr, float_in(0, 10, above=True), "Learning rate of Adam.",
-        shown=f"{conv.Config.lr:g}, composites {base.Config.lr:g}, affnist {affine.Config.lr:g}")
     assignments: str = setting("routed", ("routed", "even", "random"), "Assign children to parents by routing; evenly;"
         " or, in a CapsNet, at random, drawn once for each pair of capsules.", usual=True, group="parts")
     loss: str = setting("paper", ("paper", "cross-entropy"), "Loss: the paper's, which is the spread loss of matrix"
@@ -109,6 +106,8 @@ class Config:
         " ReLU of primary capsules, and nothing of digit capsules; or scale and shift them first, as published code.")
     recon_weight: float = setting(Network.recon_weight, float_in(0, 1000),
         "Weight of the squared error of a CapsNet's reconstruction in the loss.")
+    plain: bool = redeclared(Network, "plain")
+    lr: float = conv.Config.lr  # that of the study's networks
 
     length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
     # fmt: on
@@ -118,12 +117,10 @@ class Config:
         study = given.get("study", cls.study)
         if study not in CAPSNET:
             return {}
-        if study == "affnist":
-            return {"n_epochs": AFFNIST["n_epochs"], "lr": affine.Config.lr}
-        return {"n_epochs": base.Config.n_epochs, "lr": base.Config.lr}
+        return {"n_epochs": base.Config.n_epochs, "lr": (affine if study == "affnist" else base).Config.lr}
 
     def check(self, given: Mapping[str, Any]) -> None:
-        for name, studies in OF_STUDIES.items():
+        for name, studies in {**OF_STUDIES, "plain": ("shapes", *CAPSNET)}.items():
             if name in given and self.study not in studies:
                 raise SettingError(name, f"does not apply to --study {self.study}")
         if self.assignments == "random" and self.study == "shapes":
@@ -180,7 +177,7 @@ BIAS_INIT = 0.1  # [Peer 2019]
 
 def matrix_capsules(network: conv.Config, assignments: str = "routed", vote_bias: str = "none") -> conv.Model:
     """The base script's capsules with these parts. What they have in common starts from the same weights."""
-    routing = BIASED if vote_bias == "learned" else conv.FAST
+    routing = BIASED if vote_bias == "learned" else conv.PLAIN if network.plain else conv.FAST
     model = conv.make_capsules(network, even_assignments(routing) if assignments == "even" else routing)
 
     def init_params(rng: np.random.Generator) -> Params:
@@ -259,10 +256,6 @@ def published_squash(divisor: float) -> Pair:
     return lambda s: base.squash_forward(s / divisor + 0.1), backward
 
 
-def even_couplings(n_children: int, n_parents: int) -> Array:
-    return np.full((n_children, n_parents), 1 / n_parents)
-
-
 def random_couplings(n_children: int, n_parents: int) -> Array:
     """(I, J), drawn evenly from all whose sum over j is 1, the same for every image and every seed."""
     weights = generator(0, Stream.INIT, *b"couplings").standard_exponential((n_children, n_parents))
@@ -315,8 +308,9 @@ def make_parts(
     activation "squash", "relu" or "published"; loss "paper" or "cross-entropy"."""
     parts = base.parts_of(config)
     if assignments != "routed":
-        couplings = {"even": even_couplings, "random": random_couplings}[assignments]
-        parts = parts._replace(routing=fixed(couplings(config.n_primary, config.n_classes)))
+        I, J = config.n_primary, config.n_classes
+        couplings = random_couplings(I, J) if assignments == "random" else np.full((I, J), 1 / J)
+        parts = parts._replace(routing=fixed(couplings))
     if transform == "shared":
         parts = parts._replace(routing=shared(parts.routing))
     if activation == "relu":
@@ -324,7 +318,7 @@ def make_parts(
     elif activation == "published":
         parts = parts._replace(primary=published_squash(32), digit=published_squash(1))
     if loss == "cross-entropy":
-        parts = parts._replace(loss=base.softmax_cross_entropy)
+        parts = parts._replace(loss=affine.softmax_cross_entropy)
     return parts
 
 
@@ -388,7 +382,7 @@ SCRIPTS: dict[str, Any] = {"shapes": conv, "composites": base, "couplings": base
 
 def network_config(config: Config) -> Any:
     """The configuration of the base script."""
-    common = {name: getattr(config, name) for name in ("seed", "n_epochs", "lr")}
+    common = {name: getattr(config, name) for name in ("seed", "n_epochs", "lr", "plain")}
     if config.study == "shapes":
         loss = "spread" if config.loss == "paper" else config.loss
         return conv.Config(dataset="shapes", loss=loss, **viewpoint.VIEWS["shapes"], **common)

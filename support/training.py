@@ -20,7 +20,7 @@ from support.results import git_commit
 from support.run import init_states
 from support.settings import SettingError, input_path, int_in, output_path, setting
 
-# Of a training, before the first step and after every one: the state, and whether an epoch has ended
+# Of a training, after every step: the state, and whether an epoch has ended
 Callback = Callable[[TrainState, bool], None]
 
 
@@ -109,16 +109,18 @@ class Session:
         return [(self.models[name], state) for name, state in self.trained.items()]
 
     def begin(self, model: Any, n_steps: int) -> None:
-        """Show the progress of a model, of ``n_steps`` in all."""
+        """Show the progress of a model, of ``n_steps`` in all, and call ``callback`` before its first step."""
+        state = self.states[model.name]
         if shows_progress(self.options.quiet):
             from tqdm import tqdm
 
             self.__exit__()
-            initial = self.states[model.name].step
-            self.bar = tqdm(total=n_steps, initial=initial, desc=model.name, unit="step", leave=False)
+            self.bar = tqdm(total=n_steps, initial=state.step, desc=model.name, unit="step", leave=False)
+        if self.callback and state.step == 0:
+            self.callback(state, True)
 
     def after_step(self, state: TrainState, epoch_ended: bool) -> None:
-        """The callback of a training loop: after every step, and before the first."""
+        """The callback of a training loop, after every step."""
         if self.callback:
             self.callback(state, epoch_ended)
         if self.bar is not None:

@@ -139,7 +139,7 @@ def test_data_dir_that_is_missing_or_incomplete(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for choice in ("auto", "mnist"):
         for nowhere in (tmp_path / "nowhere", Path("a\0b")):
-            with pytest.raises(UserError, match="no folder"):
+            with pytest.raises(UserError, match="has no train-images"):
                 data.resolve_dataset(choice, rng, nowhere)
         with pytest.raises(UserError, match=STEMS[0]):
             data.resolve_dataset(choice, rng, tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import conv_matrix_capsules as conv
 import mnist_affine_capsnet as affine
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-from helpers import EXPERIMENTS, config_of, digits_folder
+from helpers import EXPERIMENTS, config_of, digits_folder, smallest
 from support.optimizers import TrainState, count_params
 from support.run import init_states
 
@@ -167,3 +168,22 @@ def test_a_step_moves_every_parameter_and_weights_outside_of_the_routing_decay(
         expected = p - 20 * lr * start[key] if key in decayed else p
         np.testing.assert_allclose(shrunk.params[key], expected, rtol=1e-12, atol=1e-15, err_msg=key)
         assert np.array_equal(shrunk.params[key], p) == (key not in decayed), key
+
+
+# --- Plain forms ------------------------------------------------------------------------------------------------------
+
+INSIDE_TWINS = (  # what each fast twin calls
+    "fast.optimizers._adam_jobs", "fast.spectral_conv.transforms", "fast.dynamic_routing.route",
+    "fast.field_em.votes_forward",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name, e in EXPERIMENTS.items() if hasattr(e.script.Config, "plain")])
+def test_a_script_runs_in_plain_forms_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    smallest(monkeypatch)
+    for inside in INSIDE_TWINS:
+        monkeypatch.setattr(inside, Mock(side_effect=AssertionError("a fast twin")))
+    main, argv = EXPERIMENTS[name].script.main, EXPERIMENTS[name].argv()
+    assert main([*argv, "--plain"]) == 0
+    with pytest.raises(AssertionError, match="a fast twin"):
+        main(argv)

@@ -209,6 +209,19 @@ def test_a_study_from_the_command_line(words: str, monkeypatch: pytest.MonkeyPat
         assert {"upright_accuracy", "rotated_35_accuracy", "affnist_accuracy"} <= set(metrics)
 
 
+@pytest.mark.parametrize("study", ["shapes", "composites", "affnist"])
+def test_a_study_in_its_plain_form_is_the_fast_one(study: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+    config = m.Config(study=study, data_dir=None if study == "shapes" else digits_folder(), n_epochs=1)
+    losses = []
+    for plain in (False, True):
+        chosen = dataclasses.replace(config, plain=plain)
+        assert m.network_config(chosen).plain == plain
+        (history,) = m.run(chosen)["history"].values()
+        losses.append(history["train_loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)
+
+
 def test_without_a_variant_the_network_is_that_of_the_base_script(monkeypatch: pytest.MonkeyPatch) -> None:
     small(monkeypatch)
     config = m.Config(n_epochs=2)
