@@ -134,15 +134,18 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
 # --- A folder: which of its files are of which class ------------------------------------------------------------------
 
 
-def visible_files(folder: Path, around: tuple[str, ...] = ()) -> Files:
-    """All files below a folder, sorted, without hidden ones and those in hidden folders; ``around``: the names of the
-    folders that lead to it. Raises UserError."""
-    found: Files = []
+def visible_files(folder: Path, around: tuple[str, ...] = (), above: tuple[Path, ...] = ()) -> Files:
+    """All files below a folder, sorted, without hidden ones and those in hidden folders, nor through a link to a folder
+    around it. ``around``, ``above``: the names of the folders that lead to it, and they themselves. Raises UserError.
+    """
+    found, above = Files(), (*above, folder.resolve())
     with told_as(f"cannot read the folder {folder}"):
-        for name in sorted(os.listdir(folder)):
+        for name in sorted(name for name in os.listdir(folder) if name[0] != "."):
             path, names = folder / name, (*around, name)
-            if name[0] != ".":
-                found += visible_files(path, names) if path.is_dir() else [(names, path)]
+            if not path.is_dir():
+                found.append((names, path))
+            elif path.resolve() not in above:
+                found += visible_files(path, names, above)
     return found
 
 

@@ -440,6 +440,15 @@ def test_a_folder_around_the_classes_is_looked_through_and_train_may_be_a_class(
     assert sets_of(write_folder(tmp_path / "trains", ["bus", "car", "train"])).classes == ("bus", "car", "train")
 
 
+def test_links_are_followed_but_not_to_a_folder_around_them(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    for name in CLASSES:
+        (tmp_path / "links" / name).symlink_to(folder / name)
+    assert len(everything(sets_of(tmp_path / "links"))) == 24
+    (folder / CLASSES[0] / "up").symlink_to(folder)
+    assert len(labelled_pictures.visible_files(folder)) == 24
+
+
 def write_names(root: Path, names: Sequence[str], n: int = 6, text: str = "{name}.{k}.png") -> None:
     root.mkdir(parents=True)
     rng = np.random.default_rng(0)
