@@ -194,7 +194,7 @@ def draw_views(run: Run, angle: str, n: int, title: str) -> Figure:
     middle of its range."""
     config, data = run.config, run.data
     other = "elevation" if angle == "azimuth" else "azimuth"
-    fig = make_figure(5.4, title, subtitle(config))
+    fig = make_figure(5.4, title, subtitle(config, run.who))
     for ax, (part, word, colour) in zip(fig.subplots(1, 2), RANGES, strict=True):
         angles, fixed = shown_angles(config, data, angle, part, n), middle(config, data, other, part)
         at = {angle: angles, other: np.full(len(angles), fixed)}
@@ -252,7 +252,7 @@ def draw_training_curves(run: Run) -> Figure:
         "familiar_accuracy": "accuracy, familiar viewpoints",
         "held_out_accuracy": "accuracy, held-out viewpoints",
     }
-    return draw_histories(subtitle(run.config), titles, run.states, MODELS, CHANCE)
+    return draw_histories(subtitle(run.config, run.who), titles, run.states, MODELS, CHANCE)
 
 
 def half_turn_line(ax: Axes, config: Config) -> list[Line2D]:
@@ -263,7 +263,7 @@ def half_turn_line(ax: Axes, config: Config) -> list[Line2D]:
 
 
 def draw_extrapolation_bars(run: Run) -> Figure:
-    fig = make_figure(4.3, "Accuracy on familiar and on held-out viewpoints", subtitle(run.config))
+    fig = make_figure(4.3, "Accuracy on familiar and on held-out viewpoints", subtitle(run.config, run.who))
     ax, names = fig.subplots(), []
     accuracy_axis(ax, "accuracy", CHANCE)
     for k, (name, state) in enumerate(run.states.items()):
@@ -342,7 +342,7 @@ def draw_class_poses(run: Run) -> Figure:
     scores, cache = capsule_outputs(run, views.images)
     side = views.images.shape[1]
     limit = float(np.percentile(np.abs(cache.mu), 96))  # a few large entries would make all others pale
-    fig = make_figure(5.85, "Pose matrices of the class capsules", subtitle(config)
+    fig = make_figure(5.85, "Pose matrices of the class capsules", subtitle(config, run.who)
                       + "\nred: positive entries, blue: negative; numbers: the score of each class; framed: the answer,"
                       " green where it is right")  # fmt: skip
     poses = cache.mu.reshape(len(scores), n, experiment.POSE_SIDE, experiment.POSE_SIDE)
@@ -370,7 +370,7 @@ def draw_routing_assignments(run: Run) -> Figure:
     scores, cache = capsule_outputs(run, views.images)  # k: L, which changes most as it turns; a human of smallNORB
     iterations = [step.r for step in cache.routing.m_steps]  # each (N, I, J)
     shown = evenly_spaced_indices(len(iterations), 3)
-    fig = make_figure(5.5, f"EM routing of one {config.classes[k]}", subtitle(config)
+    fig = make_figure(5.5, f"EM routing of one {config.classes[k]}", subtitle(config, run.who)
                       + "\nassignment $r_{ij}$ of each primary capsule (row) to each class capsule (column), even at"
                       " first; framed: the true class")  # fmt: skip
     widths = (1.3, *(1 for _ in shown), 0.42, 1.1)
