@@ -672,7 +672,7 @@ function setUpAnswer() {
   $("better").replaceChildren(`On ${thousands(about.digits.nTest)} test pictures the capsules find both digits of `, bold(percent(capsules)),
     ", the CNN with pooling and as many parameters of ", bold(percent(cnn)),
     `: here ${capsules > cnn ? "the capsules are" : "the CNN is"} better. `, about.digits.study
-      ? `Over ${about.digits.study.n} trainings of each with other seeds they find ${studyText(about.digits.study)}`
+      ? `Over ${about.digits.study.n} trainings of each, with different seeds, they find ${studyText(about.digits.study)}`
       : "This is one training of each; the repository has many.");
 }
 
