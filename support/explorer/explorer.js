@@ -29,6 +29,13 @@ function signed(x, digits = 2) {
 }
 const swatch = (k) => element("span", { className: `swatch ${["first", "second"][k]}` });
 const bold = (text) => element("b", { textContent: text });
+const percent = (x, places = 1) => `${(100 * x).toFixed(places)}\u00a0%`;
+// Means of both networks over many seeds, and their difference.
+function studyText({ capsules, cnn, mean, low, high }) {
+  const points = (x) => signed(100 * x, 1);
+  return `${percent(capsules)} (capsules) and ${percent(cnn)} (CNN): a difference of ${points(mean)} percentage points, 95\u00a0% interval ${points(low)} to ${points(high)}.`;
+}
+const thousands = (n) => n.toLocaleString("en");
 const article = (digit) => (digit === 8 ? "an" : "a");
 
 // Calls of the same function between two frames of the screen become one.
@@ -332,6 +339,8 @@ const digits = {
   child: null, // the small capsule whose votes are shown: { cell, type }, or null for the most active one
   iteration: about.digits.config.iterations,
   named: [], // the classes of the two longest capsules
+  share: 0, // of the first one's squared error that goes when the second one's reconstruction is laid over it
+  found: [], // those of the two that the page says are there
   colour: [0, 1], // of each of them
   recon: [],
 };
@@ -380,6 +389,8 @@ function updateAnswer() {
   const now = routed();
   digits.named = longest(now);
   digits.recon = digits.named.map((j) => Networks.decoder(models.digits, capsuleOf(now, j), j));
+  digits.share = shareOf(digits.recon, digits.image);
+  digits.found = found(now);
   digits.colour = coloursOf(digits.recon, digits.pictures);
   showBars(now);
   showReconstructions(now);
@@ -393,13 +404,30 @@ function updateAnswer() {
   updateDimensions();
 }
 
+// What make_explorer.py calls the share of the second digit.
+function shareOf([first, second], image) {
+  let [error, rest] = [0, 0];
+  image.forEach((value, k) => {
+    error += (value - first[k]) ** 2;
+    rest += (value - Math.max(first[k], second[k])) ** 2;
+  });
+  return 1 - rest / error;
+}
+
+// Where even the longest capsule is shorter than the second one of nearly all right answers, no digit is there.
+function found({ lengths }) {
+  const { least, naming } = about.digits;
+  if (isEmpty() || lengths[digits.named[0]] < least) return [];
+  return digits.named.slice(0, digits.share >= naming.explains ? 2 : 1);
+}
+
 const isEmpty = () => !layers.some((layer) => layer.used);
 
 function showBars({ lengths }) {
   for (const j of classes) {
     const bar = $(`bar${j}`);
     const rank = digits.named.indexOf(j);
-    bar.className = `bar ${rank < 0 || isEmpty() ? "" : ["first", "second"][digits.colour[rank]]}`;
+    bar.className = `bar ${digits.found.includes(j) ? ["first", "second"][digits.colour[rank]] : ""}`;
     bar.querySelector("i").style.width = `${100 * lengths[j]}%`;
     bar.querySelector(".value").textContent = lengths[j].toFixed(2);
     bar.querySelector(".thin i").style.width = `${100 * digits.cnn[j]}%`;
@@ -413,21 +441,17 @@ function showBars({ lengths }) {
     answer.append("The picture is empty. Draw a digit, or take a test picture.");
     return;
   }
-  // Of the right answers to test pictures, nearly all have a longer second capsule than this.
-  const { least } = about.digits;
-  const there = digits.named.filter((j) => lengths[j] >= least);
-  if (there.length === 0) answer.append("No capsule is as long as those of right answers. The nearest are ", bold(a), " and ", bold(b), ".");
-  if (there.length === 1) {
-    answer.append(`The network finds ${article(a)} `, bold(a), ` alone. The next, ${b}, has length ${lengths[b].toFixed(2)}: 99 in 100 right answers have more than ${least.toFixed(2)}.`);
+  const one = digits.found.map((j) => [article(j), " ", bold(j)]);
+  if (one.length === 0) answer.append("No capsule is as long as those of right answers. The nearest are ", bold(a), " and ", bold(b), ".");
+  if (one.length === 1) {
+    answer.append("The network finds ", ...one[0], ` alone: ${article(b)} ${b} as well would explain ${percent(Math.max(0, digits.share))} of the rest, less than ${percent(about.digits.naming.explains)}.`);
   }
-  if (there.length === 2) answer.append(`The network finds ${article(a)} `, bold(a), ` and ${article(b)} `, bold(b), ".");
-  if (there.length === 2 && !layers.every((layer) => layer.used)) {
-    answer.append(" It was trained on pictures of two digits alone, and tends to find a second one.");
-  }
+  if (one.length === 2) answer.append("The network finds ", ...one[0], " and ", ...one[1], ".");
   if (exampleIndex >= 0) {
     const labels = about.digits.labels[exampleIndex];
     const right = labels.filter((j) => digits.named.includes(j)).length;
-    answer.append(` The test picture was made of ${article(labels[0])} ${labels[0]} and ${article(labels[1])} ${labels[1]}: ${["neither", "one of the two", "both"][right]} found.`);
+    const [x, y] = labels.map((j) => `${article(j)} ${j}`);
+    answer.append(` The picture was made of ${x} and ${y}: ${["neither has", "one of them has", "both have"][right]} one of the two longest capsules.`);
   }
 }
 
@@ -448,7 +472,6 @@ function showCnnAnswer() {
 // What would be answered with couplings that are all a tenth.
 function showEven() {
   const text = $("even-text");
-  const accuracy = (x) => `${(100 * x).toFixed(1)} %`;
   const row = about.digits.accuracies.find(({ model, metric }) => model === "capsnet" && metric === "set_accuracy");
   const [first, last] = [digits.result.iterations[0], digits.result.iterations[digits.iteration - 1]];
   const answerOf = (iteration) => longest(iteration).map((j) => `${j} (${iteration.lengths[j].toFixed(2)})`).join(" and ");
@@ -456,7 +479,8 @@ function showEven() {
   if (!isEmpty()) {
     text.append("Routed: ", bold(answerOf(last)), ". With even couplings: ", bold(answerOf(first)), ". ");
   }
-  text.append(`On ${about.digits.nTest.toLocaleString("en")} test pictures this network finds both digits of ${accuracy(row.after)} with routing, and of ${accuracy(about.digits.evenAccuracy)} with even couplings.`);
+  text.append(`On ${thousands(about.digits.nTest)} test pictures this network finds both digits of ${percent(row.after)} with routing, and of ${percent(about.digits.evenAccuracy)} with even couplings.${
+    Math.abs(row.after - about.digits.evenAccuracy) < 0.01 ? " Routing makes the lengths clearer, and hardly changes the answers." : ""}`);
 }
 
 // The ten votes of one small capsule, and what the iteration that is shown makes of them.
@@ -497,11 +521,12 @@ function chooseChild(i) {
 function showReconstructions({ lengths }) {
   digits.named.forEach((j, k) => {
     const colour = COLOURS[digits.colour[k]];
-    const pale = isEmpty() ? 0 : lengths[j] < 0.5 ? 0.35 : 1; // a short capsule's drawing means little
+    const isFound = digits.found.includes(j);
+    const pale = isEmpty() ? 0 : isFound ? 1 : 0.35;
     paint($(`recon${k}`), [digits.recon[k]], [colour.map((part) => part * pale)], SIDE);
-    $(`recon${k}-text`).replaceChildren(swatch(digits.colour[k]), "drawn from capsule ", bold(j), `, length ${lengths[j].toFixed(2)}`);
+    $(`recon${k}-text`).replaceChildren(swatch(digits.colour[k]), "drawn from capsule ", bold(j), `, length ${lengths[j].toFixed(2)}${isFound || isEmpty() ? "" : ": not named"}`);
   });
-  const present = digits.named.map((j, k) => k).filter((k) => lengths[digits.named[k]] >= 0.5);
+  const present = [0, 1].filter((k) => digits.found.includes(digits.named[k]));
   const grey = [70, 70, 70];
   paint($("both"), [digits.image, ...present.map((k) => digits.recon[k])],
     [grey, ...present.map((k) => COLOURS[digits.colour[k]].map((part) => 0.8 * part))], SIDE);
@@ -644,10 +669,11 @@ function setUpAnswer() {
   });
   const of = (model) => about.digits.accuracies.find((row) => row.model === model && row.metric === "set_accuracy").after;
   const [capsules, cnn] = [of("capsnet"), of("cnn_pool")];
-  const percent = (x) => `${(100 * x).toFixed(1)}\u00a0%`;
-  $("better").replaceChildren(`On ${about.digits.nTest.toLocaleString("en")} test pictures the capsules find both digits of `, bold(percent(capsules)),
+  $("better").replaceChildren(`On ${thousands(about.digits.nTest)} test pictures the capsules find both digits of `, bold(percent(capsules)),
     ", the CNN with pooling and as many parameters of ", bold(percent(cnn)),
-    `: here ${capsules > cnn ? "the capsules are" : "the CNN is"} better. One training of each; see the repository for many.`);
+    `: here ${capsules > cnn ? "the capsules are" : "the CNN is"} better. `, about.digits.study
+      ? `Over ${about.digits.study.n} trainings of each, with different seeds, they find ${studyText(about.digits.study)}`
+      : "This is one training of each; the repository has many.");
 }
 
 // ------------------------------------------------------------------------------------------------- 2. sixteen dimensions
@@ -790,6 +816,7 @@ function answersAt(azimuth) {
   const capsules = Networks.matrixCapsules(models.capsules, part.config, image);
   return { image, capsules, cnn: Networks.cnn(models.cnn, part.config, image) };
 }
+const ACTIVATIONS = part.config.loss === "spread"; // its scores are the activations, from 0 to 1
 const best = (scores) => scores.indexOf(Math.max(...scores));
 
 // All of the section but the ring's answers, after every step of a drag.
@@ -798,8 +825,8 @@ function updateView() {
     const { image, capsules, cnn } = answersAt(view.azimuth);
     paint($("small-view"), [image], [WHITE], VIEW_SIDE);
     paint($("view"), [Networks.renderVoxels(part.objects[view.object], view.azimuth, view.elevation, 128)], [WHITE], 128);
-    showAnswers("answer-capsules", capsules.scores);
-    showAnswers("answer-cnn", cnn);
+    showAnswers("answer-capsules", ACTIVATIONS ? capsules.a : Networks.softmax(capsules.scores), capsules.scores);
+    showAnswers("answer-cnn", Networks.softmax(cnn), cnn);
     showVerdict(best(capsules.scores), best(cnn));
     showPose(capsules.mu);
     $("azimuth").value = view.azimuth;
@@ -810,8 +837,7 @@ function updateView() {
   });
 }
 
-function showAnswers(id, scores) {
-  const p = Networks.softmax(scores);
+function showAnswers(id, p, scores) {
   const top = best(scores);
   [...$(id).children].forEach((bar, j) => {
     bar.className = `small-bar ${j === top ? "best" : ""} ${j === view.object ? "true" : ""}`;
@@ -979,14 +1005,13 @@ function selectObject(j) {
 function showStudy() {
   const { study } = part;
   if (!study) return;
-  const points = (x) => `${x < 0 ? "−" : "+"}${Math.abs(100 * x).toFixed(1)}`;
-  const difference = study.capsules - study.cnn;
   $("study").hidden = false;
-  $("study").textContent = `These are five shapes of one seed. Over ${study.n} such sets the capsules know ${(100 * study.capsules).toFixed(1)} % of the held-out views, the CNN ${(100 * study.cnn).toFixed(1)} %: a difference of ${points(difference)} points, 95 % interval ${points(difference - study.half)} to ${points(difference + study.half)}.`;
+  $("study").textContent = `These are five shapes of one seed. Over ${study.n} such sets they know, of the held-out views, ${studyText(study)}`;
 }
 
 function setUpView() {
   showStudy();
+  $("capsules-show").textContent = ACTIVATIONS ? "activation" : "probability";
   part.classes.forEach((name, j) => {
     const input = element("input", { type: "radio", name: "object", value: j, checked: j === view.object });
     input.addEventListener("change", () => { selectObject(j); });
@@ -1027,18 +1052,19 @@ function setUpView() {
 
 function showNumbers() {
   const names = { capsnet: "CapsNet", cnn_pool: "CNN with pooling", capsules: "matrix capsules", cnn_matched: "CNN, as many parameters" };
-  const percent = (x) => `${(100 * x).toFixed(2)}\u00a0%`;
   const rows = [
     ...about.digits.accuracies.map((row) => [names[row.model], `two digits: ${row.title}`, row]),
     ...part.accuracies.map((row) => [names[row.model], row.title, row]),
   ];
   for (const [model, title, { before, after }] of rows) {
-    $("accuracy").tBodies[0].append(element("tr", {}, ...[model, title, percent(before), percent(after)].map(
+    $("accuracy").tBodies[0].append(element("tr", {}, ...[model, title, percent(before, 2), percent(after, 2)].map(
       (text) => element("td", { textContent: text }))));
   }
+  const { nTest, naming } = about.digits;
+  $("naming").textContent = `The network was trained on pairs alone, and some capsule is always second. It is named where its drawing explains at least ${percent(naming.explains)} of the squared error that the first drawing leaves. So one digit alone is named as one in ${percent(naming.one)} of ${thousands(nTest)} test pictures, and two as two in ${percent(naming.two)} of ${thousands(nTest)}.`;
   const { run } = about.digits;
   $("provenance").textContent = `Two digits: ${run.dataset}, seed ${run.seed}, ${run.epochs} epochs,`
-    + ` ${about.digits.nTest.toLocaleString("en")} test pictures; the ${about.digits.nExamples} test pictures of this page are the first of them.`
+    + ` ${thousands(about.digits.nTest)} test pictures; the ${about.digits.nExamples} test pictures of this page are the first of them.`
     + ` Viewpoint: ${part.run.dataset}, seed ${part.run.seed}, ${part.run.epochs} epochs, ${part.nTest} held-out views with noise; this page draws without noise.`
     + ` Written by make_explorer.py at commit ${(about.commit ?? "unknown").slice(0, 12)}${about.commit?.endsWith("-dirty") ? " with changes" : ""}.`;
 }
@@ -1236,11 +1262,13 @@ function setUpTour() {
   }
   $("copy").addEventListener("click", async () => {
     history.replaceState(null, "", `#${stateText()}`);
+    const holds = "Your drawing and all settings are in the part from #.";
+    const elsewhere = location.protocol === "file:" ? " This page is a file on your machine: others put that part behind the address of their own copy." : "";
     try {
       await navigator.clipboard.writeText(location.href);
-      $("copied").textContent = "The link is copied: it holds your drawing and all settings.";
+      $("copied").textContent = `The link is copied. ${holds}${elsewhere}`;
     } catch {
-      $("copied").textContent = "The address of this page holds your drawing and all settings: copy it from there.";
+      $("copied").textContent = `Copy the address of this page. ${holds}${elsewhere}`;
     }
   });
 }
