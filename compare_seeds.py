@@ -170,11 +170,8 @@ def open_executor(n_parallel: int, address: str | None) -> Iterator[Executor]:
         return
     try:
         import distributed
-        from cloudpickle import register_pickle_by_value
     except ImportError:
         raise UserError("--scheduler needs Dask: pip install -r requirements-dask.txt") from None
-    if __name__ != "__main__":
-        register_pickle_by_value(sys.modules[__name__])  # no worker needs to import this file
     try:
         client = distributed.Client(address, timeout=DASK_TIMEOUT, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:

@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 import smallnorb_novel_viewpoint as experiment
 import visualize_smallnorb_novel_viewpoint as figures
 from fast.workers import blas_threads
+from multimnist_capsnet import softmax
 from smallnorb_novel_viewpoint import Array, Config, Data, Split
 from support.optimizers import TrainState
 from support.script import script
@@ -64,10 +65,7 @@ def make_sweep(config: Config, data: Data, n_frames: int) -> Sweep:
 
 def confidence(config: Config, name: str, scores: Array) -> Array:
     """Bars between 0 and 1 for scores (N, J): their softmax; the activations themselves under spread loss."""
-    if name == "capsules" and config.loss == "spread":
-        return scores
-    p = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return p / p.sum(axis=1, keepdims=True)
+    return scores if name == "capsules" and config.loss == "spread" else softmax(scores)
 
 
 class Recorder:

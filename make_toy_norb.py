@@ -16,7 +16,6 @@ How hard it is, by three baselines; and a sheet of all toys:
 from __future__ import annotations
 
 import dataclasses
-import io
 import itertools
 import os
 import sys
@@ -24,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import imageio.v3 as imageio
 import numpy as np
 
 import conv_matrix_capsules as conv
@@ -159,8 +159,6 @@ def real_row(folder: Path) -> Array:
 def contact_sheet(seed: int, real: Path | None = None) -> bytes:
     """PNG: a row of ten instances for each category, the left eye's view from a random side in a random lighting; below
     them, a row of the set in the folder ``real``."""
-    from PIL import Image
-
     rng = np.random.default_rng(seed)
     rows = []
     for category in range(len(CATEGORIES)):
@@ -174,9 +172,7 @@ def contact_sheet(seed: int, real: Path | None = None) -> bytes:
         rows.append(np.concatenate(row, axis=1))
     if real:
         rows += [np.full((4, rows[0].shape[1]), 255, np.uint8), real_row(real)]
-    stream = io.BytesIO()
-    Image.fromarray(np.concatenate(rows)).save(stream, "PNG", optimize=True)
-    return stream.getvalue()
+    return imageio.imwrite("<bytes>", np.concatenate(rows), extension=".png", plugin="pillow", optimize=True)
 
 
 # --- Command line -----------------------------------------------------------------------------------------------------

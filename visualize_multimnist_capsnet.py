@@ -25,6 +25,7 @@ from __future__ import annotations
 import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -358,7 +359,13 @@ def draw_scaling(accuracies: Mapping[Series, Mapping[int, Array]]) -> Figure:
 
 # --- Files and command line -------------------------------------------------------------------------------------------
 
-OF_RUN = ("example_pairs", "training_curves", "reconstructions", "capsule_activations", "overlay")
+OF_RUN: dict[str, Callable[[Run, Predictions], Figure]] = {
+    "example_pairs": lambda run, _: draw_example_pairs(run),
+    "training_curves": lambda run, _: draw_training_curves(run),
+    "reconstructions": draw_reconstructions,
+    "capsule_activations": draw_capsule_activations,
+    "overlay": draw_overlay,
+}
 OF_RESULTS = {"scaling": lambda: draw_scaling(read_scaling(SCALING_RESULTS))}
 N_COLOURS = {"reconstructions": 255, "overlay": 255}  # of the palettes of large pictures
 
@@ -391,13 +398,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         result = experiment.make_result(run.config, run.data, run.states, options.threads)
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         predicted = predict(run)
-        return {
-            "example_pairs": lambda: draw_example_pairs(run),
-            "training_curves": lambda: draw_training_curves(run),
-            "reconstructions": lambda: draw_reconstructions(run, predicted),
-            "capsule_activations": lambda: draw_capsule_activations(run, predicted),
-            "overlay": lambda: draw_overlay(run, predicted),
-        }
+        return {name: functools.partial(draw, run, predicted) for name, draw in OF_RUN.items()}
 
     with blas_threads(1):
         draw_figures(options.outdir / experiment.EXPERIMENT, options, OF_RESULTS, of_run, N_COLOURS)

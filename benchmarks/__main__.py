@@ -13,6 +13,7 @@ from benchmarks import conv_matrix_capsules as matrix_capsules
 from benchmarks import multimnist, scaling, smallnorb
 from benchmarks.measure import Step, interleave, peak_memory, version_of
 from support.console import print_message
+from support.result_tables import plain_table
 from support.results import environment, save_result
 from support.script import script
 from support.settings import SettingError, int_in, output_path, parse, setting
@@ -121,10 +122,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     command = shlex.join(["python", "-m", "benchmarks", *(sys.argv[1:] if argv is None else argv)])
     machine = environment() | {"pytorch": version_of("torch"), "jax": version_of("jax")}
     save_result(options.out, {"command": command, "environment": machine, "tables": tables})
-    for name, table in tables.items():
-        print(f"\n{name}")
-        for row in [table["columns"], *table["rows"]]:
-            print("  ".join(f"{cell!s:>26}" for cell in row))
+    for name in tables:
+        print(f"\n{name}\n{plain_table({'tables': tables}, name, {})}")
 
 
 if __name__ == "__main__":

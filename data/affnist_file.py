@@ -25,12 +25,6 @@ def read_affnist(path: Path) -> tuple[Array, Array]:
 
     try:
         with path.open("rb") as opened:  # loadmat's own word on a missing file does not say that it is missing
-            head = opened.read(10)
-            opened.seek(0)
-            if head[:4] == b"PK\x03\x04":
-                raise ValueError("it is a .zip archive: unzip it first")
-            if head == b"MATLAB 7.3" or head[:4] == b"\x89HDF":
-                raise ValueError("it is of MATLAB 7.3: save it with -v7, or fetch the published file")
             struct = loadmat(opened, variable_names=["affNISTdata"])["affNISTdata"][0, 0]
         pixels, labels = np.asarray(struct["image"]), np.asarray(struct["label_int"]).ravel()
     except FileNotFoundError:

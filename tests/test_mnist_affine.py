@@ -185,11 +185,9 @@ def test_what_is_no_affnist_file_is_one_line(
     write_affnist(tmp_path / "words.mat", pixels, "abc")
     config = ["--canvas", "40", "--dataset", "mnist", "--data-dir", str(tmp_path / "unused")]
     names = ("name", "float", "size", "few", "eleven", "words", "nowhere")
-    says = {"archive": "unzip it first", "hdf": "it is of MATLAB 7.3", "7.3": "it is of MATLAB 7.3"}
     for path in (*(tmp_path / f"{name}.mat" for name in (*contents, *names)), tmp_path):
         error = failure(m, [*config, "--affnist", str(path)], capsys)
         assert str(path) in error
-        assert says.get(path.stem, "") in error
 
 
 # --- Data -------------------------------------------------------------------------------------------------------------

@@ -14,10 +14,9 @@ import pytest
 
 import mnist_affine_capsnet
 import smallnorb_novel_viewpoint
-import visualize_conv_matrix_capsules
 import visualize_smallnorb_novel_viewpoint
 from figure_checks import check_animation, check_pictures, check_unchanged, draw_coarsely, refuse
-from helpers import EXPERIMENTS, ROOT, failure, run_script, smallest, usage_error
+from helpers import EXPERIMENTS, ROOT, failure, run_script, smallest
 from recorded import note_figures
 from support import figures
 from support.files import UserError
@@ -121,7 +120,6 @@ def quick(tmp_path: Path, monkeypatch: Patch, request: pytest.FixtureRequest) ->
     smallest(monkeypatch)
     for module in (visualize("mnist_affine_capsnet"), make_gif("mnist_affine_capsnet")):
         monkeypatch.setattr(module, "SWEEP", mnist_affine_capsnet.SWEEP)
-    monkeypatch.setattr(visualize_conv_matrix_capsules, "DECODER_EPOCHS", 2)
     monkeypatch.setattr(visualize_smallnorb_novel_viewpoint, "NOISE_DRAWS", 1)
 
 
@@ -205,18 +203,6 @@ def test_what_cannot_be_drawn(name: str, flags: str, says: str, monkeypatch: Pat
 def test_a_figure_that_a_training_does_not_give(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no attention can be drawn of this training"):
         figures.draw_figures(tmp_path, SimpleNamespace(figures=("attention",)), {}, dict)
-
-
-@pytest.mark.parametrize(
-    ("name", "flags"),
-    [
-        ("multimnist_capsnet", ["--n-epochs=800", "--snapshot-every=1"]),
-        ("smallnorb_novel_viewpoint", ["--sweep-frames=600", "--snapshots=2"]),
-        ("mnist_affine_capsnet", ["--frames=601"]),
-    ],
-)
-def test_too_many_frames(name: str, flags: list[str], capsys: Capture) -> None:
-    usage_error(make_gif(name), flags, capsys)
 
 
 @pytest.mark.parametrize(
