@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from helpers import EXPERIMENTS, ROOT, Experiment, config_of, failure, run_script, script_environment, usage_error
+from helpers import EXPERIMENTS, ROOT, Experiment, config_of, failure, script_environment, usage_error
 from support import settings
 from support.checkpoints import read_checkpoint, require_resumable, save_checkpoint
 from support.files import UserError, atomic_write
@@ -469,11 +469,11 @@ def test_same_seed_same_bits_whatever_is_trained_besides(experiment: Experiment,
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_a_bar_on_a_terminal_and_nowhere_else(quiet: bool, experiment: Experiment) -> None:
+def test_a_bar_on_a_terminal_and_nowhere_else(quiet: bool, experiment: Experiment, capsys: Capture) -> None:
     argv = [word for word in experiment.argv("--models cnn") if quiet or word != "--quiet"]
-    process = run_script(f"{experiment.name}.py", *argv)
-    assert (process.returncode, process.stderr) == (0, "")
-    assert "cnn" in process.stdout
+    assert experiment.script.main(argv) == 0
+    out, error = capsys.readouterr()
+    assert (error, "cnn" in out) == ("", True)
     master, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     with open(terminal, "w") as stderr, Patch.context() as patch:

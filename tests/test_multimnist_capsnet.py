@@ -1,5 +1,4 @@
-"""multimnist_capsnet: composites, routing's invariants, training, files, command line. Digits are noise or generated
-strokes; one test is of real MNIST."""
+"""multimnist_capsnet: composites, routing's invariants, training, files, command line, on generated strokes."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ import mnist_affine_capsnet as affine
 import multimnist_capsnet as m
 from data.pictures import read_strokes
 from fast.workers import SERIAL
-from helpers import EXPERIMENTS, MNIST, digits_folder, failure, needs_mnist, strokes
+from helpers import EXPERIMENTS, digits_folder, failure, strokes
 from support.optimizers import TrainState
 from support.run import init_state
 
@@ -191,18 +190,6 @@ def test_the_learning_rate_rises_then_falls() -> None:
     config = m.Config(n_epochs=10, n_train=16_000, batch_size=16, lr=1.0)  # 10,000 steps
     rates = [config.lr_at(t) for t in (0, m.WARMUP, 5000, 9999)]
     np.testing.assert_allclose(rates, [1 / m.WARMUP, 0.99, 0.5, 1e-4])
-
-
-@needs_mnist
-def test_sixty_steps_on_mnist() -> None:
-    config = m.Config(dataset="mnist", data_dir=MNIST, n_epochs=1, n_train=60 * 16, batch_size=16, n_test=200)
-    data = m.make_data(config)
-    assert data.name == "mnist"
-    assert (len(data.train.images), len(data.test.images)) == (60_000, 200)
-    history = m.train_all(config, data, names=("capsnet",))["capsnet"].history
-    assert history["train_margin_loss"][0] < 1.0
-    assert history["digit_accuracy"][0] > 0.25  # chance: 0.2
-    assert history["recon_mse"][0] < 0.07
 
 
 # --- Runs and pictures ------------------------------------------------------------------------------------------------

@@ -112,9 +112,9 @@ def test_a_step_overwrites_neither_its_inputs_nor_the_next_steps(experiment: str
 
 OF_VIEWS = {"n_epochs": 10, "n_elev": 1, "n_train_views": 4, "n_per_combo": 3, "batch_size": 10, "lr": 5e-4}
 OF_DIGITS = {"dataset": "mnist", "conv_channels": 8, "primary_types": 2, "decoder": (32, 64), "batch_size": 16}
-OF_PAIRS = {**OF_DIGITS, "n_epochs": 2, "n_train": 1600, "n_test": 100}
+OF_PAIRS = {**OF_DIGITS, "n_epochs": 2, "n_train": 1120, "n_test": 100}
 OF_TURNED = {**OF_DIGITS, "n_epochs": 12, "n_train": 192, "n_val": 100, "n_sweep": 4, "lr": 1e-2, "cnn_lr": 1e-2}
-OF_FIELDS = {**OF_VIEWS, "dataset": "voxels", "sizes": (8, 4, 4, 4), "lr": 1e-2, "variance_floor": 0.3}
+OF_FIELDS = {**OF_VIEWS, "n_epochs": 7, "dataset": "voxels", "sizes": (8, 4, 4, 4), "lr": 1e-2, "variance_floor": 0.3}
 LEARNING: list[tuple[Any, ...]] = [
     *((views, "capsules", OF_VIEWS | {"loss": "cross-entropy", "em_grad": policy}, "familiar_accuracy", 0.45)
       for policy in ("exact", "stop")),
