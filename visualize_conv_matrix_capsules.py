@@ -51,14 +51,14 @@ from support.script import script
 from support.settings import parse
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, DATASET_NAMES, GREEN, GREY, MODEL_STYLES, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
+    BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
     FigureOptions, ModelStyle, Run, accuracy_axis, add_frame, choice_of_figures, darkened, draw_figures, draw_histories,
     evenly_spaced_indices, grey_levels, head_legend, heading, interval, lightened, load_or_train, make_figure,
     marked_answer, model_handles, model_line, plot_band, plural, require_tests, settings_in, show_pictures,
     weighted_quantiles, with_minus_sign,
 )  # fmt: skip
 
-MODELS = MODEL_STYLES[experiment.EXPERIMENT]
+MODELS = {"capsules": EM_CAPSULES, "cnn": CNN}
 FAMILIAR, HELD_OUT = GREEN, PURPLE  # viewpoints
 
 

@@ -41,12 +41,12 @@ from support.settings import input_path, parse, redeclared, setting
 from visualize_multimnist_capsnet import PERTURBATIONS, perturb_capsule
 
 from support.figures import (  # isort: skip
-    BLACK, DATASET_NAMES, GREY, MODEL_STYLES, ORANGE, REFERENCE_LINE, FigureOptions, Run, choice_of_figures,
+    BLACK, CAPSNET, CNN, DATASET_NAMES, GREY, LENET, ORANGE, REFERENCE_LINE, FigureOptions, Run, choice_of_figures,
     draw_figures, draw_histories, head_legend, load_or_train, make_figure, model_handles, name_line, plot_band, plural,
     show_pictures, with_minus_sign,
 )  # fmt: skip
 
-MODELS = MODEL_STYLES[experiment.EXPERIMENT]
+MODELS = {"capsnet": CAPSNET, "cnn": CNN, "lenet": LENET}
 J = base.N_CLASSES
 RESULTS = Path("results") / experiment.EXPERIMENT / "rotated.json"
 

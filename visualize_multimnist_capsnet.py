@@ -48,13 +48,13 @@ from support.script import script
 from support.settings import input_path, parse, redeclared, setting
 
 from support.figures import (  # isort: skip
-    BLUE, DATASET_NAMES, GREEN, GREY, MODEL_STYLES, REFERENCE_LINE, RIGHT, SKY, VERMILLION, WRONG, YELLOW,
+    BLUE, CAPSNET, CNN, DATASET_NAMES, GREEN, GREY, POOLING, REFERENCE_LINE, RIGHT, SKY, VERMILLION, WRONG, YELLOW,
     FigureOptions, Run, bare, choice_of_figures, darkened, draw_figures, draw_histories, head_legend, heading,
     interval, lightened, load_or_train, make_figure, marked_answer, model_line, name_line, plural, require_tests,
     settings_in, show_pictures,
 )  # fmt: skip
 
-MODELS = MODEL_STYLES[experiment.EXPERIMENT]
+MODELS = {"capsnet": CAPSNET, "cnn": CNN, "cnn_pool": POOLING}
 DIGIT_COLOURS = YELLOW, SKY  # of the first and the second digit; where both are bright their sum is white
 RESULTS = Path("results") / experiment.EXPERIMENT / "composites_48000.json"
 SCALING_RESULTS = RESULTS.with_name("scaling.json")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
+import importlib
 import io
 import sys
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ from support.script import script
 from support.settings import names_of, parse, setting
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, GREEN, GREY, MODEL_STYLES, ORANGE, WIDTH, OutOptions, darkened, figure_style, lightened,
+    BLACK, BLUE, GREEN, GREY, ORANGE, WIDTH, OutOptions, darkened, figure_style, lightened,
     make_figure, write_if_changed,
 )  # fmt: skip
 
@@ -154,7 +155,7 @@ def draw_network(name: str) -> Figure:
     models = script.make_models(config)
     params = {key: model.init_params(np.random.default_rng(0)) for key, model in models.items()}
     capsules, *others = models
-    stages, styles = stages_of(config, params[capsules]), MODEL_STYLES[name]
+    stages, styles = stages_of(config, params[capsules]), importlib.import_module(f"visualize_{name}").MODELS
     baselines = "; ".join(f"{styles[key].label}: {count_params(params[key]):,}" for key in others)
     subtitle = f"{count_params(params[capsules]):,} parameters (of each layer in green); {baselines}"
     fig = make_figure(HEIGHT + 0.6, f"The capsule network of {name}.py", subtitle)

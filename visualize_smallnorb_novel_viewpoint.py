@@ -45,13 +45,13 @@ from support.script import script
 from support.settings import input_path, parse, setting
 
 from support.figures import (  # isort: skip
-    BLUE, DATASET_NAMES, GREEN, GREY, MODEL_STYLES, PURPLE, RIGHT, VERMILLION, WRONG, FigureOptions, Run,
+    BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SMALL_CNN, VERMILLION, WRONG, FigureOptions, Run,
     accuracy_axis, bare, choice_of_figures, darkened, draw_figures, draw_histories, evenly_spaced_indices, grey_levels,
     head_legend, heading, lightened, load_or_train, make_figure, model_handles, plot_band, show_pictures,
     with_minus_sign,
 )  # fmt: skip
 
-MODELS = MODEL_STYLES[experiment.EXPERIMENT]
+MODELS = {"capsules": EM_CAPSULES, "cnn": SMALL_CNN, "cnn_matched": CNN}
 TRAINED, HELD_OUT = GREEN, PURPLE  # ranges of viewpoints
 RANGES = ("train", "trained on", TRAINED), ("test", "held out", HELD_OUT)
 CHANCE = 1 / experiment.N_CLASSES

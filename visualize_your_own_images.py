@@ -30,10 +30,12 @@ from support.script import script
 from support.settings import SettingError, folder, input_path, parse, setting
 
 from support.figures import (  # isort: skip
-    GREY, MODEL_STYLES, RIGHT, WRONG, darkened, evenly_spaced_indices, make_figure, show_pictures, write_figures,
+    CAPSNET, CNN, EM_CAPSULES, GREEN, GREY, RIGHT, WRONG, darkened, evenly_spaced_indices, make_figure, show_pictures,
+    write_figures,
 )  # fmt: skip
 
 Array = np.ndarray
+MODELS = {"capsules": EM_CAPSULES, "cnn": CNN, "capsnet": CAPSNET._replace(colour=GREEN, marker="D")}
 N_SHOWN = 10  # pictures
 MOST_LETTERS = 10
 
@@ -98,7 +100,7 @@ def sheet(images: Array, labels: Array, names: Sequence[str], answers: dict[str,
             grid.write(last, n, shown[answer[n]], 24 + 14 * line,
                        color=darkened(RIGHT if answer[n] == label else WRONG), **named)  # fmt: skip
     for line, name in enumerate(answers):
-        style = MODEL_STYLES[own.EXPERIMENT][name]
+        style = MODELS[name]
         grid.write(last, -0.5, style.short, 24 + 14 * line, color=darkened(style.colour), ha="right", **named)
     return fig
 

@@ -68,15 +68,6 @@ SMALL_CNN = ModelStyle("Small CNN", "small CNN", GREY, "v")
 PAPER_CNN = ModelStyle("CNN of the paper", "paper's CNN", VERMILLION, "^")
 LENET = ModelStyle("LeNet-5", "LeNet-5", PURPLE, "D")
 
-
-# By experiment and model: a key such as "cnn" is not the same network in every experiment. Add new experiments here.
-MODEL_STYLES: dict[str, dict[str, ModelStyle]] = {
-    "smallnorb_novel_viewpoint": {"capsules": EM_CAPSULES, "cnn": SMALL_CNN, "cnn_matched": CNN},
-    "multimnist_capsnet": {"capsnet": CAPSNET, "cnn": CNN, "cnn_pool": POOLING},
-    "mnist_affine_capsnet": {"capsnet": CAPSNET, "cnn": CNN, "lenet": LENET},
-    "your_own_images": {"capsules": EM_CAPSULES, "cnn": CNN, "capsnet": CAPSNET._replace(marker="D")},
-    "conv_matrix_capsules": {"capsules": EM_CAPSULES, "cnn": CNN},
-}  # fmt: skip
 DATASET_NAMES = {  # by the "dataset" of a result
     "mnist": "MNIST",
     "strokes": "generated strokes, not MNIST",
