@@ -108,9 +108,9 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
             darkest, brightest = min(lows, key=lows.__getitem__), max(highs, key=highs.__getitem__)
             known[kind] = [lows[darkest], highs[brightest]]
             ends += [names[darkest], names[brightest]]
-        for k, square in squares.items():
+        for k in list(squares):
             try:
-                images[k] = in_levels(names[k], square, known)
+                images[k] = in_levels(names[k], squares.pop(k), known)  # the memory serves the next ones
             except UserError as error:
                 why = why or str(error)
         unreadable += [name for k, name in enumerate(names) if k not in images]
