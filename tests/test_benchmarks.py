@@ -216,7 +216,7 @@ def test_the_figure_is_drawn_of_a_scaling_file(
     check_held(fig.axes[4], bars=[[4], [3], [9], [5]])
     one_thread, two_threads = np.sum([bar.get_facecolor() for bar in fig.axes[4].patches[:2]], axis=1)
     assert one_thread > two_threads, "it is the pale one"
-    tables: list[Any] = [{}, {"multimnist_batch": []}, {"multimnist_batch": {"columns": [1, 2]}}]
+    tables: list[Any] = [{}, {"multimnist_batch": []}, {"multimnist_batch": {"columns": [1, 2], "rows": []}}]
     for wrong in ({}, *({"tables": table} for table in tables)):
         save_result(tmp_path / "scaling.json", wrong)
         assert "scaling.json has no such tables: python -m benchmarks --scaling" in failure(figure, argv, capsys)
