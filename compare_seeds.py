@@ -424,6 +424,8 @@ def parse_command(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Setting
     args.zip, args.grid = dict(args.zip), dict(args.grid)
     if len({len(values) for values in args.zip.values()}) > 1:
         parser.error("argument --zip: the flags have different numbers of values")
+    if args.scheduler is not None and not re.fullmatch(r"(\w+://)?[^/\s]+:\d+", args.scheduler):
+        parser.error(f"argument --scheduler: {args.scheduler!r} is no address such as tcp://HOST:8786")
     name = args.name or "_".join(swept) or "-".join(map(str, sorted({min(args.seeds), max(args.seeds)})))
     args.out = args.out or Path("results", args.script.stem, f"{name}.json")
     settings = make_settings(args.zip, args.grid, rest)
