@@ -165,6 +165,7 @@ mnist_affine_capsnet.py test_mnist_affine
 mnist_affine_capsnet.py test_recorded
   test_data_and_results | train: _a.cnn_lr / _a.lr -> 1.0
 mnist_affine_capsnet.py test_protocol
+  test_no_two_draws_share_a_stream | make_data: generator(_a, Stream.DATA) -> generator(Stream.DATA, _a)
   test_turned_digits_are_test_digits_that_are_turned | run_tests: 12 -> 2 |
      make_data: Data(_a, _b, _c, _d, _e[:_f], _g[:_f]) -> Data(_a, _b, _c, _d, _b[:_f], _c[:_f]) |
      make_data: digits.train_labels[held_out] -> digits.train_labels[train][:len(val)] |

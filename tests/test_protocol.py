@@ -492,11 +492,12 @@ def test_no_two_draws_share_a_stream(name: str, monkeypatch: Patch) -> None:
 
     for module in (script, multi, conv):
         monkeypatch.setattr(module, "generator", counted, raising=False)
-    config = config_of(script, EXPERIMENTS[name].argv())
+    config = config_of(script, EXPERIMENTS[name].argv("--seed 123"))
     data = script.make_data(config)
     script.train_all(config, data, names=EXPERIMENTS[name].models[-1:])
     assert len(keys) > 5
     assert set(keys.values()) == {1}
+    assert {seed for seed, *_ in keys} == {123}
     states = init_states(script.make_models(config), config)
     starts = [state.params["conv1.w"] for state in states.values()]
     assert len({start.ravel()[:20].tobytes() for start in starts}) == len(starts)
