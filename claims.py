@@ -277,7 +277,7 @@ def verdict_of(sample: Json, tolerance: float) -> str:
 def make_claims(claims: Sequence[Claim], read: Callable[[str], Json | None]) -> Json:
     """results/claims.json. ``read`` gives the comparison in a place below results/, None where it has not been run.
     Raises KeyError."""
-    n_comparisons = sum(condition.looks for claim in claims for condition in claim.conditions)
+    n_looks = sum(condition.looks for claim in claims for condition in claim.conditions)
     entries = []
     for claim in claims:
         conditions: list[Json] = []
@@ -286,14 +286,14 @@ def make_claims(claims: Sequence[Claim], read: Callable[[str], Json | None]) -> 
             first, second = (read(side.file) for side in sides(c))
             if first is not None and second is not None:
                 both = paired_values(c, (first, second))
-                sample = describe_sample((both[:, 0] - both[:, 1]).tolist(), ALPHA / n_comparisons)
+                sample = describe_sample((both[:, 0] - both[:, 1]).tolist(), ALPHA / n_looks)
                 means = {"first": float(both[:, 0].mean()), "second": float(both[:, 1].mean())}
                 ends = {"difference": sample["mean"], "low": sample["low"], "high": sample["high"]}
                 entry |= {"n": sample["n"], **means, **ends, "verdict": verdict_of(sample, c.tolerance)}
             conditions.append(entry)
         entries.append({"claim": claim.text, "paper": claim.paper, "page": claim.page,
                         "verdict": count_words(conditions), "conditions": conditions})  # fmt: skip
-    return {"command": "python report.py --claims", "n_comparisons": n_comparisons, "claims": entries}
+    return {"command": "python report.py --claims", "n_looks": n_looks, "claims": entries}
 
 
 def count_words(conditions: Sequence[Json]) -> str:

@@ -49,7 +49,7 @@ from support.statistics import best_setting, summarise_comparison
 Json = dict[str, Any]
 
 OWN_FLAGS = ("seed", "out-json", "threads", "quiet", "checkpoint", "resume")  # of an experiment, set here or not at all
-DATA_FLAGS = ("dataset", "data-dir")  # settings that differ in them may have different data sets
+DATA_FLAGS = {"dataset", "data-dir"}  # swept, they ask for different data sets
 SECONDS = ("train_seconds", "epoch_seconds")  # differ from call to call
 CACHE = Path(".cache/compare_seeds")
 DASK_TIMEOUT = 10  # seconds until a scheduler must have answered
@@ -242,17 +242,14 @@ def merge(values: list[Any]) -> Any:
 
 
 def require_one_dataset(results: dict[Job, Json]) -> None:
-    """Raises UserError where settings with the same data flags have different data sets, as where a file is missing on
+    """Raises UserError where runs have different data sets that no swept flag asked for, as where a file is missing on
     one machine and its experiment draws digits instead."""
-    first: dict[Any, tuple[Job, Any]] = {}
-    for job, result in results.items():
-        flags = tuple(dict(job.setting.values).get(flag) for flag in DATA_FLAGS)
-        other, dataset = first.setdefault(flags, (job, result.get("dataset")))
-        if result.get("dataset") != dataset:
-            raise UserError(
-                f"the runs have different data sets and cannot be compared: {dataset} ({other}) and "
-                f"{result.get('dataset')} ({job}); name one with --dataset, or leave --resume out"
-            )
+    names = {f"{r.get('dataset')}" for job, r in results.items() if not DATA_FLAGS & dict(job.setting.values).keys()}
+    if len(names) > 1:
+        raise UserError(
+            f"the runs have different data sets and cannot be compared: {' and '.join(sorted(names))}; name one with"
+            " --dataset, or leave --resume out"
+        )
 
 
 def make_document(

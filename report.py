@@ -7,8 +7,8 @@
 
 Checked are the pages against the files, and each file by itself: its checksum, its commit, which is part of the
 history, and its command, which is parsed by its own script and would write that very file. A result is older than the
-code where git finds a difference between its commit and the files that its script imports; these are listed, and their
-commands are those of their commits.
+code where git finds a difference between its commit and the files that its script imports; these are listed. In their
+commands the experiment's flags are those of their commits, and --out and --part say where the result stands today.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python visualize_claims.py            # viz/claims/verdicts.png
 
 A line for each condition under which a claim was tested: the difference of two accuracies over the same seeds, in
-percentage points, its 95 % interval (thick: adjusted for all comparisons), and the verdict. Claims whose differences
-are larger than the others have an axis of their own.
+percentage points, its 95 % interval (thick: adjusted for all looks at comparisons), and the verdict. Claims whose
+differences are larger than the others have an axis of their own.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ CLAIM_WIDTH = 41  # letters of a line
 GAP = 0.55  # lines between two claims
 
 
-def plain_half_width(condition: dict[str, Any], n_comparisons: int) -> float:
-    """Half of the plain 95 % interval of the mean difference; the adjusted one is at ALPHA / n_comparisons."""
+def plain_half_width(condition: dict[str, Any], n_looks: int) -> float:
+    """Half of the plain 95 % interval of the mean difference; the adjusted one is at ALPHA / n_looks."""
     n = condition["n"]
-    return (condition["high"] - condition["low"]) / 2 * t_quantile(n, ALPHA) / t_quantile(n, ALPHA / n_comparisons)
+    return (condition["high"] - condition["low"]) / 2 * t_quantile(n, ALPHA) / t_quantile(n, ALPHA / n_looks)
 
 
 def is_wide(claim: dict[str, Any]) -> bool:
@@ -62,7 +62,7 @@ def n_lines(claims: Sequence[dict[str, Any]]) -> float:
     return sum(max(len(heads_of(claim)), len(claim["conditions"])) + GAP for claim in claims)
 
 
-def draw_claims(axes: Sequence[Axes], claims: Sequence[dict[str, Any]], n_comparisons: int) -> None:
+def draw_claims(axes: Sequence[Axes], claims: Sequence[dict[str, Any]], n_looks: int) -> None:
     """Claims and conditions on the first axes, differences on the second, numbers and words on the third."""
     words, ax, verdicts = axes
     for side in (words, verdicts):
@@ -82,7 +82,7 @@ def draw_claims(axes: Sequence[Axes], claims: Sequence[dict[str, Any]], n_compar
             middle, colour = y + k + 0.5, COLOURS.get(c["verdict"], GREY)
             words.text(1, middle, c["condition"], color=GREY, va="center", ha="right")
             if c["low"] is not None:
-                half, at = 100 * plain_half_width(c, n_comparisons), 100 * c["difference"]
+                half, at = 100 * plain_half_width(c, n_looks), 100 * c["difference"]
                 ax.plot([100 * c["low"], 100 * c["high"]], [middle] * 2, color=lightened(colour, 0.55), linewidth=4.5,
                         solid_capstyle="butt", label=f"adjusted {c['condition']}")  # fmt: skip
                 ax.plot(
@@ -105,19 +105,20 @@ def draw_verdicts(document: dict[str, Any]) -> Figure:
         raise UserError("results/claims.json has no condition that has been run")
     groups = [group for wide in (False, True) if (group := [c for c in claims if is_wide(c) == wide])]
     lines = [n_lines(group) for group in groups]
-    n = plural(document["n_comparisons"], "comparison")
+    n = plural(sum(len(claim["conditions"]) for claim in document["claims"]), "comparison")
+    adjusted = f"adjusted for {document['n_looks']} looks at {n}: gives the verdict"
     fig = make_figure(
         1.1 + 0.205 * sum(lines) + 0.55 * len(groups), "What the papers claim, and what is found here",
         "difference of two accuracies over the same seeds, in percentage points: right of 0 in favour of the claim",
     )  # fmt: skip
     head_legend(fig, [
         Line2D([], [], color=GREY, linewidth=1.4, label="95 % interval"),
-        Line2D([], [], color=lightened(GREY, 0.55), linewidth=4.5, label=f"adjusted for {n}: gives the verdict"),
+        Line2D([], [], color=lightened(GREY, 0.55), linewidth=4.5, label=adjusted),
         Patch(facecolor=lightened(GREEN, 0.2), label=f"equal within {BAND:g} points"),
     ])  # fmt: skip
     axes = fig.subplots(len(groups), 3, squeeze=False, sharey="row", width_ratios=(6.6, 2.7, 1.5), height_ratios=lines)
     for row, group in zip(axes, groups, strict=True):
-        draw_claims(row, group, document["n_comparisons"])
+        draw_claims(row, group, document["n_looks"])
     if len(groups) > 1:
         axes[1, 1].set_xlabel("points, on another scale")
     return fig

@@ -300,8 +300,8 @@ def format_result(result: dict[str, Any]) -> str:
     config = result["config"]
     text = describe_classes(result["classes"], config["image_size"], config["colour"])
     levels = "; ".join(f"{low:g} to {high:g}" for low, high in config["grey_levels"].values())
-    lines = [text, f"grey levels {levels}; seed {config['seed']}, {config['n_epochs']} epochs", ""]
-    lines += ["model      accuracy balanced parameters  seconds"]
+    lines = [text, f"grey levels {levels}; seed {config['seed']}, {config['n_epochs']} epochs", "",
+             "model      accuracy balanced parameters  seconds"]  # fmt: skip
     for name, m in result["models"].items():
         lines.append(f"{name:<10} {m['accuracy']:8.4f} {m['balanced_accuracy']:8.4f} {m['n_params']:10,}"
                      f" {m['train_seconds']:8.1f}")  # fmt: skip
@@ -334,9 +334,8 @@ def predict(checkpoint: Path, names: Sequence[Path], threads: int = 1, quiet: bo
     config, states = load_checkpoint(checkpoint)
     assert config.image_size
     models, found = make_models(config), list(dict.fromkeys(named_files(names)))
-    paths: list[Path] = []
-    unreadable, answers = [], {name: [np.empty((0, len(config.class_names)))] for name in states}
-    hidden = not shows_progress(quiet)
+    answers = {name: [np.empty((0, len(config.class_names)))] for name in states}
+    paths, unreadable, hidden = list[Path](), list[str](), not shows_progress(quiet)
     with Workers(threads) as workers, tqdm(total=len(found), desc="pictures", leave=False, disable=hidden) as bar:
         for start in range(0, len(found), 1000):
             squares = []

@@ -108,9 +108,9 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
             darkest, brightest = min(lows, key=lows.__getitem__), max(highs, key=highs.__getitem__)
             known[kind] = [lows[darkest], highs[brightest]]
             ends += [names[darkest], names[brightest]]
-        for k, square in squares.items():
+        for k in list(squares):
             try:
-                images[k] = in_levels(names[k], square, known)
+                images[k] = in_levels(names[k], squares.pop(k), known)  # the memory serves the next ones
             except UserError as error:
                 why = why or str(error)
         unreadable += [name for k, name in enumerate(names) if k not in images]
@@ -307,18 +307,16 @@ def idx_source(folder: Path, files: Files) -> Source:
     """Files of MNIST's names and format below a folder, of one set, whose pictures may have any size. EMNIST's are
     turned upright. The names of the labels, a line each, may be in ``classes.txt``, in the folder or beside the
     files."""
-    found, sets, others = dict[str, Path](), set[str](), list[Path]()
+    found, sets = dict[str, Path](), set[str]()
+    others = [path for _, path in files if not IDX_NAME.fullmatch(path.name)]
     for _, path in files:
         if match := IDX_NAME.fullmatch(path.name.lower()):
             prefix, part, what, _ = match.groups()
             place = path.parents[bool(IDX_NAME.fullmatch(path.parent.name))]  # some unpack it into a folder
             sets.add(f"{place.relative_to(folder)} {prefix}".strip(" ."))
             found.setdefault(f"{part.replace('test', 't10k')}-{what}", path)
-        else:
-            others.append(path)
     if len(sets) > 1:
-        shown = ", ".join(sorted(sets))
-        raise UserError(f"{folder} holds several sets, {shown}: put the files of one into a folder of its own")
+        raise UserError(f"{folder} holds several sets, {', '.join(sorted(sets))}: put the files of one into one folder")
     if unused := [path.name for path in others if path.name != NAMES]:
         print_message(f"{folder}: left out beside the IDX files: {len(unused):,} ({one_line(', '.join(unused))})")
     arrays = {key: read_idx(path) for key, path in found.items()}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import itertools
 import runpy
 from collections.abc import Sequence
-from modulefinder import ModuleFinder
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +19,24 @@ def code_files(script: Path) -> list[Path]:
     """The script and the modules of its folder that it imports, directly or not. Raises UserError where one cannot be
     read."""
     root = script.parent if script.parent.name != "benchmarks" else script.parent.parent
-    finder = ModuleFinder([str(root)])
-    try:
-        finder.run_script(str(script))  # which reads it, and runs nothing
-    except (OSError, ValueError, SyntaxError) as error:
-        raise UserError(f"{script} is no Python program that can be read ({type(error).__name__})") from None
-    files = [vars(module)["__file__"] for module in finder.modules.values()]
-    return sorted({Path(file) for file in files if file})
+    found: set[Path] = set()
+    todo = [script]
+    while todo:
+        path = todo.pop()
+        if path in found:
+            continue
+        found.add(path)
+        try:
+            nodes = list(ast.walk(ast.parse(path.read_bytes())))
+        except (OSError, ValueError, SyntaxError) as error:
+            raise UserError(f"{path} is no Python program that can be read ({type(error).__name__})") from None
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        for node in (node for node in nodes if isinstance(node, ast.ImportFrom)):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            for part in itertools.accumulate(name.split("."), lambda a, b: f"{a}/{b}"):
+                todo += [file for file in (root / f"{part}.py", root / part / "__init__.py") if file.is_file()]
+    return sorted(found)
 
 
 def load_script(path: Path) -> Any:

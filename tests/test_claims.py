@@ -97,7 +97,7 @@ def test_the_level_is_shared_among_all_listed_comparisons() -> None:
     looks = Claim("", "", "", (condition("none", looks=3),))
     for n, others in ((1, []), (4, [claim("none")] * 3), (4, [looks])):
         found = make_claims([claim("higher"), *others], FILES.get)
-        assert found["n_comparisons"] == n
+        assert found["n_looks"] == n
         c = found["claims"][0]["conditions"][0]
         assert (c["first"], c["second"], c["n"]) == (pytest.approx(0.9), 0.5, 5)
         interval = stats.ttest_1samp(0.4 + 0.01 * NOISE, 0).confidence_interval(1 - 0.05 / n)
@@ -256,7 +256,7 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     check_held(ax, spans=[(-2, 2)])
     assert failure(visualize_claims, [], capsys).startswith("error: cannot read results/claims.json")
     Path("results").mkdir()
-    for wrong in ({}, {"claims": [1]}, document | {"n_comparisons": "x"}):
+    for wrong in ({}, {"claims": [1]}, document | {"n_looks": "x"}):
         save_result(Path("results/claims.json"), wrong)
         line = failure(visualize_claims, [], capsys)
         assert line == "error: results/claims.json holds no claims: python report.py --claims writes it\n"

@@ -243,6 +243,17 @@ def test_a_class_or_a_test_set_that_shows_little_is_a_warning(tmp_path: Path, ca
     assert f"warning: 4 of 8 pictures of {deep} span under a quarter of the grey levels" in capsys.readouterr().err
 
 
+def test_a_test_picture_far_beyond_those_of_the_training_is_left_out(tmp_path: Path, capsys: Capture) -> None:
+    for part in ("train", "test"):
+        write_deep(tmp_path / "set" / part, ".png", lambda x: np.rint(8 * x).astype(np.uint16))
+    bright = tmp_path / "set" / "test" / "class 1" / "3.png"
+    Image.fromarray(np.full((20, 20), 60_000, np.uint16)).save(bright)
+    assert len(sets_of(tmp_path / "set").test.labels) == 7
+    said = "1 of 16 pictures", "test/class 1/3.png has values up to 60000, and those of the training up to 2040: scale"
+    error = capsys.readouterr().err
+    assert all(text in error for text in said)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -3e38])
 def test_pixels_that_are_no_numbers_and_kinds_that_no_training_had(
     value: float, tmp_path: Path, capsys: Capture
@@ -438,6 +449,13 @@ def test_a_folder_around_the_classes_is_looked_through_and_train_may_be_a_class(
     write_folder(tmp_path / "set" / "archive" / "shapes", n=3)
     assert sets_of(tmp_path / "set").classes == tuple(sorted(CLASSES))
     assert sets_of(write_folder(tmp_path / "trains", ["bus", "car", "train"])).classes == ("bus", "car", "train")
+
+
+def test_the_only_class_of_a_test_set_may_have_folders_of_its_own(tmp_path: Path) -> None:
+    write_folder(tmp_path / "set" / "train", ["cat", "dog"], n=4)
+    write_folder(tmp_path / "set" / "test" / "cat", ["left", "right"], n=3, seed=1)
+    sets = sets_of(tmp_path / "set")
+    assert (sets.classes, len(sets.train.labels), sets.test.labels.tolist()) == (("cat", "dog"), 8, [0] * 6)
 
 
 def test_links_are_followed_but_not_to_a_folder_around_them(folder: Path, tmp_path: Path) -> None:
