@@ -239,7 +239,15 @@ claims.py test_claims
      at_equal_values: min -> max
 visualize_multimnist_capsnet.py test_visualize_multimnist
   test_the_length_of_a_training_is_what_its_setting_says |
-     read_scaling: _a.n_steps * _a.batch_size -> _a.n_epochs * _a.n_train
+     read_scaling: _a.n_steps * _a.batch_size -> _a.n_epochs * _a.n_train | draw_scaling: max(0.0, _a) -> min(0.0, _a) |
+     draw_scaling: n >= 1e6 -> n > 1e6
+visualize_conv_matrix_capsules.py test_visualize_conv_matrix
+  test_differences_on_shapes_are_capsules_minus_cnn |
+     draw_shapes_accuracy: _a if value else '0' -> '0' if value else _a
+make_conv_matrix_capsules_gif.py test_support_figures
+  test_animations | add_plane: len(name) == 1 -> len(name) != 1
+make_smallnorb_novel_viewpoint_gif.py test_support_figures
+  test_animations | make_sweep: min(bounds) -> max(bounds)
 support/statistics.py test_statistics
   test_a_file_is_read_with_its_means_and_whole_configurations | best_setting: max -> min
   test_three_seeds_by_hand | t_quantile: _a - 1 -> _a | t_quantile: _a / 2 -> _a |

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.collections import Collection
+from matplotlib.collections import Collection, PathCollection
 from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -24,7 +24,7 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Patch
 from matplotlib.text import Text
-from matplotlib.ticker import FixedFormatter, FixedLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
 
 from helpers import DATA
 
@@ -91,11 +91,13 @@ def of_figure(fig: Figure) -> dict[str, Any]:
 
 
 def of_axes(ax: Any) -> dict[str, Any]:
-    found = of_artists(ax.get_children(), ax) | {"limits": [*ax.get_xlim(), *ax.get_ylim()]}
+    found = of_artists(ax.get_children(), ax) | {"x limits": [*ax.get_xlim()], "y limits": [*ax.get_ylim()]}
     found["words"] += "|".join(["", ax.get_xlabel(), ax.get_ylabel(), *(ax.get_title(at) for at in ("left", "right"))])
     for axis in (ax.xaxis, ax.yaxis):
         if isinstance(axis.get_major_formatter(), FixedFormatter):
             found["words"] += "|" + "|".join(map(str, axis.get_major_formatter().seq))
+        elif isinstance(axis.get_major_formatter(), FuncFormatter):
+            found["words"] += "|" + "|".join(axis.get_major_formatter()(x, 0) for x in (-0.5, 0, 400, 1e6))
         if isinstance(axis.get_major_locator(), FixedLocator):
             found[f"{axis.axis_name} ticks"] = np.array(axis.get_major_locator().locs)
     return found
@@ -107,6 +109,11 @@ def of_artists(artists: Iterable[Artist], owner: Any) -> dict[str, Any]:
     def note(kind: str, numbers: Any) -> None:
         data.setdefault(kind, []).append(np.ma.filled(np.ma.asarray(numbers, float), np.nan).ravel())
 
+    def place(kind: str, points: Any) -> None:
+        """Across and up apart: one of them may be millions of times the other."""
+        for axis, numbers in zip("xy", np.ma.asarray(points, float).reshape(-1, 2).T, strict=True):
+            note(f"{axis} of {kind}", numbers)
+
     for artist in artists:
         if not artist.get_visible() or artist is owner.patch:
             continue
@@ -114,13 +121,20 @@ def of_artists(artists: Iterable[Artist], owner: Any) -> dict[str, Any]:
             words.append(artist.get_text())
             colours.append(artist.get_color())
             if artist.get_text() and isinstance(owner, Axes) and artist in owner.texts:
-                note("places of words", artist.get_position())
+                place("words", [artist.get_position(), getattr(artist, "xy", (0, 0))])
+            if box := artist.get_bbox_patch():
+                words.append(type(box.get_boxstyle()).__name__)
+                colours += [box.get_facecolor(), box.get_edgecolor()]
+            if (arrow := getattr(artist, "arrow_patch", None)) is not None:
+                note("widths", arrow.get_linewidth())
+                colours.append(arrow.get_edgecolor())
         elif isinstance(artist, Legend):
             words += [text.get_text() for text in artist.get_texts()]
             for handle in artist.legend_handles:
                 colours.append(handle.get_color() if isinstance(handle, Line2D) else handle.get_facecolor())  # type: ignore[union-attr]
         elif isinstance(artist, Line2D):
-            note("lines", np.asarray(artist.get_xydata(), float))
+            place("lines", artist.get_xydata())
+            words.append(str(artist.get_marker()))
             note("widths", [artist.get_linewidth(), str(artist.get_linestyle()) == "-"])
             colours.append(artist.get_color())
         elif isinstance(artist, FancyArrowPatch):
@@ -128,19 +142,21 @@ def of_artists(artists: Iterable[Artist], owner: Any) -> dict[str, Any]:
             colours.append(artist.get_edgecolor())
         elif isinstance(artist, Patch):
             corners = artist.get_patch_transform().transform(artist.get_path().vertices)
-            note("patches", [corners.min(axis=0), corners.max(axis=0)])  # wherever the outline starts
-            colours.append(artist.get_facecolor())
+            place("patches", [corners.min(axis=0), corners.max(axis=0)])  # wherever the outline starts
+            colours += [artist.get_facecolor(), artist.get_edgecolor()]
         elif isinstance(artist, Collection):
             for path in artist.get_paths():
-                note("collections", path.vertices)
-            note("offsets", np.ma.asarray(artist.get_offsets()))
+                place("collections", path.vertices)
+            place("offsets", artist.get_offsets())
+            note("sizes", artist.get_sizes() if isinstance(artist, PathCollection) else [])
             if artist.get_array() is not None:
                 note("mapped", artist.get_array())
-            colours.append(artist.get_facecolor())
+            colours += [artist.get_facecolor(), artist.get_edgecolor()]
         elif isinstance(artist, AxesImage):
             shown: Any = np.ma.asarray(artist.get_array())
             note("images", shown)
-            note("range", artist.get_clim() if shown.ndim == 2 else [])
+            note("range", [*artist.get_extent(), *(artist.get_clim() if shown.ndim == 2 else ())])
+            words.append(artist.get_cmap().name)
     rgba = [to_rgba_array(colour).ravel() for colour in colours]
     numbers = {kind: np.concatenate(parts) for kind, parts in sorted(data.items())}
     return {"words": "|".join(words), "colours": np.concatenate([*rgba, []]), **numbers}

@@ -139,6 +139,7 @@ def test_training_and_checkpoint_give_the_same_figures(name: str, monkeypatch: P
 
 
 VIEWS = "--n-train-views=2 --n-test-views=2 --n-elev=2 --n-per-combo=1"
+ELEVATIONS = "--train-elevations=-20:35 --test-elevations=40:70 --loss=spread"
 
 
 @pytest.mark.usefixtures("quick")
@@ -146,10 +147,9 @@ VIEWS = "--n-train-views=2 --n-test-views=2 --n-elev=2 --n-per-combo=1"
     ("name", "flags", "names"),
     [
         ("conv_matrix_capsules", f"--dataset=voxels --sizes=5,2,3,2 {VIEWS}", "attention"),
-        ("smallnorb_novel_viewpoint", f"--train-elevations=-20:35 --test-elevations=40:70 --loss=spread {VIEWS}",
-         "elevation_strip,azimuth_accuracy"),
+        ("smallnorb_novel_viewpoint", f"{ELEVATIONS} {VIEWS}", "elevation_strip,azimuth_accuracy"),
     ],
-)  # fmt: skip
+)
 def test_figures_of_other_trainings(name: str, flags: str, names: str) -> None:
     argv = [*flags.split(), "--n-epochs=1", "--dtype=float64", "--quiet", f"--figures={names}"]
     assert visualize(name).main(argv) == 0
@@ -164,6 +164,7 @@ def test_figures_of_other_trainings(name: str, flags: str, names: str) -> None:
         ("multimnist_capsnet", "--n-test=60 --batch-size=4 --snapshot-every=5", [0, 5, 10, 12], ()),
         ("mnist_affine_capsnet", "--n-test=60 --frames=4", [-90, -48, -7, 35], {2}),
         ("conv_matrix_capsules", "--n-test=20 --snapshots=3 --em-iters=3", [0, 0, 0, 2, 2, 2, 6, 6, 6], {6, 7}),
+        ("smallnorb_novel_viewpoint", f"--snapshots=1 --sweep-frames=3 --n-elev=2 {ELEVATIONS}", [2, 2, 2], {2}),
     ],
 )
 def test_animations(name: str, flags: str, numbers: list[int], held: Any, monkeypatch: Patch, capsys: Capture) -> None:
