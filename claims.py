@@ -204,8 +204,10 @@ def listed(source: str) -> set[Condition]:
 
 def listed_end(condition: Condition, entries: Collection[Condition]) -> int:
     """Where the seeds of a condition stop in another commit's list; 0 if it is not in there."""
-    same = (entry for entry in entries if entry == condition._replace(name="", seeds=entry.seeds, looks=entry.looks))
-    return max((int(entry.seeds.split(":")[1]) for entry in same), default=0)
+    for entry in entries:
+        if entry == condition._replace(name="", seeds=entry.seeds, looks=entry.looks):
+            return int(entry.seeds.split(":")[1])
+    return 0
 
 
 class Runs(NamedTuple):

@@ -347,6 +347,9 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         counts = [np.bincount(part.labels).tolist() for part in (data.train, data.test)]
         by_class = dict(zip(data.classes, zip(*counts, strict=True), strict=True))
         assert tables.describe_classes(by_class, data.train.images.shape[1], "grey") in page
+    for n, is_cut in ((30, False), (31, True)):
+        lines = tables.describe_classes({f"c{k}": (1, 1) for k in range(n)}, 28, "grey").splitlines()
+        assert (len(lines), lines[-1] == "  ...") == (31 + is_cut, is_cut)
 
 
 SMALL = m.Config(image_size=20, class_names=("a", "b", "c"), lr=0.25, cnn_lr=0.5)
