@@ -231,7 +231,7 @@ def subset(examples: Examples, n: int | None, rng: np.random.Generator | None = 
 def norb_halves(n_val: int | None) -> tuple[viewpoint.Half, viewpoint.Half]:
     """Objects to train and to test on: the official halves or, to choose settings, the training half alone, of which
     ``n_val`` objects of each class are tested on."""
-    objects = [int(digit) for digit in NORB_SETS["training"].removeprefix("5x")]
+    objects = [int(digit) for digit in NORB_SETS["training"].removeprefix("5x")]  # its name lists them: 5x46789
     return (("training", objects[:-n_val]), ("training", objects[-n_val:])) if n_val else viewpoint.HALVES
 
 
