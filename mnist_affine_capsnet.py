@@ -87,8 +87,9 @@ class Config(Network):
     n_epochs: int = redeclared(Network, "n_epochs", 12)
     batch_size: int = redeclared(Network, "batch_size", 16)
     lr: float = redeclared(Network, "lr", 4e-3)
-    cnn_lr: float = setting(2e-3, float_in(0, 10, above=True), "The same for the CNNs.")
-    weight_decay: float = redeclared(Network, "weight_decay", 0.0)
+    cnn_lr: float = 2e-3  # of both CNNs
+    optimizer: str = "adam"
+    weight_decay: float = 0.0
     canvas: int = setting(base.DIGIT_SIDE, (base.DIGIT_SIDE, AFFNIST_SIDE), "Side of the images in pixels: 28 for"
         " digits as they are, shifted by up to 2 pixels in training; 40 for digits anywhere on the canvas, as in"
         " affNIST.",

@@ -30,7 +30,7 @@ from typing import Any
 import claims
 from support.console import print_message
 from support.files import ROOT, UserError, atomic_write
-from support.result_tables import claims_table, grid_table, plain_table, rows_table, seeds_table, study_table
+from support.result_tables import claims_table, grid_table, plain_table, rows_table, seeds_table
 from support.results import checksum, git, parse_json, read_text, save_result
 from support.script import script
 from support.scripts import code_files, load_script, parse_flags
@@ -63,14 +63,13 @@ HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands be
   <!-- table: results/EXPERIMENT/FILE.json grid models=capsules,cnn digits=2 -->     a row per setting of a sweep
   <!-- table: results/EXPERIMENT/FILE.json seeds first=3 -->     a row per seed, here of the first three, then mean
       and sd, and the 95 % interval of five or more; of several files with the same seeds side by side, with names=
-  <!-- table: results/EXPERIMENT/FILE.json study models=capsules -->     a row per kind of couplings
   <!-- table: results/claims.json claims page=docs/PAGE.md -->     a row per condition of each claim, here of a page's
   <!-- table: results/benchmarks/FILE.json table NAME digits=1 -->     a table of a benchmark file
-Options: metrics= models= digits= setting= first= page= names=.
+Options: metrics= models= digits= first= page= names=.
 A marker inside `backquotes` is left alone."""
 
 OPTIONS = {
-    "seeds": "models metrics digits first names", "study": "models digits setting", "grid": "models metrics digits",
+    "seeds": "models metrics digits first names", "grid": "models metrics digits",
     "rows": "models metrics digits names", "table": "digits", "claims": "page",
 }  # fmt: skip
 
@@ -92,7 +91,7 @@ def make_table(files: list[str], kind: str, name: str | None, options: dict[str,
         return plain_table(read_result(Path(files[0])), str(name), options)
     if kind == "claims":
         return claims_table(read_result(Path(files[0])), options.get("page"))
-    return {"study": study_table, "grid": grid_table}[kind](read_comparison(files[0]), options)
+    return grid_table(read_comparison(files[0]), options)
 
 
 MARKER = re.compile(r"(?<!`)<!--\s*(?:table:\s*(.*?)|end)\s*-->(?!`)", re.DOTALL)

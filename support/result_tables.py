@@ -119,25 +119,6 @@ def paired_table(document: Json, options: dict[str, str]) -> str:
     return markdown([columns[k] for k in keep], [[row[k] for k in keep] for row in rows])
 
 
-def study_table(document: Json, options: dict[str, str]) -> str:
-    """A row for each kind of assignments with which a routing study tested the first model."""
-    settings, view = document["settings"], view_of([document], options)
-    name = options.get("setting", next(iter(settings)))
-    if "setting" not in options and len(settings) > 1:
-        raise UserError(f"the file holds {len(settings)} settings: add setting=NAME, such as {min(settings)!r}")
-    if name not in settings:
-        raise UserError(f"the file has no setting {name!r}")
-    model = settings[name]["models"][view.models[0]]
-    kinds = [name.removesuffix("_entropy") for name in model if name.endswith("_entropy")]
-    if not kinds:
-        raise UserError(f"the file has no routing study of {view.models[0]}")
-    columns, rows = ["accuracy", "changed", "entropy"], []
-    for kind in kinds:
-        means = [show_mean(model.get(f"{kind}_{k}"), view.digits) for k in columns]
-        rows.append([kind.replace("iters_", "iterations: "), *means])
-    return markdown(["assignments in the test", *columns], rows)
-
-
 def grid_table(document: Json, options: dict[str, str]) -> str:
     """A row for each setting of a sweep."""
     view = view_of([document], options)

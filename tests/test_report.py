@@ -20,7 +20,7 @@ from helpers import DATA
 from report import main, render_page
 from support import results
 from support.files import UserError
-from support.result_tables import grid_table, rows_table, seeds_table, study_table
+from support.result_tables import grid_table, rows_table, seeds_table
 from support.results import parse_json, save_result
 from support.statistics import describe_sample
 
@@ -195,13 +195,10 @@ MARKERS = {
     "results/fake/r.json seeds digits=x": "digits= and first= are numbers",
     "results/fake/r.json seeds models=gpt": "no model gpt",
     "results/fake/r.json seeds metrics=f1": "no metric f1",
-    "results/fake/g.json study": "holds 4 settings: add setting=NAME",
-    "results/fake/g.json study setting=z": "no setting 'z'",
     "results/fake/p.json seeds": "has no part '', but small, large",
     "results/benchmarks/b.json seeds": "not a comparison of seeds",
     "results/benchmarks/b.json table": "a table of kind table has a name",
     "results/benchmarks/b.json table x": "no table 'x'",
-    "results/fake/r.json study": "the file has no routing study of capsules",
     "results/fake/r.json rows names=a,b": "names= has 2 names for 1 files",
     "results/fake/g.json rows names=a|b": "names= has 2 names for 4 settings",
     "results/fake/r.json 'a": "No closing quotation",
@@ -232,19 +229,6 @@ def test_markers_that_do_not_close(text: str, message: str) -> None:
     page, stale, faults = render_page(text)
     assert (page, stale) == (text, [])
     assert message in faults[0]
-
-
-def test_a_study_has_a_row_for_each_kind_of_assignments() -> None:
-    names = [f"{kind}_{k}" for kind in ("iters_1", "random") for k in ("accuracy", "changed", "entropy")]
-    found = {name: describe_sample([x, x + 0.1]) for x, name in enumerate(names)}
-    setting = {"models": {"capsules": found | {"loss": {}}}}
-    table = study_table({"headline": "loss", "settings": {"default": setting}}, {"digits": "2"})
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.split("\n") if row]
-    half = "0.64"  # of 0.1 / 2 with one degree of freedom
-    assert rows[2:] == [
-        ["iterations: 1", f"0.05 ± {half}", f"1.05 ± {half}", f"2.05 ± {half}"],
-        ["random", f"3.05 ± {half}", f"4.05 ± {half}", f"5.05 ± {half}"],
-    ]
 
 
 def test_seeds_of_a_sweep_have_columns_for_each_setting() -> None:
