@@ -146,6 +146,28 @@ def loose_accuracies(text: str) -> list[str]:
     return [number for number in ACCURACY.findall(ROW.sub("", text)) if number not in known]
 
 
+INTERVAL = re.compile(r"\(([+−]?)(\d+\.(\d+)) to ([+−]?)(\d+\.\d+)(?:, (\w+) (?:seeds|sets))?\)")
+
+
+def loose_intervals(text: str, document: Json) -> list[str]:
+    """The intervals in the sentences of a page, such as (+1.2 to +2.9, 10 seeds), that are those of no condition of the
+    claims. One without signs says by how much something is ahead or behind."""
+    conditions = [c for claim in document["claims"] for c in claim["conditions"] if "low" in c]
+    found = []
+    for written in INTERVAL.finditer(" ".join(ROW.sub("", NO_SENTENCE.sub("", text)).split())):
+        sign, low, decimals, other_sign, high, n = written.groups()
+        ends = {sign + low, other_sign + high}
+        form = f"{'+' if sign else ''}.{len(decimals)}f"
+        known = [
+            {format(100 * (c[end] if sign else abs(c[end])), form).replace("-", "−") for end in ("low", "high")}
+            for c in conditions
+            if n in (None, str(c["n"]))
+        ]
+        if ends not in known:
+            found.append(written[0])
+    return found
+
+
 # --- Are the results what they say? -----------------------------------------------------------------------------------
 
 
@@ -339,7 +361,7 @@ def report(check: bool, with_claims: bool) -> None:
     if with_claims:
         save_result(CLAIMS, make_claims())
     problems: list[str | None] = []
-    n_stale, everything = 0, ""
+    n_stale, everything, claimed = 0, "", make_claims() if check else {}
     for page in (Path("README.md"), *sorted(Path("docs").glob("*.md"))):
         text = read_text(page)
         everything += text
@@ -348,6 +370,7 @@ def report(check: bool, with_claims: bool) -> None:
         n_stale += len(stale)
         if check:
             problems += [f"{page}: {number} is in no table of the page" for number in loose_accuracies(text)]
+            problems += [f"{page}: {ends} is the interval of no comparison" for ends in loose_intervals(text, claimed)]
         elif new != text:
             with atomic_write(page) as stream:
                 stream.write(new.encode())
