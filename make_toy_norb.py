@@ -200,10 +200,8 @@ class Options:
 def main(argv: Sequence[str] | None = None) -> None:
     config, options, _ = parse(
         Config, Options, argv, "Draw toys in the files of smallNORB, measure how hard they are, or draw a sheet.",
-        [
-            ("", "The whole set, 48,600 pairs of pictures, into the folder toys: about 1 minute."),
-            ("--figure sheet.png", "A sheet of all fifty toys: about 2 seconds."),
-        ],
+        [("", "The whole set, 48,600 pairs of pictures, into the folder toys: about 1 minute."),
+         ("--figure sheet.png", "A sheet of all fifty toys: about 2 seconds.")],
         "The six files go to --out-dir; conv_matrix_capsules.py --dataset smallnorb --data-dir DIR reads them.",
     )  # fmt: skip
     if options.baselines:
