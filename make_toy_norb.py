@@ -16,8 +16,6 @@ How hard it is, by three baselines; and a sheet of all toys:
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,11 +25,11 @@ import imageio.v3 as imageio
 import numpy as np
 
 import conv_matrix_capsules as conv
-from data.norb_files import NORB_PARTS, file_name, read_norb_labels, stream_norb_pairs
+from data.norb_files import read_norb
 from fast.workers import blas_threads, default_threads
 from support.figures import write_if_changed
 from support.files import CACHE_DIR, UserError
-from support.results import environment, plain, recorded_command, save_result
+from support.results import recorded_command, result_document, save_result
 from support.script import script
 from support.settings import SettingError, folder, input_path, int_in, output_path, parse, setting
 from support.training import RunOptions
@@ -56,10 +54,10 @@ CNN = conv.Config(
 
 def read_pixels(folder: Path, subset: str) -> tuple[Array, Array, Array]:
     """Pairs as rows of 4,608 grey levels (N, 2 * 48 * 48) float32, means of 2x2 pixels; labels (N,); instances (N,)."""
-    labels, views = read_norb_labels(folder, subset)
+    labels, views, chunks = read_norb(folder, subset)
     rows = [
         pairs.reshape(-1, 2, SIDE // 2, 2, SIDE // 2, 2).mean(axis=(3, 5), dtype=np.float32).reshape(len(pairs), -1)
-        for _, pairs in stream_norb_pairs(folder, subset, len(labels))
+        for pairs in chunks
     ]
     return np.concatenate(rows), labels, views[:, 0]
 
@@ -106,13 +104,9 @@ def pixel_baselines(folder: Path) -> dict[str, dict[str, Any]]:
 
 def grey_levels(folder: Path) -> dict[str, float]:
     """Mean over all test pairs of an image's mean and standard deviation."""
-    images = np.concatenate(
-        [
-            np.stack([pairs.mean(axis=(2, 3)), pairs.std(axis=(2, 3))], axis=-1)
-            for _, pairs in stream_norb_pairs(folder, "testing", len(read_norb_labels(folder, "testing")[0]))
-        ]
-    )
-    mean, spread = images.mean(axis=(0, 1))
+    chunks = read_norb(folder, "testing")[2]
+    images = [np.stack([pairs.mean(axis=(2, 3)), pairs.std(axis=(2, 3))], axis=-1) for pairs in chunks]
+    mean, spread = np.concatenate(images).mean(axis=(0, 1))
     return {"mean": float(mean), "spread": float(spread)}
 
 
@@ -123,17 +117,8 @@ def baselines(threads: int, quiet: bool) -> dict[str, Any]:
         models = pixel_baselines(folder)
     cnn = conv.run(CNN, RunOptions(quiet=quiet, threads=threads), names=("cnn",))["models"]["cnn"]
     models["cnn"] = {"error": 1 - cnn["accuracy"]} | cnn
-    return {
-        "experiment": EXPERIMENT,
-        "seed": CNN.seed,
-        "dataset": "toys",
-        "headline": "error",
-        "chance": 1 - 1 / len(CATEGORIES),
-        "config": plain(CNN),
-        "models": models,
-        "grey_levels": grey_levels(folder),
-        "environment": environment(threads),
-    }
+    result = result_document(EXPERIMENT, CNN, "toys", models, {}, threads, "error", 1 - 1 / len(CATEGORIES))
+    return result | {"grey_levels": grey_levels(folder)}
 
 
 def format_table(result: dict[str, Any]) -> str:
@@ -147,12 +132,11 @@ def format_table(result: dict[str, Any]) -> str:
 
 def real_row(folder: Path) -> Array:
     """(96, 960): the left images of the first pair of each category in both halves of the real set."""
-    white, images = np.full((SIDE, SIDE), 255, np.uint8), []
+    images = []
     for subset in INSTANCES:
-        labels, _ = read_norb_labels(folder, subset)
-        _, pairs = next(stream_norb_pairs(folder, subset, len(labels)))
-        first = {label: left for label, (left, _) in reversed(list(zip(labels.tolist(), pairs, strict=False)))}
-        images += [first.get(label, white) for label in range(len(CATEGORIES))]
+        labels, _, chunks = read_norb(folder, subset)
+        pairs = next(chunks)
+        images += [pairs[labels.tolist().index(category), 0] for category in range(len(CATEGORIES))]
     return np.concatenate(images, axis=1)
 
 
@@ -212,22 +196,12 @@ class Options:
             raise SettingError("out_dir", "not together with --baselines or --figure")
 
 
-def refuse_existing(folder: Path) -> None:
-    """Raises UserError where a file of either set, real or drawn, is there already."""
-    for subset, part in itertools.product(INSTANCES, NORB_PARTS):
-        for name in (file_name(subset, part), file_name(subset, part) + ".gz"):
-            if os.path.lexists(folder / name):
-                raise UserError(f"{folder} has a {name} already: name another folder with --out-dir")
-
-
 @script
 def main(argv: Sequence[str] | None = None) -> None:
     config, options, _ = parse(
         Config, Options, argv, "Draw toys in the files of smallNORB, measure how hard they are, or draw a sheet.",
-        [
-            ("", "The whole set, 48,600 pairs of pictures, into the folder toys: about 1 minute."),
-            ("--figure sheet.png", "A sheet of all fifty toys: about 2 seconds."),
-        ],
+        [("", "The whole set, 48,600 pairs of pictures, into the folder toys: about 1 minute."),
+         ("--figure sheet.png", "A sheet of all fifty toys: about 2 seconds.")],
         "The six files go to --out-dir; conv_matrix_capsules.py --dataset smallnorb --data-dir DIR reads them.",
     )  # fmt: skip
     if options.baselines:
@@ -237,7 +211,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif options.figure:
         print(write_if_changed(options.figure, contact_sheet(config.seed, options.data_dir)))
     else:
-        refuse_existing(config.out_dir)
+        for path in config.out_dir.glob("smallnorb-*"):  # of the real set, or drawn
+            raise UserError(f"{config.out_dir} has a {path.name} already: name another folder with --out-dir")
         write_toy_norb(config.out_dir, config.seed, options.threads, options.quiet)
         print(f"wrote {config.out_dir}")
 

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.norb_files import read_norb_labels, stream_norb_pairs
+from data.norb_files import read_norb
 from data.shapes import draw_shapes
 from data.toy_norb import cached_toys
 from fast.optimizers import adamw_step
@@ -413,16 +413,16 @@ def read_smallnorb(
     Images come as (N, 48, 48, 2), see ``shrink``. At most the kept images and one chunk are in memory: 0.45 GB for all
     24,300 pairs of a set. Raises UserError for a file that is missing, damaged, swapped or of another length.
     """
-    labels, views = read_norb_labels(data_dir, subset)  # views: instance, elevation, azimuth, lighting
+    labels, views, chunks = read_norb(data_dir, subset)  # views: instance, elevation, azimuth, lighting
     elevations, azimuths = 30.0 + 5.0 * views[:, 1], 10.0 * views[:, 2]
     keep = in_range(azimuths, azimuth_range, circular=True) & in_range(elevations, elevation_range, circular=False)
     if objects is not None:
         keep &= np.isin(views[:, 0], objects)
     images = np.empty((int(keep.sum()), NORB_SIDE, NORB_SIDE, 2), np.float32)
-    filled = 0
-    for start, pairs in stream_norb_pairs(data_dir, subset, len(labels)):
+    start = filled = 0
+    for pairs in chunks:
         chosen = keep[start : start + len(pairs)]
-        n = int(chosen.sum())
+        n, start = int(chosen.sum()), start + len(pairs)
         images[filled : filled + n] = shrink(pairs[chosen], standardize)
         filled += n
     lit_objects = 6 * views[keep, 0] + views[keep, 3]

@@ -67,27 +67,22 @@ def fonts_for(names: Sequence[str]) -> tuple[list[str], set[str]]:
     return families, missing
 
 
-def shown_names(names: Sequence[str], missing: set[str]) -> tuple[list[str], list[str]]:
-    """Short names of the classes for a figure, and the key of those that no font can show: their code points."""
-    shown, key = [], []
-    for k, name in enumerate(names, 1):
-        short = name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
-        if missing & set(name):
-            short = f"class {k}"
-            key.append(f"{short}: {' '.join(f'U+{ord(c):04X}' for c in name[:12])}")
-        shown.append(short.replace("$", r"\$"))
-    return shown, key
+def short_name(number: int, name: str, missing: set[str]) -> str:
+    """The name of a class for a figure, or its number where no font has the name's characters."""
+    if missing & set(name):
+        return f"class {number}"
+    return (name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…").replace("$", r"\$")
 
 
 def sheet(images: Array, labels: Array, names: Sequence[str], answers: dict[str, Array], drawn: Array | None) -> Figure:
     """images (n, S, S, C) in [0, 1] and what the networks make of them: answers (n,) by model."""
     families, missing = fonts_for(names)
-    shown, key = shown_names(names, missing)
+    shown = [short_name(k, name, missing) for k, name in enumerate(names, 1)]
     number = "Ten" if len(images) == N_SHOWN else len(images)
     subtitle = f"{number} test pictures as they see them" + ", and what the CapsNet draws of each" * (drawn is not None)
     rows = {"as read": images} | ({"drawn": drawn} if drawn is not None else {})
-    height = 1.1 + len(rows) + 0.2 * (len(answers) + len(key))
-    fig = make_figure(height, "Your pictures as the networks get them", "\n".join([subtitle, *key]))
+    height = 1.1 + len(rows) + 0.2 * len(answers)
+    fig = make_figure(height, "Your pictures as the networks get them", subtitle)
     ax = fig.subplots()
     pictures = np.stack([np.broadcast_to(row, (*images.shape[:3], 3)) for row in rows.values()])
     grid = show_pictures(ax, pictures, tuple(rows), gap=(images.shape[1] // 3, 2), interpolation="nearest", n_greys=256)

@@ -59,7 +59,7 @@ from support.tables import class_accuracies, confusion_lines, confusion_matrix, 
 from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
 
 from support.settings import (  # isort: skip
-    SettingError, float_in, folder, int_in, names_of, output_path, parse, setting,
+    SettingError, folder, int_in, names_of, output_path, parse, setting,
 )  # fmt: skip
 
 # Dimension letters
@@ -72,9 +72,9 @@ EXPERIMENT = "your_own_images"
 MODEL_NAMES = ("capsules", "cnn", "capsnet")
 SIDES = (20, 32)  # by default, in pixels; the nearest to the pictures' own size is taken
 MOST_SHOWN = 60_000  # pictures that a network sees by default: 30 epochs of 2,000, one epoch of 60,000
-CAPSNET_LR = 2e-3  # learning rate of the CapsNet
+BATCH_SIZE = 32
+LEARNING_RATES = {"capsules": 0.015, "cnn": 3e-3, "capsnet": 2e-3}
 MARGIN_EPOCHS = 10  # in which the margin of the capsules' loss rises, where the learning rate is constant
-RARE = 0.1  # of the largest class
 
 
 # --- Configuration ----------------------------------------------------------------------------------------------------
@@ -93,9 +93,6 @@ class Config:
         " of the pictures.", usual=True, group="training")
     n_epochs: int | None = setting(None, int_in(1, 100_000), "Train for N passes over the training pictures.",
         usual=True, shown=f"30, but fewer of more than {MOST_SHOWN // 30:,} pictures")
-    batch_size: int = setting(32, int_in(1, 4096), "Take each step on N pictures.")
-    lr: float = setting(0.015, float_in(0, 10, above=True), "Learning rate of the matrix capsules.")
-    cnn_lr: float = setting(3e-3, float_in(0, 10, above=True), "Learning rate of the CNN.")
     lr_schedule: str = setting("linear", ("linear", "constant"), "Course of the learning rate: it falls to 0, or it"
         " stays, and a training can be continued with more epochs.")
     plain: bool = setting(False, bool, "Compute by the plain forms of the networks, not by their fast twins.")
@@ -150,15 +147,14 @@ def in_floats(images: Array) -> Array:
     return images * np.float32(1 / 255)
 
 
-def steps_per_epoch(config: Config, data: PictureSets) -> int:
-    return math.ceil(len(data.train.labels) / config.batch_size)
+def steps_per_epoch(data: PictureSets) -> int:
+    return math.ceil(len(data.train.labels) / BATCH_SIZE)
 
 
 def training_batch(data: PictureSets, config: Config, step: int) -> Examples:
     """The batch of a step, which depends on the seed and the step alone."""
-    epoch, position = divmod(step, steps_per_epoch(config, data))
-    chosen = permutation(len(data.train.labels), config.seed, epoch)[position * config.batch_size :]
-    chosen = chosen[: config.batch_size]
+    epoch, position = divmod(step, steps_per_epoch(data))
+    chosen = permutation(len(data.train.labels), config.seed, epoch)[position * BATCH_SIZE :][:BATCH_SIZE]
     return Examples(in_floats(data.train.images[chosen]), data.train.labels[chosen])
 
 
@@ -170,7 +166,6 @@ class Model(NamedTuple):
     init_params: Callable[[np.random.Generator], Params]
     loss_and_grads: Callable[[float, Params, Examples, int], tuple[dict[str, float], Params]]  # progress; n of a batch
     answers: Callable[[Params, Array], Array]  # images -> (B, J): the greatest names the class
-    lr: float
     part_size: int  # pictures on which one thread works at a time
 
 
@@ -184,21 +179,21 @@ def make_models(config: Config) -> dict[str, Model]:
     """By name, in the order of the result table."""
     on_grids, net = conv.make_models(sized(conv.Config, config)), sized(digits.Network, config)
 
-    def on_grid(name: str, lr: float, answers: Callable[[Array], Array]) -> Model:
+    def on_grid(name: str, answers: Callable[[Array], Array]) -> Model:
         it = on_grids[name]
         loss_and_grads = functools.partial(conv.loss_and_grads, it)
-        return Model(name, it.init_params, loss_and_grads, lambda p, x: answers(it.forward(p, x)[0]), lr, it.part_size)
+        return Model(name, it.init_params, loss_and_grads, lambda p, x: answers(it.forward(p, x)[0]), it.part_size)
 
     def loss_and_grads(progress: float, params: Params, part: Examples, n: int) -> tuple[dict[str, float], Params]:
         batch = digits.Batch(part.images, part.labels[:, None], part.images[:, None])
         return digits.capsnet_loss_and_grads(params, batch, n, net)
 
     return {
-        "capsules": on_grid("capsules", config.lr, np.asarray),
-        "cnn": on_grid("cnn", config.cnn_lr, digits.softmax),
+        "capsules": on_grid("capsules", np.asarray),
+        "cnn": on_grid("cnn", digits.softmax),
         "capsnet": Model(
             "capsnet", lambda rng: digits.capsnet_init(rng, net), loss_and_grads,
-            lambda params, images: digits.capsnet_forward(params, images, net)[0], CAPSNET_LR, 16,
+            lambda params, images: digits.capsnet_forward(params, images, net)[0], 16,
         ),
     }  # fmt: skip
 
@@ -231,7 +226,7 @@ def evaluate(model: Model, params: Params, test: Labelled, n_classes: int, worke
 def learning_rate(model: Model, config: Config, step: int, n_steps: int) -> float:
     """It rises from a tenth over the first 20 steps."""
     falls = 1 - step / n_steps if config.lr_schedule == "linear" else 1.0
-    return model.lr * falls * min(1.0, 0.1 + 0.9 * step / 20)
+    return LEARNING_RATES[model.name] * falls * min(1.0, 0.1 + 0.9 * step / 20)
 
 
 def train(
@@ -240,7 +235,7 @@ def train(
     """Train ``state`` in place to ``config.n_epochs``. ``callback(state, epoch has ended)`` is called after every step.
     Raises UserError where the loss stops being finite."""
     assert config.n_epochs
-    n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
+    n, per_epoch = len(data.train.labels), steps_per_epoch(data)
     n_steps = per_epoch * config.n_epochs
     n_rising = n_steps if config.lr_schedule == "linear" else per_epoch * MARGIN_EPOCHS
     update = digits.adamw_step if config.plain else optimizers.adamw_step
@@ -277,15 +272,11 @@ def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[s
     by_class = dict(zip(data.classes, zip(*counts, strict=True), strict=True))
     if not options.quiet:
         print_message(describe_classes(by_class, data.train.images.shape[1], config.colour).splitlines()[0].rstrip(":"))
-    fewest, rarest = min(zip(counts[0], data.classes, strict=True))
-    if fewest < RARE * max(counts[0]):
-        print_message(f"warning: the class {rarest} has {fewest:,} training pictures and the largest"
-                      f" {max(counts[0]):,}: look at the balanced accuracy")  # fmt: skip
     models, confusions = {}, {}
     session = Session(EXPERIMENT, config, make_models(config), options, **more)
     with session, Workers(options.threads) as workers:
         for model, state in session.trainings():
-            session.begin(model, steps_per_epoch(config, data) * (config.n_epochs or 0))
+            session.begin(model, steps_per_epoch(data) * (config.n_epochs or 0))
             train(model, config, data, state, workers, session.after_step)
             confusion, _ = evaluate(model, state.params, data.test, len(data.classes), workers)
             models[model.name], confusions[model.name] = model_metrics(state), confusion.tolist()
@@ -330,25 +321,20 @@ class Answers(NamedTuple):
 
 
 def predict(checkpoint: Path, names: Sequence[Path], threads: int = 1, quiet: bool = False) -> Answers:
-    """The answers of each network of a checkpoint to each picture that can be read, 1,000 at a time."""
+    """The answers of each network of a checkpoint to each picture that can be read."""
     config, states = load_checkpoint(checkpoint)
     assert config.image_size
-    models, found = make_models(config), list(dict.fromkeys(named_files(names)))
-    answers = {name: [np.empty((0, len(config.class_names)))] for name in states}
-    paths, unreadable, hidden = list[Path](), list[str](), not shows_progress(quiet)
-    with Workers(threads) as workers, tqdm(total=len(found), desc="pictures", leave=False, disable=hidden) as bar:
-        for start in range(0, len(found), 1000):
-            squares = []
-            for path in found[start : start + 1000]:
-                try:
-                    squares.append(square_of_set(path, config.image_size, config.channels, config.grey_levels))
-                    paths.append(path)
-                except UserError as error:
-                    unreadable.append(str(error))
-                bar.update()
-            for name, state in states.items() if squares else ():
-                answers[name].append(answers_of(models[name], state.params, np.stack(squares), workers))
-    return Answers(paths, config.class_names, {name: np.concatenate(a) for name, a in answers.items()}, unreadable)
+    models, squares, unreadable = make_models(config), dict[Path, Array](), list[str]()
+    found, hidden = list(dict.fromkeys(named_files(names))), not shows_progress(quiet)
+    for path in tqdm(found, desc="pictures", leave=False, disable=hidden):
+        try:
+            squares[path] = square_of_set(path, config.image_size, config.channels, config.grey_levels)
+        except UserError as error:
+            unreadable.append(str(error))
+    images = np.array(list(squares.values()))
+    with Workers(threads) as workers:
+        by_model = {k: answers_of(models[k], v.params, images, workers) for k, v in states.items() if squares}
+    return Answers(list(squares), config.class_names, by_model, unreadable)
 
 
 def format_answers(answers: Answers) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import math
 import zlib
 from collections.abc import Iterator
@@ -75,10 +74,11 @@ def stream_norb(path: Path, part: str, n_items: int | None = None) -> Iterator[A
         raise UserError(f"{path} is no sound file of smallNORB: {one_line(error)}; fetch it again") from error
 
 
-def read_norb_labels(data_dir: Path, subset: str) -> tuple[Array, Array]:
+def read_norb(data_dir: Path, subset: str) -> tuple[Array, Array, Iterator[Array]]:
     """Classes (N,) and views (N, 4) of an official set ("training" or "testing"): instance, elevation, azimuth and
-    lighting, as numbers of the files. Raises UserError for a file that is missing, damaged or swapped."""
-    cat, info = (norb_path(data_dir, subset, part) for part in ("cat", "info"))
+    lighting, as numbers of the files; and its stereo pairs, in chunks (n, 2, 96, 96) uint8. Raises UserError for a file
+    that is missing, damaged or swapped, the chunks for theirs."""
+    dat, cat, info = (norb_path(data_dir, subset, part) for part in NORB_PARTS)
     labels = np.concatenate(list(stream_norb(cat, "cat")))
     views = np.concatenate(list(stream_norb(info, "info", len(labels))))
     if labels.min() < 0 or labels.max() >= NORB_CLASSES:
@@ -87,10 +87,4 @@ def read_norb_labels(data_dir: Path, subset: str) -> tuple[Array, Array]:
         raise UserError(f"{info} holds objects of the other set: training and testing files are swapped")
     if ((views[:, 1:3] < 0) | (views[:, 1:3] > (8, 34))).any():
         raise UserError(f"{info} holds an elevation outside 0 to 8 or an azimuth outside 0 to 34; fetch it again")
-    return labels, views
-
-
-def stream_norb_pairs(data_dir: Path, subset: str, n_labels: int) -> Iterator[tuple[int, Array]]:
-    """Chunks (n, 2, 96, 96) uint8 of the set's stereo pairs, each with the number of pairs before it. Raises UserError
-    where there are not ``n_labels`` pairs."""
-    return zip(itertools.count(0, NORB_CHUNK), stream_norb(norb_path(data_dir, subset, "dat"), "dat", n_labels))
+    return labels, views, stream_norb(dat, "dat", len(labels))

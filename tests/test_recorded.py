@@ -51,10 +51,11 @@ def test_views_of_the_convolutional_networks(flags: str) -> None:
     check_run(f"conv_matrix_capsules {flags}", importlib.import_module("conv_matrix_capsules"), argv.split())
 
 
-def test_own_pictures(tmp_path: Path) -> None:
+def test_own_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = importlib.import_module("your_own_images")
+    monkeypatch.setattr(script, "BATCH_SIZE", 16)
     folder = write_folder(tmp_path / "own", n=12)
-    argv = [f"--data-dir={folder}", "--batch-size=16", "--n-epochs=2", "--threads=1", "--quiet"]
+    argv = [f"--data-dir={folder}", "--n-epochs=2", "--threads=1", "--quiet"]
     check_run("your_own_images", script, argv, tolerance=1e-4)  # in float32
 
 

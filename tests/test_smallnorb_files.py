@@ -191,15 +191,15 @@ FLAGS = "--dataset smallnorb --n-epochs 1 --train-azimuths 0:170 --test-azimuths
 
 def test_what_is_gzipped_is_told_by_content(folder: Path) -> None:
     """A browser may unpack a file and keep its name, or the reverse."""
-    labels = norb.read_norb_labels(folder, "training")[0]
-    pairs = [pairs for _, pairs in norb.stream_norb_pairs(folder, "training", len(labels))]
+    labels, _, pairs = norb.read_norb(folder, "training")
+    before = [labels, *pairs]
     path = path_of(folder, "dat")
     path.write_bytes(sound("dat"))
     cat = path_of(folder, "cat")
     cat.rename(cat.with_suffix(""))
-    np.testing.assert_array_equal(norb.read_norb_labels(folder, "training")[0], labels)
-    again = [pairs for _, pairs in norb.stream_norb_pairs(folder, "training", len(labels))]
-    np.testing.assert_array_equal(np.concatenate(pairs), np.concatenate(again))
+    labels, _, pairs = norb.read_norb(folder, "training")
+    for was, now in zip(before, [labels, *pairs], strict=True):
+        np.testing.assert_array_equal(was, now)
 
 
 @pytest.mark.parametrize(("part", "content", "says"), FAULTS, ids=[says for *_, says in FAULTS])

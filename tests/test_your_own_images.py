@@ -34,7 +34,8 @@ from test_read_pictures import CLASSES, write_deep, write_folder
 Array = np.ndarray
 Capture = pytest.CaptureFixture[str]
 
-TINY = ["--batch-size=16", "--n-epochs=1", "--threads=1", "--quiet"]
+TINY = ["--n-epochs=1", "--threads=1", "--quiet"]
+SMALL = m.Config(image_size=20, class_names=("a", "b", "c"))
 
 
 def train(folder: Path, *flags: str) -> None:
@@ -66,22 +67,6 @@ def test_result_and_table(trained: tuple[Path, Path, dict[str, Any]]) -> None:
         assert np.trace(matrix) / 12 == pytest.approx(model["accuracy"])
         assert f"{name}: answers" in text
     assert result["models"]["capsnet"]["n_params"] > 100_000
-
-
-def test_unequal_classes_are_told(tmp_path: Path, capsys: Capture) -> None:
-    folder, (few, rare, *_) = tmp_path / "own", sorted(CLASSES)
-    train_folder, test_folder = write_folder(folder / "train", n=44), write_folder(folder / "test", seed=1)
-    for path in [*sorted((train_folder / rare).iterdir())[3:], *sorted((test_folder / few).iterdir())[1:]]:
-        path.unlink()
-    train(folder, "--models=cnn", f"--out-json={tmp_path / 'run.json'}")
-    printed, warned = capsys.readouterr()
-    assert f"warning: the class {rare} has 3 training pictures and the largest 44" in warned
-    result = json.loads((tmp_path / "run.json").read_text())
-    confusion = np.array(result["confusion"]["cnn"])
-    right = np.diag(confusion) / confusion.sum(axis=1)
-    assert result["models"]["cnn"]["balanced_accuracy"] == pytest.approx(right.mean())
-    rows = [line.split() for line in printed.splitlines() if line.startswith(f"  {rare[:4]}")]
-    assert rows[-1][-1] == f"{right[1]:.3f}"
 
 
 def test_the_mean_over_classes_leaves_out_those_without_test_pictures() -> None:
@@ -180,23 +165,12 @@ def test_prediction_takes_folders_and_patterns_and_reads_as_the_training_did(
     assert len(answers.paths) == 60
     config, states = m.load_checkpoint(checkpoint)
     data = m.make_data(dataclasses.replace(config, data_dir=folder))
-    everything = np.concatenate([data.train.images, data.test.images])
+    images = np.stack([m.square_of_set(path, 20, 1, config.grey_levels) for path in answers.paths])
+    assert {x.tobytes() for x in images} == {x.tobytes() for part in (data.train, data.test) for x in part.images}
     for name, model in m.make_models(config).items():
-        expected = m.answers_of(model, states[name].params, everything, SERIAL)
-        found = answers.by_model[name]
-        np.testing.assert_allclose(np.sort(found, axis=0), np.sort(expected, axis=0), atol=1e-5)
+        expected = m.answers_of(model, states[name].params, images, SERIAL)
+        np.testing.assert_allclose(answers.by_model[name], expected, atol=1e-5)
     np.testing.assert_allclose(answers.by_model["cnn"].sum(axis=1), 1, atol=1e-5)
-
-
-def test_every_one_of_many_pictures_gets_its_own_answer(
-    trained: tuple[Path, Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are read a thousand at a time. A picture, and the answer to it, is its number."""
-    monkeypatch.setattr(m, "named_files", lambda _: [Path(str(k)) for k in range(1001)])
-    monkeypatch.setattr(m, "square_of_set", lambda path, *_: int(path.name))
-    monkeypatch.setattr(m, "answers_of", lambda model, params, numbers, workers: np.eye(1, 3) * numbers[:, None])
-    for found in m.predict(trained[1], []).by_model.values():
-        np.testing.assert_array_equal(found[:, 0], np.arange(1001))
 
 
 def test_a_broken_picture_is_named_and_the_others_are_answered(
@@ -236,13 +210,6 @@ def test_folders_without_pictures_and_odd_names(
     argv = [f"--checkpoint={checkpoint}", "--predict"]
     assert m.main([*argv, str(tmp_path)]) == 1
     assert capsys.readouterr() == ("", f"error: 1 picture cannot be read: there is no picture {tmp_path}\n")
-    for k in range(100):
-        (tmp_path / f"{k}.png").write_bytes(b"")
-    assert m.main([*argv, str(tmp_path)]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: 100 pictures cannot be read: {tmp_path / '0.png'} is not a picture")
-    assert "99.png" in error
-    assert len(error) < 2100
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")
     shutil.copy(folder / CLASSES[0] / "bild 0ß.png", odd)
     for name in ("A.CSV", "A.JSON"):
@@ -256,13 +223,8 @@ def test_grey_levels_of_the_training_hold_for_predictions(tmp_path: Path, capsys
     checkpoint = tmp_path / "run.safetensors"
     train(folder, "--models=cnn", f"--checkpoint={checkpoint}")
     assert "grey levels -0.5 to 0.5" in capsys.readouterr().out
-    config, states = m.load_checkpoint(checkpoint)
-    assert config.grey_levels == {"floating point": [-0.5, 0.5]}
-    data = m.make_data(dataclasses.replace(config, data_dir=folder))
-    everything = np.concatenate([data.train.images, data.test.images])
-    expected = m.answers_of(m.make_models(config)["cnn"], states["cnn"].params, everything, SERIAL)
-    found = m.predict(checkpoint, [folder]).by_model["cnn"]
-    np.testing.assert_allclose(np.sort(found, axis=0), np.sort(expected, axis=0), atol=1e-6)
+    assert m.load_checkpoint(checkpoint)[0].grey_levels == {"floating point": [-0.5, 0.5]}
+    assert len(m.predict(checkpoint, [folder]).paths) == 20
     other = write_deep(tmp_path / "other", ".png", lambda x: (257 * x).astype(np.uint16), n=1)
     argv = [f"--checkpoint={checkpoint}", "--predict", str(other)]
     assert m.main(argv) == 1
@@ -292,7 +254,7 @@ def test_right_and_wrong_answers_have_their_colours() -> None:
     assert [texts[k].get_color() for k in (1, 2, 4, 5)] == [right, right, wrong, right]
 
 
-def test_the_sheet_has_a_key_for_the_classes_that_it_shows(
+def test_the_classes_that_the_sheet_can_only_number_are_named(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_folder(tmp_path / "train", ["cat", "犬", "猫"], n=3)
@@ -303,7 +265,8 @@ def test_the_sheet_has_a_key_for_the_classes_that_it_shows(
     assert figures.main([f"--data-dir={tmp_path}"]) == 0
     assert capsys.readouterr().out == "class 2 is 犬\n"
     texts = "\n".join(text.get_text() for text in drawn["pictures"]().findobj(Text))
-    assert "Ten test pictures as they see them\nclass 2: U+72AC" in texts
+    assert "Ten test pictures as they see them" in texts
+    assert "class 2" in texts
     assert "class 3" not in texts
 
 
@@ -311,9 +274,8 @@ def test_names_in_any_alphabet(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["cat", "a" * 20, "猫", "$a$", "Ж"]
     families, missing = figures.fonts_for(["cat", "Ж", "é"])
     assert (families, missing) == (["DejaVu Sans"], set())
-    assert figures.shown_names(names, set()) == (["cat", "a" * 9 + "…", "猫", r"\$a\$", "Ж"], [])
-    assert figures.shown_names(names, {"猫"})[0][2] == "class 3"
-    assert figures.shown_names(names, {"猫"})[1] == ["class 3: U+732B"]
+    shown = ["cat", "a" * 9 + "…", "class 3", r"\$a\$", "Ж"]
+    assert [figures.short_name(k, name, {"猫"}) for k, name in enumerate(names, 1)] == shown
 
     class Font:
         def get_char_index(self, code: int) -> int:
@@ -352,12 +314,9 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (len(lines), lines[-1] == "  ...") == (31 + is_cut, is_cut)
 
 
-SMALL = m.Config(image_size=20, class_names=("a", "b", "c"), lr=0.25, cnn_lr=0.5)
-
-
 @pytest.mark.parametrize(("schedule", "n_rising"), [("constant", 30), ("linear", 36)])
 def test_the_margin_rises_over_ten_epochs_or_all_and_each_epoch_has_an_order(
-    schedule: str, n_rising: int, trained: tuple[Path, Path, dict[str, Any]]
+    schedule: str, n_rising: int, trained: tuple[Path, Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the learning rate falls, its end is known, and the margin rises until then."""
     data, seen = m.make_data(m.Config(data_dir=trained[0])), []
@@ -369,16 +328,11 @@ def test_the_margin_rises_over_ten_epochs_or_all_and_each_epoch_has_an_order(
     model = m.make_models(SMALL)["cnn"]._replace(
         loss_and_grads=loss_and_grads, answers=lambda _, images: np.zeros((len(images), 3)), part_size=16
     )
-    config = m.Config(n_epochs=12, batch_size=16, lr_schedule=schedule)  # of three steps
+    monkeypatch.setattr(m, "BATCH_SIZE", 16)
+    config = m.Config(n_epochs=12, lr_schedule=schedule)  # of three steps
     m.train(model, config, data, TrainState("cnn", {"w": np.ones(1, np.float32)}), SERIAL, lambda *_: None)
     np.testing.assert_allclose([progress for progress, _ in seen], np.minimum(1, np.arange(36) / (n_rising - 1)))
     assert len({images for _, images in seen}) == 36
-
-
-def test_each_network_has_its_learning_rate() -> None:
-    assert {name: model.lr for name, model in m.make_models(SMALL).items()} == {
-        "capsules": 0.25, "cnn": 0.5, "capsnet": m.CAPSNET_LR,
-    }  # fmt: skip
 
 
 def test_the_answer_for_the_named_class_is_printed() -> None:
