@@ -8,7 +8,6 @@ first, with the same flags as that script.
 
     vote_distances.png      distances of the votes to the mean of each class capsule, in each iteration
     training_curves.png     loss and errors, epoch by epoch
-    attention.png           of views: where the children lie that EM routing assigns to the true class, and to a rival
 
 and from results of compare_seeds.py:
 
@@ -33,10 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, MultipleLocator
@@ -51,11 +47,11 @@ from support.script import script
 from support.settings import parse
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG,
-    FigureOptions, ModelStyle, Run, accuracy_axis, add_frame, choice_of_figures, darkened, draw_figures, draw_histories,
-    evenly_spaced_indices, grey_levels, head_legend, heading, interval, lightened, load_or_train, make_figure,
-    marked_answer, model_handles, model_line, plot_band, plural, require_tests, settings_in, show_pictures,
-    weighted_quantiles, with_minus_sign,
+    BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, PAPER_CNN, PURPLE, REFERENCE_LINE, WRONG, FigureOptions,
+    ModelStyle, Run, accuracy_axis, add_frame, choice_of_figures, darkened, draw_figures, draw_histories,
+    evenly_spaced_indices, grey_levels, head_legend, interval, lightened, load_or_train, make_figure, marked_answer,
+    model_handles, model_line, plot_band, plural, require_tests, settings_in, show_pictures, weighted_quantiles,
+    with_minus_sign,
 )  # fmt: skip
 
 MODELS = {"capsules": EM_CAPSULES, "cnn": CNN}
@@ -183,58 +179,6 @@ def draw_tightness(foot: Any, found: Tightness, n_images: int, n_classes: int) -
         ax.yaxis.set_major_locator(MaxNLocator(nbins=4))
     axes[1].axhline(1 / n_classes, **REFERENCE_LINE, label="even")
     axes[1].legend(loc="upper left", bbox_to_anchor=(1.02, 1), title=f"over {n_images} images")
-
-
-def draw_attention(run: Run) -> Figure:
-    """Of the first familiar and the first held-out view of each class, at every position of ConvCaps2: the assignment
-    of its children to the true class and to the most active other one, as their activations weight it."""
-    config, params, held_out = run.config, run.states["capsules"].params, run.data.held_out
-    assert held_out
-    E, S = config.n_classes, experiment.grid_sides(config.image_size)[-1]
-    centres = experiment.coordinates(config.image_size, "float64")[:, 0, 0, -1] * config.image_size - 0.5  # in pixels
-    step = centres[1] - centres[0]
-    at = np.round((np.arange(config.image_size) - centres[0]) / step).astype(int)  # position of each pixel
-    inside = (at >= 0) & (at < S)
-    even = 1 / E
-    norm, colours = TwoSlopeNorm(even, 0, 1), colormaps["RdBu_r"]
-    text = f"{subtitle(run)}\nassignment $r$ of the children at a position, mean of their types; white: even, {even:g}"
-    fig = make_figure(8.4, "Which children are assigned to a class", text)
-    axes = fig.subplots(1, 2)
-    sets = ("familiar viewpoints", FAMILIAR, run.data.test), ("held-out viewpoints", HELD_OUT, held_out)
-    for ax, (head, colour, examples) in zip(axes, sets, strict=True):
-        chosen = np.array([np.flatnonzero(examples.labels == k)[0] for k in range(E)])
-        images = experiment.prepared(examples.images[chosen], config)
-        r, scores = assigned(experiment.class_routing(params, examples.images[chosen], config), S)
-        rivals = [int(np.argsort(scores[k] - 2 * np.eye(E)[k])[-1]) for k in range(E)]
-        side = config.image_size
-        pictures = np.full((E, 3, side, side, 3), np.nan)
-        for k in range(E):
-            pictures[k, 0] = grey_levels(images[k])[..., None]
-            for m, e in enumerate((k, rivals[k]), 1):
-                of_pixels = colours(norm(r[k, :, :, e]))[..., :3][np.ix_(at[inside], at[inside])]
-                pictures[k, m][np.ix_(inside, inside)] = of_pixels
-        names = config.classes if colour == FAMILIAR else ()
-        grid = show_pictures(ax, pictures, names, gap=(round(side / 5), 2), interpolation="nearest", n_greys=256)
-        heading(ax, head, colour)
-        for k, rival in enumerate(rivals):
-            answer = int(scores[k].argmax())
-            said, of_answer = marked_answer(answer == k, config.classes[answer])
-            grid.frame(k, 0, colour, 1.5)
-            grid.write(k, 0, said, color=of_answer, fontweight="bold")
-            for m, e in enumerate((k, rival), 1):
-                grid.frame(k, m, GREY, 0.6)
-                grid.write(k, m, f"to {config.classes[e]}")
-    fig.colorbar(ScalarMappable(norm, colours), ax=axes, orientation="horizontal", shrink=0.4, aspect=40,
-                 ticks=[0, even, 1], label="assignment")  # fmt: skip
-    return fig
-
-
-def assigned(routing: experiment.ClassRouting, side: int) -> tuple[Array, Array]:
-    """Of the last iteration: the assignment of each position's children to each class, their activations being the
-    weights, (N, side, side, E); and the activations of the class capsules (N, E)."""
-    n, _, E = routing.weights.shape[1:]
-    mass = routing.weights[-1].reshape(n, side, side, -1, E).sum(axis=3)
-    return mass / routing.a_in.reshape(n, side, side, -1, 1).sum(axis=3), routing.a[-1]
 
 
 # --- Figures: training ------------------------------------------------------------------------------------------------
@@ -446,7 +390,7 @@ def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
 # --- Files and command line -------------------------------------------------------------------------------------------
 
 MIN_TEST = 10  # images that the figures need
-OF_RUN = ("training_curves", "vote_distances", "attention")
+OF_RUN = ("training_curves", "vote_distances")
 RESULTS = Path("results") / experiment.EXPERIMENT
 SHAPES_RESULTS = RESULTS / "shapes_azimuths.json", RESULTS / "shapes_elevations.json"
 VIEW_RESULTS = [
@@ -488,14 +432,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
         with Workers(options.threads) as workers:
             answers = answers_of(run, workers)
-        found: dict[str, Callable[[], Figure]] = {
+        return {
             "training_curves": lambda: draw_training_curves(run),
             "vote_distances": lambda: draw_vote_distances(run, answers),
         }
-        views = [part.labels for part in (data.test, data.held_out) if part]
-        if len(views) == 2 and all(len(np.unique(labels)) == config.n_classes for labels in views):
-            found["attention"] = lambda: draw_attention(run)
-        return found
 
     draw_figures(options.outdir / experiment.EXPERIMENT, options, OF_RESULTS, of_run)
 

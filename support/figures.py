@@ -434,13 +434,10 @@ def draw_figures(
     n_colours: Mapping[str, int] | None = None,
 ) -> None:  # fmt: skip
     """Write the figures that --figures names, or all, to ``folder``. ``of_run()`` trains, and is called only where one
-    of its figures is wanted. Of all figures, those whose results are missing are left out. Raises UserError where
-    --figures names one that the training does not give."""
+    of its figures is wanted. Of all figures, those whose results are missing are left out."""
     wanted = options.figures
     require_writable(folder / "figure.png")
     drawers = {**of_results, **(of_run() if not wanted or set(wanted) - set(of_results) else {})}
-    if lacking := set(wanted) - set(drawers):
-        raise UserError(f"no {', '.join(sorted(lacking))} can be drawn of this training")
     for name in [name for name in drawers if not wanted or name in wanted]:
         try:
             write_figures(folder, {name: drawers[name]}, n_colours)

@@ -130,7 +130,7 @@ def test_training_and_checkpoint_give_the_same_figures(name: str, monkeypatch: P
     assert experiment.script.main([*argv, "--checkpoint=run.safetensors"]) == 0
     assert script.main(argv) == 0
     every = script.FIGURES if name == "mnist_affine_capsnet" else (*script.OF_RUN, *script.OF_RESULTS)
-    names = {*every} - LEFT_OUT[name] - {"attention"}  # which is of views
+    names = {*every} - LEFT_OUT[name]
     check_pictures(folder, names)
     assert set(re.findall(r"left out (\w+)\.png: ", capsys.readouterr().out)) == LEFT_OUT[name]
     for train in ("train", "train_all"):
@@ -146,7 +146,7 @@ ELEVATIONS = "--train-elevations=-20:35 --test-elevations=40:70 --loss=spread"
 @pytest.mark.parametrize(
     ("name", "flags", "names"),
     [
-        ("conv_matrix_capsules", f"--dataset=voxels --sizes=5,2,3,2 {VIEWS}", "attention"),
+        ("conv_matrix_capsules", f"--dataset=voxels --sizes=5,2,3,2 {VIEWS}", "training_curves"),
         ("smallnorb_novel_viewpoint", f"{ELEVATIONS} {VIEWS}", "elevation_strip,azimuth_accuracy"),
     ],
 )
@@ -198,11 +198,6 @@ def test_what_cannot_be_drawn(name: str, flags: str, says: str, monkeypatch: Pat
     assert says in failure(visualize(name), EXPERIMENTS[name].argv(flags), capsys)
     if "--figures" not in flags:
         assert says in failure(make_gif(name), EXPERIMENTS[name].argv(flags), capsys)
-
-
-def test_a_figure_that_a_training_does_not_give(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no attention can be drawn of this training"):
-        figures.draw_figures(tmp_path, SimpleNamespace(figures=("attention",)), {}, dict)
 
 
 @pytest.mark.parametrize(

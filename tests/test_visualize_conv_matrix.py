@@ -16,7 +16,7 @@ import make_conv_matrix_capsules_gif as animation
 import visualize_capsule_attacks as attacks
 import visualize_conv_matrix_capsules as figures
 from fast.workers import SERIAL
-from figure_checks import assert_same, cells, check_held, drawn, held, legend_of
+from figure_checks import assert_same, check_held, drawn, held, legend_of
 from helpers import EXPERIMENTS, config_of
 from support.files import UserError
 from support.optimizers import TrainState
@@ -51,37 +51,6 @@ def test_histograms_are_those_of_the_masses(run: figures.Run) -> None:
                 for b in range(2) for t, mass in enumerate(routing.weights[:, b]) for e in range(10)]  # fmt: skip
     heights = [outline.get_xy()[1 : 2 * figures.N_BINS : 2, 1] for outline in outlines]
     np.testing.assert_allclose(heights, expected, rtol=1e-5, atol=1e-7)
-
-
-def test_assignments_are_weighted_by_activation() -> None:
-    """Two children at each of four positions: one active child that goes to class 1, one inactive one to class 0."""
-    r, a_in = np.zeros((2, 1, 8, 2)), np.tile([1.0, 0.0], 4)[None]
-    r[0, :, 0::2] = 0.5  # even at first
-    r[1, 0, 0::2, 1] = r[1, 0, 1::2, 0] = 1
-    r[1, 0, 6] = 0.25, 0.75
-    routing = experiment.ClassRouting(
-        np.zeros((1, 8, 2, 16)), a_in, r, np.zeros((1, 1, 2, 16)), np.array([[[0.2, 0.9]]])
-    )
-    maps, scores = figures.assigned(routing, 2)
-    np.testing.assert_allclose(maps[0, :, :, 1], [[1.0, 1.0], [1.0, 0.75]])
-    np.testing.assert_allclose(scores, [[0.2, 0.9]])
-
-
-def test_attention_is_that_of_the_true_class_and_its_rival(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even assignments are white, larger ones red, smaller ones blue, as are all to the class before, the rival."""
-    even, before = np.arange(10), np.arange(10) - 1
-    r, scores = np.full((10, 4, 4, 10), 0.5), np.tile(0.1 * np.arange(10), (10, 1))
-    scores[even, before], scores[even, even] = 0.95, 1
-    r[even, :, :2, even], r[even, :, :, before] = 0.1, 0
-    monkeypatch.setattr(figures, "assigned", lambda *_: (r, scores))
-    data = run.data._replace(held_out=run.data.test)
-    for ax in drawn(lambda: figures.draw_attention(run._replace(data=data))).axes[:2]:
-        texts = [text for k in range(10) for text in (f"✓ {k}", f"to {k}", f"to {(k - 1) % 10}")]
-        assert held(ax)["texts"] == texts
-        red, green, blue = np.moveaxis(cells(ax, 10, 3, (6, 2))[:, 1:, 14], -1, 0)
-        assert min(part[:, 0, 9].min() for part in (red, green, blue)) > 0.95  # white
-        assert (red > 1.5 * blue)[:, 0, 19].all()
-        assert (blue > 1.5 * red)[:, 1, [9, 19]].all()
 
 
 def viewed(
