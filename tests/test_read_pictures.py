@@ -169,7 +169,6 @@ DEEP: dict[str, tuple[str, Callable[[Array], Array], tuple[float, float]]] = {
     "0 to 255 in floats": (".tif", lambda x: x.astype(np.float32), (0, 255)),
     "pgm": (".pgm", lambda x: np.rint(x * (4095 / 255)).astype(np.uint16).astype(np.int32), (0, 4095)),
     "8 bits of 0 to 15": (".png", lambda x: np.rint(x / 17).astype(np.uint8), (0, 15)),
-    "8 bits of 0 and 1": (".png", lambda x: (x > 40).astype(np.uint8), (0, 1)),
 }
 
 
@@ -181,12 +180,8 @@ def test_black_and_white_are_the_least_and_the_greatest_level_of_the_training_pi
     plain = everything(sets_of(write_deep(tmp_path / "plain", ".png", lambda x: x.astype(np.uint8))))
     sets = sets_of(write_deep(tmp_path / "deep", ending, convert))
     assert list(sets.levels.values()) == [pytest.approx(expected, abs=1e-6)]
-    if kind == "8 bits of 0 and 1":
-        np.testing.assert_array_equal(everything(sets), 255 * (everything(sets) > 127))
-        assert everything(sets).mean() == pytest.approx(255 * (plain > 40).mean())
-    else:
-        farthest = np.abs(everything(sets)[:, None].astype(int) - plain.astype(int)).max(axis=(2, 3, 4))
-        assert farthest.min(axis=1).max() <= (9 if "15" in kind else 1)
+    farthest = np.abs(everything(sets)[:, None].astype(int) - plain.astype(int)).max(axis=(2, 3, 4))
+    assert farthest.min(axis=1).max() <= (9 if "15" in kind else 1)
     assert capsys.readouterr().err == ""
     path = next((tmp_path / "deep" / "class 0").iterdir())
     read = pictures.square_of_set(path, 20, 1, sets.levels)  # as --predict does
@@ -202,10 +197,10 @@ def test_whole_numbers_of_32_bits_without_a_sign(tmp_path: Path) -> None:
 
 def test_deep_and_other_pictures_may_be_mixed(tmp_path: Path) -> None:
     root = write_deep(tmp_path / "mixed", ".png", lambda x: x.astype(np.uint8))
-    write_deep(tmp_path / "deep", ".png", lambda x: (16 * x).astype(np.uint16))
+    write_deep(tmp_path / "deep", ".png", lambda x: (100 + 16 * x).astype(np.uint16))
     shutil.copytree(tmp_path / "deep" / "class 0", root / "class 0" / "scanner")
     sets = sets_of(root)
-    assert sets.levels == {"8 bits": [0, 255], "whole numbers": [0, 4080]}
+    assert sets.levels == {"8 bits": [0, 255], "whole numbers": [100, 4180]}
     assert everything(sets).max(axis=(1, 2, 3)).min() == 255
 
 
@@ -316,10 +311,6 @@ def test_what_is_left_out_is_counted_by_its_endings(folder: Path, capsys: Captur
     assert sets_of(folder).classes == tuple(sorted(CLASSES))
     shown = "2 .heic, 1 no ending, 1 .txt, 1 picture of no class (loose.png)"
     assert capsys.readouterr().err == f"{folder}: left out: {shown}\n"
-    for k in range(10):
-        (folder / f"a.{k}").write_bytes(b"x")
-    sets_of(folder)
-    assert f"1 .8, 1 .9, {shown[9:]}" in capsys.readouterr().err
 
 
 def test_unreadable_pictures_are_named_counted_and_left_out(folder: Path, capsys: Capture) -> None:
@@ -562,27 +553,21 @@ def arrays(n: int = 9, side: int = 20) -> dict[str, Any]:
 def test_npz_of_any_numbers(tmp_path: Path) -> None:
     path, plain = tmp_path / "set.npz", arrays()
     grey = plain["x_train"][..., 0]
-    kinds = {kind: convert(grey.astype(np.float64)) for kind, (_, convert, _) in DEEP.items()} | {
-        "bytes": grey,
-        "one channel": grey[..., None],
-        "overshoot": (grey / 255 * (1.0000004 + 1e-8) - 1e-8).astype(np.float32),  # as resizing leaves it
-        "8 bits of 0 and 1": (grey > 127).astype(np.uint8),
-        "true and false": grey > 127,
-    }
-    tolerances = {"8 bits of 0 to 15": 9, "8 bits of 0 and 1": 129, "true and false": 129}
-    for kind, x in kinds.items():
+    for x, tolerance in (
+        (grey, 0), (grey[..., None], 0), (8 * grey.astype(np.int64) - 1000, 1), (grey / 127.5 - 1, 1),
+        ((grey / 255 * (1.0000004 + 1e-8) - 1e-8).astype(np.float32), 1),  # as resizing leaves it
+        (grey // 17, 17), (grey > 127, 129),
+    ):  # fmt: skip
         np.savez(path, x_train=x, y_train=plain["y_train"], x_test=x, y_test=plain["y_train"][:, None])
         sets = sets_of(path)
         assert sets.classes == ("0", "1", "2")
         read = sets.test.images[..., 0].astype(int)
-        assert (read.min(), read.max()) == (0, 255), kind
-        np.testing.assert_allclose(read, grey.astype(int), atol=tolerances.get(kind, 1), err_msg=kind)
+        assert (read.min(), read.max()) == (0, 255), x.dtype
+        np.testing.assert_allclose(read, grey.astype(int), atol=tolerance, err_msg=str(x.dtype))
     np.savez(path, **plain, x_test=plain["x_train"][:3], y_test=plain["y_train"][:3])
     assert sets_of(path, channels=3).test.images.shape == (3, 20, 20, 3)
     np.testing.assert_array_equal(sets_of(path, channels=3).test.images, plain["x_train"][:3])
     assert sets_of(path, 30).test.images.shape == (3, 30, 30, 1)
-    np.savez(path, x_train=grey / 255, y_train=plain["y_train"], x_test=grey, y_test=plain["y_train"])
-    assert "values up to 255, and those of the training up to 1: scale both alike" in fault_of(path)
 
 
 def test_npz_labels_and_their_names(tmp_path: Path, capsys: Capture) -> None:
@@ -617,6 +602,7 @@ def test_npz_labels_and_their_names(tmp_path: Path, capsys: Capture) -> None:
         ({"y_test": np.zeros(2, int)}, "no x_test"),
         ({"x_train": np.full((9, 20, 20), np.nan)}, "finite numbers"),
         ({"x_train": np.full((9, 20, 20), 1e300)}, "finite numbers"),
+        ({"x_train": np.full((9, 20, 20), -1e300)}, "finite numbers"),
         ({"x_train": np.full((9, 20, 20), "a")}, "finite numbers"),
         ({"y_train": np.array(["a", "b", "c"] * 3, object)}, "save numbers, or texts with .astype(str)"),
         ({"y_train": np.zeros((9, 3), int)}, "not a whole number or text for each picture"),
