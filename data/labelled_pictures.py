@@ -102,12 +102,10 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
                 squares[k] = source.load(item, side, channels)
             except UserError as error:
                 why = why or one_line(error.__cause__ or error, 120)
-        kinds = dict.fromkeys(square.kind for square in squares.values())
-        for kind in () if sets else kinds:  # the training's alone
-            lows, highs = ({k: s.extremes[j] for k, s in squares.items() if s.kind == kind} for j in (0, 1))
-            darkest, brightest = min(lows, key=lows.__getitem__), max(highs, key=highs.__getitem__)
-            known[kind] = [lows[darkest], highs[brightest]]
-            ends += [names[darkest], names[brightest]]
+        for kind in () if sets else dict.fromkeys(square.kind for square in squares.values()):  # the training's alone
+            low, darkest = min((s.extremes[0], names[k]) for k, s in squares.items() if s.kind == kind)
+            high, brightest = max((s.extremes[1], names[k]) for k, s in squares.items() if s.kind == kind)
+            known[kind], ends = [low, high], [*ends, darkest, brightest]
         for k in list(squares):
             try:
                 images[k] = in_levels(names[k], squares.pop(k), known)  # the memory serves the next ones
@@ -260,17 +258,15 @@ def array_source(path: Path, arrays: Mapping[str, Array], keys: Sequence[str], n
     for x_key, y_key in (keys[:2], keys[2:]) if keys[2] in arrays else (keys[:2],):
         x, y = arrays[x_key], arrays[y_key]
         x = x[..., None] if x.ndim == 3 else x
-        fits = x.ndim == 4 and x.shape[-1] in (1, 3) and 0 not in x.shape
-        require(fits, f"{x_key} of the shape {x.shape}: it must be (N, H, W) or (N, H, W, 1 or 3)")
-        is_finite = x.dtype.kind in "uifb" and max(abs(float(x.min())), abs(float(x.max()))) < GREATEST
-        require(is_finite, f"{x_key} of {x.dtype}: it must hold finite numbers")
-        fits = y.shape in ((len(x),), (len(x), 1)) and y.dtype.kind in "uifbUS"
-        require(fits, f"{y_key} of the shape {y.shape} of {y.dtype}: it must have one label for each picture")
-        if y.dtype.kind not in "US":
-            require(bool(((abs(y) < 2**53) & (y == np.rint(y))).all()), f"labels in {y_key} that are no whole numbers")
-            y = y.astype(np.int64)
+        fits = x.ndim == 4 and x.shape[-1] in (1, 3) and x.size > 0 and x.dtype.kind in "uifb"
+        fits = fits and x.min() > -GREATEST and x.max() < GREATEST
+        require(fits, f"{x_key} of the shape {x.shape} of {x.dtype}, not finite numbers (N, H, W) or (N, H, W, 1 or 3)")
+        is_number = y.dtype.kind in "uifb"
+        fits = ((abs(y) < 2**53) & (y == np.rint(y))).all() if is_number else y.dtype.kind in "US"
+        fits = fits and y.shape in ((len(x),), (len(x), 1))
+        require(fits, f"{y_key} of the shape {y.shape} of {y.dtype}, not a whole number or text for each picture")
         pictures.append(x)
-        labels.append(y.ravel())
+        labels.append((y.astype(np.int64) if is_number else y).ravel())
     known = np.unique(np.concatenate(labels))
     shown = tuple(map(class_name, np.ravel(known if names is None else names).tolist()))
     different = f"{len(set(shown))} different names of classes, but {len(known)} different labels"
@@ -284,7 +280,7 @@ NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test")
 def npz_source(path: Path) -> Source:
     """The arrays ``NPZ_KEYS``, and perhaps ``classes``: the names of the labels, in their order."""
     try:
-        if not (path.is_file() and zipfile.is_zipfile(path)):  # numpy would wait for a pipe, and speak of pickled data
+        if not zipfile.is_zipfile(path):  # numpy would speak of pickled data
             raise ValueError("it is damaged, or of another kind")
         with np.load(path, allow_pickle=False) as stored:
             if not any(name.endswith(".npy") for name in stored.zip.namelist()):

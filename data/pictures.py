@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,8 +31,6 @@ BYTES, WHOLE, FLOATS, NUMBERS = "8 bits", "whole numbers", "floating point", "ar
 def opened(path: Path) -> Iterator[Any]:
     """A picture file as an image of Pillow, before it is decoded, without warnings of what Pillow reads nevertheless.
     Raises UserError, also for what fails inside."""
-    if not os.path.isfile(path):  # a pipe would be waited for
-        raise UserError(f"there is no picture {path}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

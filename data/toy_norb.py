@@ -26,7 +26,6 @@ import math
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -707,9 +706,7 @@ def cached_toys(cache: Path, seed: int) -> Path:
             for old in sorted(cache.glob("toys-*"), key=lambda old: old.stat().st_mtime)[: 1 - KEPT_SETS]:
                 shutil.rmtree(old, ignore_errors=True)
             print_message(f"drawing the toys of seed {seed} into {folder}: about a minute, 0.9 GB")
-            started = time.monotonic()
             write_toy_norb(folder, seed=seed)
-            print_message(f"drawn in {time.monotonic() - started:.0f} s")
         os.utime(folder)
     return folder
 

@@ -6,8 +6,6 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import conv_matrix_capsules as conv
 import smallnorb_novel_viewpoint as views
@@ -15,7 +13,6 @@ from data.shapes import distance, draw_shapes
 from helpers import config_of
 
 Array = np.ndarray
-SEEDS = st.integers(0, 2**32 - 1)
 FEW = ["--n-train-views", "2", "--n-test-views", "3", "--n-elev", "1", "--n-per-combo", "1", "--n-epochs", "1"]
 SCRIPTS = pytest.mark.parametrize("script", [views, conv])
 
@@ -49,8 +46,7 @@ def farthest(a: Array, b: Array) -> float:
     )
 
 
-@settings(max_examples=10, deadline=None)
-@given(SEEDS)
+@pytest.mark.parametrize("seed", range(10, 20))  # 12 and 14 draw a shape that is another, turned
 def test_no_shape_is_another_or_itself_after_a_turn(seed: int) -> None:
     """Least after quarter turns, which bring rods onto rods; after others rods meet at an angle."""
     shapes = shapes_of(seed)
@@ -63,8 +59,7 @@ def test_no_shape_is_another_or_itself_after_a_turn(seed: int) -> None:
             assert min(farthest(other, turned(shape, turn)) for turn in range(-150, 181, 30)) > 0.05
 
 
-@settings(max_examples=50, deadline=None)
-@given(SEEDS)
+@pytest.mark.parametrize("seed", range(30))
 def test_a_shape_is_made_of_joined_rods_along_the_axes(seed: int) -> None:
     for points in shapes_of(seed):
         box = turned(points, -start_of(points))

@@ -7,14 +7,11 @@ import dataclasses
 import gzip
 import itertools
 import struct
-import tracemalloc
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import conv_matrix_capsules as conv
 import smallnorb_novel_viewpoint as s
@@ -152,7 +149,7 @@ def test_settings_are_chosen_on_other_objects(folder: Path, hold_out: str) -> No
     assert seen
 
 
-# --- Damaged sets, each of which breaks a sound one in one way, and arbitrary bytes -----------------------------------
+# --- Damaged sets, each of which breaks a sound one in one way --------------------------------------------------------
 
 
 def sound(part: str, subset: str = "training") -> bytes:
@@ -177,6 +174,9 @@ FAULTS = [  # a file of the training set, its content, and what the line has to 
     ("dat", encode(np.zeros((20, 2, 48, 48), np.uint8)), "its header is that of another file"),
     ("dat", encode(make_arrays("training", 21).dat), "it has 21 items, and the file of its labels 20"),
     ("dat", gzip.compress(sound("dat"), 1)[:-2000], "is no sound file of smallNORB: "),
+    ("dat", sound("dat")[:9], "its header is that of another file"),
+    ("dat", gzip.compress(sound("dat"), 1)[:-8] + bytes(8), "is no sound file of smallNORB: CRC check failed"),
+    ("dat", b"\x1f\x8b\x08" + bytes(7) + b"\xff" * 99, "is no sound file of smallNORB: Error -3"),
     ("dat", b"MATLAB 7.3 MAT-file" + bytes(100), "its header is that of another file"),
     ("cat", encode(np.zeros(20, np.float32)), "its header is that of another file"),
     ("cat", encode(make_arrays("training", 19).cat), "it has 20 items, and the file of its labels 19"),
@@ -223,39 +223,6 @@ def test_the_sound_set_of_the_fault_tests_is_accepted(script: Any, folder: Path,
     out, error = capsys.readouterr()
     assert "smallnorb: azimuths 180:350 held out, 0:170 trained on" in out
     assert error == ""
-
-
-words = st.one_of(
-    st.sampled_from([*MAGIC.values(), 0, 1, 2, 3, 4, 96, -1, 2**31 - 1, -(2**31)]), st.integers(-(2**31), 2**31 - 1)
-)
-headers = st.lists(words, max_size=7).map(lambda w: struct.pack(f"<{len(w)}i", *w))
-contents = st.one_of(st.binary(max_size=300), st.tuples(headers, st.binary(max_size=200)).map(b"".join))
-FUZZ = settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-
-
-def refused(error: s.UserError) -> None:
-    assert str(error)
-    assert "\n" not in str(error)
-
-
-@FUZZ
-@given(content=contents, zipped=st.booleans(), cut=st.integers(0, 12), part=st.sampled_from([*norb.NORB_PARTS]))
-def test_any_file_is_read_or_refused(content: bytes, zipped: bool, cut: int, part: str, tmp_path: Path) -> None:
-    raw = gzip.compress(content, 1) if zipped else content
-    path = tmp_path / ("file.mat.gz" if zipped else "file.mat")
-    path.write_bytes(raw[: len(raw) - cut] if cut else raw)
-    tracemalloc.start()
-    try:
-        n = sum(len(items) for items in norb.stream_norb(path, part))
-        assert n >= 1
-    except s.UserError as error:
-        refused(error)
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert peak < norb.NORB_CHUNK * 2 * 96 * 96 + 2**21  # whatever the header claims
 
 
 # --- Twelve real pairs ------------------------------------------------------------------------------------------------
