@@ -37,8 +37,8 @@ from support.training import RunOptions
 
 from support.figures import (  # isort: skip
     BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION, AnimationOptions, Run, accuracy_axis,
-    add_frame, darkened, grey_levels, lightened, make_figure, marked_answer, require_tests, step_axis,
-    weighted_quantiles, write_animation,
+    add_frame, darkened, grey_levels, lightened, make_figure, marked_answer, step_axis, tested, weighted_quantiles,
+    write_animation,
 )  # fmt: skip
 
 N_TESTED = 500  # test images of the accuracy curve, spread over the set
@@ -170,8 +170,7 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
     accuracy_axis(curve, None, 1 / n)
     curve.set_yticks([0, 0.5, 1])
     step_axis(curve, max(1, n_steps))
-    tested = figures.tested(config)
-    curve.set_title(f"{tested} accuracy, {len(recorder.tested.labels)} images")
+    curve.set_title(f"{tested(config)} accuracy, {len(recorder.tested.labels)} images")
     curve.set_xlabel("training step")
     percent = curve.text(1, 1.04, "", transform=curve.transAxes, ha="right", fontweight="bold", color=darkened(BLUE),
                          animated=True)  # fmt: skip
@@ -218,15 +217,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
     data = experiment.make_data(config)
     config = resolve_auto(config, data.name)
-    require_tests(data, figures.MIN_TEST)
     n_steps, n = experiment.steps_per_epoch(config, data) * config.n_epochs, options.snapshots
     steps = {round(n_steps * (k / (n - 1)) ** 2) for k in range(n)}  # from 0 to the last, at distances that grow
     with Workers(options.threads) as workers:
         recorder = Recorder(config, data, steps, workers)
         run_options = RunOptions(threads=options.threads, quiet=options.quiet)
-        states = experiment.train_all(config, data, run_options, names=("capsules",), callback=recorder)
-    result = experiment.make_result(config, states, data, options.threads)
-    print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+        experiment.train_all(config, data, run_options, names=("capsules",), callback=recorder)
     T, last = config.em_iters, len(recorder.snapshots) - 1
     frames = [(k, t) for k in range(last + 1) for t in range(T)]
     write_animation(options, lambda: make_scene(config, data, recorder), frames, range(last * T, (last + 1) * T))

@@ -21,7 +21,7 @@ import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,13 +35,12 @@ import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from multimnist_capsnet import Config
 from support.files import UserError
-from support.script import script
-from support.settings import parse, redeclared
+from support.settings import redeclared
 
 from support.figures import (  # isort: skip
     BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, RIGHT, SKY, VERMILLION, WRONG, FigureOptions,
-    add_frame, choice_of_figures, darkened, draw_figures, head_legend, heading, lightened, load_or_train, make_figure,
-    show_pictures,
+    add_frame, choice_of_figures, darkened, figure_script, head_legend, heading, lightened, load_or_train,
+    make_figure, show_pictures,
 )  # fmt: skip
 
 Array = np.ndarray
@@ -67,12 +66,13 @@ class Composite(NamedTuple):
     v: Array  # (T, J) lengths of the digit capsules
 
 
-def require_few_iterations(config: Config, _: object) -> None:
+def resolved(config: Config, data: Any) -> Config:
     """Raises UserError where the pictures have no room for the iterations of routing."""
     if config.routing_iters > MOST_ITERS:
         raise UserError(
             f"the pictures have room for {MOST_ITERS} iterations of routing, and not {config.routing_iters}"
         )
+    return digits.resolve_auto(config, data.name)
 
 
 def composite_example(config: Config, data: digits.Data, params: digits.Params) -> Composite:
@@ -429,39 +429,34 @@ WITHOUT_NETWORKS = {
 }
 
 
+OF_NETWORKS: dict[str, Callable[[tuple[Composite, View]], Figure]] = {
+    "squash": lambda of: draw_squash(of[0]),
+    "dynamic_routing": lambda of: draw_dynamic_routing(of[0]),
+    "em_routing": lambda of: draw_em_routing(of[1]),
+    "losses": lambda of: draw_losses(*of),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
-    figures: tuple[str, ...] = choice_of_figures(*WITHOUT_NETWORKS, "squash", "dynamic_routing", "em_routing", "losses")
+    figures: tuple[str, ...] = choice_of_figures(*WITHOUT_NETWORKS, *OF_NETWORKS)
     threads: int = redeclared(digits.Options, "threads")
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> None:
-    asked, options, given = parse(
-        Config, Options, argv, "Draw the pictures of docs/how_capsules_work.md.",
-        [
-            ("--checkpoint capsnet.safetensors", "All pictures, from a checkpoint: about 7 seconds."),
-            ("", "All pictures, after training the networks: about 2 minutes."),
-            ("--dataset strokes --outdir draft", "The same on generated digits, into draft/: about 2 minutes."),
-        ],
-        f"The pictures go to DIR/{NAME}/, where DIR is --outdir.",
-    )  # fmt: skip
+def examples(asked: Config, options: Options, given: Collection[str]) -> tuple[Composite, View]:
+    run = load_or_train(digits, options, asked, given, resolved, names=("capsnet",), required=("capsnet",))
+    return composite_example(run.config, run.data, run.states["capsnet"].params), view_example(seed=0)
 
-    def of_networks() -> dict[str, Callable[[], Figure]]:
-        run = load_or_train(
-            digits, options, asked, given, require_few_iterations,
-            lambda config, data: digits.resolve_auto(config, data.name), names=("capsnet",), required=("capsnet",),
-        )  # fmt: skip
-        composite = composite_example(run.config, run.data, run.states["capsnet"].params)
-        view = view_example(seed=0)
-        return {
-            "squash": lambda: draw_squash(composite),
-            "dynamic_routing": lambda: draw_dynamic_routing(composite),
-            "em_routing": lambda: draw_em_routing(view),
-            "losses": lambda: draw_losses(composite, view),
-        }
 
-    draw_figures(options.outdir / NAME, options, WITHOUT_NETWORKS, of_networks)
+main = figure_script(
+    NAME, Config, Options, "Draw the pictures of docs/how_capsules_work.md.",
+    [
+        ("--checkpoint capsnet.safetensors", "All pictures, from a checkpoint: about 7 seconds."),
+        ("", "All pictures, after training the networks: about 2 minutes."),
+        ("--dataset strokes --outdir draft", "The same on generated digits, into draft/: about 2 minutes."),
+    ],
+    examples, OF_NETWORKS, WITHOUT_NETWORKS,
+)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ from __future__ import annotations
 import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
-import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +36,16 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 import smallnorb_novel_viewpoint as experiment
-from fast.workers import blas_threads
 from smallnorb_novel_viewpoint import Array, Config, Data, Range, Split
 from support.files import UserError
 from support.run import Stream, generator
-from support.script import script
-from support.settings import input_path, parse, setting
+from support.settings import input_path, setting
 
 from support.figures import (  # isort: skip
-    BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SMALL_CNN, VERMILLION, WRONG, FigureOptions, Run,
-    accuracy_axis, bare, choice_of_figures, darkened, draw_figures, draw_histories, evenly_spaced_indices, grey_levels,
-    head_legend, heading, lightened, load_or_train, make_figure, model_handles, plot_band, show_pictures,
-    with_minus_sign,
+    BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SMALL_CNN, VERMILLION, WRONG, FigureOptions,
+    Run, accuracy_axis, bare, choice_of_figures, darkened, draw_histories, evenly_spaced_indices, figure_script,
+    grey_levels, head_legend, heading, lightened, load_or_train, make_figure, model_handles, plot_band,
+    show_pictures, with_minus_sign,
 )  # fmt: skip
 
 MODELS = {"capsules": EM_CAPSULES, "cnn": SMALL_CNN, "cnn_matched": CNN}
@@ -104,11 +101,12 @@ def testing_split(data: Data) -> Split:
     return Split(*(np.concatenate(pair) for pair in zip(data.familiar, data.held_out, strict=True)))
 
 
-def require_every_class(config: Config, data: Data) -> None:
-    """Figures show each class. Raises UserError where a (partial) data set has no test image of one."""
+def require_every_class(config: Config, data: Data) -> Config:
+    """The configuration. Raises UserError where a (partial) data set has no test image of a class."""
     missing = sorted(set(range(experiment.N_CLASSES)) - set(testing_split(data).labels.tolist()))
     if missing:
         raise UserError(f"no test image shows a {config.classes[missing[0]]}: the figures need one of every class")
+    return config
 
 
 def pick_views(config: Config, data: Data, azimuths: Array, elevations: Array) -> Split:
@@ -437,28 +435,21 @@ class Options(FigureOptions):
     results: Path = setting(RESULTS, input_path, "Results of compare_seeds.py: the reported seeds.")
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> None:
-    asked, options, given = parse(
-        Config, Options, argv,
-        "Draw the figures of the novel-viewpoint experiment, from a checkpoint or after training its models.",
-        [
-            ("", "All figures, after training the three models: about 20 seconds."),
-            ("--standardize image", "The same of the reported settings, all 60 seeds: about 5 minutes."),
-            ("--checkpoint run.safetensors", "All figures of these networks: about 15 seconds."),
-        ],
-        f"The figures go to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",
-    )  # fmt: skip
+def trained(asked: Config, options: Options, given: Collection[str]) -> Run:
+    return load_or_train(experiment, options, asked, given, require_every_class, ("capsules", "held_out_accuracy"),
+                         required=MODELS)  # fmt: skip
 
-    def of_run() -> dict[str, Callable[[], Figure]]:
-        run = load_or_train(experiment, options, asked, given, require_every_class, required=MODELS,
-                            median_of=("capsules", "held_out_accuracy"))  # fmt: skip
-        print(f"{experiment.describe(run.config)}; seed {run.config.seed}, {run.config.n_epochs} epochs")
-        print(experiment.format_table(experiment.make_result(run.config, run.states, run.data)))
-        return {name: functools.partial(draw, run) for name, draw in OF_RUN.items()}
 
-    with blas_threads(options.threads):
-        draw_figures(options.outdir / experiment.EXPERIMENT, options, OF_RESULTS, of_run, N_COLOURS)
+main = figure_script(
+    experiment.EXPERIMENT, Config, Options,
+    "Draw the figures of the novel-viewpoint experiment, from a checkpoint or after training its models.",
+    [
+        ("", "All figures, after training the three models: about 20 seconds."),
+        ("--standardize image", "The same of the reported settings, all 60 seeds: about 5 minutes."),
+        ("--checkpoint run.safetensors", "All figures of these networks: about 15 seconds."),
+    ],
+    trained, OF_RUN, OF_RESULTS, N_COLOURS,
+)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -147,4 +147,4 @@ def test_the_spread_loss_is_of_true_minus_wrong() -> None:
 
 def test_more_iterations_than_there_is_room_for() -> None:
     with pytest.raises(UserError, match="room for 3 iterations of routing, and not 5"):
-        pictures.require_few_iterations(digits.Config(routing_iters=5), None)
+        pictures.resolved(digits.Config(routing_iters=5), None)
