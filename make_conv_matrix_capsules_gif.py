@@ -71,10 +71,8 @@ class Recorder:
 
 def principal_axes(routing: ClassRouting) -> Array:
     """Directions (D, 2) in which the votes, weighted by their mass in the last iteration, are spread most."""
-    votes, mass = routing.votes[0].reshape(-1, routing.votes.shape[-1]), routing.weights[-1, 0].reshape(-1)
-    mean = mass @ votes / mass.sum()
-    covariance = (mass[:, None] * (votes - mean)).T @ (votes - mean)
-    axes = np.linalg.eigh(covariance)[1][:, :-3:-1]  # (D, 2)
+    votes, mass = routing.votes[0].reshape(-1, routing.votes.shape[-1]), routing.weights[-1, 0].ravel()
+    axes = np.linalg.eigh(np.cov(votes.T, aweights=mass))[1][:, :-3:-1]  # (D, 2)
     return axes * np.sign(axes[np.abs(axes).argmax(axis=0), [0, 1]])  # the sign of an axis is arbitrary
 
 
@@ -124,9 +122,7 @@ def add_plane(
         means = now.mu[t, 0] @ axes  # (E, 2)
         for e, text in enumerate(names):
             text.set_position(means[e])
-        away = points[:, label] - means[label]
-        fraction = mass[:, label] / max(float(mass[:, label].sum()), 1e-12)
-        values, vectors = np.linalg.eigh(np.einsum("m,mi,mj->ij", fraction, away, away))
+        values, vectors = np.linalg.eigh(np.cov(points[:, label].T, aweights=mass[:, label], ddof=0))
         ring.set_center(means[label])
         ring.width, ring.height = 4 * np.sqrt(np.maximum(values, 1e-9))
         ring.angle = math.degrees(math.atan2(vectors[1, 0], vectors[0, 0]))

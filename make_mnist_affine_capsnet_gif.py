@@ -135,7 +135,6 @@ class Options(AnimationOptions):
         " experiment.", usual=True,
     )  # fmt: skip
     frames: int = setting(73, int_in(2, MAX_FRAMES), "Show N angles from -90 to 90 degrees.", usual=True)
-    results: Path = redeclared(figures.Options, "results")
     threads: int = redeclared(experiment.Options, "threads")
 
 

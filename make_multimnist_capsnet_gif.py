@@ -32,8 +32,8 @@ from support.training import RunOptions
 from visualize_multimnist_capsnet import DIGIT_COLOURS, both_names, in_colour
 
 from support.figures import (  # isort: skip
-    CAPSNET, AnimationOptions, Run, accuracy_axis, darkened, make_figure, marked_answer, model_line, of_median_seed,
-    reported_runs, seed_text, show_pictures, step_axis, tested, write_animation,
+    CAPSNET, AnimationOptions, Run, accuracy_axis, darkened, make_figure, marked_answer, model_line, show_pictures,
+    step_axis, tested, with_reported_seed, write_animation,
 )  # fmt: skip
 
 N_SHOWN = 5  # composites
@@ -133,15 +133,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--n-epochs 20 --snapshot-every 150", "A longer training, and a frame every 150 steps: about 8 minutes."),
         ],
     )  # fmt: skip
-    reported = reported_runs(figures.RESULTS, config)
-    config = of_median_seed(config, reported, given, *figures.MEDIAN_OF)
+    config, who, _ = with_reported_seed(*figures.MEDIAN_OF, config, given)
     data = experiment.make_data(config)
     config = experiment.resolve_auto(config, data.name)
     with Workers(options.threads) as workers:
         recorder = Recorder(config, data, options.snapshot_every, workers)
         run_options = RunOptions(threads=options.threads, quiet=options.quiet)
         states = experiment.train_all(config, data, run_options, names=("capsnet",), callback=recorder)
-    run = Run(config, data, states, seed_text(config, reported, *figures.MEDIAN_OF))
+    run = Run(config, data, states, who)
     frames = [(k,) for k in range(len(recorder.snapshots))]
     write_animation(options, lambda: make_scene(recorder, figures.subtitle(run)), frames)
 

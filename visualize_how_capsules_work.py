@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """The pictures of docs/how_capsules_work.md: what each step of a capsule network does.
 
-    parts_and_wholes     a face, the same face turned, and its parts scrambled, each part with its vote for the whole
-    worked_example       four votes in the plane for two parents, and their routing in two iterations
-    squash               lengths of ten digit capsules before and after squash, and the slope of squash
-    dynamic_routing      couplings of the primary capsules and lengths of the digit capsules, by iteration
-    coordinate_addition  equal votes of a grid of children before and after coordinate addition
-    em_routing           votes, Gaussians, assignments and activations, by iteration
-    losses               margin loss, spread loss and reconstruction
+    parts_and_wholes  a face, the same face turned, and its parts scrambled, each part with its vote for the whole
+    worked_example    four votes in the plane for two parents, and their routing in two iterations
+    squash            lengths of ten digit capsules before and after squash, and the slope of squash
+    dynamic_routing   couplings of the primary capsules and lengths of the digit capsules, by iteration
+    em_routing        votes, Gaussians, assignments and activations, by iteration
+    losses            margin loss, spread loss and reconstruction
 
 Two networks are needed: the CapsNet of multimnist_capsnet.py, from a checkpoint or trained, and the matrix capsules of
 smallnorb_novel_viewpoint.py, which are trained here in seconds:
@@ -305,29 +304,6 @@ def draw_dynamic_routing(composite: Composite) -> Figure:
     return fig
 
 
-def draw_coordinate_addition() -> Figure:
-    """Votes that are all equal, of a grid of S x S children; the addition is that of the paper."""
-    S = 4
-    centres = (np.arange(S) + 0.5) / S  # as fractions of the image
-    row, column = (part.ravel() for part in np.meshgrid(centres, centres, indexing="ij"))
-    votes = np.tile([0.15, -0.1], (S * S, 1))  # row and column: the whole lies a little below and to the left
-    fig = make_figure(3.75, "Coordinate addition", f"{S} × {S} children that all make the same vote for a class")
-    colours = np.stack([0.15 + 0.75 * row, 0.55 - 0.35 * np.abs(row - column), 0.9 - 0.8 * column], axis=-1)
-    panels = (
-        ("where the children are", row, column, "column, as a part of the image", "row, as a part of the image"),
-        ("their votes", votes[:, 0], votes[:, 1], "entry (2, 4)", "entry (1, 4)"),
-        ("after the addition", votes[:, 0] + row, votes[:, 1] + column, "entry (2, 4) + column", "entry (1, 4) + row"),
-    )
-    axes = fig.subplots(1, 3)
-    for ax, (title, y, x, x_label, y_label) in zip(axes, panels, strict=True):
-        heading(ax, title)
-        ax.scatter(x, y, s=70, c=colours, edgecolors="white", zorder=3)
-        ax.set(xlim=(-0.3, 1.2), ylim=(1.2, -0.3), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1], aspect="equal",
-               xlabel=x_label, ylabel=y_label)  # fmt: skip
-    axes[1].annotate("all 16", (votes[0, 1], votes[0, 0]), xytext=(9, -3), textcoords="offset points")
-    return fig
-
-
 def add_gaussian(ax: Axes, mean: Array, sd: Array, axes: Array, colour: str) -> None:
     """A parent's Gaussian at one standard deviation, its covariance projected on two directions ``axes`` (D, 2)."""
     covariance = axes.T @ (sd[:, None] ** 2 * axes)  # (2, 2)
@@ -422,11 +398,7 @@ def draw_losses(composite: Composite, view: View) -> Figure:
 # --- Command line -----------------------------------------------------------------------------------------------------
 
 
-WITHOUT_NETWORKS = {
-    "parts_and_wholes": draw_parts_and_wholes,
-    "worked_example": draw_worked_example,
-    "coordinate_addition": draw_coordinate_addition,
-}
+WITHOUT_NETWORKS = {"parts_and_wholes": draw_parts_and_wholes, "worked_example": draw_worked_example}
 
 
 OF_NETWORKS: dict[str, Callable[[tuple[Composite, View]], Figure]] = {

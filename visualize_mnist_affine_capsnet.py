@@ -34,7 +34,7 @@ from fast.workers import Workers
 from mnist_affine_capsnet import SWEEP, Config, Data
 from multimnist_capsnet import Array
 from support.files import UserError
-from support.settings import input_path, redeclared, setting
+from support.settings import redeclared
 
 from support.figures import (  # isort: skip
     BLACK, CAPSNET, CNN, DATASET_NAMES, LENET, FigureOptions, Run, accuracy_axis, choice_of_figures, draw_histories,
@@ -139,8 +139,8 @@ TEST_FIELDS = ("data_dir", "n_test", "n_sweep", "rotation")  # on which no train
 def finished(asked: Config, options: Any, given: Collection[str]) -> Run:
     """The networks of ``--checkpoint``, or trained now, with their tests."""
     run = load_or_train(
-        experiment, options, asked, given, resolved, ("capsnet", f"rotated_{asked.rotation[-1]:g}_accuracy"),
-        free=TEST_FIELDS, required=("capsnet",),
+        experiment, options, asked, given, resolved,
+        (RESULTS, "capsnet", f"rotated_{asked.rotation[-1]:g}_accuracy"), free=TEST_FIELDS, required=("capsnet",),
     )  # fmt: skip
     with Workers(options.threads) as workers:
         return run._replace(tested=experiment.run_tests(run.config, run.data, run.states, workers))
@@ -152,7 +152,6 @@ OF_RUN = {"rotation_sweep": draw_rotation_sweep, "training_curves": draw_trainin
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
     figures: tuple[str, ...] = choice_of_figures(*OF_RUN)
-    results: Path = setting(RESULTS, input_path, "Results of compare_seeds.py: the reported seeds.")
     threads: int = redeclared(base.Options, "threads")
 
 

@@ -42,7 +42,7 @@ import multimnist_capsnet as experiment
 from multimnist_capsnet import Array, Batch, Config, resolve_auto
 from support.files import UserError
 from support.results import parse_json
-from support.settings import input_path, redeclared, setting
+from support.settings import redeclared
 
 from support.figures import (  # isort: skip
     BLUE, CAPSNET, CNN, DATASET_NAMES, GREEN, GREY, POOLING, REFERENCE_LINE, RIGHT, SKY, VERMILLION, WRONG, YELLOW,
@@ -55,7 +55,7 @@ MODELS = {"capsnet": CAPSNET, "cnn": CNN, "cnn_pool": POOLING}
 DIGIT_COLOURS = YELLOW, SKY  # of the first and the second digit; where both are bright their sum is white
 RESULTS = Path("results") / experiment.EXPERIMENT / "composites_48000.json"
 SCALING_RESULTS = RESULTS.with_name("scaling.json")
-MEDIAN_OF = "capsnet", "set_accuracy"
+MEDIAN_OF = RESULTS, "capsnet", "set_accuracy"
 
 
 def in_colour(digit: Array, colour: str) -> Array:
@@ -103,14 +103,11 @@ def in_order_of_labels(labels: Array, answers: Array) -> Array:
 
 def predict(run: Run, part: int = 32) -> Predictions:
     batch, params = run.data.test.part(0, N_CANDIDATES), run.states["capsnet"].params
-    lengths, v = [], []
-    for start in range(0, len(batch.labels), part):
-        length, cache = experiment.capsnet_forward(params, batch.images[start : start + part], run.config)
-        lengths.append(length)
-        v.append(cache.v)
-    all_lengths = np.concatenate(lengths)
-    answers = in_order_of_labels(batch.labels, experiment.top_labels(all_lengths, 2))
-    return Predictions(batch, all_lengths, np.concatenate(v), answers, (answers == batch.labels).sum(axis=1))
+    parts = np.split(batch.images, range(part, len(batch.images), part))
+    found = [experiment.capsnet_forward(params, images, run.config) for images in parts]
+    lengths, v = np.concatenate([one for one, _ in found]), np.concatenate([cache.v for _, cache in found])
+    answers = in_order_of_labels(batch.labels, experiment.top_labels(lengths, 2))
+    return Predictions(batch, lengths, v, answers, (answers == batch.labels).sum(axis=1))
 
 
 def varied(labels: Array, candidates: Array, n: int) -> Array:
@@ -351,7 +348,6 @@ N_COLOURS = {"reconstructions": 255, "overlay": 255}  # of the palettes of large
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
     figures: tuple[str, ...] = choice_of_figures(*OF_RUN, *OF_RESULTS)
-    results: Path = setting(RESULTS, input_path, "Results of compare_seeds.py: the reported seeds.")
     threads: int = redeclared(experiment.Options, "threads")
 
 

@@ -378,22 +378,22 @@ def reported_runs(path: Path, config: Any) -> list[dict[str, Any]]:
     return []
 
 
-def seed_text(config: Any, reported: Sequence[Mapping[str, Any]], model: str, metric: str) -> str:
-    """The seed of a run, and whether it is the median of the reported ones."""
-    is_median = reported and config.seed == median_seed(reported, model, metric)
-    return f"seed {config.seed}" + (f", the median of {len(reported)}" if is_median else "")
-
-
 def tested(config: Any) -> str:
     """What the examples are called on which accuracies are measured."""
     return "validation" if config.n_val or getattr(config, "n_val_objects", None) else "test"
 
 
-def of_median_seed(config: Any, reported: Sequence[Any], given: Collection[str], model: str, metric: str) -> Any:
-    """The configuration with the median of the reported seeds, unless a seed is given."""
+def with_reported_seed(
+    path: Path, model: str, metric: str, config: Any, given: Collection[str]
+) -> tuple[Any, str, list[dict[str, Any]]]:
+    """The configuration, unless a seed is given with the median of the seeds that a file reports of it; its seed in
+    words; and the reported runs."""
+    reported = reported_runs(path, config)
+    median = median_seed(reported, model, metric) if reported else None
     if reported and "seed" not in given:
-        return dataclasses.replace(config, seed=median_seed(reported, model, metric))
-    return config
+        config = dataclasses.replace(config, seed=median)
+    of_all = f", the median of {len(reported)}" if config.seed == median else ""
+    return config, f"seed {config.seed}{of_all}", reported
 
 
 class Run(NamedTuple):
@@ -409,24 +409,25 @@ class Run(NamedTuple):
 
 def load_or_train(
     experiment: Any, options: Any, asked: Any, given: Collection[str],
-    resolve: Callable[[Any, Any], Any] = lambda config, data: config, median_of: tuple[str, str] | None = None,
+    resolve: Callable[[Any, Any], Any] = lambda config, data: config, median_of: tuple[Path, str, str] | None = None,
     names: Collection[str] | None = None, **finished: Any,
 ) -> Run:  # fmt: skip
     """The training of --checkpoint, see ``load_finished``, or else a new one, of all models or of these ``names``.
 
     ``resolve(config, data)`` fills in what depends on the data; it raises UserError where nothing can be drawn.
-    ``median_of``: model and metric; unless a seed is given, the new training is of the seed whose metric is the median
-    of the reported ones.
+    ``median_of``: results, model and metric; unless a seed is given, the new training is of the seed whose metric is
+    the median of the reported ones.
     """
     config, states = load_finished(experiment, options.checkpoint, asked, given, **finished)
-    reported = reported_runs(options.results, config) if median_of else []
-    if median_of and not states:
-        config = of_median_seed(config, reported, given, *median_of)
+    who, reported = f"seed {config.seed}", list[dict[str, Any]]()
+    if median_of:
+        given = {"seed"} if states else given
+        config, who, reported = with_reported_seed(*median_of, config, given)
     data = experiment.make_data(config)
     config = resolve(config, data)
     run_options = RunOptions(quiet=options.quiet, threads=options.threads)
     states = states or experiment.train_all(config, data, run_options, names=names)
-    return Run(config, data, states, seed_text(config, reported, *(median_of or ("", ""))), reported)
+    return Run(config, data, states, who, reported)
 
 
 # --- Animations -------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_the_median_seed_is_that_of_the_largest_rotation(monkeypatch: pytest.Mon
     monkeypatch.setattr(figures, "load_or_train", asked := Mock(side_effect=UserError))
     with pytest.raises(UserError):
         figures.finished(experiment.Config(rotation=(15.0, 40.0)), None, {})
-    assert ("capsnet", "rotated_40_accuracy") in asked.call_args.args
+    assert (figures.RESULTS, "capsnet", "rotated_40_accuracy") in asked.call_args.args
 
 
 def test_the_sweep_is_mean_and_interval_of_the_reported_seeds(run: figures.Run) -> None:

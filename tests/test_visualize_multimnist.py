@@ -16,7 +16,7 @@ import visualize_multimnist_capsnet as figures
 from fast.workers import SERIAL
 from figure_checks import cells, check_held, drawn, held, legend_of
 from helpers import EXPERIMENTS, config_of
-from support.figures import median_seed, reported_runs, seed_text
+from support.figures import with_reported_seed
 from support.files import UserError
 from support.optimizers import TrainState
 from support.run import init_states
@@ -180,14 +180,14 @@ def test_the_median_of_the_reported_seeds_is_named(run: figures.Run) -> None:
     settings = {"other": {"config": {"n_epochs": 9}, "runs": runs[:1]}, "default": {"config": {}, "runs": runs}}
     document = {"config": dataclasses.asdict(config), "settings": settings}
     Path("r.json").write_text(json.dumps(document, default=str))
-    reported = reported_runs(Path("r.json"), config)
+    place = Path("r.json"), "capsnet", "set_accuracy"
+    found, who, reported = with_reported_seed(*place, config, {"lr"})
     assert [one["seed"] for one in reported] == [200, 201, 202, 203]
-    assert median_seed(reported, *figures.MEDIAN_OF) == 203
-    median = dataclasses.replace(config, seed=203)
-    assert seed_text(median, reported, *figures.MEDIAN_OF) == "seed 203, the median of 4"
-    assert seed_text(config, reported, *figures.MEDIAN_OF) == "seed 202"
-    assert reported_runs(Path("r.json"), dataclasses.replace(config, lr=7.0)) == []
-    assert reported_runs(Path("none.json"), config) == []
+    assert (found, who) == (dataclasses.replace(config, seed=203), "seed 203, the median of 4")
+    assert with_reported_seed(*place, config, {"seed"})[:2] == (config, "seed 202")
+    other = dataclasses.replace(config, lr=7.0)
+    for path, one in ((place[0], other), (Path("none.json"), config)):
+        assert with_reported_seed(path, *place[1:], one, ()) == (one, "seed 202", [])
 
 
 def test_a_frame_shows_what_the_network_makes_of_the_composites(run: figures.Run) -> None:

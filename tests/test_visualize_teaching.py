@@ -75,9 +75,7 @@ def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(digits, "capsnet_forward", found)
     assert pictures.main(argv) == 0
-    names = ("parts_and_wholes", "worked_example", "squash", "dynamic_routing", "coordinate_addition", "em_routing",
-             "losses")  # fmt: skip
-    check_pictures(Path(pictures.NAME), names)
+    check_pictures(Path(pictures.NAME), {*pictures.WITHOUT_NETWORKS, *pictures.OF_NETWORKS})
     line = failure(pictures, ["--checkpoint", "none"], capsys)
     assert line == "error: there is no checkpoint none\n"
     assert "was made with --dataset mnist, not strokes" in failure(pictures, [*argv, "--dataset", "strokes"], capsys)
@@ -113,12 +111,6 @@ def test_routing_by_agreement_is_shown_as_it_is() -> None:
 
 def test_points_turn_to_the_left() -> None:
     np.testing.assert_allclose(pictures.turned(np.array([2.0, 0.0]), 30), [np.sqrt(3), 1])
-
-
-def test_coordinates_are_added_to_the_votes() -> None:
-    axes = drawn(pictures.draw_coordinate_addition).axes
-    children, votes, sums = (np.asarray(ax.collections[0].get_offsets()) for ax in axes)
-    np.testing.assert_allclose(sums, children + votes)
 
 
 def test_arrows_are_as_wide_as_their_couplings() -> None:
