@@ -37,8 +37,8 @@ from support.training import RunOptions
 
 from support.figures import (  # isort: skip
     BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION, AnimationOptions, Run, accuracy_axis,
-    add_frame, darkened, grey_levels, lightened, make_figure, marked_answer, require_tests, step_axis,
-    weighted_quantiles, write_animation,
+    add_frame, darkened, grey_levels, lightened, make_figure, marked_answer, step_axis, tested, weighted_quantiles,
+    write_animation,
 )  # fmt: skip
 
 N_TESTED = 500  # test images of the accuracy curve, spread over the set
@@ -71,10 +71,8 @@ class Recorder:
 
 def principal_axes(routing: ClassRouting) -> Array:
     """Directions (D, 2) in which the votes, weighted by their mass in the last iteration, are spread most."""
-    votes, mass = routing.votes[0].reshape(-1, routing.votes.shape[-1]), routing.weights[-1, 0].reshape(-1)
-    mean = mass @ votes / mass.sum()
-    covariance = (mass[:, None] * (votes - mean)).T @ (votes - mean)
-    axes = np.linalg.eigh(covariance)[1][:, :-3:-1]  # (D, 2)
+    votes, mass = routing.votes[0].reshape(-1, routing.votes.shape[-1]), routing.weights[-1, 0].ravel()
+    axes = np.linalg.eigh(np.cov(votes.T, aweights=mass))[1][:, :-3:-1]  # (D, 2)
     return axes * np.sign(axes[np.abs(axes).argmax(axis=0), [0, 1]])  # the sign of an axis is arbitrary
 
 
@@ -124,9 +122,7 @@ def add_plane(
         means = now.mu[t, 0] @ axes  # (E, 2)
         for e, text in enumerate(names):
             text.set_position(means[e])
-        away = points[:, label] - means[label]
-        fraction = mass[:, label] / max(float(mass[:, label].sum()), 1e-12)
-        values, vectors = np.linalg.eigh(np.einsum("m,mi,mj->ij", fraction, away, away))
+        values, vectors = np.linalg.eigh(np.cov(points[:, label].T, aweights=mass[:, label], ddof=0))
         ring.set_center(means[label])
         ring.width, ring.height = 4 * np.sqrt(np.maximum(values, 1e-9))
         ring.angle = math.degrees(math.atan2(vectors[1, 0], vectors[0, 0]))
@@ -170,8 +166,7 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
     accuracy_axis(curve, None, 1 / n)
     curve.set_yticks([0, 0.5, 1])
     step_axis(curve, max(1, n_steps))
-    tested = figures.tested(config)
-    curve.set_title(f"{tested} accuracy, {len(recorder.tested.labels)} images")
+    curve.set_title(f"{tested(config)} accuracy, {len(recorder.tested.labels)} images")
     curve.set_xlabel("training step")
     percent = curve.text(1, 1.04, "", transform=curve.transAxes, ha="right", fontweight="bold", color=darkened(BLUE),
                          animated=True)  # fmt: skip
@@ -218,15 +213,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
     data = experiment.make_data(config)
     config = resolve_auto(config, data.name)
-    require_tests(data, figures.MIN_TEST)
     n_steps, n = experiment.steps_per_epoch(config, data) * config.n_epochs, options.snapshots
     steps = {round(n_steps * (k / (n - 1)) ** 2) for k in range(n)}  # from 0 to the last, at distances that grow
     with Workers(options.threads) as workers:
         recorder = Recorder(config, data, steps, workers)
         run_options = RunOptions(threads=options.threads, quiet=options.quiet)
-        states = experiment.train_all(config, data, run_options, names=("capsules",), callback=recorder)
-    result = experiment.make_result(config, states, data, options.threads)
-    print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
+        experiment.train_all(config, data, run_options, names=("capsules",), callback=recorder)
     T, last = config.em_iters, len(recorder.snapshots) - 1
     frames = [(k, t) for k in range(last + 1) for t in range(T)]
     write_animation(options, lambda: make_scene(config, data, recorder), frames, range(last * T, (last + 1) * T))

@@ -33,8 +33,8 @@ from support.settings import input_path, int_in, output_path, parse, redeclared,
 from visualize_mnist_affine_capsnet import MODELS, J, degrees
 
 from support.figures import (  # isort: skip
-    GREY, MAX_FRAMES, RIGHT, WRONG, AnimationOptions, Run, darkened, heading, lightened, make_figure, marked_answer,
-    model_handles, model_line, show_pictures, write_animation,
+    GREY, MAX_FRAMES, RIGHT, WRONG, AnimationOptions, Run, accuracy_axis, darkened, heading, lightened, make_figure,
+    marked_answer, model_handles, model_line, show_pictures, write_animation,
 )  # fmt: skip
 
 SHOWN = (2, 4, 7)  # classes
@@ -46,7 +46,7 @@ class Turning:
 
     def __init__(self, run: Run, n_frames: int) -> None:
         self.angles = np.linspace(SWEEP[0], SWEEP[-1], n_frames)
-        chosen = figures.of_each_class(run.data.test_labels)[0][list(SHOWN)]
+        chosen = figures.first_of_each_class(run.data.test_labels)[list(SHOWN)]
         self.images = np.stack([figures.turned(run, chosen, angle) for angle in self.angles])  # (frames, n, S, S)
         models, labels = experiment.make_models(run.config), np.tile(SHOWN, n_frames)
         batch = experiment.single_digits(self.images.reshape(-1, *self.images.shape[2:]), labels)
@@ -88,7 +88,7 @@ def make_scene(run: Run, turning: Turning) -> tuple[Figure, Callable[[int], None
     for ax, name in zip(grid[0, 1:], names, strict=True):
         heading(ax, MODELS[name].label, MODELS[name].colour)
     curve = sides[1].subplots()
-    figures.sweep_accuracy_axis(curve)
+    accuracy_axis(curve, None, 1 / J, side="center")
     figures.angle_axis(curve, 45)
     curve.set_xlabel("rotation")
     curve.set_box_aspect(1)
@@ -135,7 +135,6 @@ class Options(AnimationOptions):
         " experiment.", usual=True,
     )  # fmt: skip
     frames: int = setting(73, int_in(2, MAX_FRAMES), "Show N angles from -90 to 90 degrees.", usual=True)
-    results: Path = redeclared(figures.Options, "results")
     threads: int = redeclared(experiment.Options, "threads")
 
 
@@ -150,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--n-train 6000 --n-epochs 4", "After a short training on 6,000 digits: about 3 minutes."),
         ],
     )  # fmt: skip
-    run = figures.finished(options, config, given)
+    run = figures.finished(config, options, given)
     with blas_threads(1):
         turning = Turning(run, options.frames)
         write_animation(options, lambda: make_scene(run, turning), [(k,) for k in range(options.frames)],

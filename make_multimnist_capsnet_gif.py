@@ -32,8 +32,8 @@ from support.training import RunOptions
 from visualize_multimnist_capsnet import DIGIT_COLOURS, both_names, in_colour
 
 from support.figures import (  # isort: skip
-    CAPSNET, AnimationOptions, Run, accuracy_axis, darkened, make_figure, marked_answer, model_line,
-    of_median_seed, reported_runs, require_tests, seed_text, show_pictures, step_axis, write_animation,
+    CAPSNET, AnimationOptions, Run, accuracy_axis, darkened, make_figure, marked_answer, model_line, show_pictures,
+    step_axis, tested, with_reported_seed, write_animation,
 )  # fmt: skip
 
 N_SHOWN = 5  # composites
@@ -95,7 +95,7 @@ def make_scene(recorder: Recorder, subtitle: str) -> tuple[Figure, Callable[[int
     right.set_box_aspect(1.35)
     right.set_anchor("N")
     step_axis(right, config.n_steps)
-    right.set(title="both digits right", xlabel=f"step (on {len(recorder.tested.labels)} {figures.tested(config.n_val)}"
+    right.set(title="both digits right", xlabel=f"step (on {len(recorder.tested.labels)} {tested(config)}"
               "\ncomposites)")  # fmt: skip
     (line,) = right.plot([], [], **model_line(CAPSNET, marker="none", linewidth=2.2, animated=True))
     percent = right.text(1, 1.02, "", transform=right.transAxes, ha="right", va="bottom", fontweight="bold",
@@ -133,18 +133,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--n-epochs 20 --snapshot-every 150", "A longer training, and a frame every 150 steps: about 8 minutes."),
         ],
     )  # fmt: skip
-    reported = reported_runs(figures.RESULTS, config)
-    config = of_median_seed(config, reported, given, *figures.MEDIAN_OF)
+    config, who, _ = with_reported_seed(*figures.MEDIAN_OF, config, given)
     data = experiment.make_data(config)
     config = experiment.resolve_auto(config, data.name)
-    require_tests(data, figures.MIN_TEST)
     with Workers(options.threads) as workers:
         recorder = Recorder(config, data, options.snapshot_every, workers)
         run_options = RunOptions(threads=options.threads, quiet=options.quiet)
         states = experiment.train_all(config, data, run_options, names=("capsnet",), callback=recorder)
-    result = experiment.make_result(config, data, states, options.threads)
-    print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-    run = Run(config, data, states, seed_text(config, reported, *figures.MEDIAN_OF))
+    run = Run(config, data, states, who)
     frames = [(k,) for k in range(len(recorder.snapshots))]
     write_animation(options, lambda: make_scene(recorder, figures.subtitle(run)), frames)
 

@@ -210,9 +210,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         figures.require_every_class(config, data)
         recorder = Recorder(config, data, make_sweep(config, data, options.sweep_frames), epochs)
         states = experiment.train_all(config, data, RunOptions(quiet=options.quiet), callback=recorder)
-        result = experiment.make_result(config, states, data)
-    print(f"{experiment.describe(config)}; seed {config.seed}, {config.n_epochs} epochs")
-    print(experiment.format_table(result))
     frames = [(epoch, f) for epoch in epochs for f in range(options.sweep_frames)]
     away = np.abs(recorder.sweep.angles - np.mean(getattr(config, f"test_{config.held_out}s"))) % 360
     held = np.minimum(away, 360 - away).argmin()  # the viewpoint nearest to the middle of the held-out range

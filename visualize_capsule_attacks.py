@@ -17,7 +17,7 @@ import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,12 @@ from matplotlib.lines import Line2D
 
 import capsule_attacks as experiment
 from support.files import UserError
-from support.script import script
-from support.settings import from_json, input_path, parse, redeclared, setting
+from support.settings import from_json, input_path, redeclared, setting
 from support.training import RunOptions
 from visualize_conv_matrix_capsules import MODELS
 
 from support.figures import (  # isort: skip
-    DATASET_NAMES, GREY, OutOptions, accuracy_axis, choice_of_figures, draw_figures, draw_histories, head_legend,
+    DATASET_NAMES, GREY, OutOptions, accuracy_axis, choice_of_figures, draw_histories, figure_script, head_legend,
     make_figure, median_seed, model_handles, plot_band, plural, settings_in,
 )  # fmt: skip
 
@@ -94,6 +93,12 @@ def draw_training_curves(path: Path, options: Options) -> Figure:
     return draw_histories(text, TITLES, states, MODELS, CHANCE)
 
 
+OF_RESULT: dict[str, Callable[[tuple[Path, Options]], Figure]] = {
+    "attack_seeds": lambda of: draw_attack_seeds(of[0]),
+    "training_curves": lambda of: draw_training_curves(*of),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     results: Path = setting(RESULT, input_path, "Draw the attacks of this result of compare_seeds.py.", usual=True)
@@ -101,26 +106,19 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class Options(OutOptions):
-    figures: tuple[str, ...] = choice_of_figures("attack_seeds", "training_curves")
+    figures: tuple[str, ...] = choice_of_figures(*OF_RESULT)
     threads: int = redeclared(RunOptions, "threads")
     quiet: bool = redeclared(RunOptions, "quiet")
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> None:
-    inputs, options, _ = parse(
-        Config, Options, argv, "Draw matrix capsules and their CNN under attack, and how they learn.",
-        [
-            ("", "Both pictures, after a training: about 20 seconds."),
-            ("--figures attack_seeds", "That of the committed results: about 3 seconds."),
-        ],
-        f"The pictures go to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",
-    )  # fmt: skip
-    drawers = {
-        "attack_seeds": lambda: draw_attack_seeds(inputs.results),
-        "training_curves": lambda: draw_training_curves(inputs.results, options),
-    }
-    draw_figures(options.outdir / experiment.EXPERIMENT, options, drawers, dict)
+main = figure_script(
+    experiment.EXPERIMENT, Config, Options, "Draw matrix capsules and their CNN under attack, and how they learn.",
+    [
+        ("", "Both pictures, after a training: about 20 seconds."),
+        ("--figures attack_seeds", "That of the committed results: about 3 seconds."),
+    ],
+    lambda inputs, options, _: (inputs.results, options), OF_RESULT,
+)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -27,13 +27,12 @@ from matplotlib.patches import Patch
 from claims import ALPHA
 from report import CLAIMS, read_result
 from support.files import UserError
-from support.script import script
-from support.settings import input_path, parse, setting
+from support.settings import input_path, setting
 from support.statistics import t_quantile
 
 from support.figures import (  # isort: skip
-    BLUE, GREEN, GREY, VERMILLION, OutOptions, darkened, head_legend, lightened, make_figure, plural, with_minus_sign,
-    write_figures,
+    BLUE, GREEN, GREY, VERMILLION, OutOptions, darkened, figure_script, head_legend, lightened, make_figure, plural,
+    with_minus_sign,
 )  # fmt: skip
 
 COLOURS = {"holds": BLUE, "reversed": VERMILLION, "equal": GREEN}  # words of verdicts; all others are grey
@@ -132,18 +131,19 @@ class Inputs:
     claims: Path = setting(CLAIMS, input_path, "Draw the verdicts of this file.", usual=True)
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> None:
-    inputs, options, _ = parse(
-        Inputs, OutOptions, argv, "Draw the verdicts on the papers' claims.",
-        [("", "The picture of the committed results: about 2 seconds.")],
-        "The picture goes to DIR/claims/, where DIR is --outdir.",
-    )  # fmt: skip
-    document = read_result(inputs.claims)
+def draw_file(path: Path) -> Figure:
+    document = read_result(path)
     try:
-        write_figures(options.outdir / "claims", {"verdicts": lambda: draw_verdicts(document)}, {"verdicts": 96})
+        return draw_verdicts(document)
     except (KeyError, TypeError, ValueError, AttributeError):  # it is another result
-        raise UserError(f"{inputs.claims} holds no claims: python report.py --claims writes it") from None
+        raise UserError(f"{path} holds no claims: python report.py --claims writes it") from None
+
+
+main = figure_script(
+    "claims", Inputs, OutOptions, "Draw the verdicts on the papers' claims.",
+    [("", "The picture of the committed results: about 2 seconds.")],
+    lambda inputs, *_: inputs.claims, {"verdicts": draw_file}, n_colours={"verdicts": 96},
+)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """The pictures of docs/how_capsules_work.md: what each step of a capsule network does.
 
-    parts_and_wholes     a face, the same face turned, and its parts scrambled, each part with its vote for the whole
-    worked_example       four votes in the plane for two parents, and their routing in two iterations
-    squash               lengths of ten digit capsules before and after squash, and the slope of squash
-    dynamic_routing      couplings of the primary capsules and lengths of the digit capsules, by iteration
-    coordinate_addition  equal votes of a grid of children before and after coordinate addition
-    em_routing           votes, Gaussians, assignments and activations, by iteration
-    losses               margin loss, spread loss and reconstruction
+    parts_and_wholes  a face, the same face turned, and its parts scrambled, each part with its vote for the whole
+    worked_example    four votes in the plane for two parents, and their routing in two iterations
+    squash            lengths of ten digit capsules before and after squash, and the slope of squash
+    dynamic_routing   couplings of the primary capsules and lengths of the digit capsules, by iteration
+    em_routing        votes, Gaussians, assignments and activations, by iteration
+    losses            margin loss, spread loss and reconstruction
 
 Two networks are needed: the CapsNet of multimnist_capsnet.py, from a checkpoint or trained, and the matrix capsules of
 smallnorb_novel_viewpoint.py, which are trained here in seconds:
@@ -21,7 +20,7 @@ import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,13 +34,12 @@ import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from multimnist_capsnet import Config
 from support.files import UserError
-from support.script import script
-from support.settings import parse, redeclared
+from support.settings import redeclared
 
 from support.figures import (  # isort: skip
     BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, RIGHT, SKY, VERMILLION, WRONG, FigureOptions,
-    add_frame, choice_of_figures, darkened, draw_figures, head_legend, heading, lightened, load_or_train, make_figure,
-    show_pictures,
+    add_frame, choice_of_figures, darkened, figure_script, head_legend, heading, lightened, load_or_train,
+    make_figure, show_pictures,
 )  # fmt: skip
 
 Array = np.ndarray
@@ -67,12 +65,13 @@ class Composite(NamedTuple):
     v: Array  # (T, J) lengths of the digit capsules
 
 
-def require_few_iterations(config: Config, _: object) -> None:
+def resolved(config: Config, data: Any) -> Config:
     """Raises UserError where the pictures have no room for the iterations of routing."""
     if config.routing_iters > MOST_ITERS:
         raise UserError(
             f"the pictures have room for {MOST_ITERS} iterations of routing, and not {config.routing_iters}"
         )
+    return digits.resolve_auto(config, data.name)
 
 
 def composite_example(config: Config, data: digits.Data, params: digits.Params) -> Composite:
@@ -305,29 +304,6 @@ def draw_dynamic_routing(composite: Composite) -> Figure:
     return fig
 
 
-def draw_coordinate_addition() -> Figure:
-    """Votes that are all equal, of a grid of S x S children; the addition is that of the paper."""
-    S = 4
-    centres = (np.arange(S) + 0.5) / S  # as fractions of the image
-    row, column = (part.ravel() for part in np.meshgrid(centres, centres, indexing="ij"))
-    votes = np.tile([0.15, -0.1], (S * S, 1))  # row and column: the whole lies a little below and to the left
-    fig = make_figure(3.75, "Coordinate addition", f"{S} × {S} children that all make the same vote for a class")
-    colours = np.stack([0.15 + 0.75 * row, 0.55 - 0.35 * np.abs(row - column), 0.9 - 0.8 * column], axis=-1)
-    panels = (
-        ("where the children are", row, column, "column, as a part of the image", "row, as a part of the image"),
-        ("their votes", votes[:, 0], votes[:, 1], "entry (2, 4)", "entry (1, 4)"),
-        ("after the addition", votes[:, 0] + row, votes[:, 1] + column, "entry (2, 4) + column", "entry (1, 4) + row"),
-    )
-    axes = fig.subplots(1, 3)
-    for ax, (title, y, x, x_label, y_label) in zip(axes, panels, strict=True):
-        heading(ax, title)
-        ax.scatter(x, y, s=70, c=colours, edgecolors="white", zorder=3)
-        ax.set(xlim=(-0.3, 1.2), ylim=(1.2, -0.3), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1], aspect="equal",
-               xlabel=x_label, ylabel=y_label)  # fmt: skip
-    axes[1].annotate("all 16", (votes[0, 1], votes[0, 0]), xytext=(9, -3), textcoords="offset points")
-    return fig
-
-
 def add_gaussian(ax: Axes, mean: Array, sd: Array, axes: Array, colour: str) -> None:
     """A parent's Gaussian at one standard deviation, its covariance projected on two directions ``axes`` (D, 2)."""
     covariance = axes.T @ (sd[:, None] ** 2 * axes)  # (2, 2)
@@ -422,46 +398,37 @@ def draw_losses(composite: Composite, view: View) -> Figure:
 # --- Command line -----------------------------------------------------------------------------------------------------
 
 
-WITHOUT_NETWORKS = {
-    "parts_and_wholes": draw_parts_and_wholes,
-    "worked_example": draw_worked_example,
-    "coordinate_addition": draw_coordinate_addition,
+WITHOUT_NETWORKS = {"parts_and_wholes": draw_parts_and_wholes, "worked_example": draw_worked_example}
+
+
+OF_NETWORKS: dict[str, Callable[[tuple[Composite, View]], Figure]] = {
+    "squash": lambda of: draw_squash(of[0]),
+    "dynamic_routing": lambda of: draw_dynamic_routing(of[0]),
+    "em_routing": lambda of: draw_em_routing(of[1]),
+    "losses": lambda of: draw_losses(*of),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
-    figures: tuple[str, ...] = choice_of_figures(*WITHOUT_NETWORKS, "squash", "dynamic_routing", "em_routing", "losses")
+    figures: tuple[str, ...] = choice_of_figures(*WITHOUT_NETWORKS, *OF_NETWORKS)
     threads: int = redeclared(digits.Options, "threads")
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> None:
-    asked, options, given = parse(
-        Config, Options, argv, "Draw the pictures of docs/how_capsules_work.md.",
-        [
-            ("--checkpoint capsnet.safetensors", "All pictures, from a checkpoint: about 7 seconds."),
-            ("", "All pictures, after training the networks: about 2 minutes."),
-            ("--dataset strokes --outdir draft", "The same on generated digits, into draft/: about 2 minutes."),
-        ],
-        f"The pictures go to DIR/{NAME}/, where DIR is --outdir.",
-    )  # fmt: skip
+def examples(asked: Config, options: Options, given: Collection[str]) -> tuple[Composite, View]:
+    run = load_or_train(digits, options, asked, given, resolved, names=("capsnet",), required=("capsnet",))
+    return composite_example(run.config, run.data, run.states["capsnet"].params), view_example(seed=0)
 
-    def of_networks() -> dict[str, Callable[[], Figure]]:
-        run = load_or_train(
-            digits, options, asked, given, require_few_iterations,
-            lambda config, data: digits.resolve_auto(config, data.name), names=("capsnet",), required=("capsnet",),
-        )  # fmt: skip
-        composite = composite_example(run.config, run.data, run.states["capsnet"].params)
-        view = view_example(seed=0)
-        return {
-            "squash": lambda: draw_squash(composite),
-            "dynamic_routing": lambda: draw_dynamic_routing(composite),
-            "em_routing": lambda: draw_em_routing(view),
-            "losses": lambda: draw_losses(composite, view),
-        }
 
-    draw_figures(options.outdir / NAME, options, WITHOUT_NETWORKS, of_networks)
+main = figure_script(
+    NAME, Config, Options, "Draw the pictures of docs/how_capsules_work.md.",
+    [
+        ("--checkpoint capsnet.safetensors", "All pictures, from a checkpoint: about 7 seconds."),
+        ("", "All pictures, after training the networks: about 2 minutes."),
+        ("--dataset strokes --outdir draft", "The same on generated digits, into draft/: about 2 minutes."),
+    ],
+    examples, OF_NETWORKS, WITHOUT_NETWORKS,
+)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -25,9 +25,8 @@ from __future__ import annotations
 import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
-import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,25 +39,23 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
 import multimnist_capsnet as experiment
-from fast.workers import blas_threads
-from multimnist_capsnet import Array, Batch, Config
+from multimnist_capsnet import Array, Batch, Config, resolve_auto
 from support.files import UserError
 from support.results import parse_json
-from support.script import script
-from support.settings import input_path, parse, redeclared, setting
+from support.settings import redeclared
 
 from support.figures import (  # isort: skip
     BLUE, CAPSNET, CNN, DATASET_NAMES, GREEN, GREY, POOLING, REFERENCE_LINE, RIGHT, SKY, VERMILLION, WRONG, YELLOW,
-    FigureOptions, Run, bare, choice_of_figures, darkened, draw_figures, draw_histories, head_legend, heading,
-    interval, lightened, load_or_train, make_figure, marked_answer, model_line, name_line, plural, require_tests,
-    settings_in, show_pictures,
+    FigureOptions, Run, bare, choice_of_figures, darkened, draw_histories, figure_script, head_legend, heading,
+    interval, lightened, load_or_train, make_figure, marked_answer, model_line, name_line, plural, settings_in,
+    show_pictures, tested,
 )  # fmt: skip
 
 MODELS = {"capsnet": CAPSNET, "cnn": CNN, "cnn_pool": POOLING}
 DIGIT_COLOURS = YELLOW, SKY  # of the first and the second digit; where both are bright their sum is white
 RESULTS = Path("results") / experiment.EXPERIMENT / "composites_48000.json"
 SCALING_RESULTS = RESULTS.with_name("scaling.json")
-MEDIAN_OF = "capsnet", "set_accuracy"
+MEDIAN_OF = RESULTS, "capsnet", "set_accuracy"
 
 
 def in_colour(digit: Array, colour: str) -> Array:
@@ -74,7 +71,6 @@ def in_two_colours(digits: Array) -> Array:
 # --- What is drawn: a finished run, and composites chosen from its test set -------------------------------------------
 
 N_CANDIDATES = 1000  # composites that examples are chosen from
-MIN_TEST = 16  # composites that the figures need
 
 
 def subtitle(run: Run) -> str:
@@ -83,11 +79,6 @@ def subtitle(run: Run) -> str:
     overlap = f"boxes overlap by IoU ≥ {config.min_iou:g}" if config.min_iou else "any overlap"
     length = f"{plural(config.n_epochs, 'epoch')} of {config.n_train:,} composites"
     return " · ".join((DATASET_NAMES[run.data.name], overlap, length, run.who))
-
-
-def tested(n_val: int | None) -> str:
-    """What the composites are called on which accuracies are measured, by --n-val."""
-    return "validation" if n_val else "test"
 
 
 def both_names(config: Config, labels: Sequence[int]) -> str:
@@ -112,14 +103,11 @@ def in_order_of_labels(labels: Array, answers: Array) -> Array:
 
 def predict(run: Run, part: int = 32) -> Predictions:
     batch, params = run.data.test.part(0, N_CANDIDATES), run.states["capsnet"].params
-    lengths, v = [], []
-    for start in range(0, len(batch.labels), part):
-        length, cache = experiment.capsnet_forward(params, batch.images[start : start + part], run.config)
-        lengths.append(length)
-        v.append(cache.v)
-    all_lengths = np.concatenate(lengths)
-    answers = in_order_of_labels(batch.labels, experiment.top_labels(all_lengths, 2))
-    return Predictions(batch, all_lengths, np.concatenate(v), answers, (answers == batch.labels).sum(axis=1))
+    parts = np.split(batch.images, range(part, len(batch.images), part))
+    found = [experiment.capsnet_forward(params, images, run.config) for images in parts]
+    lengths, v = np.concatenate([one for one, _ in found]), np.concatenate([cache.v for _, cache in found])
+    answers = in_order_of_labels(batch.labels, experiment.top_labels(lengths, 2))
+    return Predictions(batch, lengths, v, answers, (answers == batch.labels).sum(axis=1))
 
 
 def varied(labels: Array, candidates: Array, n: int) -> Array:
@@ -141,19 +129,6 @@ def absent(predicted: Predictions, chosen: Array) -> Array:
     for named in (predicted.batch.labels[chosen], predicted.answers[chosen]):
         np.put_along_axis(lengths, named, -1, axis=1)
     return lengths.argmax(axis=1)
-
-
-PERTURBATIONS = np.linspace(-0.25, 0.25, 11)  # of one number of a digit capsule [Sabour 2017, sec. 5.1]
-
-
-def perturb_capsule(params: experiment.Params, v: Array, label: int) -> Array:
-    """v (J, D), one image's capsules -> pictures (D, 11, H, W) drawn from capsule ``label`` with one of its numbers
-    changed by -0.25, -0.2 ... 0.25."""
-    D, n = v.shape[1], len(PERTURBATIONS)
-    changed = np.repeat(v[None], D * n, axis=0)  # (D * n, J, D)
-    changed[np.arange(D * n), label, np.repeat(np.arange(D), n)] += np.tile(PERTURBATIONS, D).astype(v.dtype)
-    pictures = experiment.reconstruct(params, changed, np.full((D * n, 1), label))
-    return pictures.reshape(D, n, *pictures.shape[2:])
 
 
 # --- Figures of a run -------------------------------------------------------------------------------------------------
@@ -183,13 +158,14 @@ def draw_example_pairs(run: Run) -> Figure:
 def draw_training_curves(run: Run) -> Figure:
     titles = {
         "train_margin_loss": "margin loss, training",
-        "recon_mse": f"reconstruction, MSE of a pixel, {tested(run.config.n_val)}",
-        "set_accuracy": f"both digits right, {tested(run.config.n_val)}",
+        "recon_mse": f"reconstruction, MSE of a pixel, {tested(run.config)}",
+        "set_accuracy": f"both digits right, {tested(run.config)}",
     }
     return draw_histories(subtitle(run), titles, run.states, MODELS, 1 / run.config.n_pairs)
 
 
-def draw_reconstructions(run: Run, predicted: Predictions) -> Figure:
+def draw_reconstructions(run: Run) -> Figure:
+    predicted: Predictions = run.tested
     batch = predicted.batch
     chosen = varied(batch.labels, np.arange(len(batch.labels)), 8)
     sources = batch.sources[chosen]
@@ -220,14 +196,15 @@ def draw_outcomes(ax: Axes, run: Run) -> None:
         ax.bar_label(bars, [f"{100 * fraction:.0f} %" for fraction in fractions], label_type="center",
                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
         floor = floor + fractions
-    heading(ax, f"{len(run.data.test.labels):,} {tested(run.config.n_val)} composites")
+    heading(ax, f"{len(run.data.test.labels):,} {tested(run.config)} composites")
     ax.set(ylim=(-0.04, 1.04), yticks=[])
     bare(ax)
     ax.legend(reverse=True, loc="upper center", bbox_to_anchor=(0.5, -0.1))
 
 
-def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
+def draw_capsule_activations(run: Run) -> Figure:
     """Six composites, and all of them."""
+    predicted: Predictions = run.tested
     batch, config = predicted.batch, run.config
     fig = make_figure(5.4, "Lengths of the digit capsules", subtitle(run))
     head_legend(fig, [
@@ -256,7 +233,8 @@ def draw_capsule_activations(run: Run, predicted: Predictions) -> Figure:
     return fig
 
 
-def draw_overlay(run: Run, predicted: Predictions) -> Figure:
+def draw_overlay(run: Run) -> Figure:
+    predicted: Predictions = run.tested
     batch, params = predicted.batch, run.states["capsnet"].params
     right, wrong = (np.flatnonzero(found) for found in (predicted.hits == 2, predicted.hits < 2))
     first, confused = varied(batch.labels, right, 14), varied(batch.labels, wrong, 3)
@@ -359,13 +337,10 @@ def draw_scaling(accuracies: Mapping[Series, Mapping[int, Array]]) -> Figure:
 
 # --- Files and command line -------------------------------------------------------------------------------------------
 
-OF_RUN: dict[str, Callable[[Run, Predictions], Figure]] = {
-    "example_pairs": lambda run, _: draw_example_pairs(run),
-    "training_curves": lambda run, _: draw_training_curves(run),
-    "reconstructions": draw_reconstructions,
-    "capsule_activations": draw_capsule_activations,
-    "overlay": draw_overlay,
-}
+OF_RUN = {
+    "example_pairs": draw_example_pairs, "training_curves": draw_training_curves,
+    "reconstructions": draw_reconstructions, "capsule_activations": draw_capsule_activations, "overlay": draw_overlay,
+}  # fmt: skip
 OF_RESULTS = {"scaling": lambda: draw_scaling(read_scaling(SCALING_RESULTS))}
 N_COLOURS = {"reconstructions": 255, "overlay": 255}  # of the palettes of large pictures
 
@@ -373,35 +348,25 @@ N_COLOURS = {"reconstructions": 255, "overlay": 255}  # of the palettes of large
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
     figures: tuple[str, ...] = choice_of_figures(*OF_RUN, *OF_RESULTS)
-    results: Path = setting(RESULTS, input_path, "Results of compare_seeds.py: the reported seeds.")
     threads: int = redeclared(experiment.Options, "threads")
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> None:
-    asked, options, given = parse(
-        Config, Options, argv,
-        "Draw the figures of the MultiMNIST experiment, from a checkpoint or after training its models.",
-        [
-            ("--checkpoint run.safetensors", "All figures of these networks: about 9 seconds."),
-            ("", "All figures, after training the three models for eight epochs: about 7 minutes."),
-            ("--figures scaling", "Accuracy against the length of training, from committed results: about 2 seconds."),
-        ],
-        f"The figures go to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",
-    )  # fmt: skip
+def trained(asked: Config, options: Options, given: Collection[str]) -> Run:
+    run = load_or_train(experiment, options, asked, given, lambda config, data: resolve_auto(config, data.name),
+                        MEDIAN_OF, required=("capsnet",))  # fmt: skip
+    return run._replace(tested=predict(run))
 
-    def of_run() -> dict[str, Callable[[], Figure]]:
-        run = load_or_train(
-            experiment, options, asked, given, lambda _, data: require_tests(data, MIN_TEST),
-            lambda config, data: experiment.resolve_auto(config, data.name), MEDIAN_OF, required=("capsnet",),
-        )  # fmt: skip
-        result = experiment.make_result(run.config, run.data, run.states, options.threads)
-        print(f"{experiment.describe(result)}\n{experiment.format_table(result)}")
-        predicted = predict(run)
-        return {name: functools.partial(draw, run, predicted) for name, draw in OF_RUN.items()}
 
-    with blas_threads(1):
-        draw_figures(options.outdir / experiment.EXPERIMENT, options, OF_RESULTS, of_run, N_COLOURS)
+main = figure_script(
+    experiment.EXPERIMENT, Config, Options,
+    "Draw the figures of the MultiMNIST experiment, from a checkpoint or after training its models.",
+    [
+        ("--checkpoint run.safetensors", "All figures of these networks: about 9 seconds."),
+        ("", "All figures, after training the three models for eight epochs: about 7 minutes."),
+        ("--figures scaling", "Accuracy against the length of training, from committed results: about 2 seconds."),
+    ],
+    trained, OF_RUN, OF_RESULTS, N_COLOURS,
+)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ from __future__ import annotations
 import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
-import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +33,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator
 
 import smallnorb_novel_viewpoint as experiment
-from fast.workers import blas_threads
 from smallnorb_novel_viewpoint import Array, Config, Data, Range, Split
 from support.files import UserError
 from support.run import Stream, generator
-from support.script import script
-from support.settings import input_path, parse, setting
 
 from support.figures import (  # isort: skip
-    BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SMALL_CNN, VERMILLION, WRONG, FigureOptions, Run,
-    accuracy_axis, bare, choice_of_figures, darkened, draw_figures, draw_histories, evenly_spaced_indices, grey_levels,
-    head_legend, heading, lightened, load_or_train, make_figure, model_handles, plot_band, show_pictures,
-    with_minus_sign,
+    CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SMALL_CNN, VERMILLION, WRONG, FigureOptions, Run,
+    accuracy_axis, bare, choice_of_figures, darkened, draw_histories, evenly_spaced_indices, figure_script,
+    grey_levels, head_legend, heading, lightened, load_or_train, make_figure, model_handles, plot_band,
+    show_pictures, with_minus_sign,
 )  # fmt: skip
 
 MODELS = {"capsules": EM_CAPSULES, "cnn": SMALL_CNN, "cnn_matched": CNN}
@@ -104,11 +99,12 @@ def testing_split(data: Data) -> Split:
     return Split(*(np.concatenate(pair) for pair in zip(data.familiar, data.held_out, strict=True)))
 
 
-def require_every_class(config: Config, data: Data) -> None:
-    """Figures show each class. Raises UserError where a (partial) data set has no test image of one."""
+def require_every_class(config: Config, data: Data) -> Config:
+    """The configuration. Raises UserError where a (partial) data set has no test image of a class."""
     missing = sorted(set(range(experiment.N_CLASSES)) - set(testing_split(data).labels.tolist()))
     if missing:
         raise UserError(f"no test image shows a {config.classes[missing[0]]}: the figures need one of every class")
+    return config
 
 
 def pick_views(config: Config, data: Data, azimuths: Array, elevations: Array) -> Split:
@@ -145,15 +141,13 @@ def middle(config: Config, data: Data, angle: str, part: str) -> float:
     return float(angles[len(angles) // 2])
 
 
-def pair_of_views(run: Run) -> tuple[Split, tuple[str, str]]:
-    """Of every class a view from the middle of the training range and one from that of the held-out range, and their
-    viewpoints in words."""
+def pair_of_views(run: Run) -> Split:
+    """Of every class a view from the middle of the training range and one from that of the held-out range."""
     azimuths, elevations = (
         np.array([middle(run.config, run.data, angle, part) for part in ("train", "test")])
         for angle in ("azimuth", "elevation")
     )
-    words = [f"azimuth {a % 360:g}°, elevation {e:g}°" for a, e in zip(azimuths, elevations, strict=True)]
-    return pick_views(run.config, run.data, azimuths, elevations), (words[0], words[1])
+    return pick_views(run.config, run.data, azimuths, elevations)
 
 
 def capsule_outputs(run: Run, images: Array) -> tuple[Array, Any]:
@@ -327,9 +321,6 @@ def azimuth_accuracy(run: Run) -> Figure:
 # --- Figures: poses and routing ---------------------------------------------------------------------------------------
 
 
-VIEWS = ("familiar view", TRAINED), ("held-out view", HELD_OUT)
-
-
 def pose_pictures(poses: Array, limit: float, side: int) -> Array:
     """Pose matrices (..., P, P) as pictures (..., side, side, 3): red for positive entries, blue for negative ones."""
     enlarged = np.kron(poses, np.ones((side // poses.shape[-1],) * 2))
@@ -338,7 +329,7 @@ def pose_pictures(poses: Array, limit: float, side: int) -> Array:
 
 def draw_class_poses(run: Run) -> Figure:
     config, n = run.config, experiment.N_CLASSES
-    views, viewpoints = pair_of_views(run)
+    views = pair_of_views(run)
     scores, cache = capsule_outputs(run, views.images)
     side = views.images.shape[1]
     limit = float(np.percentile(np.abs(cache.mu), 96))  # a few large entries would make all others pale
@@ -346,14 +337,14 @@ def draw_class_poses(run: Run) -> Figure:
                       + "\nred: positive entries, blue: negative; numbers: the score of each class; framed: the answer,"
                       " green where it is right")  # fmt: skip
     poses = cache.mu.reshape(len(scores), n, experiment.POSE_SIDE, experiment.POSE_SIDE)
-    for b, (ax, (word, colour)) in enumerate(zip(fig.subplots(1, 2), VIEWS, strict=True)):
+    for b, (ax, (_, word, colour)) in enumerate(zip(fig.subplots(1, 2), RANGES, strict=True)):
         rows = np.arange(b, len(scores), 2)  # of the views
         image = np.repeat(as_grid(views.images[rows], n)[..., None], 3, axis=4)
         grid = show_pictures(
             ax, np.concatenate([image, pose_pictures(poses[rows], limit, side)], axis=1),
             config.classes if b == 0 else (), ("image", *config.classes), gap=(9, 2), interpolation="nearest",
         )  # fmt: skip
-        heading(ax, f"{word}: {viewpoints[b]}", colour)
+        heading(ax, f"{word}: azimuth {views.azimuths[b] % 360:g}°, elevation {views.elevations[b]:g}°", colour)
         for k, v in enumerate(rows):
             answer = int(scores[v].argmax())
             grid.frame(k, 0, colour, 1.5)
@@ -366,52 +357,32 @@ def draw_class_poses(run: Run) -> Figure:
 
 def draw_routing_assignments(run: Run) -> Figure:
     config, k, n, n_in = run.config, 1, experiment.N_CLASSES, experiment.N_PRIMARY
-    views, viewpoints = pair_of_views(run)
+    views = pair_of_views(run)
     scores, cache = capsule_outputs(run, views.images)  # k: L, which changes most as it turns; a human of smallNORB
     iterations = [step.r for step in cache.routing.m_steps]  # each (N, I, J)
     shown = evenly_spaced_indices(len(iterations), 3)
-    fig = make_figure(5.5, f"EM routing of one {config.classes[k]}", subtitle(config, run.who)
-                      + "\nassignment $r_{ij}$ of each primary capsule (row) to each class capsule (column), even at"
-                      " first; framed: the true class")  # fmt: skip
-    widths = (1.3, *(1 for _ in shown), 0.42, 1.1)
-    axes = fig.subplots(2, len(widths), width_ratios=widths)
-    for b, (row, (word, colour)) in enumerate(zip(axes, VIEWS, strict=True)):
+    fig = make_figure(5.6, f"EM routing of one {config.classes[k]}", subtitle(config, run.who)
+                      + "\nassignment $r_{ij}$ of each primary capsule (row: its activation) to each class (column: its"
+                      " score), even at first; framed: the true class")  # fmt: skip
+    axes = fig.subplots(2, 1 + len(shown), width_ratios=(0.7, *(1 for _ in shown)))
+    for b, ((image, *maps), (_, word, colour)) in enumerate(zip(axes, RANGES, strict=True)):
         v = 2 * k + b
-        image, *maps, bars, result = row
         show_pictures(image, as_grid(views.images[v : v + 1], 1)).frame(0, 0, colour, 2.5)
         heading(image, word, colour)
-        image.set_xlabel(viewpoints[b].replace(", ", ",\n"), fontsize=9)
+        image.set_xlabel(f"azimuth {views.azimuths[b] % 360:g}°,\nelevation {views.elevations[b]:g}°", fontsize=9)
         image.xaxis.set_label_position("bottom")
         for ax, t in zip(maps, shown, strict=True):
             drawn = ax.imshow(iterations[t][v], cmap="cividis", vmin=0, vmax=1, aspect="auto")
             ax.add_patch(Rectangle((k - 0.5, -0.5), 1, n_in, fill=False, edgecolor=VERMILLION, linewidth=2.2,
                                    clip_on=False))  # fmt: skip
-            ax.set_yticks(range(n_in), [str(i + 1) for i in range(n_in)] if t == 0 else [])
-            ax.set_xticks(range(n), config.classes if b else [""] * n, rotation=90)
+            ax.set_title(f"iteration {t + 1}")
+            ax.set_yticks(range(n_in), [f"{a:.2f}" for a in cache.a_in[v]])
+            ends = [f"\n{score:.2f}" if t == shown[-1] else "" for score in scores[v]]
+            ax.set_xticks(range(n), [name + end for name, end in zip(config.classes, ends, strict=True)])
+            ax.get_xticklabels()[k].set(color=VERMILLION, fontweight="bold")
             bare(ax)
-            if b == 0:
-                ax.set_title(f"iteration {t + 1}")
-            if t == 0:
-                ax.set_ylabel("primary capsule")
-        bars.barh(range(n_in), cache.a_in[v], color=GREY, height=0.7)
-        bars.set(ylim=(n_in - 0.5, -0.5), xlim=(0, 1), yticks=[], xticks=[0, 1])
-        bars.grid(False)
-        answer = int(scores[v].argmax())
-        colours = [lightened(BLUE, 1 if j == answer else 0.35) for j in range(n)]
-        result.barh(range(n), scores[v], height=0.7, color=colours)
-        result.set_yticks(range(n), config.classes)
-        both = scores[2 * k : 2 * k + 2]
-        result.set(ylim=(n - 0.5, -0.5), xlim=(min(0.0, float(both.min())), 1.05 * float(both.max())))
-        result.tick_params(axis="y", length=0)
-        result.grid(False, axis="y")
-        result.xaxis.set_major_locator(MaxNLocator(nbins=3))
-        for ax in (result.yaxis, *([a.xaxis for a in maps] if b else [])):
-            ax.get_ticklabels()[k].set(color=VERMILLION, fontweight="bold")
-        if b == 0:
-            bars.set_title("activation\n$a_i$", loc="center", fontsize=9)
-            result.set_title("class score")
-    fig.colorbar(drawn, ax=axes[:, 1 : 1 + len(shown)], orientation="horizontal", shrink=0.5, aspect=40,
-                 label="assignment $r_{ij}$")  # fmt: skip
+        maps[0].set_ylabel("primary capsule")
+    fig.colorbar(drawn, ax=axes[:, 1:], shrink=0.5, aspect=30, label="assignment $r_{ij}$")
     return fig
 
 
@@ -434,31 +405,23 @@ OF_RESULTS = {"shapes": draw_shapes}
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
     figures: tuple[str, ...] = choice_of_figures(*OF_RUN, *OF_RESULTS)
-    results: Path = setting(RESULTS, input_path, "Results of compare_seeds.py: the reported seeds.")
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> None:
-    asked, options, given = parse(
-        Config, Options, argv,
-        "Draw the figures of the novel-viewpoint experiment, from a checkpoint or after training its models.",
-        [
-            ("", "All figures, after training the three models: about 20 seconds."),
-            ("--standardize image", "The same of the reported settings, all 60 seeds: about 5 minutes."),
-            ("--checkpoint run.safetensors", "All figures of these networks: about 15 seconds."),
-        ],
-        f"The figures go to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",
-    )  # fmt: skip
+def trained(asked: Config, options: Options, given: Collection[str]) -> Run:
+    return load_or_train(experiment, options, asked, given, require_every_class,
+                         (RESULTS, "capsules", "held_out_accuracy"), required=MODELS)  # fmt: skip
 
-    def of_run() -> dict[str, Callable[[], Figure]]:
-        run = load_or_train(experiment, options, asked, given, require_every_class, required=MODELS,
-                            median_of=("capsules", "held_out_accuracy"))  # fmt: skip
-        print(f"{experiment.describe(run.config)}; seed {run.config.seed}, {run.config.n_epochs} epochs")
-        print(experiment.format_table(experiment.make_result(run.config, run.states, run.data)))
-        return {name: functools.partial(draw, run) for name, draw in OF_RUN.items()}
 
-    with blas_threads(options.threads):
-        draw_figures(options.outdir / experiment.EXPERIMENT, options, OF_RESULTS, of_run, N_COLOURS)
+main = figure_script(
+    experiment.EXPERIMENT, Config, Options,
+    "Draw the figures of the novel-viewpoint experiment, from a checkpoint or after training its models.",
+    [
+        ("", "All figures, after training the three models: about 20 seconds."),
+        ("--standardize image", "The same of the reported settings, all 60 seeds: about 5 minutes."),
+        ("--checkpoint run.safetensors", "All figures of these networks: about 15 seconds."),
+    ],
+    trained, OF_RUN, OF_RESULTS, N_COLOURS,
+)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -14,22 +14,20 @@ from __future__ import annotations
 import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
-import functools
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 import what_routing_does as experiment
-from support.files import require_writable
 from support.optimizers import TrainState
-from support.script import script
-from support.settings import int_in, parse, redeclared, setting
+from support.settings import int_in, redeclared, setting
 from support.training import RunOptions
 
 from support.figures import (  # isort: skip
-    BLACK, DATASET_NAMES, EM_CAPSULES, GREEN, SKY, ModelStyle, OutOptions, draw_histories, median_seed, plural,
-    settings_in, write_figures,
+    BLACK, DATASET_NAMES, EM_CAPSULES, GREEN, SKY, ModelStyle, OutOptions, draw_histories, figure_script,
+    median_seed, plural, settings_in,
 )  # fmt: skip
 
 RESULTS = Path("results") / experiment.EXPERIMENT / "assignments.json#routed"
@@ -60,18 +58,9 @@ class Options(OutOptions):
     quiet: bool = redeclared(RunOptions, "quiet")
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> None:
-    config, options, _ = parse(
-        Config, Options, argv, "Draw how matrix capsules learn with EM routing, and with one part replaced.",
-        [
-            ("", "The four trainings and the picture: about 40 seconds."),
-            ("--seed 1 --n-epochs 2", "Of another seed, and shorter: about 15 seconds."),
-        ],
-        f"The picture goes to DIR/{experiment.EXPERIMENT}/, where DIR is --outdir.",
-    )  # fmt: skip
-    folder, seed, who = options.outdir / experiment.EXPERIMENT, config.seed, f"seed {config.seed}"
-    require_writable(folder / "training_curves.png")
+def draw_training_curves(of: tuple[Config, Options]) -> Figure:
+    config, options = of
+    seed, who = config.seed, f"seed {config.seed}"
     if seed is None:
         runs = settings_in(RESULTS)[0]["runs"]
         seed = median_seed(runs, "capsules", "held_out_accuracy")
@@ -85,8 +74,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     length = f"{plural(config.n_epochs, 'epoch')} of {len(data.train.labels):,} images"
     chance = 1 / experiment.network_config(one).n_classes
     subtitle = f"{DATASET_NAMES['shapes']}, azimuths held out · convolutional matrix capsules · {length} · {who}"
-    drawing = functools.partial(draw_histories, subtitle, TITLES, states, STYLES, chance, below=True)
-    write_figures(folder, {"training_curves": drawing})
+    return draw_histories(subtitle, TITLES, states, STYLES, chance, below=True)
+
+
+main = figure_script(
+    experiment.EXPERIMENT, Config, Options,
+    "Draw how matrix capsules learn with EM routing, and with one part replaced.",
+    [
+        ("", "The four trainings and the picture: about 40 seconds."),
+        ("--seed 1 --n-epochs 2", "Of another seed, and shorter: about 15 seconds."),
+    ],
+    lambda config, options, _: (config, options), {"training_curves": draw_training_curves},
+)  # fmt: skip
 
 
 if __name__ == "__main__":

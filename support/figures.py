@@ -6,6 +6,7 @@ import support.headless  # noqa: F401  before matplotlib
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,15 +28,18 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 from tqdm import tqdm
 
+from fast.workers import blas_threads
 from support.console import shows_progress
 from support.files import UserError, atomic_write, require_writable
 from support.optimizers import TrainState
-from support.settings import float_in, folder, input_path, int_in, names_of, require_same, setting
+from support.script import script
+from support.settings import float_in, folder, input_path, int_in, names_of, parse, require_same, setting
 from support.statistics import read_comparison, t_quantile
 from support.training import RunOptions
 
 Array = np.ndarray
 Colour = str | tuple[float, float, float]
+Side = Literal["left", "center", "right"]
 
 # --- Style ------------------------------------------------------------------------------------------------------------
 
@@ -171,9 +175,8 @@ def heading(ax: Axes, text: str, colour: Colour = BLACK) -> None:
 
 
 def accuracy_axis(
-    ax: Axes, label: str | None, chance: float, chance_text: str = "", side: Literal["left", "right"] = "right",
-    below: bool = False,
-) -> None:  # fmt: skip
+    ax: Axes, label: str | None, chance: float, chance_text: str = "", side: Side = "right", below: bool = False
+) -> None:
     """A y axis from 0 to 1 with a line at ``chance``; ``side``, ``below``: where the line is labelled."""
     ax.set_ylim(0, 1.04)
     ax.set_yticks(np.arange(0, 1.01, 0.2))
@@ -331,14 +334,13 @@ def draw_histories(
     return fig
 
 
-def name_line(
-    ax: Axes, text: str, height: float, side: Literal["left", "right"] = "left", below: bool = False, **style: Any
-) -> None:
+def name_line(ax: Axes, text: str, height: float, side: Side = "left", below: bool = False, **style: Any) -> None:
     """A name on a horizontal line at ``height``."""
+    x, aside = {"left": (0, 3), "center": (0.5, 0), "right": (1, -3)}[side]
     ax.annotate(
-        text, (0 if side == "left" else 1, height), xycoords=("axes fraction", "data"),
-        xytext=(3 if side == "left" else -3, -3 if below else 3), textcoords="offset points", ha=side,
-        va="top" if below else "bottom", fontsize=9, zorder=6, **{"color": GREY, **style},
+        text, (x, height), xycoords=("axes fraction", "data"), xytext=(aside, -3 if below else 3),
+        textcoords="offset points", ha=side, va="top" if below else "bottom", fontsize=9, zorder=6,
+        **{"color": GREY, **style},
     )  # fmt: skip
 
 
@@ -376,23 +378,22 @@ def reported_runs(path: Path, config: Any) -> list[dict[str, Any]]:
     return []
 
 
-def seed_text(config: Any, reported: Sequence[Mapping[str, Any]], model: str, metric: str) -> str:
-    """The seed of a run, and whether it is the median of the reported ones."""
-    is_median = reported and config.seed == median_seed(reported, model, metric)
-    return f"seed {config.seed}" + (f", the median of {len(reported)}" if is_median else "")
+def tested(config: Any) -> str:
+    """What the examples are called on which accuracies are measured."""
+    return "validation" if config.n_val or getattr(config, "n_val_objects", None) else "test"
 
 
-def of_median_seed(config: Any, reported: Sequence[Any], given: Collection[str], model: str, metric: str) -> Any:
-    """The configuration with the median of the reported seeds, unless a seed is given."""
+def with_reported_seed(
+    path: Path, model: str, metric: str, config: Any, given: Collection[str]
+) -> tuple[Any, str, list[dict[str, Any]]]:
+    """The configuration, unless a seed is given with the median of the seeds that a file reports of it; its seed in
+    words; and the reported runs."""
+    reported = reported_runs(path, config)
+    median = median_seed(reported, model, metric) if reported else None
     if reported and "seed" not in given:
-        return dataclasses.replace(config, seed=median_seed(reported, model, metric))
-    return config
-
-
-def require_tests(data: Any, least: int) -> None:
-    """Raises UserError where there are too few test images."""
-    if len(data.test.labels) < least:
-        raise UserError(f"the figures need --n-test {least} or more")
+        config = dataclasses.replace(config, seed=median)
+    of_all = f", the median of {len(reported)}" if config.seed == median else ""
+    return config, f"seed {config.seed}{of_all}", reported
 
 
 class Run(NamedTuple):
@@ -403,48 +404,30 @@ class Run(NamedTuple):
     states: dict[str, TrainState]
     who: str = ""  # its seed, and whether it is the median of the reported ones
     reported: Sequence[Mapping[str, Any]] = ()  # runs of these settings in the results
-    tested: Mapping[str, Any] = {}  # by model: metrics that are measured after the training
+    tested: Any = None  # what is measured after the training
 
 
 def load_or_train(
-    experiment: Any, options: Any, asked: Any, given: Collection[str], check: Callable[[Any, Any], None],
-    resolve: Callable[[Any, Any], Any] = lambda config, data: config, median_of: tuple[str, str] | None = None,
+    experiment: Any, options: Any, asked: Any, given: Collection[str],
+    resolve: Callable[[Any, Any], Any] = lambda config, data: config, median_of: tuple[Path, str, str] | None = None,
     names: Collection[str] | None = None, **finished: Any,
 ) -> Run:  # fmt: skip
     """The training of --checkpoint, see ``load_finished``, or else a new one, of all models or of these ``names``.
 
-    ``check(config, data)`` raises UserError, before the training, where nothing can be drawn; ``resolve(config, data)``
-    fills in what depends on the data. ``median_of``: model and metric; unless a seed is given, the new training is of
-    the seed whose metric is the median of the reported ones.
+    ``resolve(config, data)`` fills in what depends on the data; it raises UserError where nothing can be drawn.
+    ``median_of``: results, model and metric; unless a seed is given, the new training is of the seed whose metric is
+    the median of the reported ones.
     """
     config, states = load_finished(experiment, options.checkpoint, asked, given, **finished)
-    reported = reported_runs(options.results, config) if median_of else []
-    if median_of and not states:
-        config = of_median_seed(config, reported, given, *median_of)
+    who, reported = f"seed {config.seed}", list[dict[str, Any]]()
+    if median_of:
+        given = {"seed"} if states else given
+        config, who, reported = with_reported_seed(*median_of, config, given)
     data = experiment.make_data(config)
-    check(config, data)
     config = resolve(config, data)
     run_options = RunOptions(quiet=options.quiet, threads=options.threads)
     states = states or experiment.train_all(config, data, run_options, names=names)
-    return Run(config, data, states, seed_text(config, reported, *(median_of or ("", ""))), reported)
-
-
-def draw_figures(
-    folder: Path, options: Any, of_results: Drawers, of_run: Callable[[], Drawers],
-    n_colours: Mapping[str, int] | None = None,
-) -> None:  # fmt: skip
-    """Write the figures that --figures names, or all, to ``folder``. ``of_run()`` trains, and is called only where one
-    of its figures is wanted. Of all figures, those whose results are missing are left out."""
-    wanted = options.figures
-    require_writable(folder / "figure.png")
-    drawers = {**of_results, **(of_run() if not wanted or set(wanted) - set(of_results) else {})}
-    for name in [name for name in drawers if not wanted or name in wanted]:
-        try:
-            write_figures(folder, {name: drawers[name]}, n_colours)
-        except UserError as error:
-            if wanted or name not in of_results:
-                raise
-            print(f"left out {name}.png: {error}")
+    return Run(config, data, states, who, reported)
 
 
 # --- Animations -------------------------------------------------------------------------------------------------------
@@ -570,6 +553,41 @@ class FigureOptions(OutOptions):
 def choice_of_figures(*names: str) -> Any:
     """The flag --figures."""
     return setting((), names_of(names), f"Draw these alone: {', '.join(names)}.", usual=True)
+
+
+def figure_script(
+    name: str, config: Any, options: Any, about: str, examples: Sequence[tuple[str, str]],
+    prepare: Callable[..., Any] = lambda *_: None, of_run: Mapping[str, Callable[[Any], Figure]] | None = None,
+    of_results: Drawers | None = None, n_colours: Mapping[str, int] | None = None,
+) -> Callable[..., int]:  # fmt: skip
+    """The ``main`` of a script that writes the figures that --figures names, or all, to DIR/``name``/.
+
+    ``config``, ``options``: the dataclasses of its flags. ``prepare(config, options, given)`` trains or reads what the
+    figures ``of_run`` draw, and is called only where one of these is wanted. Of all figures, those ``of_results`` that
+    are missing are left out. ``n_colours``: see ``png_bytes``.
+    """
+    results = of_results or {}
+
+    @script
+    def main(argv: Sequence[str] | None = None) -> None:
+        asked, chosen, given = parse(config, options, argv, about, examples,
+                                     f"The pictures go to DIR/{name}/, where DIR is --outdir.")  # fmt: skip
+        folder, wanted = chosen.outdir / name, getattr(chosen, "figures", ())
+        require_writable(folder / "figure.png")
+        drawers = dict(results)
+        with blas_threads(getattr(chosen, "threads", 1)):
+            if not wanted or set(wanted) - set(results):
+                run = prepare(asked, chosen, given)
+                drawers |= {name: functools.partial(draw, run) for name, draw in (of_run or {}).items()}
+            for figure in [figure for figure in drawers if not wanted or figure in wanted]:
+                try:
+                    write_figures(folder, {figure: drawers[figure]}, n_colours)
+                except UserError as error:
+                    if wanted or figure not in results:
+                        raise
+                    print(f"left out {figure}.png: {error}")
+
+    return main
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,38 +44,11 @@ def test_turned_digits_are_those_of_the_test_sets(run: figures.Run) -> None:
         np.testing.assert_array_equal(figures.turned(run, np.arange(60), angle), expected)
 
 
-def test_the_numbers_that_change_the_picture_most_are_shown(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    pictures = np.full((10, 16, 11, 28, 28), 0.5)
-    for j in range(10):
-        for rank, size in enumerate((0.4, 0.3, 0.2, 0.1)):
-            pictures[j, (j + 3 * rank) % 16] += np.linspace(-size, size, 11)[:, None, None]
-    monkeypatch.setattr(figures, "perturbed", lambda _: pictures)
-    fig = drawn(lambda: figures.draw_capsule_dimensions(run))
-    for j, ax in enumerate(fig.axes[k] for k in (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)):
-        rows = [(j + 3 * rank) % 16 for rank in range(3)]
-        assert held(ax)["ticks"][1] == [str(d + 1) for d in rows]
-        if j % 5 == 0:
-            assert held(ax)["ticks"][0] == ["−0.25", *[""] * 4, "as it is", *[""] * 4, "+0.25"]
-        assert ax.get_ylabel() == str(j)
-        np.testing.assert_allclose(cells(ax, 3, 11)[..., 0, 0, 0], pictures[j, rows][..., 0, 0], atol=0.5 / 15 + 1e-6)
-
-
-def test_perturbed_capsules_are_of_the_first_digit_that_is_right(run: figures.Run) -> None:
-    found, params, labels = figures.perturbed(run), run.states["capsnet"].params, run.data.test_labels
-    rows = figures.of_each_class(labels, 20)
-    for j, first in ((6, 2), (8, 1), (7, 0)):  # none of the three sevens is right
-        v = digits.capsnet_forward(params, figures.turned(run, rows[:, j], 0), run.config)[1].v
-        k = int((np.linalg.norm(v, axis=2).argmax(axis=1) == j).argmax())
-        assert k == first
-        expected = digits.reconstruct(params, v[k : k + 1], np.array([[j]]))[0, 0]
-        np.testing.assert_allclose(found[j, :, 5], np.repeat(expected[None], 16, axis=0), atol=1e-6)
-
-
 def test_the_median_seed_is_that_of_the_largest_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "load_or_train", asked := Mock(side_effect=UserError))
     with pytest.raises(UserError):
-        figures.finished(None, experiment.Config(rotation=(15.0, 40.0)), {})
-    assert ("capsnet", "rotated_40_accuracy") in asked.call_args.args
+        figures.finished(experiment.Config(rotation=(15.0, 40.0)), None, {})
+    assert (figures.RESULTS, "capsnet", "rotated_40_accuracy") in asked.call_args.args
 
 
 def test_the_sweep_is_mean_and_interval_of_the_reported_seeds(run: figures.Run) -> None:

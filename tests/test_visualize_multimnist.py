@@ -16,7 +16,7 @@ import visualize_multimnist_capsnet as figures
 from fast.workers import SERIAL
 from figure_checks import cells, check_held, drawn, held, legend_of
 from helpers import EXPERIMENTS, config_of
-from support.figures import median_seed, reported_runs, seed_text
+from support.figures import with_reported_seed
 from support.files import UserError
 from support.optimizers import TrainState
 from support.run import init_states
@@ -70,7 +70,7 @@ def test_right_answers_stand_where_their_labels_stand() -> None:
 def test_digits_are_drawn_from_their_own_capsules(run: figures.Run, seen: figures.Predictions) -> None:
     chosen = figures.varied(seen.batch.labels, np.arange(60), 8)
     labels, sources, params = seen.batch.labels[chosen], seen.batch.sources[chosen], run.states["capsnet"].params
-    ax = drawn(lambda: figures.draw_reconstructions(run, seen)).axes[0]
+    ax = drawn(lambda: figures.draw_reconstructions(run._replace(tested=seen))).axes[0]
     shown, errors = cells(ax, 5, 8, (8, 3)), []
     for d, blue in enumerate((0x42 / 255, 0xE9 / 255)):
         alone = experiment.reconstruct(params, seen.v[chosen], labels[:, d : d + 1])[:, 0]
@@ -84,7 +84,7 @@ def test_digits_are_drawn_from_their_own_capsules(run: figures.Run, seen: figure
 
 
 def test_overlays_say_from_which_capsules_they_are_drawn(run: figures.Run, seen: figures.Predictions) -> None:
-    right, wrong, ghosts = drawn(lambda: figures.draw_overlay(run, seen)).axes
+    right, wrong, ghosts = drawn(lambda: figures.draw_overlay(run._replace(tested=seen))).axes
     labels = seen.batch.labels
     names = [name.split("\n") for ax in (right, wrong, ghosts) for name in held(ax)["ticks"][0]]
     assert all(true == said for true, said in names[:10])
@@ -100,7 +100,7 @@ def test_overlays_say_from_which_capsules_they_are_drawn(run: figures.Run, seen:
 
 
 def test_lengths_and_outcomes_are_bars(run: figures.Run, seen: figures.Predictions) -> None:
-    *panels, outcomes = drawn(lambda: figures.draw_capsule_activations(run, seen)).axes
+    *panels, outcomes = drawn(lambda: figures.draw_capsule_activations(run._replace(tested=seen))).axes
     grid, labels = np.array(panels).reshape(2, 2, 3).swapaxes(1, 2).reshape(6, 2), seen.batch.labels
     for k, (text, bars) in zip(figures.varied(labels, np.arange(60), 6), grid, strict=True):
         check_held(bars, bars=[seen.lengths[k]])
@@ -123,15 +123,6 @@ def test_epochs_are_counted_from_one(run: figures.Run) -> None:
     names = ["CapsNet", "CNN of equal size", "CNN with pooling"]
     check_held(accuracy, lines={name: [[1, 2], [0.25, 0.5]] for name in names}, levels=[1 / 45])
     assert legend_of(fig) == names
-
-
-def test_a_row_changes_one_number_of_one_capsule(run: figures.Run, seen: figures.Predictions) -> None:
-    params = run.states["capsnet"].params
-    pictures = figures.perturb_capsule(params, seen.v[0], 4)
-    changed = seen.v[:1].copy()
-    changed[0, 4, 7] += 0.15
-    expected = experiment.reconstruct(params, changed, np.array([[4]]))[0, 0]
-    np.testing.assert_allclose(pictures[7, 8], expected, atol=1e-6)
 
 
 LENGTHS = Path("lengths.json")
@@ -189,14 +180,14 @@ def test_the_median_of_the_reported_seeds_is_named(run: figures.Run) -> None:
     settings = {"other": {"config": {"n_epochs": 9}, "runs": runs[:1]}, "default": {"config": {}, "runs": runs}}
     document = {"config": dataclasses.asdict(config), "settings": settings}
     Path("r.json").write_text(json.dumps(document, default=str))
-    reported = reported_runs(Path("r.json"), config)
+    place = Path("r.json"), "capsnet", "set_accuracy"
+    found, who, reported = with_reported_seed(*place, config, {"lr"})
     assert [one["seed"] for one in reported] == [200, 201, 202, 203]
-    assert median_seed(reported, *figures.MEDIAN_OF) == 203
-    median = dataclasses.replace(config, seed=203)
-    assert seed_text(median, reported, *figures.MEDIAN_OF) == "seed 203, the median of 4"
-    assert seed_text(config, reported, *figures.MEDIAN_OF) == "seed 202"
-    assert reported_runs(Path("r.json"), dataclasses.replace(config, lr=7.0)) == []
-    assert reported_runs(Path("none.json"), config) == []
+    assert (found, who) == (dataclasses.replace(config, seed=203), "seed 203, the median of 4")
+    assert with_reported_seed(*place, config, {"seed"})[:2] == (config, "seed 202")
+    other = dataclasses.replace(config, lr=7.0)
+    for path, one in ((place[0], other), (Path("none.json"), config)):
+        assert with_reported_seed(path, *place[1:], one, ()) == (one, "seed 202", [])
 
 
 def test_a_frame_shows_what_the_network_makes_of_the_composites(run: figures.Run) -> None:

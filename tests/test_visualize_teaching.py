@@ -75,9 +75,7 @@ def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(digits, "capsnet_forward", found)
     assert pictures.main(argv) == 0
-    names = ("parts_and_wholes", "worked_example", "squash", "dynamic_routing", "coordinate_addition", "em_routing",
-             "losses")  # fmt: skip
-    check_pictures(Path(pictures.NAME), names)
+    check_pictures(Path(pictures.NAME), {*pictures.WITHOUT_NETWORKS, *pictures.OF_NETWORKS})
     line = failure(pictures, ["--checkpoint", "none"], capsys)
     assert line == "error: there is no checkpoint none\n"
     assert "was made with --dataset mnist, not strokes" in failure(pictures, [*argv, "--dataset", "strokes"], capsys)
@@ -115,12 +113,6 @@ def test_points_turn_to_the_left() -> None:
     np.testing.assert_allclose(pictures.turned(np.array([2.0, 0.0]), 30), [np.sqrt(3), 1])
 
 
-def test_coordinates_are_added_to_the_votes() -> None:
-    axes = drawn(pictures.draw_coordinate_addition).axes
-    children, votes, sums = (np.asarray(ax.collections[0].get_offsets()) for ax in axes)
-    np.testing.assert_allclose(sums, children + votes)
-
-
 def test_arrows_are_as_wide_as_their_couplings() -> None:
     """After one iteration three of the votes agree with A's output of length 1/2, the fourth is its opposite."""
     agree = 5 / (1 + np.exp(-0.5))
@@ -147,4 +139,4 @@ def test_the_spread_loss_is_of_true_minus_wrong() -> None:
 
 def test_more_iterations_than_there_is_room_for() -> None:
     with pytest.raises(UserError, match="room for 3 iterations of routing, and not 5"):
-        pictures.require_few_iterations(digits.Config(routing_iters=5), None)
+        pictures.resolved(digits.Config(routing_iters=5), None)

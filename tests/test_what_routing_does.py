@@ -259,7 +259,7 @@ def test_the_curves_are_of_the_median_seed_and_of_each_part(tmp_path: Path, monk
     path.parent.mkdir(parents=True)
     part = {"dataset": "shapes", "config": {}, "settings": {"default": {"runs": runs}}}
     path.write_text(json.dumps({"parts": {"routed": part}}))
-    trained, pictures = list[Any](), dict[str, Any]()
+    trained = list[Any]()
 
     def train_all(config: m.Config, *_: Any) -> dict[str, TrainState]:
         trained.append((config.seed, config.n_epochs, config.assignments, config.loss, config.vote_bias))
@@ -269,15 +269,13 @@ def test_the_curves_are_of_the_median_seed_and_of_each_part(tmp_path: Path, monk
         return {"capsules": state}
 
     monkeypatch.setattr(m, "train_all", train_all)
-    monkeypatch.setattr(figures, "write_figures", lambda folder, drawers: pictures.update(drawers))
-    assert figures.main(["--n-epochs=2"]) == 0
+    fig = drawn(lambda: figures.draw_training_curves((figures.Config(n_epochs=2), figures.Options())))
     parts = [("routed", "paper", "none"), ("even", "paper", "none"), ("routed", "cross-entropy", "none"),
              ("routed", "paper", "learned")]  # fmt: skip
     assert trained == [(9, 2, *part) for part in parts]
-    fig = drawn(pictures["training_curves"])
     labels = ("EM routing, spread loss", "even assignments", "cross-entropy", "bias of the votes")
     check_held(fig.axes[0], lines={label: [[1, 2], [1, 0.2 * k]] for k, label in enumerate(labels, 1)})
     for ax in fig.axes[1:]:
         check_held(ax, lines={label: [[1, 2], [0.5, 0.1 * k]] for k, label in enumerate(labels, 1)}, levels=[0.2])
-    assert figures.main(["--seed=4", "--n-epochs=1"]) == 0
+    figures.draw_training_curves((figures.Config(seed=4, n_epochs=1), figures.Options()))
     assert {seed for seed, *_ in trained[4:]} == {4}
