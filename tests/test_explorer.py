@@ -678,6 +678,7 @@ def test_votes_in_the_plane_are_dragged(page: Any) -> None:
     page.find_element("id", "plane-iterations").send_keys(Keys.ARROW_RIGHT)
     settled(page, lambda: text_of(page, "plane-text").startswith("Parent A is active: 3.0 of the four children"))
     before = text_of(page, "assignments")
+    assert before.endswith("activation0.890.08")  # as views.em_routing_forward has them, with lambda = 1
     drag(page, page.find_element("css selector", "#plane .handle circle"), -60, 30)
     settled(page, lambda: text_of(page, "assignments") != before)
     moved = np.flatnonzero(np.array(page.execute_script("return [...explorer.plane.votes]")) != votes)
