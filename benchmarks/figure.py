@@ -10,7 +10,8 @@ import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,14 +116,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         Inputs, OutOptions, argv, "Draw the training steps of results/benchmarks/ as scaling.png and steps.png.", (),
         "The figures go to DIR/speed/, where DIR is --outdir.",
     )  # fmt: skip
-    scaling, steps = read_result(inputs.results), read_result(inputs.steps)
-    drawers: dict[str, tuple[Path, str, Callable[[], Figure]]] = {
-        "scaling": (inputs.results, " --scaling", lambda: draw_scaling(scaling["tables"])),
-        "steps": (inputs.steps, "", lambda: draw_steps(steps["tables"])),
-    }
-    for name, (path, flag, draw) in drawers.items():
+    for name, path, flag, draw in (
+        ("scaling", inputs.results, " --scaling", draw_scaling),
+        ("steps", inputs.steps, "", draw_steps),
+    ):
+        result = read_result(path)
         try:
-            write_figures(options.outdir / "speed", {name: draw})
+            write_figures(options.outdir / "speed", {name: partial(draw, result["tables"])})
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # it is another result
             raise UserError(f"{path} has no such tables: python -m benchmarks{flag} --out {path}") from None
 
