@@ -33,13 +33,13 @@ import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as viewpoint
 from fast.workers import Workers, default_threads
 from support.console import print_message
-from support.figures import DATASET_NAMES, load_finished, write_if_changed
+from support.figures import DATASET_NAMES, load_finished, reported_runs, write_if_changed
 from support.files import UserError
 from support.results import environment
 from support.run import Stream, generator
 from support.script import script
 from support.settings import folder, input_path, output_path, parse, setting
-from support.statistics import describe_sample, read_comparison
+from support.statistics import describe_sample
 from support.training import RunOptions
 
 Array = np.ndarray
@@ -75,33 +75,24 @@ def rounded(params: Mapping[str, Array]) -> Params:
     return {key: np.multiply(*quantised(w), dtype=w.dtype) if is_rounded(w) else w for key, w in params.items()}
 
 
-def packed(tensors: Mapping[str, Array], exact: bool = False) -> tuple[list[dict[str, Any]], bytes]:
+def packed(tensors: Mapping[str, Array]) -> tuple[list[dict[str, Any]], bytes]:
     """Named arrays -> a list of their names, shapes, types and positions, and their bytes, one array after the other.
 
-    Large float arrays are int8, followed by their scales; with ``exact`` all are float32. uint8 stays.
+    Large float arrays are int8, followed by their scales; other ones float32. uint8 stays.
     """
-    entries: list[dict[str, Any]] = []
-    parts: list[bytes] = []
-    offset = 0
-
-    def add(array: Array) -> int:
-        nonlocal offset
-        start, data = offset, array.tobytes()
-        parts.append(data + bytes(-len(data) % 4))  # a Float32Array begins at a multiple of four
-        offset += len(parts[-1])
-        return start
-
+    entries, blob = [], b""
     for name, array in tensors.items():
-        entry: dict[str, Any] = {"name": name, "shape": list(array.shape)}
+        kind, parts = "float32", {"at": array.astype(np.float32)}
         if array.dtype == np.uint8:
-            entry |= {"type": "uint8", "at": add(array)}
-        elif is_rounded(array) and not exact:
-            q, scale = quantised(array)
-            entry |= {"type": "int8", "at": add(q), "scaleAt": add(scale)}
-        else:
-            entry |= {"type": "float32", "at": add(array.astype(np.float32))}
+            kind, parts = "uint8", {"at": array}
+        elif is_rounded(array):
+            kind, parts = "int8", dict(zip(("at", "scaleAt"), quantised(array), strict=True))
+        entry: dict[str, Any] = {"name": name, "shape": list(array.shape), "type": kind}
+        for key, part in parts.items():
+            entry[key] = len(blob)
+            blob += part.tobytes() + bytes(-part.nbytes % 4)  # a Float32Array begins at a multiple of four
         entries.append(entry)
-    return entries, b"".join(parts)
+    return entries, blob
 
 
 # --- What the sixteen numbers of a digit capsule do -------------------------------------------------------------------
@@ -172,15 +163,15 @@ def dimension_names(config: Any, params: Params, test: digits.Batch) -> list[lis
         spread = {key: values.std() for key, values in shape_measures(pictures_of(params, capsules, label)).items()}
         moved = np.concatenate([capsules + sign * STEP * np.eye(D)[d] for d in range(D) for sign in (1, -1)])
         measures = shape_measures(pictures_of(params, moved.astype(capsules.dtype), label))
+        effects = {
+            key: np.subtract(*values.reshape(D, 2, n).mean(axis=2).T) / spread[key]
+            for key, values in measures.items()
+            if spread[key] > 0.05  # pixels; or a class that has no loops would be named by its noise
+        }
         rows = []
         for d in range(D):
-            effects = {}
-            for key, values in measures.items():
-                plus, minus = values.reshape(D, 2, n)[d].mean(axis=1)
-                if spread[key] > 0.05:  # pixels; or a class that has no loops would be named by its noise
-                    effects[key] = (plus - minus) / spread[key]
-            name = max(effects, key=lambda key: abs(effects[key]), default="")  # none where there is one capsule
-            effect = float(effects.get(name, 0.0))
+            name = max(effects, key=lambda key: abs(effects[key][d]), default="")  # none where there is one capsule
+            effect = float(effects[name][d]) if name else 0.0
             rows.append({"name": name if abs(effect) >= LEAST_EFFECT else "", "effect": round(effect, 2)})
         names.append(rows)
     return names
@@ -234,27 +225,22 @@ class Part(NamedTuple):
     tensors: Params
 
 
-def run_of(config: Any, data_name: str, state: Any) -> dict[str, Any]:
+def run_of(config: Any, data_name: str) -> dict[str, Any]:
     """What the page says of a training."""
     return {
         "seed": config.seed,
         "dataset": DATASET_NAMES[data_name],
         "epochs": config.n_epochs,
         "config": json.loads(json.dumps(dataclasses.asdict(config) | {"data_dir": None})),
-        "steps": state.step,
     }
 
 
-def study(path: Path, run: Mapping[str, Any], names: Sequence[str], metric: str) -> dict[str, Any] | None:
+def study(path: Path, config: Any, names: Sequence[str], metric: str) -> dict[str, Any] | None:
     """How capsules and a CNN do in the runs of many seeds in ``path``: the mean of each, and their difference with its
-    95 % interval. None where there is no such file, or where its settings are not those of the page's ``run``."""
-    if not path.exists():
+    95 % interval. None where there are no such runs of the page's configuration."""
+    if not (runs := reported_runs(path, config)):
         return None
-    (entry,) = read_comparison(path)["settings"].values()
-    free = ("seed", "data_dir", "dataset")
-    if any(entry["config"].get(key, value) != value for key, value in run["config"].items() if key not in free):
-        return None
-    capsules, cnn = ([r["models"][name][metric] for r in entry["runs"]] for name in names)
+    capsules, cnn = ([run["models"][name][metric] for run in runs] for name in names)
     difference = describe_sample(np.subtract(capsules, cnn).tolist())
     return difference | {"capsules": float(np.mean(capsules)), "cnn": float(np.mean(cnn))}
 
@@ -289,11 +275,11 @@ def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threa
         least = round(float(np.quantile(second, RARE)), 3) if len(second) else 0.0
         naming = one_or_two(config, params["capsnet"], data, workers)
     in_tray = tray(is_right)
-    run = run_of(config, data.name, states["capsnet"])
+    studied = dataclasses.replace(config, dataset="auto")  # as in the results: any
     composites = RESULTS / digits.EXPERIMENT / f"composites_{config.n_train * config.n_epochs}.json"
     about = {
-        "run": run,
-        "study": study(composites, run, DIGIT_MODELS, "set_accuracy") if data.name == "mnist" else None,
+        "run": run_of(config, data.name),
+        "study": study(composites, studied, DIGIT_MODELS, "set_accuracy") if data.name == "mnist" else None,
         "nTest": len(data.test.labels),
         "accuracies": rows,
         "evenAccuracy": even_accuracy,
@@ -331,18 +317,16 @@ def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
                  for key, title in names.items()]  # fmt: skip
         tensors |= {f"{name}.{key}": w for key, w in params.items()}
     points, mask = viewpoint.points_of(config)
-    run = run_of(config, config.dataset, states["capsules"])
     shapes = RESULTS / viewpoint.EXPERIMENT / f"shapes_{config.held_out}s.json"
     about = {
-        "run": run,
-        "study": study(shapes, run, VIEW_MODELS, "held_out_accuracy") if config.dataset == "shapes" else None,
+        "run": run_of(config, config.dataset),
+        "study": study(shapes, config, VIEW_MODELS, "held_out_accuracy") if config.dataset == "shapes" else None,
         "accuracies": rows,
         "nTest": len(data.held_out.labels),
         "heldOut": config.held_out,
         "trainAzimuths": config.train_azimuths,
         "testAzimuths": config.test_azimuths,
         "trainElevations": config.train_elevations,
-        "testElevations": config.test_elevations,
         "classes": config.classes,
         "objects": [np.round(p[m > 0], 6).tolist() for p, m in zip(points, mask, strict=True)],
         "config": {
@@ -362,12 +346,12 @@ def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
 # --- The page ---------------------------------------------------------------------------------------------------------
 
 
-def make_page(parts: Mapping[str, Part], exact: bool = False) -> bytes:
-    """The page with its style, scripts and weights inside; with ``exact`` the weights are float32, for tests."""
+def make_page(parts: Mapping[str, Part]) -> bytes:
+    """The page with its style, scripts and weights inside."""
     about: dict[str, Any] = {name: dict(part.about) for name, part in parts.items()}
     blob = b""
     for name, part in parts.items():
-        about[name]["tensors"], data = packed(part.tensors, exact)
+        about[name]["tensors"], data = packed(part.tensors)
         about[name]["offset"] = len(blob)
         blob += data
     about["commit"] = environment()["git_commit"]
@@ -385,8 +369,6 @@ def page_of(about: str, weights: str) -> bytes:
 
 def kept(path: Path) -> bytes:
     """The page at ``path`` with its networks and numbers as they are."""
-    if not path.is_file():
-        raise UserError(f"there is no page {path} whose networks to keep")
     text = path.read_text(encoding="utf-8", errors="replace")
     found = [re.search(f'id="{name}">(.*?)</script>', text, re.DOTALL) for name in ("about", "weights")]
     if not (found[0] and found[1]):

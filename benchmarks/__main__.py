@@ -57,14 +57,14 @@ def candidates(name: str, threads: int) -> dict[str, tuple[Build, dict[str, Any]
     crew = {} if module is smallnorb else {"threads": threads}
     builds: dict[str, tuple[Build, dict[str, Any]]] = {OURS: (module.numpy_step, crew)}
     if module is smallnorb:
-        builds["its matrix products alone"] = (smallnorb.products_step, {})
+        builds["its matrix products alone"] = (smallnorb.matrix_products_step, {})
     if version_of("torch"):
         theirs = crew if module is multimnist else {}
         builds |= {label: (module.torch_step, {**theirs, **options}) for label, options in TORCH.items()}
     if version_of("jax"):
         from benchmarks import jax_networks
 
-        builds["JAX, jit"] = (jax_networks.STEPS[module.__name__], {})
+        builds["JAX, jit"] = (jax_networks.jax_step, {"name": name})
     if module is matrix_capsules:
         builds["numpy, one thread"] = (matrix_capsules.numpy_step, {"threads": 1})
     if module is multimnist:

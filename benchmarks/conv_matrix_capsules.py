@@ -14,26 +14,26 @@ from fast.optimizers import adamw_step
 from fast.workers import Workers
 from support.run import init_state
 
+Array = np.ndarray
 N_CLASSES = 10
 SIZES = (32, 8, 8, 8)
 
 
-def config_of(sizes: tuple[int, int, int, int], em_iters: int = 3) -> experiment.Config:
-    return experiment.Config(
-        dataset="mnist", sizes=sizes, em_iters=em_iters, variance_floor=1.0, beta_v_init=0.0, loss="cross-entropy"
+def problem(
+    batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES
+) -> tuple[experiment.Config, Any, tuple[Array, Array]]:
+    config = experiment.Config(
+        dataset="mnist", sizes=sizes, em_iters=3, variance_floor=1.0, beta_v_init=0.0, loss="cross-entropy"
     )
-
-
-def _batch(batch_size: int) -> experiment.Examples:
     rng = np.random.default_rng(0)
-    return experiment.Examples(rng.random((batch_size, 28, 28, 1), np.float32), rng.integers(0, N_CLASSES, batch_size))
+    data = rng.random((batch_size, 28, 28, 1), np.float32), rng.integers(0, N_CLASSES, batch_size)
+    return config, experiment.make_models(config)["capsules"], data
 
 
 def numpy_step(batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, threads: int = 2) -> Step:
     """One training step: forward, loss, backward, Adam; exact gradient through three EM iterations."""
-    config = config_of(sizes)
-    model = experiment.make_models(config)["capsules"]
-    state, batch = init_state(model, config), _batch(batch_size)
+    config, model, data = problem(batch_size, sizes)
+    state, batch = init_state(model, config), experiment.Examples(*data)
     workers = Workers(threads).__enter__()  # as long as the process
     gradients = functools.partial(experiment.loss_and_grads, model, 0.0)
 
@@ -44,13 +44,13 @@ def numpy_step(batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, t
     return step
 
 
-def torch_network(sizes: tuple[int, int, int, int] = SIZES) -> Any:
-    """The same network as a torch module; its parameters have the names of ours, with _ for the dot."""
+def torch_step(batch_size: int = 32, **options: bool) -> Step:
+    """The same network, three EM iterations; ``options`` as of ``torch_adam_step``."""
     import torch
     from torch import nn
     from torch.nn import functional
 
-    config = config_of(sizes)
+    config, _, (images, classes) = problem(batch_size)
     floor = config.variance_floor
 
     class ConvCaps(nn.Module):
@@ -111,7 +111,7 @@ def torch_network(sizes: tuple[int, int, int, int] = SIZES) -> Any:
     class Network(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            A, B, C, D = sizes
+            A, B, C, D = SIZES
             self.conv1 = nn.Conv2d(1, A, 5, stride=2, padding=2)
             self.primary = nn.Conv2d(A, 17 * B, 1)
             sides = experiment.grid_sides(28)
@@ -122,23 +122,14 @@ def torch_network(sizes: tuple[int, int, int, int] = SIZES) -> Any:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             primary = self.primary(functional.relu(self.conv1(x))).permute(0, 2, 3, 1).flatten(1, 2)  # (B, H * W, 17 I)
-            n_pose = 16 * sizes[1]
+            n_pose = 16 * SIZES[1]
             pose, a = primary[..., :n_pose].unflatten(2, (-1, 4, 4)), torch.sigmoid(primary[..., n_pose:])
             mu, a = self.caps(*self.convcaps2(*self.convcaps1(pose, a)))
             scores = viewpoint.POSE_SCORE * (mu * mu).sum((3, 4)) + viewpoint.ACTIVATION_SCORE * (a - 0.5)
             return scores[:, 0]
 
     torch.manual_seed(0)
-    return Network()
-
-
-def torch_step(batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, **options: bool) -> Step:
-    """The same network, three EM iterations; ``options`` as of ``torch_adam_step``."""
-    import torch
-    from torch.nn import functional
-
-    network = torch_network(sizes)
-    images, classes = _batch(batch_size)[:2]
+    network = Network()
     x, labels = torch.tensor(images.transpose(0, 3, 1, 2).copy()), torch.tensor(classes)
     layers = (network.conv1, network.primary)
     return torch_adam_step(network, lambda f, x: functional.cross_entropy(f(x), labels), x, layers, **options)

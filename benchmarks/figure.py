@@ -1,6 +1,6 @@
 """Draw the training steps of results/benchmarks/: ``python -m benchmarks.figure``.
 
-scaling.png   time and memory of a step against batch size and width, and at the papers' sizes
+scaling.png   time and memory of a step against batch size and width
 steps.png     time of a step, and of the same network in PyTorch and JAX
 """
 
@@ -10,7 +10,8 @@ import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter, StrMethodFormatter
 
 from report import read_result
 from support.files import UserError
@@ -40,11 +41,6 @@ UNITS = {"ms": "time of a step, ms", "MiB": "peak memory, MiB"}
 LABELS = {"batch": "batch size", "width": "conv1 channels, or capsule types (conv.)"}
 
 
-def columns_in(table: dict[str, Any], unit: str) -> list[int]:
-    """Its columns in ``unit``, in the order of the numbers of threads."""
-    return [k for k, column in enumerate(table["columns"]) if column.endswith(f", {unit}")]
-
-
 def draw_lines(ax: Axes, tables: dict[str, Any], suffix: str, unit: str) -> None:
     """Log-log, a line per network and number of threads; pale where there is one thread."""
     values = set()
@@ -52,7 +48,8 @@ def draw_lines(ax: Axes, tables: dict[str, Any], suffix: str, unit: str) -> None
         if table := tables.get(f"{name}_{suffix}"):
             x = [int(row[0]) for row in table["rows"]]
             values |= {*x}
-            for k, colour in zip(columns_in(table, unit), THREADS, strict=False):
+            columns = [k for k, column in enumerate(table["columns"]) if column.endswith(f", {unit}")]
+            for k, colour in zip(columns, THREADS, strict=False):
                 ax.plot(x, [row[k] for row in table["rows"]], style, marker=marker, markersize=4, color=colour)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
@@ -64,39 +61,19 @@ def draw_lines(ax: Axes, tables: dict[str, Any], suffix: str, unit: str) -> None
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
-def draw_bars(ax: Axes, tables: dict[str, Any], unit: str) -> None:
-    """A pair of bars per network and size; the pale one has one thread."""
-    labels: list[str] = []
-    for name, (label, *_) in NETWORKS.items():
-        if table := tables.get(f"{name}_sizes"):
-            for row in table["rows"]:
-                for n, k in enumerate(columns_in(table, unit)):
-                    bar = ax.barh(len(labels) + 0.38 * n, row[k], 0.36, color=THREADS[min(n, 1)])
-                    ax.bar_label(bar, fmt="{:,.0f}", padding=2, fontsize=9)
-                labels.append(f"{label.split()[0]},\n{row[0]}".replace("convolutional", "conv."))
-    ax.set_xlim(right=1.2 * ax.get_xlim()[1])
-    ax.xaxis.set_major_locator(MaxNLocator(4))
-    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    ax.set_yticks([k + 0.19 for k in range(len(labels))], labels, fontsize=9)
-    ax.invert_yaxis()
-    ax.grid(False, axis="y")
-
-
 def draw_scaling(tables: dict[str, Any]) -> Figure:
-    """Time on the left, memory on the right: against batch size, against width, and at default and paper sizes."""
-    text = "numpy; each point a new process; both axes of the lines logarithmic"
-    fig = make_figure(9.4, "Time and memory of a training step", text)
+    """Time on the left, memory on the right, against batch size and against width."""
+    text = "numpy; each point a new process; both axes logarithmic"
+    fig = make_figure(6.6, "Time and memory of a training step", text)
     handles: list[Artist] = [Line2D([], [], color=BLACK, marker=marker, markersize=4, linestyle=style, label=label)
                              for label, marker, style in NETWORKS.values()]  # fmt: skip
     threads = dict.fromkeys(column.split(",")[0] for column in tables["multimnist_batch"]["columns"][1:])
     handles += [Patch(color=colour, label=label) for label, colour in zip(threads, THREADS, strict=False)]
     head_legend(fig, handles)
-    for column, (unit, title) in zip(fig.subplots(3, 2).T, UNITS.items(), strict=True):
-        for ax, (suffix, label) in zip(column, LABELS.items(), strict=False):
+    for column, (unit, title) in zip(fig.subplots(2, 2).T, UNITS.items(), strict=True):
+        for ax, (suffix, label) in zip(column, LABELS.items(), strict=True):
             draw_lines(ax, tables, suffix, unit)
             ax.set(xlabel=label, title=title)
-        draw_bars(column[-1], tables, unit)
-        column[-1].set_xlabel(title)
     return fig
 
 
@@ -139,14 +116,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         Inputs, OutOptions, argv, "Draw the training steps of results/benchmarks/ as scaling.png and steps.png.", (),
         "The figures go to DIR/speed/, where DIR is --outdir.",
     )  # fmt: skip
-    scaling, steps = read_result(inputs.results), read_result(inputs.steps)
-    drawers: dict[str, tuple[Path, str, Callable[[], Figure]]] = {
-        "scaling": (inputs.results, " --scaling", lambda: draw_scaling(scaling["tables"])),
-        "steps": (inputs.steps, "", lambda: draw_steps(steps["tables"])),
-    }
-    for name, (path, flag, draw) in drawers.items():
+    for name, path, flag, draw in (
+        ("scaling", inputs.results, " --scaling", draw_scaling),
+        ("steps", inputs.steps, "", draw_steps),
+    ):
+        result = read_result(path)
         try:
-            write_figures(options.outdir / "speed", {name: draw})
+            write_figures(options.outdir / "speed", {name: partial(draw, result["tables"])})
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # it is another result
             raise UserError(f"{path} has no such tables: python -m benchmarks{flag} --out {path}") from None
 

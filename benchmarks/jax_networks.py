@@ -167,27 +167,15 @@ def matrix_capsules_loss(params: Params, x: Array, labels: Array, config: conv.C
     return cross_entropy(scores[:, 0, 0], labels)
 
 
-def smallnorb_step(batch_size: int = 32) -> Step:
-    config = smallnorb.config_of()
-    params = init_state(views.make_models(config)["capsules"], config).params
-    return training_step(functools.partial(smallnorb_loss, config=config), params, *smallnorb._batch(batch_size))
-
-
-def multimnist_step(batch_size: int = 32, conv_channels: int = 32) -> Step:
-    config = multimnist.config_of(batch_size, conv_channels)
-    params = init_state(digits.capsnet_model(config), config).params
-    return training_step(functools.partial(multimnist_loss, config=config), params, *multimnist._batch(config))
-
-
-def matrix_capsules_step(batch_size: int = 32) -> Step:
-    config = conv_matrix_capsules.config_of(conv_matrix_capsules.SIZES)
-    params = init_state(conv.make_models(config)["capsules"], config).params
-    images, labels, *_ = conv_matrix_capsules._batch(batch_size)
-    return training_step(functools.partial(matrix_capsules_loss, config=config), params, images, labels)
-
-
-STEPS = {  # by the module of the benchmark
-    smallnorb.__name__: smallnorb_step,
-    multimnist.__name__: multimnist_step,
-    conv_matrix_capsules.__name__: matrix_capsules_step,
+NETWORKS: dict[str, tuple[Any, Callable[..., Array]]] = {
+    "smallnorb": (smallnorb, smallnorb_loss),
+    "multimnist": (multimnist, multimnist_loss),
+    "matrix_capsules": (conv_matrix_capsules, matrix_capsules_loss),
 }
+
+
+def jax_step(name: str, batch_size: int = 32) -> Step:
+    """A training step of one of the networks."""
+    module, loss = NETWORKS[name]
+    config, model, data = module.problem(batch_size)
+    return training_step(functools.partial(loss, config=config), init_state(model, config).params, *data)

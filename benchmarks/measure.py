@@ -11,6 +11,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+Shape = tuple[int, ...]
 Step = Callable[[], object]
 
 
@@ -54,6 +57,23 @@ def version_of(package: str) -> str | None:
         return str(importlib.import_module(package).__version__)
     except ImportError:
         return None
+
+
+def products_step(shapes: Sequence[tuple[Shape, Shape]]) -> Step:
+    """The matrix products of a training step and nothing else. For each layer, of an input (..., B, N) and weights
+    (..., N, M): one for the output, one for the gradient of the weights and, but for the first, one for the input's."""
+    rng = np.random.default_rng(0)
+    layers = [[rng.standard_normal(shape, np.float32) for shape in pair] for pair in shapes]
+    arrays = [(x, w, x @ w, np.empty_like(w), np.empty_like(x)) for x, w in layers]
+
+    def step() -> None:
+        for k, (x, w, out, dw, dx) in enumerate(arrays):
+            np.matmul(x, w, out=out)
+            np.matmul(x.swapaxes(-1, -2), out, out=dw)
+            if k > 0:
+                np.matmul(out, w.swapaxes(-1, -2), out=dx)
+
+    return step
 
 
 def torch_adam_step(

@@ -8,32 +8,25 @@ from typing import Any
 import numpy as np
 
 import multimnist_capsnet as experiment
-from benchmarks.measure import Step, torch_adam_step
+from benchmarks.measure import Step, products_step, torch_adam_step
 from fast.workers import Workers
 from support.run import init_state
 
-Array = np.ndarray
 
-
-def _batch(config: experiment.Config) -> experiment.Batch:
-    rng = np.random.default_rng(0)
-    side = config.image_size
-    sources = rng.random((config.batch_size, 2, side, side), np.float32)
-    labels = np.stack([rng.permutation(experiment.N_CLASSES)[:2] for _ in range(config.batch_size)])
-    return experiment.Batch(sources.max(axis=1), labels, sources)
-
-
-def config_of(batch_size: int = 32, conv_channels: int = 32, **changes: Any) -> experiment.Config:
+def problem(batch_size: int = 32, conv_channels: int = 32) -> tuple[experiment.Config, Any, experiment.Batch]:
     """From the default's to the paper's sizes by conv1's channels alone: types and decoder grow as they do there."""
     sizes = dict(experiment.PRESETS["paper" if conv_channels >= 256 else "small"])
     sizes |= {"conv_channels": conv_channels, "primary_types": conv_channels // (8 if conv_channels >= 256 else 4)}
-    return experiment.Config(**{"batch_size": batch_size, **sizes, **changes})
+    config = experiment.Config(**{"batch_size": batch_size, **sizes})
+    rng, side = np.random.default_rng(0), config.image_size
+    sources = rng.random((batch_size, 2, side, side), np.float32)
+    labels = np.stack([rng.permutation(experiment.N_CLASSES)[:2] for _ in range(batch_size)])
+    return config, experiment.capsnet_model(config), experiment.Batch(sources.max(axis=1), labels, sources)
 
 
 def numpy_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2) -> Step:
     """One training step: forward, both reconstructions, losses, backward, Adam."""
-    config = config_of(batch_size, conv_channels, routing_grad="exact")
-    model, batch = experiment.capsnet_model(config), _batch(config)
+    config, model, batch = problem(batch_size, conv_channels)
     state = init_state(model, config)
     workers = Workers(threads).__enter__()  # as long as the process
 
@@ -48,53 +41,34 @@ def overlay_step(batch_size: int = 32) -> Step:
     """Drawing and rendering the composites of one batch."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (60_000, 28, 28), np.uint8)
-    overlays = experiment.Overlays(images, rng.integers(0, 10, 60_000), config_of(batch_size))
+    overlays = experiment.Overlays(images, rng.integers(0, 10, 60_000), problem(batch_size)[0])
     return lambda: overlays.render(overlays.draw(rng, batch_size))
 
 
-def usual_products_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2) -> Step:
+def usual_products_step(batch_size: int = 32, threads: int = 2) -> Step:
     """The matrix products that the network is usually computed by: direct convolutions, their columns ready, and all
-    votes at once, so that routing needs no more. For every layer one for the output, one for the gradient of the
-    weights and, but for the images, one for that of the input."""
-    config = config_of(batch_size // threads, conv_channels)
+    votes at once, so that routing needs no more."""
+    config = problem(batch_size // threads)[0]
     B, K2, C, P = config.batch_size, experiment.KERNEL**2, config.conv_channels, experiment.PRIMARY_SIZE
     n_digit = experiment.N_CLASSES * experiment.CAPSULE_SIZE
-    sizes = (n_digit, *config.decoder, config.image_size**2)
-    rng = np.random.default_rng(0)
-
-    def normal(*shape: int) -> Array:
-        return rng.standard_normal(shape, np.float32)
-
-    def share() -> Step:
-        layers = [
-            (normal(B * (config.image_size - experiment.KERNEL + 1) ** 2, K2), normal(K2, C)),
-            (normal(B * config.primary_side**2, K2 * C), normal(K2 * C, P * config.primary_types)),
-            (normal(config.n_primary, B, P), normal(config.n_primary, P, n_digit)),
-            *((normal(2 * B, n), normal(n, m)) for n, m in itertools.pairwise(sizes)),
-        ]
-        arrays = [(x, w, x @ w, np.empty_like(w), np.empty_like(x)) for x, w in layers]
-
-        def step() -> None:
-            for k, (x, w, out, dw, dx) in enumerate(arrays):
-                np.matmul(x, w, out=out)
-                np.matmul(x.swapaxes(-1, -2), out, out=dw)
-                if k > 0:
-                    np.matmul(out, w.swapaxes(-1, -2), out=dx)
-
-        return step
-
+    shapes = [
+        ((B * (config.image_size - experiment.KERNEL + 1) ** 2, K2), (K2, C)),
+        ((B * config.primary_side**2, K2 * C), (K2 * C, P * config.primary_types)),
+        ((config.n_primary, B, P), (config.n_primary, P, n_digit)),
+        *(((2 * B, n), (n, m)) for n, m in itertools.pairwise((n_digit, *config.decoder, config.image_size**2))),
+    ]
     workers = Workers(threads).__enter__()  # as long as the process
-    shares = [share() for _ in range(threads)]
+    shares = [products_step(shapes) for _ in range(threads)]
     return lambda: workers.map(lambda step: step(), shares)
 
 
-def torch_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2, **options: bool) -> Step:
+def torch_step(batch_size: int = 32, threads: int = 2, **options: bool) -> Step:
     """The same network, three routing iterations; ``options`` as of ``torch_adam_step``."""
     import torch
     from torch import nn
     from torch.nn import functional
 
-    config = config_of(batch_size, conv_channels)
+    config, _, batch = problem(batch_size)
     n_types, n_primary, eps = config.primary_types, config.n_primary, experiment.SQUASH_EPS
     n_pixels = config.image_size**2
 
@@ -132,7 +106,7 @@ def torch_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2, 
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    batch, network = _batch(config), CapsNet()
+    network = CapsNet()
     x, target = torch.tensor(batch.images[:, None]), torch.tensor(batch.sources.reshape(2 * batch_size, n_pixels))
     positive = torch.tensor(experiment.indicator(batch.labels, experiment.N_CLASSES, np.float32))
     mask = functional.one_hot(torch.tensor(batch.labels), 10).float()[..., None]  # (B, 2, 10, 1)

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import threadpoolctl
 
 import smallnorb_novel_viewpoint as experiment
-from benchmarks.measure import Step, torch_adam_step
+from benchmarks.measure import Step, products_step, torch_adam_step
 from fast.optimizers import adamw_step
 from support.run import init_state
 
+Array = np.ndarray
 
-def _batch(batch_size: int) -> tuple[experiment.Array, experiment.Array]:
+
+def problem(batch_size: int = 32) -> tuple[experiment.Config, Any, tuple[Array, Array]]:
+    """What is computed here, in PyTorch and in JAX: three iterations, and the cross-entropy; and a batch."""
+    config = experiment.Config(em_grad="exact", em_iters=3, beta_v_init=0.0, loss="cross-entropy")
     rng = np.random.default_rng(0)
     labels = rng.integers(0, experiment.N_CLASSES, batch_size)
     azimuths, elevations = rng.uniform(0, 150, batch_size), rng.uniform(10, 50, batch_size)
-    return experiment.render_voxels(labels, azimuths, elevations, rng), labels
-
-
-def config_of(dtype: str = "float32") -> experiment.Config:
-    """What the networks in PyTorch and JAX compute: three iterations, and the cross-entropy."""
-    return experiment.Config(em_grad="exact", em_iters=3, beta_v_init=0.0, loss="cross-entropy", dtype=dtype)
+    images = experiment.render_voxels(labels, azimuths, elevations, rng)
+    return config, experiment.make_models(config)["capsules"], (images, labels)
 
 
 def numpy_step(batch_size: int = 32, threads: int | None = None) -> Step:
     """One training step: forward, loss, backward, Adam. The BLAS has ``threads`` threads, or as many as before."""
     threadpoolctl.threadpool_limits(threads)  # as long as the process
-    config = config_of()
-    model = experiment.make_models(config)["capsules"]
+    config, model, (x, labels) = problem(batch_size)
     state = init_state(model, config)
-    x, labels = _batch(batch_size)
 
     def step() -> None:
         scores, cache = model.forward(state.params, x)
@@ -40,35 +40,16 @@ def numpy_step(batch_size: int = 32, threads: int | None = None) -> Step:
     return step
 
 
-def products_step(batch_size: int = 32) -> Step:
+def matrix_products_step(batch_size: int = 32) -> Step:
     """The matrix products of that step and nothing else: two of conv1, three of the dense layer, three of the votes."""
-    config = experiment.Config()
-    model = experiment.make_models(config)["capsules"]
-    params = init_state(model, config).params
-    rng = np.random.default_rng(0)
-
-    def normal(*shape: int) -> experiment.Array:
-        return rng.normal(size=shape).astype(np.float32)
-
-    n_positions = batch_size * (experiment.IMAGE_SIZE // 2) ** 2
+    n_positions, K2 = batch_size * (experiment.IMAGE_SIZE // 2) ** 2, experiment.CONV_KERNEL**2
     side, n_in, n_out = experiment.POSE_SIDE, experiment.N_PRIMARY, experiment.N_CLASSES
-    columns, dconv = normal(experiment.CONV_KERNEL**2, n_positions), normal(n_positions, experiment.CONV_CHANNELS)
-    conv_w = params["conv1.w"].reshape(-1, experiment.CONV_CHANNELS)
-    flat, dprimary = normal(batch_size, config.n_features), normal(batch_size, params["primary.w"].shape[1])
-    pose, dvotes = normal(n_in, batch_size * side, side), normal(n_in, batch_size * side, n_out * side)
-    class_w = normal(n_in, side, n_out * side)
-
-    def step() -> None:
-        columns.T @ conv_w
-        columns @ dconv
-        flat @ params["primary.w"]
-        dprimary @ params["primary.w"].T
-        flat.T @ dprimary
-        pose @ class_w
-        dvotes @ class_w.transpose(0, 2, 1)
-        pose.transpose(0, 2, 1) @ dvotes
-
-    return step
+    n_features, n_primary = experiment.Config().n_features, n_in * (side**2 + 1)
+    return products_step([
+        ((n_positions, K2), (K2, experiment.CONV_CHANNELS)),
+        ((batch_size, n_features), (n_features, n_primary)),
+        ((n_in, batch_size * side, side), (n_in, side, n_out * side)),
+    ])  # fmt: skip
 
 
 def torch_step(batch_size: int = 32, **options: bool) -> Step:
@@ -107,6 +88,6 @@ def torch_step(batch_size: int = 32, **options: bool) -> Step:
 
     torch.manual_seed(0)
     network = Capsules()
-    images, classes = _batch(batch_size)
+    _, _, (images, classes) = problem(batch_size)
     x, labels = torch.tensor(images.transpose(0, 3, 1, 2).copy()), torch.tensor(classes)
     return torch_adam_step(network, lambda f, x: functional.cross_entropy(f(x), labels), x, (network,), **options)

@@ -26,71 +26,40 @@ MUON_RMS = 0.2  # root mean square of an update's entries, in learning rates; Ad
 
 
 def adamw_step(
-    state: TrainState,
-    grads: Sequence[Params],
-    lr: float,
-    weight_decay: float = 0.0,
-    decayed: Collection[str] = (),
+    state: TrainState, grads: Sequence[Params], lr: float, weight_decay: float = 0.0, decayed: Collection[str] = (),
     workers: Workers = SERIAL,
-) -> None:
+) -> None:  # fmt: skip
     """Update ``state`` in place. [Kingma 2015, algorithm 1; Loshchilov 2019, algorithm 2]
 
     The gradient is the sum of ``grads``, each with the keys of ``state.params``; the first is overwritten. Parameters
     named in ``decayed`` first shrink by ``lr * weight_decay`` of themselves.
     """
-    state.step += 1
-    workers.map(_call, _adam_jobs(state, state.params, grads, lr, weight_decay, decayed))
-    _flush_subnormals(state)
+    muon_step(state, grads, lr, weight_decay, decayed, {}, workers)
 
 
 def muon_step(
-    state: TrainState,
-    grads: Sequence[Params],
-    lr: float,
-    weight_decay: float = 0.0,
-    decayed: Collection[str] = (),
-    matrices: Mapping[str, tuple[int, ...]] | None = None,
-    workers: Workers = SERIAL,
-) -> None:
+    state: TrainState, grads: Sequence[Params], lr: float, weight_decay: float, decayed: Collection[str],
+    matrices: Mapping[str, tuple[int, ...]], workers: Workers = SERIAL,
+) -> None:  # fmt: skip
     """Update ``state`` in place: Muon for the parameters named in ``matrices``, Adam for the others.
 
     ``matrices`` names the axes of a parameter that are its inputs; the others are its outputs. The other arguments are
     those of ``adamw_step``.
     """
     state.step += 1
-    matrices = {key: axes for key, axes in (matrices or {}).items() if key in state.params}
-    jobs = [
-        partial(_muon, state.params[key], [grad[key] for grad in grads], state.m[key], lr,
-                1 - lr * weight_decay if key in decayed else 1.0, axes)
-        for key, axes in matrices.items()
-    ]  # fmt: skip
-    others = [key for key in state.params if key not in matrices]
-    workers.map(_call, [*jobs, *_adam_jobs(state, others, grads, lr, weight_decay, decayed)])
-    _flush_subnormals(state)
-
-
-def _call(job: partial[None]) -> None:
-    job()
-
-
-def _adam_jobs(
-    state: TrainState,
-    names: Collection[str],
-    grads: Sequence[Params],
-    lr: float,
-    weight_decay: float,
-    decayed: Collection[str],
-) -> list[partial[None]]:
-    """One job for each block of each of the named parameters."""
     jobs = []
-    for key in names:
-        p, m, v = (array.reshape(-1) for array in (state.params[key], state.m[key], state.v[key]))
-        gs = [grad[key].reshape(-1) for grad in grads]
-        keep = 1 - lr * weight_decay if key in decayed else 1.0
+    for key in sorted(state.params, key=matrices.__contains__, reverse=True):
+        p, m, v = state.params[key], state.m[key], state.v[key]
+        gs, keep = [grad[key] for grad in grads], 1 - lr * weight_decay if key in decayed else 1.0
+        if key in matrices:
+            jobs.append(partial(_muon, p, gs, m, lr, keep, matrices[key]))
+            continue
+        p, m, v, *gs = (array.reshape(-1) for array in (p, m, v, *gs))
         for start in range(0, p.size, BLOCK):
             b = slice(start, start + BLOCK)
             jobs.append(partial(_adam, p[b], [g[b] for g in gs], m[b], v[b], state.step, lr, keep))
-    return jobs
+    workers.map(lambda job: job(), jobs)
+    _flush_subnormals(state)
 
 
 def _adam(

@@ -23,7 +23,6 @@ from support.results import save_result
 from support.run import init_state
 
 B = 4
-SIZES = (4, 2, 3, 2)  # of the convolutional matrix capsules
 
 
 def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,22 +51,16 @@ def test_peaks_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bare_products_are_those_of_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand, of 4 images of 32 x 32 pixels: two of conv1, three of the dense layer, three of the votes."""
-    n_multiplied = []
-
-    class Counted(np.ndarray):
-        def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> Any:
-            a, b = (np.asarray(x) for x in inputs)
-            assert ufunc is np.matmul
-            n_multiplied.append(a.size * b.shape[-1])
-
-    rng = Mock(normal=lambda size: np.ones(size).view(Counted))
-    numpy = Mock(float32=np.float32, random=Mock(default_rng=lambda _: rng))
-    with monkeypatch.context() as patch:
-        patch.setattr(smallnorb, "np", numpy)
-        step = smallnorb.products_step(B)
-    step()
-    assert n_multiplied == [B * 16**2 * 16 * 25] * 2 + [B * 4096 * 136] * 3 + [8 * B * 4 * 4 * 5 * 4] * 3
+    """By hand, of 4 images. Dense: two of conv1, three of the dense layer, three of the votes. CapsNet: three of each
+    layer, but the images have no gradient."""
+    steps = smallnorb.matrix_products_step(B), benchmark.usual_products_step(B, 1)
+    monkeypatch.setattr(np, "matmul", products := Mock(wraps=np.matmul))
+    for step in steps:
+        step()
+    n_multiplied = [a.size * b.shape[-1] for (a, b), _ in products.call_args_list]
+    assert n_multiplied[:8] == [B * 16**2 * 16 * 25] * 2 + [B * 4096 * 136] * 3 + [8 * B * 4 * 4 * 5 * 4] * 3
+    layers = [(28**2 * 81, 32), (10**2 * 81 * 32, 64), (800 * 8, 160), (2 * 160, 256), (2 * 256, 512), (2 * 512, 36**2)]
+    assert n_multiplied[8:] == [B * n * m for k, (n, m) in enumerate(layers) for _ in range(3 if k else 2)]
 
 
 def test_composites_are_rendered_and_parameters_updated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,9 +68,6 @@ def test_composites_are_rendered_and_parameters_updated(monkeypatch: pytest.Monk
     monkeypatch.setattr(m, "update", update := Mock())
     benchmark.numpy_step(B, 8, 1)()
     assert update.call_count == 1
-    monkeypatch.setattr(np, "matmul", products := Mock(wraps=np.matmul))
-    benchmark.usual_products_step(B, 8, 1)()
-    assert products.call_count == 3 * 6 - 1, "three of each layer, but the images have no gradient"
 
 
 def test_scaling_has_a_row_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,30 +87,23 @@ NETWORKS = ("smallnorb", "multimnist", "matrix_capsules")
 
 def ours(network: str) -> tuple[Any, ...]:
     """Configuration, parameters and a batch at random, loss and gradients; in float64."""
-    rng = np.random.default_rng(0)
-
-    def state_of(model: Any, config: Any) -> dict[str, np.ndarray]:
-        return {key: p + 0.1 * rng.standard_normal(p.shape) for key, p in init_state(model, config).params.items()}
-
+    module, rng = program.MODULES[network], np.random.default_rng(0)
+    config = dataclasses.replace(module.problem(3)[0], dtype="float64")
+    model: Any = (
+        m.capsnet_model(config) if network == "multimnist" else module.experiment.make_models(config)["capsules"]
+    )
+    params = {key: p + 0.1 * rng.standard_normal(p.shape) for key, p in init_state(model, config).params.items()}
     if network == "smallnorb":
-        config: Any = smallnorb.config_of("float64")
-        model: Any = smallnorb.experiment.make_models(config)["capsules"]
-        params, data = state_of(model, config), (rng.random((3, 32, 32, 1)), rng.integers(0, 5, 3))
+        data: Any = (rng.random((3, 32, 32, 1)), rng.integers(0, 5, 3))
         scores, cache = model.forward(params, data[0])
         loss, dscores = model.loss(scores, data[1], 0.0)
         return config, params, data, loss, model.backward(dscores, cache)[0]
     if network == "multimnist":
-        config = benchmark.config_of(3, 8, dtype="float64")
-        model = m.capsnet_model(config)
-        params = state_of(model, config)
-        batch = m.Batch(rng.random((3, 36, 36)), np.array([[1, 4], [7, 0], [4, 3]]), rng.random((3, 2, 36, 36)))
-        losses, grads = model.loss_and_grads(params, batch, 3)
-        return config, params, batch, losses["train_loss"], grads
-    config = dataclasses.replace(conv_matrix_capsules.config_of(SIZES), dtype="float64")
-    model = conv_matrix_capsules.experiment.make_models(config)["capsules"]
-    params, data = state_of(model, config), (rng.random((3, 28, 28, 1)), rng.integers(0, 10, 3))
-    examples = conv_matrix_capsules.experiment.Examples(*data)
-    losses, grads = conv_matrix_capsules.experiment.loss_and_grads(model, 0.0, params, examples, 3)
+        data = m.Batch(rng.random((3, 36, 36)), np.array([[1, 4], [7, 0], [4, 3]]), rng.random((3, 2, 36, 36)))
+        losses, grads = model.loss_and_grads(params, data, 3)
+    else:
+        data = (rng.random((3, 28, 28, 1)), rng.integers(0, 10, 3))
+        losses, grads = module.experiment.loss_and_grads(model, 0.0, params, module.experiment.Examples(*data), 3)
     return config, params, data, losses["train_loss"], grads
 
 
@@ -148,10 +131,9 @@ def test_pytorch_computes_our_losses_and_gradients(network: str, monkeypatch: py
     torch = pytest.importorskip("torch")
     config, params, data, expected, grads = ours(network)
     module, built = program.MODULES[network], []
-    monkeypatch.setattr(module, "_batch", lambda _: data)
+    monkeypatch.setattr(module, "problem", lambda _: (config, None, data))
     monkeypatch.setattr(module, "torch_adam_step", lambda *args, **_: built.extend(args))
-    sizes: dict[str, Any] = {"smallnorb": {}, "multimnist": {"conv_channels": 8}, "matrix_capsules": {"sizes": SIZES}}
-    module.torch_step(3, **sizes[network])
+    module.torch_step(3)
     theirs, loss_of, x, _ = built
 
     def arranged(key: str, p: np.ndarray) -> np.ndarray:
@@ -179,10 +161,9 @@ def test_every_step_in_jax_runs_to_its_end(monkeypatch: pytest.MonkeyPatch) -> N
     pytest.importorskip("jax")
     from benchmarks import jax_networks
 
-    assert len(jax_networks.STEPS) == 3
     monkeypatch.setattr(jax_networks.jax, "block_until_ready", wait := Mock(wraps=jax_networks.jax.block_until_ready))
-    for build in jax_networks.STEPS.values():
-        step = build(2)
+    for network in NETWORKS:
+        step = jax_networks.jax_step(network, 2)
         step()
         step()
     assert wait.call_count == 6
@@ -210,14 +191,11 @@ def test_the_figure_is_drawn_of_a_scaling_file(
     check_held(drawn(lambda: figure.draw_steps(without)).axes[1], bars=[[7.6] * (len(figure.FORMS) - 1)])
     columns = ["batch", "1 thread, ms", "2 threads, ms", "1 thread, MiB"]
     table = {"columns": columns, "rows": [[8, 4, 3, 50], [16, 9, 5, 60]]}
-    fig = drawn(lambda: figure.draw_scaling({"multimnist_batch": table, "multimnist_sizes": table}))
+    fig = drawn(lambda: figure.draw_scaling({"multimnist_batch": table}))
     check_held(fig.axes[0], lines={"line 0": [[8, 16], [4, 9]], "line 1": [[8, 16], [3, 5]]})
     check_held(fig.axes[1], lines={"line 0": [[8, 16], [50, 60]]})
-    check_held(fig.axes[4], bars=[[4], [3], [9], [5]])
-    lines, bars = fig.axes[0].lines, fig.axes[4].patches[:2]
-    for colours in ([line.get_color() for line in lines], [bar.get_facecolor() for bar in bars]):
-        one_thread, two_threads = to_rgb(colours[0]), to_rgb(colours[1])
-        assert sum(one_thread) > sum(two_threads), "it is the pale one"
+    one_thread, two_threads = (sum(to_rgb(line.get_color())) for line in fig.axes[0].lines)
+    assert one_thread > two_threads, "it is the pale one"
     tables: list[Any] = [{}, {"multimnist_batch": []}, {"multimnist_batch": {"columns": [1, 2], "rows": []}}]
     for wrong in ({}, *({"tables": table} for table in tables)):
         save_result(tmp_path / "scaling.json", wrong)
