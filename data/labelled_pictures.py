@@ -188,8 +188,7 @@ def by_role(files: Files) -> dict[str, Files]:
     outer = [deeper for below in inner.values() if len(deeper := by_role(below)) > 1 and "train" in deeper]
     if len(outer) == 1 and len(found) < 2:
         return outer[0]
-    is_named = len(found) > 1 or by_class(found.get("train", [])) or len(inner) == len(found) > 0
-    return found if is_named else {"train": files}
+    return found if len(found) > 1 or by_class(found.get("train", [])) else {"train": files}
 
 
 def folder_source(folder: Path, files: Files) -> Source:
