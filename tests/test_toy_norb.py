@@ -304,36 +304,24 @@ def test_the_experiment_holds_out_viewpoints_or_nothing(small_cache: Path) -> No
 # --- Baselines, contact sheet -----------------------------------------------------------------------------------------
 
 
-def test_nearest_neighbour_and_least_squares_are_those_of_the_definition() -> None:
+def test_nearest_neighbour_and_least_squares_are_those_of_the_definition(monkeypatch: Patch) -> None:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 5, 60)
     train = (rng.normal(size=(60, 7)) + labels[:, None]).astype(np.float32)
     test = rng.normal(2, 2, (300, 7)).astype(np.float32)
     distances = np.linalg.norm(test[:, None] - train, axis=2)
     np.testing.assert_array_equal(script.nearest_neighbour(train, labels, test), labels[distances.argmin(axis=1)])
-    (answer,) = script.linear_classifier(train, labels, test, (1e-12,))
+    monkeypatch.setattr(script, "RIDGE", 1e-12)
+    answer = script.linear_classifier(train, labels, test)
     a = np.column_stack([train, np.ones(60)]).astype(float)
     w = np.linalg.lstsq(a, np.eye(5)[labels], rcond=None)[0]
     np.testing.assert_array_equal(answer, (np.column_stack([test, np.ones(300)]) @ w).argmax(axis=1))
-
-
-def test_the_ridge_has_the_fewest_errors_on_the_last_instance(monkeypatch: Patch) -> None:
-    """Of which the others know nothing; the third ridge is right for all of it, the others for none."""
-    labels, instances, rows = np.tile(np.arange(5), 3), np.repeat([4, 6, 7], 5), np.arange(15.0)[:, None]
-
-    def classify(train: Array, _: Array, test: Array, ridges: tuple[float, ...]) -> list[Array]:
-        assert (train.ravel().tolist(), test.ravel().tolist()) == (list(range(10)), list(range(10, 15)))
-        return [np.roll(np.arange(5), k - 2) for k in range(len(ridges))]
-
-    monkeypatch.setattr(script, "linear_classifier", classify)
-    assert script.best_ridge(rows, labels, instances) == script.RIDGES[2]
 
 
 def test_baselines_of_a_small_set(small_cache: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr(
         script, "CNN", conv.Config(dataset="toys", hold_out="nothing", cnn_epochs=1, sizes=(4, 2, 2, 2))
     )
-    monkeypatch.setattr(script, "best_ridge", lambda *_: 0.01)  # it needs two instances
     monkeypatch.setattr(script, "read_pixels", lambda *args, real=script.read_pixels: _shrunk(*real(*args)))
     out = small_cache / "b.json"
     assert script.main(["--baselines", "--out-json", str(out), "--threads", "1", "--quiet"]) == 0
