@@ -701,19 +701,6 @@ def cached_toys(cache: Path, seed: int) -> Path:
     this file, so that another version is drawn anew. Of all sets only the ``KEPT_SETS`` used last are kept.
     Raises UserError where it cannot be written."""
     folder = cache / f"toys-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}-{seed}"
-    with only_one(cache):
-        if not all(os.path.isfile(folder / file_name(*name)) for name in itertools.product(INSTANCES, NORB_PARTS)):
-            for old in sorted(cache.glob("toys-*"), key=lambda old: old.stat().st_mtime)[: 1 - KEPT_SETS]:
-                shutil.rmtree(old, ignore_errors=True)
-            print_message(f"drawing the toys of seed {seed} into {folder}: about a minute, 0.9 GB")
-            write_toy_norb(folder, seed=seed)
-        os.utime(folder)
-    return folder
-
-
-@contextlib.contextmanager
-def only_one(cache: Path) -> Iterator[None]:
-    """Wait while another process, such as another seed's run, draws toys into the cache."""
     with told_as(f"cannot write {cache}"):
         cache.mkdir(parents=True, exist_ok=True)
         lock = (cache / "toys.lock").open("w")
@@ -721,5 +708,11 @@ def only_one(cache: Path) -> Iterator[None]:
         with contextlib.suppress(ImportError):  # on Windows
             import fcntl
 
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process, such as another seed's run, may be drawing
+        if not all(os.path.isfile(folder / file_name(*name)) for name in itertools.product(INSTANCES, NORB_PARTS)):
+            for old in sorted(cache.glob("toys-*"), key=lambda old: old.stat().st_mtime)[: 1 - KEPT_SETS]:
+                shutil.rmtree(old, ignore_errors=True)
+            print_message(f"drawing the toys of seed {seed} into {folder}: about a minute, 0.9 GB")
+            write_toy_norb(folder, seed=seed)
+        os.utime(folder)
+    return folder

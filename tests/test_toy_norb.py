@@ -84,17 +84,6 @@ def test_rays_enter_and_leave_where_points_on_them_are_inside(kind: str, top: fl
     assert n_hits > 100
 
 
-def test_rods_join_their_ends_and_rotations_turn_the_right_way() -> None:
-    rod = toys.rod((0, 0, 1), (1, 2, 3), 0.1, 0.3)  # the thicker end becomes the first
-    assert rod.top == pytest.approx(1 / 3)
-    np.testing.assert_allclose(rod.centre - rod.axes[:, 2], [1, 2, 3])
-    np.testing.assert_allclose(rod.centre + rod.axes[:, 2], [0, 0, 1])
-    np.testing.assert_allclose(np.linalg.norm(rod.axes[:, :2], axis=0), 0.3)
-    np.testing.assert_allclose(toys.turned(yaw=90) @ [1, 0, 0], [0, 1, 0], atol=1e-12)
-    np.testing.assert_allclose(toys.turned(pitch=90) @ [1, 0, 0], [0, 0, 1], atol=1e-12)
-    np.testing.assert_allclose(toys.turned(roll=90) @ [0, 1, 0], [0, 0, 1], atol=1e-12)
-
-
 @pytest.mark.parametrize(("elevation", "eye"), [(30, 0), (45, 2.5), (70, -2.5)])
 def test_a_pixel_of_the_ground_gets_the_shadow_of_its_point(elevation: float, eye: float) -> None:
     frame, height = toys.camera(elevation, eye), 0.2
@@ -109,16 +98,6 @@ def test_a_pixel_of_the_ground_gets_the_shadow_of_its_point(elevation: float, ey
         start = frame @ [u, v, 0] + [0, 0, height]
         point = start - start[2] / frame[2, 2] * frame[:, 2]
         np.testing.assert_allclose(levels[[0, 3], row, column], 0.2 * point[:2], atol=1e-5)
-
-
-def test_a_shadow_keeps_the_part_of_its_lamp_from_the_ground(monkeypatch: Patch) -> None:
-    """Of the light on level ground, which is that of each lamp by its height, and that of the sky."""
-    light = np.column_stack([toys.BRIGHTNESS * toys.LAMPS[:, 2], np.full(toys.N_LIGHTINGS, toys.SKY)])
-    for k, part in enumerate((light / light.sum(axis=1, keepdims=True)).T):
-        is_dark = iter(np.arange(5) == k)
-        monkeypatch.setattr(toys, "crossings", lambda *_, is_dark=is_dark: [((), 0, next(is_dark))])
-        dark = toys.shadow_maps(toys.make_toy(0, 0), 0)[:, 32, 32]
-        np.testing.assert_allclose(dark, part, rtol=1e-4, err_msg=f"lamp {k}")
 
 
 # --- Images -----------------------------------------------------------------------------------------------------------
