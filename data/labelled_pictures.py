@@ -294,7 +294,7 @@ def npz_source(path: Path) -> Source:
 
 
 NAMES = "classes.txt"
-IDX_NAME = re.compile(r"(.*?)[-_.]?(train|t10k|test)[-_.](images|labels)[-_.]idx[13][-_.]ubyte(\.gz)?", re.I)
+IDX_NAME = re.compile(r".*?(train|t10k|test)[-_.](images|labels)[-_.]idx[13][-_.]ubyte(\.gz)?", re.I)
 IDX_KEYS = ("train-images", "train-labels", "t10k-images", "t10k-labels")
 
 
@@ -302,20 +302,17 @@ def idx_source(folder: Path, files: Files) -> Source:
     """Files of MNIST's names and format below a folder, of one set, whose pictures may have any size. EMNIST's are
     turned upright. The names of the labels, a line each, may be in ``classes.txt``, in the folder or beside the
     files."""
-    found, sets = dict[str, Path](), set[str]()
+    found = dict[str, Path]()
     others = [path for _, path in files if not IDX_NAME.fullmatch(path.name)]
     for _, path in files:
         if match := IDX_NAME.fullmatch(path.name.lower()):
-            prefix, part, what, _ = match.groups()
-            place = path.parents[bool(IDX_NAME.fullmatch(path.parent.name))]  # some unpack it into a folder
-            sets.add(f"{place.relative_to(folder)} {prefix}".strip(" ."))
-            found.setdefault(f"{part.replace('test', 't10k')}-{what}", path)
-    if len(sets) > 1:
-        raise UserError(f"{folder} holds several sets, {', '.join(sorted(sets))}: put the files of one into one folder")
+            first = found.setdefault(f"{match[1].replace('test', 't10k')}-{match[2]}", path)
+            if first != path and path.name != f"{first.name}.gz":  # unpacked beside it
+                raise UserError(f"{folder} holds several sets, {first} and {path}: put the files of one into a folder")
     if unused := [path.name for path in others if path.name != NAMES]:
         print_message(f"{folder}: left out beside the IDX files: {len(unused):,} ({one_line(', '.join(unused))})")
     arrays = {key: read_idx(path) for key, path in found.items()}
-    if "emnist" in sets.pop().lower():
+    if any("emnist" in str(path.relative_to(folder)).lower() for path in found.values()):
         print_message(f"{folder}: EMNIST's pictures lie on their side and are turned upright")
         arrays = {key: x.swapaxes(1, 2) if x.ndim == 3 else x for key, x in arrays.items()}
     text = next((read_text(path) for path in others if path.name == NAMES), "").lstrip("\ufeff")

@@ -613,10 +613,14 @@ def test_files_of_mnists_format_are_found_where_other_tools_leave_them(tmp_path:
     dotted = write_idx(tmp_path / "dotted", [1, 2], 32)
     for k, path in enumerate(sorted(dotted.iterdir())):
         packed(path, path.name.replace("-idx", ".idx") + ".gz" * (k % 2))  # one half packed under its old name
-    for root in (tmp_path / "torch", around, dotted):
+    shutil.copytree(around, tmp_path / "both")
+    for path in [*(tmp_path / "both").glob("*/*")]:  # unpacked, and beside it packed
+        path.with_name(f"{path.name}.gz").write_bytes(b"")
+    for root in (tmp_path / "torch", around, dotted, tmp_path / "both"):
         np.testing.assert_array_equal(sets_of(root).train.images, plain.train.images)
     write_idx(tmp_path / "torch" / "FashionMNIST" / "raw", [1, 2])
-    assert "several sets, FashionMNIST/raw, MNIST/raw" in fault_of(tmp_path / "torch")
+    both = (tmp_path / "torch" / name / "raw" / "t10k-images-idx3-ubyte" for name in ("FashionMNIST", "MNIST"))
+    assert f"holds several sets, {' and '.join(map(str, both))}: put" in fault_of(tmp_path / "torch")
 
 
 def test_emnist_is_turned_upright(tmp_path: Path, capsys: Capture) -> None:
@@ -629,7 +633,7 @@ def test_emnist_is_turned_upright(tmp_path: Path, capsys: Capture) -> None:
     write_idx(tmp_path / "more", [1, 2], prefix="emnist-digits-")
     for path in (tmp_path / "more").iterdir():
         path.rename(tmp_path / "emnist" / path.name)
-    assert "several sets, emnist-digits, emnist-letters" in fault_of(tmp_path / "emnist")
+    assert "several sets" in fault_of(tmp_path / "emnist")
 
 
 def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:
