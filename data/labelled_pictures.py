@@ -92,8 +92,8 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
     if 4 * n * side * side * channels > MAX_BYTES:
         raise UserError(f"{n:,} pictures of {side} x {side} pixels need more than {MAX_BYTES >> 20} MiB: take fewer, or"
                         " a smaller --image-size")  # fmt: skip
-    known, sets, why = dict[str, list[float]](), list[Labelled](), ""
-    unreadable, ends = list[str](), list[str]()
+    known, sets = dict[str, list[float]](), list[Labelled]()
+    faults, ends = dict[str, str](), list[str]()  # why pictures are left out, by their names
     for items, labels in source.parts:
         names = [str(x.relative_to(path)) if isinstance(x, Path) else f"number {k}" for k, x in enumerate(items)]
         squares, images = dict[int, Square](), dict[int, Array]()
@@ -101,7 +101,7 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
             try:
                 squares[k] = source.load(item, side, channels)
             except UserError as error:
-                why = why or one_line(error.__cause__ or error, 120)
+                faults[names[k]] = one_line(error.__cause__ or error, 120)
         for kind in () if sets else dict.fromkeys(square.kind for square in squares.values()):  # the training's alone
             low, darkest = min((s.extremes[0], names[k]) for k, s in squares.items() if s.kind == kind)
             high, brightest = max((s.extremes[1], names[k]) for k, s in squares.items() if s.kind == kind)
@@ -110,13 +110,12 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
             try:
                 images[k] = in_levels(names[k], squares.pop(k), known)  # the memory serves the next ones
             except UserError as error:
-                why = why or str(error)
-        unreadable += [name for k, name in enumerate(names) if k not in images]
+                faults[names[k]] = str(error)
         stack = np.array(list(images.values()), np.uint8).reshape(-1, side, side, channels)
         sets.append(Labelled(stack, labels[list(images)], [names[k] for k in images]))
-    if unreadable:
-        text = f"{len(unreadable):,} of {n:,} pictures of {path} cannot be read ({why})"
-        text = one_line(f"{text} and are left out: {', '.join(unreadable)}", 440)
+    if faults:
+        text = f"{len(faults):,} of {n:,} pictures of {path} cannot be read ({next(iter(faults.values()))})"
+        text = one_line(f"{text} and are left out: {', '.join(faults)}", 440)
         if not all(len(part.labels) for part in sets):
             raise UserError(f"none is left for training or test: {text}")
         print_message(f"warning: {text}")
