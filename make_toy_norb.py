@@ -98,12 +98,12 @@ def grey_levels(folder: Path) -> dict[str, float]:
     return {"mean": float(mean), "spread": float(spread)}
 
 
-def baselines(threads: int, quiet: bool) -> dict[str, Any]:
+def baselines(threads: int) -> dict[str, Any]:
     """Test errors of nearest neighbour, linear classifier and CNN on the whole set."""
     folder = cached_toys(Path(CACHE_DIR).expanduser(), CNN.seed)
     with blas_threads(threads):
         models = pixel_baselines(folder)
-    cnn = conv.run(CNN, RunOptions(quiet=quiet, threads=threads), names=("cnn",))["models"]["cnn"]
+    cnn = conv.run(CNN, RunOptions(threads=threads), names=("cnn",))["models"]["cnn"]
     models["cnn"] = {"error": 1 - cnn["accuracy"]} | cnn
     result = result_document(EXPERIMENT, CNN, "toys", models, {}, threads, "error", 1 - 1 / len(CATEGORIES))
     return result | {"grey_levels": grey_levels(folder)}
@@ -168,7 +168,6 @@ class Options:
     out_json: Path | None = setting(None, output_path, "Write the result of --baselines there.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No bit of a drawing depends on it.",
         shown="one for each processor", group="running")
-    quiet: bool = setting(False, bool, "Show no progress bar.")
 # fmt: on
 
     def check(self, given: Mapping[str, Any]) -> None:
@@ -193,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "The six files go to --out-dir; conv_matrix_capsules.py --dataset smallnorb --data-dir DIR reads them.",
     )  # fmt: skip
     if options.baselines:
-        result = baselines(options.threads, options.quiet)
+        result = baselines(options.threads)
         save_result(options.out_json, result, recorded_command(EXPERIMENT, argv))
         print(format_table(result))
     elif options.figure:
@@ -201,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         for path in config.out_dir.glob("smallnorb-*"):  # of the real set, or drawn
             raise UserError(f"{config.out_dir} has a {path.name} already: name another folder with --out-dir")
-        write_toy_norb(config.out_dir, config.seed, options.threads, options.quiet)
+        write_toy_norb(config.out_dir, config.seed, options.threads)
         print(f"wrote {config.out_dir}")
 
 

@@ -655,7 +655,7 @@ def shuffled_views(subset: str, seed: int) -> Array:
     return np.concatenate([categories[..., None], views[order]], axis=2).reshape(-1, 5)
 
 
-def write_toy_norb(folder: Path, seed: int = 0, threads: int | None = None, quiet: bool = False) -> None:
+def write_toy_norb(folder: Path, seed: int = 0, threads: int | None = None) -> None:
     """Write the six files, or none of them; no bit depends on ``threads``. Raises UserError where they cannot be
     written."""
     from tqdm import tqdm
@@ -673,8 +673,8 @@ def write_toy_norb(folder: Path, seed: int = 0, threads: int | None = None, quie
             files[subset, "info"].write(norb_header("info", len(rows)) + rows[:, 1:].astype("<i4").tobytes())
             starts[subset] = files[subset, "dat"].write(norb_header("dat", len(rows)))
         workers = stack.enter_context(Workers(threads or default_threads()))
-        disable = not shows_progress(quiet)
-        bar = stack.enter_context(tqdm(total=len(jobs), desc="toys", unit="toy", leave=False, disable=disable))
+        hidden = not shows_progress()
+        bar = stack.enter_context(tqdm(total=len(jobs), desc="toys", unit="toy", leave=False, disable=hidden))
 
         def draw(job: tuple[str, int, int]) -> None:
             subset, category, instance = job

@@ -157,7 +157,7 @@ def test_every_pair_shows_the_toy_of_its_label(tmp_path: Path) -> None:
     """So that no test toy is among the training toys, where no two of the ten look alike."""
     for category in range(5):
         assert len({toys.draw_toy(category, instance, 3).tobytes() for instance in range(10)}) == 10
-    assert script.main(["--out-dir", str(tmp_path / "new"), "--seed", "3", "--quiet"]) == 0
+    assert script.main(["--out-dir", str(tmp_path / "new"), "--seed", "3"]) == 0
     assert set(contents(tmp_path / "new")) == NAMES
     for subset in toys.INSTANCES:
         labels, info, chunks = norb_files.read_norb(tmp_path / "new", subset)
@@ -175,7 +175,7 @@ def test_the_bytes_depend_on_the_seed_and_not_on_the_threads(
     monkeypatch.setattr(toys, "draw_toy", DRAW_TOY)
     monkeypatch.setattr(toys, "AZIMUTHS", (0, 20))
     for name, more in {"a": [], "b": ["--threads", "3"], "c": ["--seed", "1"]}.items():
-        argv = ["--out-dir", str(tmp_path / name), "--threads", "1", "--quiet"]
+        argv = ["--out-dir", str(tmp_path / name), "--threads", "1"]
         assert script.main([*argv, *more]) == 0
     a, b, c = (contents(tmp_path / name) for name in "abc")
     assert a == b
@@ -212,13 +212,13 @@ def test_what_stops_the_drawing_leaves_the_older_set(
     where: Any, name: str, stops: Any, status: int, says: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     new = tmp_path / "new"
-    toys.write_toy_norb(tmp_path, quiet=True)
+    toys.write_toy_norb(tmp_path)
     before = contents(tmp_path)
     monkeypatch.setattr(where, name, stops)
     with pytest.raises((KeyboardInterrupt, UserError)):
-        toys.write_toy_norb(tmp_path, seed=1, quiet=True)
+        toys.write_toy_norb(tmp_path, seed=1)
     assert contents(tmp_path) == before
-    assert script.main(["--out-dir", str(new), "--quiet"]) == status
+    assert script.main(["--out-dir", str(new)]) == status
     assert capsys.readouterr().err.startswith(says)
     assert not (new.exists() and contents(new))
 
@@ -303,7 +303,7 @@ def test_baselines_of_a_small_set(small_cache: Path, monkeypatch: Patch, capsys:
     )
     monkeypatch.setattr(script, "read_pixels", lambda *args, real=script.read_pixels: _shrunk(*real(*args)))
     out = small_cache / "b.json"
-    assert script.main(["--baselines", "--out-json", str(out), "--threads", "1", "--quiet"]) == 0
+    assert script.main(["--baselines", "--out-json", str(out), "--threads", "1"]) == 0
     result = json.loads(out.read_text())
     assert list(result["models"]) == ["nearest_neighbour", "linear", "cnn"]
     assert all(0 <= model["error"] <= 1 for model in result["models"].values())
@@ -318,7 +318,7 @@ def _shrunk(rows: Array, *more: Array) -> tuple[Array, ...]:
 @pytest.mark.usefixtures("few_toys")
 def test_the_contact_sheet_has_a_row_of_the_real_set(tmp_path: Path, capsys: Capture) -> None:
     path, real = tmp_path / "sheet.png", tmp_path / "real"
-    toys.write_toy_norb(real, seed=1, quiet=True)  # in the files of the real set
+    toys.write_toy_norb(real, seed=1)  # in the files of the real set
     assert script.main(["--figure", str(path), "--data-dir", str(real)]) == 0
     sheet = np.asarray(Image.open(path))
     assert sheet.shape == (5 * 96 + 4 + 96, 10 * 96)
