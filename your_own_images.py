@@ -116,8 +116,8 @@ class Config:
 @dataclasses.dataclass(frozen=True)
 class Options(PredictOptions):
     models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train these networks alone.", usual=True)
-    out: Path | None = setting(None, output_path, "Write the answers of --predict to this .csv or .json file.",
-        usual=True)
+    out: Path | None = setting(None, output_path, "Write the answers of --predict to this file, as JSON if it ends"
+        " in .json, else as CSV.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No number depends on it.",
         shown="one for each processor, at most 4")
 # fmt: on
@@ -382,8 +382,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
     if options.out and not options.predict:
         raise SettingError("out", "needs --predict")
-    if options.out and options.out.suffix.lower() not in (".csv", ".json"):
-        raise SettingError("out", f"{options.out} ends neither in .csv nor in .json")
     if options.predict:
         assert options.checkpoint
         answers = predict(options.checkpoint, options.predict, options.threads, options.quiet)

@@ -69,13 +69,12 @@ def read_sets(path: Path, side: int | tuple[int, int], channels: int, rng: np.ra
     own (the median of their longer sides) is taken. Raises UserError; a picture that cannot be read is left out, with a
     warning.
     """
-    if not os.path.exists(path):
-        raise UserError(f"there is no folder and no .npz file {path}")
-    files = visible_files(path) if path.is_dir() else []
-    if any(IDX_NAME.fullmatch(file.name) for _, file in files):
-        source = idx_source(path, files)
+    if os.path.isdir(path):
+        files = visible_files(path)
+        is_idx = any(IDX_NAME.fullmatch(file.name) for _, file in files)
+        source = idx_source(path, files) if is_idx else folder_source(path, files)
     else:
-        source = folder_source(path, files) if path.is_dir() else npz_source(path)
+        source = npz_source(path)
     if not isinstance(side, int):
         items = source.parts[0][0]
         chosen = np.linspace(0, len(items) - 1, min(len(items), N_MEASURED)).astype(int).tolist()
@@ -279,7 +278,7 @@ def npz_source(path: Path) -> Source:
     """The arrays ``NPZ_KEYS``, and perhaps ``classes``: the names of the labels, in their order."""
     try:
         if not zipfile.is_zipfile(path):  # numpy would speak of pickled data
-            raise ValueError("it is damaged, or of another kind")
+            raise ValueError("it is missing, damaged, or of another kind")
         with np.load(path, allow_pickle=False) as stored:
             if not any(name.endswith(".npy") for name in stored.zip.namelist()):
                 raise ValueError("it has no arrays: unzip it first")
