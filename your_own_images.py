@@ -116,8 +116,8 @@ class Config:
 @dataclasses.dataclass(frozen=True)
 class Options(PredictOptions):
     models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train these networks alone.", usual=True)
-    out: Path | None = setting(None, output_path, "Write the answers of --predict to this .csv or .json file.",
-        usual=True)
+    out: Path | None = setting(None, output_path, "Write the answers of --predict to this file, as JSON if it ends"
+        " in .json, else as CSV.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No number depends on it.",
         shown="one for each processor, at most 4")
 # fmt: on
@@ -223,12 +223,6 @@ def evaluate(model: Model, params: Params, test: Labelled, n_classes: int, worke
     return confusion, {"accuracy": float(accuracy), "balanced_accuracy": float(balanced)}
 
 
-def learning_rate(model: Model, config: Config, step: int, n_steps: int) -> float:
-    """It rises from a tenth over the first 20 steps."""
-    falls = 1 - step / n_steps if config.lr_schedule == "linear" else 1.0
-    return LEARNING_RATES[model.name] * falls * min(1.0, 0.1 + 0.9 * step / 20)
-
-
 def train(
     model: Model, config: Config, data: PictureSets, state: TrainState, workers: Workers, callback: Callback
 ) -> None:
@@ -243,10 +237,12 @@ def train(
         started = time.perf_counter()
         batch = training_batch(data, config, state.step)
         progress = min(1.0, state.step / max(1, n_rising - 1))
+        falls = 1 - state.step / n_steps if config.lr_schedule == "linear" else 1.0
+        lr = LEARNING_RATES[model.name] * falls * min(1.0, 0.1 + 0.9 * state.step / 20)  # rises over 20 steps
         work = functools.partial(model.loss_and_grads, progress)
         with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
             losses, grads = workers.gradients(work, state.params, batch, model.part_size)
-            update(state, grads, learning_rate(model, config, state.step, n_steps))
+            update(state, grads, lr)
         require_finite(state, losses["train_loss"], per_epoch)
         state.add(losses, weight=len(batch.labels))
         state.seconds += time.perf_counter() - started
@@ -382,8 +378,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
     if options.out and not options.predict:
         raise SettingError("out", "needs --predict")
-    if options.out and options.out.suffix.lower() not in (".csv", ".json"):
-        raise SettingError("out", f"{options.out} ends neither in .csv nor in .json")
     if options.predict:
         assert options.checkpoint
         answers = predict(options.checkpoint, options.predict, options.threads, options.quiet)

@@ -69,13 +69,12 @@ def read_sets(path: Path, side: int | tuple[int, int], channels: int, rng: np.ra
     own (the median of their longer sides) is taken. Raises UserError; a picture that cannot be read is left out, with a
     warning.
     """
-    if not os.path.exists(path):
-        raise UserError(f"there is no folder and no .npz file {path}")
-    files = visible_files(path) if path.is_dir() else []
-    if any(IDX_NAME.fullmatch(file.name) for _, file in files):
-        source = idx_source(path, files)
+    if os.path.isdir(path):
+        files = visible_files(path)
+        is_idx = any(IDX_NAME.fullmatch(file.name) for _, file in files)
+        source = idx_source(path, files) if is_idx else folder_source(path, files)
     else:
-        source = folder_source(path, files) if path.is_dir() else npz_source(path)
+        source = npz_source(path)
     if not isinstance(side, int):
         items = source.parts[0][0]
         chosen = np.linspace(0, len(items) - 1, min(len(items), N_MEASURED)).astype(int).tolist()
@@ -92,8 +91,8 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
     if 4 * n * side * side * channels > MAX_BYTES:
         raise UserError(f"{n:,} pictures of {side} x {side} pixels need more than {MAX_BYTES >> 20} MiB: take fewer, or"
                         " a smaller --image-size")  # fmt: skip
-    known, sets, why = dict[str, list[float]](), list[Labelled](), ""
-    unreadable, ends = list[str](), list[str]()
+    known, sets = dict[str, list[float]](), list[Labelled]()
+    faults, ends = dict[str, str](), list[str]()  # why pictures are left out, by their names
     for items, labels in source.parts:
         names = [str(x.relative_to(path)) if isinstance(x, Path) else f"number {k}" for k, x in enumerate(items)]
         squares, images = dict[int, Square](), dict[int, Array]()
@@ -101,7 +100,7 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
             try:
                 squares[k] = source.load(item, side, channels)
             except UserError as error:
-                why = why or one_line(error.__cause__ or error, 120)
+                faults[names[k]] = one_line(error.__cause__ or error, 120)
         for kind in () if sets else dict.fromkeys(square.kind for square in squares.values()):  # the training's alone
             low, darkest = min((s.extremes[0], names[k]) for k, s in squares.items() if s.kind == kind)
             high, brightest = max((s.extremes[1], names[k]) for k, s in squares.items() if s.kind == kind)
@@ -110,13 +109,12 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
             try:
                 images[k] = in_levels(names[k], squares.pop(k), known)  # the memory serves the next ones
             except UserError as error:
-                why = why or str(error)
-        unreadable += [name for k, name in enumerate(names) if k not in images]
+                faults[names[k]] = str(error)
         stack = np.array(list(images.values()), np.uint8).reshape(-1, side, side, channels)
         sets.append(Labelled(stack, labels[list(images)], [names[k] for k in images]))
-    if unreadable:
-        text = f"{len(unreadable):,} of {n:,} pictures of {path} cannot be read ({why})"
-        text = one_line(f"{text} and are left out: {', '.join(unreadable)}", 440)
+    if faults:
+        text = f"{len(faults):,} of {n:,} pictures of {path} cannot be read ({next(iter(faults.values()))})"
+        text = one_line(f"{text} and are left out: {', '.join(faults)}", 440)
         if not all(len(part.labels) for part in sets):
             raise UserError(f"none is left for training or test: {text}")
         print_message(f"warning: {text}")
@@ -188,8 +186,7 @@ def by_role(files: Files) -> dict[str, Files]:
     outer = [deeper for below in inner.values() if len(deeper := by_role(below)) > 1 and "train" in deeper]
     if len(outer) == 1 and len(found) < 2:
         return outer[0]
-    is_named = len(found) > 1 or by_class(found.get("train", [])) or len(inner) == len(found) > 0
-    return found if is_named else {"train": files}
+    return found if len(found) > 1 or by_class(found.get("train", [])) else {"train": files}
 
 
 def folder_source(folder: Path, files: Files) -> Source:
@@ -281,7 +278,7 @@ def npz_source(path: Path) -> Source:
     """The arrays ``NPZ_KEYS``, and perhaps ``classes``: the names of the labels, in their order."""
     try:
         if not zipfile.is_zipfile(path):  # numpy would speak of pickled data
-            raise ValueError("it is damaged, or of another kind")
+            raise ValueError("it is missing, damaged, or of another kind")
         with np.load(path, allow_pickle=False) as stored:
             if not any(name.endswith(".npy") for name in stored.zip.namelist()):
                 raise ValueError("it has no arrays: unzip it first")
@@ -295,7 +292,7 @@ def npz_source(path: Path) -> Source:
 
 
 NAMES = "classes.txt"
-IDX_NAME = re.compile(r"(.*?)[-_.]?(train|t10k|test)[-_.](images|labels)[-_.]idx[13][-_.]ubyte(\.gz)?", re.I)
+IDX_NAME = re.compile(r".*?(train|t10k|test)[-_.](images|labels)[-_.]idx[13][-_.]ubyte(\.gz)?", re.I)
 IDX_KEYS = ("train-images", "train-labels", "t10k-images", "t10k-labels")
 
 
@@ -303,20 +300,17 @@ def idx_source(folder: Path, files: Files) -> Source:
     """Files of MNIST's names and format below a folder, of one set, whose pictures may have any size. EMNIST's are
     turned upright. The names of the labels, a line each, may be in ``classes.txt``, in the folder or beside the
     files."""
-    found, sets = dict[str, Path](), set[str]()
+    found = dict[str, Path]()
     others = [path for _, path in files if not IDX_NAME.fullmatch(path.name)]
     for _, path in files:
         if match := IDX_NAME.fullmatch(path.name.lower()):
-            prefix, part, what, _ = match.groups()
-            place = path.parents[bool(IDX_NAME.fullmatch(path.parent.name))]  # some unpack it into a folder
-            sets.add(f"{place.relative_to(folder)} {prefix}".strip(" ."))
-            found.setdefault(f"{part.replace('test', 't10k')}-{what}", path)
-    if len(sets) > 1:
-        raise UserError(f"{folder} holds several sets, {', '.join(sorted(sets))}: put the files of one into one folder")
+            first = found.setdefault(f"{match[1].replace('test', 't10k')}-{match[2]}", path)
+            if first != path and path.name != f"{first.name}.gz":  # unpacked beside it
+                raise UserError(f"{folder} holds several sets, {first} and {path}: put the files of one into a folder")
     if unused := [path.name for path in others if path.name != NAMES]:
         print_message(f"{folder}: left out beside the IDX files: {len(unused):,} ({one_line(', '.join(unused))})")
     arrays = {key: read_idx(path) for key, path in found.items()}
-    if "emnist" in sets.pop().lower():
+    if any("emnist" in str(path.relative_to(folder)).lower() for path in found.values()):
         print_message(f"{folder}: EMNIST's pictures lie on their side and are turned upright")
         arrays = {key: x.swapaxes(1, 2) if x.ndim == 3 else x for key, x in arrays.items()}
     text = next((read_text(path) for path in others if path.name == NAMES), "").lstrip("\ufeff")

@@ -655,7 +655,7 @@ def shuffled_views(subset: str, seed: int) -> Array:
     return np.concatenate([categories[..., None], views[order]], axis=2).reshape(-1, 5)
 
 
-def write_toy_norb(folder: Path, seed: int = 0, threads: int | None = None, quiet: bool = False) -> None:
+def write_toy_norb(folder: Path, seed: int = 0, threads: int | None = None) -> None:
     """Write the six files, or none of them; no bit depends on ``threads``. Raises UserError where they cannot be
     written."""
     from tqdm import tqdm
@@ -673,8 +673,8 @@ def write_toy_norb(folder: Path, seed: int = 0, threads: int | None = None, quie
             files[subset, "info"].write(norb_header("info", len(rows)) + rows[:, 1:].astype("<i4").tobytes())
             starts[subset] = files[subset, "dat"].write(norb_header("dat", len(rows)))
         workers = stack.enter_context(Workers(threads or default_threads()))
-        disable = not shows_progress(quiet)
-        bar = stack.enter_context(tqdm(total=len(jobs), desc="toys", unit="toy", leave=False, disable=disable))
+        hidden = not shows_progress()
+        bar = stack.enter_context(tqdm(total=len(jobs), desc="toys", unit="toy", leave=False, disable=hidden))
 
         def draw(job: tuple[str, int, int]) -> None:
             subset, category, instance = job
@@ -701,19 +701,6 @@ def cached_toys(cache: Path, seed: int) -> Path:
     this file, so that another version is drawn anew. Of all sets only the ``KEPT_SETS`` used last are kept.
     Raises UserError where it cannot be written."""
     folder = cache / f"toys-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}-{seed}"
-    with only_one(cache):
-        if not all(os.path.isfile(folder / file_name(*name)) for name in itertools.product(INSTANCES, NORB_PARTS)):
-            for old in sorted(cache.glob("toys-*"), key=lambda old: old.stat().st_mtime)[: 1 - KEPT_SETS]:
-                shutil.rmtree(old, ignore_errors=True)
-            print_message(f"drawing the toys of seed {seed} into {folder}: about a minute, 0.9 GB")
-            write_toy_norb(folder, seed=seed)
-        os.utime(folder)
-    return folder
-
-
-@contextlib.contextmanager
-def only_one(cache: Path) -> Iterator[None]:
-    """Wait while another process, such as another seed's run, draws toys into the cache."""
     with told_as(f"cannot write {cache}"):
         cache.mkdir(parents=True, exist_ok=True)
         lock = (cache / "toys.lock").open("w")
@@ -721,5 +708,11 @@ def only_one(cache: Path) -> Iterator[None]:
         with contextlib.suppress(ImportError):  # on Windows
             import fcntl
 
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process, such as another seed's run, may be drawing
+        if not all(os.path.isfile(folder / file_name(*name)) for name in itertools.product(INSTANCES, NORB_PARTS)):
+            for old in sorted(cache.glob("toys-*"), key=lambda old: old.stat().st_mtime)[: 1 - KEPT_SETS]:
+                shutil.rmtree(old, ignore_errors=True)
+            print_message(f"drawing the toys of seed {seed} into {folder}: about a minute, 0.9 GB")
+            write_toy_norb(folder, seed=seed)
+        os.utime(folder)
+    return folder

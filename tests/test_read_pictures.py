@@ -7,7 +7,7 @@ import itertools
 import shutil
 import struct
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -364,64 +364,57 @@ def test_pictures_of_the_training_in_the_test_are_counted(tmp_path: Path, capsys
 # --- Layouts ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("parts", "counts", "said"),
-    [
-        (["train", "test"], (9, 9), ""),
-        (["Training", "Testing"], (9, 9), ""),
-        (["TRAIN", "val"], (9, 9), "the validation pictures are in the test set"),
-        (["train", "Validation"], (9, 9), "the validation pictures are in the test set"),
-        (["train", "valid", "test"], (18, 9), "the validation pictures are in the training set"),
-        (["seg_train/seg_train", "seg_test/seg_test"], (9, 9), ""),
-        (["photos/train", "photos/test"], (9, 9), ""),
-        (["train-test-split/train", "train-test-split/test"], (9, 9), ""),
-        (["a/b/train", "a/b/valid"], (9, 9), "the validation pictures are in the test set"),
-        (["TrainingSet", "test_images"], (9, 9), ""),
-        (["train", "validate"], (9, 9), "the validation pictures are in the test set"),
-        (["train", "dev", "test"], (18, 9), "the validation pictures are in the training set"),
-        (["train", "eval"], (9, 9), ""),
-        (["train", "valid", "hold-out"], (18, 9), "the validation pictures are in the training set"),
-    ],
-)
-def test_folders_of_training_and_test(
-    parts: list[str], counts: tuple[int, int], said: str, tmp_path: Path, capsys: Capture
-) -> None:
-    for k, part in enumerate(parts):
-        write_folder(tmp_path / "set" / part, n=3, seed=k)
-    sets = sets_of(tmp_path / "set")
-    assert sets.classes == tuple(sorted(CLASSES))
-    assert (len(sets.train.labels), len(sets.test.labels)) == counts
-    assert not is_drawn(sets)
-    error = capsys.readouterr().err
-    assert (said in error) if said else (error == "")
-    (tmp_path / "around").mkdir()
-    (tmp_path / "set").rename(tmp_path / "around" / "photos")
-    write_names(tmp_path / "around" / "docs", ["fig"])
-    np.testing.assert_array_equal(sets_of(tmp_path / "around").train.images, sets.train.images)
-    assert "6 pictures of no class" in capsys.readouterr().err
+def write_tree(root: Path, tree: Mapping[str, Sequence[str]]) -> Path:
+    """Four pictures of each name in each folder: in a folder of the name, or files where it is a pattern."""
+    for seed, (place, names) in enumerate(tree.items()):
+        rng = np.random.default_rng(seed)
+        for (label, name), k in itertools.product(enumerate(names), range(4)):
+            path = root / place / (name if "{" in name else f"{name}/{{}}.png").format(k)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(picture(label, rng)).save(path)
+    return root
 
 
-@pytest.mark.parametrize(
-    ("folders", "names", "classes", "counts", "said"),
-    [
-        (["test", "."], [CLASSES, CLASSES], CLASSES, (12, 12), ""),
-        (["val", "."], [CLASSES, CLASSES], CLASSES, (12, 12), "the validation pictures are in the test set"),
-        (["archive/shapes"], [CLASSES], CLASSES, (9, 3), ""),
-        (["."], [("bus", "car", "train")], ("bus", "car", "train"), (9, 3), ""),
-        (["train", "test/cat"], [("cat", "dog"), ("left", "right")], ("cat", "dog"), (8, 8), ""),
-        (["images", "masks"], [("cat", "dog")] * 2, ("images", "masks"), (12, 4), "have folders cat and dog"),
-        (["trn", "tst"], [("cat", "dog")] * 2, ("trn", "tst"), (12, 4), "warning: several classes have folders cat"),
-    ],
-)
-def test_where_the_classes_lie(
-    folders: Sequence[str], names: Sequence[Sequence[str]], classes: Sequence[str], counts: tuple[int, int], said: str,
-    tmp_path: Path, capsys: Capture,
+PAIR, IN_NAMES = ("cat", "dog"), ("cat.{}.png", "dog.{}.png")
+AS_TEST, AS_TRAINING = (f"the validation pictures are in the {part} set" for part in ("test", "training"))
+NO_TEST = "no test picture is of these classes: a fifth of each is drawn for the test"
+LAYOUTS: list[tuple[Mapping[str, Sequence[str]], Sequence[str], tuple[int, int], str]] = [
+    *((dict.fromkeys(parts.split(), PAIR), PAIR, (8 * (1 + (said == AS_TRAINING)), 8), said) for parts, said in (
+        ("train test", ""), ("Training Testing", ""), ("TRAIN val", AS_TEST), ("train Validation", AS_TEST),
+        ("train valid test", AS_TRAINING), ("seg_train/seg_train seg_test/seg_test", ""), ("train eval", ""),
+        ("photos/train photos/test", ""), ("split-train-test/train split-train-test/test", ""),
+        ("a/b/train a/b/valid", AS_TEST), ("TrainingSet test_images", ""), ("train validate", AS_TEST),
+        ("train dev test", AS_TRAINING), ("train valid hold-out", AS_TRAINING),
+    )),
+    ({"test": PAIR, ".": PAIR}, PAIR, (8, 8), ""),
+    ({"val": PAIR, ".": PAIR}, PAIR, (8, 8), AS_TEST),
+    ({"archive/pets": PAIR}, PAIR, (6, 2), ""),
+    ({".": ("bus", "car", "train")}, ("bus", "car", "train"), (9, 3), ""),
+    ({"train": PAIR, "test/cat": ("left", "right")}, PAIR, (8, 8), ""),
+    ({"images": PAIR, "masks": PAIR}, ("images", "masks"), (12, 4), "have folders cat and dog"),
+    ({"trn": PAIR, "tst": PAIR}, ("trn", "tst"), (12, 4), "warning: several classes have folders cat and dog"),
+    *(({f"{place}/train": PAIR, f"{place}/test": PAIR, "docs": ["fig.{}.png"]}, PAIR, (8, 8), "no class (docs)")
+      for place in ("a", "a/b")),
+    *(({"train": PAIR, part: (*PAIR, "bird")}, PAIR, (8, 8), f"left out: 4 pictures of no class ({part}/bird)")
+      for part in ("test", "val")),
+    *(({"train": PAIR, part: ["val_.{}.png"]}, PAIR, (6, 2), said) for part, said in (
+        ("test/images", NO_TEST), ("val/images", NO_TEST), ("val", "4 pictures of no class (val)"))),
+    *(({"train": [f"{name}{end}" for name in PAIR]}, PAIR, (6, 2), "the classes are from the files' names: cat, dog")
+      for end in (".{}.png", "_{:03}.png", "{}.png", " ({}).png")),
+    *(({place: IN_NAMES, test: ["{}.png"]}, PAIR, (6, 2), f"4 pictures of no class ({test})")
+      for place, test in (("train", "test1"), ("train/train", "test1"), ("train/train", "test/test"))),
+    ({"train": PAIR, "contest": PAIR}, PAIR, (6, 2), "left out: 8 pictures of no class (contest/cat, contest/dog)"),
+    ({"train": IN_NAMES, "test1": ["{}.png"], "test2": IN_NAMES}, PAIR, (8, 8), "4 pictures of no class (test1)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tree", "classes", "counts", "said"), LAYOUTS)
+def test_layouts(
+    tree: Mapping[str, Sequence[str]], classes: Sequence[str], counts: tuple[int, int], said: str, tmp_path: Path,
+    capsys: Capture,
 ) -> None:  # fmt: skip
-    """Beside a test set; within folders around them all; and in folders that may be none, with a warning."""
-    for k, (part, inside) in enumerate(zip(folders, names, strict=True)):
-        write_folder(tmp_path / "set" / part, inside, n=4, seed=k)
-    sets = sets_of(tmp_path / "set")
-    assert sets.classes == tuple(sorted(classes))
+    sets = sets_of(write_tree(tmp_path / "set", tree))
+    assert sets.classes == tuple(classes)
     assert (len(sets.train.labels), len(sets.test.labels)) == counts
     error = capsys.readouterr().err
     assert (said in error) if said else (error == "")
@@ -436,78 +429,18 @@ def test_links_are_followed_but_not_to_a_folder_around_them(folder: Path, tmp_pa
     assert len(labelled_pictures.visible_files(folder)) == 24
 
 
-def write_names(root: Path, names: Sequence[str], n: int = 6, text: str = "{name}.{k}.png") -> None:
-    root.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    for label, name in enumerate(names):
-        for k in range(n):
-            Image.fromarray(picture(label, rng)).save(root / text.format(name=name, k=k))
-
-
-@pytest.mark.parametrize("parts", [["train", "test"], ["train", "val"], ["train", "val", "test"]])
-def test_what_the_training_lacks_is_no_class(parts: list[str], tmp_path: Path, capsys: Capture) -> None:
-    for k, part in enumerate(parts):
-        write_folder(tmp_path / "set" / part, n=3, seed=k)
-    write_folder(tmp_path / "set" / parts[1], ["bird"], n=2)
-    sets = sets_of(tmp_path / "set")
-    assert sets.classes == tuple(sorted(CLASSES))
-    assert len(sets.train.labels) + len(sets.test.labels) == 9 * len(parts)
-    assert f"left out: 2 pictures of no class ({parts[1]}/bird)" in capsys.readouterr().err
-    for part in parts[1:]:
-        shutil.rmtree(tmp_path / "set" / part)
-        write_names(tmp_path / "set" / part / "images", ["val_"])
-    assert is_drawn(sets_of(tmp_path / "set"))
-    lines = capsys.readouterr().err.splitlines()
-    places = ", ".join(f"{part}/images" for part in sorted(parts[1:]))
-    assert lines == [
-        f"{tmp_path / 'set'}: no test picture is of these classes: a fifth of each is drawn for the test",
-        f"{tmp_path / 'set'}: left out: {6 * len(parts[1:])} pictures of no class ({places})",
-    ]
-
-
-@pytest.mark.parametrize("text", ["{name}.{k}.png", "{name}_{k:03}.png", "{name}{k}.png", "{name} ({k}).png"])
-def test_the_layout_of_competitions_has_its_classes_in_the_names(text: str, tmp_path: Path, capsys: Capture) -> None:
-    write_names(tmp_path / "set" / "train", ["circle", "square"], text=text)
-    sets = sets_of(tmp_path / "set")
-    assert sets.classes == ("circle", "square")
-    assert "the classes are from the files' names: circle, square" in capsys.readouterr().err
-    write_names(tmp_path / "set" / "test1", [""], n=9, text="{name}{k}.png")
-    sets = sets_of(tmp_path / "set")
-    assert sets.classes == ("circle", "square")
-    assert is_drawn(sets)
-    assert "9 pictures of no class" in capsys.readouterr().err
-    write_names(tmp_path / "set" / "test2", ["circle", "square"], n=3)
-    sets = sets_of(tmp_path / "set")
-    assert (len(sets.train.labels), len(sets.test.labels), is_drawn(sets)) == (12, 6, False)
-
-
-@pytest.mark.parametrize("test", ["test/test", "test1"])
-def test_a_folder_around_files_that_are_named_by_their_classes(test: str, tmp_path: Path, capsys: Capture) -> None:
-    write_names(tmp_path / "set" / "train" / "train", ["circle", "square"])
-    write_names(tmp_path / "set" / test, [""], text="{k}.png")
-    sets = sets_of(tmp_path / "set")
-    assert (sets.classes, is_drawn(sets)) == (("circle", "square"), True)
-    assert f"6 pictures of no class ({test})" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    ("folders", "names"),
+    "tree",
     [
-        (["train", "test1"], ["IMG_"]),
-        (["train", "test"], [""]),
-        (["set"], ["DSC"]),
-        (["train"], [""]),
-        (["test"], [""]),
-        (["dev/cat", "test/cat"], [""]),
-        (["set"], ["train", "test1"]),
+        {"train": ["IMG_{}.png"], "test1": ["IMG_{}.png"]}, {"train": ["{}.png"], "test": ["{}.png"]},
+        {"set": ["DSC.{}.png"]}, {"train": ["{}.png"]}, {"test": ["{}.png"]}, {"set": ["train.{}.png", "test1.{}.png"]},
+        {"dev/cat": ["{}.png"], "test/cat": ["{}.png"]},
     ],
-)
+)  # fmt: skip
 def test_pictures_without_classes_are_refused_with_the_layouts(
-    folders: list[str], names: list[str], tmp_path: Path
+    tree: Mapping[str, Sequence[str]], tmp_path: Path
 ) -> None:
-    for name in folders:
-        write_names(tmp_path / "set" / name, names)
-    text = fault_of(tmp_path / "set")
+    text = fault_of(write_tree(tmp_path / "set", tree))
     assert "FOLDER/CLASS/1.jpg" in text
     assert "FOLDER/train/CLASS/1.jpg … and FOLDER/test/CLASS/2.jpg" in text
 
@@ -526,8 +459,8 @@ def test_too_few_classes_or_pictures_are_one_line(tmp_path: Path) -> None:
     phone.mkdir(parents=True)
     (phone / "IMG_1.heic").write_bytes(b"x")
     assert "has no pictures (left out: 1 .heic)" in fault_of(tmp_path / "phone")
-    for path in (tmp_path / "nowhere", Path("a" * 300)):
-        assert "there is no folder" in fault_of(path)
+    for path in (tmp_path / "nowhere", Path("a" * 260)):
+        assert "is not a folder, nor a .npz file that can be read: it is missing, damaged, or" in fault_of(path)
 
 
 def test_too_many_pictures_for_the_memory_are_refused_before_any_is_read(tmp_path: Path) -> None:
@@ -630,7 +563,7 @@ def test_a_damaged_npz_and_other_files_are_one_line(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (b"", b"x", whole[: len(whole) // 2], whole[:-40], b"\x93NUMPY"):
         path.write_bytes(content)
-        assert ".npz file that can be read: it is damaged, or of another kind: make FOLDER/CLASS" in fault_of(path)
+        assert ".npz file that can be read: it is missing, damaged, or of another kind: make" in fault_of(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("cat/1.png", b"x")
     assert "it has no arrays: unzip it first: make FOLDER/CLASS/1.jpg" in fault_of(path)
@@ -680,10 +613,14 @@ def test_files_of_mnists_format_are_found_where_other_tools_leave_them(tmp_path:
     dotted = write_idx(tmp_path / "dotted", [1, 2], 32)
     for k, path in enumerate(sorted(dotted.iterdir())):
         packed(path, path.name.replace("-idx", ".idx") + ".gz" * (k % 2))  # one half packed under its old name
-    for root in (tmp_path / "torch", around, dotted):
+    shutil.copytree(around, tmp_path / "both")
+    for path in [*(tmp_path / "both").glob("*/*")]:  # unpacked, and beside it packed
+        path.with_name(f"{path.name}.gz").write_bytes(b"")
+    for root in (tmp_path / "torch", around, dotted, tmp_path / "both"):
         np.testing.assert_array_equal(sets_of(root).train.images, plain.train.images)
     write_idx(tmp_path / "torch" / "FashionMNIST" / "raw", [1, 2])
-    assert "several sets, FashionMNIST/raw, MNIST/raw" in fault_of(tmp_path / "torch")
+    both = (tmp_path / "torch" / name / "raw" / "t10k-images-idx3-ubyte" for name in ("FashionMNIST", "MNIST"))
+    assert f"holds several sets, {' and '.join(map(str, both))}: put" in fault_of(tmp_path / "torch")
 
 
 def test_emnist_is_turned_upright(tmp_path: Path, capsys: Capture) -> None:
@@ -696,7 +633,7 @@ def test_emnist_is_turned_upright(tmp_path: Path, capsys: Capture) -> None:
     write_idx(tmp_path / "more", [1, 2], prefix="emnist-digits-")
     for path in (tmp_path / "more").iterdir():
         path.rename(tmp_path / "emnist" / path.name)
-    assert "several sets, emnist-digits, emnist-letters" in fault_of(tmp_path / "emnist")
+    assert "several sets" in fault_of(tmp_path / "emnist")
 
 
 def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:

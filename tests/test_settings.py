@@ -100,7 +100,6 @@ UNFIT = {  # flags of each script, and what is said of them
     "your_own_images": [
         ("", "--data-dir: name the folder of your pictures"),
         ("--data-dir x --out a.csv", "--out: needs --predict"),
-        ("--checkpoint c --predict a.png --out a.txt", "--out: ends neither in .csv nor in .json"),
     ],
     "visualize_how_capsules_work": OF_DIGITS,
     "visualize_your_own_images": [("", "--data-dir: name the folder of your pictures")],

@@ -33,6 +33,8 @@ from test_read_pictures import CLASSES, write_deep, write_folder
 
 Array = np.ndarray
 Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+Trained = tuple[Path, Path, dict[str, Any]]  # folder, checkpoint and result
 
 TINY = ["--n-epochs=1", "--threads=1", "--quiet"]
 SMALL = m.Config(image_size=20, class_names=("a", "b", "c"))
@@ -43,15 +45,15 @@ def train(folder: Path, *flags: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any]]:
-    """Folder, checkpoint and result of a short training of the three networks."""
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A short training of the three networks."""
     root = tmp_path_factory.mktemp("images")
     folder = write_folder(root / "own", n=20)
     train(folder, "--seed=3", f"--checkpoint={root / 'run.safetensors'}", f"--out-json={root / 'run.json'}")
     return folder, root / "run.safetensors", json.loads((root / "run.json").read_text())
 
 
-def test_result_and_table(trained: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_result_and_table(trained: Trained) -> None:
     _, _, result = trained
     assert result["chance"] == pytest.approx(1 / 3)
     assert result["config"]["class_names"] == sorted(CLASSES)
@@ -136,7 +138,7 @@ def test_the_gradient_of_the_capsnet_on_colours() -> None:
     check_gradient(loss, params, grads, rng)
 
 
-def test_epochs_follow_from_the_number_of_pictures(trained: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_epochs_follow_from_the_number_of_pictures(trained: Trained) -> None:
     data = m.make_data(m.Config(data_dir=trained[0]))
     for n, expected in ((48, 30), (2000, 30), (6000, 10), (60_000, 1), (200_000, 1)):
         many = data._replace(train=m.Labelled(np.empty((n, 1, 1, 1), np.uint8), np.zeros(n, int)))
@@ -144,16 +146,14 @@ def test_epochs_follow_from_the_number_of_pictures(trained: tuple[Path, Path, di
         assert m.resolved(m.Config(n_epochs=7), many).n_epochs == 7
 
 
-def test_the_checksum_is_that_of_the_training_pictures(trained: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_the_checksum_is_that_of_the_training_pictures(trained: Trained) -> None:
     data = m.make_data(m.Config(data_dir=trained[0]))
     other_test, other_train = data._replace(test=data.train), data._replace(train=data.test)
     first, same, other = (m.resolved(m.Config(), sets).pictures for sets in (data, other_test, other_train))
     assert first == same != other
 
 
-def test_prediction_takes_folders_and_patterns_and_reads_as_the_training_did(
-    trained: tuple[Path, Path, dict[str, Any]], capsys: Capture
-) -> None:
+def test_prediction_takes_folders_and_patterns_and_reads_as_the_training_did(trained: Trained, capsys: Capture) -> None:
     folder, checkpoint, _ = trained
     names = [folder / CLASSES[0], folder / "h*" / "bild 1*.png", folder / CLASSES[2] / "bild 0ß.png"]
     assert m.main([f"--checkpoint={checkpoint}", "--predict", *map(str, names)]) == 0
@@ -174,7 +174,7 @@ def test_prediction_takes_folders_and_patterns_and_reads_as_the_training_did(
 
 
 def test_a_broken_picture_is_named_and_the_others_are_answered(
-    trained: tuple[Path, Path, dict[str, Any]], tmp_path: Path, capsys: Capture
+    trained: Trained, tmp_path: Path, capsys: Capture
 ) -> None:
     folder, checkpoint, _ = trained
     shots = tmp_path / "shots"
@@ -202,9 +202,7 @@ def test_a_broken_picture_is_named_and_the_others_are_answered(
     assert set(found[0]["answers"]) == set(CLASSES)
 
 
-def test_folders_without_pictures_and_odd_names(
-    trained: tuple[Path, Path, dict[str, Any]], tmp_path: Path, capsys: Capture
-) -> None:
+def test_folders_without_pictures_and_odd_names(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
     folder, checkpoint, _ = trained
     (tmp_path / "notes.txt").write_text("x")
     argv = [f"--checkpoint={checkpoint}", "--predict"]
@@ -233,9 +231,7 @@ def test_grey_levels_of_the_training_hold_for_predictions(tmp_path: Path, capsys
     assert "no picture of the training does" in capsys.readouterr().err
 
 
-def test_the_sheet(
-    trained: tuple[Path, Path, dict[str, Any]], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sheet(trained: Trained, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     draw_coarsely(monkeypatch)
     folder, checkpoint, _ = trained
     argv = [f"--data-dir={folder}", f"--outdir={tmp_path}"]
@@ -257,7 +253,7 @@ def test_right_and_wrong_answers_have_their_colours() -> None:
 
 
 def test_the_classes_that_the_sheet_can_only_number_are_named(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     write_folder(tmp_path / "train", ["cat", "犬", "猫"], n=3)
     write_folder(tmp_path / "test", ["cat", "犬"], n=10, seed=1)
@@ -272,7 +268,7 @@ def test_the_classes_that_the_sheet_can_only_number_are_named(
     assert "class 3" not in texts
 
 
-def test_names_in_any_alphabet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_in_any_alphabet(monkeypatch: Patch) -> None:
     names = ["cat", "a" * 20, "猫", "$a$", "Ж"]
     families, missing = figures.fonts_for(["cat", "Ж", "é"])
     assert (families, missing) == (["DejaVu Sans"], set())
@@ -291,7 +287,7 @@ def test_names_in_any_alphabet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures.fonts_for(names) == (["DejaVu Sans", "A CJK font"], set())
 
 
-def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page(tmp_path: Path, monkeypatch: Patch) -> None:
     """What it draws are sets, the counts that it prints are those of the sets, and all its commands are accepted."""
     page = (ROOT / "docs" / "your_own_images.md").read_text(encoding="utf-8")
     assert len(page.splitlines()) <= 150
@@ -318,7 +314,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("schedule", "n_rising"), [("constant", 30), ("linear", 36)])
 def test_the_margin_rises_over_ten_epochs_or_all_and_each_epoch_has_an_order(
-    schedule: str, n_rising: int, trained: tuple[Path, Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    schedule: str, n_rising: int, trained: Trained, monkeypatch: Patch
 ) -> None:
     """Where the learning rate falls, its end is known, and the margin rises until then."""
     data, seen = m.make_data(m.Config(data_dir=trained[0])), []
