@@ -1,4 +1,4 @@
-"""Style, labels of models, axes, pictures, files and flags of the figure and GIF scripts."""
+"""Style, labels of models, axes, pictures, files, flags and mains of the figure and GIF scripts."""
 
 from __future__ import annotations
 
@@ -299,6 +299,11 @@ def plot_band(ax: Axes, x: Any, values: Array, style: ModelStyle, **options: Any
     ax.plot(x, mean, **model_line(style, **{"zorder": 3, "clip_on": False, **options}))
 
 
+VIEWPOINT_METRICS = {
+    "familiar_accuracy": "accuracy, familiar viewpoints", "held_out_accuracy": "accuracy, held-out viewpoints"
+}  # fmt: skip
+
+
 def draw_histories(
     subtitle: str, titles: Mapping[str, str], states: Mapping[str, TrainState], styles: Mapping[str, ModelStyle],
     chance: float, below: bool = False,
@@ -344,7 +349,7 @@ def name_line(ax: Axes, text: str, height: float, side: Side = "left", below: bo
     )  # fmt: skip
 
 
-# --- What is drawn: a finished run, results, and which figures of them ------------------------------------------------
+# --- What is drawn: results, and a finished run -----------------------------------------------------------------------
 
 Drawers = Mapping[str, Callable[[], Figure]]
 
@@ -557,8 +562,8 @@ def choice_of_figures(*names: str) -> Any:
 
 def figure_script(
     name: str, config: Any, options: Any, about: str, examples: Sequence[tuple[str, str]],
-    prepare: Callable[..., Any] = lambda *_: None, of_run: Mapping[str, Callable[[Any], Figure]] | None = None,
-    of_results: Drawers | None = None, n_colours: Mapping[str, int] | None = None,
+    prepare: Callable[..., Any], of_run: Mapping[str, Callable[[Any], Figure]], of_results: Drawers | None = None,
+    n_colours: Mapping[str, int] | None = None,
 ) -> Callable[..., int]:  # fmt: skip
     """The ``main`` of a script that writes the figures that --figures names, or all, to DIR/``name``/.
 
@@ -578,7 +583,7 @@ def figure_script(
         with blas_threads(getattr(chosen, "threads", 1)):
             if not wanted or set(wanted) - set(results):
                 run = prepare(asked, chosen, given)
-                drawers |= {name: functools.partial(draw, run) for name, draw in (of_run or {}).items()}
+                drawers |= {name: functools.partial(draw, run) for name, draw in of_run.items()}
             for figure in [figure for figure in drawers if not wanted or figure in wanted]:
                 try:
                     write_figures(folder, {figure: drawers[figure]}, n_colours)
