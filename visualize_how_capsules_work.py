@@ -387,10 +387,7 @@ def draw_losses(composite: Composite, view: View) -> Figure:
 
 # --- Command line -----------------------------------------------------------------------------------------------------
 
-
 WITHOUT_NETWORKS = {"parts_and_wholes": draw_parts_and_wholes, "worked_example": draw_worked_example}
-
-
 OF_NETWORKS: dict[str, Callable[[tuple[Composite, View]], Figure]] = {
     "squash": lambda of: draw_squash(of[0]),
     "dynamic_routing": lambda of: draw_dynamic_routing(of[0]),

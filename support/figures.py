@@ -351,8 +351,6 @@ def name_line(ax: Axes, text: str, height: float, side: Side = "left", below: bo
 
 # --- What is drawn: results, and a finished run -----------------------------------------------------------------------
 
-Drawers = Mapping[str, Callable[[], Figure]]
-
 
 def settings_in(path: Path) -> list[dict[str, Any]]:
     """The settings in a file by compare_seeds.py, each with its whole ``config``, its ``runs`` and its data set. Raises
@@ -370,19 +368,6 @@ def median_seed(runs: Sequence[Mapping[str, Any]], model: str, metric: str) -> i
     return int(order[(len(order) - 1) // 2]["seed"])
 
 
-def reported_runs(path: Path, config: Any) -> list[dict[str, Any]]:
-    """The runs of the first setting in a file by compare_seeds.py that has this configuration, seed aside, as far as it
-    has its fields; an empty list where there is none, or no such file."""
-    free = {"seed", "data_dir", *(name for name in ("dataset", "n_train", "n_test")
-                                  if getattr(config, name, None) in ("auto", 0))}  # fmt: skip
-    wanted = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
-    wanted = json.loads(json.dumps(wanted, default=str))
-    for found in settings_in(path) if path.exists() else ():
-        if all(found["config"].get(name, value) == value for name, value in wanted.items()):
-            return found["runs"]
-    return []
-
-
 def tested(config: Any) -> str:
     """What the examples are called on which accuracies are measured."""
     return "validation" if config.n_val or getattr(config, "n_val_objects", None) else "test"
@@ -391,14 +376,20 @@ def tested(config: Any) -> str:
 def with_reported_seed(
     path: Path, model: str, metric: str, config: Any, given: Collection[str]
 ) -> tuple[Any, str, list[dict[str, Any]]]:
-    """The configuration, unless a seed is given with the median of the seeds that a file reports of it; its seed in
-    words; and the reported runs."""
-    reported = reported_runs(path, config)
-    median = median_seed(reported, model, metric) if reported else None
-    if reported and "seed" not in given:
-        config = dataclasses.replace(config, seed=median)
-    of_all = f", the median of {len(reported)}" if config.seed == median else ""
-    return config, f"seed {config.seed}{of_all}", reported
+    """The configuration, unless a seed is given with the median of the reported seeds; its seed in words; and the
+    reported runs: of the first setting in a file by compare_seeds.py that has this configuration, seed aside, as far as
+    it has its fields. There may be none, nor such a file."""
+    free = {"seed", "data_dir", *(name for name in ("dataset", "n_train", "n_test")
+                                  if getattr(config, name, None) in ("auto", 0))}  # fmt: skip
+    wanted = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
+    wanted = json.loads(json.dumps(wanted, default=str))
+    for found in settings_in(path) if path.exists() else ():
+        if all(found["config"].get(name, value) == value for name, value in wanted.items()):
+            reported, median = found["runs"], median_seed(found["runs"], model, metric)
+            config = config if "seed" in given else dataclasses.replace(config, seed=median)
+            of_all = f", the median of {len(reported)}" if config.seed == median else ""
+            return config, f"seed {config.seed}{of_all}", reported
+    return config, f"seed {config.seed}", []
 
 
 class Run(NamedTuple):
@@ -562,8 +553,8 @@ def choice_of_figures(*names: str) -> Any:
 
 def figure_script(
     name: str, config: Any, options: Any, about: str, examples: Sequence[tuple[str, str]],
-    prepare: Callable[..., Any], of_run: Mapping[str, Callable[[Any], Figure]], of_results: Drawers | None = None,
-    n_colours: Mapping[str, int] | None = None,
+    prepare: Callable[..., Any], of_run: Mapping[str, Callable[[Any], Figure]],
+    of_results: Mapping[str, Callable[[], Figure]] | None = None, n_colours: Mapping[str, int] | None = None,
 ) -> Callable[..., int]:  # fmt: skip
     """The ``main`` of a script that writes the figures that --figures names, or all, to DIR/``name``/.
 
