@@ -80,9 +80,7 @@ MASS_AREA = 260.0  # square points of a vote that has the mass of one child
 
 
 def colours_of(n_classes: int, label: int) -> list[str]:
-    colours = [OTHER_COLOURS[k % len(OTHER_COLOURS)] for k in range(n_classes - 1)]
-    colours.insert(label, TRUE_COLOUR)
-    return colours
+    return [*OTHER_COLOURS[:label], TRUE_COLOUR, *OTHER_COLOURS[label:]][:n_classes]
 
 
 def add_plane(

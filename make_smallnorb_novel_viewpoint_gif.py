@@ -63,11 +63,6 @@ def make_sweep(config: Config, data: Data, n_frames: int) -> Sweep:
     return Sweep(angles, views)
 
 
-def confidence(config: Config, name: str, scores: Array) -> Array:
-    """Bars between 0 and 1 for scores (N, J): their softmax; the activations themselves under spread loss."""
-    return scores if name == "capsules" and config.loss == "spread" else softmax(scores)
-
-
 class Recorder:
     """A callback that keeps the bars of the sweep (J, F, J) after the given epochs, by model and epoch."""
 
@@ -81,8 +76,9 @@ class Recorder:
         epoch = state.step // self.steps_per_epoch
         if epoch_ended and state.name in SHOWN and epoch in self.epochs:
             scores = experiment.predict_scores(self.models[state.name], state.params, self.sweep.views.images)
+            activations = state.name == "capsules" and self.config.loss == "spread"  # lie between 0 and 1
             n = experiment.N_CLASSES
-            self.bars[state.name, epoch] = confidence(self.config, state.name, scores).reshape(n, -1, n)
+            self.bars[state.name, epoch] = (scores if activations else softmax(scores)).reshape(n, -1, n)
 
 
 def add_dial(ax: Any, config: Config) -> tuple[Any, Any]:

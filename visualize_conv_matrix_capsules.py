@@ -26,7 +26,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -37,13 +37,12 @@ import conv_matrix_capsules as experiment
 from claims import at_equal_values
 from conv_matrix_capsules import Array, Config, viewpoint
 from multimnist_capsnet import resolve_auto
-from support.files import UserError
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, PAPER_CNN, FigureOptions, ModelStyle, Run, accuracy_axis,
-    choice_of_figures, darkened, draw_histories, evenly_spaced_indices, figure_script, head_legend, interval,
-    lightened, load_or_train, make_figure, model_handles, model_line, plot_band, plural, settings_in, tested,
-    weighted_quantiles, with_minus_sign,
+    BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, PAPER_CNN, VIEWPOINT_METRICS, FigureOptions, ModelStyle,
+    Run, accuracy_axis, choice_of_figures, darkened, draw_histories, evenly_spaced_indices, figure_script,
+    head_legend, interval, lightened, load_or_train, make_figure, model_handles, model_line, plot_band, plural,
+    settings_in, tested, weighted_quantiles, with_minus_sign,
 )  # fmt: skip
 
 MODELS = {"capsules": EM_CAPSULES, "cnn": CNN}
@@ -113,12 +112,8 @@ def draw_vote_distances(run: Run) -> Figure:
 def draw_training_curves(run: Run) -> Figure:
     config = run.config
     styles = {name: style_of(name, config.cnn) for name in run.states}
-    titles = {"train_loss": "training loss, each model's own"}
-    if config.holds_out:
-        titles |= {"familiar_accuracy": "accuracy, familiar viewpoints"}
-        titles |= {"held_out_accuracy": "accuracy, held-out viewpoints"}
-    else:
-        titles |= {"error": f"{tested(config)} error"}
+    metrics = VIEWPOINT_METRICS if config.holds_out else {"error": f"{tested(config)} error"}
+    titles = {"train_loss": "training loss, each model's own", **metrics}
     return draw_histories(subtitle(run), titles, run.states, styles, 1 / config.n_classes)
 
 
@@ -129,7 +124,6 @@ class Views(NamedTuple):
     """Runs of one model, over seeds, in which one angle is held out."""
 
     style: ModelStyle
-    dataset: str
     angle: str  # "azimuth" or "elevation"
     degrees: Array  # (X,) beyond the trained range; 0 within it
     accuracy: Array  # (seeds, X) means of what lies equally far
@@ -145,26 +139,22 @@ def beyond(angle: float, trained: Sequence[float], *, circular: bool) -> float:
 
 
 def read_views(paths: Sequence[Path]) -> list[Views]:
-    """The runs of each model in files or parts by compare_seeds.py. Raises UserError where one holds no accuracies by
-    angle."""
+    """The runs of each model in files or parts by compare_seeds.py."""
     found = []
-    for path, one in [(file, one) for file in paths for one in settings_in(file)]:
+    for one in (one for path in paths for one in settings_in(path)):
         config, runs = one["config"], one["runs"]
-        try:
-            angle = "azimuth" if config["train_elevations"] == config["test_elevations"] else "elevation"
-            for model, metrics in runs[0]["models"].items():
-                at: dict[float, list[list[float]]] = {}
-                for key in metrics:
-                    if match := re.fullmatch(rf"{angle}_(-?[0-9.]+)_accuracy", key):  # such as azimuth_20_accuracy
-                        where = beyond(float(match[1]), config[f"train_{angle}s"], circular=angle == "azimuth")
-                        at.setdefault(where, []).append([run["models"][model][key] for run in runs])
-                degrees = np.array(sorted(at))
-                accuracy = np.stack([np.mean(at[x], axis=0) for x in degrees], axis=1)
-                style = style_of(model, config.get("cnn", "matched"))  # older results have no such field
-                histories = [run["history"][model] for run in runs if "history" in run]
-                found.append(Views(style, one["dataset"], angle, degrees, accuracy, histories))
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
-            raise UserError(f"{path} holds no accuracies by angle") from error
+        angle = "azimuth" if config["train_elevations"] == config["test_elevations"] else "elevation"
+        for model, metrics in runs[0]["models"].items():
+            at: dict[float, list[list[float]]] = {}
+            for key in metrics:
+                if match := re.fullmatch(rf"{angle}_(-?[0-9.]+)_accuracy", key):  # such as azimuth_20_accuracy
+                    where = beyond(float(match[1]), config[f"train_{angle}s"], circular=angle == "azimuth")
+                    at.setdefault(where, []).append([run["models"][model][key] for run in runs])
+            degrees = np.array(sorted(at))
+            accuracy = np.stack([np.mean(at[x], axis=0) for x in degrees], axis=1)
+            style = style_of(model, config.get("cnn", "matched"))  # older results have no such field
+            histories = [run["history"][model] for run in runs if "history" in run]
+            found.append(Views(style, angle, degrees, accuracy, histories))
     return found
 
 
@@ -179,9 +169,9 @@ def draw_beyond(ax: Axes, views: Sequence[Views], title: str) -> None:
 
 def draw_novel_viewpoints(views: Sequence[Views]) -> Figure:
     """A row for each held-out angle: accuracy beyond the trained range, and the course of the training."""
-    names = " and ".join(DATASET_NAMES[name] for name in dict.fromkeys(one.dataset for one in views))
     angles = dict.fromkeys(one.angle for one in views)
-    text = f"{names} · mean and 95 % interval of {plural(max(len(one.accuracy) for one in views), 'seed')}"
+    n = max(len(one.accuracy) for one in views)
+    text = f"{DATASET_NAMES['toys']} · mean and 95 % interval of {plural(n, 'seed')}"
     fig = make_figure(1.1 + 2.9 * len(angles), "Accuracy on viewpoints that were never trained on", text)
     head_legend(fig, model_handles(dict.fromkeys(one.style for one in views)))
     axes = fig.subplots(len(angles), 2, squeeze=False, width_ratios=(5, 3))
@@ -215,7 +205,9 @@ def draw_shapes_accuracy(views: Sequence[Views]) -> Figure:
     return fig
 
 
-PAPER_TABLE_2 = {"azimuth": {"cnn": 20.0, "capsules": 13.5}, "elevation": {"cnn": 17.8, "capsules": 12.3}}  # errors, %
+PAPER_TABLE_2 = {  # errors in percent, of one network each
+    "azimuth": {"cnn": [20.0], "capsules": [13.5]}, "elevation": {"cnn": [17.8], "capsules": [12.3]}
+}  # fmt: skip
 
 
 def read_table_2(folder: Path) -> dict[str, dict[str, Array]]:
@@ -238,17 +230,15 @@ def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
         f"\nmeans and 95 % intervals of {n} sets of toys; both where the errors on familiar viewpoints are the same"
     )
     fig = make_figure(3.9, "Errors on novel viewpoints, the paper's and ours", text)
-    head_legend(
-        fig, [Patch(color=style.colour, label=style.label) for style in (PAPER_CNN, MODELS["cnn"], MODELS["capsules"])]
-    )
-    paper = {angle: {name: np.array([e]) for name, e in errors.items()} for angle, errors in PAPER_TABLE_2.items()}
-    for ax, title, errors in zip(fig.subplots(1, 2, sharey=True), ("the paper", "here"), (paper, ours), strict=True):
-        for m, name in enumerate(("cnn", "capsules")):
-            bars = [interval(errors[angle][name]) for angle in errors]
-            x, heights = np.arange(len(errors)) + 0.36 * (m - 0.5), [float(mean) for mean, _ in bars]
-            half = [float(half) for _, half in bars] if title == "here" else None
-            colour = style_of(name, "matched" if title == "here" else "paper").colour
-            ax.bar(x, heights, 0.34, yerr=half, capsize=3, color=colour, zorder=2)
+    head_legend(fig, [Patch(color=style.colour, label=style.label) for style in (PAPER_CNN, CNN, EM_CAPSULES)])
+    axes = fig.subplots(1, 2, sharey=True)
+    sides: Any = (("the paper", PAPER_TABLE_2, PAPER_CNN), ("here", ours, CNN))
+    for ax, (title, errors, cnn) in zip(axes, sides, strict=True):
+        for m, (name, style) in enumerate((("cnn", cnn), ("capsules", EM_CAPSULES))):
+            bars = [interval(np.array(models[name])) for models in errors.values()]
+            heights, halves = (np.array(part, float) for part in zip(*bars, strict=True))
+            x = np.arange(len(errors)) + 0.36 * (m - 0.5)
+            ax.bar(x, heights, 0.34, yerr=halves if title == "here" else None, capsize=3, color=style.colour, zorder=2)
             for at, height in zip(x, heights, strict=True):
                 ax.text(at, 0.6, f"{height:.1f}", ha="center", va="bottom", fontweight="bold", zorder=4,
                         bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"})  # fmt: skip
@@ -256,7 +246,7 @@ def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
         ax.tick_params(axis="x", length=0)
         ax.grid(False, axis="x")
         ax.set_title(title, fontweight="bold")
-    ax.figure.axes[0].set_ylabel("error, %")
+    axes[0].set_ylabel("error, %")
     return fig
 
 

@@ -45,7 +45,6 @@ from support.figures import (  # isort: skip
 Array = np.ndarray
 NAME = "how_capsules_work"
 FIRST, SECOND = BLUE, VERMILLION  # the two digits of an image, the two classes of an object
-MOST_ITERS = 3
 FULL_COLOUR = 1 / 3  # of the preference for one of two parents: where one coupling is twice the other
 
 # --- The examples -----------------------------------------------------------------------------------------------------
@@ -63,15 +62,6 @@ class Composite(NamedTuple):
     c: Array  # (T, J, rows, columns, types) couplings
     s: Array  # (T, J) lengths of the parents' inputs
     v: Array  # (T, J) lengths of the digit capsules
-
-
-def resolved(config: Config, data: Any) -> Config:
-    """Raises UserError where the pictures have no room for the iterations of routing."""
-    if config.routing_iters > MOST_ITERS:
-        raise UserError(
-            f"the pictures have room for {MOST_ITERS} iterations of routing, and not {config.routing_iters}"
-        )
-    return digits.resolve_auto(config, data.name)
 
 
 def composite_example(config: Config, data: digits.Data, params: digits.Params) -> Composite:
@@ -397,10 +387,7 @@ def draw_losses(composite: Composite, view: View) -> Figure:
 
 # --- Command line -----------------------------------------------------------------------------------------------------
 
-
 WITHOUT_NETWORKS = {"parts_and_wholes": draw_parts_and_wholes, "worked_example": draw_worked_example}
-
-
 OF_NETWORKS: dict[str, Callable[[tuple[Composite, View]], Figure]] = {
     "squash": lambda of: draw_squash(of[0]),
     "dynamic_routing": lambda of: draw_dynamic_routing(of[0]),
@@ -416,7 +403,8 @@ class Options(FigureOptions):
 
 
 def examples(asked: Config, options: Options, given: Collection[str]) -> tuple[Composite, View]:
-    run = load_or_train(digits, options, asked, given, resolved, names=("capsnet",), required=("capsnet",))
+    run = load_or_train(digits, options, asked, given, lambda config, data: digits.resolve_auto(config, data.name),
+                        names=("capsnet",), required=("capsnet",))  # fmt: skip
     return composite_example(run.config, run.data, run.states["capsnet"].params), view_example(seed=0)
 
 

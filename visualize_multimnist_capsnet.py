@@ -40,7 +40,6 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 import multimnist_capsnet as experiment
 from multimnist_capsnet import Array, Batch, Config, resolve_auto
-from support.files import UserError
 from support.results import parse_json
 from support.settings import redeclared
 
@@ -275,43 +274,32 @@ PAPER_CHANNELS = experiment.PRESETS["paper"]["conv_channels"]
 class Series(NamedTuple):
     model: str
     of_paper_size: bool
-    min_iou: float  # 0 in the paper
 
 
 def read_scaling(path: Path) -> dict[Series, dict[int, Array]]:
     """By series and composites seen in training: of each seed, the fraction of images with both digits right. The rate
-    falls to 0 in each training, so that every length is a training of its own. Raises UserError where the file has no
-    parts by compare_seeds.py, or where a series has two settings of one length."""
+    falls to 0 in each training, so that every length is a training of its own."""
     found: dict[Series, dict[int, Array]] = {}
-    for part in parse_json(path).get("parts", ()):
-        for one in settings_in(where := Path(f"{path}#{part}")):
-            config = one["config"]
+    for part in parse_json(path)["parts"]:
+        for one in settings_in(Path(f"{path}#{part}")):
+            config, runs = one["config"], one["runs"]
             length = Config(**{name: config[name] for name in ("n_epochs", "n_train", "batch_size")})
-            seen = length.n_steps * length.batch_size
-            for model in {*one["runs"][0]["models"]} & {*MODELS}:
-                lengths = found.setdefault(
-                    Series(model, config["conv_channels"] == PAPER_CHANNELS, config["min_iou"]), {}
-                )
-                if seen in lengths:
-                    raise UserError(f"{where}: {model} has another setting of {seen:,} composites")
-                lengths[seen] = np.array([run["models"][model]["set_accuracy"] for run in one["runs"]])
-    if not found:
-        raise UserError(f"{path} has no parts by compare_seeds.py")
+            for model in runs[0]["models"]:
+                series = Series(model, config["conv_channels"] == PAPER_CHANNELS)
+                accuracy = np.array([run["models"][model]["set_accuracy"] for run in runs])
+                found.setdefault(series, {})[length.n_steps * length.batch_size] = accuracy
     order = sorted(found, key=lambda series: (series.of_paper_size, list(MODELS).index(series.model)))
     return {series: dict(sorted(found[series].items())) for series in order}
 
 
 def draw_scaling(accuracies: Mapping[Series, Mapping[int, Array]]) -> Figure:
     """Means with intervals; a length of one seed is a hollow point."""
-    usual = Config.min_iou
-    fig = make_figure(4.4, "Both digits right against composites seen", f"boxes overlap by IoU ≥ {usual:g} · means and"
-                      " 95 % intervals over seeds; hollow: one seed")  # fmt: skip
+    fig = make_figure(4.4, "Both digits right against composites seen", f"boxes overlap by IoU ≥ {Config.min_iou:g} ·"
+                      " means and 95 % intervals over seeds; hollow: one seed")  # fmt: skip
     ax, handles = fig.subplots(), []
     for k, (series, lengths) in enumerate(accuracies.items()):
         style = MODELS[series.model]
-        label = style.label + " of the paper's size" * series.of_paper_size
-        if series.min_iou != usual:
-            label += f", IoU ≥ {series.min_iou:g}" if series.min_iou else ", any overlap"
+        label = style.label + " of the paper's size, any overlap" * series.of_paper_size
         style = style._replace(label=label, marker="P" if series.of_paper_size else style.marker)
         x = np.array(list(lengths)) * 1.03 ** (k - (len(accuracies) - 1) / 2)  # intervals stay apart
         means, halves = np.array([interval(values) for values in lengths.values()]).T

@@ -23,7 +23,7 @@ import support.headless  # noqa: F401  before matplotlib
 
 import dataclasses
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,10 @@ from support.files import UserError
 from support.run import Stream, generator
 
 from support.figures import (  # isort: skip
-    CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SMALL_CNN, VERMILLION, WRONG, FigureOptions, Run,
-    accuracy_axis, bare, choice_of_figures, darkened, draw_histories, evenly_spaced_indices, figure_script,
-    grey_levels, head_legend, heading, lightened, load_or_train, make_figure, model_handles, plot_band,
-    show_pictures, with_minus_sign,
+    CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SMALL_CNN, VERMILLION, VIEWPOINT_METRICS, WRONG,
+    FigureOptions, Run, accuracy_axis, bare, choice_of_figures, darkened, draw_histories, evenly_spaced_indices,
+    figure_script, grey_levels, head_legend, heading, lightened, load_or_train, make_figure, model_handles,
+    plot_band, show_pictures, with_minus_sign,
 )  # fmt: skip
 
 MODELS = {"capsules": EM_CAPSULES, "cnn": SMALL_CNN, "cnn_matched": CNN}
@@ -208,14 +208,13 @@ N_SHOWN_SHAPES = 20
 def draw_shapes() -> Figure:
     """Five shapes of each of four reported seeds; below, two of the first seed from trained and held-out azimuths."""
     n_seeds = N_SHOWN_SHAPES // experiment.N_CLASSES
-    configs = [Config(**Config.defaults({"dataset": "shapes"}) | {"dataset": "shapes", "seed": 200 + s})
-               for s in range(n_seeds)]  # fmt: skip
+    defaults = Config.defaults({"dataset": "shapes"}) | {"dataset": "shapes", "standardize": "none"}
+    configs = [Config(**defaults | {"seed": 200 + s}) for s in range(n_seeds)]
     labels, angle = np.arange(experiment.N_CLASSES), np.ones(experiment.N_CLASSES)
     low, high = configs[0].train_azimuths
     elevation = float(np.mean(configs[0].train_elevations))
-    plain = [dataclasses.replace(config, standardize="none") for config in configs]
     shapes = [experiment.voxel_split(c, labels, angle * (low + high) / 2, angle * elevation, None).images
-              for c in plain]  # fmt: skip
+              for c in configs]  # fmt: skip
     fig = make_figure(
         4.75, "Drawn shapes: other objects for every seed",
         f"seeds {configs[0].seed} to {configs[-1].seed}, elevation {elevation:g}°; azimuths are counted from where the"
@@ -227,7 +226,7 @@ def draw_shapes() -> Figure:
     heading(axes["a"], f"{N_SHOWN_SHAPES} shapes")
     for key, (part, word, colour) in zip("bc", RANGES, strict=True):
         azimuths = experiment.evenly_spaced(getattr(configs[0], f"{part}_azimuths"), 6)
-        views = [experiment.voxel_split(plain[0], np.full(6, k), azimuths, np.full(6, elevation), None).images[..., 0]
+        views = [experiment.voxel_split(configs[0], np.full(6, k), azimuths, np.full(6, elevation), None).images[..., 0]
                  for k in (0, 1)]  # fmt: skip
         names = ("shape 1", "shape 2") if part == "train" else ()
         grid = show_pictures(axes[key], np.stack(views), names, [f"{a % 360:.4g}°" for a in azimuths])
@@ -241,11 +240,7 @@ def draw_shapes() -> Figure:
 
 
 def draw_training_curves(run: Run) -> Figure:
-    titles = {
-        "train_loss": "training loss",
-        "familiar_accuracy": "accuracy, familiar viewpoints",
-        "held_out_accuracy": "accuracy, held-out viewpoints",
-    }
+    titles = {"train_loss": "training loss", **VIEWPOINT_METRICS}
     return draw_histories(subtitle(run.config, run.who), titles, run.states, MODELS, CHANCE)
 
 
@@ -276,10 +271,22 @@ def draw_extrapolation_bars(run: Run) -> Figure:
     return fig
 
 
-def draw_azimuth_accuracy(config: Config, seeds: Sequence[int], angles: Array, accuracy: Mapping[str, Array],
-                          trained_azimuths: Array) -> Figure:  # fmt: skip
-    """``accuracy``: by model, of each seed at every one of the angles, (S, A)."""
-    who = f"mean and 95 % interval of {len(seeds)} reported seeds" if len(seeds) > 1 else ""
+def trainings_of(run: Run) -> Iterator[Run]:
+    """The networks of each reported seed, trained again: results hold no accuracy by azimuth. Of settings that are not
+    reported, this run alone."""
+    for one in run.reported:
+        config = dataclasses.replace(run.config, seed=one["seed"])
+        data = experiment.make_data(config)
+        yield run._replace(config=config, data=data, states=experiment.train_all(config, data, names=[*one["models"]]))
+    if not run.reported:
+        yield run
+
+
+def draw_azimuth_accuracy(run: Run) -> Figure:
+    config, found = run.config, [accuracy_by_azimuth(one) for one in trainings_of(run)]
+    angles = found[0][0]
+    accuracy = {name: np.stack([of_models[name] for _, of_models in found]) for name in found[0][1]}  # (S, A)
+    who = f"mean and 95 % interval of {len(found)} reported seeds" if len(found) > 1 else ""
     fig = make_figure(3.9, "Accuracy at every azimuth", subtitle(config, who))
     ax = fig.subplots()
     accuracy_axis(ax, "accuracy", CHANCE)
@@ -296,26 +303,9 @@ def draw_azimuth_accuracy(config: Config, seeds: Sequence[int], angles: Array, a
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}°")
     ax.set_xlabel("azimuth" + ("   (dots: those of the training images)" if config.is_rendered else ""))
     if config.is_rendered:
-        marks = np.unique(trained_azimuths % 360)
+        marks = np.unique(run.data.train.azimuths % 360)
         ax.plot(marks, np.full(len(marks), 0.03), ".", color=TRAINED, markersize=7, zorder=2, clip_on=False)
     return fig
-
-
-def azimuth_accuracy(run: Run) -> Figure:
-    """Trains the models of all reported seeds again, whose results hold no accuracy by azimuth. Of settings that are
-    not reported: this run alone."""
-    if not run.reported:
-        angles, found = accuracy_by_azimuth(run)
-        accuracy = {name: values[None] for name, values in found.items()}
-        return draw_azimuth_accuracy(run.config, [run.config.seed], angles, accuracy, run.data.train.azimuths)
-    seeds, names = [one["seed"] for one in run.reported], [*run.reported[0]["models"]]
-    measured = []
-    for config in (dataclasses.replace(run.config, seed=seed) for seed in seeds):
-        data = experiment.make_data(config)
-        states = experiment.train_all(config, data, names=names)
-        measured.append(accuracy_by_azimuth(run._replace(config=config, data=data, states=states)))
-    accuracy = {name: np.stack([found[name] for _, found in measured]) for name in names}
-    return draw_azimuth_accuracy(run.config, seeds, measured[0][0], accuracy, run.data.train.azimuths)
 
 
 # --- Figures: poses and routing ---------------------------------------------------------------------------------------
@@ -394,7 +384,7 @@ OF_RUN: dict[str, Callable[[Run], Figure]] = {
     "elevation_strip": lambda run: draw_views(run, "elevation", 5, "The five classes from rising elevations"),
     "training_curves": draw_training_curves,
     "extrapolation_bars": draw_extrapolation_bars,
-    "azimuth_accuracy": azimuth_accuracy,
+    "azimuth_accuracy": draw_azimuth_accuracy,
     "class_poses": draw_class_poses,
     "routing_assignments": draw_routing_assignments,
 }

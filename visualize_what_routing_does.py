@@ -26,8 +26,8 @@ from support.settings import int_in, redeclared, setting
 from support.training import RunOptions
 
 from support.figures import (  # isort: skip
-    BLACK, DATASET_NAMES, EM_CAPSULES, GREEN, SKY, ModelStyle, OutOptions, draw_histories, figure_script,
-    median_seed, plural, settings_in,
+    BLACK, DATASET_NAMES, EM_CAPSULES, GREEN, SKY, VIEWPOINT_METRICS, ModelStyle, OutOptions, draw_histories,
+    figure_script, median_seed, plural, settings_in,
 )  # fmt: skip
 
 RESULTS = Path("results") / experiment.EXPERIMENT / "assignments.json#routed"
@@ -38,11 +38,7 @@ VARIANTS: dict[str, tuple[ModelStyle, dict[str, Any]]] = {  # what is replaced
     "bias": (ModelStyle("bias of the votes", "bias", BLACK, "D"), {"vote_bias": "learned"}),
 }
 STYLES = {name: style for name, (style, _) in VARIANTS.items()}
-TITLES = {
-    "train_loss": "training loss, each one's own",
-    "familiar_accuracy": "accuracy, familiar viewpoints",
-    "held_out_accuracy": "accuracy, held-out viewpoints",
-}
+TITLES = {"train_loss": "training loss, each one's own", **VIEWPOINT_METRICS}
 
 
 @dataclasses.dataclass(frozen=True)

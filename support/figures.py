@@ -1,4 +1,4 @@
-"""Style, labels of models, axes, pictures, files and flags of the figure and GIF scripts."""
+"""Style, labels of models, axes, pictures, files, flags and mains of the figure and GIF scripts."""
 
 from __future__ import annotations
 
@@ -299,6 +299,11 @@ def plot_band(ax: Axes, x: Any, values: Array, style: ModelStyle, **options: Any
     ax.plot(x, mean, **model_line(style, **{"zorder": 3, "clip_on": False, **options}))
 
 
+VIEWPOINT_METRICS = {
+    "familiar_accuracy": "accuracy, familiar viewpoints", "held_out_accuracy": "accuracy, held-out viewpoints"
+}  # fmt: skip
+
+
 def draw_histories(
     subtitle: str, titles: Mapping[str, str], states: Mapping[str, TrainState], styles: Mapping[str, ModelStyle],
     chance: float, below: bool = False,
@@ -344,9 +349,7 @@ def name_line(ax: Axes, text: str, height: float, side: Side = "left", below: bo
     )  # fmt: skip
 
 
-# --- What is drawn: a finished run, results, and which figures of them ------------------------------------------------
-
-Drawers = Mapping[str, Callable[[], Figure]]
+# --- What is drawn: results, and a finished run -----------------------------------------------------------------------
 
 
 def settings_in(path: Path) -> list[dict[str, Any]]:
@@ -365,19 +368,6 @@ def median_seed(runs: Sequence[Mapping[str, Any]], model: str, metric: str) -> i
     return int(order[(len(order) - 1) // 2]["seed"])
 
 
-def reported_runs(path: Path, config: Any) -> list[dict[str, Any]]:
-    """The runs of the first setting in a file by compare_seeds.py that has this configuration, seed aside, as far as it
-    has its fields; an empty list where there is none, or no such file."""
-    free = {"seed", "data_dir", *(name for name in ("dataset", "n_train", "n_test")
-                                  if getattr(config, name, None) in ("auto", 0))}  # fmt: skip
-    wanted = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
-    wanted = json.loads(json.dumps(wanted, default=str))
-    for found in settings_in(path) if path.exists() else ():
-        if all(found["config"].get(name, value) == value for name, value in wanted.items()):
-            return found["runs"]
-    return []
-
-
 def tested(config: Any) -> str:
     """What the examples are called on which accuracies are measured."""
     return "validation" if config.n_val or getattr(config, "n_val_objects", None) else "test"
@@ -386,14 +376,20 @@ def tested(config: Any) -> str:
 def with_reported_seed(
     path: Path, model: str, metric: str, config: Any, given: Collection[str]
 ) -> tuple[Any, str, list[dict[str, Any]]]:
-    """The configuration, unless a seed is given with the median of the seeds that a file reports of it; its seed in
-    words; and the reported runs."""
-    reported = reported_runs(path, config)
-    median = median_seed(reported, model, metric) if reported else None
-    if reported and "seed" not in given:
-        config = dataclasses.replace(config, seed=median)
-    of_all = f", the median of {len(reported)}" if config.seed == median else ""
-    return config, f"seed {config.seed}{of_all}", reported
+    """The configuration, unless a seed is given with the median of the reported seeds; its seed in words; and the
+    reported runs: of the first setting in a file by compare_seeds.py that has this configuration, seed aside, as far as
+    it has its fields. There may be none, nor such a file."""
+    free = {"seed", "data_dir", *(name for name in ("dataset", "n_train", "n_test")
+                                  if getattr(config, name, None) in ("auto", 0))}  # fmt: skip
+    wanted = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
+    wanted = json.loads(json.dumps(wanted, default=str))
+    for found in settings_in(path) if path.exists() else ():
+        if all(found["config"].get(name, value) == value for name, value in wanted.items()):
+            reported, median = found["runs"], median_seed(found["runs"], model, metric)
+            config = config if "seed" in given else dataclasses.replace(config, seed=median)
+            of_all = f", the median of {len(reported)}" if config.seed == median else ""
+            return config, f"seed {config.seed}{of_all}", reported
+    return config, f"seed {config.seed}", []
 
 
 class Run(NamedTuple):
@@ -557,8 +553,8 @@ def choice_of_figures(*names: str) -> Any:
 
 def figure_script(
     name: str, config: Any, options: Any, about: str, examples: Sequence[tuple[str, str]],
-    prepare: Callable[..., Any] = lambda *_: None, of_run: Mapping[str, Callable[[Any], Figure]] | None = None,
-    of_results: Drawers | None = None, n_colours: Mapping[str, int] | None = None,
+    prepare: Callable[..., Any], of_run: Mapping[str, Callable[[Any], Figure]],
+    of_results: Mapping[str, Callable[[], Figure]] | None = None, n_colours: Mapping[str, int] | None = None,
 ) -> Callable[..., int]:  # fmt: skip
     """The ``main`` of a script that writes the figures that --figures names, or all, to DIR/``name``/.
 
@@ -578,7 +574,7 @@ def figure_script(
         with blas_threads(getattr(chosen, "threads", 1)):
             if not wanted or set(wanted) - set(results):
                 run = prepare(asked, chosen, given)
-                drawers |= {name: functools.partial(draw, run) for name, draw in (of_run or {}).items()}
+                drawers |= {name: functools.partial(draw, run) for name, draw in of_run.items()}
             for figure in [figure for figure in drawers if not wanted or figure in wanted]:
                 try:
                     write_figures(folder, {figure: drawers[figure]}, n_colours)

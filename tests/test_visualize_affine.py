@@ -80,19 +80,6 @@ def test_the_sweep_is_mean_and_interval_of_the_reported_seeds(run: figures.Run) 
     assert held(alone)["bands"] == []
 
 
-def test_training_curves_are_those_of_the_histories(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for k, (name, state) in enumerate(run.states.items()):
-        decoded = {"val_recon_mse": [0.04, 0.03]} if name == "capsnet" else {}
-        history = {"train_loss": [0.5 + k, 0.2], "val_accuracy": [0.9, 0.95 - 0.1 * k], **decoded}
-        monkeypatch.setattr(state, "history", history)
-    fig = drawn(lambda: figures.draw_training_curves(run))
-    loss, reconstruction, error = fig.axes
-    check_held(loss, lines={name: [[1, 2], [0.5 + k, 0.2]] for k, name in enumerate(LABELS)})
-    check_held(reconstruction, lines={"CapsNet": [[1, 2], [0.04, 0.03]]})
-    check_held(error, lines={name: [[1, 2], [0.1, 0.05 + 0.1 * k]] for k, name in enumerate(LABELS)})
-    assert legend_of(fig) == list(LABELS)
-
-
 def test_a_frame_says_what_the_networks_believe(run: figures.Run) -> None:
     turning = animation.Turning(run, 5)
     assert turning.angles.tolist() == [-90, -45, 0, 45, 90]

@@ -43,17 +43,31 @@ def run(checkpoint: Path) -> figures.Run:
     return figures.Run(config, experiment.make_data(config), states)
 
 
-def test_accuracy_at_every_azimuth_is_mean_and_interval_over_seeds() -> None:
+def test_accuracy_at_every_azimuth_is_mean_and_interval_over_seeds(
+    run: figures.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all reported seeds, and of the reported models; or else of the run itself."""
     angles, base = np.array([0.0, 120, 240]), np.array([[1.0, 0.8, 0.4], [1.0, 0.6, 0.4], [0.7, 0.7, 0.4]])
-    accuracy = {"capsules": base, "cnn": base / 2}
-    config = Config(train_azimuths=(300.0, 400.0), test_azimuths=(60.0, 280.0))
-    fig = drawn(lambda: figures.draw_azimuth_accuracy(config, [0, 1, 2], angles, accuracy, np.array([330.0, 370])))
+    train = run.data.train._replace(azimuths=np.array([330.0, 370]))
+    one = run._replace(
+        config=Config(train_azimuths=(300.0, 400.0), test_azimuths=(60.0, 280.0)), data=run.data._replace(train=train),
+        reported=[{"seed": s, "models": {"capsules": {}, "cnn": {}}} for s in range(3)],
+    )  # fmt: skip
+    monkeypatch.setattr(experiment, "make_data", lambda _: run.data)
+    monkeypatch.setattr(experiment, "train_all", lambda config, _, names: dict.fromkeys(names, config.seed))
+    monkeypatch.setattr(figures, "accuracy_by_azimuth", lambda it: (angles, {
+        name: base[seed] / (1 + (name == "cnn")) for name, seed in it.states.items()}))  # fmt: skip
+    fig = drawn(lambda: figures.draw_azimuth_accuracy(one))
     around, mean = [0, 120, 240, 360], np.array([0.9, 0.7, 0.4, 0.9])
     half = t_quantile(3) / np.sqrt(3) * np.array([np.sqrt(0.03), 0.1, 0, np.sqrt(0.03)])
     bands = [[around, f * (mean - half), f * (mean + half)] for f in (1, 0.5)]
     lines = {"Matrix capsules": [around, mean], "Small CNN": [around, mean / 2], "line 4": [[10, 330], [0.03, 0.03]]}
     check_held(fig.axes[0], lines=lines, bands=bands, spans=[(0, 40), (60, 280), (300, 360)], levels=[0.2, 0.6])
     assert legend_of(fig) == ["Matrix capsules", "Small CNN", figures.HALF_TURN_NAME]
+    states: Any = {"cnn": 2}
+    alone = drawn(lambda: figures.draw_azimuth_accuracy(one._replace(reported=(), states=states))).axes[0]
+    check_held(alone, bands=[])
+    assert held(alone)["lines"]["Small CNN"][1].tolist() == [0.35, 0.35, 0.2, 0.35]
 
 
 def test_accuracy_by_azimuth_is_the_accuracy_there(run: figures.Run) -> None:
@@ -135,24 +149,6 @@ def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: pytest.MonkeyP
     assert trained == [203, 7, 0]
 
 
-def test_the_reported_models_of_all_reported_seeds_are_trained_again(
-    run: figures.Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    states: Any = {"cnn": 7, "capsules": 7}
-    reported = [{"seed": s, "models": {"capsules": {}}} for s in range(200, 210)]
-    one = run._replace(config=Config(seed=203), states=states, reported=reported)
-    drawn_of = list[Any]()
-    monkeypatch.setattr(experiment, "make_data", lambda config: run.data)
-    monkeypatch.setattr(experiment, "train_all", lambda config, _, names: dict.fromkeys(names, config.seed))
-    monkeypatch.setattr(figures, "accuracy_by_azimuth", lambda it: ([], {k: np.array(v) for k, v in it.states.items()}))
-    monkeypatch.setattr(figures, "draw_azimuth_accuracy", lambda _, seeds, __, found, ___: drawn_of.append(
-        (seeds, {name: values.tolist() for name, values in found.items()})))  # fmt: skip
-    for it in (one, one._replace(reported=())):
-        figures.azimuth_accuracy(it)
-    every = [*range(200, 210)]
-    assert drawn_of == [(every, {"capsules": every}), ([203], {"cnn": [7], "capsules": [7]})]
-
-
 def test_a_set_without_a_class_cannot_be_drawn(run: figures.Run) -> None:
     lacking = run.data._replace(
         familiar=experiment.Split(*(part[run.data.familiar.labels != 3] for part in run.data.familiar)),
@@ -192,16 +188,17 @@ def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> Non
     check_held(curve, lines=lines, levels=[0.2, 0.6])
 
 
-def test_bars_are_both_accuracies_and_the_drop_is_what_is_lost(run: figures.Run) -> None:
-    states = {name: TrainState(name, {}) for name in run.states}
-    for state in states.values():
-        state.history = {"familiar_accuracy": [0.5, 0.9], "held_out_accuracy": [0.4, 0.3]}
-    fig = drawn(lambda: figures.draw_extrapolation_bars(run._replace(states=states)))
-    ax = fig.axes[0]
-    check_held(ax, bars=[[0.9, 0.3]] * 3, levels=[0.2, 0.6])
-    assert held(ax)["texts"] == ["chance 0.2", *["0.900", "0.300"] * 3]
-    names = ("Matrix capsules", "Small CNN", "CNN of equal size")
-    assert held(ax)["ticks"][0] == [f"{name}\ndrop 0.600" for name in names]
-    assert legend_of(fig)[:2] == ["familiar viewpoints", "held-out viewpoints"]
-    for full, pale in (fig.legends[0].get_patches(), *ax.containers):
-        assert sum(full.get_facecolor()) < sum(pale.get_facecolor())
+def test_the_drop_is_what_is_lost(run: figures.Run) -> None:
+    state = TrainState("cnn", {})
+    state.history = {"familiar_accuracy": [0.5, 0.9], "held_out_accuracy": [0.4, 0.3]}
+    ax = drawn(lambda: figures.draw_extrapolation_bars(run._replace(states={"cnn": state})), record=False).axes[0]
+    check_held(ax, bars=[[0.9, 0.3]], levels=[0.2, 0.6])
+    assert held(ax)["ticks"][0] == ["Small CNN\ndrop 0.600"]
+
+
+def test_rows_are_named_by_activations_and_columns_by_scores(run: figures.Run) -> None:
+    axes = drawn(lambda: figures.draw_routing_assignments(run), record=False).axes
+    scores, cache = figures.capsule_outputs(run, figures.pair_of_views(run).images)
+    for v, ax in ((2, axes[2]), (3, axes[5])):  # of an L, after the last iteration
+        columns = [f"{name}\n{score:.2f}" for name, score in zip(run.config.classes, scores[v], strict=True)]
+        assert held(ax)["ticks"] == [columns, [f"{a:.2f}" for a in cache.a_in[v]]]

@@ -18,7 +18,6 @@ import visualize_networks as networks
 from figure_checks import Capture, check_held, check_pictures, drawn, held
 from helpers import EXPERIMENTS, failure, smallest
 from support.figures import GREEN, darkened
-from support.files import UserError
 from support.optimizers import count_params
 
 STAGES = {  # written by hand from the scripts' docstrings
@@ -135,8 +134,3 @@ def test_votes_and_gaussians_are_of_the_true_class_and_its_rival() -> None:
 def test_the_spread_loss_is_of_true_minus_wrong() -> None:
     points = held(drawn(lambda: pictures.draw_losses(COMPOSITE, VIEW)).axes[1])["lines"]["the four wrong classes"]
     np.testing.assert_allclose(points, [[0.8, 0.7, 0.3, 0.5], [0.01, 0.04, 0.36, 0.16]])
-
-
-def test_more_iterations_than_there_is_room_for() -> None:
-    with pytest.raises(UserError, match="room for 3 iterations of routing, and not 5"):
-        pictures.resolved(digits.Config(routing_iters=5), None)
