@@ -22,7 +22,7 @@ OURS = "numpy"
 Build = Callable[..., Step]
 MODULES: dict[str, Any] = {"smallnorb": smallnorb, "matrix_capsules": matrix_capsules, "multimnist": multimnist}
 SLOW = "matrix_capsules"  # a quarter of the repetitions
-TORCH = {
+TORCH: dict[str, dict[str, Any]] = {
     "PyTorch eager": {},
     "PyTorch eager, fused Adam": {"fused": True},
     "torch.compile": {"compiled": True},
@@ -53,14 +53,12 @@ def compare(builds: dict[str, tuple[Build, dict[str, Any]]], repetitions: int) -
 
 def candidates(name: str, threads: int) -> dict[str, tuple[Build, dict[str, Any]]]:
     """What is timed of an experiment: the function that builds a step, and its arguments."""
-    module = MODULES[name]
-    crew = {} if module is smallnorb else {"threads": threads}
+    module, crew = MODULES[name], {"threads": threads}
     builds: dict[str, tuple[Build, dict[str, Any]]] = {OURS: (module.numpy_step, crew)}
     if module is smallnorb:
         builds["its matrix products alone"] = (smallnorb.matrix_products_step, {})
     if version_of("torch"):
-        theirs = crew if module is multimnist else {}
-        builds |= {label: (module.torch_step, {**theirs, **options}) for label, options in TORCH.items()}
+        builds |= {label: (module.torch_step, crew | options) for label, options in TORCH.items()}
     if version_of("jax"):
         from benchmarks import jax_networks
 

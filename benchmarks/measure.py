@@ -77,13 +77,14 @@ def products_step(shapes: Sequence[tuple[Shape, Shape]]) -> Step:
 
 
 def torch_adam_step(
-    network: Any, loss: Callable[[Any, Any], Any], x: Any, layers: Sequence[Any], compiled: bool = False,
-    fused: bool = False, bfloat16: bool = False, channels_last: bool = False,
+    network: Any, loss: Callable[[Any, Any], Any], x: Any, layers: Sequence[Any], threads: int = 2,
+    compiled: bool = False, fused: bool = False, bfloat16: bool = False, channels_last: bool = False,
 ) -> Step:  # fmt: skip
     """A step of PyTorch's Adam on ``loss(network, x)``, by autograd. ``bfloat16``: under autocast; ``channels_last``:
     x and the maps of ``layers`` in the order B, H, W, C."""
     import torch
 
+    torch.set_num_threads(threads)
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-6, fused=fused)
     if channels_last:
         for layer in layers:

@@ -30,7 +30,6 @@ import smallnorb_novel_viewpoint as views
 from fast.workers import Workers
 from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnist, smallest
 from support.browser import NoBrowserError, headless_browser, show_as
-from support.checkpoints import save_checkpoint
 from support.figures import reported_runs
 from support.files import UserError
 from support.optimizers import TrainState
@@ -121,7 +120,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path
     """Of the smallest networks, trained for six steps."""
     folder = tmp_path_factory.mktemp("checkpoints")
     paths = {"multimnist_capsnet": folder / "digits", "smallnorb_novel_viewpoint": folder / "views.safetensors"}
-    more = {"multimnist_capsnet": "--models capsnet,cnn_pool --n-test 120", "smallnorb_novel_viewpoint": ""}
+    more = {"multimnist_capsnet": "--models capsnet,cnn_pool --n-test 120 --n-val 20", "smallnorb_novel_viewpoint": ""}
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         smallest(patch)
         for name, path in paths.items():
@@ -137,7 +136,10 @@ def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], tmp_path: Path,
     assert str(out) in capsys.readouterr().out.splitlines()[-1]
     about, tensors = unpacked(out.read_text())
     config, states = digits.load_checkpoint(checkpoints[0])
-    test, n = digits.make_data(config).test, explorer.N_EXAMPLES
+    test, n = (
+        digits.make_data(dataclasses.replace(config, n_val=None)).test,
+        explorer.N_EXAMPLES,
+    )  # no validation digits
     params = {name: explorer.rounded(states[name].params) for name in explorer.DIGIT_MODELS}
     for name, prefix in (("capsnet", ""), ("cnn_pool", "pool.")):
         for key, w in params[name].items():
@@ -145,30 +147,22 @@ def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], tmp_path: Path,
     np.testing.assert_allclose(tensors["digits"]["examples"][:n] / 255, test.sources[:n], atol=1e-6)
     assert about["digits"]["labels"][:n] == test.labels[:n].tolist()
     assert len(about["digits"]["labels"]) == len(tensors["digits"]["examples"])
-    assert about["digits"]["accuracies"][0]["before"] == states["capsnet"].history["set_accuracy"][-1]
     assert np.shape(about["digits"]["names"]) == (10, 16)
     lengths, _ = digits.capsnet_forward(params["capsnet"], test.images, config)
     right = (np.sort(digits.top_labels(lengths, 2)) == np.sort(test.labels)).all(axis=1)
     assert about["digits"]["least"] == pytest.approx(np.sort(lengths[right])[:, -2].min(), abs=0.001)
     naming = about["digits"]["naming"]
     with Workers(1) as workers:
+        before = digits.evaluate(digits.make_models(config)["capsnet"], states["capsnet"].params, test, workers)
         one, two = (
             (explorer.second_shares(config, params["capsnet"], images, workers) >= naming["explains"]).mean()
             for images in (test.sources[:, 0], test.images)
         )
     assert (naming["one"], naming["two"]) == pytest.approx((1 - one, two))
+    assert about["digits"]["accuracies"][0]["before"] == before["set_accuracy"]
     held_out = next(r for r in about["viewpoint"]["accuracies"] if r["metric"] == "held_out_accuracy")
     _, view_states = views.load_checkpoint(checkpoints[1])
     assert held_out["before"] == view_states["capsules"].history["held_out_accuracy"][-1]
-
-
-def test_examples_are_of_the_test_digits(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
-    config, states = digits.load_checkpoint(checkpoints[0])
-    path = tmp_path / "validated"
-    save_checkpoint(path, digits.EXPERIMENT, dataclasses.replace(config, n_val=20), states.values(), "")
-    part = explorer.load_digits(path, None, 1)
-    n = explorer.N_EXAMPLES
-    np.testing.assert_array_equal(part.about["labels"][:n], digits.make_data(config).test.labels[:n])
 
 
 def test_the_tray_has_pictures_of_both_kinds_in_turn() -> None:
