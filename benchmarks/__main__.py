@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks import conv_matrix_capsules as matrix_capsules
 from benchmarks import multimnist, scaling, smallnorb
-from benchmarks.measure import Step, interleave, peak_memory, version_of
+from benchmarks.measure import Step, in_fresh_process, interleave, time_and_peak, version_of
 from support.console import print_message
 from support.result_tables import plain_table
 from support.results import environment, save_result
@@ -47,7 +47,8 @@ def compare(builds: dict[str, tuple[Build, dict[str, Any]]], repetitions: int) -
     for name in steps:
         build, arguments = builds[name]
         times = round(seconds[name] / seconds[OURS], 2), round(1e3 * seconds[name], 2)
-        rows.append([name, *times, round(peak_memory(build, **arguments))])
+        _, peak = in_fresh_process(time_and_peak, build=build, repetitions=1, **arguments)
+        rows.append([name, *times, round(peak)])
     return {"columns": ["training step", "time / numpy's", "ms", "peak MiB"], "rows": rows}
 
 

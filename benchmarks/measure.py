@@ -46,11 +46,6 @@ def time_and_peak(build: Callable[..., Step], repetitions: int, **arguments: Any
     return seconds, int(status["VmHWM"].split()[0]) / 1024
 
 
-def peak_memory(build: Callable[..., Step], **arguments: Any) -> float:
-    """Peak resident memory in MiB of a fresh process that builds a step and runs it four times. Linux alone."""
-    return in_fresh_process(time_and_peak, build=build, repetitions=1, **arguments)[1]
-
-
 def version_of(package: str) -> str | None:
     """Its version, of torch with what it was built for; None where it is not installed."""
     try:

@@ -34,7 +34,7 @@ def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now[-1])
     assert measure.interleave(steps, 3, warm_up=0) == {"ours": 2, "theirs": 4}
     monkeypatch.setattr(program, "interleave", lambda *_: {program.OURS: 0.002, "theirs": 0.003})
-    monkeypatch.setattr(program, "peak_memory", lambda build: 50.2)
+    monkeypatch.setattr(program, "in_fresh_process", lambda function, build, repetitions: (0.1, 50.2))
     builds: dict[str, Any] = dict.fromkeys((program.OURS, "theirs"), (lambda: lambda: None, {}))
     table = program.compare(builds, 3)
     assert table["rows"] == [[program.OURS, 1.0, 2.0, 50], ["theirs", 1.5, 3.0, 50]]
@@ -45,7 +45,8 @@ def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -
 
 def test_peaks_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that takes 200 MiB and gives them back has a peak above them."""
-    assert measure.peak_memory(functools.partial(functools.partial, np.ones, 25 << 20)) > 200
+    build = functools.partial(functools.partial, np.ones, 25 << 20)
+    assert measure.in_fresh_process(measure.time_and_peak, build=build, repetitions=1)[1] > 200
     monkeypatch.setattr(measure.Path, "read_text", lambda _: "VmHWM:\t 2048 kB\nVmRSS:\t 9 kB")
     assert measure.time_and_peak(lambda: lambda: None, 1)[1] == 2
 
