@@ -87,23 +87,20 @@ NETWORKS = ("smallnorb", "multimnist", "matrix_capsules")
 
 
 def ours(network: str) -> tuple[Any, ...]:
-    """Configuration, parameters and a batch at random, loss and gradients; in float64."""
+    """Configuration, parameters at random, a batch, loss and gradients; in float64."""
     module, rng = program.MODULES[network], np.random.default_rng(0)
-    config = dataclasses.replace(module.problem(3)[0], dtype="float64")
-    model: Any = (
-        m.capsnet_model(config) if network == "multimnist" else module.experiment.make_models(config)["capsules"]
-    )
+    config, _, batch = module.problem(3)
+    config = dataclasses.replace(config, dtype="float64")
+    data: Any = [x.astype(float) if x.dtype.kind == "f" else x for x in batch]
+    model: Any = m.capsnet_model(config) if module is benchmark else module.experiment.make_models(config)["capsules"]
     params = {key: p + 0.1 * rng.standard_normal(p.shape) for key, p in init_state(model, config).params.items()}
     if network == "smallnorb":
-        data: Any = (rng.random((3, 32, 32, 1)), rng.integers(0, 5, 3))
         scores, cache = model.forward(params, data[0])
         loss, dscores = model.loss(scores, data[1], 0.0)
         return config, params, data, loss, model.backward(dscores, cache)[0]
     if network == "multimnist":
-        data = m.Batch(rng.random((3, 36, 36)), np.array([[1, 4], [7, 0], [4, 3]]), rng.random((3, 2, 36, 36)))
-        losses, grads = model.loss_and_grads(params, data, 3)
+        losses, grads = model.loss_and_grads(params, data := m.Batch(*data), 3)
     else:
-        data = (rng.random((3, 28, 28, 1)), rng.integers(0, 10, 3))
         losses, grads = module.experiment.loss_and_grads(model, 0.0, params, module.experiment.Examples(*data), 3)
     return config, params, data, losses["train_loss"], grads
 
