@@ -133,11 +133,9 @@ class Options:
 def main(argv: Sequence[str] | None = None) -> None:
     config, options, _ = parse(
         Config, Options, argv,
-        "Record explorer.html in use, in a headless browser, as a GIF. This needs the packages of"
-        " requirements-browser.txt, and Chromium.",
+        "Record explorer.html in use as a GIF, in a headless Chromium, with the packages of requirements-browser.txt.",
         [
             ("", "Record explorer.html as explorer.gif: about 30 seconds."),
-            ("--fps 4", "The same, played more slowly: about 30 seconds."),
             ("--page draft.html --out draft.gif", "Record another page: about 30 seconds."),
         ],
     )  # fmt: skip

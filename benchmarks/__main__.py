@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks import conv_matrix_capsules as matrix_capsules
 from benchmarks import multimnist, scaling, smallnorb
-from benchmarks.measure import Step, interleave, peak_memory, version_of
+from benchmarks.measure import Step, in_fresh_process, interleave, time_and_peak, version_of
 from support.console import print_message
 from support.result_tables import plain_table
 from support.results import environment, save_result
@@ -22,7 +22,7 @@ OURS = "numpy"
 Build = Callable[..., Step]
 MODULES: dict[str, Any] = {"smallnorb": smallnorb, "matrix_capsules": matrix_capsules, "multimnist": multimnist}
 SLOW = "matrix_capsules"  # a quarter of the repetitions
-TORCH = {
+TORCH: dict[str, dict[str, Any]] = {
     "PyTorch eager": {},
     "PyTorch eager, fused Adam": {"fused": True},
     "torch.compile": {"compiled": True},
@@ -47,20 +47,19 @@ def compare(builds: dict[str, tuple[Build, dict[str, Any]]], repetitions: int) -
     for name in steps:
         build, arguments = builds[name]
         times = round(seconds[name] / seconds[OURS], 2), round(1e3 * seconds[name], 2)
-        rows.append([name, *times, round(peak_memory(build, **arguments))])
+        _, peak = in_fresh_process(time_and_peak, build=build, repetitions=1, **arguments)
+        rows.append([name, *times, round(peak)])
     return {"columns": ["training step", "time / numpy's", "ms", "peak MiB"], "rows": rows}
 
 
 def candidates(name: str, threads: int) -> dict[str, tuple[Build, dict[str, Any]]]:
     """What is timed of an experiment: the function that builds a step, and its arguments."""
-    module = MODULES[name]
-    crew = {} if module is smallnorb else {"threads": threads}
+    module, crew = MODULES[name], {"threads": threads}
     builds: dict[str, tuple[Build, dict[str, Any]]] = {OURS: (module.numpy_step, crew)}
     if module is smallnorb:
         builds["its matrix products alone"] = (smallnorb.matrix_products_step, {})
     if version_of("torch"):
-        theirs = crew if module is multimnist else {}
-        builds |= {label: (module.torch_step, {**theirs, **options}) for label, options in TORCH.items()}
+        builds |= {label: (module.torch_step, crew | options) for label, options in TORCH.items()}
     if version_of("jax"):
         from benchmarks import jax_networks
 

@@ -44,7 +44,7 @@ def numpy_step(batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, t
     return step
 
 
-def torch_step(batch_size: int = 32, **options: bool) -> Step:
+def torch_step(batch_size: int = 32, **options: Any) -> Step:
     """The same network, three EM iterations; ``options`` as of ``torch_adam_step``."""
     import torch
     from torch import nn

@@ -25,30 +25,6 @@ from support.run import init_state
 Params = dict[str, Any]
 
 
-def training_step(loss: Callable[..., Array], params: Params, *data: Any) -> Step:
-    """A step of Adam on ``loss(params, *data)``; it returns when the new parameters are there."""
-
-    def adam(p: Array, g: Array, m: Array, v: Array, t: Array) -> tuple[Array, Array, Array]:
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-        return p - 1e-6 * (m / (1 - 0.9**t)) / (jnp.sqrt(v / (1 - 0.999**t)) + 1e-8), m, v
-
-    def update(state: list[Params], t: Array, *data: Array) -> list[Params]:
-        grads = jax.grad(loss)(state[0], *data)
-        new = {key: adam(p, grads[key], state[1][key], state[2][key], t) for key, p in state[0].items()}
-        return [{key: new[key][k] for key in new} for k in range(3)]
-
-    jitted = jax.jit(update, donate_argnums=0)
-    state = [jax.tree.map(jnp.array, params), *(jax.tree.map(jnp.zeros_like, params) for _ in range(2))]
-    fixed, n_steps = jax.tree.map(jnp.asarray, data), 0
-
-    def step() -> None:
-        nonlocal state, n_steps
-        n_steps += 1
-        state = jax.block_until_ready(jitted(state, jnp.float32(n_steps), *fixed))
-
-    return step
-
-
 def convolution(x: Array, w: Array, b: Array, stride: int, pad: int = 0) -> Array:
     """x (B, H, W, C), w (K, K, C, F), b (F,) -> (B, Ho, Wo, F)."""
     layout = ("NHWC", "HWIO", "NHWC")
@@ -175,7 +151,27 @@ NETWORKS: dict[str, tuple[Any, Callable[..., Array]]] = {
 
 
 def jax_step(name: str, batch_size: int = 32) -> Step:
-    """A training step of one of the networks."""
+    """A step of Adam on one of the networks; it returns when the new parameters are there."""
     module, loss = NETWORKS[name]
     config, model, data = module.problem(batch_size)
-    return training_step(functools.partial(loss, config=config), init_state(model, config).params, *data)
+    params = init_state(model, config).params
+
+    def adam(p: Array, g: Array, m: Array, v: Array, t: Array) -> tuple[Array, Array, Array]:
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        return p - 1e-6 * (m / (1 - 0.9**t)) / (jnp.sqrt(v / (1 - 0.999**t)) + 1e-8), m, v
+
+    def update(state: list[Params], t: Array, *data: Array) -> list[Params]:
+        grads = jax.grad(functools.partial(loss, config=config))(state[0], *data)
+        new = {key: adam(p, grads[key], state[1][key], state[2][key], t) for key, p in state[0].items()}
+        return [{key: new[key][k] for key in new} for k in range(3)]
+
+    jitted = jax.jit(update, donate_argnums=0)
+    state = [jax.tree.map(jnp.array, params), *(jax.tree.map(jnp.zeros_like, params) for _ in range(2))]
+    fixed, n_steps = jax.tree.map(jnp.asarray, tuple(data)), 0
+
+    def step() -> None:
+        nonlocal state, n_steps
+        n_steps += 1
+        state = jax.block_until_ready(jitted(state, jnp.float32(n_steps), *fixed))
+
+    return step

@@ -46,11 +46,6 @@ def time_and_peak(build: Callable[..., Step], repetitions: int, **arguments: Any
     return seconds, int(status["VmHWM"].split()[0]) / 1024
 
 
-def peak_memory(build: Callable[..., Step], **arguments: Any) -> float:
-    """Peak resident memory in MiB of a fresh process that builds a step and runs it four times. Linux alone."""
-    return in_fresh_process(time_and_peak, build=build, repetitions=1, **arguments)[1]
-
-
 def version_of(package: str) -> str | None:
     """Its version, of torch with what it was built for; None where it is not installed."""
     try:
@@ -77,13 +72,14 @@ def products_step(shapes: Sequence[tuple[Shape, Shape]]) -> Step:
 
 
 def torch_adam_step(
-    network: Any, loss: Callable[[Any, Any], Any], x: Any, layers: Sequence[Any], compiled: bool = False,
-    fused: bool = False, bfloat16: bool = False, channels_last: bool = False,
+    network: Any, loss: Callable[[Any, Any], Any], x: Any, layers: Sequence[Any], threads: int = 2,
+    compiled: bool = False, fused: bool = False, bfloat16: bool = False, channels_last: bool = False,
 ) -> Step:  # fmt: skip
     """A step of PyTorch's Adam on ``loss(network, x)``, by autograd. ``bfloat16``: under autocast; ``channels_last``:
     x and the maps of ``layers`` in the order B, H, W, C."""
     import torch
 
+    torch.set_num_threads(threads)
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-6, fused=fused)
     if channels_last:
         for layer in layers:

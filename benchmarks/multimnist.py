@@ -62,7 +62,7 @@ def usual_products_step(batch_size: int = 32, threads: int = 2) -> Step:
     return lambda: workers.map(lambda step: step(), shares)
 
 
-def torch_step(batch_size: int = 32, threads: int = 2, **options: bool) -> Step:
+def torch_step(batch_size: int = 32, **options: Any) -> Step:
     """The same network, three routing iterations; ``options`` as of ``torch_adam_step``."""
     import torch
     from torch import nn
@@ -104,7 +104,6 @@ def torch_step(batch_size: int = 32, threads: int = 2, **options: bool) -> Step:
             pictures = self.decoder((v[:, None] * mask).reshape(2 * B, 160))
             return (margin.sum() + config.recon_weight * ((pictures - target) ** 2).sum()) / B
 
-    torch.set_num_threads(threads)
     torch.manual_seed(0)
     network = CapsNet()
     x, target = torch.tensor(batch.images[:, None]), torch.tensor(batch.sources.reshape(2 * batch_size, n_pixels))

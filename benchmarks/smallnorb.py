@@ -52,7 +52,7 @@ def matrix_products_step(batch_size: int = 32) -> Step:
     ])  # fmt: skip
 
 
-def torch_step(batch_size: int = 32, **options: bool) -> Step:
+def torch_step(batch_size: int = 32, **options: Any) -> Step:
     """The same network, three EM iterations; ``options`` as of ``torch_adam_step``."""
     import torch
     from torch import nn

@@ -19,6 +19,7 @@ import threading
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 Array = np.ndarray
 
@@ -66,12 +67,11 @@ class Fields(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def receptive_fields(height: int, width: int, k: int, stride: int) -> Fields:
-    Ho, Wo = (height - k) // stride + 1, (width - k) // stride + 1
-    rows = stride * np.arange(Ho)[:, None] + np.arange(k)  # (Ho, K), of the map
-    columns = stride * np.arange(Wo)[:, None] + np.arange(k)  # (Wo, K)
-    position = rows[:, None, :, None] * width + columns[None, :, None, :]  # (Ho, Wo, K, K)
+    fields = sliding_window_view(np.arange(height * width).reshape(height, width), (k, k))
+    position = fields[::stride, ::stride].copy()  # (Ho, Wo, K, K)
     n_fields = np.bincount(position.ravel())  # (H * W,) or up to the last position in a field
-    return Fields((height, width), (Ho, Wo), k, stride, position, n_fields[position], int((n_fields > 0).sum()))
+    out = position.shape[:2]
+    return Fields((height, width), out, k, stride, position, n_fields[position], int((n_fields > 0).sum()))
 
 
 def gather(x: Array, fields: Fields) -> Array:
@@ -82,12 +82,11 @@ def gather(x: Array, fields: Fields) -> Array:
 def scatter(x: Array, fields: Fields, combine: np.ufunc = np.add) -> Array:
     """x (B, Ho, Wo, K, K, ...) -> (B, H, W, ...), combined over all fields that contain a position. With np.add it is
     the backward pass of ``gather``."""
-    (Ho, Wo), k, stride = fields.out, fields.k, fields.stride
     out = np.full((len(x), *fields.size, *x.shape[5:]), 0 if combine is np.add else -np.inf, x.dtype)
-    # gather(out)[:, row, column, i, j] = out[:, stride row + i, stride column + j]
-    for i, j in itertools.product(range(k), range(k)):
-        window = out[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]  # (B, Ho, Wo, ...)
-        combine(window, x[:, :, :, i, j], out=window)
+    views = sliding_window_view(out, (fields.k, fields.k), axis=(1, 2), writeable=True)
+    views = views[:, :: fields.stride, :: fields.stride]  # (B, Ho, Wo, ..., K, K); a place of the kernel at a time
+    for i, j in itertools.product(range(fields.k), range(fields.k)):
+        combine(views[..., i, j], x[:, :, :, i, j], out=views[..., i, j])
     return out
 
 

@@ -34,7 +34,7 @@ def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now[-1])
     assert measure.interleave(steps, 3, warm_up=0) == {"ours": 2, "theirs": 4}
     monkeypatch.setattr(program, "interleave", lambda *_: {program.OURS: 0.002, "theirs": 0.003})
-    monkeypatch.setattr(program, "peak_memory", lambda build: 50.2)
+    monkeypatch.setattr(program, "in_fresh_process", lambda function, build, repetitions: (0.1, 50.2))
     builds: dict[str, Any] = dict.fromkeys((program.OURS, "theirs"), (lambda: lambda: None, {}))
     table = program.compare(builds, 3)
     assert table["rows"] == [[program.OURS, 1.0, 2.0, 50], ["theirs", 1.5, 3.0, 50]]
@@ -45,7 +45,8 @@ def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -
 
 def test_peaks_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that takes 200 MiB and gives them back has a peak above them."""
-    assert measure.peak_memory(functools.partial(functools.partial, np.ones, 25 << 20)) > 200
+    build = functools.partial(functools.partial, np.ones, 25 << 20)
+    assert measure.in_fresh_process(measure.time_and_peak, build=build, repetitions=1)[1] > 200
     monkeypatch.setattr(measure.Path, "read_text", lambda _: "VmHWM:\t 2048 kB\nVmRSS:\t 9 kB")
     assert measure.time_and_peak(lambda: lambda: None, 1)[1] == 2
 
@@ -86,23 +87,20 @@ NETWORKS = ("smallnorb", "multimnist", "matrix_capsules")
 
 
 def ours(network: str) -> tuple[Any, ...]:
-    """Configuration, parameters and a batch at random, loss and gradients; in float64."""
+    """Configuration, parameters at random, a batch, loss and gradients; in float64."""
     module, rng = program.MODULES[network], np.random.default_rng(0)
-    config = dataclasses.replace(module.problem(3)[0], dtype="float64")
-    model: Any = (
-        m.capsnet_model(config) if network == "multimnist" else module.experiment.make_models(config)["capsules"]
-    )
+    config, _, batch = module.problem(3)
+    config = dataclasses.replace(config, dtype="float64")
+    data: Any = [x.astype(float) if x.dtype.kind == "f" else x for x in batch]
+    model: Any = m.capsnet_model(config) if module is benchmark else module.experiment.make_models(config)["capsules"]
     params = {key: p + 0.1 * rng.standard_normal(p.shape) for key, p in init_state(model, config).params.items()}
     if network == "smallnorb":
-        data: Any = (rng.random((3, 32, 32, 1)), rng.integers(0, 5, 3))
         scores, cache = model.forward(params, data[0])
         loss, dscores = model.loss(scores, data[1], 0.0)
         return config, params, data, loss, model.backward(dscores, cache)[0]
     if network == "multimnist":
-        data = m.Batch(rng.random((3, 36, 36)), np.array([[1, 4], [7, 0], [4, 3]]), rng.random((3, 2, 36, 36)))
-        losses, grads = model.loss_and_grads(params, data, 3)
+        losses, grads = model.loss_and_grads(params, data := m.Batch(*data), 3)
     else:
-        data = (rng.random((3, 28, 28, 1)), rng.integers(0, 10, 3))
         losses, grads = module.experiment.loss_and_grads(model, 0.0, params, module.experiment.Examples(*data), 3)
     return config, params, data, losses["train_loss"], grads
 
