@@ -33,7 +33,7 @@ import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as viewpoint
 from fast.workers import Workers, default_threads
 from support.console import print_message
-from support.figures import DATASET_NAMES, load_finished, reported_runs, write_if_changed
+from support.figures import DATASET_NAMES, load_finished, with_reported_seed, write_if_changed
 from support.files import UserError
 from support.results import environment
 from support.run import Stream, generator
@@ -238,7 +238,7 @@ def run_of(config: Any, data_name: str) -> dict[str, Any]:
 def study(path: Path, config: Any, names: Sequence[str], metric: str) -> dict[str, Any] | None:
     """How capsules and a CNN do in the runs of many seeds in ``path``: the mean of each, and their difference with its
     95 % interval. None where there are no such runs of the page's configuration."""
-    if not (runs := reported_runs(path, config)):
+    if not (runs := with_reported_seed(path, names[0], metric, config, {"seed"})[2]):
         return None
     capsules, cnn = ([run["models"][name][metric] for run in runs] for name in names)
     difference = describe_sample(np.subtract(capsules, cnn).tolist())

@@ -30,7 +30,7 @@ import smallnorb_novel_viewpoint as views
 from fast.workers import Workers
 from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnist, smallest
 from support.browser import NoBrowserError, headless_browser, show_as
-from support.figures import reported_runs
+from support.figures import with_reported_seed
 from support.files import UserError
 from support.optimizers import TrainState
 
@@ -306,7 +306,8 @@ def test_the_accuracies_as_trained_are_those_of_the_results(
     config = config_of(experiment, said)
     if part == "digits":
         config = dataclasses.replace(config, dataset="auto")  # which found MNIST
-    runs = reported_runs(ROOT / "results" / experiment.EXPERIMENT / f"{name}.json", config)
+    path, row = ROOT / "results" / experiment.EXPERIMENT / f"{name}.json", said["accuracies"][0]
+    runs = with_reported_seed(path, row["model"], row["metric"], config, {"seed"})[2]
     (models,) = (run["models"] for run in runs if run["seed"] == config.seed)
     for row in said["accuracies"]:
         assert models[row["model"]][row["metric"]] == row["before"]
