@@ -50,7 +50,7 @@ from support.figures import (  # isort: skip
     show_pictures, tested,
 )  # fmt: skip
 
-MODELS = {"capsnet": CAPSNET, "cnn": CNN, "cnn_pool": POOLING}
+MODELS = {"capsnet": CAPSNET, "cnn": CNN._replace(label="CNN without pooling"), "cnn_pool": POOLING}
 DIGIT_COLOURS = YELLOW, SKY  # of the first and the second digit; where both are bright their sum is white
 RESULTS = Path("results") / experiment.EXPERIMENT / "composites_48000.json"
 SCALING_RESULTS = RESULTS.with_name("scaling.json")
