@@ -19,7 +19,7 @@ def read_affnist(path: Path) -> tuple[Array, Array]:
 
     It is a MATLAB file (version 5) of one struct, ``affNISTdata``, whose ``image`` is (1600, N) uint8 and whose
     ``label_int`` has the N digits. Files differ in whether the 1600 run along rows or columns: images are transposed if
-    the ones would lie down. Raises UserError for any other file.
+    the ones lie, that is, change more from row to row than from column to column. Raises UserError for any other file.
     """
     from scipy.io import loadmat
 
@@ -33,12 +33,7 @@ def read_affnist(path: Path) -> tuple[Array, Array]:
     except Exception as error:  # scipy raises many kinds on a damaged file: TypeError, zlib.error, MatReadError, ...
         raise UserError(f"{path} is not an affNIST file that can be read: {one_line(error)}") from error
     images = np.ascontiguousarray(pixels.T).reshape(-1, AFFNIST_SIDE, AFFNIST_SIDE)
-    if is_wide(images[labels == 1]):
+    ones = images[labels == 1].astype(int)
+    if np.abs(np.diff(ones, axis=1)).sum() > np.abs(np.diff(ones, axis=2)).sum():
         images = images.transpose(0, 2, 1)
     return images, labels.astype(np.intp)
-
-
-def is_wide(images: Array) -> bool:
-    """Whether images (N, H, W) change more from row to row than from column to column, as strokes that lie do."""
-    down, across = (np.abs(np.diff(images.astype(int), axis=axis)).sum() for axis in (1, 2))
-    return bool(down > across)

@@ -22,7 +22,6 @@ NORB_PARTS: dict[str, tuple[int, str, tuple[int, ...]]] = {  # magic number, typ
 }  # fmt: skip
 NORB_CHUNK = 256  # stereo pairs decoded at a time
 NORB_ITEMS = 24_300  # of an official set; a file that claims more is not believed
-NORB_CLASSES = 5
 
 
 def file_name(subset: str, part: str) -> str:
@@ -81,10 +80,7 @@ def read_norb(data_dir: Path, subset: str) -> tuple[Array, Array, Iterator[Array
     dat, cat, info = (norb_path(data_dir, subset, part) for part in NORB_PARTS)
     labels = np.concatenate(list(stream_norb(cat, "cat")))
     views = np.concatenate(list(stream_norb(info, "info", len(labels))))
-    if labels.min() < 0 or labels.max() >= NORB_CLASSES:
-        raise UserError(f"{cat} holds a class outside 0 to {NORB_CLASSES - 1}")
-    if not set(views[:, 0].tolist()) <= {int(digit) for digit in NORB_SETS[subset][2:]}:
-        raise UserError(f"{info} holds objects of the other set: training and testing files are swapped")
-    if ((views[:, 1:3] < 0) | (views[:, 1:3] > (8, 34))).any():
-        raise UserError(f"{info} holds an elevation outside 0 to 8 or an azimuth outside 0 to 34; fetch it again")
+    known = range(5), [int(digit) for digit in NORB_SETS[subset][2:]], range(9), range(0, 36, 2), range(6)
+    if not all(np.isin(column, those).all() for column, those in zip((labels, *views.T), known, strict=True)):
+        raise UserError(f"{cat} or {info} is damaged, or the {subset} files are those of the other set: fetch both")
     return labels, views, stream_norb(dat, "dat", len(labels))

@@ -473,10 +473,7 @@ def quadrics(scene: Toy, own: Array, start: Array) -> tuple[Array, Array, Array]
     return -b, square, a > 0
 
 
-Window = tuple[slice, slice]
-
-
-def crossings(scene: Toy, u: Array, v: Array) -> Iterator[tuple[Window, Array, Array]]:
+def crossings(scene: Toy, u: Array, v: Array) -> Iterator[tuple[tuple[slice, slice], Array, Array]]:
     """For each solid the part of the grid of u and v that it covers, and where the rays enter and leave it: two t's
     (h, w) each. On a miss enter < leave is false; a ray may miss by a NaN. Both grids are even; u rises and v falls.
     """

@@ -54,11 +54,6 @@ def fault_of(path: Path) -> str:
     return text
 
 
-def is_drawn(sets: PictureSets) -> bool:
-    """Whether the test set was drawn, and not read."""
-    return not sets.test.names
-
-
 def everything(sets: PictureSets) -> Array:
     """All pictures, sorted, whichever set they are in."""
     images = np.concatenate([sets.train.images, sets.test.images])
@@ -275,7 +270,7 @@ def test_sub_folders_are_classes_and_a_fifth_of_each_is_the_test_set(folder: Pat
     assert sets.train.images.dtype == np.uint8
     assert np.bincount(sets.train.labels).tolist() == [6, 6, 6]
     assert np.bincount(sets.test.labels).tolist() == [2, 2, 2]
-    assert is_drawn(sets)
+    assert not sets.test.names  # it was drawn, and not read
     for part in (sets.train, sets.test):
         bright = part.images[..., 0][:, :, [3, 10, 17]].mean(axis=1)
         np.testing.assert_array_equal(bright.argmax(axis=1), part.labels)
@@ -577,7 +572,7 @@ def test_files_of_mnists_format_with_names(tmp_path: Path, capsys: Capture) -> N
     sets = sets_of(root)
     assert sets.classes == ("1", "2", "26")
     assert sets.train.images.shape == (18, 28, 28, 1)
-    assert not is_drawn(sets)
+    assert sets.test.names
     (root / "classes.txt").write_text("A\nB\n\nŽ\n", encoding="utf-8")
     sets = sets_of(root, 20)
     assert sets.classes == ("A", "B", "Ž")
@@ -596,11 +591,6 @@ def test_files_of_mnists_format_with_names(tmp_path: Path, capsys: Capture) -> N
     assert "cannot read" in fault_of(root)
 
 
-def packed(path: Path, name: str) -> None:
-    path.with_name(name).write_bytes(gzip.compress(path.read_bytes()))
-    path.unlink()
-
-
 def test_files_of_mnists_format_are_found_where_other_tools_leave_them(tmp_path: Path) -> None:
     plain = sets_of(write_idx(tmp_path / "plain", [1, 2], 32))
     assert plain.train.images.shape[1:] == (32, 32, 1)
@@ -612,7 +602,8 @@ def test_files_of_mnists_format_are_found_where_other_tools_leave_them(tmp_path:
         (around / "x").rename(path / path.name)
     dotted = write_idx(tmp_path / "dotted", [1, 2], 32)
     for k, path in enumerate(sorted(dotted.iterdir())):
-        packed(path, path.name.replace("-idx", ".idx") + ".gz" * (k % 2))  # one half packed under its old name
+        path.write_bytes(gzip.compress(path.read_bytes()))
+        path.rename(path.with_name(path.name.replace("-idx", ".idx") + ".gz" * (k % 2)))  # a half under its old name
     shutil.copytree(around, tmp_path / "both")
     for path in [*(tmp_path / "both").glob("*/*")]:  # unpacked, and beside it packed
         path.with_name(f"{path.name}.gz").write_bytes(b"")
