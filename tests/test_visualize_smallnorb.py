@@ -202,3 +202,10 @@ def test_rows_are_named_by_activations_and_columns_by_scores(run: figures.Run) -
     for v, ax in ((2, axes[2]), (3, axes[5])):  # of an L, after the last iteration
         columns = [f"{name}\n{score:.2f}" for name, score in zip(run.config.classes, scores[v], strict=True)]
         assert held(ax)["ticks"] == [columns, [f"{a:.2f}" for a in cache.a_in[v]]]
+
+
+def test_twenty_shapes_and_two_of_them_from_both_ranges() -> None:
+    shapes, trained, held_out = drawn(figures.draw_shapes).axes
+    assert not np.array_equal(*cells(shapes, 2, 10, gap=(2, 2))[0, :2])
+    assert [ax.get_title("left") for ax in (trained, held_out)] == [word for _, word, _ in figures.RANGES]
+    assert held(trained)["ticks"][0] == ["0°", "30°", "60°", "90°", "120°", "150°"]
