@@ -174,24 +174,6 @@ def test_the_tray_has_pictures_of_both_kinds_in_turn() -> None:
         assert [is_right[name][index] for name in explorer.DIGIT_MODELS] == [k % 2 == 0, k % 2 == 1]
 
 
-def test_a_second_digit_explains_what_the_first_one_does_not() -> None:
-    """Of a decoder that draws a vertical bar from capsule 1 and a horizontal one from capsule 7."""
-    config = digits.Config(conv_channels=4, primary_types=2, decoder=(12, 16))
-    params = digits.capsnet_init(np.random.default_rng(0), config)
-    bars = np.zeros((2, 36, 36))
-    bars[0, 5:30, 16:20] = bars[1, 16:20, 5:30] = 1
-    images = np.stack([bars[0], bars.max(axis=0)]).astype(np.float32)
-    lengths = np.tile(np.where(np.arange(10) == 1, 0.9, np.where(np.arange(10) == 7, 0.6, 0.2)), (40, 1))
-    with pytest.MonkeyPatch.context() as patch, Workers(1) as workers:
-        patch.setattr(digits, "capsnet_forward", lambda p, x, c: (lengths[: len(x)], SimpleNamespace(v=None)))
-        patch.setattr(digits, "reconstruct", lambda p, v, labels: 0.9 * bars[(labels == 7).astype(int)])
-        share = explorer.second_shares(config, params, np.repeat(images, 20, axis=0), workers)
-    cross, bar = 16, 100  # pixels of both bars, and of each
-    alone, rest = 0.01 * bar, bar - cross  # squared error of a bar's picture, and pixels of the other bar beyond it
-    np.testing.assert_allclose(share[:20], 1 - (alone + 0.81 * rest) / alone)
-    np.testing.assert_allclose(share[20:], 1 - (alone + 0.01 * rest) / (alone + rest))
-
-
 def test_the_threshold_errs_as_often_on_one_digit_as_on_two() -> None:
     one, two = np.array([-0.3, 0.0, 0.1, 0.4, 0.2]), np.array([0.9, 0.3, 0.6, 0.15, 0.7])
     assert explorer.even_threshold(one, two) == 0.3
