@@ -68,7 +68,8 @@ def check_run(key: str, script: Any, argv: list[str], tolerance: float = 1e-6) -
 
 def test_drawn_data(tmp_path: Path) -> None:
     rng = np.random.default_rng
-    toys = [toy_norb.make_toy(category, instance, 3) for category in range(5) for instance in (0, 7)]
+    every = [[toy_norb.make_toy(category, instance, 3) for instance in range(25)] for category in range(5)]
+    toys = [toy for of_category in every for toy in (of_category[0], of_category[7])]
     views = [
         toy_norb.draw_view(toy, 40, 35, eye, toy_norb.draw_ground(
             toy_norb.shadow_maps(toy, 40), toy_norb.shadow_resampling(35, eye, toy.height)))
@@ -78,6 +79,8 @@ def test_drawn_data(tmp_path: Path) -> None:
     Image.fromarray(np.arange(40 * 30 * 3, dtype=np.uint8).reshape(40, 30, 3)).save(path)
     check("drawn data", {
         "shapes": shapes.draw_shapes(rng(3), 12), "strokes": stroke_digits.stroke_digits(rng(3), 300),
+        "solids": [{name: np.concatenate([getattr(toy, name).ravel() for toy in of_category])
+                    for name in ("axes", "centres", "albedo", "top")} for of_category in every],
         "toys": views, "order of views": toy_norb.shuffled_views("training", 3),
         "strokes of a picture": pictures.read_strokes(path, 28, 20), "a picture": pictures.read_square(path, 24, 3),
     })  # fmt: skip
