@@ -141,19 +141,16 @@ def middle(config: Config, data: Data, angle: str, part: str) -> float:
     return float(angles[len(angles) // 2])
 
 
-def pair_of_views(run: Run) -> Split:
-    """Of every class a view from the middle of the training range and one from that of the held-out range."""
+def routed_views(run: Run) -> tuple[Split, Array, Any]:
+    """Of every class a view from the middle of the training range and one from that of the held-out range; the scores
+    and the cache of the capsule network on them."""
     azimuths, elevations = (
         np.array([middle(run.config, run.data, angle, part) for part in ("train", "test")])
         for angle in ("azimuth", "elevation")
     )
-    return pick_views(run.config, run.data, azimuths, elevations)
-
-
-def capsule_outputs(run: Run, images: Array) -> tuple[Array, Any]:
-    """Scores and cache of the capsule network."""
-    x = experiment.crop(images, None).astype(run.config.dtype, copy=False)
-    return experiment.make_models(run.config)["capsules"].forward(run.states["capsules"].params, x)
+    views = pick_views(run.config, run.data, azimuths, elevations)
+    x = experiment.crop(views.images, None).astype(run.config.dtype, copy=False)
+    return views, *experiment.make_models(run.config)["capsules"].forward(run.states["capsules"].params, x)
 
 
 def accuracy_by_azimuth(run: Run) -> tuple[Array, dict[str, Array]]:
@@ -319,8 +316,7 @@ def pose_pictures(poses: Array, limit: float, side: int) -> Array:
 
 def draw_class_poses(run: Run) -> Figure:
     config, n = run.config, experiment.N_CLASSES
-    views = pair_of_views(run)
-    scores, cache = capsule_outputs(run, views.images)
+    views, scores, cache = routed_views(run)
     side = views.images.shape[1]
     limit = float(np.percentile(np.abs(cache.mu), 96))  # a few large entries would make all others pale
     fig = make_figure(5.85, "Pose matrices of the class capsules", subtitle(config, run.who)
@@ -347,8 +343,7 @@ def draw_class_poses(run: Run) -> Figure:
 
 def draw_routing_assignments(run: Run) -> Figure:
     config, k, n, n_in = run.config, 1, experiment.N_CLASSES, experiment.N_PRIMARY
-    views = pair_of_views(run)
-    scores, cache = capsule_outputs(run, views.images)  # k: L, which changes most as it turns; a human of smallNORB
+    views, scores, cache = routed_views(run)  # k: L, which changes most as it turns; a human of smallNORB
     iterations = [step.r for step in cache.routing.m_steps]  # each (N, I, J)
     shown = evenly_spaced_indices(len(iterations), 3)
     fig = make_figure(5.6, f"EM routing of one {config.classes[k]}", subtitle(config, run.who)

@@ -198,7 +198,7 @@ def test_the_drop_is_what_is_lost(run: figures.Run) -> None:
 
 def test_rows_are_named_by_activations_and_columns_by_scores(run: figures.Run) -> None:
     axes = drawn(lambda: figures.draw_routing_assignments(run), record=False).axes
-    scores, cache = figures.capsule_outputs(run, figures.pair_of_views(run).images)
+    _, scores, cache = figures.routed_views(run)
     for v, ax in ((2, axes[2]), (3, axes[5])):  # of an L, after the last iteration
         columns = [f"{name}\n{score:.2f}" for name, score in zip(run.config.classes, scores[v], strict=True)]
         assert held(ax)["ticks"] == [columns, [f"{a:.2f}" for a in cache.a_in[v]]]
