@@ -74,7 +74,7 @@ CLAIMS: tuple[Claim, ...] = (
             Condition("convolutional, the write-up's objects", "conv_matrix_capsules/voxels_azimuths.json", "capsules",
                       "cnn", "held_out_accuracy", "200:400", looks=2),
             Condition("convolutional, drawn shapes", "conv_matrix_capsules/shapes_azimuths.json", "capsules",
-                      "cnn", "held_out_accuracy", "200:1000", looks=4),
+                      "cnn", "held_out_accuracy", "200:1200", looks=5),
             Condition("toys, at equal familiar accuracy", "conv_matrix_capsules/toys_azimuths.json", "capsules",
                       "cnn", "held_out_accuracy", "200:215", at_equal="familiar_accuracy"),
         ),
