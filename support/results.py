@@ -155,7 +155,10 @@ def keys(value: Any) -> Any:
 
 
 def column(runs: list[Any]) -> Any:
-    return {key: column([run[key] for run in runs]) for key in runs[0]} if isinstance(runs[0], dict) else runs
+    """A whole number that all runs have, such as that of parameters, stands once."""
+    if isinstance(runs[0], dict):
+        return {key: column([run[key] for run in runs]) for key in runs[0]}
+    return runs[0] if isinstance(runs[0], int) and runs == [runs[0]] * len(runs) else runs
 
 
 def rows(value: dict[str, Any]) -> Any:
@@ -164,7 +167,9 @@ def rows(value: dict[str, Any]) -> Any:
         return value
 
     def row(column: Any, i: int) -> Any:
-        return {key: row(v, i) for key, v in column.items()} if isinstance(column, dict) else column[i]
+        if isinstance(column, dict):
+            return {key: row(v, i) for key, v in column.items()}
+        return column[i] if isinstance(column, list) else column
 
     return [row(value["columns"], i) for i in range(len(value["columns"]["seed"]))]
 
@@ -174,8 +179,10 @@ def format_json(value: Any, depth: int = 0) -> str:
     is not finite."""
     line = json.dumps(value, allow_nan=False)
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if len(line) + depth <= 160 or not any(isinstance(part, dict | list) for part in parts):
+    if len(line) + depth <= 160:
         return line
+    if not any(isinstance(part, dict | list) for part in parts):
+        return json.dumps(value, separators=(",", ":"))
     if isinstance(value, dict):
         items = [f"{json.dumps(key)}: {format_json(v, depth + 1)}" for key, v in value.items()]
     else:
