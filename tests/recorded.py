@@ -94,9 +94,9 @@ def of_axes(ax: Any) -> dict[str, Any]:
     found = of_artists(ax.get_children(), ax) | {"x limits": [*ax.get_xlim()], "y limits": [*ax.get_ylim()]}
     found["words"] += "|".join(["", ax.get_xlabel(), ax.get_ylabel(), *(ax.get_title(at) for at in ("left", "right"))])
     for axis in (ax.xaxis, ax.yaxis):
-        formatter, locator = axis.get_major_formatter(), axis.get_major_locator()
-        places = list(locator.locs) if isinstance(locator, FixedLocator) else [-0.5, 0, 400, 1e6]
-        if isinstance(locator, FixedLocator):
+        formatter, places = axis.get_major_formatter(), [-0.5, 0, 400, 1e6]
+        if isinstance(axis.get_major_locator(), FixedLocator):
+            places = list(axis.get_major_locator().locs)
             found[f"{axis.axis_name} ticks"] = np.array(places)
         if isinstance(formatter, FixedFormatter):
             found["words"] += "|" + "|".join(map(str, formatter.seq))

@@ -102,14 +102,17 @@ def test_colours_palettes_bits_frames_and_transparency(tmp_path: Path) -> None:
     colours = Image.new("RGB", (16, 16), (200, 100, 50))
     clear = np.full((16, 16, 4), (255, 255, 255, 0), np.uint8)  # whatever colour transparent pixels have
     clear[4:12, 4:12] = (20, 20, 20, 255)  # dark on transparent: on white
+    bright = np.where(clear[:, :, 3:] > 0, np.uint8(240), clear)  # bright on transparent: on black
+    bright[..., 3] = clear[..., 3]
     frames = [Image.new("L", (16, 16), level) for level in (90, 200)]
     frames[0].save(tmp_path / "two.gif", save_all=True, append_images=frames[1:])
     for name, image in {"a.bmp": colours, "clear.png": Image.fromarray(clear),
+                        "bright.png": Image.fromarray(bright),
                         "bits.png": Image.new("L", (16, 16), 255).convert("1")}.items():  # fmt: skip
         image.save(tmp_path / name)
     for name, channels, corner, middle in (
         ("a.bmp", 3, [200, 100, 50], [200, 100, 50]), ("a.bmp", 1, 124, 124), ("bits.png", 1, 255, 255),
-        ("clear.png", 1, 255, 20), ("clear.png", 3, 255, 20), ("two.gif", 1, 90, 90),
+        ("clear.png", 1, 255, 20), ("clear.png", 3, 255, 20), ("bright.png", 1, 0, 240), ("two.gif", 1, 90, 90),
     ):  # fmt: skip
         read = read_square(tmp_path / name, 16, channels)
         assert (read[0, 0] == corner).all(), name
