@@ -11,14 +11,13 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
 
 import multimnist_capsnet as m
 from benchmarks import __main__ as program
 from benchmarks import conv_matrix_capsules, figure, measure, scaling, smallnorb
 from benchmarks import multimnist as benchmark
 from figure_checks import check_held, drawn
-from helpers import ROOT, failure
+from helpers import failure
 from support.results import save_result
 from support.run import init_state
 
@@ -167,38 +166,27 @@ def test_every_step_in_jax_runs_to_its_end(monkeypatch: pytest.MonkeyPatch) -> N
     assert wait.call_count == 6
 
 
-def test_the_figure_is_drawn_of_a_scaling_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scaling_has_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "in_fresh_process", timed := Mock(return_value=(0.01, 90.0)))
-    save_result(tmp_path / "scaling.json", {"tables": scaling.measure(1, 2)})
+    tables = scaling.measure(1, 2)
+    assert [row[0] for row in tables["multimnist_batch"]["rows"]] == ["8", "16", "32", "64", "128"]
     sizes = [call.kwargs for call in timed.call_args_list]
     assert (128, 256) in {(given.get("batch_size"), given.get("conv_channels")) for given in sizes}
+
+
+def test_the_figure_has_a_bar_for_each_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [[form, 1.0, 7.6, 54] for form in [*figure.FORMS, "another form"]]
     steps = {
         name: {"columns": ["training step", "time / numpy's", "ms", "MiB"], "rows": rows} for name in figure.NETWORKS
     }
     save_result(tmp_path / "steps.json", {"tables": steps})
-    argv = [f"--{flag}={tmp_path / name}" for flag, name in (("results", "scaling.json"), ("steps", "steps.json"))]
-    argv.append(f"--outdir={tmp_path}")
+    argv = [f"--steps={tmp_path / 'steps.json'}", f"--outdir={tmp_path}"]
     assert figure.main(argv) == 0
-    for name in ("scaling", "steps"):
-        assert (tmp_path / "speed" / f"{name}.png").stat().st_size < 600_000
+    assert (tmp_path / "speed" / "steps.png").stat().st_size < 600_000
     check_held(drawn(lambda: figure.draw_steps(steps)).axes[1], bars=[[7.6] * len(figure.FORMS)])
     without = {name: table | {"rows": rows[:1] + rows[2:]} for name, table in steps.items()}  # as without PyTorch
     check_held(drawn(lambda: figure.draw_steps(without)).axes[1], bars=[[7.6] * (len(figure.FORMS) - 1)])
-    columns = ["batch", "1 thread, ms", "2 threads, ms", "1 thread, MiB"]
-    table = {"columns": columns, "rows": [[8, 4, 3, 50], [16, 9, 5, 60]]}
-    fig = drawn(lambda: figure.draw_scaling({"multimnist_batch": table}))
-    check_held(fig.axes[0], lines={"line 0": [[8, 16], [4, 9]], "line 1": [[8, 16], [3, 5]]})
-    check_held(fig.axes[1], lines={"line 0": [[8, 16], [50, 60]]})
-    one_thread, two_threads = (sum(to_rgb(line.get_color())) for line in fig.axes[0].lines)
-    assert one_thread > two_threads, "it is the pale one"
-    tables: list[Any] = [{}, {"multimnist_batch": []}, {"multimnist_batch": {"columns": [1, 2], "rows": []}}]
+    tables: list[Any] = [{}, {"multimnist": []}, {"multimnist": {"columns": [1, 2], "rows": []}}]
     for wrong in ({}, *({"tables": table} for table in tables)):
-        save_result(tmp_path / "scaling.json", wrong)
-        assert "scaling.json has no such tables: python -m benchmarks --scaling" in failure(figure, argv, capsys)
-    save_result(tmp_path / "steps.json", {"tables": {}})
-    argv[0] = "--results=" + str(ROOT / "results/benchmarks/scaling.json")
-    assert figure.main(argv) == 1
-    assert "steps.json has no such tables: python -m benchmarks --out" in capsys.readouterr().err
+        save_result(tmp_path / "steps.json", wrong)
+        assert "steps.json has no such tables: python -m benchmarks --out" in failure(figure, argv, capsys)
