@@ -93,6 +93,8 @@ def of_figure(fig: Figure) -> dict[str, Any]:
 def of_axes(ax: Any) -> dict[str, Any]:
     found = of_artists(ax.get_children(), ax) | {"x limits": [*ax.get_xlim()], "y limits": [*ax.get_ylim()]}
     found["words"] += "|".join(["", ax.get_xlabel(), ax.get_ylabel(), *(ax.get_title(at) for at in ("left", "right"))])
+    if ax.name == "polar":
+        found["zero and direction"] = np.array([ax.get_theta_offset(), ax.get_theta_direction()])
     for axis in (ax.xaxis, ax.yaxis):
         formatter, places = axis.get_major_formatter(), [-0.5, 0, 400, 1e6]
         if isinstance(axis.get_major_locator(), FixedLocator):
