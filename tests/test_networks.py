@@ -173,7 +173,7 @@ def test_a_step_moves_every_parameter_and_weights_outside_of_the_routing_decay(
 # --- Plain forms ------------------------------------------------------------------------------------------------------
 
 INSIDE_TWINS = (  # what each fast twin calls
-    "fast.optimizers._adam_jobs", "fast.spectral_conv.transforms", "fast.dynamic_routing.route",
+    "fast.optimizers._adam", "fast.spectral_conv.transforms", "fast.dynamic_routing.route",
     "fast.field_em.votes_forward",
 )  # fmt: skip
 

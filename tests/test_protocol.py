@@ -528,17 +528,18 @@ def test_no_number_that_is_not_finite_is_a_result(value: float, tmp_path: Path) 
 
 def test_runs_of_the_same_metrics_are_stored_as_columns(tmp_path: Path) -> None:
     """Read again they are the runs; others stay as they are."""
-    path, runs = tmp_path / "a.json", [{"seed": s, "models": {"cnn": {"accuracy": s / 8}}} for s in range(50)]
+    path, runs = tmp_path / "a.json", [{"seed": s, "models": {"cnn": {"accuracy": s / 8, "n": 9}}} for s in range(50)]
     histories: list[Any] = [[0.25, 0.5], {}]
     for history in histories:
         save_result(path, document := {"runs": [run | {"history": history} for run in runs]})
         assert parse_json(path) == document | {"checksum": checksum(document)}
-        assert '"accuracy": [0.0, 0.125, 0.25' in path.read_text()
+        assert '"accuracy": [0.0,0.125,0.25' in path.read_text()
+        assert path.read_text().count('"n": 9') == 1
     for other in (runs[:1], [*runs, {"seed": 50}], [*runs[:2], {"seed": 9, "models": {"cnn": {"loss": 1}}}]):
         save_result(path, {"runs": other})
         assert parse_json(path)["runs"] == other
         assert '"columns"' not in path.read_text()
-    wrong: list[Any] = [{"seed": [1, 2], "loss": [1]}, {"loss": [1]}, {"seed": [1], "models": 3}, []]
+    wrong: list[Any] = [{"seed": [1, 2], "loss": [1]}, {"loss": [1]}, {"seed": 1}, []]
     for columns in wrong:
         path.write_text(json.dumps({"columns": columns}))
         with pytest.raises(UserError, match="columns of unequal lengths"):

@@ -409,12 +409,3 @@ def test_a_result_that_was_written_before_makes_no_commit_dirty(
     git("add", ".")
     assert commit() == f"{first}-dirty"
     results.git_commit.cache_clear()
-
-
-def test_runs_are_read_as_they_were_stored(tmp_path: Path) -> None:
-    runs = [
-        {"seed": k, "models": {"cnn": {"n_params": 9, "loss": 0.1 * (k % 2), "history": [1, k]}}} for k in range(99)
-    ]
-    save_result(tmp_path / "r.json", {"runs": runs})
-    assert parse_json(tmp_path / "r.json")["runs"] == runs
-    assert (tmp_path / "r.json").read_text().count('"n_params": 9') == 1

@@ -119,7 +119,7 @@ def test_epochs_are_counted_from_one(run: figures.Run) -> None:
     loss, error, accuracy = fig.axes
     check_held(loss, lines={"CapsNet": [[1, 2], [0.5, 0.2]]}, levels=[])
     check_held(error, lines={"CapsNet": [[1, 2], [0.09, 0.06]]}, levels=[])
-    names = ["CapsNet", "CNN of equal size", "CNN with pooling"]
+    names = ["CapsNet", "CNN without pooling", "CNN with pooling"]
     check_held(accuracy, lines={name: [[1, 2], [0.25, 0.5]] for name in names}, levels=[1 / 45])
     assert legend_of(fig) == names
 
@@ -152,7 +152,7 @@ def test_the_length_of_a_training_is_what_its_setting_says() -> None:
         figures.Series("cnn", False): [47_872], figures.Series("capsnet", True): [47_872],
     }  # fmt: skip
     fig = drawn(lambda: figures.draw_scaling(found))
-    names = ["CapsNet", "CNN of equal size", "CapsNet of the paper's size, any overlap"]
+    names = ["CapsNet", "CNN without pooling", "CapsNet of the paper's size, any overlap"]
     assert legend_of(fig) == names
     ax = fig.axes[0]
     lines = held(ax)["lines"]
