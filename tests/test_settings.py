@@ -91,11 +91,8 @@ UNFIT = {  # flags of each script, and what is said of them
         ("--study couplings --assignments even", "--assignments: does not apply to --study couplings"),
     ],
     "make_toy_norb": [
-        ("--out-json x.json", "--out-json: needs --baselines"),
-        ("--baselines --figure x.png", "--figure: not together with --baselines"),
         ("--data-dir d", "--data-dir: needs --figure"),
-        ("--baselines --seed 2", "--seed: not together with --baselines"),
-        ("--figure x.png --out-dir d", "--out-dir: not together with --baselines or --figure"),
+        ("--figure x.png --out-dir d", "--out-dir: not together with --figure"),
     ],
     "your_own_images": [
         ("", "--data-dir: name the folder of your pictures"),

@@ -1,9 +1,8 @@
-"""data/toy_norb.py and make_toy_norb.py: the solids, the images, the six files and the baselines."""
+"""data/toy_norb.py and make_toy_norb.py: the solids, the images, the six files and the contact sheet."""
 
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -228,8 +227,7 @@ def test_what_stops_the_drawing_leaves_the_older_set(
 
 @pytest.fixture
 def small_cache(tmp_path: Path, monkeypatch: Patch, few_toys: None) -> Path:
-    for module in (views, script):
-        monkeypatch.setattr(module, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(views, "CACHE_DIR", str(tmp_path))
     return tmp_path
 
 
@@ -280,39 +278,7 @@ def test_the_experiment_holds_out_viewpoints_or_nothing(small_cache: Path) -> No
         np.testing.assert_array_equal(examples.labels, split.labels)
 
 
-# --- Baselines, contact sheet -----------------------------------------------------------------------------------------
-
-
-def test_nearest_neighbour_and_least_squares_are_those_of_the_definition(monkeypatch: Patch) -> None:
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 5, 60)
-    train = (rng.normal(size=(60, 7)) + labels[:, None]).astype(np.float32)
-    test = rng.normal(2, 2, (300, 7)).astype(np.float32)
-    distances = np.linalg.norm(test[:, None] - train, axis=2)
-    np.testing.assert_array_equal(script.nearest_neighbour(train, labels, test), labels[distances.argmin(axis=1)])
-    monkeypatch.setattr(script, "RIDGE", 1e-12)
-    answer = script.linear_classifier(train, labels, test)
-    a = np.column_stack([train, np.ones(60)]).astype(float)
-    w = np.linalg.lstsq(a, np.eye(5)[labels], rcond=None)[0]
-    np.testing.assert_array_equal(answer, (np.column_stack([test, np.ones(300)]) @ w).argmax(axis=1))
-
-
-def test_baselines_of_a_small_set(small_cache: Path, monkeypatch: Patch, capsys: Capture) -> None:
-    monkeypatch.setattr(
-        script, "CNN", conv.Config(dataset="toys", hold_out="nothing", cnn_epochs=1, sizes=(4, 2, 2, 2))
-    )
-    monkeypatch.setattr(script, "read_pixels", lambda *args, real=script.read_pixels: _shrunk(*real(*args)))
-    out = small_cache / "b.json"
-    assert script.main(["--baselines", "--out-json", str(out), "--threads", "1"]) == 0
-    result = json.loads(out.read_text())
-    assert list(result["models"]) == ["nearest_neighbour", "linear", "cnn"]
-    assert all(0 <= model["error"] <= 1 for model in result["models"].values())
-    assert "nearest_neighbour" in capsys.readouterr().out
-
-
-def _shrunk(rows: Array, *more: Array) -> tuple[Array, ...]:
-    assert rows.shape[1:] == (2 * 48 * 48,)
-    return rows[:, ::32], *more
+# --- Contact sheet ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("few_toys")
