@@ -87,7 +87,7 @@ COUPLINGS[:, [3, 8]] += 0.1 * np.stack([FAVOURS_3, ~FAVOURS_3], axis=1)[..., Non
 COUPLINGS[1] *= 1.5
 COMPOSITE = pictures.Composite(
     "strokes", RNG.random((36, 36)), RNG.random((2, 36, 36)), RNG.random((2, 36, 36)), np.array([3, 8]),
-    0.1 + RNG.random((6, 6, 1)), COUPLINGS, RNG.random((2, 10)), RNG.random((2, 10)),
+    0.1 + RNG.random((6, 6, 1)), COUPLINGS, 3 * RNG.random((2, 10)), RNG.random((2, 10)),
 )  # fmt: skip
 VIEW = pictures.View(
     RNG.random((32, 32)), 1, RNG.standard_normal((8, 5, 16)), RNG.random(8), RNG.random((2, 8, 5)),
