@@ -18,6 +18,7 @@ from benchmarks import conv_matrix_capsules, figure, measure, scaling, smallnorb
 from benchmarks import multimnist as benchmark
 from figure_checks import check_held, drawn
 from helpers import failure
+from recorded import check
 from support.results import save_result
 from support.run import init_state
 
@@ -40,6 +41,14 @@ def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(program, "candidates", lambda *_: {})
     monkeypatch.setattr(program, "compare", lambda _, repetitions: repetitions)
     assert program.measure(60, 1) == {"smallnorb": 60, "matrix_capsules": 15, "multimnist": 60}
+
+
+def test_what_is_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(program, "compare", lambda builds, n: [n, *builds])
+    for there in ("torch", "none"):
+        monkeypatch.setattr(program, "version_of", lambda package, there=there: package == there)
+        check(there, {"tables": program.measure(100, 1), "says": capsys.readouterr().err})
+    assert program.measure(4, 1, "smallnorb").keys() == {"smallnorb"}
 
 
 def test_peaks_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
