@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.patches import FancyArrowPatch, Patch
+from matplotlib.patches import Arc, FancyArrowPatch, Patch
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
 
@@ -159,6 +159,8 @@ def of_artists(artists: Iterable[Artist], owner: Any) -> dict[str, Any]:
             corners = artist.get_patch_transform().transform(artist.get_path().vertices)
             place("patches", [corners.min(axis=0), corners.max(axis=0)])  # wherever the outline starts
             colours += [artist.get_facecolor(), artist.get_edgecolor()]
+            if isinstance(artist, Arc):
+                note("ends", [artist.theta1, artist.theta2])
         elif isinstance(artist, Collection):
             for path in artist.get_paths():
                 place("collections", path.vertices)

@@ -74,7 +74,7 @@ def test_bare_products_are_those_of_the_layers(monkeypatch: pytest.MonkeyPatch) 
 
 def test_composites_are_rendered_and_parameters_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(benchmark.overlay_step(B)(), m.Batch)
-    monkeypatch.setattr(m, "update", update := Mock())
+    monkeypatch.setattr(m, "update", update := Mock(wraps=m.update))
     benchmark.numpy_step(B, 8, 1)()
     assert update.call_count == 1
 
