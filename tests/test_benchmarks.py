@@ -49,6 +49,8 @@ def test_what_is_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         monkeypatch.setattr(program, "version_of", lambda package, there=there: package == there)
         check(there, {"tables": program.measure(100, 1), "says": capsys.readouterr().err})
     assert program.measure(4, 1, "smallnorb").keys() == {"smallnorb"}
+    problems = {name: module.problem() for name, module in program.MODULES.items()}
+    check("problems", {name: [config, batch] for name, (config, _, batch) in problems.items()})
 
 
 def test_peaks_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
