@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.patches import FancyArrowPatch, Patch
+from matplotlib.patches import Arc, FancyArrowPatch, Patch
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
 
@@ -52,7 +52,7 @@ def check(key: str, thing: Any, tolerance: float = 1e-6) -> None:
             assert now == then, (key, name)
         else:
             assert now[0] == then[0], (key, name, "another number of values")
-            scale = 1 + float(np.abs(part).sum())
+            scale = 1 + float(np.linalg.norm(part))
             np.testing.assert_allclose(now[1], then[1], rtol=0, atol=tolerance * scale, err_msg=f"{key}: {name}")
 
 
@@ -60,7 +60,7 @@ def summary(part: str | np.ndarray) -> Any:
     """A text itself; of numbers how many there are, and one that any of them, and their order, changes."""
     if isinstance(part, str):
         return part
-    return [part.size, round(float(part @ np.cos(1 + 1.3 * np.arange(part.size))), 9)]
+    return [part.size, float(f"{part @ np.cos(1 + 1.3 * np.arange(part.size)):.10g}")]
 
 
 def flat(thing: Any, name: str = "") -> Iterator[tuple[str, str | np.ndarray]]:
@@ -80,26 +80,34 @@ def flat(thing: Any, name: str = "") -> Iterator[tuple[str, str | np.ndarray]]:
             yield from flat(part, f"{name}/{k}")
     elif hasattr(thing, "__dict__"):
         yield from flat(vars(thing), name)
-    elif thing is not None:
+    elif np.size(thing) and thing is not None:
         yield name, np.nan_to_num(np.asarray(thing, float).ravel(), nan=-7, posinf=1e3, neginf=-1e3)
 
 
 def of_figure(fig: Figure) -> dict[str, Any]:
-    """What a figure shows, without what depends on fonts: data, colours, words and named ticks."""
+    """What a figure shows, without what depends on fonts: data, colours, words, named ticks and the room for axes."""
     axes = [artist for artist in fig.findobj(Axes) if artist.get_visible()]
-    return {"figure": of_artists(fig.get_children(), fig), **{str(k): of_axes(ax) for k, ax in enumerate(axes)}}
+    engine: Any = fig.get_layout_engine()
+    room = [*fig.get_size_inches(), *engine.get().get("rect", ())] if engine else []
+    return {"figure": of_artists(fig.get_children(), fig) | {"room": room},
+            **{str(k): of_axes(ax) for k, ax in enumerate(axes)}}  # fmt: skip
 
 
 def of_axes(ax: Any) -> dict[str, Any]:
     found = of_artists(ax.get_children(), ax) | {"x limits": [*ax.get_xlim()], "y limits": [*ax.get_ylim()]}
-    found["words"] += "|".join(["", ax.get_xlabel(), ax.get_ylabel(), *(ax.get_title(at) for at in ("left", "right"))])
+    found["words"] += "|".join(["", ax.get_xlabel(), ax.get_ylabel(), *(ax.get_title(at) for at in ("left", "right")),
+                                ax.get_xscale(), ax.get_yscale(), str(ax.get_aspect())])  # fmt: skip
     if ax.name == "polar":
         found["zero and direction"] = np.array([ax.get_theta_offset(), ax.get_theta_direction()])
     for axis in (ax.xaxis, ax.yaxis):
-        formatter, places = axis.get_major_formatter(), [-0.5, 0, 400, 1e6]
-        if isinstance(axis.get_major_locator(), FixedLocator):
-            places = list(axis.get_major_locator().locs)
-            found[f"{axis.axis_name} ticks"] = np.array(places)
+        formatter, places, locator = axis.get_major_formatter(), [-0.5, 0, 400, 1e6], axis.get_major_locator()
+        if isinstance(locator, FixedLocator):
+            places = list(axis.get_majorticklocs())
+            marks = [[label.get_color(), label.get_fontweight() == "bold"] for label in axis.get_ticklabels()]
+            found[f"{axis.axis_name} ticks"] = places
+            found["words"] += "|" + " ".join(dict.fromkeys(map(str, marks)))
+        elif getattr(locator, "_nbins", "auto") != "auto":  # or their number depends on fonts
+            found[f"{axis.axis_name} ticks"] = locator.tick_values(*axis.get_view_interval())
         if isinstance(formatter, FixedFormatter):
             found["words"] += "|" + "|".join(map(str, formatter.seq))
         elif isinstance(formatter, FuncFormatter):
@@ -122,9 +130,9 @@ def of_artists(artists: Iterable[Artist], owner: Any) -> dict[str, Any]:
         if not artist.get_visible() or artist is owner.patch:
             continue
         if isinstance(artist, Text):
-            words.append(artist.get_text())
+            words.append(artist.get_text() + "*" * (artist.get_fontweight() == "bold"))
             colours.append(artist.get_color())
-            if artist.get_text() and isinstance(owner, Axes) and artist in owner.texts:
+            if artist.get_text() and artist in owner.texts and artist is not getattr(owner, "_supxlabel", None):
                 place("words", [artist.get_position(), getattr(artist, "xy", (0, 0))])
             if box := artist.get_bbox_patch():
                 words.append(type(box.get_boxstyle()).__name__)
@@ -135,19 +143,24 @@ def of_artists(artists: Iterable[Artist], owner: Any) -> dict[str, Any]:
         elif isinstance(artist, Legend):
             words += [text.get_text() for text in artist.get_texts()]
             for handle in artist.legend_handles:
+                words.append(str(handle.get_marker()) if isinstance(handle, Line2D) else "")
                 colours.append(handle.get_color() if isinstance(handle, Line2D) else handle.get_facecolor())  # type: ignore[union-attr]
         elif isinstance(artist, Line2D):
             place("lines", artist.get_xydata())
-            words.append(str(artist.get_marker()))
+            words.append(f"{artist.get_marker()} {artist.get_markevery() or ''}")
             note("widths", [artist.get_linewidth(), str(artist.get_linestyle()) == "-"])
             colours.append(artist.get_color())
         elif isinstance(artist, FancyArrowPatch):
+            place("arrows", vars(artist)["_posA_posB"])
             note("widths", artist.get_linewidth())
             colours.append(artist.get_edgecolor())
         elif isinstance(artist, Patch):
+            note("widths", artist.get_linewidth())
             corners = artist.get_patch_transform().transform(artist.get_path().vertices)
             place("patches", [corners.min(axis=0), corners.max(axis=0)])  # wherever the outline starts
             colours += [artist.get_facecolor(), artist.get_edgecolor()]
+            if isinstance(artist, Arc):
+                note("ends", [artist.theta1, artist.theta2])
         elif isinstance(artist, Collection):
             for path in artist.get_paths():
                 place("collections", path.vertices)
@@ -167,7 +180,8 @@ def of_artists(artists: Iterable[Artist], owner: Any) -> dict[str, Any]:
 
 
 def note_figures(figures: Any, key: str, monkeypatch: Any) -> None:
-    """Check every figure that ``support.figures`` writes from now on, and every frame of an animation."""
+    """Check every figure that ``support.figures`` writes from now on, the first frame of an animation, and
+    what the others have otherwise."""
     write_figures, draw_frames = figures.write_figures, figures.draw_frames
     seen = set[str]()
 
@@ -185,9 +199,13 @@ def note_figures(figures: Any, key: str, monkeypatch: Any) -> None:
         write_figures(folder, {name: kept(name, draw) for name, draw in drawers.items()}, *rest)
 
     def frames(fig: Figure, update: Any, at: Any) -> Iterator[Any]:
+        first: Any = {}
         for k, picture in enumerate(draw_frames(fig, update, at)):
             if f"frame {k}" not in seen:
-                check(f"{key}/frame {k}", fig)
+                parts = dict(flat(fig))
+                changed = {name: part for name, part in parts.items() if not np.array_equal(part, first.get(name))}
+                check(f"{key}/frame {k}", changed)
+                first = first or parts
             seen.add(f"frame {k}")
             yield picture
 

@@ -18,6 +18,7 @@ from benchmarks import conv_matrix_capsules, figure, measure, scaling, smallnorb
 from benchmarks import multimnist as benchmark
 from figure_checks import check_held, drawn
 from helpers import failure
+from recorded import check
 from support.results import save_result
 from support.run import init_state
 
@@ -40,6 +41,16 @@ def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(program, "candidates", lambda *_: {})
     monkeypatch.setattr(program, "compare", lambda _, repetitions: repetitions)
     assert program.measure(60, 1) == {"smallnorb": 60, "matrix_capsules": 15, "multimnist": 60}
+
+
+def test_what_is_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(program, "compare", lambda builds, n: [n, *builds])
+    for there in ("torch", "none"):
+        monkeypatch.setattr(program, "version_of", lambda package, there=there: package == there)
+        check(there, {"tables": program.measure(100, 1), "says": capsys.readouterr().err})
+    assert program.measure(4, 1, "smallnorb").keys() == {"smallnorb"}
+    problems = {name: module.problem() for name, module in program.MODULES.items()}
+    check("problems", {name: [config, batch] for name, (config, _, batch) in problems.items()})
 
 
 def test_peaks_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +76,7 @@ def test_bare_products_are_those_of_the_layers(monkeypatch: pytest.MonkeyPatch) 
 
 def test_composites_are_rendered_and_parameters_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(benchmark.overlay_step(B)(), m.Batch)
-    monkeypatch.setattr(m, "update", update := Mock())
+    monkeypatch.setattr(m, "update", update := Mock(wraps=m.update))
     benchmark.numpy_step(B, 8, 1)()
     assert update.call_count == 1
 

@@ -158,7 +158,9 @@ def test_a_run_from_before_its_comparison_was_listed_is_seen(tmp_path: Path, mon
         assert len(list(report.check_listed())) == n_faults
     at = f"{before} and {after}"
     fault = f"results/one.json was run at {at}, whose claims.py does not list all of one.json"
-    assert list(report.check_listed()) == [fault]
+    save_result(report.CLAIMS, report.make_claims())
+    for has_history, faults in ((True, [fault]), (False, [])):
+        assert list(report.check_result(report.CLAIMS, has_history)) == faults
 
 
 # --- Values at equal accuracy -----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from PIL import Image
 
 from data import pictures, shapes, stroke_digits, toy_norb
-from helpers import EXPERIMENTS, config_of, smallest, write_folder
+from helpers import EXPERIMENTS, ROOT, config_of, smallest, write_folder
 from recorded import check
 
 VIEWS = "--n-train-views 2 --n-test-views 3 --n-elev 2 --n-per-combo 2"
@@ -84,3 +85,20 @@ def test_drawn_data(tmp_path: Path) -> None:
         "toys": views, "order of views": toy_norb.shuffled_views("training", 3),
         "strokes of a picture": pictures.read_strokes(path, 28, 20), "a picture": pictures.read_square(path, 24, 3),
     })  # fmt: skip
+
+
+def numbers_in(value: Any) -> list[float]:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [value] if isinstance(value, int | float) else [number for part in parts for number in numbers_in(part)]
+
+
+def test_constants() -> None:
+    """Tests set some of them lower, and no small run meets others. Not those of claims.py: report.py checks these."""
+    found = dict[str, Any]()
+    modules = {*ROOT.glob("*.py"), *ROOT.glob("data/*.py"), *ROOT.glob("benchmarks/*.py")}
+    for path in sorted(modules - {ROOT / "claims.py", ROOT / "benchmarks" / "jax_networks.py"}):
+        module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        lines = re.findall(r"^([A-Z][A-Z0-9_, ]*)(?:: [^=\n]+)? = ", path.read_text(), re.MULTILINE)
+        names = [name for line in lines for name in line.split(", ")]
+        found[module.__name__] = {name: numbers_in(getattr(module, name)) for name in names}
+    check("constants", found, tolerance=1e-9)

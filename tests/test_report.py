@@ -11,18 +11,20 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import claims
 import compare_seeds
 import report
 from helpers import DATA
+from recorded import check
 from report import main, render_page
 from support import results
 from support.files import UserError
-from support.result_tables import grid_table, rows_table, seeds_table
+from support.result_tables import grid_table, paired_table, rows_table, seeds_table
 from support.results import parse_json, save_result
-from support.statistics import describe_sample
+from support.statistics import describe_sample, summarise_comparison
 
 Json = dict[str, Any]
 Capture = pytest.CaptureFixture[str]
@@ -168,6 +170,29 @@ def test_a_row_has_the_numbers_of_its_model() -> None:
     entry = {"values": {"kind": "x"}, "models": models, "runs": [{}]}  # one of two seeds, the other is lost
     table = grid_table({"headline": "k", "axes": [["kind"]], "seeds": [0, 1], "settings": {"kind=x": entry}}, {})
     assert table.splitlines()[2].split()[1::2] == ["x", "1", "0.100", "0.900"]
+
+
+def test_tables_of_one_three_and_six_seeds() -> None:
+    """With and without an interval, a verdict, several settings, and a model that a setting has not."""
+    rng = np.random.default_rng(0)
+
+    def comparison(n: int, **settings: tuple[str, ...]) -> Json:
+        runs = {setting: [{"seed": 3 + k, "models": {
+            name: {"n_params": 1234} | dict(zip(("top", "loss"), rng.random(2).tolist(), strict=True)) for name in names
+        }} for k in range(n)] for setting, names in settings.items()}  # fmt: skip
+        settings_of = {name: {"values": {"kind": name}, "runs": of} for name, of in runs.items()}
+        document = {"headline": "top", "reference": "a", "axes": [["kind"]], "settings": settings_of}
+        return summarise_comparison(document)
+
+    both, options = ("a", "b"), {"metrics": "top,loss", "digits": "2"}
+    for n in (1, 3, 6):
+        one, several = comparison(n, default=both), comparison(n, x=both, y=("a",))
+        check(f"tables of {n}", {
+            "seeds": [seeds_table(documents, options | {"names": names})
+                      for documents, names in (([one], ""), ([several], "s"), ([one, several], "o,s"))],
+            "paired": paired_table(one, options), "grid": grid_table(several, options),
+            "rows": [rows_table([one, several], more) for more in ({}, options | {"names": "o,s"}, {"names": "o,s|"})],
+        })  # fmt: skip
 
 
 def test_accuracies_in_sentences_are_those_of_the_tables() -> None:

@@ -179,7 +179,8 @@ def test_networks_of_the_median_seed_are_trained_for_their_curves(monkeypatch: p
     path.write_text(json.dumps({"dataset": "shapes", "config": config, "settings": {"": {"runs": runs}}}))
     trained, curves = [], {"capsules": [0.4, 0.6], "cnn": [0.7, 0.9]}
 
-    def train_all(config: Any, *_: Any) -> dict[str, TrainState]:
+    def train_all(config: Any, data: Any, options: Any) -> dict[str, TrainState]:
+        assert (len(data.train.labels) > 0, options.threads) == (True, 1)
         trained.append(config)
         states = {name: TrainState(name, {}) for name in curves}
         for name, state in states.items():

@@ -87,7 +87,7 @@ COUPLINGS[:, [3, 8]] += 0.1 * np.stack([FAVOURS_3, ~FAVOURS_3], axis=1)[..., Non
 COUPLINGS[1] *= 1.5
 COMPOSITE = pictures.Composite(
     "strokes", RNG.random((36, 36)), RNG.random((2, 36, 36)), RNG.random((2, 36, 36)), np.array([3, 8]),
-    0.1 + RNG.random((6, 6, 1)), COUPLINGS, RNG.random((2, 10)), RNG.random((2, 10)),
+    0.1 + RNG.random((6, 6, 1)), COUPLINGS, 3 * RNG.random((2, 10)), RNG.random((2, 10)),
 )  # fmt: skip
 VIEW = pictures.View(
     RNG.random((32, 32)), 1, RNG.standard_normal((8, 5, 16)), RNG.random(8), RNG.random((2, 8, 5)),
@@ -112,6 +112,12 @@ def test_points_turn_to_the_left() -> None:
     np.testing.assert_allclose(pictures.turned(np.array([2.0, 0.0]), 30), [np.sqrt(3), 1])
 
 
+def test_the_parts_of_a_face_vote_for_one_place() -> None:
+    for ax, is_face in zip(drawn(pictures.draw_parts_and_wholes).axes, (True, True, False), strict=True):
+        votes = [line.get_xydata() for line in ax.lines if line.get_marker() == "+"]
+        assert (np.ptp(np.asarray(votes, float), axis=0).max() < 1e-12) == is_face
+
+
 def test_arrows_are_as_wide_as_their_couplings() -> None:
     """After one iteration three of the votes agree with A's output of length 1/2, the fourth is its opposite."""
     agree = 5 / (1 + np.exp(-0.5))
@@ -122,7 +128,7 @@ def test_arrows_are_as_wide_as_their_couplings() -> None:
 
 
 def test_votes_and_gaussians_are_of_the_true_class_and_its_rival() -> None:
-    _, *planes = drawn(lambda: pictures.draw_em_routing(VIEW), record=False).axes[:3]
+    _, *planes = drawn(lambda: pictures.draw_em_routing(VIEW)).axes[:3]
     for ax, r, sigma_sq in zip(planes, VIEW.r, VIEW.sigma_sq, strict=True):
         dots: Any = ax.collections
         mass = (r[:, [1, 3]] * VIEW.a_in[:, None]).T

@@ -261,7 +261,8 @@ def test_the_curves_are_of_the_median_seed_and_of_each_part(tmp_path: Path, monk
     path.write_text(json.dumps({"parts": {"routed": part}}))
     trained = list[Any]()
 
-    def train_all(config: m.Config, *_: Any) -> dict[str, TrainState]:
+    def train_all(config: m.Config, data: Any, options: Any) -> dict[str, TrainState]:
+        assert (len(data.train.labels) > 0, options.threads) == (True, 1)
         trained.append((config.seed, config.n_epochs, config.assignments, config.loss, config.vote_bias))
         state = TrainState("capsules", {})
         accuracies = {f"{part}_accuracy": [0.5, 0.1 * len(trained)] for part in ("familiar", "held_out")}

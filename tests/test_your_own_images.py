@@ -22,7 +22,7 @@ import multimnist_capsnet as digits
 import visualize_your_own_images as figures
 import your_own_images as m
 from fast.workers import SERIAL
-from figure_checks import draw_coarsely
+from figure_checks import draw_coarsely, drawn
 from helpers import ROOT, check_gradient, failure
 from support import tables
 from support.figures import RIGHT, WRONG, darkened
@@ -244,8 +244,13 @@ def test_the_sheet(trained: Trained, tmp_path: Path, capsys: Capture, monkeypatc
 
 
 def test_right_and_wrong_answers_have_their_colours() -> None:
-    images, answers = np.zeros((2, 32, 32, 1)), {"cnn": np.array([0, 0]), "capsules": np.array([0, 1])}
-    texts = figures.sheet(images, np.array([0, 1]), ["cat", "dog"], answers, None).axes[0].texts
+    images, answers = (
+        np.random.default_rng(0).random((2, 32, 32, 1)),
+        {"cnn": np.zeros(2, int), "capsules": np.arange(2)},
+    )
+    drawn(lambda: figures.sheet(images, np.array([0, 1]), ["cat", "dog"], answers, 1 - images))
+    sheet = drawn(lambda: figures.sheet(images, np.array([0, 1]), ["cat", "dog"], answers, None))
+    texts = sheet.axes[0].texts
     names = ["cat", "cat", "cat", "dog", "cat", "dog", "CNN", "capsules"]
     assert [text.get_text() for text in texts] == names
     right, wrong = darkened(RIGHT), darkened(WRONG)
@@ -269,10 +274,10 @@ def test_the_classes_that_the_sheet_can_only_number_are_named(
 
 
 def test_names_in_any_alphabet(monkeypatch: Patch) -> None:
-    names = ["cat", "a" * 20, "猫", "$a$", "Ж"]
+    names = ["cat", "a" * 20, "猫", "$a$", "Ж", "a" * 10]
     families, missing = figures.fonts_for(["cat", "Ж", "é"])
     assert (families, missing) == (["DejaVu Sans"], set())
-    shown = ["cat", "a" * 9 + "…", "class 3", r"\$a\$", "Ж"]
+    shown = ["cat", "a" * 9 + "…", "class 3", r"\$a\$", "Ж", "a" * 10]
     assert [figures.short_name(k, name, {"猫"}) for k, name in enumerate(names, 1)] == shown
 
     class Font:
