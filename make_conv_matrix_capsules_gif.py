@@ -11,7 +11,11 @@ plane and its scale are those of the trained network.
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION, AnimationOptions, Run, accuracy_axis,
+    add_frame, darkened, grey_levels, lightened, make_figure, marked_answer, step_axis, tested, weighted_quantiles,
+    write_animation,
+)  # fmt: skip
 
 import dataclasses
 import math
@@ -34,12 +38,6 @@ from support.optimizers import TrainState
 from support.script import script
 from support.settings import int_in, output_path, parse, redeclared, setting
 from support.training import RunOptions
-
-from support.figures import (  # isort: skip
-    BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION, AnimationOptions, Run, accuracy_axis,
-    add_frame, darkened, grey_levels, lightened, make_figure, marked_answer, step_axis, tested, weighted_quantiles,
-    write_animation,
-)  # fmt: skip
 
 N_TESTED = 500  # test images of the accuracy curve, spread over the set
 TRUE_COLOUR = VERMILLION

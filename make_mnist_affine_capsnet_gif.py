@@ -11,7 +11,10 @@ the test digits up to that angle.
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    GREY, MAX_FRAMES, RIGHT, WRONG, AnimationOptions, Run, accuracy_axis, darkened, heading, lightened, make_figure,
+    marked_answer, model_handles, model_line, show_pictures, write_animation,
+)  # fmt: skip
 
 import dataclasses
 import sys
@@ -31,11 +34,6 @@ from multimnist_capsnet import Array, assess, softmax
 from support.script import script
 from support.settings import input_path, int_in, output_path, parse, redeclared, setting
 from visualize_mnist_affine_capsnet import MODELS, J, degrees
-
-from support.figures import (  # isort: skip
-    GREY, MAX_FRAMES, RIGHT, WRONG, AnimationOptions, Run, accuracy_axis, darkened, heading, lightened, make_figure,
-    marked_answer, model_handles, model_line, show_pictures, write_animation,
-)  # fmt: skip
 
 SHOWN = (2, 4, 7)  # classes
 OTHER = "#b0b0b0"  # bars of classes that are not the answer

@@ -11,7 +11,10 @@ range stays longer.
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    BLACK, GREY, MAX_FRAMES, AnimationOptions, accuracy_axis, bare, darkened, epoch_axis, grey_levels, lightened,
+    make_figure, marked_answer, model_line, name_line, write_animation,
+)  # fmt: skip
 
 import dataclasses
 import sys
@@ -32,11 +35,6 @@ from support.script import script
 from support.settings import int_in, output_path, parse, setting
 from support.training import RunOptions
 from visualize_smallnorb_novel_viewpoint import MODELS, RANGES
-
-from support.figures import (  # isort: skip
-    BLACK, GREY, MAX_FRAMES, AnimationOptions, accuracy_axis, bare, darkened, epoch_axis, grey_levels, lightened,
-    make_figure, marked_answer, model_line, name_line, write_animation,
-)  # fmt: skip
 
 SHOWN = ("capsules", "cnn_matched")  # models whose answers are drawn
 

@@ -13,7 +13,10 @@ draws from results of compare_seeds.py:
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    DATASET_NAMES, GREY, OutOptions, accuracy_axis, choice_of_figures, draw_histories, figure_script, head_legend,
+    make_figure, median_seed, model_handles, plot_band, plural, settings_in,
+)  # fmt: skip
 
 import dataclasses
 import sys
@@ -30,11 +33,6 @@ from support.files import UserError
 from support.settings import from_json, input_path, redeclared, setting
 from support.training import RunOptions
 from visualize_conv_matrix_capsules import MODELS
-
-from support.figures import (  # isort: skip
-    DATASET_NAMES, GREY, OutOptions, accuracy_axis, choice_of_figures, draw_histories, figure_script, head_legend,
-    make_figure, median_seed, model_handles, plot_band, plural, settings_in,
-)  # fmt: skip
 
 SHOWN_KINDS = {"fgsm": "one step: FGSM", "worst_case": "worst case of all attacks with this ε or a smaller one"}
 # read off figure 3 of [Hinton 2018], by epsilon

@@ -10,7 +10,10 @@ differences are larger than the others have an axis of their own.
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    BLUE, GREEN, GREY, VERMILLION, OutOptions, darkened, figure_script, head_legend, lightened, make_figure, plural,
+    with_minus_sign,
+)  # fmt: skip
 
 import dataclasses
 import sys
@@ -29,11 +32,6 @@ from report import CLAIMS, read_result
 from support.files import UserError
 from support.settings import input_path, setting
 from support.statistics import t_quantile
-
-from support.figures import (  # isort: skip
-    BLUE, GREEN, GREY, VERMILLION, OutOptions, darkened, figure_script, head_legend, lightened, make_figure, plural,
-    with_minus_sign,
-)  # fmt: skip
 
 COLOURS = {"holds": BLUE, "reversed": VERMILLION, "equal": GREEN}  # words of verdicts; all others are grey
 WIDE = 20.0  # points: a claim with a larger interval or difference stands on the second axis

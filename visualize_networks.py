@@ -8,7 +8,10 @@ writes viz/networks/EXPERIMENT.svg for each experiment with its default settings
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    BLACK, BLUE, GREEN, GREY, ORANGE, WIDTH, OutOptions, darkened, figure_style, lightened,
+    make_figure, write_if_changed,
+)  # fmt: skip
 
 import dataclasses
 import importlib
@@ -30,11 +33,6 @@ import smallnorb_novel_viewpoint as views
 from support.optimizers import count_params
 from support.script import script
 from support.settings import names_of, parse, setting
-
-from support.figures import (  # isort: skip
-    BLACK, BLUE, GREEN, GREY, ORANGE, WIDTH, OutOptions, darkened, figure_style, lightened,
-    make_figure, write_if_changed,
-)  # fmt: skip
 
 Array = np.ndarray
 HEIGHT = 2.6  # inches, below the subtitle

@@ -19,7 +19,12 @@ has trained. Without --seed it is the reported seed whose capsules have the medi
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SMALL_CNN, VERMILLION, VIEWPOINT_METRICS, WRONG,
+    FigureOptions, Run, accuracy_axis, bare, choice_of_figures, darkened, draw_histories, evenly_spaced_indices,
+    figure_script, grey_levels, head_legend, heading, lightened, load_or_train, make_figure, model_handles,
+    plot_band, show_pictures, with_minus_sign,
+)  # fmt: skip
 
 import dataclasses
 import sys
@@ -38,13 +43,6 @@ import smallnorb_novel_viewpoint as experiment
 from smallnorb_novel_viewpoint import Array, Config, Data, Range, Split
 from support.files import UserError
 from support.run import Stream, generator
-
-from support.figures import (  # isort: skip
-    CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SMALL_CNN, VERMILLION, VIEWPOINT_METRICS, WRONG,
-    FigureOptions, Run, accuracy_axis, bare, choice_of_figures, darkened, draw_histories, evenly_spaced_indices,
-    figure_script, grey_levels, head_legend, heading, lightened, load_or_train, make_figure, model_handles,
-    plot_band, show_pictures, with_minus_sign,
-)  # fmt: skip
 
 MODELS = {"capsules": EM_CAPSULES, "cnn": SMALL_CNN, "cnn_matched": CNN}
 TRAINED, HELD_OUT = GREEN, PURPLE  # ranges of viewpoints

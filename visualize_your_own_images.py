@@ -10,7 +10,10 @@ answers and what the CapsNet draws of each picture from its longest capsule.
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    CAPSNET, CNN, EM_CAPSULES, GREEN, GREY, RIGHT, WRONG, darkened, evenly_spaced_indices, make_figure, show_pictures,
+    write_figures,
+)  # fmt: skip
 
 import dataclasses
 import sys
@@ -28,11 +31,6 @@ from support.files import UserError
 from support.optimizers import TrainState
 from support.script import script
 from support.settings import SettingError, folder, input_path, parse, setting
-
-from support.figures import (  # isort: skip
-    CAPSNET, CNN, EM_CAPSULES, GREEN, GREY, RIGHT, WRONG, darkened, evenly_spaced_indices, make_figure, show_pictures,
-    write_figures,
-)  # fmt: skip
 
 Array = np.ndarray
 MODELS = {"capsules": EM_CAPSULES, "cnn": CNN, "capsnet": CAPSNET._replace(colour=GREEN, marker="D")}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    BLUE, GREY, OutOptions, bare, lightened, make_figure, write_figures,
+)  # fmt: skip
 
 import dataclasses
 import sys
@@ -16,10 +18,6 @@ from report import read_result
 from support.files import UserError
 from support.script import script
 from support.settings import input_path, parse, setting
-
-from support.figures import (  # isort: skip
-    BLUE, GREY, OutOptions, bare, lightened, make_figure, write_figures,
-)  # fmt: skip
 
 NETWORKS = {
     "multimnist": "CapsNet", "smallnorb": "dense matrix capsules", "matrix_capsules": "convolutional matrix capsules",

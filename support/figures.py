@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+import support.headless  # isort: skip  # noqa: F401  before matplotlib, so that scripts import this module first
 
 import contextlib
 import dataclasses
