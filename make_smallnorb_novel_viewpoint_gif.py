@@ -201,7 +201,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     epochs = [round(config.n_epochs * (k + 1) / snapshots) for k in range(snapshots)]  # the last one among them
     with blas_threads(options.threads):
         data = experiment.make_data(config)
-        figures.require_every_class(config, data)
         recorder = Recorder(config, data, make_sweep(config, data, options.sweep_frames), epochs)
         states = experiment.train_all(config, data, RunOptions(quiet=options.quiet), callback=recorder)
     frames = [(epoch, f) for epoch in epochs for f in range(options.sweep_frames)]
