@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from support.figures import (  # isort: skip
-    BLUE, GREY, OutOptions, bare, lightened, make_figure, write_figures,
+    BLUE, GREY, NO_SETTINGS, OutOptions, bare, lightened, make_figure, write_figures,
 )  # fmt: skip
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +16,9 @@ from matplotlib.figure import Figure
 from report import read_result
 from support.files import UserError
 from support.script import script
-from support.settings import input_path, parse, setting
+from support.settings import parse
 
+STEPS = Path("results/benchmarks/steps.json")
 NETWORKS = {
     "multimnist": "CapsNet", "smallnorb": "dense matrix capsules", "matrix_capsules": "convolutional matrix capsules",
 }  # fmt: skip
@@ -47,19 +47,14 @@ def draw_steps(tables: dict[str, Any]) -> Figure:
     return fig
 
 
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    steps: Path = setting(Path("results/benchmarks/steps.json"), input_path, "Draw the steps of this file.", usual=True)
-
-
 @script
 def main(argv: Sequence[str] | None = None) -> None:
-    inputs, options, _ = parse(Inputs, OutOptions, argv, "Draw training steps as DIR/speed/steps.png.")
-    result = read_result(inputs.steps)
+    _, options, _ = parse(NO_SETTINGS, OutOptions, argv, "Draw training steps as DIR/speed/steps.png.")
+    result = read_result(STEPS)
     try:
         write_figures(options.outdir / "speed", {"steps": lambda: draw_steps(result["tables"])})
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # it is another result
-        raise UserError(f"{inputs.steps} has no such tables: python -m benchmarks --out {inputs.steps}") from None
+        raise UserError(f"{STEPS} has no such tables: python -m benchmarks writes it") from None
 
 
 if __name__ == "__main__":

@@ -536,6 +536,9 @@ class OutOptions:
     outdir: Path = setting(Path("viz"), folder, "Folder above the folder of the figures.", usual=True, group="files")
 
 
+NO_SETTINGS = dataclasses.make_dataclass("NO_SETTINGS", [])  # of a script that draws the same files every time
+
+
 @dataclasses.dataclass(frozen=True)
 class FigureOptions(OutOptions):
     """What a figure script of an experiment reads and writes; a script adds ``figures``, the names of its own."""
