@@ -96,7 +96,8 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    out: Path = setting(Path("results/benchmarks/steps.json"), output_path, "File of the result.", usual=True)
+    out: Path | None = setting(None, output_path, "File of the result.", usual=True,
+        shown="results/benchmarks/steps.json, with --scaling scaling.json")
     threads: int = setting(2, int_in(1, 1024), "Use N threads.", usual=True)
 # fmt: on
 
@@ -111,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     tables = (scaling.measure if config.scaling else measure)(config.repetitions, options.threads)
     command = shlex.join(["python", "-m", "benchmarks", *(sys.argv[1:] if argv is None else argv)])
     machine = environment() | {"pytorch": version_of("torch"), "jax": version_of("jax")}
-    save_result(options.out, {"command": command, "environment": machine, "tables": tables})
+    default = Path("results/benchmarks", "scaling.json" if config.scaling else "steps.json")
+    save_result(options.out or default, {"command": command, "environment": machine, "tables": tables})
     for name in tables:
         print(f"\n{name}\n{plain_table({'tables': tables}, name, {})}")
 

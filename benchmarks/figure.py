@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from support.figures import (  # isort: skip
-    BLUE, GREY, NO_SETTINGS, OutOptions, bare, lightened, make_figure, write_figures,
-)  # fmt: skip
+from support.figures import BLUE, GREY, NO_SETTINGS, OutOptions, bare, figure_script, lightened, make_figure  # isort: skip
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from report import read_result
-from support.files import UserError
-from support.script import script
-from support.settings import parse
 
 STEPS = Path("results/benchmarks/steps.json")
 NETWORKS = {
@@ -47,14 +41,11 @@ def draw_steps(tables: dict[str, Any]) -> Figure:
     return fig
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> None:
-    _, options, _ = parse(NO_SETTINGS, OutOptions, argv, "Draw training steps as DIR/speed/steps.png.")
-    result = read_result(STEPS)
-    try:
-        write_figures(options.outdir / "speed", {"steps": lambda: draw_steps(result["tables"])})
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # it is another result
-        raise UserError(f"{STEPS} has no such tables: python -m benchmarks writes it") from None
+main = figure_script(
+    "speed", NO_SETTINGS, OutOptions, "Draw training steps as DIR/speed/steps.png.",
+    [("", "The picture of the committed times: about 3 seconds.")],
+    lambda *_: read_result(STEPS)["tables"], {"steps": draw_steps},
+)  # fmt: skip
 
 
 if __name__ == "__main__":
