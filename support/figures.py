@@ -520,14 +520,9 @@ def png_bytes(draw: Callable[[], Figure], n_colours: int | None = None) -> bytes
     return small.getvalue()
 
 
-def write_figures(
-    folder: Path, drawers: Mapping[str, Callable[[], Figure]], n_colours: Mapping[str, int] | None = None
-) -> None:
-    """Draw each figure into ``folder/NAME.png`` and print whether it changed: the same run gives the same bytes. For
-    ``n_colours`` see ``png_bytes``."""
-    for name, draw in drawers.items():
-        content = png_bytes(draw, (n_colours or {}).get(name))
-        print(write_if_changed(folder / f"{name}.png", content))
+def write_figure(path: Path, draw: Callable[[], Figure], n_colours: int | None) -> None:
+    """Draw a figure, see ``png_bytes``, and print whether it changed: the same run gives the same bytes."""
+    print(write_if_changed(path, png_bytes(draw, n_colours)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -579,7 +574,7 @@ def figure_script(
                 drawers |= {name: functools.partial(draw, run) for name, draw in of_run.items()}
             for figure in [figure for figure in drawers if not wanted or figure in wanted]:
                 try:
-                    write_figures(folder, {figure: drawers[figure]}, n_colours)
+                    write_figure(folder / f"{figure}.png", drawers[figure], (n_colours or {}).get(figure))
                 except UserError as error:
                     if wanted or figure not in results:
                         raise
