@@ -556,29 +556,22 @@ def figure_script(
     """The ``main`` of a script that writes the figures that --figures names, or all, to DIR/``name``/.
 
     ``config``, ``options``: the dataclasses of its flags. ``prepare(config, options, given)`` trains or reads what the
-    figures ``of_run`` draw, and is called only where one of these is wanted. Of all figures, those ``of_results`` that
-    are missing are left out. ``n_colours``: see ``png_bytes``.
+    figures ``of_run`` draw, and is called only where one of these is wanted. ``n_colours``: see ``png_bytes``.
     """
-    results = of_results or {}
+    drawers: dict[str, Callable[..., Figure]] = {**of_run, **(of_results or {})}
 
     @script
     def main(argv: Sequence[str] | None = None) -> None:
         asked, chosen, given = parse(config, options, argv, about, examples,
                                      f"The pictures go to DIR/{name}/, where DIR is --outdir.")  # fmt: skip
-        folder, wanted = chosen.outdir / name, getattr(chosen, "figures", ())
+        folder, wanted = chosen.outdir / name, getattr(chosen, "figures", ()) or drawers
         require_writable(folder / "figure.png")
-        drawers = dict(results)
         with blas_threads(getattr(chosen, "threads", 1)):
-            if not wanted or set(wanted) - set(results):
-                run = prepare(asked, chosen, given)
-                drawers |= {name: functools.partial(draw, run) for name, draw in of_run.items()}
-            for figure in [figure for figure in drawers if not wanted or figure in wanted]:
-                try:
-                    write_figure(folder / f"{figure}.png", drawers[figure], (n_colours or {}).get(figure))
-                except UserError as error:
-                    if wanted or figure not in results:
-                        raise
-                    print(f"left out {figure}.png: {error}")
+            run = prepare(asked, chosen, given) if set(wanted) & set(of_run) else None
+            for figure, draw in drawers.items():
+                if figure in wanted:
+                    whole = functools.partial(draw, run) if figure in of_run else draw
+                    write_figure(folder / f"{figure}.png", whole, (n_colours or {}).get(figure))
 
     return main
 
