@@ -352,13 +352,9 @@ def name_line(ax: Axes, text: str, height: float, side: Side = "left", below: bo
 
 
 def settings_in(path: Path) -> list[dict[str, Any]]:
-    """The settings in a file by compare_seeds.py, each with its whole ``config``, its ``runs`` and its data set. Raises
-    UserError where it is none."""
-    try:
-        document = read_comparison(path)
-        return [found | {"dataset": document.get("dataset")} for found in document["settings"].values()]
-    except (LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is no result of compare_seeds.py") from error
+    """The settings in a file by compare_seeds.py, each with its whole ``config``, its ``runs`` and its data set."""
+    document = read_comparison(path)
+    return [found | {"dataset": document.get("dataset")} for found in document["settings"].values()]
 
 
 def median_seed(runs: Sequence[Mapping[str, Any]], model: str, metric: str) -> int:
@@ -600,8 +596,6 @@ def load_finished(
         return asked, {}
     config, states = experiment.load_checkpoint(path)
     require_same(path, config, asked, given, free)
-    if "data_dir" in given and config.dataset in ("strokes", "voxels", "shapes", "toys"):
-        raise UserError(f"{path} was trained on {config.dataset}, which have no files: leave --data-dir out")
     for name in dict.fromkeys((*required, *states)):
         done = len(states[name].history.get("train_loss", [])) if name in states else 0
         n_epochs = experiment.of_model(name, config)[0] if hasattr(experiment, "of_model") else config.n_epochs

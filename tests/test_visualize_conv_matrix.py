@@ -17,7 +17,6 @@ import visualize_conv_matrix_capsules as figures
 from fast.workers import SERIAL
 from figure_checks import assert_same, check_held, drawn, held, legend_of
 from helpers import EXPERIMENTS, config_of
-from support.files import UserError
 from support.optimizers import TrainState
 from support.results import parse_json
 from support.run import init_states
@@ -139,9 +138,6 @@ def test_table_2_is_read_where_familiar_accuracies_are_equal() -> None:
     bars: Any = next(container for container in here.containers if hasattr(container, "errorbar"))
     (_, bottom), (_, top) = bars.errorbar.lines[2][0].get_segments()[0]
     assert (bottom, top) == pytest.approx((75 - half, 75 + half))
-    (figures.RESULTS / "toys_azimuths.json").write_text('{"settings": {"": {"config": {}, "runs": []}}}')
-    with pytest.raises(UserError, match=r"toys_azimuths\.json is no result of compare_seeds"):
-        figures.read_table_2(figures.RESULTS)
 
 
 def test_attacks_are_means_and_intervals_with_the_papers_beside() -> None:
