@@ -132,7 +132,6 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
     colours, n_steps = colours_of(n, label), recorder.snapshots[-1].step
     fig = make_figure(5.3, " ", figures.subtitle(Run(config, data, {})), width=8.8)
     title = fig.texts[0]
-    title.set_animated(True)
     axes = fig.subplot_mosaic("pi;pa;pc", width_ratios=(1.75, 1), height_ratios=(1.3, 1, 1))
     name = config.classes[label]
     plane = axes["p"]

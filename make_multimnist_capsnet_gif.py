@@ -73,7 +73,6 @@ def make_scene(recorder: Recorder, subtitle: str) -> tuple[Figure, Callable[[int
     config, shown, snapshots = recorder.config, recorder.shown, recorder.snapshots
     fig = make_figure(4.7, "", subtitle, width=8.8)
     title = fig.texts[0]
-    title.set_animated(True)
     left, right = fig.subplots(1, 2, width_ratios=(3.2, 1))
     seen = np.repeat(shown.images[..., None], 3, axis=3)
 

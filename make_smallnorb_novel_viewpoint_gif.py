@@ -122,7 +122,6 @@ def make_scene(recorder: Recorder, states: Mapping[str, TrainState]) -> tuple[Fi
     images = sweep.views.images.reshape(n, len(sweep.angles), *sweep.views.images.shape[1:])
     fig = make_figure(5.35, "", figures.subtitle(config), width=8.8)
     title = fig.texts[0]
-    title.set_animated(True)
     sides: Any = fig.subfigures(1, 2, width_ratios=(3.1, 1))
     left, right = sides
     grid = left.subplots(1 + len(SHOWN), n, height_ratios=(1.25, *(1 for _ in SHOWN)))

@@ -469,6 +469,7 @@ def write_animation(
     numbered in ``holds`` stay longer, and the last one."""
     with figure_style():
         fig, update = make()
+        fig.texts[0].set_animated(True)  # the title
         bar = tqdm(frames, desc="frames", unit="frame", leave=False, disable=not shows_progress(options.quiet))
         drawn = list(draw_frames(fig, update, bar))
     print(write_if_changed(options.out, gif_bytes(drawn, options.fps, holds)))
