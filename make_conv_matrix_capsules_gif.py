@@ -11,7 +11,11 @@ plane and its scale are those of the trained network.
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION, AnimationOptions, Run, accuracy_axis,
+    add_frame, darkened, grey_levels, lightened, make_figure, marked_answer, step_axis, tested, weighted_quantiles,
+    write_animation,
+)  # fmt: skip
 
 import dataclasses
 import math
@@ -34,12 +38,6 @@ from support.optimizers import TrainState
 from support.script import script
 from support.settings import int_in, output_path, parse, redeclared, setting
 from support.training import RunOptions
-
-from support.figures import (  # isort: skip
-    BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION, AnimationOptions, Run, accuracy_axis,
-    add_frame, darkened, grey_levels, lightened, make_figure, marked_answer, step_axis, tested, weighted_quantiles,
-    write_animation,
-)  # fmt: skip
 
 N_TESTED = 500  # test images of the accuracy curve, spread over the set
 TRUE_COLOUR = VERMILLION
@@ -134,7 +132,6 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
     colours, n_steps = colours_of(n, label), recorder.snapshots[-1].step
     fig = make_figure(5.3, " ", figures.subtitle(Run(config, data, {})), width=8.8)
     title = fig.texts[0]
-    title.set_animated(True)
     axes = fig.subplot_mosaic("pi;pa;pc", width_ratios=(1.75, 1), height_ratios=(1.3, 1, 1))
     name = config.classes[label]
     plane = axes["p"]

@@ -11,7 +11,10 @@ the test digits up to that angle.
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    GREY, MAX_FRAMES, RIGHT, WRONG, AnimationOptions, FigureOptions, Run, accuracy_axis, darkened, heading, lightened,
+    make_figure, marked_answer, model_handles, model_line, show_pictures, write_animation,
+)  # fmt: skip
 
 import dataclasses
 import sys
@@ -29,13 +32,8 @@ from fast.workers import SERIAL, blas_threads
 from mnist_affine_capsnet import SWEEP, Config
 from multimnist_capsnet import Array, assess, softmax
 from support.script import script
-from support.settings import input_path, int_in, output_path, parse, redeclared, setting
+from support.settings import int_in, output_path, parse, redeclared, setting
 from visualize_mnist_affine_capsnet import MODELS, J, degrees
-
-from support.figures import (  # isort: skip
-    GREY, MAX_FRAMES, RIGHT, WRONG, AnimationOptions, Run, accuracy_axis, darkened, heading, lightened, make_figure,
-    marked_answer, model_handles, model_line, show_pictures, write_animation,
-)  # fmt: skip
 
 SHOWN = (2, 4, 7)  # classes
 OTHER = "#b0b0b0"  # bars of classes that are not the answer
@@ -77,7 +75,6 @@ def make_scene(run: Run, turning: Turning) -> tuple[Figure, Callable[[int], None
     fig = make_figure(4.6, "", f"{figures.subtitle(run)}\nbars: lengths of the capsules, probabilities of the others;"
                       " shaded: the true class", width=8.8)  # fmt: skip
     title = fig.texts[0]
-    title.set_animated(True)
     sides: Any = fig.subfigures(1, 2, width_ratios=(2.6, 1))
     grid = sides[0].subplots(n, 1 + len(names), width_ratios=(0.9, *(1.6 for _ in names)))
     pictures = [show_pictures(ax, turning.images[None, None, 0, r]) for r, ax in enumerate(grid[:, 0])]
@@ -130,10 +127,7 @@ def held(angles: Array, rotation: Sequence[float]) -> set[int]:
 class Options(AnimationOptions):
     fps: float = redeclared(AnimationOptions, "fps", 10.0)
     out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), output_path, "File of the animation.", usual=True)
-    checkpoint: Path | None = setting(
-        None, input_path, "Show the finished training of this file. Without it, train first, with the flags of the"
-        " experiment.", usual=True,
-    )  # fmt: skip
+    checkpoint: Path | None = redeclared(FigureOptions, "checkpoint")
     frames: int = setting(73, int_in(2, MAX_FRAMES), "Show N angles from -90 to 90 degrees.", usual=True)
     threads: int = redeclared(experiment.Options, "threads")
 

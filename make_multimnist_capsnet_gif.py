@@ -10,7 +10,10 @@ whose capsule network has the median accuracy.
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    CAPSNET, AnimationOptions, Run, accuracy_axis, darkened, make_figure, marked_answer, model_line, show_pictures,
+    step_axis, tested, with_reported_seed, write_animation,
+)  # fmt: skip
 
 import dataclasses
 import sys
@@ -30,11 +33,6 @@ from support.script import script
 from support.settings import int_in, output_path, parse, redeclared, setting
 from support.training import RunOptions
 from visualize_multimnist_capsnet import DIGIT_COLOURS, both_names, in_colour
-
-from support.figures import (  # isort: skip
-    CAPSNET, AnimationOptions, Run, accuracy_axis, darkened, make_figure, marked_answer, model_line, show_pictures,
-    step_axis, tested, with_reported_seed, write_animation,
-)  # fmt: skip
 
 N_SHOWN = 5  # composites
 N_TESTED = 500  # composites of the curve, the first of the test set
@@ -75,7 +73,6 @@ def make_scene(recorder: Recorder, subtitle: str) -> tuple[Figure, Callable[[int
     config, shown, snapshots = recorder.config, recorder.shown, recorder.snapshots
     fig = make_figure(4.7, "", subtitle, width=8.8)
     title = fig.texts[0]
-    title.set_animated(True)
     left, right = fig.subplots(1, 2, width_ratios=(3.2, 1))
     seen = np.repeat(shown.images[..., None], 3, axis=3)
 

@@ -11,7 +11,10 @@ range stays longer.
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    BLACK, GREY, MAX_FRAMES, AnimationOptions, accuracy_axis, bare, darkened, epoch_axis, grey_levels, lightened,
+    make_figure, marked_answer, model_line, name_line, write_animation,
+)  # fmt: skip
 
 import dataclasses
 import sys
@@ -32,11 +35,6 @@ from support.script import script
 from support.settings import int_in, output_path, parse, setting
 from support.training import RunOptions
 from visualize_smallnorb_novel_viewpoint import MODELS, RANGES
-
-from support.figures import (  # isort: skip
-    BLACK, GREY, MAX_FRAMES, AnimationOptions, accuracy_axis, bare, darkened, epoch_axis, grey_levels, lightened,
-    make_figure, marked_answer, model_line, name_line, write_animation,
-)  # fmt: skip
 
 SHOWN = ("capsules", "cnn_matched")  # models whose answers are drawn
 
@@ -124,7 +122,6 @@ def make_scene(recorder: Recorder, states: Mapping[str, TrainState]) -> tuple[Fi
     images = sweep.views.images.reshape(n, len(sweep.angles), *sweep.views.images.shape[1:])
     fig = make_figure(5.35, "", figures.subtitle(config), width=8.8)
     title = fig.texts[0]
-    title.set_animated(True)
     sides: Any = fig.subfigures(1, 2, width_ratios=(3.1, 1))
     left, right = sides
     grid = left.subplots(1 + len(SHOWN), n, height_ratios=(1.25, *(1 for _ in SHOWN)))
@@ -203,7 +200,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     epochs = [round(config.n_epochs * (k + 1) / snapshots) for k in range(snapshots)]  # the last one among them
     with blas_threads(options.threads):
         data = experiment.make_data(config)
-        figures.require_every_class(config, data)
         recorder = Recorder(config, data, make_sweep(config, data, options.sweep_frames), epochs)
         states = experiment.train_all(config, data, RunOptions(quiet=options.quiet), callback=recorder)
     frames = [(epoch, f) for epoch in epochs for f in range(options.sweep_frames)]

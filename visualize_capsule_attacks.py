@@ -13,11 +13,13 @@ draws from results of compare_seeds.py:
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    DATASET_NAMES, GREY, NO_SETTINGS, OutOptions, accuracy_axis, choice_of_figures, draw_histories, figure_script,
+    head_legend, make_figure, median_seed, model_handles, plot_band, plural, settings_in,
+)  # fmt: skip
 
 import dataclasses
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +28,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import capsule_attacks as experiment
-from support.files import UserError
-from support.settings import from_json, input_path, redeclared, setting
+from support.settings import from_json, redeclared
 from support.training import RunOptions
 from visualize_conv_matrix_capsules import MODELS
-
-from support.figures import (  # isort: skip
-    DATASET_NAMES, GREY, OutOptions, accuracy_axis, choice_of_figures, draw_histories, figure_script, head_legend,
-    make_figure, median_seed, model_handles, plot_band, plural, settings_in,
-)  # fmt: skip
 
 SHOWN_KINDS = {"fgsm": "one step: FGSM", "worst_case": "worst case of all attacks with this ε or a smaller one"}
 # read off figure 3 of [Hinton 2018], by epsilon
@@ -43,11 +39,10 @@ CHANCE = 1 / experiment.network_config(experiment.Config()).n_classes
 RESULT = Path("results") / experiment.EXPERIMENT / "shapes.json"
 
 
-def draw_attack_seeds(path: Path) -> Figure:
-    """Accuracy against epsilon: mean and interval over the seeds of a file by compare_seeds.py. Raises UserError where
-    it holds no attacks."""
+def draw_attack_seeds(path: Path = RESULT) -> Figure:
+    """Accuracy against epsilon: mean and interval over the seeds of a file by compare_seeds.py."""
     found, *_ = settings_in(path)
-    runs, epsilons = found["runs"], [0.0, *found["config"].get("epsilons", ())]
+    runs, epsilons = found["runs"], [0.0, *found["config"]["epsilons"]]
     text = (
         f"{DATASET_NAMES[found['dataset']]} · networks of equal size · mean and 95 % interval of"
         f" {plural(len(runs), 'seed')}\n"
@@ -63,10 +58,7 @@ def draw_attack_seeds(path: Path) -> Figure:
         accuracy_axis(ax, "accuracy" if kind == "fgsm" else None, CHANCE, side="left")
         ax.set_title(title)
         for name, style in MODELS.items():
-            try:
-                rows = [[run["models"][name][f"{kind}_{e:g}_accuracy"] for e in epsilons] for run in runs]
-            except LookupError:
-                raise UserError(f"{path} holds no attacks by {experiment.EXPERIMENT}.py") from None
+            rows = [[run["models"][name][f"{kind}_{e:g}_accuracy"] for e in epsilons] for run in runs]
             plot_band(ax, epsilons, np.array(rows), style)
             if kind == "fgsm":
                 paper = {e: value for e, value in PAPER_FGSM[name].items() if e <= epsilons[-1]}
@@ -81,7 +73,7 @@ def draw_attack_seeds(path: Path) -> Figure:
 TITLES = {"train_loss": "training loss, each model's own", "accuracy": "accuracy without an attack"}
 
 
-def draw_training_curves(path: Path, options: Options) -> Figure:
+def draw_training_curves(options: Options, path: Path = RESULT) -> Figure:
     """The networks of the median seed of a file by compare_seeds.py, trained again."""
     found, *_ = settings_in(path)
     seed, known = median_seed(found["runs"], "capsules", "accuracy"), vars(experiment.Config())
@@ -93,21 +85,14 @@ def draw_training_curves(path: Path, options: Options) -> Figure:
     return draw_histories(text, TITLES, states, MODELS, CHANCE)
 
 
-OF_RESULT: dict[str, Callable[[tuple[Path, Options]], Figure]] = {
-    "attack_seeds": lambda of: draw_attack_seeds(of[0]),
-    "training_curves": lambda of: draw_training_curves(*of),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    results: Path = setting(RESULT, input_path, "Draw the attacks of this result of compare_seeds.py.", usual=True)
+OF_RUN, OF_RESULTS = {"training_curves": draw_training_curves}, {"attack_seeds": draw_attack_seeds}
+Config = NO_SETTINGS
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(OutOptions):
-    figures: tuple[str, ...] = choice_of_figures(*OF_RESULT)
-    threads: int = redeclared(RunOptions, "threads")
+    figures: tuple[str, ...] = choice_of_figures(*OF_RUN, *OF_RESULTS)
+    threads: int = redeclared(RunOptions, "threads", usual=True)
     quiet: bool = redeclared(RunOptions, "quiet")
 
 
@@ -117,7 +102,7 @@ main = figure_script(
         ("", "Both pictures, after a training: about 20 seconds."),
         ("--figures attack_seeds", "That of the committed results: about 3 seconds."),
     ],
-    lambda inputs, options, _: (inputs.results, options), OF_RESULT,
+    lambda config, options, _: options, OF_RUN, OF_RESULTS,
 )  # fmt: skip
 
 

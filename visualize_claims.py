@@ -10,13 +10,14 @@ differences are larger than the others have an axis of their own.
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    BLUE, GREEN, GREY, NO_SETTINGS, VERMILLION, OutOptions, darkened, figure_script, head_legend, lightened,
+    make_figure, plural, with_minus_sign,
+)  # fmt: skip
 
-import dataclasses
 import sys
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -26,14 +27,7 @@ from matplotlib.patches import Patch
 
 from claims import ALPHA
 from report import CLAIMS, read_result
-from support.files import UserError
-from support.settings import input_path, setting
 from support.statistics import t_quantile
-
-from support.figures import (  # isort: skip
-    BLUE, GREEN, GREY, VERMILLION, OutOptions, darkened, figure_script, head_legend, lightened, make_figure, plural,
-    with_minus_sign,
-)  # fmt: skip
 
 COLOURS = {"holds": BLUE, "reversed": VERMILLION, "equal": GREEN}  # words of verdicts; all others are grey
 WIDE = 20.0  # points: a claim with a larger interval or difference stands on the second axis
@@ -100,8 +94,6 @@ def draw_verdicts(document: dict[str, Any]) -> Figure:
     ran = [claim | {"conditions": [c for c in claim["conditions"] if "difference" in c]}
            for claim in document["claims"]]  # fmt: skip
     claims = [claim for claim in ran if claim["conditions"]]
-    if document["claims"] and not claims:
-        raise UserError("results/claims.json has no condition that has been run")
     groups = [group for wide in (False, True) if (group := [c for c in claims if is_wide(c) == wide])]
     lines = [n_lines(group) for group in groups]
     n = plural(sum(len(claim["conditions"]) for claim in document["claims"]), "comparison")
@@ -126,23 +118,10 @@ def draw_verdicts(document: dict[str, Any]) -> Figure:
 # --- Command line -----------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    claims: Path = setting(CLAIMS, input_path, "Draw the verdicts of this file.", usual=True)
-
-
-def draw_file(path: Path) -> Figure:
-    document = read_result(path)
-    try:
-        return draw_verdicts(document)
-    except (KeyError, TypeError, ValueError, AttributeError):  # it is another result
-        raise UserError(f"{path} holds no claims: python report.py --claims writes it") from None
-
-
 main = figure_script(
-    "claims", Inputs, OutOptions, "Draw the verdicts on the papers' claims.",
+    "claims", NO_SETTINGS, OutOptions, "Draw the verdicts on the papers' claims.",
     [("", "The picture of the committed results: about 2 seconds.")],
-    lambda inputs, *_: inputs.claims, {"verdicts": draw_file}, n_colours={"verdicts": 96},
+    lambda *_: read_result(CLAIMS), {"verdicts": draw_verdicts}, n_colours={"verdicts": 96},
 )  # fmt: skip
 
 

@@ -18,7 +18,12 @@ and from results of compare_seeds.py:
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, PAPER_CNN, VIEWPOINT_METRICS, FigureOptions, ModelStyle,
+    Run, accuracy_axis, choice_of_figures, darkened, draw_histories, evenly_spaced_indices, figure_script,
+    head_legend, interval, lightened, load_or_train, make_figure, model_handles, model_line, plot_band, plural,
+    settings_in, tested, weighted_quantiles, with_minus_sign,
+)  # fmt: skip
 
 import dataclasses
 import itertools
@@ -37,13 +42,6 @@ import conv_matrix_capsules as experiment
 from claims import at_equal_values
 from conv_matrix_capsules import Array, Config, viewpoint
 from multimnist_capsnet import resolve_auto
-
-from support.figures import (  # isort: skip
-    BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, PAPER_CNN, VIEWPOINT_METRICS, FigureOptions, ModelStyle,
-    Run, accuracy_axis, choice_of_figures, darkened, draw_histories, evenly_spaced_indices, figure_script,
-    head_legend, interval, lightened, load_or_train, make_figure, model_handles, model_line, plot_band, plural,
-    settings_in, tested, weighted_quantiles, with_minus_sign,
-)  # fmt: skip
 
 MODELS = {"capsules": EM_CAPSULES, "cnn": CNN}
 DEGREES_BEYOND = "degrees beyond the trained range; 0: within it"

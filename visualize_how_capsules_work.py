@@ -16,7 +16,11 @@ smallnorb_novel_viewpoint.py, which are trained here in seconds:
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, RIGHT, SKY, VERMILLION, WRONG, FigureOptions,
+    add_frame, choice_of_figures, darkened, figure_script, head_legend, heading, lightened, load_or_train,
+    make_figure, show_pictures,
+)  # fmt: skip
 
 import dataclasses
 import sys
@@ -35,12 +39,6 @@ import smallnorb_novel_viewpoint as views
 from multimnist_capsnet import Config
 from support.files import UserError
 from support.settings import redeclared
-
-from support.figures import (  # isort: skip
-    BLACK, BLUE, DATASET_NAMES, GREEN, GREY, ORANGE, PURPLE, RIGHT, SKY, VERMILLION, WRONG, FigureOptions,
-    add_frame, choice_of_figures, darkened, figure_script, head_legend, heading, lightened, load_or_train,
-    make_figure, show_pictures,
-)  # fmt: skip
 
 Array = np.ndarray
 NAME = "how_capsules_work"

@@ -15,7 +15,11 @@ Which digit is shown never depends on how the models do on it: it is the first o
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    BLACK, CAPSNET, CNN, DATASET_NAMES, LENET, FigureOptions, Run, accuracy_axis, choice_of_figures, draw_histories,
+    figure_script, head_legend, load_or_train, make_figure, model_handles, plot_band, plural, show_pictures,
+    with_minus_sign,
+)  # fmt: skip
 
 import dataclasses
 import sys
@@ -35,12 +39,6 @@ from mnist_affine_capsnet import SWEEP, Config, Data
 from multimnist_capsnet import Array
 from support.files import UserError
 from support.settings import redeclared
-
-from support.figures import (  # isort: skip
-    BLACK, CAPSNET, CNN, DATASET_NAMES, LENET, FigureOptions, Run, accuracy_axis, choice_of_figures, draw_histories,
-    figure_script, head_legend, load_or_train, make_figure, model_handles, plot_band, plural, show_pictures,
-    with_minus_sign,
-)  # fmt: skip
 
 MODELS = {"capsnet": CAPSNET, "cnn": CNN, "lenet": LENET}
 J = base.N_CLASSES

@@ -22,7 +22,12 @@ first of the test set are taken, other digits before digits that have been shown
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    BLUE, CAPSNET, CNN, DATASET_NAMES, GREEN, GREY, POOLING, REFERENCE_LINE, RIGHT, SKY, VERMILLION, WRONG, YELLOW,
+    FigureOptions, Run, bare, choice_of_figures, darkened, draw_histories, figure_script, head_legend, heading,
+    interval, lightened, load_or_train, make_figure, marked_answer, model_line, name_line, plural, settings_in,
+    show_pictures, tested,
+)  # fmt: skip
 
 import dataclasses
 import sys
@@ -42,13 +47,6 @@ import multimnist_capsnet as experiment
 from multimnist_capsnet import Array, Batch, Config, resolve_auto
 from support.results import parse_json
 from support.settings import redeclared
-
-from support.figures import (  # isort: skip
-    BLUE, CAPSNET, CNN, DATASET_NAMES, GREEN, GREY, POOLING, REFERENCE_LINE, RIGHT, SKY, VERMILLION, WRONG, YELLOW,
-    FigureOptions, Run, bare, choice_of_figures, darkened, draw_histories, figure_script, head_legend, heading,
-    interval, lightened, load_or_train, make_figure, marked_answer, model_line, name_line, plural, settings_in,
-    show_pictures, tested,
-)  # fmt: skip
 
 MODELS = {"capsnet": CAPSNET, "cnn": CNN._replace(label="CNN without pooling"), "cnn_pool": POOLING}
 DIGIT_COLOURS = YELLOW, SKY  # of the first and the second digit; where both are bright their sum is white

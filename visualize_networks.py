@@ -8,9 +8,11 @@ writes viz/networks/EXPERIMENT.svg for each experiment with its default settings
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    BLACK, BLUE, GREEN, GREY, NO_SETTINGS, ORANGE, WIDTH, OutOptions, darkened, figure_style, lightened,
+    make_figure, write_if_changed,
+)  # fmt: skip
 
-import dataclasses
 import importlib
 import io
 import sys
@@ -29,12 +31,7 @@ import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from support.optimizers import count_params
 from support.script import script
-from support.settings import names_of, parse, setting
-
-from support.figures import (  # isort: skip
-    BLACK, BLUE, GREEN, GREY, ORANGE, WIDTH, OutOptions, darkened, figure_style, lightened,
-    make_figure, write_if_changed,
-)  # fmt: skip
+from support.settings import parse
 
 Array = np.ndarray
 HEIGHT = 2.6  # inches, below the subtitle
@@ -189,21 +186,14 @@ def svg_bytes(name: str) -> bytes:
     return stream.getvalue()
 
 
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    networks: tuple[str, ...] = setting(
-        tuple(NETWORKS), names_of(tuple(NETWORKS)), "Draw only these.", shown="all four", usual=True
-    )
-
-
 @script
 def main(argv: Sequence[str] | None = None) -> None:
-    inputs, options, _ = parse(
-        Inputs, OutOptions, argv, "Draw the four capsule networks as SVG, with their real shapes and numbers of"
+    _, options, _ = parse(
+        NO_SETTINGS, OutOptions, argv, "Draw the four capsule networks as SVG, with their real shapes and numbers of"
         " parameters.", [("", "All four drawings: about 3 seconds.")],
         "The drawings go to DIR/networks/, where DIR is --outdir.",
     )  # fmt: skip
-    for name in inputs.networks:
+    for name in NETWORKS:
         print(write_if_changed(options.outdir / "networks" / f"{name}.svg", svg_bytes(name)))
 
 

@@ -11,7 +11,10 @@ Without --seed it is the reported seed whose routed capsules have the median acc
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    BLACK, DATASET_NAMES, EM_CAPSULES, GREEN, SKY, VIEWPOINT_METRICS, ModelStyle, OutOptions, draw_histories,
+    figure_script, median_seed, plural, settings_in,
+)  # fmt: skip
 
 import dataclasses
 import sys
@@ -24,11 +27,6 @@ import what_routing_does as experiment
 from support.optimizers import TrainState
 from support.settings import int_in, redeclared, setting
 from support.training import RunOptions
-
-from support.figures import (  # isort: skip
-    BLACK, DATASET_NAMES, EM_CAPSULES, GREEN, SKY, VIEWPOINT_METRICS, ModelStyle, OutOptions, draw_histories,
-    figure_script, median_seed, plural, settings_in,
-)  # fmt: skip
 
 RESULTS = Path("results") / experiment.EXPERIMENT / "assignments.json#routed"
 VARIANTS: dict[str, tuple[ModelStyle, dict[str, Any]]] = {  # what is replaced

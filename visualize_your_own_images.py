@@ -10,11 +10,14 @@ answers and what the CapsNet draws of each picture from its longest capsule.
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import (  # isort: skip
+    CAPSNET, CNN, EM_CAPSULES, GREEN, GREY, RIGHT, WRONG, OutOptions, darkened, evenly_spaced_indices, figure_script,
+    make_figure, show_pictures,
+)  # fmt: skip
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +29,8 @@ import your_own_images as own
 from fast.workers import SERIAL
 from support.files import UserError
 from support.optimizers import TrainState
-from support.script import script
-from support.settings import SettingError, folder, input_path, parse, setting
-
-from support.figures import (  # isort: skip
-    CAPSNET, CNN, EM_CAPSULES, GREEN, GREY, RIGHT, WRONG, darkened, evenly_spaced_indices, make_figure, show_pictures,
-    write_figures,
-)  # fmt: skip
+from support.settings import SettingError, input_path, setting
+from your_own_images import Config
 
 Array = np.ndarray
 MODELS = {"capsules": EM_CAPSULES, "cnn": CNN, "capsnet": CAPSNET._replace(colour=GREEN, marker="D")}
@@ -41,11 +39,10 @@ MOST_LETTERS = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(OutOptions):
     checkpoint: Path | None = setting(
-        None, input_path, "Show the answers and reconstructions of these networks.", usual=True, group="files"
+        None, input_path, "Show the answers and reconstructions of these networks.", usual=True
     )
-    outdir: Path = setting(Path("viz"), folder, "Folder of the figure.", usual=True)
 
 
 def fonts_for(names: Sequence[str]) -> tuple[list[str], set[str]]:
@@ -100,15 +97,8 @@ def sheet(images: Array, labels: Array, names: Sequence[str], answers: dict[str,
     return fig
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> None:
-    config, options, _ = parse(
-        own.Config, Options, argv, "Draw a sheet of ten of your own pictures as the networks see them.",
-        [
-            ("--data-dir photographs", "Ten test pictures: about 2 seconds."),
-            ("--data-dir photographs --checkpoint run.safetensors", "And what the networks make of them: 3 seconds."),
-        ],
-    )  # fmt: skip
+def shown_pictures(config: Config, options: Options, given: Collection[str]) -> tuple[Any, ...]:
+    """What ``sheet`` shows."""
     if config.data_dir is None:
         raise SettingError("data_dir", "name the folder of your pictures")
     states: dict[str, TrainState] = {}
@@ -121,21 +111,29 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"{config.data_dir} has not the pictures that {options.checkpoint} was trained on")
     order = np.argsort(data.test.labels, kind="stable")
     chosen = order[evenly_spaced_indices(len(order), N_SHOWN)]
-    images, models = data.test.images[chosen], own.make_models(config)
+    images, labels, models = data.test.images[chosen], data.test.labels[chosen], own.make_models(config)
     answers = {
         name: own.answers_of(models[name], state.params, images, SERIAL).argmax(axis=1)
         for name, state in states.items()
     }
-    drawn = None
-    if "capsnet" in states:
-        drawn = own.reconstructions(states["capsnet"].params, own.in_floats(images), config)
-    used = np.concatenate([data.test.labels[chosen], *answers.values()])
+    x = own.in_floats(images)
+    drawn = own.reconstructions(states["capsnet"].params, x, config) if "capsnet" in states else None
+    used = np.concatenate([labels, *answers.values()])
     names = [name if k in used else "" for k, name in enumerate(data.classes)]  # of those that are shown
     for k, name in enumerate(names, 1):
         if fonts_for([name])[1]:
             print(f"class {k} is {name}")
-    figure = {"pictures": lambda: sheet(own.in_floats(images), data.test.labels[chosen], names, answers, drawn)}
-    write_figures(options.outdir / own.EXPERIMENT, figure)
+    return x, labels, names, answers, drawn
+
+
+main = figure_script(
+    own.EXPERIMENT, Config, Options, "Draw a sheet of ten of your own pictures as the networks see them.",
+    [
+        ("--data-dir photographs", "Ten test pictures: about 2 seconds."),
+        ("--data-dir photographs --checkpoint run.safetensors", "And the networks' answers: about 3 seconds."),
+    ],
+    shown_pictures, {"pictures": lambda shown: sheet(*shown)},
+)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+from support.figures import BLUE, GREY, NO_SETTINGS, OutOptions, bare, figure_script, lightened, make_figure  # isort: skip
 
-import dataclasses
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from report import read_result
-from support.files import UserError
-from support.script import script
-from support.settings import input_path, parse, setting
 
-from support.figures import (  # isort: skip
-    BLUE, GREY, OutOptions, bare, lightened, make_figure, write_figures,
-)  # fmt: skip
-
+STEPS = Path("results/benchmarks/steps.json")
 NETWORKS = {
     "multimnist": "CapsNet", "smallnorb": "dense matrix capsules", "matrix_capsules": "convolutional matrix capsules",
 }  # fmt: skip
@@ -49,19 +41,11 @@ def draw_steps(tables: dict[str, Any]) -> Figure:
     return fig
 
 
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    steps: Path = setting(Path("results/benchmarks/steps.json"), input_path, "Draw the steps of this file.", usual=True)
-
-
-@script
-def main(argv: Sequence[str] | None = None) -> None:
-    inputs, options, _ = parse(Inputs, OutOptions, argv, "Draw training steps as DIR/speed/steps.png.")
-    result = read_result(inputs.steps)
-    try:
-        write_figures(options.outdir / "speed", {"steps": lambda: draw_steps(result["tables"])})
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # it is another result
-        raise UserError(f"{inputs.steps} has no such tables: python -m benchmarks --out {inputs.steps}") from None
+main = figure_script(
+    "speed", NO_SETTINGS, OutOptions, "Draw training steps as DIR/speed/steps.png.",
+    [("", "The picture of the committed times: about 3 seconds.")],
+    lambda *_: read_result(STEPS)["tables"], {"steps": draw_steps},
+)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from benchmarks.measure import Step, in_fresh_process, time_and_peak
 BATCHES = {str(n): {"batch_size": n} for n in (8, 16, 32, 64, 128)}
 WIDTHS = {str(n): {"conv_channels": n} for n in (16, 32, 64, 128)}
 TYPES: dict[str, Any] = {str(n): {"sizes": (32, n, n, n)} for n in (4, 8, 16)}
-DEFAULT, PAPER = "default, batch 32", "paper, batch"
-MATRIX = "8 types, batch 32"  # sizes 32, 8, 8, 8
 
 
 def scale(
@@ -35,8 +33,8 @@ def measure(repetitions: int, n_threads: int) -> dict[str, Any]:
     def table(module: Any, label: str, values: dict[str, dict[str, Any]], n: int = repetitions) -> dict[str, Any]:
         return scale(module.numpy_step, label, values, threads, n)
 
-    digits: dict[str, Any] = {DEFAULT: {}, f"{PAPER} 128": {"batch_size": 128, "conv_channels": 256}}
-    matrix: dict[str, Any] = {MATRIX: {}, f"{PAPER} 32": {"sizes": (32, 32, 32, 32)}}
+    digits: dict[str, Any] = {"default, batch 32": {}, "paper, batch 128": {"batch_size": 128, "conv_channels": 256}}
+    matrix: dict[str, Any] = {"8 types, batch 32": {}, "paper, batch 32": {"sizes": (32, 32, 32, 32)}}
     return {
         "multimnist_batch": table(multimnist, "batch size", BATCHES),
         "smallnorb_batch": table(smallnorb, "batch size", BATCHES),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import support.headless  # noqa: F401  before matplotlib
+import support.headless  # isort: skip  # noqa: F401  before matplotlib, so that scripts import this module first
 
 import contextlib
 import dataclasses
@@ -79,7 +79,6 @@ DATASET_NAMES = {  # by the "dataset" of a result
     "voxels": "voxel objects",
     "shapes": "drawn shapes",
     "smallnorb": "smallNORB",
-    "images": "own images",
     "toys": "generated toys, not smallNORB",
 }
 
@@ -203,8 +202,8 @@ def step_axis(ax: Axes, last: int) -> None:
 
 def grey_levels(image: Array) -> Array:
     """A network's input (H, W, C) as grey levels (H, W) in [0, 1]: the first channel, stretched where it is a
-    normalised one. Of three channels, which are colours, their mean."""
-    channel = image.mean(axis=-1) if image.shape[-1] == 3 else image[..., 0]
+    normalised one."""
+    channel = image[..., 0]
     if channel.min() >= 0 and channel.max() <= 1:
         return channel
     low, high = np.percentile(channel, [0.5, 90])  # the background is the larger part, and bright
@@ -353,13 +352,9 @@ def name_line(ax: Axes, text: str, height: float, side: Side = "left", below: bo
 
 
 def settings_in(path: Path) -> list[dict[str, Any]]:
-    """The settings in a file by compare_seeds.py, each with its whole ``config``, its ``runs`` and its data set. Raises
-    UserError where it is none."""
-    try:
-        document = read_comparison(path)
-        return [found | {"dataset": document.get("dataset")} for found in document["settings"].values()]
-    except (LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is no result of compare_seeds.py") from error
+    """The settings in a file by compare_seeds.py, each with its whole ``config``, its ``runs`` and its data set."""
+    document = read_comparison(path)
+    return [found | {"dataset": document.get("dataset")} for found in document["settings"].values()]
 
 
 def median_seed(runs: Sequence[Mapping[str, Any]], model: str, metric: str) -> int:
@@ -474,6 +469,7 @@ def write_animation(
     numbered in ``holds`` stay longer, and the last one."""
     with figure_style():
         fig, update = make()
+        fig.texts[0].set_animated(True)  # the title
         bar = tqdm(frames, desc="frames", unit="frame", leave=False, disable=not shows_progress(options.quiet))
         drawn = list(draw_frames(fig, update, bar))
     print(write_if_changed(options.out, gif_bytes(drawn, options.fps, holds)))
@@ -521,19 +517,17 @@ def png_bytes(draw: Callable[[], Figure], n_colours: int | None = None) -> bytes
     return small.getvalue()
 
 
-def write_figures(
-    folder: Path, drawers: Mapping[str, Callable[[], Figure]], n_colours: Mapping[str, int] | None = None
-) -> None:
-    """Draw each figure into ``folder/NAME.png`` and print whether it changed: the same run gives the same bytes. For
-    ``n_colours`` see ``png_bytes``."""
-    for name, draw in drawers.items():
-        content = png_bytes(draw, (n_colours or {}).get(name))
-        print(write_if_changed(folder / f"{name}.png", content))
+def write_figure(path: Path, draw: Callable[[], Figure], n_colours: int | None) -> None:
+    """Draw a figure, see ``png_bytes``, and print whether it changed: the same run gives the same bytes."""
+    print(write_if_changed(path, png_bytes(draw, n_colours)))
 
 
 @dataclasses.dataclass(frozen=True)
 class OutOptions:
     outdir: Path = setting(Path("viz"), folder, "Folder above the folder of the figures.", usual=True, group="files")
+
+
+NO_SETTINGS = dataclasses.make_dataclass("NO_SETTINGS", [])  # of a script that draws the same files every time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -559,29 +553,22 @@ def figure_script(
     """The ``main`` of a script that writes the figures that --figures names, or all, to DIR/``name``/.
 
     ``config``, ``options``: the dataclasses of its flags. ``prepare(config, options, given)`` trains or reads what the
-    figures ``of_run`` draw, and is called only where one of these is wanted. Of all figures, those ``of_results`` that
-    are missing are left out. ``n_colours``: see ``png_bytes``.
+    figures ``of_run`` draw, and is called only where one of these is wanted. ``n_colours``: see ``png_bytes``.
     """
-    results = of_results or {}
+    drawers: dict[str, Callable[..., Figure]] = {**of_run, **(of_results or {})}
 
     @script
     def main(argv: Sequence[str] | None = None) -> None:
         asked, chosen, given = parse(config, options, argv, about, examples,
                                      f"The pictures go to DIR/{name}/, where DIR is --outdir.")  # fmt: skip
-        folder, wanted = chosen.outdir / name, getattr(chosen, "figures", ())
+        folder, wanted = chosen.outdir / name, getattr(chosen, "figures", ()) or drawers
         require_writable(folder / "figure.png")
-        drawers = dict(results)
         with blas_threads(getattr(chosen, "threads", 1)):
-            if not wanted or set(wanted) - set(results):
-                run = prepare(asked, chosen, given)
-                drawers |= {name: functools.partial(draw, run) for name, draw in of_run.items()}
-            for figure in [figure for figure in drawers if not wanted or figure in wanted]:
-                try:
-                    write_figures(folder, {figure: drawers[figure]}, n_colours)
-                except UserError as error:
-                    if wanted or figure not in results:
-                        raise
-                    print(f"left out {figure}.png: {error}")
+            run = prepare(asked, chosen, given) if set(wanted) & set(of_run) else None
+            for figure, draw in drawers.items():
+                if figure in wanted:
+                    whole = functools.partial(draw, run) if figure in of_run else draw
+                    write_figure(folder / f"{figure}.png", whole, (n_colours or {}).get(figure))
 
     return main
 
@@ -610,8 +597,6 @@ def load_finished(
         return asked, {}
     config, states = experiment.load_checkpoint(path)
     require_same(path, config, asked, given, free)
-    if "data_dir" in given and config.dataset in ("strokes", "voxels", "shapes", "toys"):
-        raise UserError(f"{path} was trained on {config.dataset}, which have no files: leave --data-dir out")
     for name in dict.fromkeys((*required, *states)):
         done = len(states[name].history.get("train_loss", [])) if name in states else 0
         n_epochs = experiment.of_model(name, config)[0] if hasattr(experiment, "of_model") else config.n_epochs

@@ -182,21 +182,18 @@ def of_artists(artists: Iterable[Artist], owner: Any) -> dict[str, Any]:
 def note_figures(figures: Any, key: str, monkeypatch: Any) -> None:
     """Check every figure that ``support.figures`` writes from now on, the first frame of an animation, and
     what the others have otherwise."""
-    write_figures, draw_frames = figures.write_figures, figures.draw_frames
+    write_figure, draw_frames = figures.write_figure, figures.draw_frames
     seen = set[str]()
 
-    def kept(name: str, draw: Callable[[], Figure]) -> Callable[[], Figure]:
+    def write(path: Path, draw: Callable[[], Figure], *rest: Any) -> None:
         def drawing() -> Figure:
             fig = draw()
-            if name not in seen:
-                check(f"{key}/{name}", fig)
-            seen.add(name)
+            if path.stem not in seen:
+                check(f"{key}/{path.stem}", fig)
+            seen.add(path.stem)
             return fig
 
-        return drawing
-
-    def write(folder: Path, drawers: Mapping[str, Callable[[], Figure]], *rest: Any) -> None:
-        write_figures(folder, {name: kept(name, draw) for name, draw in drawers.items()}, *rest)
+        write_figure(path, drawing, *rest)
 
     def frames(fig: Figure, update: Any, at: Any) -> Iterator[Any]:
         first: Any = {}
@@ -209,5 +206,5 @@ def note_figures(figures: Any, key: str, monkeypatch: Any) -> None:
             seen.add(f"frame {k}")
             yield picture
 
-    monkeypatch.setattr(figures, "write_figures", write)
+    monkeypatch.setattr(figures, "write_figure", write)
     monkeypatch.setattr(figures, "draw_frames", frames)

@@ -17,7 +17,6 @@ from benchmarks import __main__ as program
 from benchmarks import conv_matrix_capsules, figure, measure, scaling, smallnorb
 from benchmarks import multimnist as benchmark
 from figure_checks import check_held, drawn
-from helpers import failure
 from recorded import check
 from support.results import save_result
 from support.run import init_state
@@ -185,19 +184,15 @@ def test_scaling_has_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (128, 256) in {(given.get("batch_size"), given.get("conv_channels")) for given in sizes}
 
 
-def test_the_figure_has_a_bar_for_each_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figure_has_a_bar_for_each_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figure, "STEPS", tmp_path / "steps.json")
     rows = [[form, 1.0, 7.6, 54] for form in [*figure.FORMS, "another form"]]
     steps = {
         name: {"columns": ["training step", "time / numpy's", "ms", "MiB"], "rows": rows} for name in figure.NETWORKS
     }
     save_result(tmp_path / "steps.json", {"tables": steps})
-    argv = [f"--steps={tmp_path / 'steps.json'}", f"--outdir={tmp_path}"]
-    assert figure.main(argv) == 0
+    assert figure.main([f"--outdir={tmp_path}"]) == 0
     assert (tmp_path / "speed" / "steps.png").stat().st_size < 600_000
     check_held(drawn(lambda: figure.draw_steps(steps)).axes[1], bars=[[7.6] * len(figure.FORMS)])
     without = {name: table | {"rows": rows[:1] + rows[2:]} for name, table in steps.items()}  # as without PyTorch
     check_held(drawn(lambda: figure.draw_steps(without)).axes[1], bars=[[7.6] * (len(figure.FORMS) - 1)])
-    tables: list[Any] = [{}, {"multimnist": []}, {"multimnist": {"columns": [1, 2], "rows": []}}]
-    for wrong in ({}, *({"tables": table} for table in tables)):
-        save_result(tmp_path / "steps.json", wrong)
-        assert "steps.json has no such tables: python -m benchmarks --out" in failure(figure, argv, capsys)

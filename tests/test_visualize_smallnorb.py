@@ -150,15 +150,6 @@ def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: pytest.MonkeyP
     assert trained == [203, 7, 0]
 
 
-def test_a_set_without_a_class_cannot_be_drawn(run: figures.Run) -> None:
-    lacking = run.data._replace(
-        familiar=experiment.Split(*(part[run.data.familiar.labels != 3] for part in run.data.familiar)),
-        held_out=experiment.Split(*(part[run.data.held_out.labels != 3] for part in run.data.held_out)),
-    )
-    with pytest.raises(UserError, match="no test image shows a frame"):
-        figures.require_every_class(run.config, lacking)
-
-
 def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> None:
     sweep = animation.make_sweep(run.config, run.data, 12)
     assert sweep.angles.tolist() == list(range(0, 360, 30))
