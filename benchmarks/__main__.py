@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from support.console import print_message
 from support.result_tables import plain_table
 from support.results import environment, save_result
 from support.script import script
-from support.settings import int_in, output_path, parse, setting
+from support.settings import SettingError, int_in, output_path, parse, setting
 
 OURS = "numpy"
 Build = Callable[..., Step]
@@ -72,17 +72,18 @@ def candidates(name: str, threads: int) -> dict[str, tuple[Build, dict[str, Any]
     return builds
 
 
-def measure(repetitions: int, threads: int) -> dict[str, Any]:
-    """All tables."""
+def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str, Any]:
+    """All tables, or those of one experiment."""
     import threadpoolctl
 
     for package in ("torch", "jax"):
         if not version_of(package):
             print_message(f"{package} is not installed, its rows are left out: pip install -r requirements-bench.txt")
+    names = [name for name in MODULES if only in (None, name)]
     with threadpoolctl.threadpool_limits(threads):
         return {
             name: compare(candidates(name, threads), max(3, repetitions // 4) if name == SLOW else repetitions)
-            for name in MODULES
+            for name in names
         }
 
 
@@ -90,8 +91,13 @@ def measure(repetitions: int, threads: int) -> dict[str, Any]:
 @dataclasses.dataclass(frozen=True)
 class Config:
     repetitions: int = setting(60, int_in(1, 10_000), "Time every step in N rounds.", usual=True)
+    only: str | None = setting(None, tuple(MODULES), "Time one experiment.", usual=True)
     scaling: bool = setting(False, bool, "Time our steps alone, with 1 and N threads, against batch size and width and"
         " at the papers' sizes.", usual=True)
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        if self.scaling and self.only:
+            raise SettingError("scaling", "not together with --only")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +115,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         "Time training steps, their matrix products alone, and the same networks in PyTorch and JAX.",
         epilog="The times are printed, and go to the file of --out.",
     )  # fmt: skip
-    tables = (scaling.measure if config.scaling else measure)(config.repetitions, options.threads)
+    if config.scaling:
+        tables = scaling.measure(config.repetitions, options.threads)
+    else:
+        tables = measure(config.repetitions, options.threads, config.only)
     command = shlex.join(["python", "-m", "benchmarks", *(sys.argv[1:] if argv is None else argv)])
     machine = environment() | {"pytorch": version_of("torch"), "jax": version_of("jax")}
     default = Path("results/benchmarks", "scaling.json" if config.scaling else "steps.json")
