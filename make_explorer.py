@@ -10,8 +10,8 @@ turns an object. Large arrays of weights are rounded to 8 or 7 bits, with one sc
 accuracy on the test sets is measured here with the weights as trained and with the rounded ones, and the page states
 both.
 
-With --keep the networks and their numbers are those of the page that is there, and its text, style and scripts are
-written anew.
+Without --multimnist or --viewpoint the network is trained first, by the default flags of its script. With --keep the
+networks and their numbers are those of the page that is there, and its text, style and scripts are written anew.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ from scipy import ndimage
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as viewpoint
 from fast.workers import Workers, default_threads
+from support.console import print_message
 from support.figures import DATASET_NAMES, load_finished, with_reported_seed, write_if_changed
 from support.files import UserError
 from support.results import environment
 from support.run import Stream, generator
 from support.script import script
-from support.settings import SettingError, input_path, output_path, parse, setting
+from support.settings import folder, input_path, output_path, parse, setting
 from support.statistics import describe_sample
+from support.training import RunOptions
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -374,17 +376,30 @@ def kept(path: Path) -> bytes:
     return page_of(found[0][1], found[1][1])
 
 
-def load_digits(path: Path) -> Part:
-    config, states = load_finished(digits, path, digits.Config(), (), required=DIGIT_MODELS)
-    data = digits.make_data(dataclasses.replace(config, n_val=None))  # the page shows test digits
-    return digits_part(config, states, data, default_threads())
+def load_digits(path: Path | None, data_dir: Path | None, threads: int) -> Part:
+    """Load the checkpoint, or train."""
+    asked, given = digits.Config(data_dir=data_dir), ({"data_dir"} if data_dir else set())
+    config, states = load_finished(digits, path, asked, given, required=DIGIT_MODELS)
+    # The page shows test digits, not validation ones.
+    data = digits.make_data(dataclasses.replace(config, n_val=None))
+    config = digits.resolve_auto(config, data.name)
+    if not states:
+        print_message(f"{digits.EXPERIMENT}: no --multimnist, so two networks are trained first: 2 to 6 minutes")
+        states = digits.train_all(config, data, RunOptions(threads=threads), names=DIGIT_MODELS)
+    return digits_part(config, states, data, threads)
 
 
-def load_viewpoint(path: Path) -> Part:
-    config, states = load_finished(viewpoint, path, viewpoint.Config(), (), required=VIEW_MODELS)
+def load_viewpoint(path: Path | None) -> Part:
+    """Load the checkpoint, or train."""
+    given = {"dataset": "shapes"}
+    asked = viewpoint.Config(**(viewpoint.Config.defaults(given) | given))
+    config, states = load_finished(viewpoint, path, asked, (), required=VIEW_MODELS)
     if not config.is_rendered:
         only = "the page computes no other network"
         raise UserError(f"{path} was trained on {config.dataset}, not voxels or shapes: {only}")
+    if not states:
+        print_message(f"{viewpoint.EXPERIMENT}: no --viewpoint, so its networks are trained first: some seconds")
+        states = viewpoint.train_all(config, viewpoint.make_data(config), names=VIEW_MODELS)
     return viewpoint_part(config, states)
 
 
@@ -394,10 +409,12 @@ def load_viewpoint(path: Path) -> Part:
 # fmt: off
 @dataclasses.dataclass(frozen=True)
 class Config:
-    multimnist: Path | None = setting(None, input_path, f"Checkpoint of {digits.EXPERIMENT}.py, of its CapsNet and its"
-        " CNN with pooling.", usual=True)
-    viewpoint: Path | None = setting(None, input_path, f"Checkpoint of {viewpoint.EXPERIMENT}.py, of voxels or shapes,"
-        " of its capsules and its CNN of equal size.", usual=True)
+    multimnist: Path | None = setting(None, input_path, f"Checkpoint of {digits.EXPERIMENT}.py. Without it, its CapsNet"
+        " and its CNN with pooling are trained first.", usual=True)
+    viewpoint: Path | None = setting(None, input_path, f"Checkpoint of {viewpoint.EXPERIMENT}.py, of voxels or shapes."
+        " Without it, its capsules and its CNN of equal size are trained on shapes first.", usual=True)
+    data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files.", usual=True,
+        shown=f"the checkpoint's, else {digits.CACHE_DIR}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -414,7 +431,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         Config, Options, argv,
         "Write a page in which a person draws digits, moves the numbers of a capsule and turns an object.",
         [
+            ("", "Train all networks, then write explorer.html: about 7 minutes."),
             ("--multimnist a.safetensors --viewpoint b.safetensors", "The page of two checkpoints: about 20 seconds."),
+            ("--multimnist a.safetensors --out draft.html", "Train only the networks of the object: about 30 seconds."),
             ("--keep", "After a change of support/explorer/: about a second."),
         ],
         "The page is one file, --out. An experiment's --checkpoint FILE writes a checkpoint.",
@@ -422,9 +441,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.keep:
         print(write_if_changed(options.out, kept(options.out)))
         return
-    if not (config.multimnist and config.viewpoint):
-        raise SettingError("viewpoint" if config.multimnist else "multimnist", "name a checkpoint")
-    parts = {"viewpoint": load_viewpoint(config.viewpoint), "digits": load_digits(config.multimnist)}
+    if config.multimnist:
+        digits.load_checkpoint(config.multimnist)  # so that a wrong one is found before the other is trained
+    parts = {
+        "viewpoint": load_viewpoint(config.viewpoint),
+        "digits": load_digits(config.multimnist, config.data_dir, default_threads()),
+    }
     written = write_if_changed(options.out, make_page(parts))
     for part in parts.values():
         for row in part.about["accuracies"]:
