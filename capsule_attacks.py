@@ -35,7 +35,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -100,8 +100,6 @@ class Config:
     lr: float = conv.Config.lr
     em_iters: int = conv.Config.em_iters
     beta_v_init: float = conv.Config.beta_v_init
-
-    length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
     # fmt: on
 
     @classmethod

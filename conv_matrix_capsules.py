@@ -43,7 +43,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -138,8 +138,6 @@ class Config(Viewpoints):
         " is the paper's, of 4.2 million parameters.", paper="paper (section 5)")
     dtype: str = setting("float32", ("float32", "float64"), "Number format of all arithmetic.")
     plain: bool = redeclared(multimnist.Config, "plain")
-
-    length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
     # fmt: on
 
     @classmethod
@@ -718,17 +716,7 @@ def train(
     return state.history
 
 
-# --- Inside the capsule network, for the figures and for --predict ----------------------------------------------------
-
-
-def class_capsules(params: Params, images: Array, config: Config) -> tuple[Array, Array]:
-    """Images (N, H, W, C) of a data set -> poses (N, E, D) and activations (N, E) of the class capsules."""
-    model, poses, activations, size = make_capsules(config), [], [], part_size(config)
-    for start in range(0, len(images), size):
-        cache = model.forward(params, prepared(images[start : start + size], config))[1]
-        poses.append(cache.mu)
-        activations.append(cache.a)
-    return np.concatenate(poses), np.concatenate(activations)
+# --- Inside the capsule network, for the figures ----------------------------------------------------------------------
 
 
 class ClassRouting(NamedTuple):
@@ -854,13 +842,10 @@ def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
     if config.has_views or "capsules" not in states:
         raise UserError(f"{checkpoint} has no capsules that learned digits; your_own_images.py learns any pictures")
     images = np.concatenate([read_picture(path, config) for path in pictures])
-    examples, models = Examples(images, np.zeros(len(images), np.intp)), make_models(config)
-    with Workers(1) as workers:
-        answers = {
-            name: predict_scores(models[name], state.params, examples, config, workers).argmax(axis=1)
-            for name, state in states.items()
-        }
-    _, activations = class_capsules(states["capsules"].params, images, config)
+    models = make_models(config)
+    found = {name: models[name].forward(state.params, images) for name, state in states.items()}
+    answers = {name: scores.argmax(axis=1) for name, (scores, _) in found.items()}
+    activations = found["capsules"][1].a
     classes, width = config.classes, max(len(str(path)) for path in pictures)
     heads = " ".join(f"{name:>12}" for name in answers)
     lines = [f"{'picture':<{width}} {heads}   activations: " + " ".join(f"{name:>5}" for name in classes)]

@@ -40,7 +40,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -108,8 +108,6 @@ class Config:
         "Weight of the squared error of a CapsNet's reconstruction in the loss.")
     plain: bool = redeclared(Network, "plain")
     lr: float = conv.Config.lr  # that of the study's networks
-
-    length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
     # fmt: on
 
     @classmethod

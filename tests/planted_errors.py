@@ -104,7 +104,7 @@ multimnist_capsnet.py test_gradients
      capsnet_loss_and_grads: (_a / _b)[..., None] -> (_a * _b)[..., None]
   test_cnn_of_digits | cnn_backward: linear_backward(relu_backward(_a, _b), _c) -> linear_backward(_a, _c)
   test_cnn | cnn_backward: backward(relu_backward(_a, _b), _c, _d) -> backward(_a, _c, _d)
-  test_gradient | cnn_backward: _b if _a.dropout is None else _b * _a.dropout -> _b
+  test_gradient | cnn_backward: _b if dropout is None else _b * dropout -> _b
 multimnist_capsnet.py test_protocol
   test_composites_are_of_test_digits |
      make_data: Overlays(digits.test_images, digits.test_labels, _a)

@@ -510,7 +510,7 @@ def test_a_resumed_run_has_the_settings_of_its_beginning(experiment: Experiment,
     saved = experiment.script.load_checkpoint(whole.checkpoint)[0]
     for field, it in settings_of(saved).items():
         changed = dataclasses.replace(saved, **{field: another(it.kind, getattr(saved, field))})
-        if it.free or (field.endswith("epochs") and saved.length_is_free):
+        if it.free or (field.endswith("epochs") and getattr(saved, "length_is_free", False)):
             require_resumable(whole.checkpoint, saved, changed)
             continue
         with pytest.raises(UserError, match=f"cannot resume .*: it was made with {flag_of(field)} .*, not "):
@@ -526,7 +526,7 @@ def test_a_longer_training_continues_a_shorter_one_where_that_is_its_beginning(
 ) -> None:
     short = ["--n-epochs=1", f"--checkpoint={tmp_path / 'c.safetensors'}"]
     assert experiment.script.main([*experiment.argv(), *short]) == 0
-    if not config_of(experiment.script, experiment.argv()).length_is_free:
+    if not getattr(config_of(experiment.script, experiment.argv()), "length_is_free", False):
         resumed = [*experiment.argv("--resume"), short[1]]
         assert "made with --n-epochs 1, not 2; its learning rate" in failure(experiment.script, resumed, capsys)
         return
