@@ -755,10 +755,6 @@ def class_routing(params: Params, images: Array, config: Config) -> ClassRouting
 # --- A run from beginning to end --------------------------------------------------------------------------------------
 
 
-def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, make_models)
-
-
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
     session = Session(EXPERIMENT, config, make_models(config), options, **more)
@@ -838,7 +834,7 @@ def read_picture(path: Path, config: Config) -> Array:
 
 def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
     """A table: for each picture the class that each model names, and the class capsules' activations."""
-    config, states = load_checkpoint(checkpoint)
+    config, states = read_checkpoint(checkpoint, EXPERIMENT, Config, make_models)
     if config.has_views or "capsules" not in states:
         raise UserError(f"{checkpoint} has no capsules that learned digits; your_own_images.py learns any pictures")
     images = np.concatenate([read_picture(path, config) for path in pictures])

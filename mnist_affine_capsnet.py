@@ -53,7 +53,6 @@ import multimnist_capsnet as base
 from data.affnist_file import AFFNIST_SIDE, read_affnist
 from fast.workers import Workers
 from multimnist_capsnet import CNN, Array, Batch, ConvLayer, Model, Network, Pair, Params, assess, update
-from support.checkpoints import read_checkpoint
 from support.files import UserError
 from support.optimizers import TrainState, count_params
 from support.results import recorded_command, result_document, save_result
@@ -488,10 +487,6 @@ def make_result(
         }
     headline = f"rotated_{config.rotation[-1]:g}_accuracy"
     return result_document(EXPERIMENT, config, data.name, models, states, threads, headline, 1 / base.N_CLASSES)
-
-
-def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:

@@ -46,7 +46,6 @@ import numpy as np
 from data.stroke_digits import stroke_digits
 from fast import dynamic_routing, optimizers, spectral_conv
 from fast.workers import LEAST_PART, Workers, default_threads
-from support.checkpoints import read_checkpoint
 from support.console import one_line, print_message, shows_progress
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
@@ -1059,10 +1058,6 @@ def train(
 
 
 # --- A run from beginning to end --------------------------------------------------------------------------------------
-
-
-def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:

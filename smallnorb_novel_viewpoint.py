@@ -44,7 +44,6 @@ from data.shapes import draw_shapes, padded
 from data.toy_norb import cached_toys
 from fast.optimizers import adamw_step
 from fast.workers import blas_threads
-from support.checkpoints import read_checkpoint
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
 from support.results import model_metrics, recorded_command, result_document, save_result
@@ -1047,10 +1046,6 @@ def train(
 
 
 # --- A run from beginning to end --------------------------------------------------------------------------------------
-
-
-def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:

@@ -51,7 +51,6 @@ import smallnorb_novel_viewpoint as viewpoint
 from fast.optimizers import adamw_step
 from fast.workers import Workers
 from multimnist_capsnet import Array, Batch, Network, Pair, Params, Parts
-from support.checkpoints import read_checkpoint
 from support.optimizers import TrainState, count_params
 from support.results import model_metrics, recorded_command, result_document, save_result
 from support.run import Stream, generator
@@ -400,10 +399,6 @@ def make_models(config: Config) -> dict[str, Any]:
         return {"capsules": matrix_capsules(network_config(config), config.assignments, config.vote_bias)}
     names = {name: getattr(config, name) for name in ("assignments", "transform", "activation", "loss")}
     return {"capsnet": make_model(network_config(config), **names)}
-
-
-def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
 def train_all(config: Config, data: Any, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:

@@ -85,6 +85,11 @@ def read_checkpoint(
     return config, states
 
 
+def load_checkpoint(script: Any, path: Path) -> tuple[Any, dict[str, TrainState]]:
+    """Configuration and states of a checkpoint of a script: its module."""
+    return read_checkpoint(path, script.EXPERIMENT, script.Config, script.make_models)
+
+
 def require_resumable(path: Path, saved: Any, asked: Any) -> None:
     """Raises UserError where a resumed run would differ from the saved one in more than the settings that are free, or
     in its length, unless ``config.length_is_free``: the learning rate and the loss do not depend on it."""

@@ -27,6 +27,7 @@ from helpers import (
     strokes,
     surviving_mutants,
 )
+from support.checkpoints import load_checkpoint
 from support.training import RunOptions
 from test_gradients import FIELD_CASES as CASES
 from test_gradients import FIELD_FORMS as FORMS
@@ -333,7 +334,7 @@ def test_a_persons_digits_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     capsys.readouterr()
     assert m.main(["--predict", *paths, "--checkpoint", str(checkpoint)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    config, states = m.load_checkpoint(checkpoint)
+    config, states = load_checkpoint(m, checkpoint)
     read = np.concatenate([m.read_picture(Path(path), config) for path in paths])
     of_capsules, of_cnn = (model.forward(states[name].params, read) for name, model in m.make_models(config).items())
     activations, of_cnn = of_capsules[1].a, of_cnn[0].argmax(axis=1)
