@@ -418,10 +418,8 @@ def train_all(config: Config, data: Any, options: RunOptions = NO_OPTIONS, **mor
 def affnist_study(config: Config, params: Params, data: affine.Data, workers: Workers) -> dict[str, float]:
     """Accuracy on upright, rotated and distorted digits."""
     model, found = make_models(config)["capsnet"], {}
-    for image_set in affine.make_image_sets(data, affine.resolve_defaults(network_config(config), data)):
-        batch = affine.single_digits(image_set.images(), image_set.labels)
-        scores, _ = base.assess(model, params, batch, workers)
-        found[f"{image_set.name}_accuracy"] = float((scores.argmax(axis=1) == image_set.labels).mean())
+    for kind, digits in affine.make_test_sets(data, affine.resolve_defaults(network_config(config), data)):
+        found[f"{kind}_accuracy"], _ = affine.accuracy_and_error(model, params, digits, workers)
     return found
 
 

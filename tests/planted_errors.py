@@ -169,7 +169,7 @@ mnist_affine_capsnet.py test_protocol
   test_turned_digits_are_test_digits_that_are_turned | run_tests: 12 -> 2 |
      make_data: Data(_a, _b, _c, _d, _e[:_f], _g[:_f]) -> Data(_a, _b, _c, _d, _b[:_f], _c[:_f]) |
      make_data: digits.train_labels[held_out] -> digits.train_labels[train][:len(val)] |
-     run_tests.answer: _a.argmax -> _a.argmin | run_tests.answer: _a.size -> len(_a) |
+     accuracy_and_error: _a.argmax -> _a.argmin | accuracy_and_error: _a.size -> len(_a) |
      run_tests: rotated_set(_a, _b, _c, _d) -> rotated_set(_a, _b, 0.0, _d) | make_result: base.N_CLASSES -> 45
   test_jitter_is_drawn_for_each_image | training_batch: (_a, 2) -> (1 or _a, 2)
   test_every_digit_is_trained_on | training_batch: len(data.labels) -> len(data.labels) - 1
