@@ -129,17 +129,6 @@ class Config:
 # --- EM routing over receptive fields: even assignments, and a learned bias of the votes ------------------------------
 
 
-def even_assignments(routing: conv.Routing) -> conv.Routing:
-    """One iteration, whatever ``n_iters``: the M-step of the assignments from which routing starts."""
-    n = len(routing.parameters)
-
-    def forward(pose: Array, a_in: Array, w: Array, *rest: Any) -> tuple[Array, Array, Any]:
-        others, _, settings = rest[:n], rest[n], rest[n + 1 :]  # beta_a, beta_v, …; n_iters; variance_floor, …
-        return routing.forward(pose, a_in, w, *others, 1, *settings)
-
-    return routing._replace(forward=forward)
-
-
 def biased_votes(bias: Array) -> Pair:
     """The pair of votes M_i W_ij + b_j with the bias (J, D). [Peer 2019]
 
@@ -173,9 +162,11 @@ BIAS_INIT = 0.1  # [Peer 2019]
 
 
 def matrix_capsules(network: conv.Config, assignments: str = "routed", vote_bias: str = "none") -> conv.Model:
-    """The base script's capsules with these parts. What they have in common starts from the same weights."""
-    routing = BIASED if vote_bias == "learned" else conv.PLAIN if network.plain else conv.FAST
-    model = conv.make_capsules(network, even_assignments(routing) if assignments == "even" else routing)
+    """The base script's capsules with these parts. What they have in common starts from the same weights. The first
+    iteration has even assignments."""
+    if assignments == "even":
+        network = dataclasses.replace(network, em_iters=1)
+    model = conv.make_capsules(network, BIASED if vote_bias == "learned" else None)
 
     def init_params(rng: np.random.Generator) -> Params:
         params = model.init_params(rng)
