@@ -433,14 +433,8 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
 # inputs are not overwritten. The layers are those of smallnorb_novel_viewpoint.py.
 
 Pair = tuple[Callable[..., Any], Callable[..., Any]]  # a forward and a backward pass
-
-
-class ConvCache(NamedTuple):
-    columns: Array  # (K*K*C, B*Ho*Wo) the pixels under each entry of the kernel, as im2col lays them out
-    w: Array
-    x_shape: tuple[int, ...]
-    stride: int
-    pad: int
+ConvCache = tuple[Array, Array, tuple[int, ...], int, int]  # columns, w, the shape of x, stride, pad
+LinearCache = tuple[Array, Array]  # x, w
 
 
 def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple[Array, ConvCache]:
@@ -455,10 +449,10 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple
         for j in range(K):
             window = x_pad[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]  # (B, Ho, Wo, C)
             columns[i, j] = window.transpose(3, 0, 1, 2)
-    columns = columns.reshape(K * K * C, -1)
+    columns = columns.reshape(K * K * C, -1)  # (K * K * C, B * Ho * Wo): the patches, one per column
     out = columns.T @ w.reshape(-1, F)  # (B * Ho * Wo, F)
     out += b
-    return out.reshape(B, Ho, Wo, F), ConvCache(columns, w, x.shape, stride, pad)
+    return out.reshape(B, Ho, Wo, F), (columns, w, x.shape, stride, pad)
 
 
 def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Any, Array, Array]:
@@ -503,7 +497,6 @@ def max_pool_backward(dout: Array, cache: tuple[Array, Array]) -> Array:
 
 
 MAX_POOL: Pair = (max_pool_forward, max_pool_backward)
-LinearCache = tuple[Array, Array]  # x, w
 
 
 def linear_forward(x: Array, w: Array, b: Array) -> tuple[Array, LinearCache]:

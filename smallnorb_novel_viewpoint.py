@@ -464,13 +464,9 @@ def crop(images: Array, rng: np.random.Generator | None) -> Array:
 #
 # The batch is the first axis, and inputs are not overwritten.
 
-
-class ConvCache(NamedTuple):
-    columns: Array  # (K * K * C, B * Ho * Wo) the patches, one per column
-    w: Array
-    x_shape: tuple[int, ...]
-    stride: int
-    pad: int
+ConvCache = tuple[Array, Array, tuple[int, ...], int, int]  # columns, w, the shape of x, stride, pad
+LinearCache = tuple[Array, Array]  # x, w
+VotesCache = tuple[Array, Array]  # pose, w
 
 
 def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple[Array, ConvCache]:
@@ -485,10 +481,10 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple
         for j in range(K):
             window = x_pad[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]  # (B, Ho, Wo, C)
             columns[i, j] = window.transpose(3, 0, 1, 2)
-    columns = columns.reshape(K * K * C, -1)
+    columns = columns.reshape(K * K * C, -1)  # (K * K * C, B * Ho * Wo): the patches, one per column
     out = columns.T @ w.reshape(-1, F)  # (B * Ho * Wo, F)
     out += b
-    return out.reshape(B, Ho, Wo, F), ConvCache(columns, w, x.shape, stride, pad)
+    return out.reshape(B, Ho, Wo, F), (columns, w, x.shape, stride, pad)
 
 
 def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Any, Array, Array]:
@@ -509,9 +505,6 @@ def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tupl
             window = dx_pad[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]
             window += dcolumns[i, j].transpose(1, 2, 3, 0)
     return dx_pad[:, pad : pad + H, pad : pad + W], dw, db
-
-
-LinearCache = tuple[Array, Array]  # x, w
 
 
 def linear_forward(x: Array, w: Array, b: Array) -> tuple[Array, LinearCache]:
@@ -544,9 +537,6 @@ def sigmoid_forward(x: Array) -> tuple[Array, Array]:
 def sigmoid_backward(dout: Array, out: Array) -> Array:
     # out = sigmoid(x)
     return dout * out * (1 - out)
-
-
-VotesCache = tuple[Array, Array]  # pose, w
 
 
 def votes_forward(pose: Array, w: Array) -> tuple[Array, VotesCache]:
@@ -665,18 +655,12 @@ def m_step_backward(
 
 
 OverParents = Callable[[Array, np.ufunc], Array]
+EStepCache = tuple[Array, Array, Array, OverParents]  # scaled, sigma_sq, r, over
 
 
 def over_parents(x: Array, combine: np.ufunc) -> Array:
     """x (B, I, J) -> (B, I, 1): np.add or np.maximum over all parents of a child."""
     return combine.reduce(x, axis=2, keepdims=True)
-
-
-class EStepCache(NamedTuple):
-    scaled: Array  # (B, I, J, D) (votes - mu) / sigma_sq
-    sigma_sq: Array  # (B, J, D)
-    r: Array  # (B, I, J)
-    over: OverParents
 
 
 def e_step_forward(
@@ -689,13 +673,13 @@ def e_step_forward(
     the J, ``over`` combines over all of them.
     """
     error = votes - mu[:, None]  # (B, I, J, D)
-    scaled = error / sigma_sq[:, None]
-    distance = np.einsum("bijd,bijd->bij", scaled, error)
+    scaled = error / sigma_sq[:, None]  # (B, I, J, D)
+    distance = np.einsum("bijd,bijd->bij", scaled, error)  # (B, I, J)
     log_p = -0.5 * (distance + np.log(sigma_sq).sum(axis=2)[:, None])  # without D log(2 pi) / 2, equal for all parents
     log_ap = log_a[:, None] + log_p  # (B, I, J)
     ap = np.exp(log_ap - over(log_ap, np.maximum))
     r = ap / over(ap, np.add)
-    return r, EStepCache(scaled, sigma_sq, r, over)
+    return r, (scaled, sigma_sq, r, over)
 
 
 def e_step_backward(dr: Array, cache: EStepCache) -> tuple[Array, Array, Array, Array]:
