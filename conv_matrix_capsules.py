@@ -329,22 +329,6 @@ class FieldRoutingCache(NamedTuple):
     mass_unit: float
     em: EMCache  # a field in place of an image, with its M children and J parents
 
-    @property
-    def assignments(self) -> list[Array]:
-        """r of every M-step: (B, Ho, Wo, K, K, I, J). A child's sum to 1 over all its parents."""
-        shape = (-1, *self.fields.out, self.fields.k, self.fields.k, self.n_in)
-        return [step.r.reshape(*shape, step.r.shape[2]) for step in self.em.m_steps]
-
-    @property
-    def mu(self) -> list[Array]:
-        """Poses of every M-step: (B, Ho, Wo, J, D)."""
-        return [step.mu.reshape(-1, *self.fields.out, *step.mu.shape[1:]) for step in self.em.m_steps]
-
-    @property
-    def a(self) -> list[Array]:
-        """Activations of every M-step: (B, Ho, Wo, J)."""
-        return [step.a.reshape(-1, *self.fields.out, step.a.shape[1]) for step in self.em.m_steps]
-
 
 def field_routing_forward(
     pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, variance_floor: float, k: int,
@@ -740,16 +724,10 @@ class ClassRouting(NamedTuple):
 
 
 def class_routing(params: Params, images: Array, config: Config) -> ClassRouting:
-    """The class layer's routing of a few images (N, H, W, C), every iteration."""
-    routing = make_capsules(config, PLAIN).forward(params, prepared(images, config))[1].routing
-    n, n_classes = len(images), config.n_classes
-    return ClassRouting(
-        routing.em.m_steps[0].votes,
-        routing.em.m_steps[0].a_in,
-        np.stack([r.reshape(n, -1, n_classes) for r in routing.assignments]),
-        np.stack([mu.reshape(n, n_classes, -1) for mu in routing.mu]),
-        np.stack([a.reshape(n, n_classes) for a in routing.a]),
-    )
+    """The class layer's routing of a few images (N, H, W, C), each of which is one field, every iteration."""
+    steps = make_capsules(config, PLAIN).forward(params, prepared(images, config))[1].routing.em.m_steps
+    r, mu, a = (np.stack([getattr(step, name) for step in steps]) for name in ("r", "mu", "a"))
+    return ClassRouting(steps[0].votes, steps[0].a_in, r, mu, a)
 
 
 # --- A run from beginning to end --------------------------------------------------------------------------------------

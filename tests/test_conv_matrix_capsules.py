@@ -275,7 +275,7 @@ def test_coordinates_are_the_centres_of_what_a_position_sees() -> None:
     assert np.count_nonzero(offset) == 2 * side * side
 
     def a_at(x: Array, row: int, column: int) -> Array:
-        return m.conv_capsnet_forward(params, x, config, m.PLAIN)[1].convcaps2.a[-1][0, row, column]
+        return m.conv_capsnet_forward(params, x, config, m.PLAIN)[1].convcaps2.em.m_steps[-1].a[side * row + column]
 
     for row, column in ((1, 1), (2, 1), (1, 2)):  # those whose windows end inside the image
         reach: list[list[int]] = [[], []]
