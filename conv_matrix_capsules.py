@@ -65,8 +65,9 @@ from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, S
 
 from smallnorb_novel_viewpoint import (  # isort: skip
     POSE_SIDE, Array, ConvCache, EMCache, Params, Viewpoints, VotesCache, capsules_loss, class_scores_backward,
-    class_scores_forward, conv2d_backward, conv2d_forward, em_routing_backward, em_routing_forward, relu_backward,
-    relu_forward, sigmoid_backward, sigmoid_forward, softmax_cross_entropy, votes_backward, votes_forward,
+    class_scores_forward, conv2d_backward, conv2d_forward, em_routing_backward, em_routing_forward, gaussian,
+    relu_backward, relu_forward, sigmoid_backward, sigmoid_forward, softmax_cross_entropy, votes_backward,
+    votes_forward,
 )  # fmt: skip
 from support.settings import (  # isort: skip
     SettingError, float_in, folder, from_json, int_in, list_of, names_of, parse, redeclared, setting,
@@ -457,25 +458,22 @@ class ConvCapsnetCache(NamedTuple):
 
 
 def conv_capsnet_init(rng: np.random.Generator, config: Config) -> Params:
-    def gaussian(std: float, *shape: int) -> Array:
-        return rng.normal(0, std, shape).astype(config.dtype)
-
-    channels, types0, types1, types2 = config.sizes
+    (channels, types0, types1, types2), dtype = config.sizes, config.dtype
     k, fan_in, n_primary = CAPS_KERNEL, CONV_KERNEL**2 * config.in_channels, types0 * (POSE_SIDE**2 + 1)
     params = {
-        "conv1.w": gaussian(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, channels),
-        "conv1.b": np.zeros(channels, config.dtype),
-        "primary.w": gaussian(math.sqrt(2 / channels), 1, 1, channels, n_primary),
-        "primary.b": np.zeros(n_primary, config.dtype),
+        "conv1.w": gaussian(rng, dtype, math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, channels),
+        "conv1.b": np.zeros(channels, dtype),
+        "primary.w": gaussian(rng, dtype, math.sqrt(2 / channels), 1, 1, channels, n_primary),
+        "primary.b": np.zeros(n_primary, dtype),
     }
     # Where all votes agree, sigma_sq is the floor, and the cost of a pose entry is then beta_v_init per unit of mass.
     beta_v = config.beta_v_init - 0.5 * math.log(config.variance_floor)
     shapes = {"convcaps1": (k, k, types0, types1), "convcaps2": (k, k, types1, types2)}
     for layer, shape in {**shapes, "class": (types2, config.n_classes)}.items():
-        eye = np.eye(POSE_SIDE, dtype=config.dtype)
-        params[f"{layer}.w"] = eye + gaussian(0.1, *shape, POSE_SIDE, POSE_SIDE)
-        params[f"{layer}.beta_a"] = np.zeros(shape[-1], config.dtype)
-        params[f"{layer}.beta_v"] = np.full(shape[-1], beta_v, config.dtype)
+        eye = np.eye(POSE_SIDE, dtype=dtype)
+        params[f"{layer}.w"] = eye + gaussian(rng, dtype, 0.1, *shape, POSE_SIDE, POSE_SIDE)
+        params[f"{layer}.beta_a"] = np.zeros(shape[-1], dtype)
+        params[f"{layer}.beta_v"] = np.full(shape[-1], beta_v, dtype)
     return params
 
 

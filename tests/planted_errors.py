@@ -204,7 +204,7 @@ conv_matrix_capsules.py test_protocol
      nearest_channels: min(_a, key=_b) -> 1 + min(_a, key=_b)
   test_initial_parameters_of_convolutional_capsules |
      conv_capsnet_init: math.sqrt(2 / fan_in) -> 1.2 * math.sqrt(2 / fan_in) |
-     conv_capsnet_init: gaussian(_a, 1, 1, _b, _c) -> gaussian(0.8 * _a, 1, 1, _b, _c) |
+     conv_capsnet_init: gaussian(_a, _b, _c, 1, 1, _d, _e) -> gaussian(_a, _b, 0.8 * _c, 1, 1, _d, _e) |
      conv_capsnet_init: 0.1 -> 0.12 | conv_capsnet_init: _a - _b -> _a + _b
   test_defaults_are_the_stored_ones | module: CAPS_KERNEL = 3 -> CAPS_KERNEL = 5
 capsule_attacks.py test_protocol
