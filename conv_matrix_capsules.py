@@ -803,17 +803,14 @@ def format_table(result: Mapping[str, Any]) -> str:
 DIGIT_BOX = 20  # pixels: MNIST's digits fill a box of this side
 
 
-def read_picture(path: Path, config: Config) -> Array:
-    """A picture file of a digit -> (1, H, W, 1), prepared as MNIST is. Raises UserError where it cannot be read."""
-    return read_strokes(path, config.image_size, DIGIT_BOX).astype(config.dtype)[None, :, :, None]
-
-
 def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
-    """A table: for each picture the class that each model names, and the class capsules' activations."""
+    """A table: for each picture the class that each model names, and the class capsules' activations. Raises UserError
+    where a file cannot be read."""
     config, states = read_checkpoint(checkpoint, EXPERIMENT, Config, make_models)
     if config.has_views or "capsules" not in states:
         raise UserError(f"{checkpoint} has no capsules that learned digits; your_own_images.py learns any pictures")
-    images = np.concatenate([read_picture(path, config) for path in pictures])
+    digits = np.stack([read_strokes(path, config.image_size, DIGIT_BOX) for path in pictures])  # (N, H, W)
+    images = digits[..., None].astype(config.dtype)
     models = make_models(config)
     found = {name: models[name].forward(state.params, images) for name, state in states.items()}
     answers = {name: scores.argmax(axis=1) for name, (scores, _) in found.items()}

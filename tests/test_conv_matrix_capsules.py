@@ -335,7 +335,7 @@ def test_a_persons_digits_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert m.main(["--predict", *paths, "--checkpoint", str(checkpoint)]) == 0
     lines = capsys.readouterr().out.splitlines()
     config, states = load_checkpoint(m, checkpoint)
-    read = np.concatenate([m.read_picture(Path(path), config) for path in paths])
+    read = np.stack([m.read_strokes(Path(path), 28, 20) for path in paths])[..., None].astype(np.float32)
     of_capsules, of_cnn = (model.forward(states[name].params, read) for name, model in m.make_models(config).items())
     activations, of_cnn = of_capsules[1].a, of_cnn[0].argmax(axis=1)
     for path, line, a, answer in zip(paths, lines[1:], activations, of_cnn, strict=True):
