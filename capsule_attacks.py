@@ -35,7 +35,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +43,6 @@ import conv_matrix_capsules as conv
 from conv_matrix_capsules import Data, Examples, Model, in_parts, of_model, steps_per_epoch, subset, train
 from fast.workers import Workers
 from smallnorb_novel_viewpoint import softmax_cross_entropy
-from support.checkpoints import read_checkpoint
 from support.optimizers import TrainState
 from support.results import model_metrics, recorded_command, result_document, save_result
 from support.script import script
@@ -100,8 +99,6 @@ class Config:
     lr: float = conv.Config.lr
     em_iters: int = conv.Config.em_iters
     beta_v_init: float = conv.Config.beta_v_init
-
-    length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
     # fmt: on
 
     @classmethod
@@ -243,10 +240,6 @@ def attack_all(config: Config, states: Mapping[str, TrainState], data: Data, thr
 
 def make_models(config: Config) -> dict[str, Model]:
     return conv.make_models(network_config(config))
-
-
-def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:

@@ -43,7 +43,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,8 +65,9 @@ from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, S
 
 from smallnorb_novel_viewpoint import (  # isort: skip
     POSE_SIDE, Array, ConvCache, EMCache, Params, Viewpoints, VotesCache, capsules_loss, class_scores_backward,
-    class_scores_forward, conv2d_backward, conv2d_forward, em_routing_backward, em_routing_forward, relu_backward,
-    relu_forward, sigmoid_backward, sigmoid_forward, softmax_cross_entropy, votes_backward, votes_forward,
+    class_scores_forward, conv2d_backward, conv2d_forward, em_routing_backward, em_routing_forward, gaussian,
+    relu_backward, relu_forward, sigmoid_backward, sigmoid_forward, softmax_cross_entropy, votes_backward,
+    votes_forward,
 )  # fmt: skip
 from support.settings import (  # isort: skip
     SettingError, float_in, folder, from_json, int_in, list_of, names_of, parse, redeclared, setting,
@@ -138,8 +139,6 @@ class Config(Viewpoints):
         " is the paper's, of 4.2 million parameters.", paper="paper (section 5)")
     dtype: str = setting("float32", ("float32", "float64"), "Number format of all arithmetic.")
     plain: bool = redeclared(multimnist.Config, "plain")
-
-    length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
     # fmt: on
 
     @classmethod
@@ -331,22 +330,6 @@ class FieldRoutingCache(NamedTuple):
     mass_unit: float
     em: EMCache  # a field in place of an image, with its M children and J parents
 
-    @property
-    def assignments(self) -> list[Array]:
-        """r of every M-step: (B, Ho, Wo, K, K, I, J). A child's sum to 1 over all its parents."""
-        shape = (-1, *self.fields.out, self.fields.k, self.fields.k, self.n_in)
-        return [step.r.reshape(*shape, step.r.shape[2]) for step in self.em.m_steps]
-
-    @property
-    def mu(self) -> list[Array]:
-        """Poses of every M-step: (B, Ho, Wo, J, D)."""
-        return [step.mu.reshape(-1, *self.fields.out, *step.mu.shape[1:]) for step in self.em.m_steps]
-
-    @property
-    def a(self) -> list[Array]:
-        """Activations of every M-step: (B, Ho, Wo, J)."""
-        return [step.a.reshape(-1, *self.fields.out, step.a.shape[1]) for step in self.em.m_steps]
-
 
 def field_routing_forward(
     pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, variance_floor: float, k: int,
@@ -475,25 +458,22 @@ class ConvCapsnetCache(NamedTuple):
 
 
 def conv_capsnet_init(rng: np.random.Generator, config: Config) -> Params:
-    def gaussian(std: float, *shape: int) -> Array:
-        return rng.normal(0, std, shape).astype(config.dtype)
-
-    channels, types0, types1, types2 = config.sizes
+    (channels, types0, types1, types2), dtype = config.sizes, config.dtype
     k, fan_in, n_primary = CAPS_KERNEL, CONV_KERNEL**2 * config.in_channels, types0 * (POSE_SIDE**2 + 1)
     params = {
-        "conv1.w": gaussian(math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, channels),
-        "conv1.b": np.zeros(channels, config.dtype),
-        "primary.w": gaussian(math.sqrt(2 / channels), 1, 1, channels, n_primary),
-        "primary.b": np.zeros(n_primary, config.dtype),
+        "conv1.w": gaussian(rng, dtype, math.sqrt(2 / fan_in), CONV_KERNEL, CONV_KERNEL, config.in_channels, channels),
+        "conv1.b": np.zeros(channels, dtype),
+        "primary.w": gaussian(rng, dtype, math.sqrt(2 / channels), 1, 1, channels, n_primary),
+        "primary.b": np.zeros(n_primary, dtype),
     }
     # Where all votes agree, sigma_sq is the floor, and the cost of a pose entry is then beta_v_init per unit of mass.
     beta_v = config.beta_v_init - 0.5 * math.log(config.variance_floor)
     shapes = {"convcaps1": (k, k, types0, types1), "convcaps2": (k, k, types1, types2)}
     for layer, shape in {**shapes, "class": (types2, config.n_classes)}.items():
-        eye = np.eye(POSE_SIDE, dtype=config.dtype)
-        params[f"{layer}.w"] = eye + gaussian(0.1, *shape, POSE_SIDE, POSE_SIDE)
-        params[f"{layer}.beta_a"] = np.zeros(shape[-1], config.dtype)
-        params[f"{layer}.beta_v"] = np.full(shape[-1], beta_v, config.dtype)
+        eye = np.eye(POSE_SIDE, dtype=dtype)
+        params[f"{layer}.w"] = eye + gaussian(rng, dtype, 0.1, *shape, POSE_SIDE, POSE_SIDE)
+        params[f"{layer}.beta_a"] = np.zeros(shape[-1], dtype)
+        params[f"{layer}.beta_v"] = np.full(shape[-1], beta_v, dtype)
     return params
 
 
@@ -718,17 +698,7 @@ def train(
     return state.history
 
 
-# --- Inside the capsule network, for the figures and for --predict ----------------------------------------------------
-
-
-def class_capsules(params: Params, images: Array, config: Config) -> tuple[Array, Array]:
-    """Images (N, H, W, C) of a data set -> poses (N, E, D) and activations (N, E) of the class capsules."""
-    model, poses, activations, size = make_capsules(config), [], [], part_size(config)
-    for start in range(0, len(images), size):
-        cache = model.forward(params, prepared(images[start : start + size], config))[1]
-        poses.append(cache.mu)
-        activations.append(cache.a)
-    return np.concatenate(poses), np.concatenate(activations)
+# --- Inside the capsule network, for the figures ----------------------------------------------------------------------
 
 
 class ClassRouting(NamedTuple):
@@ -752,23 +722,13 @@ class ClassRouting(NamedTuple):
 
 
 def class_routing(params: Params, images: Array, config: Config) -> ClassRouting:
-    """The class layer's routing of a few images (N, H, W, C), every iteration."""
-    routing = make_capsules(config, PLAIN).forward(params, prepared(images, config))[1].routing
-    n, n_classes = len(images), config.n_classes
-    return ClassRouting(
-        routing.em.m_steps[0].votes,
-        routing.em.m_steps[0].a_in,
-        np.stack([r.reshape(n, -1, n_classes) for r in routing.assignments]),
-        np.stack([mu.reshape(n, n_classes, -1) for mu in routing.mu]),
-        np.stack([a.reshape(n, n_classes) for a in routing.a]),
-    )
+    """The class layer's routing of a few images (N, H, W, C), each of which is one field, every iteration."""
+    steps = make_capsules(config, PLAIN).forward(params, prepared(images, config))[1].routing.em.m_steps
+    r, mu, a = (np.stack([getattr(step, name) for step in steps]) for name in ("r", "mu", "a"))
+    return ClassRouting(steps[0].votes, steps[0].a_in, r, mu, a)
 
 
 # --- A run from beginning to end --------------------------------------------------------------------------------------
-
-
-def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
@@ -843,24 +803,18 @@ def format_table(result: Mapping[str, Any]) -> str:
 DIGIT_BOX = 20  # pixels: MNIST's digits fill a box of this side
 
 
-def read_picture(path: Path, config: Config) -> Array:
-    """A picture file of a digit -> (1, H, W, 1), prepared as MNIST is. Raises UserError where it cannot be read."""
-    return read_strokes(path, config.image_size, DIGIT_BOX).astype(config.dtype)[None, :, :, None]
-
-
 def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
-    """A table: for each picture the class that each model names, and the class capsules' activations."""
-    config, states = load_checkpoint(checkpoint)
+    """A table: for each picture the class that each model names, and the class capsules' activations. Raises UserError
+    where a file cannot be read."""
+    config, states = read_checkpoint(checkpoint, EXPERIMENT, Config, make_models)
     if config.has_views or "capsules" not in states:
         raise UserError(f"{checkpoint} has no capsules that learned digits; your_own_images.py learns any pictures")
-    images = np.concatenate([read_picture(path, config) for path in pictures])
-    examples, models = Examples(images, np.zeros(len(images), np.intp)), make_models(config)
-    with Workers(1) as workers:
-        answers = {
-            name: predict_scores(models[name], state.params, examples, config, workers).argmax(axis=1)
-            for name, state in states.items()
-        }
-    _, activations = class_capsules(states["capsules"].params, images, config)
+    digits = np.stack([read_strokes(path, config.image_size, DIGIT_BOX) for path in pictures])  # (N, H, W)
+    images = digits[..., None].astype(config.dtype)
+    models = make_models(config)
+    found = {name: models[name].forward(state.params, images) for name, state in states.items()}
+    answers = {name: scores.argmax(axis=1) for name, (scores, _) in found.items()}
+    activations = found["capsules"][1].a
     classes, width = config.classes, max(len(str(path)) for path in pictures)
     heads = " ".join(f"{name:>12}" for name in answers)
     lines = [f"{'picture':<{width}} {heads}   activations: " + " ".join(f"{name:>5}" for name in classes)]

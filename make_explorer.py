@@ -32,6 +32,7 @@ from scipy import ndimage
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as viewpoint
 from fast.workers import Workers, default_threads
+from support.checkpoints import load_checkpoint
 from support.console import print_message
 from support.figures import DATASET_NAMES, load_finished, with_reported_seed, write_if_changed
 from support.files import UserError
@@ -442,7 +443,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(write_if_changed(options.out, kept(options.out)))
         return
     if config.multimnist:
-        digits.load_checkpoint(config.multimnist)  # so that a wrong one is found before the other is trained
+        load_checkpoint(digits, config.multimnist)  # so that a wrong one is found before the other is trained
     parts = {
         "viewpoint": load_viewpoint(config.viewpoint),
         "digits": load_digits(config.multimnist, config.data_dir, default_threads()),

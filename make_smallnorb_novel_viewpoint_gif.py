@@ -108,10 +108,8 @@ def add_dial(ax: Any, config: Config) -> tuple[Any, Any]:
 
 def where_is(config: Config, degrees: float) -> tuple[str, str]:
     """The name and the colour of the range in which an angle lies."""
-    circular = config.held_out == "azimuth"
     for part, word, colour in RANGES:
-        span = getattr(config, f"{part}_{config.held_out}s")
-        if experiment.in_range(np.array(degrees), span, circular=circular):
+        if experiment.in_range(degrees, getattr(config, f"{part}_{config.held_out}s")):
             return word, colour
     return "between", GREY
 

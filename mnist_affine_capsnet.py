@@ -43,7 +43,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +53,6 @@ import multimnist_capsnet as base
 from data.affnist_file import AFFNIST_SIDE, read_affnist
 from fast.workers import Workers
 from multimnist_capsnet import CNN, Array, Batch, ConvLayer, Model, Network, Pair, Params, assess, update
-from support.checkpoints import read_checkpoint
 from support.files import UserError
 from support.optimizers import TrainState, count_params
 from support.results import recorded_command, result_document, save_result
@@ -355,11 +354,15 @@ def make_models(config: Config) -> dict[str, Model]:
 # --- Training loop, with checks on the validation digits --------------------------------------------------------------
 
 
+def accuracy_and_error(model: Model, params: Params, digits: Batch, workers: Workers) -> tuple[float, float]:
+    """Accuracy, and the mean squared error of a pixel in the reconstructions, NaN where a model has none."""
+    scores, error = assess(model, params, digits, workers)
+    return float((scores.argmax(axis=1) == digits.labels[:, 0]).mean()), error / digits.sources.size
+
+
 def validate(model: Model, params: Params, data: Data, workers: Workers) -> dict[str, float]:
-    """Accuracy on the validation digits and, where a model has a decoder, the mean squared error of a pixel."""
-    scores, error = assess(model, params, data.val, workers)
-    metrics = {"val_accuracy": float((scores.argmax(axis=1) == data.val.labels[:, 0]).mean())}
-    return metrics if math.isnan(error) else metrics | {"val_recon_mse": error / data.val.sources.size}
+    accuracy, error = accuracy_and_error(model, params, data.val, workers)
+    return {"val_accuracy": accuracy} | ({} if math.isnan(error) else {"val_recon_mse": error})
 
 
 def reached(state: TrainState, config: Config) -> bool:
@@ -400,43 +403,32 @@ def train(
 # --- Tests ------------------------------------------------------------------------------------------------------------
 
 
-class ImageSet(NamedTuple):
-    """Test images, which are made when ``images`` is called."""
-
-    name: str
-    labels: Array  # (N,)
-    images: Callable[[], Array]  # (N, S, S) in [0, 1]
-
-
-def rotated_set(data: Data, config: Config, degrees: float = 0.0, n: int | None = None) -> ImageSet:
+def rotated_set(data: Data, config: Config, degrees: float = 0.0, n: int | None = None) -> Batch:
     """The test digits rotated by an angle (upright at 0), or n of them, evenly spaced."""
     shift = evaluation_shifts(config, len(data.test_labels), 0)
     chosen = slice(None) if n is None else np.linspace(0, len(shift) - 1, min(n, len(shift))).round().astype(np.intp)
-    digits = data.test_images[chosen]
-
-    def images() -> Array:
-        rotated = rotate(digits * np.dtype(config.dtype).type(1 / 255), degrees)
-        return on_canvas(rotated, shift[chosen], config)
-
-    return ImageSet(f"rotated_{degrees:g}" if degrees else "upright", data.test_labels[chosen], images)
+    rotated = rotate(data.test_images[chosen] * np.dtype(config.dtype).type(1 / 255), degrees)
+    return single_digits(on_canvas(rotated, shift[chosen], config), data.test_labels[chosen])
 
 
-def affnist_set(data: Data, config: Config) -> ImageSet:
+def affnist_set(data: Data, config: Config) -> Batch:
     """Every test digit, distorted once."""
     distortion = draw_distortions(generator(config.seed, Stream.EVALUATION, 2), data.test_images)
     digits = data.test_images * np.dtype(config.dtype).type(1 / 255)
-    return ImageSet("affnist", data.test_labels, lambda: distort(digits, distortion))
+    return single_digits(distort(digits, distortion), data.test_labels)
 
 
-def make_image_sets(data: Data, config: Config, affnist: tuple[Array, Array] | None = None) -> list[ImageSet]:
-    """All of the test sets but the sweep."""
-    sets = [rotated_set(data, config, degrees) for degrees in dict.fromkeys((0.0, *config.rotation))]
+def make_test_sets(
+    data: Data, config: Config, affnist: tuple[Array, Array] | None = None
+) -> Iterator[tuple[str, Batch]]:  # fmt: skip
+    """The test sets by name, all but the sweep."""
+    for degrees in dict.fromkeys((0.0, *config.rotation)):
+        yield f"rotated_{degrees:g}" if degrees else "upright", rotated_set(data, config, degrees)
     if config.image_size == AFFNIST_SIDE:
-        sets.append(affnist_set(data, config))
+        yield "affnist", affnist_set(data, config)
         if affnist:
             images, labels = affnist
-            sets.append(ImageSet("affnist_file", labels, lambda: images * np.dtype(config.dtype).type(1 / 255)))
-    return sets
+            yield "affnist_file", single_digits(images * np.dtype(config.dtype).type(1 / 255), labels)
 
 
 def run_tests(
@@ -444,27 +436,20 @@ def run_tests(
     affnist: tuple[Array, Array] | None = None,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Metrics of every model on every test set, with the sweep."""
-    tested: dict[str, dict[str, Any]] = {name: {"sweep": {}} for name in states}
     models = make_models(config)
-
-    def answer(image_set: ImageSet) -> Iterator[tuple[dict[str, Any], Array, float]]:
-        """For each model its metrics, its answers (N,), and the squared error of its reconstructions."""
-        batch = single_digits(image_set.images(), image_set.labels)
+    tested: dict[str, dict[str, Any]] = {name: {"sweep": {}} for name in states}
+    for kind, digits in make_test_sets(data, config, affnist):
         for name, state in states.items():
-            scores, error = assess(models[name], state.params, batch, workers)
-            yield tested[name], scores.argmax(axis=1), error / batch.sources.size
-
-    for image_set in make_image_sets(data, config, affnist):
-        for metrics, answers, error in answer(image_set):
-            metrics[f"{image_set.name}_accuracy"] = float((answers == image_set.labels).mean())
-            if image_set.name == "upright":
-                metrics["upright_error"] = round(1 - metrics["upright_accuracy"], 12)
+            accuracy, error = accuracy_and_error(models[name], state.params, digits, workers)
+            tested[name][f"{kind}_accuracy"] = accuracy
+            if kind == "upright":
+                tested[name]["upright_error"] = round(1 - accuracy, 12)
                 if not math.isnan(error):
-                    metrics["recon_mse"] = error
+                    tested[name]["recon_mse"] = error
     for degrees in SWEEP:
-        image_set = rotated_set(data, config, degrees, config.n_sweep)
-        for metrics, answers, _ in answer(image_set):
-            metrics["sweep"][f"{degrees}"] = float((answers == image_set.labels).mean())
+        digits = rotated_set(data, config, degrees, config.n_sweep)
+        for name, state in states.items():
+            tested[name]["sweep"][f"{degrees}"], _ = accuracy_and_error(models[name], state.params, digits, workers)
     return tested
 
 
@@ -488,10 +473,6 @@ def make_result(
         }
     headline = f"rotated_{config.rotation[-1]:g}_accuracy"
     return result_document(EXPERIMENT, config, data.name, models, states, threads, headline, 1 / base.N_CLASSES)
-
-
-def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:

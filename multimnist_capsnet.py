@@ -46,7 +46,6 @@ import numpy as np
 from data.stroke_digits import stroke_digits
 from fast import dynamic_routing, optimizers, spectral_conv
 from fast.workers import LEAST_PART, Workers, default_threads
-from support.checkpoints import read_checkpoint
 from support.console import one_line, print_message, shows_progress
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
@@ -126,7 +125,6 @@ class Network:
     classes: ClassVar[tuple[str, ...]] = DIGITS
     n_classes: ClassVar[int] = N_CLASSES
     in_channels: ClassVar[int] = 1  # of an image: 3 are colours
-    length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
     # fmt: on
 
     @classmethod
@@ -435,14 +433,8 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
 # inputs are not overwritten. The layers are those of smallnorb_novel_viewpoint.py.
 
 Pair = tuple[Callable[..., Any], Callable[..., Any]]  # a forward and a backward pass
-
-
-class ConvCache(NamedTuple):
-    columns: Array  # (K*K*C, B*Ho*Wo) the pixels under each entry of the kernel, as im2col lays them out
-    w: Array
-    x_shape: tuple[int, ...]
-    stride: int
-    pad: int
+ConvCache = tuple[Array, Array, tuple[int, ...], int, int]  # columns, w, the shape of x, stride, pad
+LinearCache = tuple[Array, Array]  # x, w
 
 
 def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple[Array, ConvCache]:
@@ -457,10 +449,10 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple
         for j in range(K):
             window = x_pad[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]  # (B, Ho, Wo, C)
             columns[i, j] = window.transpose(3, 0, 1, 2)
-    columns = columns.reshape(K * K * C, -1)
+    columns = columns.reshape(K * K * C, -1)  # (K * K * C, B * Ho * Wo): the patches, one per column
     out = columns.T @ w.reshape(-1, F)  # (B * Ho * Wo, F)
     out += b
-    return out.reshape(B, Ho, Wo, F), ConvCache(columns, w, x.shape, stride, pad)
+    return out.reshape(B, Ho, Wo, F), (columns, w, x.shape, stride, pad)
 
 
 def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Any, Array, Array]:
@@ -505,7 +497,6 @@ def max_pool_backward(dout: Array, cache: tuple[Array, Array]) -> Array:
 
 
 MAX_POOL: Pair = (max_pool_forward, max_pool_backward)
-LinearCache = tuple[Array, Array]  # x, w
 
 
 def linear_forward(x: Array, w: Array, b: Array) -> tuple[Array, LinearCache]:
@@ -843,14 +834,6 @@ class CNN(NamedTuple):
     conv: Pair = PLAIN.conv  # of all layers but the first, whose images have few channels
 
 
-class CNNCache(NamedTuple):
-    convs: list[tuple[Any, Array, Any]]  # caches of convolution, ReLU and pooling, which may be None
-    shape: tuple[int, ...]  # of the last map
-    hidden: list[tuple[LinearCache, Array]]  # caches of the hidden layers and their ReLUs
-    dropout: Array | None  # (B, F) factors of the last hidden layer's units
-    out: LinearCache
-
-
 def cnn_shapes(net: CNN, config: Any) -> dict[str, tuple[int, ...]]:
     """The shapes of the weights, by layer. ``config`` has ``image_size``, ``in_channels`` and ``n_classes``."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -878,10 +861,10 @@ def cnn_init(rng: np.random.Generator, config: Any, net: CNN) -> Params:
     return params
 
 
-def cnn_forward(params: Params, images: Array, net: CNN, dropout: Array | None = None) -> tuple[Array, CNNCache]:
+def cnn_forward(params: Params, images: Array, net: CNN, dropout: Array | None = None) -> tuple[Array, Any]:
     """images (B, H, W) or (B, H, W, C) -> scores (B, J), before the sigmoid. ``dropout`` (B, F), in a training: factors
     of the last hidden layer's units."""
-    x, convs, hidden = images.reshape(*images.shape[:3], -1), [], []
+    x, convs, hidden = images.reshape(*images.shape[:3], -1), [], []  # the lists are the layers' caches
     for k, layer in enumerate(net.convs, 1):
         forward, _ = net.conv if k > 1 else PLAIN.conv
         x, conv = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, layer.pad)
@@ -895,19 +878,20 @@ def cnn_forward(params: Params, images: Array, net: CNN, dropout: Array | None =
         hidden.append((linear, relu))
     x = x if dropout is None else x * dropout
     scores, out = linear_forward(x, params["out.w"], params["out.b"])
-    return scores, CNNCache(convs, shape, hidden, dropout, out)
+    return scores, (convs, shape, hidden, dropout, out)
 
 
-def cnn_backward(dscores: Array, cache: CNNCache, net: CNN, need_dx: bool = False) -> tuple[Params, Array | None]:
+def cnn_backward(dscores: Array, cache: Any, net: CNN, need_dx: bool = False) -> tuple[Params, Array | None]:
     """dscores (B, J) -> gradients of the parameters, and dx (B, H, W, C) where needed."""
+    convs, shape, hidden, dropout, out = cache
     grads: Params = {}
-    dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
-    dx = dx if cache.dropout is None else dx * cache.dropout
-    for name, (linear, relu) in reversed(list(zip(net.hidden, cache.hidden, strict=True))):
+    dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, out)
+    dx = dx if dropout is None else dx * dropout
+    for name, (linear, relu) in reversed(list(zip(net.hidden, hidden, strict=True))):
         dx, grads[f"{name}.w"], grads[f"{name}.b"] = linear_backward(relu_backward(dx, relu), linear)
-    dx = dx.reshape(cache.shape)
+    dx = dx.reshape(shape)
     for k in range(len(net.convs), 0, -1):
-        (conv, relu, pool_cache), pool = cache.convs[k - 1], net.convs[k - 1].pool
+        (conv, relu, pool_cache), pool = convs[k - 1], net.convs[k - 1].pool
         dx = pool[1](dx, pool_cache) if pool else dx
         _, backward = net.conv if k > 1 else PLAIN.conv
         dx, grads[f"conv{k}.w"], grads[f"conv{k}.b"] = backward(relu_backward(dx, relu), conv, need_dx or k > 1)
@@ -1067,10 +1051,6 @@ def train(
 
 
 # --- A run from beginning to end --------------------------------------------------------------------------------------
-
-
-def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:

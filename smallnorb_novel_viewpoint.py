@@ -40,11 +40,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.norb_files import read_norb
-from data.shapes import draw_shapes
+from data.shapes import draw_shapes, padded
 from data.toy_norb import cached_toys
 from fast.optimizers import adamw_step
 from fast.workers import blas_threads
-from support.checkpoints import read_checkpoint
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
 from support.results import model_metrics, recorded_command, result_document, save_result
@@ -75,7 +74,6 @@ N_PRIMARY = 8
 CONV_CHANNELS = 16
 CONV_KERNEL = 5
 VARIANCE_FLOOR = 3.0  # see em_routing_forward
-LEAST_FLOOR = 1e-12  # above the square of a vote's rounding error in float32, below which the loss becomes NaN
 VOXEL_CLASSES = ("cross", "L", "T", "frame", "tripod")
 HARD_CLASSES = ("L", "tripod")  # the other objects look the same after half a turn
 SHAPE_CLASSES = ("shape 1", "shape 2", "shape 3", "shape 4", "shape 5")
@@ -84,7 +82,6 @@ SMALLNORB_CLASSES = ("animal", "human", "airplane", "truck", "car")
 
 # --- Configuration: user inputs only ----------------------------------------------------------------------------------
 
-MAX_IMAGES = 50_000  # of one set of voxels or shapes, which is drawn at once
 NORB_VIEWS: dict[str, Any] = {  # [Hinton 2018, sec. 5.1]
     "train_azimuths": (300.0, 400.0), "test_azimuths": (60.0, 280.0), "train_elevations": (30.0, 70.0),
     "test_elevations": (30.0, 70.0), "standardize": "image",
@@ -94,11 +91,14 @@ VIEWS: dict[str, dict[str, Any]] = {  # what data sets have instead of the defau
 }  # fmt: skip
 
 
-def overlap(a: Range, b: Range, period: float | None = None) -> bool:
-    """Whether two closed ranges have an angle in common, modulo ``period`` where one is given."""
-    if period is None:
-        return a[0] <= b[1] and b[0] <= a[1]
-    return (b[0] - a[0]) % period <= a[1] - a[0] or (a[0] - b[0]) % period <= b[1] - b[0]
+def in_range(angles: Any, bounds: Range) -> Any:
+    """Which angles lie in a closed range, modulo 360: elevations, from -90 to 90, are never a full circle apart."""
+    return (angles - bounds[0]) % 360 <= bounds[1] - bounds[0]
+
+
+def overlap(a: Range, b: Range) -> bool:
+    """Whether two ranges have an angle in common."""
+    return in_range(b[0], a) or in_range(a[0], b)
 
 
 # fmt: off
@@ -115,8 +115,6 @@ class Viewpoints:
         usual=True, free=True)
     seed: int = setting(0, int_in(0, 2**32 - 1),
         "Seed of the data's noise, the initial weights and the order of the images.", usual=True)
-    shapes_seed: int | None = setting(None, int_in(0, 2**32 - 1), "Draw the objects of --dataset shapes, and the"
-        " azimuth at which the ranges begin, with this seed.", shown="as --seed")
     train_azimuths: Range = setting((0.0, 150.0), angles_in(-360, 720), "Azimuths of the training views, in degrees.",
         shown="0:150, smallnorb and toys 300:400")
     test_azimuths: Range = setting((200.0, 330.0), angles_in(-360, 720), "Azimuths that are held out, in degrees.",
@@ -146,19 +144,14 @@ class Viewpoints:
         numbers = ("n_train_views", "n_test_views", "n_elev", "n_per_combo")
         if not self.is_rendered and (unused := [name for name in numbers if name in given]):
             raise SettingError(unused[0], "applies to --dataset voxels and shapes alone")
-        if self.dataset != "shapes" and self.shapes_seed is not None:
-            raise SettingError("shapes_seed", "needs --dataset shapes")
         if ("train_elevations" in given) != ("test_elevations" in given):
             raise SettingError("test_elevations", "give --train-elevations and --test-elevations both or none")
         if "train_elevations" in given and "test_azimuths" in given:
             raise SettingError("test_azimuths", "elevation is held out already")
         if "train_elevations" in given and overlap(self.train_elevations, self.test_elevations):
             raise SettingError("test_elevations", "overlaps --train-elevations")
-        if self.held_out == "azimuth" and overlap(self.train_azimuths, self.test_azimuths, period=360):
+        if self.held_out == "azimuth" and overlap(self.train_azimuths, self.test_azimuths):
             raise SettingError("test_azimuths", "overlaps --train-azimuths (modulo 360)")
-        n = N_CLASSES * self.n_elev * max(self.n_train_views * max(self.n_per_combo, 2), 2 * self.n_test_views)
-        if n > MAX_IMAGES:
-            raise SettingError("n_elev", f"a set of {n:,} images is above the limit of {MAX_IMAGES:,}")
 
     @property
     def held_out(self) -> str:
@@ -196,7 +189,7 @@ class Config(Viewpoints):
         group="capsules")
     em_grad: str = setting("exact", ("exact", "stop"), "Differentiate through all iterations, or through the last"
         " M-step alone, with constant assignments and mass.")
-    variance_floor: float = setting(VARIANCE_FLOOR, float_in(LEAST_FLOOR, 1e6),
+    variance_floor: float = setting(VARIANCE_FLOOR, float_in(1e-12, 1e6),  # below, a vote's rounding error gives NaN
         "Add X to every variance of a routing iteration.")
     beta_v_init: float = setting(-1.0, float_in(-10, 10),
         "Initial beta_v. Below -log(variance floor) / 2, votes that agree activate a capsule.")
@@ -282,13 +275,7 @@ def voxel_points() -> tuple[Array, Array]:
     prong = np.linspace(0.17, 0.85, 5)[:, None]
     tripod = [origin, *(prong * direction for direction in np.array([[1, 0, 0], [0, 1, 0], [-0.7, -0.7, -0.7]]))]
 
-    objects = [np.concatenate(parts) for parts in (cross, ell, tee, frame, tripod)]
-    points = np.zeros((N_CLASSES, max(map(len, objects)), 3))
-    mask = np.zeros(points.shape[:2])
-    for k, p in enumerate(objects):
-        points[k, : len(p)] = p
-        mask[k, : len(p)] = 1
-    return points, mask
+    return padded([np.concatenate(parts) for parts in (cross, ell, tee, frame, tripod)])
 
 
 @functools.lru_cache(maxsize=4)
@@ -296,8 +283,7 @@ def points_of(config: Viewpoints) -> tuple[Array, Array]:
     """The voxel objects, or the five shapes of a seed in the same form. Cached: do not write to them."""
     if config.dataset == "voxels":
         return voxel_points()
-    seed = config.seed if config.shapes_seed is None else config.shapes_seed
-    return draw_shapes(generator(seed, Stream.OBJECTS), N_CLASSES)
+    return draw_shapes(generator(config.seed, Stream.OBJECTS), N_CLASSES)
 
 
 MARGIN, BLOB_SIGMA, NOISE = 4, 1.6, 0.04  # of an image of an object: in pixels, pixels, fractions of white
@@ -385,22 +371,14 @@ def make_voxel_data(config: Viewpoints) -> Data:
 
 # --- Data, 2: the smallNORB images ------------------------------------------------------------------------------------
 
-NORB_SIDE = 48  # [Hinton 2018, sec. 5]: 96x96 images are shrunk to 48x48
-
 
 def shrink(pairs: Array, standardize: str = "image") -> Array:
     """Stereo pairs (N, 2, 96, 96) uint8 -> (N, 48, 48, 2) float32: 2x2 means, then standardised ("image"), or as
-    fractions of white ("none")."""
+    fractions of white ("none"). [Hinton 2018, sec. 5]"""
     n, eyes, height, width = pairs.shape
     small = pairs.reshape(n, eyes, height // 2, 2, width // 2, 2).mean(axis=(3, 5), dtype=np.float32)
     images = np.ascontiguousarray(small.transpose(0, 2, 3, 1))
     return standardized(images) if standardize == "image" else images / np.float32(255)
-
-
-def in_range(angles: Array, bounds: Range, *, circular: bool) -> Array:
-    """Which angles lie in a closed range, for azimuths modulo 360."""
-    low, high = bounds
-    return (angles - low) % 360 <= high - low if circular else (angles >= low) & (angles <= high)
 
 
 def read_smallnorb(
@@ -410,23 +388,22 @@ def read_smallnorb(
     """The pairs of one official set ("training" or "testing") in the ranges, of the ``objects`` of each class that are
     named by their instance numbers (None: all).
 
-    Images come as (N, 48, 48, 2), see ``shrink``. At most the kept images and one chunk are in memory: 0.45 GB for all
-    24,300 pairs of a set. Raises UserError for a file that is missing, damaged, swapped or of another length.
+    Images come as (N, 48, 48, 2), see ``shrink``. Raises UserError for a file that is missing, damaged, swapped or of
+    another length.
     """
     labels, views, chunks = read_norb(data_dir, subset)  # views: instance, elevation, azimuth, lighting
     elevations, azimuths = 30.0 + 5.0 * views[:, 1], 10.0 * views[:, 2]
-    keep = in_range(azimuths, azimuth_range, circular=True) & in_range(elevations, elevation_range, circular=False)
+    keep = in_range(azimuths, azimuth_range) & in_range(elevations, elevation_range)
     if objects is not None:
         keep &= np.isin(views[:, 0], objects)
-    images = np.empty((int(keep.sum()), NORB_SIDE, NORB_SIDE, 2), np.float32)
-    start = filled = 0
+    images, start = [], 0
     for pairs in chunks:
-        chosen = keep[start : start + len(pairs)]
-        n, start = int(chosen.sum()), start + len(pairs)
-        images[filled : filled + n] = shrink(pairs[chosen], standardize)
-        filled += n
+        images.append(shrink(pairs[keep[start : start + len(pairs)]], standardize))
+        start += len(pairs)
     lit_objects = 6 * views[keep, 0] + views[keep, 3]
-    return Split(images, labels[keep].astype(np.intp), azimuths[keep], elevations[keep], lit_objects)
+    return Split(
+        np.concatenate(images), labels[keep].astype(np.intp), azimuths[keep], elevations[keep], lit_objects
+    )  # fmt: skip
 
 
 def norb_folder(config: Viewpoints) -> Path:
@@ -487,13 +464,9 @@ def crop(images: Array, rng: np.random.Generator | None) -> Array:
 #
 # The batch is the first axis, and inputs are not overwritten.
 
-
-class ConvCache(NamedTuple):
-    columns: Array  # (K * K * C, B * Ho * Wo) the patches, one per column
-    w: Array
-    x_shape: tuple[int, ...]
-    stride: int
-    pad: int
+ConvCache = tuple[Array, Array, tuple[int, ...], int, int]  # columns, w, the shape of x, stride, pad
+LinearCache = tuple[Array, Array]  # x, w
+VotesCache = tuple[Array, Array]  # pose, w
 
 
 def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple[Array, ConvCache]:
@@ -508,10 +481,10 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple
         for j in range(K):
             window = x_pad[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]  # (B, Ho, Wo, C)
             columns[i, j] = window.transpose(3, 0, 1, 2)
-    columns = columns.reshape(K * K * C, -1)
+    columns = columns.reshape(K * K * C, -1)  # (K * K * C, B * Ho * Wo): the patches, one per column
     out = columns.T @ w.reshape(-1, F)  # (B * Ho * Wo, F)
     out += b
-    return out.reshape(B, Ho, Wo, F), ConvCache(columns, w, x.shape, stride, pad)
+    return out.reshape(B, Ho, Wo, F), (columns, w, x.shape, stride, pad)
 
 
 def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Any, Array, Array]:
@@ -532,9 +505,6 @@ def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tupl
             window = dx_pad[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]
             window += dcolumns[i, j].transpose(1, 2, 3, 0)
     return dx_pad[:, pad : pad + H, pad : pad + W], dw, db
-
-
-LinearCache = tuple[Array, Array]  # x, w
 
 
 def linear_forward(x: Array, w: Array, b: Array) -> tuple[Array, LinearCache]:
@@ -567,9 +537,6 @@ def sigmoid_forward(x: Array) -> tuple[Array, Array]:
 def sigmoid_backward(dout: Array, out: Array) -> Array:
     # out = sigmoid(x)
     return dout * out * (1 - out)
-
-
-VotesCache = tuple[Array, Array]  # pose, w
 
 
 def votes_forward(pose: Array, w: Array) -> tuple[Array, VotesCache]:
@@ -688,18 +655,12 @@ def m_step_backward(
 
 
 OverParents = Callable[[Array, np.ufunc], Array]
+EStepCache = tuple[Array, Array, Array, OverParents]  # scaled, sigma_sq, r, over
 
 
 def over_parents(x: Array, combine: np.ufunc) -> Array:
     """x (B, I, J) -> (B, I, 1): np.add or np.maximum over all parents of a child."""
     return combine.reduce(x, axis=2, keepdims=True)
-
-
-class EStepCache(NamedTuple):
-    scaled: Array  # (B, I, J, D) (votes - mu) / sigma_sq
-    sigma_sq: Array  # (B, J, D)
-    r: Array  # (B, I, J)
-    over: OverParents
 
 
 def e_step_forward(
@@ -712,13 +673,13 @@ def e_step_forward(
     the J, ``over`` combines over all of them.
     """
     error = votes - mu[:, None]  # (B, I, J, D)
-    scaled = error / sigma_sq[:, None]
-    distance = np.einsum("bijd,bijd->bij", scaled, error)
+    scaled = error / sigma_sq[:, None]  # (B, I, J, D)
+    distance = np.einsum("bijd,bijd->bij", scaled, error)  # (B, I, J)
     log_p = -0.5 * (distance + np.log(sigma_sq).sum(axis=2)[:, None])  # without D log(2 pi) / 2, equal for all parents
     log_ap = log_a[:, None] + log_p  # (B, I, J)
     ap = np.exp(log_ap - over(log_ap, np.maximum))
     r = ap / over(ap, np.add)
-    return r, EStepCache(scaled, sigma_sq, r, over)
+    return r, (scaled, sigma_sq, r, over)
 
 
 def e_step_backward(dr: Array, cache: EStepCache) -> tuple[Array, Array, Array, Array]:
@@ -819,15 +780,11 @@ def spread_loss(activations: Array, labels: Array, margin: float) -> tuple[float
     return float((shortfall * shortfall).sum(axis=1).mean()), da / len(labels)
 
 
-def spread_margin(progress: float) -> float:
-    """0.2 at the start of training, 0.9 at its end, linear between. [Hinton 2018, sec. 4.1]"""
-    return 0.2 + 0.7 * progress
-
-
 def capsules_loss(loss: str, scores: Array, labels: Array, progress: float) -> tuple[float, Array]:
-    """The loss of that name at ``progress``, from 0 to 1, of a training."""
+    """The loss of that name at ``progress``, from 0 to 1, of a training, in which the margin of the spread loss rises
+    from 0.2 to 0.9. [Hinton 2018, sec. 4.1]"""
     if loss == "spread":
-        return spread_loss(scores, labels, spread_margin(progress))
+        return spread_loss(scores, labels, margin=0.2 + 0.7 * progress)
     return softmax_cross_entropy(scores, labels)
 
 
@@ -928,14 +885,6 @@ def capsules_backward(
     return grads, dx
 
 
-class CNNCache(NamedTuple):
-    conv: ConvCache
-    conv_relu: Array
-    hidden: LinearCache
-    hidden_relu: Array
-    out: LinearCache
-
-
 def cnn_init(rng: np.random.Generator, config: Config, n_hidden: int) -> Params:
     K, C, E, dtype = CONV_KERNEL, config.in_channels, config.n_features, config.dtype
     return {
@@ -948,24 +897,25 @@ def cnn_init(rng: np.random.Generator, config: Config, n_hidden: int) -> Params:
     }
 
 
-def cnn_forward(params: Params, x: Array) -> tuple[Array, CNNCache]:
+def cnn_forward(params: Params, x: Array) -> tuple[Array, Any]:
     """x (B, 32, 32, C) -> class scores (B, J)."""
     conv, conv_cache = conv2d_forward(x, params["conv1.w"], params["conv1.b"], stride=2, pad=2)  # (B, 16, 16, 16)
     features, conv_relu = relu_forward(conv)
     hidden, hidden_cache = linear_forward(features.reshape(len(x), -1), params["hidden.w"], params["hidden.b"])
     units, hidden_relu = relu_forward(hidden)
     scores, out_cache = linear_forward(units, params["out.w"], params["out.b"])
-    return scores, CNNCache(conv_cache, conv_relu, hidden_cache, hidden_relu, out_cache)
+    return scores, (conv_cache, conv_relu, hidden_cache, hidden_relu, out_cache)
 
 
-def cnn_backward(dscores: Array, cache: CNNCache, need_dx: bool = False) -> tuple[Params, Array | None]:
+def cnn_backward(dscores: Array, cache: Any, need_dx: bool = False) -> tuple[Params, Array | None]:
     """dscores (B, J) -> gradients under the parameters' names, and dx (B, 32, 32, C) where needed."""
+    conv_cache, conv_relu, hidden_cache, hidden_relu, out_cache = cache
     grads: Params = {}
-    dunits, grads["out.w"], grads["out.b"] = linear_backward(dscores, cache.out)
-    dhidden = relu_backward(dunits, cache.hidden_relu)
-    dfeatures, grads["hidden.w"], grads["hidden.b"] = linear_backward(dhidden, cache.hidden)
-    dconv = relu_backward(dfeatures.reshape(cache.conv_relu.shape), cache.conv_relu)
-    dx, grads["conv1.w"], grads["conv1.b"] = conv2d_backward(dconv, cache.conv, need_dx)
+    dunits, grads["out.w"], grads["out.b"] = linear_backward(dscores, out_cache)
+    dhidden = relu_backward(dunits, hidden_relu)
+    dfeatures, grads["hidden.w"], grads["hidden.b"] = linear_backward(dhidden, hidden_cache)
+    dconv = relu_backward(dfeatures.reshape(conv_relu.shape), conv_relu)
+    dx, grads["conv1.w"], grads["conv1.b"] = conv2d_backward(dconv, conv_cache, need_dx)
     return grads, dx
 
 
@@ -1080,10 +1030,6 @@ def train(
 
 
 # --- A run from beginning to end --------------------------------------------------------------------------------------
-
-
-def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, make_models)
 
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:

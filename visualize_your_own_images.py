@@ -27,6 +27,7 @@ from matplotlib.font_manager import findfont, fontManager, get_font
 
 import your_own_images as own
 from fast.workers import SERIAL
+from support.checkpoints import load_checkpoint
 from support.files import UserError
 from support.optimizers import TrainState
 from support.settings import SettingError, input_path, setting
@@ -103,7 +104,7 @@ def shown_pictures(config: Config, options: Options, given: Collection[str]) -> 
         raise SettingError("data_dir", "name the folder of your pictures")
     states: dict[str, TrainState] = {}
     if options.checkpoint:
-        saved, states = own.load_checkpoint(options.checkpoint)
+        saved, states = load_checkpoint(own, options.checkpoint)
         config = dataclasses.replace(saved, data_dir=config.data_dir)
     data = own.make_data(config)
     config = own.resolved(config, data)

@@ -40,7 +40,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +51,6 @@ import smallnorb_novel_viewpoint as viewpoint
 from fast.optimizers import adamw_step
 from fast.workers import Workers
 from multimnist_capsnet import Array, Batch, Network, Pair, Params, Parts
-from support.checkpoints import read_checkpoint
 from support.optimizers import TrainState, count_params
 from support.results import model_metrics, recorded_command, result_document, save_result
 from support.run import Stream, generator
@@ -108,8 +107,6 @@ class Config:
         "Weight of the squared error of a CapsNet's reconstruction in the loss.")
     plain: bool = redeclared(Network, "plain")
     lr: float = conv.Config.lr  # that of the study's networks
-
-    length_is_free: ClassVar[bool] = False  # the learning rate depends on ``n_epochs``
     # fmt: on
 
     @classmethod
@@ -130,17 +127,6 @@ class Config:
 
 
 # --- EM routing over receptive fields: even assignments, and a learned bias of the votes ------------------------------
-
-
-def even_assignments(routing: conv.Routing) -> conv.Routing:
-    """One iteration, whatever ``n_iters``: the M-step of the assignments from which routing starts."""
-    n = len(routing.parameters)
-
-    def forward(pose: Array, a_in: Array, w: Array, *rest: Any) -> tuple[Array, Array, Any]:
-        others, _, settings = rest[:n], rest[n], rest[n + 1 :]  # beta_a, beta_v, …; n_iters; variance_floor, …
-        return routing.forward(pose, a_in, w, *others, 1, *settings)
-
-    return routing._replace(forward=forward)
 
 
 def biased_votes(bias: Array) -> Pair:
@@ -176,9 +162,11 @@ BIAS_INIT = 0.1  # [Peer 2019]
 
 
 def matrix_capsules(network: conv.Config, assignments: str = "routed", vote_bias: str = "none") -> conv.Model:
-    """The base script's capsules with these parts. What they have in common starts from the same weights."""
-    routing = BIASED if vote_bias == "learned" else conv.PLAIN if network.plain else conv.FAST
-    model = conv.make_capsules(network, even_assignments(routing) if assignments == "even" else routing)
+    """The base script's capsules with these parts. What they have in common starts from the same weights. The first
+    iteration has even assignments."""
+    if assignments == "even":
+        network = dataclasses.replace(network, em_iters=1)
+    model = conv.make_capsules(network, BIASED if vote_bias == "learned" else None)
 
     def init_params(rng: np.random.Generator) -> Params:
         params = model.init_params(rng)
@@ -404,10 +392,6 @@ def make_models(config: Config) -> dict[str, Any]:
     return {"capsnet": make_model(network_config(config), **names)}
 
 
-def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, make_models)
-
-
 def train_all(config: Config, data: Any, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the network, and return its state by its name. ``more`` as in ``Session``."""
     network = network_config(config)
@@ -425,10 +409,8 @@ def train_all(config: Config, data: Any, options: RunOptions = NO_OPTIONS, **mor
 def affnist_study(config: Config, params: Params, data: affine.Data, workers: Workers) -> dict[str, float]:
     """Accuracy on upright, rotated and distorted digits."""
     model, found = make_models(config)["capsnet"], {}
-    for image_set in affine.make_image_sets(data, affine.resolve_defaults(network_config(config), data)):
-        batch = affine.single_digits(image_set.images(), image_set.labels)
-        scores, _ = base.assess(model, params, batch, workers)
-        found[f"{image_set.name}_accuracy"] = float((scores.argmax(axis=1) == image_set.labels).mean())
+    for kind, digits in affine.make_test_sets(data, affine.resolve_defaults(network_config(config), data)):
+        found[f"{kind}_accuracy"], _ = affine.accuracy_and_error(model, params, digits, workers)
     return found
 
 

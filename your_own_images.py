@@ -255,10 +255,6 @@ def train(
 # --- A run from beginning to end --------------------------------------------------------------------------------------
 
 
-def load_checkpoint(path: Path) -> tuple[Config, dict[str, TrainState]]:
-    return read_checkpoint(path, EXPERIMENT, Config, make_models)
-
-
 def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
     """Data, trainings, result: accuracies are fractions, "confusion" counts test pictures by model, true class and
     answer. ``more`` as in ``Session``."""
@@ -318,7 +314,7 @@ class Answers(NamedTuple):
 
 def predict(checkpoint: Path, names: Sequence[Path], threads: int = 1, quiet: bool = False) -> Answers:
     """The answers of each network of a checkpoint to each picture that can be read."""
-    config, states = load_checkpoint(checkpoint)
+    config, states = read_checkpoint(checkpoint, EXPERIMENT, Config, make_models)
     assert config.image_size
     models, squares, unreadable = make_models(config), dict[Path, Array](), list[str]()
     found, hidden = list(dict.fromkeys(named_files(names))), not shows_progress(quiet)

@@ -26,11 +26,16 @@ def draw_shapes(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
         if all(distance(*pair) >= MIN_DISTANCE for pair in pairs):
             shapes.append(shape)
     start = rng.uniform(0, 360)
-    points = np.zeros((n, max(map(len, shapes)), 3))
+    return padded([turned(shape, start) for shape in shapes])
+
+
+def padded(objects: list[Array]) -> tuple[Array, Array]:
+    """Objects, each of points (Q, 3), in one array (n, Q, 3), and a mask (n, Q) over the padding."""
+    points = np.zeros((len(objects), max(map(len, objects)), 3))
     mask = np.zeros(points.shape[:2])
-    for k, shape in enumerate(shapes):
-        points[k, : len(shape)] = turned(shape, start)
-        mask[k, : len(shape)] = 1
+    for k, object_points in enumerate(objects):
+        points[k, : len(object_points)] = object_points
+        mask[k, : len(object_points)] = 1
     return points, mask
 
 

@@ -85,16 +85,21 @@ def read_checkpoint(
     return config, states
 
 
+def load_checkpoint(script: Any, path: Path) -> tuple[Any, dict[str, TrainState]]:
+    """Configuration and states of a checkpoint of a script: its module."""
+    return read_checkpoint(path, script.EXPERIMENT, script.Config, script.make_models)
+
+
 def require_resumable(path: Path, saved: Any, asked: Any) -> None:
     """Raises UserError where a resumed run would differ from the saved one in more than the settings that are free, or
-    in its length where the learning rate depends on it (``config.length_is_free``)."""
+    in its length, unless ``config.length_is_free``: the learning rate and the loss do not depend on it."""
     names = [field.name for field in dataclasses.fields(saved)]
     lengths = [name for name in names if name.endswith("epochs")]
     free = {name for name, it in settings_of(saved).items() if it.free}
     if found := difference(saved, asked, set(names) - {*free, *lengths}):
         raise UserError(f"cannot resume {path}: it was made with {found}")
     if found := difference(saved, asked, lengths):
-        if not asked.length_is_free:
+        if not getattr(asked, "length_is_free", False):
             hint = "its learning rate or loss depends on the length: train anew"
             raise UserError(f"cannot resume {path}: it was made with {found}; {hint}")
         if any(getattr(asked, name) < getattr(saved, name) for name in lengths):

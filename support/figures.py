@@ -29,6 +29,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from fast.workers import blas_threads
+from support.checkpoints import load_checkpoint
 from support.console import shows_progress
 from support.files import UserError, atomic_write, require_writable
 from support.optimizers import TrainState
@@ -595,7 +596,7 @@ def load_finished(
     """
     if path is None:
         return asked, {}
-    config, states = experiment.load_checkpoint(path)
+    config, states = load_checkpoint(experiment, path)
     require_same(path, config, asked, given, free)
     for name in dict.fromkeys((*required, *states)):
         done = len(states[name].history.get("train_loss", [])) if name in states else 0

@@ -1,7 +1,7 @@
 """What a training needs besides its science: its flags, checkpoints after every epoch, resuming, a progress bar.
 
-A new experiment has a frozen dataclass ``Config`` of settings with ``seed``, ``n_epochs`` and the property
-``length_is_free`` (whether the learning rate is the same for any ``n_epochs``), an ``Options(RunOptions)`` with
+A new experiment has a frozen dataclass ``Config`` of settings with ``seed`` and ``n_epochs`` (and with a property
+``length_is_free`` where the learning rate is the same for any ``n_epochs``), an ``Options(RunOptions)`` with
 ``models``, and a result by ``results.result_document``.
 """
 

@@ -31,7 +31,7 @@ import pytest
 
 from helpers import EXPERIMENTS, ROOT, Experiment, config_of, failure, script_environment, usage_error
 from support import settings
-from support.checkpoints import read_checkpoint, require_resumable, save_checkpoint
+from support.checkpoints import load_checkpoint, read_checkpoint, require_resumable, save_checkpoint
 from support.files import UserError, atomic_write
 from support.optimizers import TrainState
 from support.settings import SettingError, flag_of, settings_of
@@ -84,7 +84,7 @@ def finished(experiment: Experiment, argv: list[str], folder: Path) -> Run:
     out, checkpoint = folder / "out.json", folder / "c.safetensors"
     with contextlib.redirect_stdout(io.StringIO()) as stdout:
         assert experiment.script.main([*argv, "--out-json", str(out), "--checkpoint", str(checkpoint)]) == 0
-    states = experiment.script.load_checkpoint(checkpoint)[1]
+    states = load_checkpoint(experiment.script, checkpoint)[1]
     return Run(json.loads(out.read_text()), states, stdout.getvalue(), out, checkpoint)
 
 
@@ -205,7 +205,7 @@ def flipped(content: bytes, at: float) -> bytes:
 
 def bad_checkpoints(experiment: Experiment, good: Path, folder: Path) -> Iterator[Path]:
     """Files that are no checkpoint of this experiment."""
-    config, states = experiment.script.load_checkpoint(good)
+    config, states = load_checkpoint(experiment.script, good)
     content = good.read_bytes()
     parts = {"empty": b"", "text": b"no checkpoint\n", "half": content[: len(content) // 2], "cut": content[:-1],
              "weight": flipped(content, 0.7), "head": flipped(content, 0), "length": flipped(content, 3 / len(content)),
@@ -311,7 +311,7 @@ def test_a_signal_and_resume(
     with in_step(at, lambda _: os.kill(os.getpid(), number)):
         assert experiment.script.main([*experiment.argv(), f"--checkpoint={path}"]) == status
     assert capsys.readouterr() == ("", says)
-    assert sum(state.step for state in experiment.script.load_checkpoint(path)[1].values()) == (at - 1) // 3 * 3
+    assert sum(state.step for state in load_checkpoint(experiment.script, path)[1].values()) == (at - 1) // 3 * 3
     assert_same_bits(finished(experiment, experiment.argv("--resume"), tmp_path), whole)
     stays = finished(experiment, experiment.argv("--resume"), tmp_path)
     assert_same_bits(stays, whole)  # finished, and so is its time
@@ -336,7 +336,7 @@ def test_a_process_that_is_stopped_again_and_again(experiment: Experiment, tmp_p
             process.send_signal(number)
             out, error = process.communicate(timeout=60)
         assert (process.returncode, error, out) == (*says, "")
-        steps.append(experiment.script.load_checkpoint(checkpoint)[1]["cnn"].step)
+        steps.append(load_checkpoint(experiment.script, checkpoint)[1]["cnn"].step)
         command.append("--resume")
     assert sorted({*steps, 120}) == [*steps, 120]
     unbroken = finished(experiment, argv, tmp_path / "whole")
@@ -408,13 +408,13 @@ def test_a_nan_stops_the_run_and_names_epoch_and_step(experiment: Experiment, tm
     with in_step(4, lambda state: next(iter(state.params.values())).fill(np.nan)):
         line = failure(experiment.script, [*experiment.argv(), f"--checkpoint={path}"], capsys)
     assert line == f"error: {model}: the loss became nan in epoch 2, step 2; try a smaller learning rate\n"
-    assert experiment.script.load_checkpoint(path)[1][model].step == 3  # the epoch before is kept
+    assert load_checkpoint(experiment.script, path)[1][model].step == 3  # the epoch before is kept
 
 
 @pytest.mark.parametrize("lr", [10, 1e15, 1e45])
 def test_a_training_that_really_diverges(lr: float, experiment: Experiment, whole: Run) -> None:
     """Its numbers overflow, without a warning; in the very last step too."""
-    config = experiment.script.load_checkpoint(whole.checkpoint)[0]
+    config = load_checkpoint(experiment.script, whole.checkpoint)[0]
     rates = {field.name: lr for field in dataclasses.fields(config) if field.name.endswith("lr")}
     config = dataclasses.replace(config, **rates, **({"batch_size": 24} if lr == 1e45 else {}))
     data = experiment.script.make_data(config)
@@ -507,10 +507,10 @@ def another(kind: Any, value: Any) -> Any:
 
 def test_a_resumed_run_has_the_settings_of_its_beginning(experiment: Experiment, whole: Run, capsys: Capture) -> None:
     content = whole.checkpoint.read_bytes()
-    saved = experiment.script.load_checkpoint(whole.checkpoint)[0]
+    saved = load_checkpoint(experiment.script, whole.checkpoint)[0]
     for field, it in settings_of(saved).items():
         changed = dataclasses.replace(saved, **{field: another(it.kind, getattr(saved, field))})
-        if it.free or (field.endswith("epochs") and saved.length_is_free):
+        if it.free or (field.endswith("epochs") and getattr(saved, "length_is_free", False)):
             require_resumable(whole.checkpoint, saved, changed)
             continue
         with pytest.raises(UserError, match=f"cannot resume .*: it was made with {flag_of(field)} .*, not "):
@@ -526,14 +526,14 @@ def test_a_longer_training_continues_a_shorter_one_where_that_is_its_beginning(
 ) -> None:
     short = ["--n-epochs=1", f"--checkpoint={tmp_path / 'c.safetensors'}"]
     assert experiment.script.main([*experiment.argv(), *short]) == 0
-    if not config_of(experiment.script, experiment.argv()).length_is_free:
+    if not getattr(config_of(experiment.script, experiment.argv()), "length_is_free", False):
         resumed = [*experiment.argv("--resume"), short[1]]
         assert "made with --n-epochs 1, not 2; its learning rate" in failure(experiment.script, resumed, capsys)
         return
     assert_same_bits(finished(experiment, experiment.argv("--resume"), tmp_path), whole)
     capsys.readouterr()
     assert "which is shorter" in failure(experiment.script, [*experiment.argv(), *short, "--resume"], capsys)
-    saved = experiment.script.load_checkpoint(whole.checkpoint)[0]
+    saved = load_checkpoint(experiment.script, whole.checkpoint)[0]
     with pytest.raises(UserError, match="which is shorter"):
         require_resumable(whole.checkpoint, saved, dataclasses.replace(saved, n_epochs=3, cnn_epochs=1))
     bound = type("Bound", (type(saved),), {"length_is_free": False})(**vars(saved))

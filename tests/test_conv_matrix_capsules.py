@@ -27,6 +27,7 @@ from helpers import (
     strokes,
     surviving_mutants,
 )
+from support.checkpoints import load_checkpoint
 from support.training import RunOptions
 from test_gradients import FIELD_CASES as CASES
 from test_gradients import FIELD_FORMS as FORMS
@@ -81,8 +82,8 @@ def test_half_of_the_hidden_units_are_left_out_in_training_and_none_in_a_test() 
     assert (batch.dropout[0] != batch.dropout[1]).mean() == pytest.approx(0.5, abs=0.1)
     np.testing.assert_array_equal(batch.images, m.training_batch(data, tiny(n_train=60, dtype="float64"), 3).images)
     params = model.init_params(np.random.default_rng(0))
-    seen = model.forward(params, batch.images, batch.dropout)[1].out[0]
-    units = model.forward(params, batch.images)[1].out[0]  # as in a test
+    seen = model.forward(params, batch.images, batch.dropout)[1][-1][0]
+    units = model.forward(params, batch.images)[1][-1][0]  # as in a test
     np.testing.assert_allclose(seen, units * batch.dropout, rtol=1e-12, atol=0)
     part = m.loss_and_grads(model, 0.5, params, batch.part(2, 5), 8)[0]["train_loss"]
     scores, _ = model.forward(params, batch.images[2:5], batch.dropout[2:5])
@@ -274,7 +275,7 @@ def test_coordinates_are_the_centres_of_what_a_position_sees() -> None:
     assert np.count_nonzero(offset) == 2 * side * side
 
     def a_at(x: Array, row: int, column: int) -> Array:
-        return m.conv_capsnet_forward(params, x, config, m.PLAIN)[1].convcaps2.a[-1][0, row, column]
+        return m.conv_capsnet_forward(params, x, config, m.PLAIN)[1].convcaps2.em.m_steps[-1].a[side * row + column]
 
     for row, column in ((1, 1), (2, 1), (1, 2)):  # those whose windows end inside the image
         reach: list[list[int]] = [[], []]
@@ -310,9 +311,9 @@ def test_the_class_layers_routing_is_laid_open() -> None:
     assert routing.distances.shape == routing.weights.shape == (3, 5, n_children, 10)
     np.testing.assert_allclose(routing.r.sum(axis=3), 1)
     np.testing.assert_allclose(routing.r[0], 0.1)
-    poses, activations = m.class_capsules(params, images, config)
-    np.testing.assert_allclose(routing.mu[-1], poses)
-    np.testing.assert_allclose(routing.a[-1], activations)
+    cache = m.make_capsules(config).forward(params, images)[1]
+    np.testing.assert_allclose(routing.mu[-1], cache.mu)
+    np.testing.assert_allclose(routing.a[-1], cache.a)
     for t in range(3):  # every mean is its votes' mean, weighted
         weight = routing.weights[t] / routing.weights[t].sum(axis=1, keepdims=True)
         np.testing.assert_allclose(np.einsum("nme,nmed->ned", weight, routing.votes), routing.mu[t], rtol=1e-5)
@@ -333,10 +334,10 @@ def test_a_persons_digits_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     capsys.readouterr()
     assert m.main(["--predict", *paths, "--checkpoint", str(checkpoint)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    config, states = m.load_checkpoint(checkpoint)
-    read = np.concatenate([m.read_picture(Path(path), config) for path in paths])
-    activations = m.class_capsules(states["capsules"].params, read, config)[1]
-    of_cnn = m.make_models(config)["cnn"].forward(states["cnn"].params, read)[0].argmax(axis=1)
+    config, states = load_checkpoint(m, checkpoint)
+    read = np.stack([m.read_strokes(Path(path), 28, 20) for path in paths])[..., None].astype(np.float32)
+    of_capsules, of_cnn = (model.forward(states[name].params, read) for name, model in m.make_models(config).items())
+    activations, of_cnn = of_capsules[1].a, of_cnn[0].argmax(axis=1)
     for path, line, a, answer in zip(paths, lines[1:], activations, of_cnn, strict=True):
         assert line.split() == [path, str(a.argmax()), str(answer), *(f"{value:.3f}" for value in a)]
 

@@ -30,6 +30,7 @@ import smallnorb_novel_viewpoint as views
 from fast.workers import Workers
 from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnist, smallest
 from support.browser import NoBrowserError, headless_browser, show_as
+from support.checkpoints import load_checkpoint
 from support.figures import with_reported_seed
 from support.files import UserError
 from support.optimizers import TrainState
@@ -135,7 +136,7 @@ def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], tmp_path: Path,
     assert explorer.main(argv) == 0
     assert str(out) in capsys.readouterr().out.splitlines()[-1]
     about, tensors = unpacked(out.read_text())
-    config, states = digits.load_checkpoint(checkpoints[0])
+    config, states = load_checkpoint(digits, checkpoints[0])
     test, n = (
         digits.make_data(dataclasses.replace(config, n_val=None)).test,
         explorer.N_EXAMPLES,
@@ -161,7 +162,7 @@ def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], tmp_path: Path,
     assert (naming["one"], naming["two"]) == pytest.approx((1 - one, two))
     assert about["digits"]["accuracies"][0]["before"] == before["set_accuracy"]
     held_out = next(r for r in about["viewpoint"]["accuracies"] if r["metric"] == "held_out_accuracy")
-    _, view_states = views.load_checkpoint(checkpoints[1])
+    _, view_states = load_checkpoint(views, checkpoints[1])
     assert held_out["before"] == view_states["capsules"].history["held_out_accuracy"][-1]
 
 

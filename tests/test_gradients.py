@@ -584,7 +584,8 @@ def test_field_routing(case: tuple[int, ...], n_iters: int, policy: str, form: s
 def test_field_routing_is_the_loop(case: tuple[int, ...], form: str) -> None:
     inputs, how = field_inputs(case), field_options(case)
     mu, a, _ = FIELD_FORMS[form].field_routing_forward(**inputs, **how)
-    r = conv.field_routing_forward(**inputs, **how)[2].assignments[-1]
+    r = conv.field_routing_forward(**inputs, **how)[2].em.m_steps[-1].r  # (L, M, J)
+    r = r.reshape(*mu.shape[:3], how["k"], how["k"], -1, mu.shape[3])
     for e in range(len(mu)):
         one = inputs | {"pose": inputs["pose"][e], "a_in": inputs["a_in"][e]}
         loop_mu, loop_a, loop_r = oracles.loop_field_routing(**one, **how)

@@ -249,7 +249,7 @@ def test_augmentation_is_drawn_for_each_image_and_never_at_test(changes: dict[st
     assert np.abs(np.concatenate(seen)).max() == reach
     assert reach == 0 or not np.array_equal(seen[0], seen[3])
     upright, held_out = m.rotated_set(data, config), data.val.images
-    moved = shifts_of(upright.images(), data.test_images)
+    moved = shifts_of(upright.images, data.test_images)
     free = (config.image_size - 28) // 2
     np.testing.assert_allclose(moved, m.evaluation_shifts(config, 20, 0), atol=1e-4)
     assert np.abs(moved).max() <= free + 1e-4
@@ -263,8 +263,8 @@ def test_every_set_is_scaled_alike(changes: dict[str, int]) -> None:
     config = small(n_train=96, **changes)
     data = m.make_data(config)
     ink = {"train": m.training_batch(data, config, 0).images, "val": data.val.images}
-    for image_set in m.make_image_sets(data, config, (affnist_like()[0], affnist_like()[1]) if changes else None):
-        ink[image_set.name] = image_set.images()
+    for name, digits in m.make_test_sets(data, config, (affnist_like()[0], affnist_like()[1]) if changes else None):
+        ink[name] = digits.images
     names = ["train", "val", "upright", "rotated_15", "rotated_35"]
     assert list(ink) == names + (["affnist", "affnist_file"] if changes else [])
     for name, images in ink.items():
@@ -273,7 +273,7 @@ def test_every_set_is_scaled_alike(changes: dict[str, int]) -> None:
         assert images.min() == 0, name
         assert 0.95 < images.max() <= 1, name
         assert images.sum() / len(images) == pytest.approx(ink["train"].sum() / 8, rel=0.25), name
-    turned = m.rotated_set(data, config, -40.0).images()
+    turned = m.rotated_set(data, config, -40.0).images
     np.testing.assert_allclose(turned.sum(axis=(1, 2)), ink["upright"].sum(axis=(1, 2)), rtol=0.02)
 
 
@@ -282,8 +282,8 @@ def test_the_sweep_is_spread_over_the_test_digits() -> None:
     data = m.make_data(config)
     some, every = m.rotated_set(data, config, 0.0, 4), m.rotated_set(data, config)
     np.testing.assert_array_equal(some.labels, every.labels[[0, 6, 13, 19]])
-    np.testing.assert_array_equal(some.images(), every.images()[[0, 6, 13, 19]])
-    assert len(m.rotated_set(data, config, 5.0, 99).images()) == 20
+    np.testing.assert_array_equal(some.images, every.images[[0, 6, 13, 19]])
+    assert len(m.rotated_set(data, config, 5.0, 99).images) == 20
 
 
 # --- Training, validation, tests --------------------------------------------------------------------------------------

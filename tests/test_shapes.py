@@ -13,7 +13,6 @@ from data.shapes import distance, draw_shapes
 from helpers import config_of
 
 Array = np.ndarray
-FEW = ["--n-train-views", "2", "--n-test-views", "3", "--n-elev", "1", "--n-per-combo", "1", "--n-epochs", "1"]
 SCRIPTS = pytest.mark.parametrize("script", [views, conv])
 
 
@@ -90,21 +89,11 @@ def test_ranges_begin_anywhere_and_together(monkeypatch: pytest.MonkeyPatch) -> 
     assert np.histogram(np.arctan2(z, x), 4, (-np.pi, np.pi))[0].min() > 5
 
 
-def first_views(script: ModuleType, *flags: str) -> Array:
-    config = config_of(script, ["--dataset", "shapes", *FEW, *flags])
-    return script.make_data(config).train.images
-
-
 @SCRIPTS
-def test_the_seed_draws_the_shapes_unless_they_have_their_own(script: ModuleType) -> None:
+def test_the_seed_draws_the_shapes(script: ModuleType) -> None:
     def clean(*flags: str) -> Array:
-        config = config_of(script, ["--dataset", "shapes", *flags])
-        return views.points_of(config)[0]
+        return views.points_of(config_of(script, ["--dataset", "shapes", *flags]))[0]
 
     assert clean("--seed", "1").shape[0] == 5
     assert not np.array_equal(clean("--seed", "1")[:, :9], clean("--seed", "2")[:, :9])
-    np.testing.assert_array_equal(clean("--seed", "2"), clean("--seed", "1", "--shapes-seed", "2"))
-    np.testing.assert_array_equal(clean("--seed", "0"), clean("--seed", "1", "--shapes-seed", "0"))
-    same_shapes = first_views(script, "--seed", "1", "--shapes-seed", "2"), first_views(script, "--seed", "2")
-    assert not np.array_equal(*same_shapes)  # but not the same noise
-    assert np.corrcoef([images.ravel() for images in same_shapes])[0, 1] > 0.98
+    np.testing.assert_array_equal(clean("--seed", "2"), clean("--seed", "2", "--n-elev", "2"))

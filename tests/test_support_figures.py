@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import imageio.v3 as imageio
 import numpy as np
@@ -80,8 +81,8 @@ def finished(
     for name, state in states.items():
         state.history = {"train_loss": [0.5] * epochs[name]} if epochs[name] else {}
     saved = Config(dataset="smallnorb", seed=3, n_epochs=1000)
-    script = SimpleNamespace(EXPERIMENT="x", load_checkpoint=lambda path: (saved, states), **more)
-    return figures.load_finished(script, Path("a"), asked, given, free, required)
+    with patch.object(figures, "load_checkpoint", lambda script, path: (saved, states)):
+        return figures.load_finished(SimpleNamespace(EXPERIMENT="x", **more), Path("a"), asked, given, free, required)
 
 
 def test_given_flags_must_agree_with_the_checkpoint() -> None:

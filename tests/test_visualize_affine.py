@@ -40,7 +40,7 @@ def run() -> figures.Run:
 
 def test_turned_digits_are_those_of_the_test_sets(run: figures.Run) -> None:
     for angle in (0, 35):
-        expected = experiment.rotated_set(run.data, run.config, angle).images()
+        expected = experiment.rotated_set(run.data, run.config, angle).images
         np.testing.assert_array_equal(figures.turned(run, np.arange(60), angle), expected)
 
 

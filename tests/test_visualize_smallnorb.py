@@ -15,6 +15,7 @@ import make_smallnorb_novel_viewpoint_gif as animation
 import smallnorb_novel_viewpoint as experiment
 import visualize_smallnorb_novel_viewpoint as figures
 from figure_checks import cells, check_held, draw_coarsely, drawn, held, legend_of
+from support.checkpoints import load_checkpoint
 from support.files import UserError
 from support.optimizers import TrainState
 from support.statistics import t_quantile
@@ -40,7 +41,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(checkpoint: Path) -> figures.Run:
-    config, states = experiment.load_checkpoint(checkpoint)
+    config, states = load_checkpoint(experiment, checkpoint)
     return figures.Run(config, experiment.make_data(config), states)
 
 

@@ -17,6 +17,7 @@ import visualize_how_capsules_work as pictures
 import visualize_networks as networks
 from figure_checks import Capture, check_held, check_pictures, drawn, held
 from helpers import EXPERIMENTS, failure, smallest
+from support.checkpoints import load_checkpoint
 from support.figures import GREEN, darkened
 from support.optimizers import count_params
 
@@ -65,7 +66,7 @@ def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.Monkey
     assert capsys.readouterr().err.endswith("train it longer\n")
 
     forward = digits.capsnet_forward
-    labels = digits.make_data(digits.load_checkpoint(Path("c.safetensors"))[0]).test.labels
+    labels = digits.make_data(load_checkpoint(digits, Path("c.safetensors"))[0]).test.labels
 
     def found(*args: object) -> tuple[np.ndarray, object]:
         lengths, cache = forward(*args)  # type: ignore[arg-type]

@@ -110,7 +110,7 @@ def test_a_bias_moves_the_means_and_nothing_else() -> None:
 def test_even_assignments_are_those_of_the_first_iteration(routing: conv.Routing) -> None:
     inputs = routing_inputs(np.random.default_rng(0), -0.5)
     del inputs["bias"]
-    mu, a, _ = m.even_assignments(routing).forward(*inputs.values(), 3, 0.5, K, STRIDE)
+    mu, a, _ = routing.forward(*inputs.values(), 1, 0.5, K, STRIDE)
     for n in range(2):
         one = inputs | {"pose": inputs["pose"][n], "a_in": inputs["a_in"][n]}
         loop_mu, loop_a, _ = loop_field_routing(
@@ -119,6 +119,11 @@ def test_even_assignments_are_those_of_the_first_iteration(routing: conv.Routing
         for q, expected in loop_mu.items():
             np.testing.assert_allclose(mu[n][q].ravel(), expected, atol=1e-6)
             assert a[n][q] == pytest.approx(loop_a[q], abs=1e-6)
+    network = conv.Config(dataset="shapes", sizes=(3, 2, 2, 2), em_iters=3)
+    params, x = m.matrix_capsules(network).init_params(np.random.default_rng(0)), np.ones((1, 32, 32, 1), np.float32)
+    once = conv.make_capsules(dataclasses.replace(network, em_iters=1), routing).forward(params, x)[0]
+    np.testing.assert_allclose(m.matrix_capsules(network, "even").forward(params, x)[0], once, atol=1e-5)
+    assert np.abs(m.matrix_capsules(network).forward(params, x)[0] - once).max() > 1e-3
 
 
 # --- The studies as they are run --------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from fast.workers import SERIAL
 from figure_checks import draw_coarsely, drawn
 from helpers import ROOT, check_gradient, failure
 from support import tables
+from support.checkpoints import load_checkpoint
 from support.figures import RIGHT, WRONG, darkened
 from support.optimizers import TrainState
 from support.run import init_state
@@ -163,7 +164,7 @@ def test_prediction_takes_folders_and_patterns_and_reads_as_the_training_did(tra
     assert len(m.predict(checkpoint, [folder / "h*"]).paths) == 20  # a pattern of folders
     answers = m.predict(checkpoint, [folder])
     assert len(answers.paths) == 60
-    config, states = m.load_checkpoint(checkpoint)
+    config, states = load_checkpoint(m, checkpoint)
     data = m.make_data(dataclasses.replace(config, data_dir=folder))
     images = np.stack([m.square_of_set(path, 20, 1, config.grey_levels) for path in answers.paths])
     assert {x.tobytes() for x in images} == {x.tobytes() for part in (data.train, data.test) for x in part.images}
@@ -223,7 +224,7 @@ def test_grey_levels_of_the_training_hold_for_predictions(tmp_path: Path, capsys
     checkpoint = tmp_path / "run.safetensors"
     train(folder, "--models=cnn", f"--checkpoint={checkpoint}")
     assert "grey levels -0.5 to 0.5" in capsys.readouterr().out
-    assert m.load_checkpoint(checkpoint)[0].grey_levels == {"floating point": [-0.5, 0.5]}
+    assert load_checkpoint(m, checkpoint)[0].grey_levels == {"floating point": [-0.5, 0.5]}
     assert len(m.predict(checkpoint, [folder]).paths) == 20
     other = write_deep(tmp_path / "other", ".png", lambda x: (257 * x).astype(np.uint16), n=1)
     argv = [f"--checkpoint={checkpoint}", "--predict", str(other)]
