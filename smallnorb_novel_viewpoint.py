@@ -115,6 +115,8 @@ class Viewpoints:
         usual=True, free=True)
     seed: int = setting(0, int_in(0, 2**32 - 1),
         "Seed of the data's noise, the initial weights and the order of the images.", usual=True)
+    shapes_seed: int | None = setting(None, int_in(0, 2**32 - 1), "Draw the objects of --dataset shapes, and the"
+        " azimuth at which the ranges begin, with this seed.", shown="as --seed")
     train_azimuths: Range = setting((0.0, 150.0), angles_in(-360, 720), "Azimuths of the training views, in degrees.",
         shown="0:150, smallnorb and toys 300:400")
     test_azimuths: Range = setting((200.0, 330.0), angles_in(-360, 720), "Azimuths that are held out, in degrees.",
@@ -144,6 +146,8 @@ class Viewpoints:
         numbers = ("n_train_views", "n_test_views", "n_elev", "n_per_combo")
         if not self.is_rendered and (unused := [name for name in numbers if name in given]):
             raise SettingError(unused[0], "applies to --dataset voxels and shapes alone")
+        if self.dataset != "shapes" and self.shapes_seed is not None:
+            raise SettingError("shapes_seed", "needs --dataset shapes")
         if ("train_elevations" in given) != ("test_elevations" in given):
             raise SettingError("test_elevations", "give --train-elevations and --test-elevations both or none")
         if "train_elevations" in given and "test_azimuths" in given:
@@ -283,7 +287,8 @@ def points_of(config: Viewpoints) -> tuple[Array, Array]:
     """The voxel objects, or the five shapes of a seed in the same form. Cached: do not write to them."""
     if config.dataset == "voxels":
         return voxel_points()
-    return draw_shapes(generator(config.seed, Stream.OBJECTS), N_CLASSES)
+    seed = config.seed if config.shapes_seed is None else config.shapes_seed
+    return draw_shapes(generator(seed, Stream.OBJECTS), N_CLASSES)
 
 
 MARGIN, BLOB_SIGMA, NOISE = 4, 1.6, 0.04  # of an image of an object: in pixels, pixels, fractions of white

@@ -42,6 +42,7 @@ UNFIT = {  # flags of each script, and what is said of them
         ("--dataset smallnorb --data-dir f --n-elev 3", "--n-elev: voxels"),
         ("--variance-floor 1e-14", "--variance-floor: 1e-14 is not between 1e-12 and"),
         ("--dtype float64 --variance-floor 1e-320", "--variance-floor: is not between 1e-12 and"),
+        ("--dataset voxels --shapes-seed 1", "--shapes-seed: needs --dataset shapes"),
         ("--dataset shapes --data-dir f", "--data-dir: "),
     ],
     "multimnist_capsnet": OF_DIGITS,
@@ -66,6 +67,7 @@ UNFIT = {  # flags of each script, and what is said of them
          "--test-azimuths: not together with --hold-out nothing"),
         ("--dataset toys --data-dir f", "--data-dir: goes with --dataset smallnorb"),
         ("--variance-floor 1e-20", "--variance-floor: is not between 1e-12 and"),
+        ("--dataset voxels --shapes-seed 1", "--shapes-seed: needs --dataset shapes"),
         ("--dataset shapes --data-dir f", "--data-dir: "),
     ],
     "capsule_attacks": [
@@ -116,7 +118,7 @@ def test_flags_of_viewpoints_need_views(dataset: list[str], capsys: Capture) -> 
     values = {
         "--train-azimuths": "0:100", "--test-azimuths": "200:300", "--train-elevations": "0:10",
         "--test-elevations": "20:30", "--n-train-views": "6", "--n-test-views": "6", "--n-elev": "3",
-        "--n-per-combo": "5", "--standardize": "none",
+        "--n-per-combo": "5", "--standardize": "none", "--shapes-seed": "1",
     }  # fmt: skip
     assert {flag_of(name) for name in conv.VIEW_FIELDS} == set(values)
     for flag, value in values.items():

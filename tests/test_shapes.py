@@ -90,10 +90,16 @@ def test_ranges_begin_anywhere_and_together(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @SCRIPTS
-def test_the_seed_draws_the_shapes(script: ModuleType) -> None:
-    def clean(*flags: str) -> Array:
-        return views.points_of(config_of(script, ["--dataset", "shapes", *flags]))[0]
+def test_the_seed_draws_the_shapes_unless_they_have_their_own(script: ModuleType) -> None:
+    def drawn(*flags: str) -> tuple[Array, Array]:
+        config = config_of(script, ["--dataset", "shapes", "--n-train-views", "2", "--n-elev", "1", *flags])
+        return views.points_of(config)[0], script.make_data(config).train.images
 
-    assert clean("--seed", "1").shape[0] == 5
-    assert not np.array_equal(clean("--seed", "1")[:, :9], clean("--seed", "2")[:, :9])
-    np.testing.assert_array_equal(clean("--seed", "2"), clean("--seed", "2", "--n-elev", "2"))
+    (first, _), (second, images) = drawn("--seed=1"), drawn("--seed=2")
+    kept, others = drawn("--seed=1", "--shapes-seed=2")
+    assert len(first) == 5
+    assert not np.array_equal(first[:, :9], second[:, :9])
+    np.testing.assert_array_equal(kept, second)
+    np.testing.assert_array_equal(drawn("--seed=1", "--shapes-seed=0")[0], drawn("--seed=0")[0])
+    assert not np.array_equal(images, others)  # but not the same noise
+    assert np.corrcoef(images.ravel(), others.ravel())[0, 1] > 0.98
