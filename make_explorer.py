@@ -232,7 +232,7 @@ def run_of(config: Any, data_name: str) -> dict[str, Any]:
         "seed": config.seed,
         "dataset": DATASET_NAMES[data_name],
         "epochs": config.n_epochs,
-        "config": json.loads(json.dumps(dataclasses.asdict(config) | {"data_dir": None})),
+        "config": dataclasses.asdict(config) | {"data_dir": None},
     }
 
 
@@ -270,8 +270,8 @@ def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threa
                      for key, title in metrics.items()]  # fmt: skip
             scores[name], _ = digits.assess(models[name], params[name], data.test, workers)
         even_accuracy = digits.evaluate(even, params["capsnet"], data.test, workers)["set_accuracy"]
-        named = {name: digits.top_labels(score, 2) for name, score in scores.items()}
-        is_right = {name: (np.sort(n) == np.sort(data.test.labels)).all(axis=1) for name, n in named.items()}
+        pairs = np.sort(data.test.labels)
+        is_right = {name: (np.sort(digits.top_labels(s, 2)) == pairs).all(axis=1) for name, s in scores.items()}
         second = np.sort(scores["capsnet"])[is_right["capsnet"], -2]
         least = round(float(np.quantile(second, RARE)), 3) if len(second) else 0.0
         naming = one_or_two(config, params["capsnet"], data, workers)
@@ -396,8 +396,7 @@ def load_viewpoint(path: Path | None) -> Part:
     asked = viewpoint.Config(**(viewpoint.Config.defaults(given) | given))
     config, states = load_finished(viewpoint, path, asked, (), required=VIEW_MODELS)
     if not config.is_rendered:
-        only = "the page computes no other network"
-        raise UserError(f"{path} was trained on {config.dataset}, not voxels or shapes: {only}")
+        raise UserError(f"{path} was trained on {config.dataset}, whose networks the page does not compute")
     if not states:
         print_message(f"{viewpoint.EXPERIMENT}: no --viewpoint, so its networks are trained first: some seconds")
         states = viewpoint.train_all(config, viewpoint.make_data(config), names=VIEW_MODELS)

@@ -220,7 +220,7 @@ def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_pa
 
 def test_a_network_that_the_page_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explorer, "load_finished", lambda *_, **__: (views.Config(dataset="toys"), {}))
-    with pytest.raises(UserError, match="other was trained on toys, not voxels or shapes: the page computes no other"):
+    with pytest.raises(UserError, match="other was trained on toys, whose networks the page does not compute"):
         explorer.load_viewpoint(Path("other"))
 
 
