@@ -598,6 +598,8 @@ def load_finished(
         return asked, {}
     config, states = load_checkpoint(experiment, path)
     require_same(path, config, asked, given, free)
+    if "data_dir" in given and config.dataset in ("strokes", "voxels", "shapes", "toys"):
+        raise UserError(f"{path} was trained on {config.dataset}, which have no files: leave --data-dir out")
     for name in dict.fromkeys((*required, *states)):
         done = len(states[name].history.get("train_loss", [])) if name in states else 0
         n_epochs = experiment.of_model(name, config)[0] if hasattr(experiment, "of_model") else config.n_epochs

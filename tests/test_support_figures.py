@@ -72,7 +72,7 @@ Config = smallnorb_novel_viewpoint.Config
 
 
 def finished(
-    asked: Any, given: set[str], epochs: dict[str, int], required: tuple[str, ...] = (),
+    asked: Any, given: set[str], epochs: dict[str, int], dataset: str = "smallnorb", required: tuple[str, ...] = (),
     free: tuple[str, ...] = ("data_dir",), **more: Any,
 ) -> tuple[Any, dict[str, TrainState]]:  # fmt: skip
     """``load_finished`` from a checkpoint of seed 3 and 1,000 epochs; ``epochs``: of each of its models; ``more``: what
@@ -80,7 +80,7 @@ def finished(
     states = {name: TrainState(name, {}) for name in epochs}
     for name, state in states.items():
         state.history = {"train_loss": [0.5] * epochs[name]} if epochs[name] else {}
-    saved = Config(dataset="smallnorb", seed=3, n_epochs=1000)
+    saved = Config(dataset=dataset, seed=3, n_epochs=1000)
     with patch.object(figures, "load_checkpoint", lambda script, path: (saved, states)):
         return figures.load_finished(SimpleNamespace(EXPERIMENT="x", **more), Path("a"), asked, given, free, required)
 
@@ -96,6 +96,8 @@ def test_given_flags_must_agree_with_the_checkpoint() -> None:
         dataset="smallnorb", seed=3, n_epochs=1000, lr=0.1
     )
     assert figures.load_finished(None, None, asked, {"lr"}) == (asked, {})
+    with pytest.raises(UserError, match="a was trained on voxels, which have no files: leave --data-dir out"):
+        finished(asked, {"data_dir"}, done, dataset="voxels")
 
 
 def test_an_unfinished_checkpoint_is_an_error() -> None:
