@@ -95,12 +95,17 @@ def conv_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
     k = params["convcaps1.w"].shape[0]
     pose, routing = f"poses {P}×{P},\nactivations", f"votes, EM routing,\n{config.em_iters} times"
     strides = conv.CAPS_STRIDES
+
+    def layer(name: str, of: conv.FieldRoutingCache) -> Stage:
+        shape = (*of.fields.out, of.em.m_steps[-1].a.shape[1])
+        return Stage("grid", shape, name, pose, f"{k}×{k}, stride {strides[name.lower()]}\n{routing}", name.lower())
+
     return [
         Stage("map", blank.shape[1:], "image"),
         Stage("map", cache.relu.shape[1:], "conv1", "", f"{K}×{K}, stride 2\nReLU", "conv1"),
         Stage("grid", cache.a_primary.shape[1:], "primary capsules", pose, "1×1", "primary"),
-        *(Stage("grid", layer.a[-1].shape[1:], name, pose, f"{k}×{k}, stride {strides[name.lower()]}\n{routing}",
-                name.lower()) for name, layer in (("ConvCaps1", cache.convcaps1), ("ConvCaps2", cache.convcaps2))),
+        layer("ConvCaps1", cache.convcaps1),
+        layer("ConvCaps2", cache.convcaps2),
         Stage("capsules", (cache.a.shape[1],), "class capsules", pose, f"coordinate addition\n{routing}", "class"),
     ]  # fmt: skip
 
