@@ -30,7 +30,6 @@ Run it (both networks, seed 0, all attacks):
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -198,17 +197,19 @@ def attack(
 def robustness(model: Model, params: Params, examples: Examples, config: Config, workers: Workers) -> dict[str, Any]:
     """Accuracy under each attack, and in the worst case, by epsilon."""
 
-    def correct(loss: Loss, epsilon: float, n_steps: int, x: Array, labels: Array) -> Array:
-        if epsilon:
-            x = attack(model, params, x, labels, loss, epsilon, n_steps, config.pixel_range)
-        return model.forward(params, x)[0].argmax(axis=1) == labels
+    def correct(loss: Loss, epsilon: float, n_steps: int) -> Array:
+        """Which of the examples are classified correctly after an attack: (N,)."""
 
-    def each(*attacked: Any) -> Array:
-        return in_parts(functools.partial(correct, *attacked), examples, exact_config(config), workers)
+        def work(x: Array, labels: Array) -> Array:
+            if epsilon:
+                x = attack(model, params, x, labels, loss, epsilon, n_steps, config.pixel_range)
+            return model.forward(params, x)[0].argmax(axis=1) == labels
+
+        return in_parts(work, examples, exact_config(config), workers)
 
     epsilons, kinds = (0.0, *config.epsilons), attack_kinds(model, config)
     answers = {  # (epsilons, N) each; what has two names, as all attacks on the CNN may, is done once
-        (loss, n_steps): np.array([each(loss, epsilon, n_steps) for epsilon in epsilons])
+        (loss, n_steps): np.array([correct(loss, epsilon, n_steps) for epsilon in epsilons])
         for loss, n_steps in dict.fromkeys(kinds.values())
     }
     right = {kind: answers[attacked] for kind, attacked in kinds.items()}

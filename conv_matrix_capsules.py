@@ -762,8 +762,8 @@ def make_result(config: Config, states: Mapping[str, TrainState], data: Data, th
             for part in (data.test, data.held_out):
                 answers = predict_scores(networks[name], state.params, part, config, workers).argmax(axis=1)
                 models[name] |= angle_accuracies(config, part, answers)
-        if config.dataset == "voxels" and config.held_out == "azimuth":  # the last answers are of held-out images
-            models[name]["hard_accuracy"] = viewpoint.hard_accuracy(part.labels, answers)
+                if part is data.held_out and config.dataset == "voxels" and config.held_out == "azimuth":
+                    models[name]["hard_accuracy"] = viewpoint.hard_accuracy(part.labels, answers)
     headline = "held_out_accuracy" if config.holds_out else "accuracy"
     chance = 1 / config.n_classes
     return result_document(EXPERIMENT, config, data.name, models, dict(states), threads, headline, chance)

@@ -485,9 +485,7 @@ def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **mo
     return session.trained
 
 
-def run(
-    config: Config, options: RunOptions = NO_OPTIONS, affnist: Path | None = None, **more: Any
-) -> dict[str, Any]:  # fmt: skip
+def run(config: Config, options: RunOptions = NO_OPTIONS, affnist: Path | None = None, **more: Any) -> dict[str, Any]:
     """Data, trainings, tests, result. ``more`` as in ``train_all``."""
     real = read_affnist(affnist) if affnist else None
     data = make_data(config)

@@ -674,8 +674,8 @@ def e_step_forward(
     """Assign each child to the parents in proportion to a_j p_j(votes). [Hinton 2018, procedure 1, E-STEP]
 
     mu and sigma_sq (B, J, D), log_a (B, J), votes (B, I, J, D) -> r (B, I, J), whose sum over j is 1, and the cache.
-    In logarithms, since a product of D densities may leave the range of float32. Where a child has other parents than
-    the J, ``over`` combines over all of them.
+    In logarithms, since a product of D densities may leave the range of float32. Where a child has more parents than
+    the J, as on a grid of capsules, ``over`` combines over all of them.
     """
     error = votes - mu[:, None]  # (B, I, J, D)
     scaled = error / sigma_sq[:, None]  # (B, I, J, D)

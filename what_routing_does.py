@@ -126,6 +126,9 @@ class Config:
             raise SettingError(unused[0], "--study signs takes seconds and saves nothing")
 
 
+Options = RunOptions  # those of every training
+
+
 # --- EM routing over receptive fields: even assignments, and a learned bias of the votes ------------------------------
 
 
@@ -447,9 +450,6 @@ def describe(result: dict[str, Any]) -> str:
         lines.append(f"{name:<10} {metrics['n_params']:10,} parameters")
         lines += [f"  {key:<22} {value:.4f}" for key, value in metrics.items() if isinstance(value, float)]
     return "\n".join(lines)
-
-
-Options = RunOptions  # those of every training
 
 
 @script

@@ -209,7 +209,7 @@ conv_matrix_capsules.py test_protocol
   test_defaults_are_the_stored_ones | module: CAPS_KERNEL = 3 -> CAPS_KERNEL = 5
 capsule_attacks.py test_protocol
   test_accuracy_under_attack_is_that_of_the_images_out_of_reach |
-     robustness.correct: attack(_a, _b, _c, _d, _e, _f, _g, _h) -> attack(_a, _b, _c, _d, _e, 2 * _f, _g, _h) |
+     robustness.correct.work: attack(_a, _b, _c, _d, _e, _f, _g, _h) -> attack(_a, _b, _c, _d, _e, 2 * _f, _g, _h) |
      attack: x + step -> x - step | attack_all: subset(_a, _b) -> subset(data.held_out or _a, _b)
   test_an_image_that_was_misread_once_counts_as_misread_at_every_larger_epsilon |
      robustness: np.logical_and.accumulate -> np.asarray | robustness: np.all(_a, axis=0) -> np.all(_a[:2], axis=0) |
