@@ -809,18 +809,14 @@ def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
     config, states = read_checkpoint(checkpoint, EXPERIMENT, Config, make_models)
     if config.has_views or "capsules" not in states:
         raise UserError(f"{checkpoint} has no capsules that learned digits; your_own_images.py learns any pictures")
-    digits = np.stack([read_strokes(path, config.image_size, DIGIT_BOX) for path in pictures])  # (N, H, W)
-    images = digits[..., None].astype(config.dtype)
-    models = make_models(config)
-    found = {name: models[name].forward(state.params, images) for name, state in states.items()}
-    answers = {name: scores.argmax(axis=1) for name, (scores, _) in found.items()}
-    activations = found["capsules"][1].a
-    classes, width = config.classes, max(len(str(path)) for path in pictures)
-    heads = " ".join(f"{name:>12}" for name in answers)
+    models, classes, width = make_models(config), config.classes, max(len(str(path)) for path in pictures)
+    heads = " ".join(f"{name:>12}" for name in states)
     lines = [f"{'picture':<{width}} {heads}   activations: " + " ".join(f"{name:>5}" for name in classes)]
-    for n, path in enumerate(pictures):
-        named = " ".join(f"{classes[k[n]]:>12}" for k in answers.values())
-        lines.append(f"{path!s:<{width}} {named}   " + " ".join(f"{a:.3f}" for a in activations[n]))
+    for path in pictures:
+        image = read_strokes(path, config.image_size, DIGIT_BOX)[None, ..., None].astype(config.dtype)
+        found = {name: models[name].forward(state.params, image) for name, state in states.items()}
+        named = " ".join(f"{classes[scores.argmax()]:>12}" for scores, _ in found.values())
+        lines.append(f"{path!s:<{width}} {named}   " + " ".join(f"{a:.3f}" for a in found["capsules"][1].a[0]))
     return "\n".join(lines)
 
 
