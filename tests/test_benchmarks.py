@@ -180,6 +180,7 @@ def test_every_step_in_jax_runs_to_its_end(monkeypatch: pytest.MonkeyPatch) -> N
         step()
         step()
     assert wait.call_count == 6
+    assert inspect.signature(jax_networks.jax_step).parameters["batch_size"].default == 32
 
 
 def test_scaling_has_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
