@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import itertools
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,10 @@ def test_what_is_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert program.measure(4, 1, "smallnorb").keys() == {"smallnorb"}
     problems = {name: module.problem() for name, module in program.MODULES.items()}
     check("problems", {name: [config, batch] for name, (config, _, batch) in problems.items()})
+    for module in program.MODULES.values():  # the same batch for all
+        own = [made for made in vars(module).values() if getattr(made, "__module__", "") == module.__name__]
+        taken = [inspect.signature(made).parameters.get("batch_size") for made in own]
+        assert {batch_size.default for batch_size in taken if batch_size} == {32}
 
 
 def test_peaks_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +179,7 @@ def test_every_step_in_jax_runs_to_its_end(monkeypatch: pytest.MonkeyPatch) -> N
         step()
         step()
     assert wait.call_count == 6
+    assert inspect.signature(jax_networks.jax_step).parameters["batch_size"].default == 32
 
 
 def test_scaling_has_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import importlib
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from PIL import Image
 from data import pictures, shapes, stroke_digits, toy_norb
 from helpers import EXPERIMENTS, ROOT, config_of, smallest, write_folder
 from recorded import check
+from support.training import Session
 
 VIEWS = "--n-train-views 2 --n-test-views 3 --n-elev 2 --n-per-combo 2"
 RUNS = {  # more flags of the smallest training
@@ -62,7 +64,10 @@ def test_own_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_run(key: str, script: Any, argv: list[str], tolerance: float = 1e-6) -> None:
     config = config_of(script, argv)
-    result = script.run(config, script.Options(quiet=True, threads=1))
+    with patch.object(Session, "begin", autospec=True, side_effect=Session.begin) as begin:
+        result = script.run(config, script.Options(quiet=True, threads=1))
+    for session, model, n_steps in (call.args for call in begin.call_args_list):  # as the progress bar has it
+        assert session.states[model.name].step == n_steps or getattr(config, "match_accuracy", None)
     kept = {name: part for name, part in result.items() if name not in ("config", "version")}
     check(key, {"data": script.make_data(config), "result": kept}, tolerance)
 

@@ -115,6 +115,14 @@ def test_views_are_test_images_at_the_angles_that_are_named(angle: str) -> None:
         assert found.elevations[:3].tolist() == ([50] * 3 if angle == "azimuth" else elevations)
 
 
+def test_angles_are_in_the_order_of_their_range() -> None:
+    views = norb_views(0.5, [280.0, 100, 200], [30.0])
+    config = Config(dataset="smallnorb", train_azimuths=(100.0, 300.0), test_azimuths=(180.0, 460.0))
+    for part, order in (("train", [100, 200, 280]), ("test", [200, 280, 100])):
+        shown = figures.shown_angles(config, experiment.Data(views, views, views), "azimuth", part, 3)
+        assert shown.tolist() == order
+
+
 def test_the_same_object_in_the_same_lighting_turns() -> None:
     """Of five classes, two objects in two lightings at four azimuths each, in any order; one view is missing."""
     rng = np.random.default_rng(0)

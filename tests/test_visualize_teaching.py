@@ -17,9 +17,11 @@ import visualize_how_capsules_work as pictures
 import visualize_networks as networks
 from figure_checks import Capture, check_held, check_pictures, drawn, held
 from helpers import EXPERIMENTS, failure, smallest
+from recorded import check
 from support.checkpoints import load_checkpoint
 from support.figures import GREEN, darkened
 from support.optimizers import count_params
+from support.run import init_states
 
 STAGES = {  # written by hand from the scripts' docstrings
     "smallnorb_novel_viewpoint": [(32, 32, 1), (16, 16, 16), (8,), (5,), (5,)],
@@ -58,7 +60,7 @@ def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     smallest(monkeypatch)
     experiment = EXPERIMENTS["multimnist_capsnet"]
-    argv = [*experiment.argv("--models capsnet"), "--checkpoint", "c.safetensors"]
+    argv = [*experiment.argv("--models capsnet --dtype float64"), "--checkpoint", "c.safetensors"]
     assert experiment.script.main(argv) == 0
     argv = ["--checkpoint", "c.safetensors", "--outdir", "."]
     capsys.readouterr()
@@ -66,7 +68,8 @@ def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.Monkey
     assert capsys.readouterr().err.endswith("train it longer\n")
 
     forward = digits.capsnet_forward
-    labels = digits.make_data(load_checkpoint(digits, Path("c.safetensors"))[0]).test.labels
+    config, states = load_checkpoint(digits, Path("c.safetensors"))
+    labels = (data := digits.make_data(config)).test.labels
 
     def found(*args: object) -> tuple[np.ndarray, object]:
         lengths, cache = forward(*args)  # type: ignore[arg-type]
@@ -74,11 +77,19 @@ def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.Monkey
         return lengths, cache
 
     monkeypatch.setattr(digits, "capsnet_forward", found)
+    check("the image", pictures.composite_example(config, data, states["capsnet"].params))
     assert pictures.main(argv) == 0
     check_pictures(Path(pictures.NAME), {*pictures.WITHOUT_NETWORKS, *pictures.OF_NETWORKS})
     line = failure(pictures, ["--checkpoint", "none"], capsys)
     assert line == "error: there is no checkpoint none\n"
     assert "was made with --dataset mnist, not strokes" in failure(pictures, [*argv, "--dataset", "strokes"], capsys)
+
+
+def test_the_view_is_of_an_l_that_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "train_all", lambda config, _, names: init_states(views.make_models(config), config))
+    view = pictures.view_example(seed=8)
+    assert views.VOXEL_CLASSES[view.label] == "L"
+    check("the view", view, tolerance=1e-4)  # in float32
 
 
 RNG = np.random.default_rng(0)
