@@ -203,8 +203,8 @@ def step_axis(ax: Axes, last: int) -> None:
 
 def grey_levels(image: Array) -> Array:
     """A network's input (H, W, C) as grey levels (H, W) in [0, 1]: the first channel, stretched where it is a
-    normalised one. Of three channels, which are colours, their mean."""
-    channel = image.mean(axis=-1) if image.shape[-1] == 3 else image[..., 0]
+    normalised one."""
+    channel = image[..., 0]
     if channel.min() >= 0 and channel.max() <= 1:
         return channel
     low, high = np.percentile(channel, [0.5, 90])  # the background is the larger part, and bright
