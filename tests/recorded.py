@@ -45,7 +45,7 @@ def check(key: str, thing: Any, tolerance: float = 1e-6) -> None:
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
         return
     recorded = json.loads(path.read_text())[key]
-    assert list(found) == list(recorded), key
+    assert list(found) == list(recorded), f"{key}: other names (RECORD=1 records anew what changed on purpose)"
     for name, part in found.items():
         now, then = summary(part), recorded[name]
         if isinstance(part, str):
