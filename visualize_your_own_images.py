@@ -30,13 +30,22 @@ from fast.workers import SERIAL
 from support.checkpoints import load_checkpoint
 from support.files import UserError
 from support.optimizers import TrainState
-from support.settings import SettingError, input_path, setting
-from your_own_images import Config
+from support.settings import SettingError, input_path, redeclared, require_same, setting
 
 Array = np.ndarray
 MODELS = {"capsules": EM_CAPSULES, "cnn": CNN, "capsnet": CAPSNET._replace(colour=GREEN, marker="D")}
 N_SHOWN = 10  # pictures
 MOST_LETTERS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What of a training decides which pictures its test has, and how the networks are shown them."""
+
+    data_dir: Path | None = redeclared(own.Config, "data_dir")
+    image_size: int | None = redeclared(own.Config, "image_size")
+    colour: str = redeclared(own.Config, "colour")
+    seed: int = redeclared(own.Config, "seed", group="")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +107,15 @@ def sheet(images: Array, labels: Array, names: Sequence[str], answers: dict[str,
     return fig
 
 
-def shown_pictures(config: Config, options: Options, given: Collection[str]) -> tuple[Any, ...]:
+def shown_pictures(asked: Config, options: Options, given: Collection[str]) -> tuple[Any, ...]:
     """What ``sheet`` shows."""
-    if config.data_dir is None:
+    if asked.data_dir is None:
         raise SettingError("data_dir", "name the folder of your pictures")
+    config = own.Config(**vars(asked))
     states: dict[str, TrainState] = {}
     if options.checkpoint:
         saved, states = load_checkpoint(own, options.checkpoint)
+        require_same(options.checkpoint, saved, config, given)
         config = dataclasses.replace(saved, data_dir=config.data_dir)
     data = own.make_data(config)
     config = own.resolved(config, data)

@@ -239,6 +239,7 @@ def test_the_sheet(trained: Trained, tmp_path: Path, capsys: Capture, monkeypatc
     for flags in ([], ["--colour=rgb"], [f"--checkpoint={checkpoint}"]):
         assert figures.main([*argv, *flags]) == 0
     assert (tmp_path / "your_own_images" / "pictures.png").stat().st_size > 5000
+    assert "was made with --colour" in failure(figures, [*argv, *flags, "--colour=rgb"], capsys)
     other = write_folder(tmp_path / "other", n=5, seed=1)
     argv = [f"--data-dir={other}", f"--checkpoint={checkpoint}", f"--outdir={tmp_path}"]
     assert "has not the pictures" in failure(figures, argv, capsys)
