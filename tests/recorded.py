@@ -97,6 +97,8 @@ def of_axes(ax: Any) -> dict[str, Any]:
     found = of_artists(ax.get_children(), ax) | {"x limits": [*ax.get_xlim()], "y limits": [*ax.get_ylim()]}
     found["words"] += "|".join(["", ax.get_xlabel(), ax.get_ylabel(), *(ax.get_title(at) for at in ("left", "right")),
                                 ax.get_xscale(), ax.get_yscale(), str(ax.get_aspect())])  # fmt: skip
+    if place := ax.get_subplotspec():
+        found["place"] = np.array(place.get_geometry())
     if ax.name == "polar":
         found["zero and direction"] = np.array([ax.get_theta_offset(), ax.get_theta_direction()])
     for axis in (ax.xaxis, ax.yaxis):

@@ -324,7 +324,7 @@ def test_the_margin_rises_over_ten_epochs_or_all_and_each_epoch_has_an_order(
     schedule: str, n_rising: int, trained: Trained, monkeypatch: Patch
 ) -> None:
     """Where the learning rate falls, its end is known, and the margin rises until then."""
-    data, seen = m.make_data(m.Config(data_dir=trained[0])), []
+    data, seen, rates = m.make_data(m.Config(data_dir=trained[0])), [], []
 
     def loss_and_grads(progress: float, params: Any, part: m.Examples, n: int) -> tuple[dict[str, float], Any]:
         seen.append((progress, part.images.tobytes()))
@@ -334,10 +334,20 @@ def test_the_margin_rises_over_ten_epochs_or_all_and_each_epoch_has_an_order(
         loss_and_grads=loss_and_grads, answers=lambda _, images: np.zeros((len(images), 3)), part_size=16
     )
     monkeypatch.setattr(m, "BATCH_SIZE", 16)
+    step = m.optimizers.adamw_step
+
+    def noted_step(state: TrainState, grads: Any, lr: float) -> None:
+        rates.append(lr)
+        step(state, grads, lr)
+
+    monkeypatch.setattr(m.optimizers, "adamw_step", noted_step)
     config = m.Config(n_epochs=12, lr_schedule=schedule)  # of three steps
     m.train(model, config, data, TrainState("cnn", {"w": np.ones(1, np.float32)}), SERIAL, lambda *_: None)
     np.testing.assert_allclose([progress for progress, _ in seen], np.minimum(1, np.arange(36) / (n_rising - 1)))
     assert len({images for _, images in seen}) == 36
+    steps = np.arange(36)
+    falls = 1 - steps / 36 if schedule == "linear" else 1
+    np.testing.assert_allclose(rates, m.LEARNING_RATES["cnn"] * falls * np.minimum(1, 0.1 + 0.9 * steps / 20))
 
 
 def test_the_answer_for_the_named_class_is_printed() -> None:
