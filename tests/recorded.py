@@ -95,8 +95,9 @@ def of_figure(fig: Figure) -> dict[str, Any]:
 
 def of_axes(ax: Any) -> dict[str, Any]:
     found = of_artists(ax.get_children(), ax) | {"x limits": [*ax.get_xlim()], "y limits": [*ax.get_ylim()]}
-    found["words"] += "|".join(["", ax.get_xlabel(), ax.get_ylabel(), *(ax.get_title(at) for at in ("left", "right")),
-                                ax.get_xscale(), ax.get_yscale(), str(ax.get_aspect())])  # fmt: skip
+    titles, shape = [ax.get_title(at) for at in ("left", "right")], f"{ax.get_aspect()} {ax.get_box_aspect()}"
+    words = ["", ax.get_xlabel(), ax.get_ylabel(), *titles, ax.get_xscale(), ax.get_yscale(), shape]
+    found["words"] += "|".join(words)
     if place := ax.get_subplotspec():
         found["place"] = np.array(place.get_geometry())
     if ax.name == "polar":

@@ -16,6 +16,7 @@ import smallnorb_novel_viewpoint as views
 from data import norb_files
 from data import toy_norb as toys
 from helpers import config_of, failure
+from recorded import check
 from support.files import UserError
 
 Array = np.ndarray
@@ -288,6 +289,7 @@ def test_the_contact_sheet_has_a_row_of_the_real_set(tmp_path: Path, capsys: Cap
     assert script.main(["--figure", str(path), "--data-dir", str(real)]) == 0
     sheet = np.asarray(Image.open(path))
     assert sheet.shape == (5 * 96 + 4 + 96, 10 * 96)
+    check("contact sheet", sheet[:-96])
     for column, image in enumerate(np.split(sheet[-96:], 10, axis=1)):
         subset, category = ("training", "testing")[column // 5], column % 5
         views = toys.draw_toy(category, toys.INSTANCES[subset][0], 1)[:, :, :, 0].reshape(-1, 96, 96)
