@@ -22,7 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.patches import Arc, FancyArrowPatch, Patch
+from matplotlib.patches import Arc, Ellipse, FancyArrowPatch, Patch
+from matplotlib.spines import Spine
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
 
@@ -94,7 +95,9 @@ def of_figure(fig: Figure) -> dict[str, Any]:
 
 
 def of_axes(ax: Any) -> dict[str, Any]:
-    found = of_artists(ax.get_children(), ax) | {"x limits": [*ax.get_xlim()], "y limits": [*ax.get_ylim()]}
+    found = of_artists([artist for artist in ax.get_children() if not isinstance(artist, Spine)], ax)
+    if ax.get_adjustable() == "box" or ax.get_aspect() == "auto":  # or limits follow the room that fonts leave
+        found |= {"x limits": [*ax.get_xlim()], "y limits": [*ax.get_ylim()]}
     titles, shape = [ax.get_title(at) for at in ("left", "right")], f"{ax.get_aspect()} {ax.get_box_aspect()}"
     words = ["", ax.get_xlabel(), ax.get_ylabel(), *titles, ax.get_xscale(), ax.get_yscale(), shape]
     found["words"] += "|".join(words)
@@ -108,11 +111,11 @@ def of_axes(ax: Any) -> dict[str, Any]:
             places = list(axis.get_majorticklocs())
             marks = [[label.get_color(), label.get_fontweight() == "bold"] for label in axis.get_ticklabels()]
             found[f"{axis.axis_name} ticks"] = places
-            found["words"] += "|" + " ".join(dict.fromkeys(map(str, marks)))
+            found["words"] += "|" * bool(marks) + " ".join(dict.fromkeys(map(str, marks)))
         elif getattr(locator, "_nbins", "auto") != "auto":  # or their number depends on fonts
             found[f"{axis.axis_name} ticks"] = locator.tick_values(*axis.get_view_interval())
         if isinstance(formatter, FixedFormatter):
-            found["words"] += "|" + "|".join(map(str, formatter.seq))
+            found["words"] += "".join(f"|{text}" for text in formatter.seq if text)
         elif isinstance(formatter, FuncFormatter):
             found["words"] += "|" + "|".join(formatter(x, k) for k, x in enumerate(places))
     return found
@@ -159,8 +162,13 @@ def of_artists(artists: Iterable[Artist], owner: Any) -> dict[str, Any]:
             colours.append(artist.get_edgecolor())
         elif isinstance(artist, Patch):
             note("widths", artist.get_linewidth())
-            corners = artist.get_patch_transform().transform(artist.get_path().vertices)
-            place("patches", [corners.min(axis=0), corners.max(axis=0)])  # wherever the outline starts
+            if isinstance(artist, Ellipse):  # whose outline differs between versions of matplotlib
+                place("ellipses", [artist.get_center(), (artist.width, artist.height)])
+                twice, stretch = 2 * np.radians(artist.angle), artist.width**2 - artist.height**2
+                note("turns", [stretch * np.cos(twice), stretch * np.sin(twice)])  # none of a circle, or by half a turn
+            else:
+                corners = artist.get_patch_transform().transform(artist.get_path().vertices)
+                place("patches", [corners.min(axis=0), corners.max(axis=0)])  # wherever the outline starts
             colours += [artist.get_facecolor(), artist.get_edgecolor()]
             if isinstance(artist, Arc):
                 note("ends", [artist.theta1, artist.theta2])
