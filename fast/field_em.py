@@ -4,6 +4,7 @@ An iteration never forms V - mu. It multiplies the votes V and their squares by 
 mass, mu = sum_m weight V and sigma^2 = sum_m weight V^2 - mu^2 (up to MASS_FLOOR), and the distance is
 (V - mu)^2 / sigma^2 = V^2 / sigma^2 - 2 V mu / sigma^2 + mu^2 / sigma^2. In float32 the differences of moments would
 cancel for votes far from zero. So v = V - shift and mean = mu - shift are relative to one of a field's votes.
+Votes that lie 1e6 apart beside a floor of 1e-4 are beyond float32: their gradient may overflow.
 Each step adds a term weight_m (constant_d + slope_d v) to the gradient of v; votes_backward sums these.
 
 The votes lie in memory that is used again in every step. They would take most of a cache, so the backward pass computes

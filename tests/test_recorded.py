@@ -84,12 +84,14 @@ def test_drawn_data(tmp_path: Path) -> None:
     path = tmp_path / "digit.png"
     Image.fromarray(np.arange(40 * 30 * 3, dtype=np.uint8).reshape(40, 30, 3)).save(path)
     check("drawn data", {
-        "shapes": shapes.draw_shapes(rng(3), 12), "strokes": stroke_digits.stroke_digits(rng(3), 300),
+        "shapes": shapes.draw_shapes(rng(3), 12),
         "solids": [{name: np.concatenate([getattr(toy, name).ravel() for toy in of_category])
                     for name in ("axes", "centres", "albedo", "top")} for of_category in every],
         "toys": views, "order of views": toy_norb.shuffled_views("training", 3),
         "strokes of a picture": pictures.read_strokes(path, 28, 20), "a picture": pictures.read_square(path, 24, 3),
     })  # fmt: skip
+    # Of 235,200 pixels some are one grey level brighter with another BLAS.
+    check("strokes", stroke_digits.stroke_digits(rng(3), 300), tolerance=1e-4)
 
 
 def numbers_in(value: Any) -> list[float]:
