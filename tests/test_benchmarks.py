@@ -186,6 +186,7 @@ def test_scaling_has_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "in_fresh_process", timed := Mock(return_value=(0.01, 90.0)))
     tables = scaling.measure(1, 2)
     assert [row[0] for row in tables["multimnist_batch"]["rows"]] == ["8", "16", "32", "64", "128"]
+    assert tables["multimnist_batch"]["rows"][0][1:] == [10.0, 10.0, 90, 90]  # ms and MiB, for one and two threads
     sizes = [call.kwargs for call in timed.call_args_list]
     assert (128, 256) in {(given.get("batch_size"), given.get("conv_channels")) for given in sizes}
 

@@ -103,7 +103,7 @@ def test_a_tie_is_not_higher() -> None:
 def test_what_not_every_run_has_is_left_out() -> None:
     made = runs_of({"cnn": [0.7, 0.6], "capsules": [0.9, 0.8]})
     made[0]["models"]["other"] = {"n_params": 1, "x_accuracy": 0.5}
-    made[1]["models"]["cnn"]["extra"] = 1.0
+    made[0]["models"]["cnn"]["first"] = made[1]["models"]["cnn"]["second"] = 1.0
     summary = summarise(made, "capsules")
     assert list(summary["models"]) == ["cnn", "capsules"]
     assert list(summary["models"]["cnn"]) == ["n_params", "x_accuracy"]
