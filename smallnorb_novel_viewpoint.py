@@ -82,6 +82,7 @@ SMALLNORB_CLASSES = ("animal", "human", "airplane", "truck", "car")
 
 # --- Configuration: user inputs only ----------------------------------------------------------------------------------
 
+MAX_IMAGES = 50_000  # of one set of voxels or shapes, which is drawn at once
 NORB_VIEWS: dict[str, Any] = {  # [Hinton 2018, sec. 5.1]
     "train_azimuths": (300.0, 400.0), "test_azimuths": (60.0, 280.0), "train_elevations": (30.0, 70.0),
     "test_elevations": (30.0, 70.0), "standardize": "image",
@@ -156,6 +157,9 @@ class Viewpoints:
             raise SettingError("test_elevations", "overlaps --train-elevations")
         if self.held_out == "azimuth" and overlap(self.train_azimuths, self.test_azimuths):
             raise SettingError("test_azimuths", "overlaps --train-azimuths (modulo 360)")
+        n = N_CLASSES * self.n_elev * max(self.n_train_views * max(self.n_per_combo, 2), 2 * self.n_test_views)
+        if n > MAX_IMAGES:
+            raise SettingError("n_elev", f"a set of {n:,} images is above the limit of {MAX_IMAGES:,}")
 
     @property
     def held_out(self) -> str:
