@@ -15,7 +15,7 @@
 
 (3) Real and imaginary parts stand apart, below each other, and all is made of products of real matrices, which a BLAS
     does best. A transform of so few points is one: (re, im) = (cos, -sin) x. The product of the spectra is one of
-    (2 B, N) by (N, 2 C'), for each frequency, whose four blocks are the products of the parts:
+    (2 C', N) by (N, 2 B), for each frequency, whose four blocks are the products of the parts:
 
         re = x_re w_re - x_im w_im,    im = x_im w_re + x_re w_im    (w has its conjugate's sign already)
 
@@ -115,16 +115,18 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple
     x_rows = (t.x_rows @ phases.reshape(U, -1)).reshape(R, 2 * V, B * N)
     w_rows = (t.w_rows @ taps.reshape(k, -1)).reshape(R, 2 * k, n_out * N)
     x_f, w_f = np.empty((R, V, 2 * B, N), x.dtype), np.empty((R, V, 2 * n_out, N), x.dtype)
-    out_f, out_rows = np.empty((V, 2, B, n_out), x.dtype), np.empty((R, 2 * Wo, B * n_out), x.dtype)
+    out_f, out_rows = np.empty((V, 2, n_out, B), x.dtype), np.empty((R, 2 * Wo, n_out * B), x.dtype)
     for r in range(R):  # what one frequency of the rows needs stays in the cache
         np.matmul(t.x_columns, x_rows[r], out=x_f[r].reshape(2 * V, -1))
         np.matmul(t.w_columns, w_rows[r], out=w_f[r].reshape(2 * V, -1))
-        products = (x_f[r] @ w_f[r].swapaxes(1, 2)).reshape(V, 2, B, 2, n_out)  # part of x, part of w
+        x_f_T = np.ascontiguousarray(x_f[r].swapaxes(1, 2))  # a BLAS is slow where it transposes small matrices
+        products = (w_f[r] @ x_f_T).reshape(V, 2, n_out, 2, B)  # part of w, part of x
         np.subtract(products[:, 0, :, 0], products[:, 1, :, 1], out=out_f[:, 0])
-        np.add(products[:, 1, :, 0], products[:, 0, :, 1], out=out_f[:, 1])
+        np.add(products[:, 0, :, 1], products[:, 1, :, 0], out=out_f[:, 1])
         np.matmul(t.out_columns, out_f.reshape(2 * V, -1), out=out_rows[r])
-    out = (t.out_rows @ out_rows.reshape(U, -1)).reshape(Ho, Wo, B, n_out)
-    return out.transpose(2, 0, 1, 3) + b, SpectralCache(x_f, w_f, x.shape, w.shape, stride, pad)
+    out = (t.out_rows @ out_rows.reshape(U, -1)).reshape(Ho, Wo, n_out, B)
+    out = np.add(out.transpose(3, 0, 1, 2), b, order="C")
+    return out, SpectralCache(x_f, w_f, x.shape, w.shape, stride, pad)
 
 
 def conv2d_backward(dout: Array, cache: SpectralCache, need_dx: bool = True) -> tuple[Array | None, Array, Array]:
@@ -139,7 +141,7 @@ def conv2d_backward(dout: Array, cache: SpectralCache, need_dx: bool = True) -> 
     # out = t.out_rows out_rows
     dout_rows = (t.out_rows.T @ dout.transpose(1, 2, 0, 3).reshape(Ho, -1)).reshape(R, 2 * Wo, B * n_out)
     dx_rows, dw_rows = np.empty((R, 2 * V, B * N), dout.dtype), np.empty((R, 2 * k, n_out * N), dout.dtype)
-    dproducts = np.empty((V, 2, B, 2, n_out), dout.dtype)
+    dproducts = np.empty((V, 2, B, 2, n_out), dout.dtype)  # transposed: part of x, part of w
     flat = dproducts.reshape(V, 2 * B, 2 * n_out)
     for r in range(R):
         # out_rows = t.out_columns out_f
@@ -147,7 +149,7 @@ def conv2d_backward(dout: Array, cache: SpectralCache, need_dx: bool = True) -> 
         # re = x_re w_re - x_im w_im, im = x_im w_re + x_re w_im
         dproducts[:, 0, :, 0], dproducts[:, 1, :, 1] = dre, -dre
         dproducts[:, 1, :, 0], dproducts[:, 0, :, 1] = dim, dim
-        # products = x_f w_f.T, w_f = t.w_columns w_rows, x_f = t.x_columns x_rows
+        # products.T = x_f w_f.T, w_f = t.w_columns w_rows, x_f = t.x_columns x_rows
         np.matmul(t.w_columns.T, (flat.swapaxes(1, 2) @ x_f[r]).reshape(2 * V, -1), out=dw_rows[r])
         if need_dx:
             np.matmul(t.x_columns.T, (flat @ w_f[r]).reshape(2 * V, -1), out=dx_rows[r])
