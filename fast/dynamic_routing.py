@@ -34,7 +34,7 @@ class Steps(NamedTuple):
 class RoutingCache(NamedTuple):
     u: Array  # (I, B, P)
     w: Array  # (I, P, J, D)
-    u_hat: Array  # (B, J, I, D)
+    u_hat: list[Array]  # of one (B, J, I, D), which the backward pass takes
     groups: list[Steps]
     squash: Pair
 
@@ -74,7 +74,7 @@ def routing_forward(u: Array, w: Array, n_iters: int, squash: Pair) -> tuple[Arr
     np.matmul(u, w.reshape(-1, P, J * D), out=u_hat.swapaxes(0, 1))
     u_hat = u_hat.reshape(B, I, J, D).swapaxes(1, 2)
     groups = [route(u_hat[k : k + GROUP], n_iters, squash) for k in range(0, B, GROUP)]
-    return np.concatenate([steps.v[-1] for steps in groups]), RoutingCache(u, w, u_hat, groups, squash)
+    return np.concatenate([steps.v[-1] for steps in groups]), RoutingCache(u, w, [u_hat], groups, squash)
 
 
 def route(u_hat: Array, n_iters: int, squash: Pair) -> Steps:
@@ -93,16 +93,17 @@ def route(u_hat: Array, n_iters: int, squash: Pair) -> Steps:
 
 
 def routing_backward(dv: Array, cache: RoutingCache, policy: str) -> tuple[Array, Array]:
-    """dv (B, J, D) -> du (B, I, P), dw (I, P, J, D). For the policies see the plain form."""
-    u, w, u_hat, groups, squash = cache
+    """dv (B, J, D) -> du (B, I, P), dw (I, P, J, D). For the policies see the plain form. A cache serves one backward
+    pass, which takes the memory of the votes for their gradient: half as much goes through the cache."""
+    u, w, votes, groups, squash = cache
+    u_hat = du_hat = votes.pop()
     B, J, I, D = u_hat.shape
-    du_hat = np.empty((B, I, J, D), u_hat.dtype)
     for k, steps in enumerate(groups):
         group = slice(k * GROUP, (k + 1) * GROUP)
         left, right = route_backward(dv[group], u_hat[group], steps, policy, squash[1])
-        np.matmul(left.swapaxes(2, 3), right, out=du_hat[group].swapaxes(1, 2))
+        np.matmul(left.swapaxes(2, 3), right, out=du_hat[group])
     # u_hat = u w
-    rows = du_hat.reshape(B, I, J * D).swapaxes(0, 1)  # (I, B, J*D)
+    rows = du_hat.swapaxes(1, 2).reshape(B, I, J * D).swapaxes(0, 1)  # (I, B, J*D)
     du = rows @ w.reshape(len(w), -1, J * D).swapaxes(1, 2)  # (I, B, P)
     dw = u.swapaxes(1, 2) @ rows  # (I, P, J*D)
     return du.swapaxes(0, 1), dw.reshape(I, -1, J, D)

@@ -371,6 +371,8 @@ def test_fast_routing_is_the_plain_one(policy: str, n_iters: int) -> None:
         results.append((v, *module.routing_backward(rng_of(1).standard_normal(v.shape), cache, policy)))
     for plain, fast in zip(*results, strict=True):
         np.testing.assert_allclose(fast, plain, rtol=0, atol=1e-10)
+    with pytest.raises(IndexError):
+        dynamic_routing.routing_backward(results[1][0], cache, policy)  # the votes are gone
 
 
 @pytest.mark.parametrize("n_iters", [1, 2, 3])
