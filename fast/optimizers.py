@@ -20,7 +20,7 @@ from support.optimizers import TrainState
 Array = np.ndarray
 Params = dict[str, Array]
 
-BLOCK = 1 << 16  # entries of a parameter that are updated at a time: what a block needs stays in the cache
+BLOCK = 1 << 18  # entries of a parameter that a thread updates at a time; in small blocks, threads wait for each other
 FLUSH_EVERY = 100  # steps
 MUON_RMS = 0.2  # root mean square of an update's entries, in learning rates; Adam's is about as large [Liu 2025]
 
