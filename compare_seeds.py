@@ -78,22 +78,23 @@ class Job(NamedTuple):
 running: set[subprocess.Popen[bytes]] = set()  # the processes of this machine
 
 
-def run_here(command: list[str], variables: dict[str, str]) -> None:
-    """Run it. Where this process is killed, it goes on to its end. Raises RuntimeError with a line where it fails."""
-    with tempfile.TemporaryFile() as said:
-        with subprocess.Popen(
-            command, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said
-        ) as process:
-            running.add(process)
-            status = process.wait()
-            running.discard(process)
-        said.seek(0)
-        require_success(status, said.read())
+def run(command: list[str], variables: dict[str, str], where: str = "") -> None:
+    """Where this process is killed, the command goes on to its end. Raises RuntimeError with a line where it fails."""
+    with subprocess.Popen(
+        command, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        running.add(process)
+        _, said = process.communicate()
+        running.discard(process)
+    if status := process.returncode:
+        lines = [line.strip() for line in said.decode(errors="replace").splitlines() if re.search(r"\w", line)]
+        how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
+        raise RuntimeError(f"{how}: {(lines or ['no message'])[-1]}{where}")
 
 
 def run_on_worker(archive: bytes, script: str, flags: list[str], variables: dict[str, str]) -> bytes:
-    """Run a script of the archive in the worker's working folder, and return its result file. The worker needs nothing
-    of this project. Raises RuntimeError too."""
+    """``run`` a script of the archive in the worker's working folder, and return its result file. The worker needs
+    nothing of this project."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -101,17 +102,9 @@ def run_on_worker(archive: bytes, script: str, flags: list[str], variables: dict
         zipfile.ZipFile(io.BytesIO(archive)).extractall(folder)
         out = os.path.join(folder, "out.json")
         command = [sys.executable, os.path.join(folder, script), *flags, f"--out-json={out}"]
-        end = subprocess.run(command, env=os.environ | variables, stdin=subprocess.DEVNULL, capture_output=True)
-        require_success(end.returncode, end.stderr, f" (worker {worker.address} in {os.getcwd()})")
+        run(command, variables, f" (worker {worker.address} in {os.getcwd()})")
         with open(out, "rb") as stream:
             return stream.read()
-
-
-def require_success(status: int, said: bytes, where: str = "") -> None:
-    if status:
-        lines = [line.strip() for line in said.decode(errors="replace").splitlines() if re.search(r"\w", line)]
-        how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
-        raise RuntimeError(f"{how}: {(lines or ['no message'])[-1]}{where}")
 
 
 def read_run(file: Path) -> Json:
@@ -152,9 +145,9 @@ def pack(script: Path) -> bytes:
 
 
 def make_jobs(args: argparse.Namespace, settings: list[Setting], archive: bytes) -> list[Job]:
-    """By setting and seed. The first seed of every setting is first in ``run_all``, which shows early what fails."""
+    """The first seed of every setting comes first, which shows early what fails."""
     jobs = []
-    for setting, seed in itertools.product(settings, args.seeds):
+    for seed, setting in itertools.product(args.seeds, settings):
         key = json.dumps([setting.args, seed, args.threads, np.__version__]).encode() + archive
         name = f"{args.script.stem}-seed{seed}-{hashlib.sha256(key).hexdigest()[:16]}.json"
         jobs.append(Job(setting, seed, CACHE.resolve() / name))
@@ -192,7 +185,7 @@ def run_all(jobs: list[Job], args: argparse.Namespace, archive: bytes) -> tuple[
             with contextlib.suppress(ValueError):
                 results[job] = read_run(job.file)
         require_one_dataset(results)
-    missing = sorted((job for job in jobs if job not in results), key=lambda job: args.seeds.index(job.seed))
+    missing = [job for job in jobs if job not in results]
     futures: dict[Future[Any], Job] = {}
     bar = tqdm(total=len(jobs), initial=len(results), unit="run", leave=False, disable=not shows_progress())
     with bar, open_executor(args.jobs, args.scheduler if missing else None) as executor:
@@ -229,7 +222,7 @@ def submit(executor: Executor, job: Job, args: argparse.Namespace, archive: byte
     variables = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(args.threads))
     if args.scheduler:
         return executor.submit(run_on_worker, archive, args.script.name, flags, variables)
-    return executor.submit(run_here, [sys.executable, str(args.script), *flags, f"--out-json={job.file}"], variables)
+    return executor.submit(run, [sys.executable, str(args.script), *flags, f"--out-json={job.file}"], variables)
 
 
 # --- The result -------------------------------------------------------------------------------------------------------
