@@ -271,8 +271,7 @@ def make_result(
         models[name] = model_metrics(state)
         for kind, by_epsilon in attacks[name].items():
             models[name] |= {f"{kind}_{e}_accuracy": x for e, x in by_epsilon.items()}
-    chance = 1 / network_config(config).n_classes
-    result = result_document(EXPERIMENT, config, data.name, models, dict(states), threads, "accuracy", chance)
+    result = result_document(EXPERIMENT, config, data.name, models, states, headline="accuracy", threads=threads)
     return result | {"attack": attacks}
 
 

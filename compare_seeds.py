@@ -7,8 +7,8 @@
 
 A run is a process, ``python EXPERIMENT.py FLAGS --seed S --threads N --quiet --out-json FILE``. Every experiment can be
 compared that has these flags and writes ``{"models": {name: {"n_params": int, metric: float, ...}}}``, with its data
-set as "dataset", the name of its main metric as "headline" and the value of that metric by guessing as "chance". Every
-float of a model is a metric. The capsule network is compared with each other model, paired by seed.
+set as "dataset" and the name of its main metric as "headline". Every float of a model is a metric. The capsule network
+is compared with each other model, paired by seed.
 
 The file of a run is kept in .cache/compare_seeds, under a name that stands for flags, seed, code and numpy's version;
 ``--resume`` runs what has no file there. ``report.py`` turns results into the tables of the pages.
@@ -261,7 +261,6 @@ def make_document(
         "experiment": args.script.stem,
         "dataset": merge([result.get("dataset") for result in results.values()]),
         "headline": first["headline"],
-        "chance": first.get("chance"),
         "reference": next((name for name in first["models"] if name.startswith("caps")), next(iter(first["models"]))),
         "seeds": args.seeds,
         "axes": [list(args.zip)] * bool(args.zip) + [[name] for name in args.grid],

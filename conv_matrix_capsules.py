@@ -765,8 +765,7 @@ def make_result(config: Config, states: Mapping[str, TrainState], data: Data, th
                 if part is data.held_out and config.dataset == "voxels" and config.held_out == "azimuth":
                     models[name]["hard_accuracy"] = viewpoint.hard_accuracy(part.labels, answers)
     headline = "held_out_accuracy" if config.holds_out else "accuracy"
-    chance = 1 / config.n_classes
-    return result_document(EXPERIMENT, config, data.name, models, dict(states), threads, headline, chance)
+    return result_document(EXPERIMENT, config, data.name, models, states, headline, threads)
 
 
 def angle_accuracies(config: Config, examples: Examples, answers: Array) -> dict[str, float]:

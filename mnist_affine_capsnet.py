@@ -472,7 +472,7 @@ def make_result(
             "train_seconds": round(state.seconds, 3),
         }
     headline = f"rotated_{config.rotation[-1]:g}_accuracy"
-    return result_document(EXPERIMENT, config, data.name, models, states, threads, headline, 1 / base.N_CLASSES)
+    return result_document(EXPERIMENT, config, data.name, models, states, headline, threads)
 
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:

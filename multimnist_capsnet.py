@@ -1066,7 +1066,7 @@ def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **mo
 def make_result(config: Config, data: Data, states: dict[str, TrainState], threads: int = 1) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, those of the last epoch."""
     models = {name: model_metrics(state) for name, state in states.items()}
-    return result_document(EXPERIMENT, config, data.name, models, states, threads, "set_accuracy", 1 / config.n_pairs)
+    return result_document(EXPERIMENT, config, data.name, models, states, headline="set_accuracy", threads=threads)
 
 
 def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:

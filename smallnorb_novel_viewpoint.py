@@ -1051,7 +1051,7 @@ def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **mo
     return session.trained
 
 
-def make_result(config: Config, states: dict[str, TrainState], data: Data) -> dict[str, Any]:
+def make_result(config: Config, states: dict[str, TrainState], data: Data, threads: int = 1) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, those of the last epoch."""
     models: dict[str, dict[str, Any]] = {}
     networks, tested = make_models(config), data.held_out
@@ -1063,14 +1063,14 @@ def make_result(config: Config, states: dict[str, TrainState], data: Data) -> di
         if config.dataset == "voxels" and config.held_out == "azimuth":
             answers = predict_scores(networks[name], state.params, tested.images).argmax(axis=1)
             models[name]["hard_accuracy"] = hard_accuracy(tested.labels, answers)
-    return result_document(EXPERIMENT, config, config.dataset, models, states, 1, "held_out_accuracy", 1 / N_CLASSES)
+    return result_document(EXPERIMENT, config, config.dataset, models, states, "held_out_accuracy", threads)
 
 
 def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
     """Data, trainings, result. ``more`` as in ``train_all``."""
     with blas_threads(options.threads):
         data = make_data(config)
-        return make_result(config, train_all(config, data, options, **more), data)
+        return make_result(config, train_all(config, data, options, **more), data, options.threads)
 
 
 def describe(config: Viewpoints) -> str:

@@ -425,20 +425,17 @@ def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[s
     headline = HEADLINES.get(config.study, "set_accuracy")
     if config.study == "signs":
         models = {"capsules": sign_study(config.seed)}
-        return result_document(EXPERIMENT, config, "signs", models, {}, 1, headline, 0.5)
-    data, network = make_data(config), network_config(config)
+        return result_document(EXPERIMENT, config, "signs", models, {}, headline, threads=1)
+    data = make_data(config)
     states = train_all(config, data, options, **more)
     ((name, state),) = states.items()
     metrics = model_metrics(state)
     with Workers(options.threads) as workers:
         if config.study == "couplings":
-            metrics |= routing_study(network, state.params, data.test, workers)
+            metrics |= routing_study(network_config(config), state.params, data.test, workers)
         elif config.study == "affnist":
             metrics |= affnist_study(config, state.params, data, workers)
-    n_answers = network.n_pairs if headline == "set_accuracy" else network.n_classes
-    return result_document(
-        EXPERIMENT, config, data.name, {name: metrics}, states, options.threads, headline, 1 / n_answers
-    )
+    return result_document(EXPERIMENT, config, data.name, {name: metrics}, states, headline, options.threads)
 
 
 def describe(result: dict[str, Any]) -> str:

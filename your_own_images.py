@@ -272,9 +272,7 @@ def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[s
             train(model, config, data, state, workers, session.after_step)
             confusion, _ = evaluate(model, state.params, data.test, len(data.classes), workers)
             models[model.name], confusions[model.name] = model_metrics(state), confusion.tolist()
-    result = result_document(
-        EXPERIMENT, config, "images", models, session.trained, options.threads, "accuracy", 1 / len(data.classes)
-    )
+    result = result_document(EXPERIMENT, config, "images", models, session.trained, "accuracy", options.threads)
     return result | {"classes": by_class, "confusion": confusions}
 
 

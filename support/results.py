@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,19 @@ from support.optimizers import TrainState, count_params
 
 
 def result_document(
-    experiment: str, config: Any, dataset: str, models: dict[str, Any], states: dict[str, TrainState],
-    n_threads: int | None, headline: str, chance: float,
+    experiment: str, config: Any, dataset: str, models: dict[str, Any], states: Mapping[str, TrainState],
+    headline: str, threads: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """The JSON of a run; accuracies are fractions. ``chance`` is the value of the ``headline`` metric by guessing."""
+    """The JSON of a run; accuracies are fractions. ``headline`` is the name of the main metric."""
     return {
         "experiment": experiment,
         "seed": config.seed,
         "dataset": dataset,
         "headline": headline,
-        "chance": chance,
         "config": plain(config),
         "models": models,
         "history": {name: state.history for name, state in states.items()},
-        "environment": environment(n_threads),
+        "environment": environment(threads),
     }
 
 
