@@ -43,7 +43,7 @@ from conv_matrix_capsules import Data, Examples, Model, in_parts, of_model, step
 from fast.workers import Workers
 from smallnorb_novel_viewpoint import softmax_cross_entropy
 from support.optimizers import TrainState
-from support.results import model_metrics, recorded_command, result_document, save_result
+from support.results import model_metrics, result_document, save_run
 from support.script import script
 from support.training import NO_OPTIONS, RunOptions, Session
 
@@ -308,9 +308,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--dataset strokes --n-train 5000 --n-attack 100", "On generated digits: about 1 minute."),
         ],
     )  # fmt: skip
-    command = recorded_command(EXPERIMENT, argv)
-    result = run(config, options, names=options.models, command=command)
-    save_result(options.out_json, result, command)
+    result = run(config, options, names=options.models)
+    save_run(options.out_json, result, argv)
     print(f"{describe(result)}\n{format_table(result)}")
 
 

@@ -58,7 +58,7 @@ from multimnist_capsnet import CNN, ConvLayer
 from support.checkpoints import read_checkpoint
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
-from support.results import model_metrics, recorded_command, result_document, save_result
+from support.results import model_metrics, result_document, save_run
 from support.run import Stream, generator, permutation, require_finite
 from support.script import script
 from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
@@ -837,9 +837,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         assert options.checkpoint
         print(predict(options.checkpoint, options.predict))
         return
-    command = recorded_command(EXPERIMENT, argv)
-    result = run(config, options, names=options.models, command=command)
-    save_result(options.out_json, result, command)
+    result = run(config, options, names=options.models)
+    save_run(options.out_json, result, argv)
     print(f"{describe(result)}\n{format_table(result)}")
 
 

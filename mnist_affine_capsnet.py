@@ -55,7 +55,7 @@ from fast.workers import Workers
 from multimnist_capsnet import CNN, Array, Batch, ConvLayer, Model, Network, Pair, Params, assess, update
 from support.files import UserError
 from support.optimizers import TrainState, count_params
-from support.results import recorded_command, result_document, save_result
+from support.results import result_document, save_run
 from support.run import Stream, generator, permutation, require_finite
 from support.script import script
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
@@ -541,9 +541,8 @@ def main(argv: Sequence[str] | None = None) -> None:
              "A short training on 6,000 digits, which is kept: about 3 minutes."),
         ],
     )  # fmt: skip
-    command = recorded_command(EXPERIMENT, argv)
-    result = run(config, options, options.affnist, names=options.models, command=command)
-    save_result(options.out_json, result, command)
+    result = run(config, options, options.affnist, names=options.models)
+    save_run(options.out_json, result, argv)
     print(f"{describe(result)}\n{format_table(result)}")
 
 

@@ -49,7 +49,7 @@ from fast.workers import LEAST_PART, Workers, default_threads
 from support.console import one_line, print_message, shows_progress
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
-from support.results import model_metrics, recorded_command, result_document, save_result
+from support.results import model_metrics, result_document, save_run
 from support.run import Stream, generator, require_finite
 from support.script import script
 from support.settings import SettingError, float_in, folder, int_in, names_of, parse, setting
@@ -1109,9 +1109,8 @@ def main(argv: Sequence[str] | None = None) -> None:
              "Train the capsules longer and keep them: about 8 minutes."),
         ],
     )  # fmt: skip
-    command = recorded_command(EXPERIMENT, argv)
-    result = run(config, options, names=options.models, command=command)
-    save_result(options.out_json, result, command)
+    result = run(config, options, names=options.models)
+    save_run(options.out_json, result, argv)
     print(f"{describe(result)}\n{format_table(result)}")
 
 

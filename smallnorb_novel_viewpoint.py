@@ -46,7 +46,7 @@ from fast.optimizers import adamw_step
 from fast.workers import blas_threads
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
-from support.results import model_metrics, recorded_command, result_document, save_result
+from support.results import model_metrics, result_document, save_run
 from support.run import Stream, generator, permutation, require_finite
 from support.script import script
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
@@ -1102,9 +1102,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--em-grad stop", "EM routing without the gradient through its iterations: about 4 seconds."),
         ],
     )  # fmt: skip
-    command = recorded_command(EXPERIMENT, argv)
-    result = run(config, options, names=options.models, command=command)
-    save_result(options.out_json, result, command)
+    result = run(config, options, names=options.models)
+    save_run(options.out_json, result, argv)
     print(f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs\n{format_table(result)}")
 
 

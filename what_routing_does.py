@@ -52,7 +52,7 @@ from fast.optimizers import adamw_step
 from fast.workers import Workers
 from multimnist_capsnet import Array, Batch, Network, Pair, Params, Parts
 from support.optimizers import TrainState, count_params
-from support.results import model_metrics, recorded_command, result_document, save_result
+from support.results import model_metrics, result_document, save_run
 from support.run import Stream, generator
 from support.script import script
 from support.settings import SettingError, float_in, folder, from_json, int_in, parse, redeclared, setting
@@ -460,9 +460,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--study signs", "Poses against their negatives, without and with a bias: about 2 seconds."),
         ],
     )  # fmt: skip
-    command = recorded_command(EXPERIMENT, argv)
-    result = run(config, options, command=command)
-    save_result(options.out_json, result, command)
+    result = run(config, options)
+    save_run(options.out_json, result, argv)
     print(describe(result))
 
 

@@ -52,7 +52,7 @@ from support.checkpoints import read_checkpoint
 from support.console import one_line, print_message, shows_progress
 from support.files import UserError, atomic_write
 from support.optimizers import TrainState
-from support.results import model_metrics, recorded_command, result_document, save_result
+from support.results import model_metrics, result_document, save_run
 from support.run import Stream, generator, permutation, require_finite
 from support.script import script
 from support.tables import class_accuracies, confusion_lines, confusion_matrix, describe_classes
@@ -385,9 +385,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     if config.data_dir is None:
         raise SettingError("data_dir", "name the folder of your pictures")
-    command = recorded_command(EXPERIMENT, argv)
-    result = run(config, options, names=options.models, command=command)
-    save_result(options.out_json, result, command)
+    result = run(config, options, names=options.models)
+    save_run(options.out_json, result, argv)
     print(format_result(result))
 
 

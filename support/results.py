@@ -52,11 +52,6 @@ def model_metrics(state: TrainState, **own: Any) -> dict[str, Any]:
     return {"n_params": count_params(state.params), **tests, **own, "train_seconds": round(state.seconds, 3)}
 
 
-def recorded_command(script: str, argv: Sequence[str] | None) -> str:
-    """The command line of a run."""
-    return shlex.join(["python", f"{script}.py", *(sys.argv[1:] if argv is None else argv)])
-
-
 def git(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=False)
 
@@ -125,12 +120,15 @@ def parse_json(path: Path) -> Any:
     return content
 
 
-def save_result(path: Path | None, result: dict[str, Any], command: str = "") -> None:
-    """Write a result with its command and checksum, whole or not at all; without a path nothing. Raises UserError where
-    it cannot be written."""
-    if path is None:
-        return
-    result = result | ({"command": command} if command else {})
+def save_run(path: Path | None, result: dict[str, Any], argv: Sequence[str] | None) -> None:
+    """Write the result of a script's run with the command line; without a path nothing."""
+    if path:
+        words = ["python", f"{result['experiment']}.py", *(sys.argv[1:] if argv is None else argv)]
+        save_result(path, result | {"command": shlex.join(words)})
+
+
+def save_result(path: Path, result: dict[str, Any]) -> None:
+    """Write a result with its checksum, whole or not at all. Raises UserError where it cannot be written."""
     try:
         text = format_json(columns(result | {"checksum": checksum(result)}))
     except ValueError:

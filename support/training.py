@@ -70,15 +70,15 @@ class Session:
     ``with Session(EXPERIMENT, config, make_models(config), options) as session:``, then for each ``model, state`` of
     ``session.trainings()`` ``session.begin(model, n_steps)`` and ``train(…, callback=session.after_step)``. On entry,
     --resume loads the checkpoint. ``names``: train only these models. ``callback`` is called after every step too, and
-    before the first. ``command`` is stored with the networks.
+    before the first.
     """
 
     def __init__(
         self, experiment: str, config: Any, models: Mapping[str, Any], options: RunOptions,
-        names: Collection[str] | None = None, callback: Callback | None = None, command: str = "",
+        names: Collection[str] | None = None, callback: Callback | None = None,
     ) -> None:  # fmt: skip
         self.experiment, self.config, self.models, self.options = experiment, config, models, options
-        self.names, self.callback, self.command = names, callback, command
+        self.names, self.callback = names, callback
         self.states = init_states(models, config)
         self.bar: Any = None
 
@@ -128,4 +128,4 @@ class Session:
             latest = {key: f"{values[-1]:.3f}" for key, values in state.history.items() if "accuracy" in key and values}
             self.bar.set_postfix(latest, refresh=False)
         if self.options.checkpoint and epoch_ended and state.step:
-            save_checkpoint(self.options.checkpoint, self.experiment, self.config, self.states.values(), self.command)
+            save_checkpoint(self.options.checkpoint, self.experiment, self.config, self.states.values())

@@ -228,7 +228,7 @@ def bad_checkpoints(experiment: Experiment, good: Path, folder: Path) -> Iterato
         "of another version": (experiment.name, more(**vars(config)), [state]),
         "of no type": (experiment.name, wrong, [state]),
     }.items():  # fmt: skip
-        save_checkpoint(folder / name, *what, command="")
+        save_checkpoint(folder / name, *what)
         yield folder / name
 
 
