@@ -248,8 +248,7 @@ def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **mo
     network = network_config(config)
     session = Session(EXPERIMENT, config, make_models(config), options, **more)
     with session, Workers(options.threads) as workers:
-        for model, state in session.trainings():
-            session.begin(model, steps_per_epoch(network, data) * of_model(model.name, network)[0])
+        for model, state in session.trainings(lambda name: steps_per_epoch(network, data) * of_model(name, network)[0]):
             train(model, network, data, state, workers, session.after_step)
     return session.trained
 

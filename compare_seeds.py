@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from report import read_result
-from support.console import one_line, print_message, shows_progress
+from support.console import one_line, print_message, progress_bar
 from support.files import UserError, require_writable
 from support.result_tables import grid_table, paired_table, rows_table, seeds_table
 from support.results import git_commit, parse_json, save_result
@@ -176,8 +176,6 @@ def open_executor(n_parallel: int, address: str | None) -> Iterator[Executor]:
 def run_all(jobs: list[Job], args: argparse.Namespace, archive: bytes) -> tuple[dict[Job, Json], dict[Job, str]]:
     """The results, and why the other runs have none. After Ctrl-C or SIGTERM the processes of this machine are
     stopped, and what has run is kept. Raises UserError for runs that cannot be compared."""
-    from tqdm import tqdm
-
     results: dict[Job, Json] = {}
     failures: dict[Job, str] = {}
     if args.resume:
@@ -187,7 +185,7 @@ def run_all(jobs: list[Job], args: argparse.Namespace, archive: bytes) -> tuple[
         require_one_dataset(results)
     missing = [job for job in jobs if job not in results]
     futures: dict[Future[Any], Job] = {}
-    bar = tqdm(total=len(jobs), initial=len(results), unit="run", leave=False, disable=not shows_progress())
+    bar = progress_bar(total=len(jobs), initial=len(results), unit="run")
     with bar, open_executor(args.jobs, args.scheduler if missing else None) as executor:
         try:
             for job in missing:

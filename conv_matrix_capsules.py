@@ -735,8 +735,7 @@ def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **mo
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
     session = Session(EXPERIMENT, config, make_models(config), options, **more)
     with session, Workers(options.threads) as workers:
-        for model, state in session.trainings():
-            session.begin(model, steps_per_epoch(config, data) * of_model(model.name, config)[0])
+        for model, state in session.trainings(lambda name: steps_per_epoch(config, data) * of_model(name, config)[0]):
             train(model, config, data, state, workers, session.after_step)
     return session.trained
 

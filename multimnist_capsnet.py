@@ -1056,8 +1056,7 @@ def train(
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
     with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
-        for model, state in session.trainings():
-            session.begin(model, config.n_steps)
+        for model, state in session.trainings(lambda _: config.n_steps):
             with Workers(options.threads) as workers:
                 train(model, config, data, state, workers, session.after_step)
     return session.trained

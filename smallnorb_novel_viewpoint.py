@@ -1043,10 +1043,8 @@ def train(
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
-    per_epoch = steps_per_epoch(config, data)
     with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
-        for model, state in session.trainings():
-            session.begin(model, per_epoch * of_model(model.name, config)[0])
+        for model, state in session.trainings(lambda name: steps_per_epoch(config, data) * of_model(name, config)[0]):
             train(model, config, data, state, session.after_step)
     return session.trained
 

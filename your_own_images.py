@@ -39,7 +39,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 import conv_matrix_capsules as conv
 import multimnist_capsnet as digits
@@ -49,7 +48,7 @@ from data.pictures import Levels, square_of_set
 from fast import optimizers
 from fast.workers import Workers, default_threads
 from support.checkpoints import read_checkpoint
-from support.console import one_line, print_message, shows_progress
+from support.console import one_line, print_message, progress_bar
 from support.files import UserError, atomic_write
 from support.optimizers import TrainState
 from support.results import model_metrics, result_document, save_run
@@ -267,8 +266,7 @@ def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[s
     models, confusions = {}, {}
     session = Session(EXPERIMENT, config, make_models(config), options, **more)
     with session, Workers(options.threads) as workers:
-        for model, state in session.trainings():
-            session.begin(model, steps_per_epoch(data) * (config.n_epochs or 0))
+        for model, state in session.trainings(lambda _: steps_per_epoch(data) * (config.n_epochs or 0)):
             train(model, config, data, state, workers, session.after_step)
             confusion, _ = evaluate(model, state.params, data.test, len(data.classes), workers)
             models[model.name], confusions[model.name] = model_metrics(state), confusion.tolist()
@@ -315,8 +313,7 @@ def predict(checkpoint: Path, names: Sequence[Path], threads: int = 1, quiet: bo
     config, states = read_checkpoint(checkpoint, EXPERIMENT, Config, make_models)
     assert config.image_size
     models, squares, unreadable = make_models(config), dict[Path, Array](), list[str]()
-    found, hidden = list(dict.fromkeys(named_files(names))), not shows_progress(quiet)
-    for path in tqdm(found, desc="pictures", leave=False, disable=hidden):
+    for path in progress_bar(list(dict.fromkeys(named_files(names))), quiet, desc="pictures"):
         try:
             squares[path] = square_of_set(path, config.image_size, config.channels, config.grey_levels)
         except UserError as error:
