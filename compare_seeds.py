@@ -261,7 +261,6 @@ def make_document(
         "headline": first["headline"],
         "reference": next((name for name in first["models"] if name.startswith("caps")), next(iter(first["models"]))),
         "seeds": args.seeds,
-        "axes": [list(args.zip)] * bool(args.zip) + [[name] for name in args.grid],
         "environment": {key: merge([machine.get(key) for machine in machines]) for key in machines[0]},
         "config": common,
         "settings": {},

@@ -137,7 +137,7 @@ def test_grid_and_zip(fake: str, capsys: Capture) -> None:
     asked = [[f"{s}", x, k, g] for s in (0, 1) for g, x in (("0:60", "0.1"), ("0:90", "0.2")) for k in "ab"]
     assert sorted(words[:-1] for words in runs()) == sorted(asked)
     document = load("results/fake/gap_shift_kind.json")
-    assert document["axes"] == [["gap", "shift"], ["kind"]]
+    assert list(document["settings"]["gap=0:90 shift=0.2 kind=a"]["values"]) == ["gap", "shift", "kind"]
     assert list(document["settings"])[1] == "gap=0:60 shift=0.1 kind=b"
     assert document["settings"]["gap=0:90 shift=0.2 kind=a"]["config"] == {"shift": 0.2}
     assert document["config"] == {}
