@@ -246,8 +246,7 @@ def make_models(config: Config) -> dict[str, Model]:
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
     network = network_config(config)
-    session = Session(EXPERIMENT, config, make_models(config), options, **more)
-    with session, Workers(options.threads) as workers:
+    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
         for model, state in session.trainings(lambda name: steps_per_epoch(network, data) * of_model(name, network)[0]):
             train(model, network, data, state, workers, session.after_step)
     return session.trained

@@ -733,8 +733,7 @@ def class_routing(params: Params, images: Array, config: Config) -> ClassRouting
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
-    session = Session(EXPERIMENT, config, make_models(config), options, **more)
-    with session, Workers(options.threads) as workers:
+    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
         for model, state in session.trainings(lambda name: steps_per_epoch(config, data) * of_model(name, config)[0]):
             train(model, config, data, state, workers, session.after_step)
     return session.trained

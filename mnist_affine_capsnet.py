@@ -477,10 +477,9 @@ def make_result(
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
-    with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
+    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
         for model, state in session.trainings(lambda _: config.n_steps):
-            with Workers(options.threads) as workers:
-                train(model, config, data, state, workers, session.after_step)
+            train(model, config, data, state, workers, session.after_step)
     return session.trained
 
 

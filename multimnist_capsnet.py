@@ -89,8 +89,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 # fmt: off
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """Digits, networks and training, for every experiment that trains these networks. Its ``Config`` has an
-    ``image_size``. [Sabour 2017, sec. 4 to 6]"""
+    """Digits, networks and training, for every experiment that trains these networks. The experiment's ``Config`` adds
+    ``image_size``, the side of an image in pixels. [Sabour 2017, sec. 4 to 6]"""
 
     dataset: str = setting("auto", ("auto", "mnist", "strokes"), "Use these digits. auto is MNIST if it is there or can"
         " be downloaded, else strokes: generated digits.", usual=True, group="data")
@@ -1055,10 +1055,9 @@ def train(
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
-    with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
+    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
         for model, state in session.trainings(lambda _: config.n_steps):
-            with Workers(options.threads) as workers:
-                train(model, config, data, state, workers, session.after_step)
+            train(model, config, data, state, workers, session.after_step)
     return session.trained
 
 

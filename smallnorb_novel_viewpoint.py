@@ -1043,7 +1043,7 @@ def train(
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
-    with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
+    with Session(EXPERIMENT, config, make_models, options, **more) as session:
         for model, state in session.trainings(lambda name: steps_per_epoch(config, data) * of_model(name, config)[0]):
             train(model, config, data, state, session.after_step)
     return session.trained

@@ -401,8 +401,7 @@ def train_all(config: Config, data: Any, options: RunOptions = NO_OPTIONS, **mor
     if config.study == "affnist":
         network = affine.resolve_defaults(network, data)
     per_epoch = conv.steps_per_epoch(network, data) if config.study == "shapes" else network.steps_per_epoch
-    session = Session(EXPERIMENT, config, make_models(config), options, **more)
-    with session, Workers(options.threads) as workers:
+    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
         for model, state in session.trainings(lambda _: per_epoch * config.n_epochs):
             SCRIPTS[config.study].train(model, network, data, state, workers, session.after_step)
     return session.trained

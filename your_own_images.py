@@ -264,8 +264,7 @@ def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[s
     if not options.quiet:
         print_message(describe_classes(by_class, data.train.images.shape[1], config.colour).splitlines()[0].rstrip(":"))
     models, confusions = {}, {}
-    session = Session(EXPERIMENT, config, make_models(config), options, **more)
-    with session, Workers(options.threads) as workers:
+    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
         for model, state in session.trainings(lambda _: steps_per_epoch(data) * (config.n_epochs or 0)):
             train(model, config, data, state, workers, session.after_step)
             confusion, _ = evaluate(model, state.params, data.test, len(data.classes), workers)

@@ -67,30 +67,27 @@ NO_OPTIONS = RunOptions(quiet=True)
 class Session:
     """The trainings of a run: saved after every epoch, resumed, shown by a progress bar.
 
-    ``with Session(EXPERIMENT, config, make_models(config), options) as session:``, then for each ``model, state`` of
+    ``with Session(EXPERIMENT, config, make_models, options) as session:``, then for each ``model, state`` of
     ``session.trainings(n_steps)``: ``train(…, callback=session.after_step)``. On entry, --resume loads the checkpoint.
     ``names``: train only these models. ``callback`` is called after every step too, and before the first.
     """
 
     def __init__(
-        self, experiment: str, config: Any, models: Mapping[str, Any], options: RunOptions,
+        self, experiment: str, config: Any, make_models: Callable[[Any], Mapping[str, Any]], options: RunOptions,
         names: Collection[str] | None = None, callback: Callback | None = None,
     ) -> None:  # fmt: skip
-        self.experiment, self.config, self.models, self.options = experiment, config, models, options
-        self.names, self.callback = names, callback
-        self.states = init_states(models, config)
+        self.experiment, self.config, self.make_models, self.options = experiment, config, make_models, options
+        self.names, self.callback, self.models = names, callback, make_models(config)
+        self.states = init_states(self.models, config)
         self.bar = progress_bar(quiet=True)
 
     def __enter__(self) -> Session:
         git_commit()  # the code that has been read now, and not what may lie there at the end
         path = self.options.checkpoint
         if path and self.options.resume:
-
-            def models(saved: Any) -> Mapping[str, Any]:
-                require_resumable(path, saved, self.config)
-                return self.models
-
-            self.states |= read_checkpoint(path, self.experiment, type(self.config), models)[1]
+            saved, states = read_checkpoint(path, self.experiment, type(self.config), self.make_models)
+            require_resumable(path, saved, self.config)
+            self.states |= states
             require_writable(path)
         return self
 
