@@ -742,7 +742,7 @@ def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **mo
 def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
     """Data, trainings, result. ``more`` as in ``train_all``."""
     data = make_data(config)
-    config = multimnist.resolve_auto(config, data.name)
+    config = multimnist.resolve_auto(config, data)
     return make_result(config, train_all(config, data, options, **more), data, options.threads)
 
 

@@ -383,7 +383,7 @@ def load_digits(path: Path | None, data_dir: Path | None, threads: int) -> Part:
     config, states = load_finished(digits, path, asked, given, required=DIGIT_MODELS)
     # The page shows test digits, not validation ones.
     data = digits.make_data(dataclasses.replace(config, n_val=None))
-    config = digits.resolve_auto(config, data.name)
+    config = digits.resolve_auto(config, data)
     if not states:
         print_message(f"{digits.EXPERIMENT}: no --multimnist, so two networks are trained first: 2 to 6 minutes")
         states = digits.train_all(config, data, RunOptions(threads=threads), names=DIGIT_MODELS)

@@ -295,9 +295,8 @@ def make_data(config: Config) -> Data:
 
 def resolve_defaults(config: Config, data: Data) -> Config:
     """``config`` with the data set in place of "auto", and the numbers of digits in place of 0."""
-    return dataclasses.replace(
-        base.resolve_auto(config, data.name), n_train=len(data.labels), n_test=len(data.test_labels)
-    )
+    config = base.resolve_auto(config, data)
+    return dataclasses.replace(config, n_train=len(data.labels), n_test=len(data.test_labels))
 
 
 def training_batch(data: Data, config: Config, step: int) -> Batch:

@@ -414,12 +414,12 @@ def make_data(config: Config) -> Data:
     return Data(digits.name, train, test.render(test.draw(generator(config.seed, Stream.EVALUATION), config.n_test)))
 
 
-def resolve_auto(config: Any, data_name: str) -> Any:
+def resolve_auto(config: Any, data: Any) -> Any:
     """``config`` with the data set that ``auto`` found, strokes or MNIST files, instead of ``auto``: a run that was
     begun on one is not to be resumed on the other."""
     if config.dataset != "auto":
         return config
-    return dataclasses.replace(config, dataset="strokes" if data_name == "strokes" else "mnist")
+    return dataclasses.replace(config, dataset="strokes" if data.name == "strokes" else "mnist")
 
 
 def training_batch(data: Data, config: Config, step: int) -> Batch:
@@ -1070,7 +1070,7 @@ def make_result(config: Config, data: Data, states: dict[str, TrainState], threa
 def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
     """Data, trainings, result. ``more`` as in ``train_all``."""
     data = make_data(config)
-    config = resolve_auto(config, data.name)
+    config = resolve_auto(config, data)
     return make_result(config, data, train_all(config, data, options, **more), options.threads)
 
 

@@ -222,10 +222,7 @@ class Options(FigureOptions):
 
 
 def trained(asked: Config, options: Options, given: Collection[str]) -> Run:
-    return load_or_train(
-        experiment, options, asked, given, lambda config, data: resolve_auto(config, data.name), free=FREE,
-        required=("capsules",),
-    )  # fmt: skip
+    return load_or_train(experiment, options, asked, given, resolve_auto, free=FREE, required=("capsules",))
 
 
 main = figure_script(
