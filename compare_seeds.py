@@ -79,7 +79,8 @@ running: set[subprocess.Popen[bytes]] = set()  # the processes of this machine
 
 
 def run(command: list[str], variables: dict[str, str], where: str = "") -> None:
-    """Where this process is killed, the command goes on to its end. Raises RuntimeError with a line where it fails."""
+    """Run a command, which goes on to its end where this process is killed. Raises RuntimeError with a line where it
+    fails."""
     with subprocess.Popen(
         command, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as process:
