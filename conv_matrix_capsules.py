@@ -671,11 +671,8 @@ def loss_and_grads(
     return {"train_loss": weight * loss}, model.backward(weight * dscores, cache)[0]
 
 
-def train(
-    model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback | None = None
-) -> dict[str, list[float]]:
-    """Train ``state`` in place to the model's number of epochs, and return its history. Raises UserError where the loss
-    stops being finite."""
+def train(model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback) -> None:
+    """Train ``state`` in place to the model's number of epochs. Raises UserError where the loss stops being finite."""
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_steps = per_epoch * of_model(model.name, config)[0]
     update = multimnist.adamw_step if config.plain else adamw_step
@@ -693,9 +690,7 @@ def train(
         epoch_ended = state.step % per_epoch == 0
         if epoch_ended:
             state.end_epoch(n, evaluate(model, state.params, data, config, workers))
-        if callback:
-            callback(state, epoch_ended)
-    return state.history
+        callback(state, epoch_ended)
 
 
 # --- Inside the capsule network, for the figures ----------------------------------------------------------------------

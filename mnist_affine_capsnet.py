@@ -370,12 +370,10 @@ def reached(state: TrainState, config: Config) -> bool:
     return config.match_accuracy is not None and found >= config.match_accuracy
 
 
-def train(
-    model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback | None = None
-) -> dict[str, list[float]]:
+def train(model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback) -> None:
     """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, or until a check, every
-    ``check_every`` steps, finds ``match_accuracy``. Returns its history. Validation does not count as training time.
-    Raises UserError where the loss stops being finite."""
+    ``check_every`` steps, finds ``match_accuracy``. Validation does not count as training time. Raises UserError where
+    the loss stops being finite."""
     lr_factor = 1.0 if model.name == "capsnet" else config.cnn_lr / config.lr
     while state.step < config.n_steps and not reached(state, config):
         started = time.perf_counter()
@@ -394,9 +392,7 @@ def train(
                 state.end_epoch(config.steps_per_epoch, metrics)
             if check:
                 state.append({"check_step": float(state.step), "check_accuracy": metrics["val_accuracy"]})
-        if callback:
-            callback(state, epoch_ended or reached(state, config))
-    return state.history
+        callback(state, epoch_ended or reached(state, config))
 
 
 # --- Tests ------------------------------------------------------------------------------------------------------------

@@ -1028,11 +1028,9 @@ def update(state: TrainState, grads: list[Params], lr: float, config: Network, w
         optimizers.adamw_step(state, grads, lr, config.weight_decay, decayed, workers)
 
 
-def train(
-    model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback | None = None
-) -> dict[str, list[float]]:
-    """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, and return its history. Raises
-    UserError where the loss stops being finite."""
+def train(model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback) -> None:
+    """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too. Raises UserError where the loss
+    stops being finite."""
     while state.step < config.n_steps:
         started = time.perf_counter()
         batch = training_batch(data, config, state.step)
@@ -1045,9 +1043,7 @@ def train(
         epoch_ended = state.step % config.steps_per_epoch == 0
         if epoch_ended:
             state.end_epoch(config.steps_per_epoch, evaluate(model, state.params, data.test, workers))
-        if callback:
-            callback(state, epoch_ended)
-    return state.history
+        callback(state, epoch_ended)
 
 
 # --- A run from beginning to end --------------------------------------------------------------------------------------

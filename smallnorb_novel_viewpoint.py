@@ -1008,11 +1008,8 @@ def of_model(name: str, config: Config) -> tuple[int, float]:
     return (config.n_epochs, config.lr) if name == "capsules" else (config.cnn_epochs, config.cnn_lr)
 
 
-def train(
-    model: Model, config: Config, data: Data, state: TrainState, callback: Callback | None = None
-) -> dict[str, list[float]]:
-    """Train ``state`` in place to the model's number of epochs, and return its history. Raises UserError where the loss
-    stops being finite."""
+def train(model: Model, config: Config, data: Data, state: TrainState, callback: Callback) -> None:
+    """Train ``state`` in place to the model's number of epochs. Raises UserError where the loss stops being finite."""
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_epochs, lr = of_model(model.name, config)
     n_steps = per_epoch * n_epochs
@@ -1033,9 +1030,7 @@ def train(
         epoch_ended = state.step % per_epoch == 0
         if epoch_ended:
             state.end_epoch(n, evaluate(model, state.params, data))
-        if callback:
-            callback(state, epoch_ended)
-    return state.history
+        callback(state, epoch_ended)
 
 
 # --- A run from beginning to end --------------------------------------------------------------------------------------
