@@ -21,6 +21,8 @@ structure); the primary capsules come from one dense layer, so there is no grid 
 a floor under the variances of EM routing, two iterations, and weight decay; the inverse temperature lambda is 1 in all
 iterations, where the paper's rises; beta_a and beta_v are one number for each class.
 
+Settings and data stand first. The networks begin at "Primitives", EM routing at ``m_step_forward``.
+
 Run it (twenty epochs, seed 0, three models):
 
     python smallnorb_novel_viewpoint.py
