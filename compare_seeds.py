@@ -295,12 +295,10 @@ def shortened(metric: float) -> float:
 def store_document(path: Path, part: str | None, document: Json) -> None:
     """Write the file, or one part of it; its other parts stay."""
     if part is not None:
-        parts: Json = {}
-        if path.exists():
-            if "parts" not in (whole := read_result(path)):
-                raise UserError(f"{path} is one comparison, without parts")
-            parts = whole["parts"]
-        document = {"parts": parts | {part: document}}
+        whole = read_result(path) if path.exists() else {"parts": {}}
+        if "parts" not in whole:
+            raise UserError(f"{path} is one comparison, without parts")
+        document = {"parts": whole["parts"] | {part: document}}
     save_result(path, document)
 
 
