@@ -36,7 +36,7 @@ from support.checkpoints import load_checkpoint
 from support.console import print_message
 from support.figures import DATASET_NAMES, load_finished, with_reported_seed, write_if_changed
 from support.files import UserError
-from support.results import environment
+from support.results import git_commit
 from support.run import Stream, generator
 from support.script import script
 from support.settings import folder, input_path, output_path, parse, setting
@@ -355,7 +355,7 @@ def make_page(parts: Mapping[str, Part]) -> bytes:
         about[name]["tensors"], data = packed(part.tensors)
         about[name]["offset"] = len(blob)
         blob += data
-    about["commit"] = environment()["git_commit"]
+    about["commit"] = git_commit()
     described = json.dumps(about, separators=(",", ":")).replace("</", "<\\/")
     return page_of(described, base64.b64encode(gzip.compress(blob, 9, mtime=0)).decode())
 

@@ -66,8 +66,8 @@ def git_commit() -> str | None:
     return commit if is_clean else f"{commit}-dirty"
 
 
-def environment(n_threads: int | None = None) -> dict[str, Any]:
-    """What the numbers of a run depend on besides its configuration. ``n_threads``: by default the BLAS's."""
+def environment(threads: int) -> dict[str, Any]:
+    """What the numbers of a run depend on besides its configuration."""
     import threadpoolctl
 
     try:
@@ -81,7 +81,7 @@ def environment(n_threads: int | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "blas": names,
-        "threads": n_threads or max([1, *(lib["num_threads"] for lib in blas)]),
+        "threads": threads,
         "cpu": cpu,
         "n_cpus": os.cpu_count(),
         "git_commit": git_commit(),
