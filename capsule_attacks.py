@@ -43,7 +43,7 @@ from conv_matrix_capsules import Data, Examples, Model, in_parts, of_model, step
 from fast.workers import Workers
 from smallnorb_novel_viewpoint import softmax_cross_entropy
 from support.optimizers import TrainState
-from support.results import model_metrics, recorded_command, result_document, save_result
+from support.results import model_metrics, result_document, save_run
 from support.script import script
 from support.training import NO_OPTIONS, RunOptions, Session
 
@@ -246,10 +246,8 @@ def make_models(config: Config) -> dict[str, Model]:
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
     network = network_config(config)
-    session = Session(EXPERIMENT, config, make_models(config), options, **more)
-    with session, Workers(options.threads) as workers:
-        for model, state in session.trainings():
-            session.begin(model, steps_per_epoch(network, data) * of_model(model.name, network)[0])
+    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
+        for model, state in session.trainings(lambda name: steps_per_epoch(network, data) * of_model(name, network)[0]):
             train(model, network, data, state, workers, session.after_step)
     return session.trained
 
@@ -271,8 +269,7 @@ def make_result(
         models[name] = model_metrics(state)
         for kind, by_epsilon in attacks[name].items():
             models[name] |= {f"{kind}_{e}_accuracy": x for e, x in by_epsilon.items()}
-    chance = 1 / network_config(config).n_classes
-    result = result_document(EXPERIMENT, config, data.name, models, dict(states), threads, "accuracy", chance)
+    result = result_document(EXPERIMENT, config, data.name, models, states, headline="accuracy", threads=threads)
     return result | {"attack": attacks}
 
 
@@ -309,9 +306,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--dataset strokes --n-train 5000 --n-attack 100", "On generated digits: about 1 minute."),
         ],
     )  # fmt: skip
-    command = recorded_command(EXPERIMENT, argv)
-    result = run(config, options, names=options.models, command=command)
-    save_result(options.out_json, result, command)
+    result = run(config, options, names=options.models)
+    save_run(options.out_json, result, argv)
     print(f"{describe(result)}\n{format_table(result)}")
 
 

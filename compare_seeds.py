@@ -7,8 +7,8 @@
 
 A run is a process, ``python EXPERIMENT.py FLAGS --seed S --threads N --quiet --out-json FILE``. Every experiment can be
 compared that has these flags and writes ``{"models": {name: {"n_params": int, metric: float, ...}}}``, with its data
-set as "dataset", the name of its main metric as "headline" and the value of that metric by guessing as "chance". Every
-float of a model is a metric. The capsule network is compared with each other model, paired by seed.
+set as "dataset" and the name of its main metric as "headline". Every float of a model is a metric. The capsule network
+is compared with each other model, paired by seed.
 
 The file of a run is kept in .cache/compare_seeds, under a name that stands for flags, seed, code and numpy's version;
 ``--resume`` runs what has no file there. ``report.py`` turns results into the tables of the pages.
@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from report import read_result
-from support.console import one_line, print_message, shows_progress
+from support.console import one_line, print_message, progress_bar
 from support.files import UserError, require_writable
 from support.result_tables import grid_table, paired_table, rows_table, seeds_table
 from support.results import git_commit, parse_json, save_result
@@ -78,22 +78,24 @@ class Job(NamedTuple):
 running: set[subprocess.Popen[bytes]] = set()  # the processes of this machine
 
 
-def run_here(command: list[str], variables: dict[str, str]) -> None:
-    """Run it. Where this process is killed, it goes on to its end. Raises RuntimeError with a line where it fails."""
-    with tempfile.TemporaryFile() as said:
-        with subprocess.Popen(
-            command, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said
-        ) as process:
-            running.add(process)
-            status = process.wait()
-            running.discard(process)
-        said.seek(0)
-        require_success(status, said.read())
+def run(command: list[str], variables: dict[str, str], where: str = "") -> None:
+    """Run a command, which goes on to its end where this process is killed. Raises RuntimeError with a line where it
+    fails."""
+    with subprocess.Popen(
+        command, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        running.add(process)
+        _, said = process.communicate()
+        running.discard(process)
+    if status := process.returncode:
+        lines = [line.strip() for line in said.decode(errors="replace").splitlines() if re.search(r"\w", line)]
+        how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
+        raise RuntimeError(f"{how}: {(lines or ['no message'])[-1]}{where}")
 
 
 def run_on_worker(archive: bytes, script: str, flags: list[str], variables: dict[str, str]) -> bytes:
-    """Run a script of the archive in the worker's working folder, and return its result file. The worker needs nothing
-    of this project. Raises RuntimeError too."""
+    """``run`` a script of the archive in the worker's working folder, and return its result file. The worker needs
+    nothing of this project."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -101,17 +103,9 @@ def run_on_worker(archive: bytes, script: str, flags: list[str], variables: dict
         zipfile.ZipFile(io.BytesIO(archive)).extractall(folder)
         out = os.path.join(folder, "out.json")
         command = [sys.executable, os.path.join(folder, script), *flags, f"--out-json={out}"]
-        end = subprocess.run(command, env=os.environ | variables, stdin=subprocess.DEVNULL, capture_output=True)
-        require_success(end.returncode, end.stderr, f" (worker {worker.address} in {os.getcwd()})")
+        run(command, variables, f" (worker {worker.address} in {os.getcwd()})")
         with open(out, "rb") as stream:
             return stream.read()
-
-
-def require_success(status: int, said: bytes, where: str = "") -> None:
-    if status:
-        lines = [line.strip() for line in said.decode(errors="replace").splitlines() if re.search(r"\w", line)]
-        how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
-        raise RuntimeError(f"{how}: {(lines or ['no message'])[-1]}{where}")
 
 
 def read_run(file: Path) -> Json:
@@ -152,9 +146,9 @@ def pack(script: Path) -> bytes:
 
 
 def make_jobs(args: argparse.Namespace, settings: list[Setting], archive: bytes) -> list[Job]:
-    """By setting and seed. The first seed of every setting is first in ``run_all``, which shows early what fails."""
+    """The first seed of every setting comes first, which shows early what fails."""
     jobs = []
-    for setting, seed in itertools.product(settings, args.seeds):
+    for seed, setting in itertools.product(args.seeds, settings):
         key = json.dumps([setting.args, seed, args.threads, np.__version__]).encode() + archive
         name = f"{args.script.stem}-seed{seed}-{hashlib.sha256(key).hexdigest()[:16]}.json"
         jobs.append(Job(setting, seed, CACHE.resolve() / name))
@@ -183,8 +177,6 @@ def open_executor(n_parallel: int, address: str | None) -> Iterator[Executor]:
 def run_all(jobs: list[Job], args: argparse.Namespace, archive: bytes) -> tuple[dict[Job, Json], dict[Job, str]]:
     """The results, and why the other runs have none. After Ctrl-C or SIGTERM the processes of this machine are
     stopped, and what has run is kept. Raises UserError for runs that cannot be compared."""
-    from tqdm import tqdm
-
     results: dict[Job, Json] = {}
     failures: dict[Job, str] = {}
     if args.resume:
@@ -192,9 +184,9 @@ def run_all(jobs: list[Job], args: argparse.Namespace, archive: bytes) -> tuple[
             with contextlib.suppress(ValueError):
                 results[job] = read_run(job.file)
         require_one_dataset(results)
-    missing = sorted((job for job in jobs if job not in results), key=lambda job: args.seeds.index(job.seed))
+    missing = [job for job in jobs if job not in results]
     futures: dict[Future[Any], Job] = {}
-    bar = tqdm(total=len(jobs), initial=len(results), unit="run", leave=False, disable=not shows_progress())
+    bar = progress_bar(total=len(jobs), initial=len(results), unit="run")
     with bar, open_executor(args.jobs, args.scheduler if missing else None) as executor:
         try:
             for job in missing:
@@ -229,7 +221,7 @@ def submit(executor: Executor, job: Job, args: argparse.Namespace, archive: byte
     variables = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(args.threads))
     if args.scheduler:
         return executor.submit(run_on_worker, archive, args.script.name, flags, variables)
-    return executor.submit(run_here, [sys.executable, str(args.script), *flags, f"--out-json={job.file}"], variables)
+    return executor.submit(run, [sys.executable, str(args.script), *flags, f"--out-json={job.file}"], variables)
 
 
 # --- The result -------------------------------------------------------------------------------------------------------
@@ -268,10 +260,8 @@ def make_document(
         "experiment": args.script.stem,
         "dataset": merge([result.get("dataset") for result in results.values()]),
         "headline": first["headline"],
-        "chance": first.get("chance"),
         "reference": next((name for name in first["models"] if name.startswith("caps")), next(iter(first["models"]))),
         "seeds": args.seeds,
-        "axes": [list(args.zip)] * bool(args.zip) + [[name] for name in args.grid],
         "environment": {key: merge([machine.get(key) for machine in machines]) for key in machines[0]},
         "config": common,
         "settings": {},
@@ -305,12 +295,10 @@ def shortened(metric: float) -> float:
 def store_document(path: Path, part: str | None, document: Json) -> None:
     """Write the file, or one part of it; its other parts stay."""
     if part is not None:
-        parts: Json = {}
-        if path.exists():
-            if "parts" not in (whole := read_result(path)):
-                raise UserError(f"{path} is one comparison, without parts")
-            parts = whole["parts"]
-        document = {"parts": parts | {part: document}}
+        whole = read_result(path) if path.exists() else {"parts": {}}
+        if "parts" not in whole:
+            raise UserError(f"{path} is one comparison, without parts")
+        document = {"parts": whole["parts"] | {part: document}}
     save_result(path, document)
 
 

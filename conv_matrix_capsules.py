@@ -58,7 +58,7 @@ from multimnist_capsnet import CNN, ConvLayer
 from support.checkpoints import read_checkpoint
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
-from support.results import model_metrics, recorded_command, result_document, save_result
+from support.results import model_metrics, result_document, save_run
 from support.run import Stream, generator, permutation, require_finite
 from support.script import script
 from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
@@ -671,11 +671,8 @@ def loss_and_grads(
     return {"train_loss": weight * loss}, model.backward(weight * dscores, cache)[0]
 
 
-def train(
-    model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback | None = None
-) -> dict[str, list[float]]:
-    """Train ``state`` in place to the model's number of epochs, and return its history. Raises UserError where the loss
-    stops being finite."""
+def train(model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback) -> None:
+    """Train ``state`` in place to the model's number of epochs. Raises UserError where the loss stops being finite."""
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_steps = per_epoch * of_model(model.name, config)[0]
     update = multimnist.adamw_step if config.plain else adamw_step
@@ -693,9 +690,7 @@ def train(
         epoch_ended = state.step % per_epoch == 0
         if epoch_ended:
             state.end_epoch(n, evaluate(model, state.params, data, config, workers))
-        if callback:
-            callback(state, epoch_ended)
-    return state.history
+        callback(state, epoch_ended)
 
 
 # --- Inside the capsule network, for the figures ----------------------------------------------------------------------
@@ -733,10 +728,8 @@ def class_routing(params: Params, images: Array, config: Config) -> ClassRouting
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
-    session = Session(EXPERIMENT, config, make_models(config), options, **more)
-    with session, Workers(options.threads) as workers:
-        for model, state in session.trainings():
-            session.begin(model, steps_per_epoch(config, data) * of_model(model.name, config)[0])
+    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
+        for model, state in session.trainings(lambda name: steps_per_epoch(config, data) * of_model(name, config)[0]):
             train(model, config, data, state, workers, session.after_step)
     return session.trained
 
@@ -744,7 +737,7 @@ def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **mo
 def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
     """Data, trainings, result. ``more`` as in ``train_all``."""
     data = make_data(config)
-    config = multimnist.resolve_auto(config, data.name)
+    config = multimnist.resolve_auto(config, data)
     return make_result(config, train_all(config, data, options, **more), data, options.threads)
 
 
@@ -765,8 +758,7 @@ def make_result(config: Config, states: Mapping[str, TrainState], data: Data, th
                 if part is data.held_out and config.dataset == "voxels" and config.held_out == "azimuth":
                     models[name]["hard_accuracy"] = viewpoint.hard_accuracy(part.labels, answers)
     headline = "held_out_accuracy" if config.holds_out else "accuracy"
-    chance = 1 / config.n_classes
-    return result_document(EXPERIMENT, config, data.name, models, dict(states), threads, headline, chance)
+    return result_document(EXPERIMENT, config, data.name, models, states, headline, threads)
 
 
 def angle_accuracies(config: Config, examples: Examples, answers: Array) -> dict[str, float]:
@@ -838,9 +830,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         assert options.checkpoint
         print(predict(options.checkpoint, options.predict))
         return
-    command = recorded_command(EXPERIMENT, argv)
-    result = run(config, options, names=options.models, command=command)
-    save_result(options.out_json, result, command)
+    result = run(config, options, names=options.models)
+    save_run(options.out_json, result, argv)
     print(f"{describe(result)}\n{format_table(result)}")
 
 

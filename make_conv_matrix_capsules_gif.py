@@ -207,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ],
     )  # fmt: skip
     data = experiment.make_data(config)
-    config = resolve_auto(config, data.name)
+    config = resolve_auto(config, data)
     n_steps, n = experiment.steps_per_epoch(config, data) * config.n_epochs, options.snapshots
     steps = {round(n_steps * (k / (n - 1)) ** 2) for k in range(n)}  # from 0 to the last, at distances that grow
     with Workers(options.threads) as workers:

@@ -36,7 +36,7 @@ from support.checkpoints import load_checkpoint
 from support.console import print_message
 from support.figures import DATASET_NAMES, load_finished, with_reported_seed, write_if_changed
 from support.files import UserError
-from support.results import environment
+from support.results import git_commit
 from support.run import Stream, generator
 from support.script import script
 from support.settings import folder, input_path, output_path, parse, setting
@@ -355,7 +355,7 @@ def make_page(parts: Mapping[str, Part]) -> bytes:
         about[name]["tensors"], data = packed(part.tensors)
         about[name]["offset"] = len(blob)
         blob += data
-    about["commit"] = environment()["git_commit"]
+    about["commit"] = git_commit()
     described = json.dumps(about, separators=(",", ":")).replace("</", "<\\/")
     return page_of(described, base64.b64encode(gzip.compress(blob, 9, mtime=0)).decode())
 
@@ -383,7 +383,7 @@ def load_digits(path: Path | None, data_dir: Path | None, threads: int) -> Part:
     config, states = load_finished(digits, path, asked, given, required=DIGIT_MODELS)
     # The page shows test digits, not validation ones.
     data = digits.make_data(dataclasses.replace(config, n_val=None))
-    config = digits.resolve_auto(config, data.name)
+    config = digits.resolve_auto(config, data)
     if not states:
         print_message(f"{digits.EXPERIMENT}: no --multimnist, so two networks are trained first: 2 to 6 minutes")
         states = digits.train_all(config, data, RunOptions(threads=threads), names=DIGIT_MODELS)

@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
     config, who, _ = with_reported_seed(*figures.MEDIAN_OF, config, given)
     data = experiment.make_data(config)
-    config = experiment.resolve_auto(config, data.name)
+    config = experiment.resolve_auto(config, data)
     with Workers(options.threads) as workers:
         recorder = Recorder(config, data, options.snapshot_every, workers)
         run_options = RunOptions(threads=options.threads, quiet=options.quiet)

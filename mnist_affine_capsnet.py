@@ -55,7 +55,7 @@ from fast.workers import Workers
 from multimnist_capsnet import CNN, Array, Batch, ConvLayer, Model, Network, Pair, Params, assess, update
 from support.files import UserError
 from support.optimizers import TrainState, count_params
-from support.results import recorded_command, result_document, save_result
+from support.results import result_document, save_run
 from support.run import Stream, generator, permutation, require_finite
 from support.script import script
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
@@ -295,9 +295,8 @@ def make_data(config: Config) -> Data:
 
 def resolve_defaults(config: Config, data: Data) -> Config:
     """``config`` with the data set in place of "auto", and the numbers of digits in place of 0."""
-    return dataclasses.replace(
-        base.resolve_auto(config, data.name), n_train=len(data.labels), n_test=len(data.test_labels)
-    )
+    config = base.resolve_auto(config, data)
+    return dataclasses.replace(config, n_train=len(data.labels), n_test=len(data.test_labels))
 
 
 def training_batch(data: Data, config: Config, step: int) -> Batch:
@@ -371,12 +370,10 @@ def reached(state: TrainState, config: Config) -> bool:
     return config.match_accuracy is not None and found >= config.match_accuracy
 
 
-def train(
-    model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback | None = None
-) -> dict[str, list[float]]:
+def train(model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback) -> None:
     """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, or until a check, every
-    ``check_every`` steps, finds ``match_accuracy``. Returns its history. Validation does not count as training time.
-    Raises UserError where the loss stops being finite."""
+    ``check_every`` steps, finds ``match_accuracy``. Validation does not count as training time. Raises UserError where
+    the loss stops being finite."""
     lr_factor = 1.0 if model.name == "capsnet" else config.cnn_lr / config.lr
     while state.step < config.n_steps and not reached(state, config):
         started = time.perf_counter()
@@ -395,9 +392,7 @@ def train(
                 state.end_epoch(config.steps_per_epoch, metrics)
             if check:
                 state.append({"check_step": float(state.step), "check_accuracy": metrics["val_accuracy"]})
-        if callback:
-            callback(state, epoch_ended or reached(state, config))
-    return state.history
+        callback(state, epoch_ended or reached(state, config))
 
 
 # --- Tests ------------------------------------------------------------------------------------------------------------
@@ -472,16 +467,14 @@ def make_result(
             "train_seconds": round(state.seconds, 3),
         }
     headline = f"rotated_{config.rotation[-1]:g}_accuracy"
-    return result_document(EXPERIMENT, config, data.name, models, states, threads, headline, 1 / base.N_CLASSES)
+    return result_document(EXPERIMENT, config, data.name, models, states, headline, threads)
 
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
-    with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
-        for model, state in session.trainings():
-            session.begin(model, config.n_steps)
-            with Workers(options.threads) as workers:
-                train(model, config, data, state, workers, session.after_step)
+    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
+        for model, state in session.trainings(lambda _: config.n_steps):
+            train(model, config, data, state, workers, session.after_step)
     return session.trained
 
 
@@ -541,9 +534,8 @@ def main(argv: Sequence[str] | None = None) -> None:
              "A short training on 6,000 digits, which is kept: about 3 minutes."),
         ],
     )  # fmt: skip
-    command = recorded_command(EXPERIMENT, argv)
-    result = run(config, options, options.affnist, names=options.models, command=command)
-    save_result(options.out_json, result, command)
+    result = run(config, options, options.affnist, names=options.models)
+    save_run(options.out_json, result, argv)
     print(f"{describe(result)}\n{format_table(result)}")
 
 

@@ -49,7 +49,7 @@ from fast.workers import LEAST_PART, Workers, default_threads
 from support.console import one_line, print_message, shows_progress
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
-from support.results import model_metrics, recorded_command, result_document, save_result
+from support.results import model_metrics, result_document, save_run
 from support.run import Stream, generator, require_finite
 from support.script import script
 from support.settings import SettingError, float_in, folder, int_in, names_of, parse, setting
@@ -89,8 +89,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 # fmt: off
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """Digits, networks and training, for every experiment that trains these networks. Its ``Config`` has an
-    ``image_size``. [Sabour 2017, sec. 4 to 6]"""
+    """Digits, networks and training, for every experiment that trains these networks. The experiment's ``Config`` adds
+    ``image_size``, the side of an image in pixels. [Sabour 2017, sec. 4 to 6]"""
 
     dataset: str = setting("auto", ("auto", "mnist", "strokes"), "Use these digits. auto is MNIST if it is there or can"
         " be downloaded, else strokes: generated digits.", usual=True, group="data")
@@ -414,12 +414,12 @@ def make_data(config: Config) -> Data:
     return Data(digits.name, train, test.render(test.draw(generator(config.seed, Stream.EVALUATION), config.n_test)))
 
 
-def resolve_auto(config: Any, data_name: str) -> Any:
+def resolve_auto(config: Any, data: Any) -> Any:
     """``config`` with the data set that ``auto`` found, strokes or MNIST files, instead of ``auto``: a run that was
     begun on one is not to be resumed on the other."""
     if config.dataset != "auto":
         return config
-    return dataclasses.replace(config, dataset="strokes" if data_name == "strokes" else "mnist")
+    return dataclasses.replace(config, dataset="strokes" if data.name == "strokes" else "mnist")
 
 
 def training_batch(data: Data, config: Config, step: int) -> Batch:
@@ -1028,11 +1028,9 @@ def update(state: TrainState, grads: list[Params], lr: float, config: Network, w
         optimizers.adamw_step(state, grads, lr, config.weight_decay, decayed, workers)
 
 
-def train(
-    model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback | None = None
-) -> dict[str, list[float]]:
-    """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, and return its history. Raises
-    UserError where the loss stops being finite."""
+def train(model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback) -> None:
+    """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too. Raises UserError where the loss
+    stops being finite."""
     while state.step < config.n_steps:
         started = time.perf_counter()
         batch = training_batch(data, config, state.step)
@@ -1045,9 +1043,7 @@ def train(
         epoch_ended = state.step % config.steps_per_epoch == 0
         if epoch_ended:
             state.end_epoch(config.steps_per_epoch, evaluate(model, state.params, data.test, workers))
-        if callback:
-            callback(state, epoch_ended)
-    return state.history
+        callback(state, epoch_ended)
 
 
 # --- A run from beginning to end --------------------------------------------------------------------------------------
@@ -1055,24 +1051,22 @@ def train(
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
-    with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
-        for model, state in session.trainings():
-            session.begin(model, config.n_steps)
-            with Workers(options.threads) as workers:
-                train(model, config, data, state, workers, session.after_step)
+    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
+        for model, state in session.trainings(lambda _: config.n_steps):
+            train(model, config, data, state, workers, session.after_step)
     return session.trained
 
 
 def make_result(config: Config, data: Data, states: dict[str, TrainState], threads: int = 1) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, those of the last epoch."""
     models = {name: model_metrics(state) for name, state in states.items()}
-    return result_document(EXPERIMENT, config, data.name, models, states, threads, "set_accuracy", 1 / config.n_pairs)
+    return result_document(EXPERIMENT, config, data.name, models, states, headline="set_accuracy", threads=threads)
 
 
 def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
     """Data, trainings, result. ``more`` as in ``train_all``."""
     data = make_data(config)
-    config = resolve_auto(config, data.name)
+    config = resolve_auto(config, data)
     return make_result(config, data, train_all(config, data, options, **more), options.threads)
 
 
@@ -1109,9 +1103,8 @@ def main(argv: Sequence[str] | None = None) -> None:
              "Train the capsules longer and keep them: about 8 minutes."),
         ],
     )  # fmt: skip
-    command = recorded_command(EXPERIMENT, argv)
-    result = run(config, options, names=options.models, command=command)
-    save_result(options.out_json, result, command)
+    result = run(config, options, names=options.models)
+    save_run(options.out_json, result, argv)
     print(f"{describe(result)}\n{format_table(result)}")
 
 

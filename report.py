@@ -266,8 +266,6 @@ def check_command(document: Json, path: Path, part: str | None, has_history: boo
 def check_settings(document: Json, args: argparse.Namespace, settings: list[Any]) -> Iterator[str]:
     if document["experiment"] != args.script.stem or document["seeds"] != args.seeds:
         yield "its experiment or seeds are not those of its command"
-    if [tuple(group) for group in document["axes"]] != [tuple(args.zip)] * bool(args.zip) + [(k,) for k in args.grid]:
-        yield "its axes are not those of its command"
     if [(name, entry["values"]) for name, entry in document["settings"].items()] != [
         (s.name, dict(s.values)) for s in settings
     ]:

@@ -21,6 +21,8 @@ structure); the primary capsules come from one dense layer, so there is no grid 
 a floor under the variances of EM routing, two iterations, and weight decay; the inverse temperature lambda is 1 in all
 iterations, where the paper's rises; beta_a and beta_v are one number for each class.
 
+Settings and data stand first. The networks begin at "Primitives", EM routing at ``m_step_forward``.
+
 Run it (twenty epochs, seed 0, three models):
 
     python smallnorb_novel_viewpoint.py
@@ -46,7 +48,7 @@ from fast.optimizers import adamw_step
 from fast.workers import blas_threads
 from support.files import CACHE_DIR, UserError
 from support.optimizers import TrainState, count_params
-from support.results import model_metrics, recorded_command, result_document, save_result
+from support.results import model_metrics, result_document, save_run
 from support.run import Stream, generator, permutation, require_finite
 from support.script import script
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
@@ -1008,11 +1010,8 @@ def of_model(name: str, config: Config) -> tuple[int, float]:
     return (config.n_epochs, config.lr) if name == "capsules" else (config.cnn_epochs, config.cnn_lr)
 
 
-def train(
-    model: Model, config: Config, data: Data, state: TrainState, callback: Callback | None = None
-) -> dict[str, list[float]]:
-    """Train ``state`` in place to the model's number of epochs, and return its history. Raises UserError where the loss
-    stops being finite."""
+def train(model: Model, config: Config, data: Data, state: TrainState, callback: Callback) -> None:
+    """Train ``state`` in place to the model's number of epochs. Raises UserError where the loss stops being finite."""
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_epochs, lr = of_model(model.name, config)
     n_steps = per_epoch * n_epochs
@@ -1033,9 +1032,7 @@ def train(
         epoch_ended = state.step % per_epoch == 0
         if epoch_ended:
             state.end_epoch(n, evaluate(model, state.params, data))
-        if callback:
-            callback(state, epoch_ended)
-    return state.history
+        callback(state, epoch_ended)
 
 
 # --- A run from beginning to end --------------------------------------------------------------------------------------
@@ -1043,15 +1040,13 @@ def train(
 
 def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
-    per_epoch = steps_per_epoch(config, data)
-    with Session(EXPERIMENT, config, make_models(config), options, **more) as session:
-        for model, state in session.trainings():
-            session.begin(model, per_epoch * of_model(model.name, config)[0])
+    with Session(EXPERIMENT, config, make_models, options, **more) as session:
+        for model, state in session.trainings(lambda name: steps_per_epoch(config, data) * of_model(name, config)[0]):
             train(model, config, data, state, session.after_step)
     return session.trained
 
 
-def make_result(config: Config, states: dict[str, TrainState], data: Data) -> dict[str, Any]:
+def make_result(config: Config, states: dict[str, TrainState], data: Data, threads: int = 1) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, those of the last epoch."""
     models: dict[str, dict[str, Any]] = {}
     networks, tested = make_models(config), data.held_out
@@ -1063,14 +1058,14 @@ def make_result(config: Config, states: dict[str, TrainState], data: Data) -> di
         if config.dataset == "voxels" and config.held_out == "azimuth":
             answers = predict_scores(networks[name], state.params, tested.images).argmax(axis=1)
             models[name]["hard_accuracy"] = hard_accuracy(tested.labels, answers)
-    return result_document(EXPERIMENT, config, config.dataset, models, states, 1, "held_out_accuracy", 1 / N_CLASSES)
+    return result_document(EXPERIMENT, config, config.dataset, models, states, "held_out_accuracy", threads)
 
 
 def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
     """Data, trainings, result. ``more`` as in ``train_all``."""
     with blas_threads(options.threads):
         data = make_data(config)
-        return make_result(config, train_all(config, data, options, **more), data)
+        return make_result(config, train_all(config, data, options, **more), data, options.threads)
 
 
 def describe(config: Viewpoints) -> str:
@@ -1102,9 +1097,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--em-grad stop", "EM routing without the gradient through its iterations: about 4 seconds."),
         ],
     )  # fmt: skip
-    command = recorded_command(EXPERIMENT, argv)
-    result = run(config, options, names=options.models, command=command)
-    save_result(options.out_json, result, command)
+    result = run(config, options, names=options.models)
+    save_run(options.out_json, result, argv)
     print(f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs\n{format_table(result)}")
 
 

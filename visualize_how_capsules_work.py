@@ -401,8 +401,7 @@ class Options(FigureOptions):
 
 
 def examples(asked: Config, options: Options, given: Collection[str]) -> tuple[Composite, View]:
-    run = load_or_train(digits, options, asked, given, lambda config, data: digits.resolve_auto(config, data.name),
-                        names=("capsnet",), required=("capsnet",))  # fmt: skip
+    run = load_or_train(digits, options, asked, given, digits.resolve_auto, names=["capsnet"], required=["capsnet"])
     return composite_example(run.config, run.data, run.states["capsnet"].params), view_example(seed=0)
 
 

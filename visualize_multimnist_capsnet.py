@@ -338,8 +338,7 @@ class Options(FigureOptions):
 
 
 def trained(asked: Config, options: Options, given: Collection[str]) -> Run:
-    run = load_or_train(experiment, options, asked, given, lambda config, data: resolve_auto(config, data.name),
-                        MEDIAN_OF, required=("capsnet",))  # fmt: skip
+    run = load_or_train(experiment, options, asked, given, resolve_auto, MEDIAN_OF, required=("capsnet",))
     return run._replace(tested=predict(run))
 
 

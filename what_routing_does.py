@@ -52,7 +52,7 @@ from fast.optimizers import adamw_step
 from fast.workers import Workers
 from multimnist_capsnet import Array, Batch, Network, Pair, Params, Parts
 from support.optimizers import TrainState, count_params
-from support.results import model_metrics, recorded_command, result_document, save_result
+from support.results import model_metrics, result_document, save_run
 from support.run import Stream, generator
 from support.script import script
 from support.settings import SettingError, float_in, folder, from_json, int_in, parse, redeclared, setting
@@ -401,10 +401,8 @@ def train_all(config: Config, data: Any, options: RunOptions = NO_OPTIONS, **mor
     if config.study == "affnist":
         network = affine.resolve_defaults(network, data)
     per_epoch = conv.steps_per_epoch(network, data) if config.study == "shapes" else network.steps_per_epoch
-    session = Session(EXPERIMENT, config, make_models(config), options, **more)
-    with session, Workers(options.threads) as workers:
-        for model, state in session.trainings():
-            session.begin(model, per_epoch * config.n_epochs)
+    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
+        for model, state in session.trainings(lambda _: per_epoch * config.n_epochs):
             SCRIPTS[config.study].train(model, network, data, state, workers, session.after_step)
     return session.trained
 
@@ -425,20 +423,17 @@ def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[s
     headline = HEADLINES.get(config.study, "set_accuracy")
     if config.study == "signs":
         models = {"capsules": sign_study(config.seed)}
-        return result_document(EXPERIMENT, config, "signs", models, {}, 1, headline, 0.5)
-    data, network = make_data(config), network_config(config)
+        return result_document(EXPERIMENT, config, "signs", models, {}, headline, threads=1)
+    data = make_data(config)
     states = train_all(config, data, options, **more)
     ((name, state),) = states.items()
     metrics = model_metrics(state)
     with Workers(options.threads) as workers:
         if config.study == "couplings":
-            metrics |= routing_study(network, state.params, data.test, workers)
+            metrics |= routing_study(network_config(config), state.params, data.test, workers)
         elif config.study == "affnist":
             metrics |= affnist_study(config, state.params, data, workers)
-    n_answers = network.n_pairs if headline == "set_accuracy" else network.n_classes
-    return result_document(
-        EXPERIMENT, config, data.name, {name: metrics}, states, options.threads, headline, 1 / n_answers
-    )
+    return result_document(EXPERIMENT, config, data.name, {name: metrics}, states, headline, options.threads)
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -463,9 +458,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--study signs", "Poses against their negatives, without and with a bias: about 2 seconds."),
         ],
     )  # fmt: skip
-    command = recorded_command(EXPERIMENT, argv)
-    result = run(config, options, command=command)
-    save_result(options.out_json, result, command)
+    result = run(config, options)
+    save_run(options.out_json, result, argv)
     print(describe(result))
 
 

@@ -39,7 +39,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 import conv_matrix_capsules as conv
 import multimnist_capsnet as digits
@@ -49,10 +48,10 @@ from data.pictures import Levels, square_of_set
 from fast import optimizers
 from fast.workers import Workers, default_threads
 from support.checkpoints import read_checkpoint
-from support.console import one_line, print_message, shows_progress
+from support.console import one_line, print_message, progress_bar
 from support.files import UserError, atomic_write
 from support.optimizers import TrainState
-from support.results import model_metrics, recorded_command, result_document, save_result
+from support.results import model_metrics, result_document, save_run
 from support.run import Stream, generator, permutation, require_finite
 from support.script import script
 from support.tables import class_accuracies, confusion_lines, confusion_matrix, describe_classes
@@ -265,16 +264,12 @@ def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[s
     if not options.quiet:
         print_message(describe_classes(by_class, data.train.images.shape[1], config.colour).splitlines()[0].rstrip(":"))
     models, confusions = {}, {}
-    session = Session(EXPERIMENT, config, make_models(config), options, **more)
-    with session, Workers(options.threads) as workers:
-        for model, state in session.trainings():
-            session.begin(model, steps_per_epoch(data) * (config.n_epochs or 0))
+    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
+        for model, state in session.trainings(lambda _: steps_per_epoch(data) * (config.n_epochs or 0)):
             train(model, config, data, state, workers, session.after_step)
             confusion, _ = evaluate(model, state.params, data.test, len(data.classes), workers)
             models[model.name], confusions[model.name] = model_metrics(state), confusion.tolist()
-    result = result_document(
-        EXPERIMENT, config, "images", models, session.trained, options.threads, "accuracy", 1 / len(data.classes)
-    )
+    result = result_document(EXPERIMENT, config, "images", models, session.trained, "accuracy", options.threads)
     return result | {"classes": by_class, "confusion": confusions}
 
 
@@ -317,8 +312,7 @@ def predict(checkpoint: Path, names: Sequence[Path], threads: int = 1, quiet: bo
     config, states = read_checkpoint(checkpoint, EXPERIMENT, Config, make_models)
     assert config.image_size
     models, squares, unreadable = make_models(config), dict[Path, Array](), list[str]()
-    found, hidden = list(dict.fromkeys(named_files(names))), not shows_progress(quiet)
-    for path in tqdm(found, desc="pictures", leave=False, disable=hidden):
+    for path in progress_bar(list(dict.fromkeys(named_files(names))), quiet, desc="pictures"):
         try:
             squares[path] = square_of_set(path, config.image_size, config.channels, config.grey_levels)
         except UserError as error:
@@ -387,9 +381,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     if config.data_dir is None:
         raise SettingError("data_dir", "name the folder of your pictures")
-    command = recorded_command(EXPERIMENT, argv)
-    result = run(config, options, names=options.models, command=command)
-    save_result(options.out_json, result, command)
+    result = run(config, options, names=options.models)
+    save_run(options.out_json, result, argv)
     print(format_result(result))
 
 

@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         tables = measure(config.repetitions, options.threads, config.only)
     command = shlex.join(["python", "-m", "benchmarks", *(sys.argv[1:] if argv is None else argv)])
-    machine = environment() | {"pytorch": version_of("torch"), "jax": version_of("jax")}
+    machine = environment(options.threads) | {"pytorch": version_of("torch"), "jax": version_of("jax")}
     default = Path("results/benchmarks", "scaling.json" if config.scaling else "steps.json")
     save_result(options.out or default, {"command": command, "environment": machine, "tables": tables})
     for name in tables:

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
 
 from data.pictures import GREATEST, Levels, Square, array_square, in_levels, longer_side, read_square
-from support.console import one_line, print_message, shows_progress
+from support.console import one_line, print_message, progress_bar
 from support.files import UserError, told_as
 from support.results import read_text
 
@@ -96,7 +95,7 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
     for items, labels in source.parts:
         names = [str(x.relative_to(path)) if isinstance(x, Path) else f"number {k}" for k, x in enumerate(items)]
         squares, images = dict[int, Square](), dict[int, Array]()
-        for k, item in enumerate(tqdm(items, desc="pictures", leave=False, disable=not shows_progress())):
+        for k, item in enumerate(progress_bar(items, desc="pictures")):
             try:
                 squares[k] = source.load(item, side, channels)
             except UserError as error:

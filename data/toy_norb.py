@@ -34,7 +34,7 @@ import numpy as np
 
 from data.norb_files import NORB_PARTS, file_name, norb_header
 from fast.workers import Workers, default_threads
-from support.console import print_message, shows_progress
+from support.console import print_message, progress_bar
 from support.files import atomic_write, told_as
 from support.run import Stream, generator
 
@@ -655,8 +655,6 @@ def shuffled_views(subset: str, seed: int) -> Array:
 def write_toy_norb(folder: Path, seed: int = 0, threads: int | None = None) -> None:
     """Write the six files, or none of them; no bit depends on ``threads``. Raises UserError where they cannot be
     written."""
-    from tqdm import tqdm
-
     views = {subset: shuffled_views(subset, seed) for subset in INSTANCES}
     toys = [(subset, instance) for subset, instances in INSTANCES.items() for instance in instances]
     jobs = [(subset, category, instance) for subset, instance in toys for category in range(len(CATEGORIES))]
@@ -670,8 +668,7 @@ def write_toy_norb(folder: Path, seed: int = 0, threads: int | None = None) -> N
             files[subset, "info"].write(norb_header("info", len(rows)) + rows[:, 1:].astype("<i4").tobytes())
             starts[subset] = files[subset, "dat"].write(norb_header("dat", len(rows)))
         workers = stack.enter_context(Workers(threads or default_threads()))
-        hidden = not shows_progress()
-        bar = stack.enter_context(tqdm(total=len(jobs), desc="toys", unit="toy", leave=False, disable=hidden))
+        bar = stack.enter_context(progress_bar(total=len(jobs), desc="toys", unit="toy"))
 
         def draw(job: tuple[str, int, int]) -> None:
             subset, category, instance = job

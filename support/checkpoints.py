@@ -26,9 +26,8 @@ C = TypeVar("C")
 KEPT = ("step", "seconds", "history")  # of a state, beside its arrays
 
 
-def save_checkpoint(path: Path, experiment: str, config: Any, states: Iterable[TrainState], command: str) -> None:
-    """Every state that has been trained; ``command`` is the one that trained them. Written beside ``path``, which it
-    then replaces. Raises UserError."""
+def save_checkpoint(path: Path, experiment: str, config: Any, states: Iterable[TrainState]) -> None:
+    """Every state that has been trained. Written beside ``path``, which it then replaces. Raises UserError."""
     from safetensors.numpy import save
 
     arrays: dict[str, np.ndarray] = {}
@@ -39,7 +38,7 @@ def save_checkpoint(path: Path, experiment: str, config: Any, states: Iterable[T
             for kind in ("params", "m", "v"):
                 arrays |= {f"{state.name}/{kind}/{key}": a for key, a in getattr(state, kind).items()}
     arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
-    header: dict[str, Any] = {"experiment": experiment, "command": command, "config": plain(config), "models": models}
+    header: dict[str, Any] = {"experiment": experiment, "config": plain(config), "models": models}
     header["checksum"] = checksum(header, arrays)
     with atomic_write(path) as stream:
         stream.write(save(arrays, {key: json.dumps(value) for key, value in header.items()}))

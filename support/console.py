@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import IO
+from typing import IO, Any
+
+from tqdm import tqdm
 
 
 def one_line(error: object, limit: int = 200) -> str:
@@ -32,6 +34,11 @@ def discard(stream: IO[str]) -> None:
 def shows_progress(quiet: bool = False) -> bool:
     """Whether a progress bar is wanted and somebody sees it."""
     return not quiet and sys.stderr is not None and sys.stderr.isatty()
+
+
+def progress_bar(items: Any = None, quiet: bool = False, **options: Any) -> Any:
+    """A bar of ``tqdm``, which vanishes at its end."""
+    return tqdm(items, leave=False, disable=not shows_progress(quiet), **options)
 
 
 class Terminated(KeyboardInterrupt):

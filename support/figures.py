@@ -26,11 +26,10 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator, NullFormatter
 from matplotlib.transforms import Bbox
 from PIL import Image
-from tqdm import tqdm
 
 from fast.workers import blas_threads
 from support.checkpoints import load_checkpoint
-from support.console import shows_progress
+from support.console import progress_bar
 from support.files import UserError, atomic_write, require_writable
 from support.optimizers import TrainState
 from support.script import script
@@ -471,7 +470,7 @@ def write_animation(
     with figure_style():
         fig, update = make()
         fig.texts[0].set_animated(True)  # the title
-        bar = tqdm(frames, desc="frames", unit="frame", leave=False, disable=not shows_progress(options.quiet))
+        bar = progress_bar(frames, options.quiet, desc="frames", unit="frame")
         drawn = list(draw_frames(fig, update, bar))
     print(write_if_changed(options.out, gif_bytes(drawn, options.fps, holds)))
 

@@ -122,7 +122,7 @@ def paired_table(document: Json, options: dict[str, str]) -> str:
 def grid_table(document: Json, options: dict[str, str]) -> str:
     """A row for each setting of a sweep."""
     view = view_of([document], options)
-    axes = [name for group in document["axes"] for name in group]
+    axes = list(next(iter(document["settings"].values()))["values"])
     rows = []
     for entry in document["settings"].values():
         means = [show_mean(entry["models"].get(m, {}).get(k), view.digits) for k, m in view.pairs]

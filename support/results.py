@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,19 @@ from support.optimizers import TrainState, count_params
 
 
 def result_document(
-    experiment: str, config: Any, dataset: str, models: dict[str, Any], states: dict[str, TrainState],
-    n_threads: int | None, headline: str, chance: float,
+    experiment: str, config: Any, dataset: str, models: dict[str, Any], states: Mapping[str, TrainState],
+    headline: str, threads: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """The JSON of a run; accuracies are fractions. ``chance`` is the value of the ``headline`` metric by guessing."""
+    """The JSON of a run; accuracies are fractions. ``headline`` is the name of the main metric."""
     return {
         "experiment": experiment,
         "seed": config.seed,
         "dataset": dataset,
         "headline": headline,
-        "chance": chance,
         "config": plain(config),
         "models": models,
         "history": {name: state.history for name, state in states.items()},
-        "environment": environment(n_threads),
+        "environment": environment(threads),
     }
 
 
@@ -53,11 +52,6 @@ def model_metrics(state: TrainState, **own: Any) -> dict[str, Any]:
     return {"n_params": count_params(state.params), **tests, **own, "train_seconds": round(state.seconds, 3)}
 
 
-def recorded_command(script: str, argv: Sequence[str] | None) -> str:
-    """The command line of a run."""
-    return shlex.join(["python", f"{script}.py", *(sys.argv[1:] if argv is None else argv)])
-
-
 def git(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=False)
 
@@ -72,8 +66,8 @@ def git_commit() -> str | None:
     return commit if is_clean else f"{commit}-dirty"
 
 
-def environment(n_threads: int | None = None) -> dict[str, Any]:
-    """What the numbers of a run depend on besides its configuration. ``n_threads``: by default the BLAS's."""
+def environment(threads: int) -> dict[str, Any]:
+    """What the numbers of a run depend on besides its configuration."""
     import threadpoolctl
 
     try:
@@ -87,7 +81,7 @@ def environment(n_threads: int | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "blas": names,
-        "threads": n_threads or max([1, *(lib["num_threads"] for lib in blas)]),
+        "threads": threads,
         "cpu": cpu,
         "n_cpus": os.cpu_count(),
         "git_commit": git_commit(),
@@ -126,12 +120,15 @@ def parse_json(path: Path) -> Any:
     return content
 
 
-def save_result(path: Path | None, result: dict[str, Any], command: str = "") -> None:
-    """Write a result with its command and checksum, whole or not at all; without a path nothing. Raises UserError where
-    it cannot be written."""
-    if path is None:
-        return
-    result = result | ({"command": command} if command else {})
+def save_run(path: Path | None, result: dict[str, Any], argv: Sequence[str] | None) -> None:
+    """Write the result of a script's run with the command line; without a path nothing."""
+    if path:
+        words = ["python", f"{result['experiment']}.py", *(sys.argv[1:] if argv is None else argv)]
+        save_result(path, result | {"command": shlex.join(words)})
+
+
+def save_result(path: Path, result: dict[str, Any]) -> None:
+    """Write a result with its checksum, whole or not at all. Raises UserError where it cannot be written."""
     try:
         text = format_json(columns(result | {"checksum": checksum(result)}))
     except ValueError:

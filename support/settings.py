@@ -203,7 +203,7 @@ def add_settings(parser: argparse.ArgumentParser, config: Any, usual_alone: bool
             continue
         if it.group:
             group = parser.add_argument_group(it.group)
-        options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
+        options: dict[str, Any] = {}
         default = it.default or ("" if field.default in (None, ()) else format_value(field.default, field.type))
         if it.kind is bool:
             options["action"], default = "store_true", ""
@@ -218,42 +218,31 @@ def add_settings(parser: argparse.ArgumentParser, config: Any, usual_alone: bool
         group.add_argument(flag_of(field.name), help=shown, **options)
 
 
-def make_parser(
-    classes: Sequence[Any], description: str, examples: Sequence[tuple[str, str]] = (), epilog: str = "",
-    all_flags: bool = True,
-) -> Parser:  # fmt: skip
-    """The parser of the flags of some dataclasses. An example is a pair: flags, and what they do in which time."""
-    parser = Parser(
-        allow_abbrev=False, add_help=False, usage="%(prog)s [flags]", description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    lines = [f"  python {parser.prog} {flags}".rstrip() + f"\n      {what}" for flags, what in examples]
-    parser.epilog = "\n".join([*(["examples, with their times on one thread:"] if lines else []), *lines, "", epilog])
-    parser.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS,
-                        help="Show the usual flags, and examples.")  # fmt: skip
-    parser.add_argument("--help-all", action="store_true", default=argparse.SUPPRESS, help="Show every flag.")
-    for config in classes:
-        add_settings(parser, config, not all_flags)
-    return parser
-
-
 def parse(
     config: type[C], options: type[O], argv: Sequence[str] | None, description: str = "",
     examples: Sequence[tuple[str, str]] = (), epilog: str = "", writes: bool = True,
 ) -> tuple[C, O, dict[str, Any]]:  # fmt: skip
-    """Both dataclasses as the command line sets them, and what it set. Ends the script after ``--help``. Raises
-    UsageError; and if something ``writes`` the outputs, UserError where that is impossible."""
-    classes = (config, options)
-    parser = make_parser(classes, description, examples, epilog)
+    """Both dataclasses as the command line sets them, and what it set. An example is a pair: flags, and what they do in
+    which time. Ends the script after ``--help``. Raises UsageError; and if something ``writes`` the outputs, UserError
+    where that is impossible."""
     words: list[str] = []
     for word in sys.argv[1:] if argv is None else argv:
         # A value such as -30:30 would be taken for a flag.
         joins = bool(words) and re.match(r"-[\d.]", word) and re.fullmatch(r"--[a-z-]+", words[-1])
         words[-1:] = [f"{words[-1]}={word}"] if joins else [*words[-1:], word]
+    parser = Parser(
+        allow_abbrev=False, add_help=False, usage="%(prog)s [flags]", description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
+    )  # fmt: skip
+    lines = [f"  python {parser.prog} {flags}".rstrip() + f"\n      {what}" for flags, what in examples]
+    parser.epilog = "\n".join([*(["examples, with their times on one thread:"] if lines else []), *lines, "", epilog])
+    parser.add_argument("-h", "--help", action="store_true", help="Show the usual flags, and examples.")
+    parser.add_argument("--help-all", action="store_true", help="Show every flag.")
+    for declared in (config, options):
+        add_settings(parser, declared, usual_alone="--help-all" not in words)
     given = vars(parser.parse_args(words))
     if "help" in given or "help_all" in given:
-        shown = make_parser(classes, description, examples, epilog, all_flags="help_all" in given)
-        print(shown.format_help().rstrip(), flush=True)
+        print(parser.format_help().rstrip(), flush=True)
         raise SystemExit(0)
     made = build(config, given), build(options, given)
     require_distinct(made)

@@ -8,12 +8,12 @@ A new experiment has a frozen dataclass ``Config`` of settings with ``seed`` and
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from support.checkpoints import read_checkpoint, require_resumable, save_checkpoint
-from support.console import shows_progress
+from support.console import progress_bar
 from support.files import require_writable
 from support.optimizers import TrainState
 from support.results import git_commit
@@ -67,65 +67,54 @@ NO_OPTIONS = RunOptions(quiet=True)
 class Session:
     """The trainings of a run: saved after every epoch, resumed, shown by a progress bar.
 
-    ``with Session(EXPERIMENT, config, make_models(config), options) as session:``, then for each ``model, state`` of
-    ``session.trainings()`` ``session.begin(model, n_steps)`` and ``train(…, callback=session.after_step)``. On entry,
-    --resume loads the checkpoint. ``names``: train only these models. ``callback`` is called after every step too, and
-    before the first. ``command`` is stored with the networks.
+    ``with Session(EXPERIMENT, config, make_models, options) as session:``, then for each ``model, state`` of
+    ``session.trainings(n_steps)``: ``train(…, callback=session.after_step)``. On entry, --resume loads the checkpoint.
+    ``names``: train only these models. ``callback`` is called after every step too, and before the first.
     """
 
     def __init__(
-        self, experiment: str, config: Any, models: Mapping[str, Any], options: RunOptions,
-        names: Collection[str] | None = None, callback: Callback | None = None, command: str = "",
+        self, experiment: str, config: Any, make_models: Callable[[Any], Mapping[str, Any]], options: RunOptions,
+        names: Collection[str] | None = None, callback: Callback | None = None,
     ) -> None:  # fmt: skip
-        self.experiment, self.config, self.models, self.options = experiment, config, models, options
-        self.names, self.callback, self.command = names, callback, command
-        self.states = init_states(models, config)
-        self.bar: Any = None
+        self.experiment, self.config, self.make_models, self.options = experiment, config, make_models, options
+        self.names, self.callback, self.models = names, callback, make_models(config)
+        self.states = init_states(self.models, config)
+        self.bar = progress_bar(quiet=True)
 
     def __enter__(self) -> Session:
         git_commit()  # the code that has been read now, and not what may lie there at the end
         path = self.options.checkpoint
         if path and self.options.resume:
-
-            def models(saved: Any) -> Mapping[str, Any]:
-                require_resumable(path, saved, self.config)
-                return self.models
-
-            self.states |= read_checkpoint(path, self.experiment, type(self.config), models)[1]
+            saved, states = read_checkpoint(path, self.experiment, type(self.config), self.make_models)
+            require_resumable(path, saved, self.config)
+            self.states |= states
             require_writable(path)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        self.bar.close()
 
     @property
     def trained(self) -> dict[str, TrainState]:
         """The states of the models that are to be trained, by name."""
         return {name: state for name, state in self.states.items() if self.names is None or name in self.names}
 
-    def trainings(self) -> list[tuple[Any, TrainState]]:
-        """These models, one after the other, with their states."""
-        return [(self.models[name], state) for name, state in self.trained.items()]
-
-    def begin(self, model: Any, n_steps: int) -> None:
-        """Show the progress of a model, of ``n_steps`` in all, and call ``callback`` before its first step."""
-        state = self.states[model.name]
-        if shows_progress(self.options.quiet):
-            from tqdm import tqdm
-
-            self.__exit__()
-            self.bar = tqdm(total=n_steps, initial=state.step, desc=model.name, unit="step", leave=False)
-        if self.callback and state.step == 0:
-            self.callback(state, True)
+    def trainings(self, n_steps: Callable[[str], int]) -> Iterator[tuple[Any, TrainState]]:
+        """These models, one after the other, with their states. The bar goes to the ``n_steps`` of a model's name."""
+        for name, state in self.trained.items():
+            self.bar.close()
+            options = {"total": n_steps(name), "initial": state.step, "desc": name, "unit": "step"}
+            self.bar = progress_bar(quiet=self.options.quiet, **options)
+            if self.callback and state.step == 0:
+                self.callback(state, True)
+            yield self.models[name], state
 
     def after_step(self, state: TrainState, epoch_ended: bool) -> None:
         """The callback of a training loop, after every step."""
         if self.callback:
             self.callback(state, epoch_ended)
-        if self.bar is not None:
-            self.bar.update(state.step - self.bar.n)
-            latest = {key: f"{values[-1]:.3f}" for key, values in state.history.items() if "accuracy" in key and values}
-            self.bar.set_postfix(latest, refresh=False)
+        self.bar.update(state.step - self.bar.n)
+        latest = {key: f"{values[-1]:.3f}" for key, values in state.history.items() if "accuracy" in key and values}
+        self.bar.set_postfix(latest, refresh=False)
         if self.options.checkpoint and epoch_ended and state.step:
-            save_checkpoint(self.options.checkpoint, self.experiment, self.config, self.states.values(), self.command)
+            save_checkpoint(self.options.checkpoint, self.experiment, self.config, self.states.values())

@@ -52,7 +52,7 @@ smallnorb_novel_viewpoint.py test_gradients
 smallnorb_novel_viewpoint.py test_protocol
   test_accuracies_and_drop_of_views | evaluate: _a.familiar -> _a.train | evaluate: _a.held_out -> _a.familiar |
      make_result: _a - _b -> _b - _a | make_voxel_data: views(1, *_a, 2) -> views(1, *others, 2) |
-     make_voxel_data: views(2, *_a, 2) -> views(2, *trained, 2) | make_result: 1 / N_CLASSES -> 1 / N_PRIMARY
+     make_voxel_data: views(2, *_a, 2) -> views(2, *trained, 2)
   test_every_image_counts_once_in_an_accuracy | accuracy: _a.argmax -> _a.argmin |
      forward_in_batches: len(images) -> len(images) - 1
   test_the_loss_of_an_epoch_is_the_mean_over_its_images | train: len(batch) -> config.batch_size |
@@ -113,7 +113,7 @@ multimnist_capsnet.py test_protocol
      evaluate: _a.sources -> _a.images |
      train: state.end_epoch(config.steps_per_epoch, evaluate(model, state.params, data.test, workers))
      -> state.end_epoch(config.steps_per_epoch + 1, evaluate(model, state.params, data.test, workers)) |
-     assess: len(batch.labels) -> len(batch.labels) - EVALUATION_BATCH | make_result: _a.n_pairs -> _a.n_classes |
+     assess: len(batch.labels) -> len(batch.labels) - EVALUATION_BATCH |
      train: state.add(losses) -> state.add(losses, 2)
   test_settings_are_chosen_on_training_digits_that_are_not_trained_on |
      hold_out: Digits(digits.name, _a, _b, _c[_d:], _e[_d:]) -> Digits(digits.name, _a, _b, _c[:n], _e[:n])
@@ -170,7 +170,7 @@ mnist_affine_capsnet.py test_protocol
      make_data: Data(_a, _b, _c, _d, _e[:_f], _g[:_f]) -> Data(_a, _b, _c, _d, _b[:_f], _c[:_f]) |
      make_data: digits.train_labels[held_out] -> digits.train_labels[train][:len(val)] |
      accuracy_and_error: _a.argmax -> _a.argmin | accuracy_and_error: _a.size -> len(_a) |
-     run_tests: rotated_set(_a, _b, _c, _d) -> rotated_set(_a, _b, 0.0, _d) | make_result: base.N_CLASSES -> 45
+     run_tests: rotated_set(_a, _b, _c, _d) -> rotated_set(_a, _b, 0.0, _d)
   test_jitter_is_drawn_for_each_image | training_batch: (_a, 2) -> (1 or _a, 2)
   test_every_digit_is_trained_on | training_batch: len(data.labels) -> len(data.labels) - 1
   test_defaults_are_the_stored_ones | module: 0.8 -> 0.9 | module: 91 -> 90
@@ -196,8 +196,7 @@ conv_matrix_capsules.py test_protocol
      evaluate: {'familiar_accuracy': _a.test, 'held_out_accuracy': _b}
      -> {'familiar_accuracy': _a.train, 'held_out_accuracy': _b} |
      evaluate: {'familiar_accuracy': _a, 'held_out_accuracy': _b.held_out}
-     -> {'familiar_accuracy': _a, 'held_out_accuracy': _a} | make_result: _a - _b -> _b - _a |
-     make_result: 1 / _a.n_classes -> 1 / 10
+     -> {'familiar_accuracy': _a, 'held_out_accuracy': _a} | make_result: _a - _b -> _b - _a
   test_every_image_counts_once_in_an_accuracy | in_parts: range(0, _a, _b) -> range(0, _a - 1, _b)
   test_the_loss_of_an_epoch_is_the_mean_over_its_images | train: len(batch.labels) -> config.batch_size
   test_the_convolutional_cnn_is_the_nearest_in_size |

@@ -64,10 +64,11 @@ def test_own_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_run(key: str, script: Any, argv: list[str], tolerance: float = 1e-6) -> None:
     config = config_of(script, argv)
-    with patch.object(Session, "begin", autospec=True, side_effect=Session.begin) as begin:
+    with patch.object(Session, "trainings", autospec=True, side_effect=Session.trainings) as trainings:
         result = script.run(config, script.Options(quiet=True, threads=1))
-    for session, model, n_steps in (call.args for call in begin.call_args_list):  # as the progress bar has it
-        assert session.states[model.name].step == n_steps or getattr(config, "match_accuracy", None)
+    ((session, n_steps),) = (call.args for call in trainings.call_args_list)
+    for name, state in session.trained.items():  # as the progress bar has it
+        assert state.step == n_steps(name) or getattr(config, "match_accuracy", None)
     kept = {name: part for name, part in result.items() if name not in ("config", "version")}
     check(key, {"data": script.make_data(config), "result": kept}, tolerance)
 

@@ -168,7 +168,7 @@ def test_a_row_has_the_numbers_of_its_model() -> None:
     table = rows_table([{"headline": "k", "settings": {"default": {"models": models, "runs": [{}]}}}], {})
     assert [line.split()[1::6] for line in table.splitlines()[2:]] == [["a", "0.100"], ["b", "0.900"]]
     entry = {"values": {"kind": "x"}, "models": models, "runs": [{}]}  # one of two seeds, the other is lost
-    table = grid_table({"headline": "k", "axes": [["kind"]], "seeds": [0, 1], "settings": {"kind=x": entry}}, {})
+    table = grid_table({"headline": "k", "seeds": [0, 1], "settings": {"kind=x": entry}}, {})
     assert table.splitlines()[2].split()[1::2] == ["x", "1", "0.100", "0.900"]
 
 
@@ -181,7 +181,7 @@ def test_tables_of_one_three_and_six_seeds() -> None:
             name: {"n_params": 1234} | dict(zip(("top", "loss"), rng.random(2).tolist(), strict=True)) for name in names
         }} for k in range(n)] for setting, names in settings.items()}  # fmt: skip
         settings_of = {name: {"values": {"kind": name}, "runs": of} for name, of in runs.items()}
-        document = {"headline": "top", "reference": "a", "axes": [["kind"]], "settings": settings_of}
+        document = {"headline": "top", "reference": "a", "settings": settings_of}
         return summarise_comparison(document)
 
     both, options = ("a", "b"), {"metrics": "top,loss", "digits": "2"}
@@ -314,7 +314,6 @@ PLANTED: list[tuple[tuple[Any, ...], Any, str]] = [  # where, the wrong value, t
     (("headline",), "f1", "has no f1 of capsules"),
     (("seeds",), [0, 1], "its experiment or seeds are not those of its command"),
     (("experiment",), "other", "its experiment or seeds are not those of its command"),
-    (("axes",), [["kind"]], "its axes are not those of its command"),
     (("settings",), {}, "its settings are not those of its command"),
     (("settings", "default", "values"), {"kind": "b"}, "its settings are not those of its command"),
     (("settings", "default", "runs", 0, "seed"), 1, "its runs are not of its seeds"),

@@ -179,7 +179,7 @@ def test_the_loss_is_told_how_much_of_the_training_is_done() -> None:
         progresses.append(progress)
         return model.loss(scores, labels, progress)
 
-    s.train(model._replace(loss=loss), config, s.make_data(config), init_state(model, config))
+    s.train(model._replace(loss=loss), config, s.make_data(config), init_state(model, config), lambda *_: None)
     np.testing.assert_allclose(progresses, np.linspace(0, 1, 9))
 
 

@@ -56,7 +56,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 def test_result_and_table(trained: Trained) -> None:
     _, _, result = trained
-    assert result["chance"] == pytest.approx(1 / 3)
     assert result["config"]["class_names"] == sorted(CLASSES)
     assert result["config"]["image_size"] == 20
     assert result["classes"] == {name: [16, 4] for name in sorted(CLASSES)}
