@@ -13,6 +13,7 @@ and from results of compare_seeds.py:
 
     novel_viewpoints.png    accuracy on toys beyond the trained range, and on held-out against familiar views
     shapes_accuracy.png     accuracy on drawn shapes, and the networks' difference, beyond the trained range
+    table_2.png             errors on novel viewpoints at equal errors on familiar ones, beside the paper's table 2
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 from support.figures import (  # isort: skip
     BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, PAPER_CNN, VIEWPOINT_METRICS, FigureOptions, ModelStyle,
     Run, accuracy_axis, choice_of_figures, darkened, draw_histories, evenly_spaced_indices, figure_script,
-    head_legend, lightened, load_or_train, make_figure, model_handles, model_line, plot_band, plural,
+    head_legend, interval, lightened, load_or_train, make_figure, model_handles, model_line, plot_band, plural,
     settings_in, tested, weighted_quantiles, with_minus_sign,
 )  # fmt: skip
 
@@ -30,13 +31,15 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 import conv_matrix_capsules as experiment
+from claims import at_equal_values
 from conv_matrix_capsules import Array, Config, viewpoint
 from multimnist_capsnet import resolve_auto
 
@@ -200,6 +203,51 @@ def draw_shapes_accuracy(views: Sequence[Views]) -> Figure:
     return fig
 
 
+PAPER_TABLE_2 = {  # errors in percent, of one network each
+    "azimuth": {"cnn": [20.0], "capsules": [13.5]}, "elevation": {"cnn": [17.8], "capsules": [12.3]}
+}  # fmt: skip
+
+
+def read_table_2(folder: Path) -> dict[str, dict[str, Array]]:
+    """By angle and model: of each seed the error in percent on novel viewpoints, where the accuracy on familiar ones is
+    the same for both models. Raises UserError where runs are missing."""
+    found: dict[str, dict[str, Array]] = {}
+    for angle in PAPER_TABLE_2:
+        models, path = ("cnn", "capsules"), folder / f"toys_{angle}s.json"
+        pairs = [[(run, model) for model in models] for run in settings_in(path)[0]["runs"]]
+        values = np.array([at_equal_values(pair, "held_out_accuracy", "familiar_accuracy") for pair in pairs])
+        found[angle] = {model: 100 * (1 - values[:, m]) for m, model in enumerate(models)}
+    return found
+
+
+def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
+    """Errors as bars: the paper's on the left, ours with their intervals on the right."""
+    n = max(len(values) for models in ours.values() for values in models.values())
+    text = (
+        "[Hinton 2018, table 2]: smallNORB, one network of each kind; here: generated toys, networks of equal size,"
+        f"\nmeans and 95 % intervals of {n} sets of toys; both where the errors on familiar viewpoints are the same"
+    )
+    fig = make_figure(3.9, "Errors on novel viewpoints, the paper's and ours", text)
+    head_legend(fig, [Patch(color=style.colour, label=style.label) for style in (PAPER_CNN, CNN, EM_CAPSULES)])
+    axes = fig.subplots(1, 2, sharey=True)
+    sides: Any = (("the paper", PAPER_TABLE_2, PAPER_CNN), ("here", ours, CNN))
+    for ax, (title, errors, cnn) in zip(axes, sides, strict=True):
+        for m, (name, style) in enumerate((("cnn", cnn), ("capsules", EM_CAPSULES))):
+            bars = [interval(np.array(models[name])) for models in errors.values()]
+            heights, halves = (np.array(part, float) for part in zip(*bars, strict=True))
+            x = np.arange(len(errors)) + 0.36 * (m - 0.5)
+            ax.bar(x, heights, 0.34, yerr=halves if title == "here" else None, capsize=3, color=style.colour, zorder=2)
+            for at, height in zip(x, heights, strict=True):
+                ax.text(at, 0.6, f"{height:.1f}", ha="center", va="bottom", fontweight="bold", zorder=4,
+                        bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"})  # fmt: skip
+        ax.set_xticks(range(len(errors)), [f"novel {angle}s" for angle in errors])
+        ax.tick_params(axis="x", length=0)
+        ax.grid(False, axis="x")
+        ax.set_title(title, fontweight="bold")
+    axes[0].set_ylabel("error, %")
+    return fig
+
+
 # --- Files and command line -------------------------------------------------------------------------------------------
 
 OF_RUN = {"training_curves": draw_training_curves, "vote_distances": draw_vote_distances}
@@ -212,6 +260,7 @@ VIEW_RESULTS = [
 OF_RESULTS: dict[str, Callable[[], Figure]] = {
     "novel_viewpoints": lambda: draw_novel_viewpoints(read_views(VIEW_RESULTS)),
     "shapes_accuracy": lambda: draw_shapes_accuracy(read_views(SHAPES_RESULTS)),
+    "table_2": lambda: draw_table_2(read_table_2(RESULTS)),
 }
 FREE = ("data_dir", "n_test")  # settings that may differ from those of a checkpoint
 
@@ -230,7 +279,7 @@ main = figure_script(
     "Draw the figures of the convolutional matrix capsules, from a checkpoint or after training them.",
     [
         ("--checkpoint run.safetensors", "All figures of these networks: about 10 seconds."),
-        ("--figures novel_viewpoints", "From committed results of five seeds: about 5 seconds."),
+        ("--figures novel_viewpoints,table_2", "From committed results of five seeds: about 5 seconds."),
     ],
     trained, OF_RUN, OF_RESULTS,
 )  # fmt: skip

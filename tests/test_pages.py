@@ -115,6 +115,7 @@ def test_the_command_of_a_page_is_that_of_the_result(path: str, words: list[str]
         (visualize_multimnist_capsnet, "--figures=scaling"),
         (visualize_capsule_attacks, "--figures=attack_seeds"),
         (visualize_conv_matrix_capsules, "--figures=novel_viewpoints"),
+        (visualize_conv_matrix_capsules, "--figures=table_2"),
     ],
 )
 def test_figures_of_committed_results_are_drawn(

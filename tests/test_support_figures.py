@@ -30,7 +30,7 @@ OF_FILES = {  # the figures that need results
     "smallnorb_novel_viewpoint": set(),
     "multimnist_capsnet": {"scaling"},
     "mnist_affine_capsnet": set(),
-    "conv_matrix_capsules": {"novel_viewpoints", "shapes_accuracy"},
+    "conv_matrix_capsules": {"novel_viewpoints", "shapes_accuracy", "table_2"},
 }
 
 

@@ -18,6 +18,7 @@ from fast.workers import SERIAL
 from figure_checks import assert_same, check_held, drawn, held, legend_of
 from helpers import EXPERIMENTS, config_of
 from support.optimizers import TrainState
+from support.results import parse_json
 from support.run import init_states
 from support.statistics import t_quantile
 
@@ -114,6 +115,29 @@ def test_differences_on_shapes_are_capsules_minus_cnn() -> None:
     check_held(fig.axes[1], lines={"Matrix capsules": [x, gain]},
                bands=[[x, gain - 100 * half, gain + 100 * half]], levels=[0])  # fmt: skip
     assert fig.axes[0].get_title("left") == "new azimuths, 2 sets"
+
+
+def test_table_2_is_read_where_familiar_accuracies_are_equal() -> None:
+    """The CNN ends at 0.7 on familiar viewpoints, where capsules have 0.3 on novel ones: halfway through."""
+    for angle, more in (("azimuth", 0.0), ("elevation", 0.1)):
+        viewed(f"{angle}s_capsules", "capsules", angle, [0.6, 0.8], [0.2 + more, 0.4 + more])
+        viewed(f"{angle}s_cnn", "cnn", angle, [0.5, 0.7], [0.1, 0.2])
+        paths = [figures.RESULTS / f"toys_{angle}s{end}.json" for end in ("_capsules", "_cnn", "")]
+        one, other = map(parse_json, paths[:2])
+        for run, added in zip(one["settings"][""]["runs"], other["settings"][""]["runs"], strict=True):
+            run["history"] |= added["history"]
+        paths[2].write_text(json.dumps(one))
+    ours = figures.read_table_2(figures.RESULTS)
+    assert_same(ours["azimuth"], {"cnn": [80, 70], "capsules": [70, 60]}, "azimuth")
+    fig = drawn(lambda: figures.draw_table_2(ours))
+    paper, here = fig.axes
+    assert legend_of(fig) == ["CNN of the paper", "CNN of equal size", "Matrix capsules"]
+    check_held(paper, bars=[[20.0, 17.8], [13.5, 12.3]])
+    check_held(here, bars=[[75, 75], [65, 55]], texts=["75.0", "75.0", "65.0", "55.0"])
+    half = 5 * t_quantile(2)
+    bars: Any = next(container for container in here.containers if hasattr(container, "errorbar"))
+    (_, bottom), (_, top) = bars.errorbar.lines[2][0].get_segments()[0]
+    assert (bottom, top) == pytest.approx((75 - half, 75 + half))
 
 
 def test_attacks_are_means_and_intervals_with_the_papers_beside() -> None:
