@@ -8,7 +8,7 @@ import inspect
 import itertools
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
@@ -43,11 +43,17 @@ def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -
     assert program.measure(60, 1) == {"smallnorb": 60, "matrix_capsules": 15, "multimnist": 60}
 
 
+def named(build: Any, **arguments: Any) -> Any:
+    """A step that is timed, and what it is given."""
+    return [f"{build.__module__}.{build.__name__}", arguments]
+
+
 def test_what_is_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(program, "compare", lambda builds, n: [n, *builds])
+    every: Any = lambda builds, n: [n, {name: named(of, **given) for name, (of, given) in builds.items()}]  # noqa: E731
+    monkeypatch.setattr(program, "compare", every)
     for there in ("torch", "none"):
         monkeypatch.setattr(program, "version_of", lambda package, there=there: package == there)
-        check(there, {"tables": program.measure(100, 1), "says": capsys.readouterr().err})
+        check(there, {"tables": program.measure(100, 2), "says": capsys.readouterr().err})
     assert program.measure(4, 1, "smallnorb").keys() == {"smallnorb"}
     problems = {name: module.problem() for name, module in program.MODULES.items()}
     check("problems", {name: [config, batch] for name, (config, _, batch) in problems.items()})
@@ -85,6 +91,15 @@ def test_composites_are_rendered_and_parameters_updated(monkeypatch: pytest.Monk
     assert update.call_count == 1
 
 
+def test_a_step_has_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_workers = benchmark.numpy_step, benchmark.usual_products_step, conv_matrix_capsules.numpy_step
+    limits = smallnorb.threadpoolctl, "threadpool_limits", smallnorb.numpy_step
+    for module, crew, build in (*((inspect.getmodule(step), "Workers", step) for step in of_workers), limits):
+        monkeypatch.setattr(module, crew, asked := MagicMock())
+        build(B, threads=3)
+        asked.assert_called_once_with(3)
+
+
 def test_scaling_has_a_row_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
     table = scaling.scale(smallnorb.numpy_step, "batch size", {"2": {"batch_size": 2}}, [1, 2], 1)
     assert table["columns"] == ["batch size", "1 thread, ms", "2 threads, ms", "1 thread, MiB", "2 threads, MiB"]
@@ -92,9 +107,6 @@ def test_scaling_has_a_row_for_each_size(monkeypatch: pytest.MonkeyPatch) -> Non
     assert table["rows"][0][0] == "2"
     assert min(table["rows"][0][1:]) > 0
     assert scaling.TYPES["8"]["sizes"] == conv_matrix_capsules.SIZES  # types alone grow
-    monkeypatch.setattr(scaling, "scale", lambda build, *_: build.__module__.removeprefix("benchmarks."))
-    for name, module in scaling.measure(1, 2).items():
-        assert name.replace("matrix", "conv_matrix").startswith(f"{module}_")
 
 
 NETWORKS = ("smallnorb", "multimnist", "matrix_capsules")
@@ -184,11 +196,10 @@ def test_every_step_in_jax_runs_to_its_end(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_scaling_has_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "in_fresh_process", timed := Mock(return_value=(0.01, 90.0)))
-    tables = scaling.measure(1, 2)
+    tables = scaling.measure(100, 2)
     assert [row[0] for row in tables["multimnist_batch"]["rows"]] == ["8", "16", "32", "64", "128"]
     assert tables["multimnist_batch"]["rows"][0][1:] == [10.0, 10.0, 90, 90]  # ms and MiB, for one and two threads
-    sizes = [call.kwargs for call in timed.call_args_list]
-    assert (128, 256) in {(given.get("batch_size"), given.get("conv_channels")) for given in sizes}
+    check("scaling", {"tables": tables, "timed": [named(**call.kwargs) for call in timed.call_args_list]})
 
 
 def test_the_figure_has_a_bar_for_each_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
