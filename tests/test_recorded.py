@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +17,7 @@ from PIL import Image
 from data import pictures, shapes, stroke_digits, toy_norb
 from helpers import EXPERIMENTS, ROOT, config_of, smallest, write_folder
 from recorded import check
+from support.optimizers import TrainState
 from support.training import Session
 
 VIEWS = "--n-train-views 2 --n-test-views 3 --n-elev 2 --n-per-combo 2"
@@ -63,13 +66,24 @@ def test_own_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_run(key: str, script: Any, argv: list[str], tolerance: float = 1e-6) -> None:
-    config = config_of(script, argv)
-    with patch.object(Session, "begin", autospec=True, side_effect=Session.begin) as begin:
+    """By a clock that goes on a second each time it is read: a step takes one, and the tests after an epoch others."""
+    config, clock, append = config_of(script, argv), itertools.count(), TrainState.append
+
+    def tested(state: TrainState, metrics: Any) -> None:
+        time.perf_counter()
+        append(state, metrics)
+
+    with (
+        patch("time.perf_counter", clock.__next__),
+        patch.object(TrainState, "append", tested),
+        patch.object(Session, "begin", autospec=True, side_effect=Session.begin) as begin,
+    ):
         result = script.run(config, script.Options(quiet=True, threads=1))
     for session, model, n_steps in (call.args for call in begin.call_args_list):  # as the progress bar has it
         assert session.states[model.name].step == n_steps or getattr(config, "match_accuracy", None)
     kept = {name: part for name, part in result.items() if name not in ("config", "version")}
-    check(key, {"data": script.make_data(config), "result": kept}, tolerance)
+    times = [[value for name, value in model.items() if "seconds" in name] for model in result["models"].values()]
+    check(key, {"data": script.make_data(config), "result": kept, "times": times}, tolerance)
 
 
 def test_drawn_data(tmp_path: Path) -> None:
