@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -130,15 +131,17 @@ def test_even_assignments_are_those_of_the_first_iteration(routing: conv.Routing
 
 
 def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negatives are those of the same poses, and every seed draws its own."""
-    votes_forward, sizes = m.viewpoint.votes_forward, list[int]()
+    """The negatives are those of the same poses, and every seed draws its own. In float64."""
+    votes_forward, sizes, last = m.viewpoint.votes_forward, list[int](), dict[str, Array]()
 
     def spy(pose: Array, w: Array) -> Any:
         sizes.append(len(pose))
+        last.update(pose=pose, w=w)
         np.testing.assert_array_equal(pose[len(pose) // 2 :], -pose[: len(pose) // 2])
         return votes_forward(pose, w)
 
     monkeypatch.setattr(m.viewpoint, "votes_forward", spy)
+    monkeypatch.setattr(m.viewpoint, "Config", functools.partial(m.viewpoint.Config, dtype="float64"))
     assert m.main(["--study", "signs", "--seed", "3", f"--out-json={tmp_path / 'out.json'}"]) == 0
     assert sizes == 2 * [*[2 * 16] * 300, 2 * 500]  # of training and test
     result = json.loads((tmp_path / "out.json").read_text())
@@ -146,6 +149,7 @@ def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path, monkeypa
     assert metrics["sign_accuracy"] == result["chance"] == 0.5
     assert metrics["biased_sign_accuracy"] > 0.95
     assert metrics["n_params"] == 8 * 2 * 16 + 2 * (1 + 1 + 16)
+    check("signs", [metrics, last])
     monkeypatch.setattr(m, "sign_accuracy", lambda config, rng, biased: (rng.random(), 0))
     assert m.sign_study(0) != m.sign_study(1)
 
