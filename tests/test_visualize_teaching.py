@@ -147,6 +147,7 @@ def test_votes_and_gaussians_are_of_the_true_class_and_its_rival() -> None:
         np.testing.assert_allclose([of_class.get_sizes() for of_class in dots], 4 + 130 * mass)
         widths = [(patch.width, patch.height) for patch in ax.patches if isinstance(patch, Ellipse)]
         np.testing.assert_allclose(widths, np.tile(2 * np.sqrt(sigma_sq[[1, 3], :1]), 2))
+    drawn(lambda: pictures.draw_em_routing(VIEW._replace(sigma_sq=VIEW.mu**2)))  # no circles
 
 
 def test_the_spread_loss_is_of_true_minus_wrong() -> None:
