@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,9 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("words", VARIANTS)
-def test_a_study_from_the_command_line(words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_study_from_the_command_line(
+    words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It trains, tests, saves, and goes on from what is saved to the bits of an unbroken run."""
     small(monkeypatch)
     argv = [*words.split(), "--n-epochs=2", "--quiet"]
@@ -188,6 +191,7 @@ def test_a_study_from_the_command_line(words: str, monkeypatch: pytest.MonkeyPat
         argv.append(f"--data-dir={digits_folder()}")
     whole, again, saved = tmp_path / "whole.json", tmp_path / "again.json", tmp_path / "c.safetensors"
     assert m.main([*argv, f"--out-json={whole}"]) == 0
+    printed = re.sub(r"(?<=train_seconds) .*", "", capsys.readouterr().out).replace(str(digits_folder()), "FOLDER")
 
     config = config_of(m, argv)
     options = m.Options(quiet=True, checkpoint=saved)
@@ -201,7 +205,7 @@ def test_a_study_from_the_command_line(words: str, monkeypatch: pytest.MonkeyPat
     assert m.main([*argv, f"--out-json={again}", f"--checkpoint={saved}", "--resume"]) == 0
     one, other = (json.loads(path.read_text()) for path in (whole, again))
     assert one["history"] == other["history"]
-    check(f"what_routing_does {words}", {"history": one["history"], "models": one["models"]})
+    check(f"what_routing_does {words}", {"history": one["history"], "models": one["models"], "printed": printed})
     ((name, metrics),) = one["models"].items()
     assert len(one["history"][name]["train_loss"]) == 2
     assert name == ("capsnet" if "study" in words else "capsules")
