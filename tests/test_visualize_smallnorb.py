@@ -191,7 +191,7 @@ def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> Non
 
 def test_the_drop_is_what_is_lost(run: figures.Run) -> None:
     state = TrainState("cnn", {})
-    state.history = {"familiar_accuracy": [0.5, 0.9], "held_out_accuracy": [0.4, 0.3]}
+    state.history = {"familiar_accuracy": [0.5, 0.6, 0.9], "held_out_accuracy": [0.4, 0.2, 0.3]}
     ax = drawn(lambda: figures.draw_extrapolation_bars(run._replace(states={"cnn": state})), record=False).axes[0]
     check_held(ax, bars=[[0.9, 0.3]], levels=[0.2, 0.6])
     assert held(ax)["ticks"][0] == ["Small CNN\ndrop 0.600"]
