@@ -84,6 +84,19 @@ def test_accuracy_by_azimuth_is_the_accuracy_there(run: figures.Run) -> None:
         assert accuracy[name][25] == pytest.approx(experiment.accuracy(model, run.states[name].params, part))
 
 
+def test_accuracy_by_azimuth_is_of_the_test_images_there(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which there may be more at one azimuth than at another."""
+    labels, zeros = np.arange(5), np.zeros(5)
+    split = experiment.Split(zeros, labels, np.array([0.0, 0, 20, 20, 20]), zeros, labels)
+    nothing = experiment.Split(*(part[:0] for part in split))
+    monkeypatch.setattr(experiment, "predict_scores", lambda *_: np.eye(5)[[0, 0, 2, 3, 3]])
+    config = dataclasses.replace(run.config, dataset="smallnorb")
+    of_files = run._replace(config=config, data=experiment.Data(nothing, split, nothing))
+    angles, accuracy = figures.accuracy_by_azimuth(of_files)
+    assert angles.tolist() == [0, 20]
+    assert {name: values.tolist() for name, values in accuracy.items()} == {name: [1 / 2, 2 / 3] for name in run.states}
+
+
 def norb_views(grey: float, azimuths: list[float], elevations: list[float]) -> experiment.Split:
     """Every class at each azimuth and elevation; a picture's grey says the set, class, azimuth and elevation."""
     labels, a, e = (part.ravel() for part in np.meshgrid(np.arange(5), azimuths, elevations, indexing="ij"))
