@@ -33,11 +33,11 @@ def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -
     }
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now[-1])
     assert measure.interleave(steps, 3, warm_up=0) == {"ours": 2, "theirs": 4}
-    monkeypatch.setattr(program, "interleave", lambda *_: {program.OURS: 0.002, "theirs": 0.003})
+    monkeypatch.setattr(program, "interleave", lambda *_: {program.OURS: 0.002, "theirs": 0.01 / 3})
     monkeypatch.setattr(program, "in_fresh_process", lambda function, build, repetitions: (0.1, 50.2))
     builds: dict[str, Any] = dict.fromkeys((program.OURS, "theirs"), (lambda: lambda: None, {}))
     table = program.compare(builds, 3)
-    assert table["rows"] == [[program.OURS, 1.0, 2.0, 50], ["theirs", 1.5, 3.0, 50]]
+    assert table["rows"] == [[program.OURS, 1.0, 2.0, 50], ["theirs", 1.67, 3.33, 50]]
     monkeypatch.setattr(program, "candidates", lambda *_: {})
     monkeypatch.setattr(program, "compare", lambda _, repetitions: repetitions)
     assert program.measure(60, 1) == {"smallnorb": 60, "matrix_capsules": 15, "multimnist": 60}
@@ -86,9 +86,10 @@ def test_bare_products_are_those_of_the_layers(monkeypatch: pytest.MonkeyPatch) 
 
 def test_composites_are_rendered_and_parameters_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(benchmark.overlay_step(B)(), m.Batch)
-    monkeypatch.setattr(m, "update", update := Mock(wraps=m.update))
-    benchmark.numpy_step(B, 8, 1)()
-    assert update.call_count == 1
+    for module, update in ((m, "update"), (smallnorb, "adamw_step"), (conv_matrix_capsules, "adamw_step")):
+        monkeypatch.setattr(module, update, updated := Mock(wraps=getattr(module, update)))
+        (benchmark if module is m else module).numpy_step(B, threads=1)()
+        assert updated.call_count == 1
 
 
 def test_a_step_has_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +174,9 @@ def test_pytorch_computes_our_losses_and_gradients(network: str, monkeypatch: py
     with torch.no_grad():
         for key, (_, q) in pairs:
             q.copy_(torch.tensor(arranged(key, params[key])).reshape(q.shape))
+    monkeypatch.setattr(torch.nn.functional, "logsigmoid", e_step := Mock(wraps=torch.nn.functional.logsigmoid))
     loss = loss_of(theirs, x)
+    assert e_step.call_count == {"smallnorb": 2, "matrix_capsules": 3 * 2, "multimnist": 0}[network]  # of each layer
     loss.backward()
     assert loss.item() == pytest.approx(expected, rel=1e-6)
     for key, (name, q) in pairs:
@@ -190,15 +193,44 @@ def test_every_step_in_jax_runs_to_its_end(monkeypatch: pytest.MonkeyPatch) -> N
         step = jax_networks.jax_step(network, 2)
         step()
         step()
+        config, model, _ = program.MODULES[network].problem(2)
+        before, after = init_state(model, config).params, wait.call_args.args[0][0]
+        moved = {key: float(np.abs(after[key] - p).max()) for key, p in before.items()}
+        assert moved == pytest.approx(dict.fromkeys(moved, 2e-6), rel=0.2)  # by the rate in each step
     assert wait.call_count == 6
     assert inspect.signature(jax_networks.jax_step).parameters["batch_size"].default == 32
 
 
+def test_a_step_in_pytorch_is_what_its_row_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch, "compile", compiled := Mock(side_effect=lambda network: network))
+    monkeypatch.setattr(torch.optim, "Adam", adam := Mock(wraps=torch.optim.Adam))
+    network, x, seen = torch.nn.Conv2d(2, 3, 3), torch.rand(4, 2, 5, 5), list[Any]()
+
+    def loss(f: Any, x: Any) -> Any:
+        out = f(x)
+        seen.append((out.dtype, *(t.is_contiguous(memory_format=torch.channels_last) for t in (x, network.weight))))
+        return out.float().square().sum()
+
+    for on in (False, True):
+        before, options = network.weight.detach().clone(), dict.fromkeys(("compiled", "fused", "bfloat16"), on)
+        step = measure.torch_adam_step(network, loss, x, (network,), threads=1, channels_last=on, **options)
+        step()
+        step()
+        assert float((network.weight.detach() - before).abs().max()) == pytest.approx(2e-6, rel=0.1)
+        assert torch.get_num_threads() == 1
+        if not on:
+            (gradient,) = torch.autograd.grad(loss(network, x), network.weight)
+            np.testing.assert_allclose(network.weight.grad, gradient, rtol=0.01, atol=0.01)
+    assert seen == [(torch.float32, False, False)] * 3 + [(torch.bfloat16, True, True)] * 2
+    assert (compiled.call_count, [call.kwargs["fused"] for call in adam.call_args_list]) == (1, [False, True])
+
+
 def test_scaling_has_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "in_fresh_process", timed := Mock(return_value=(0.01, 90.0)))
+    monkeypatch.setattr(scaling, "in_fresh_process", timed := Mock(return_value=(0.01 / 3, 90.0)))
     tables = scaling.measure(100, 2)
     assert [row[0] for row in tables["multimnist_batch"]["rows"]] == ["8", "16", "32", "64", "128"]
-    assert tables["multimnist_batch"]["rows"][0][1:] == [10.0, 10.0, 90, 90]  # ms and MiB, for one and two threads
+    assert tables["multimnist_batch"]["rows"][0][1:] == [3.33, 3.33, 90, 90]  # ms and MiB, for one and two threads
     check("scaling", {"tables": tables, "timed": [named(**call.kwargs) for call in timed.call_args_list]})
 
 
