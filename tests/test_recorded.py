@@ -137,4 +137,6 @@ def test_constants() -> None:
         lines = re.findall(r"^([A-Z][A-Z0-9_, ]*)(?:: [^=\n]+)? = ", path.read_text(), re.MULTILINE)
         names = [name for line in lines for name in line.split(", ")]
         found[module.__name__] = {name: numbers_in(getattr(module, name)) for name in names}
+        if path.name.startswith("visualize"):  # which results and which metric a figure reads
+            found[module.__name__] |= {name: getattr(module, name) for name in names if re.search("RESULT|_OF$", name)}
     check("constants", found, tolerance=1e-9)
