@@ -16,6 +16,7 @@ import smallnorb_novel_viewpoint as experiment
 import visualize_smallnorb_novel_viewpoint as figures
 from figure_checks import cells, check_held, draw_coarsely, drawn, held, legend_of
 from support.checkpoints import load_checkpoint
+from support.figures import make_figure
 from support.files import UserError
 from support.optimizers import TrainState
 from support.statistics import t_quantile
@@ -198,6 +199,11 @@ def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> Non
     assert held(dial)["texts"][0] == "azimuth 270°: held out"
     over_north = dataclasses.replace(run.config, train_azimuths=(-60, 80))
     assert animation.where_is(over_north, 300)[0] == "trained on"
+    for low, shown in ((0, [0, 90]), (-1, [-90, 90])):
+        elevations: Any = {"train_elevations": (low, 35), "test_elevations": (40, 70)}
+        quadrant: Any = make_figure(2, "", "").add_subplot(projection="polar")
+        animation.add_dial(quadrant, Config(**elevations))
+        assert [quadrant.get_thetamin(), quadrant.get_thetamax()] == pytest.approx(shown)
     lines = {"Matrix capsules": [[1, 2], [0.4, 0.6]], "CNN of equal size": [[1, 2], [0.4, 0.6]]}
     check_held(curve, lines=lines, levels=[0.2, 0.6])
 
