@@ -96,6 +96,8 @@ def test_overlays_say_from_which_capsules_they_are_drawn(run: figures.Run, seen:
     np.testing.assert_allclose(cells(wrong, 3, 6, (3, 3))[1:, 1], expected, atol=GREYS)
     assert all(said.startswith("* ") and said[2:5] == true[:3] and said[6:] != true[4:] for true, said in names[16:])
     assert len(names) == 20
+    few = seen._replace(hits=np.where(np.arange(60) < 15, seen.hits, 0))  # five are right
+    drawn(lambda: figures.draw_overlay(run._replace(tested=few)))
 
 
 def test_lengths_and_outcomes_are_bars(run: figures.Run, seen: figures.Predictions) -> None:
