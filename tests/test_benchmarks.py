@@ -244,5 +244,5 @@ def test_the_figure_has_a_bar_for_each_form(tmp_path: Path, monkeypatch: pytest.
     assert figure.main([f"--outdir={tmp_path}"]) == 0
     assert (tmp_path / "speed" / "steps.png").stat().st_size < 600_000
     check_held(drawn(lambda: figure.draw_steps(steps)).axes[1], bars=[[7.6] * len(figure.FORMS)])
-    without = {name: table | {"rows": rows[:1] + rows[2:]} for name, table in steps.items()}  # as without PyTorch
+    without = steps | {"smallnorb": steps["smallnorb"] | {"rows": rows[:1] + rows[2:]}}  # as where PyTorch fails
     check_held(drawn(lambda: figure.draw_steps(without)).axes[1], bars=[[7.6] * (len(figure.FORMS) - 1)])
