@@ -181,8 +181,8 @@ def image_gradient(model: Model, params: Params, images: Array, labels: Array, l
 
 
 def attack(
-    model: Model, params: Params, images: Array, labels: Array, loss: Loss, epsilon: float,
-    n_steps: int = 1, pixel_range: tuple[float, float] = (0.0, 1.0),
+    model: Model, params: Params, images: Array, labels: Array, loss: Loss, epsilon: float, n_steps: int,
+    pixel_range: tuple[float, float],
 ) -> Array:  # fmt: skip
     """Images (B, H, W, C) that raise the loss, no pixel of which is moved by more than ``epsilon`` or out of its
     range."""

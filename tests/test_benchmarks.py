@@ -8,7 +8,7 @@ import inspect
 import itertools
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
@@ -33,21 +33,27 @@ def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -
     }
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now[-1])
     assert measure.interleave(steps, 3, warm_up=0) == {"ours": 2, "theirs": 4}
-    monkeypatch.setattr(program, "interleave", lambda *_: {program.OURS: 0.002, "theirs": 0.003})
+    monkeypatch.setattr(program, "interleave", lambda *_: {program.OURS: 0.002, "theirs": 0.01 / 3})
     monkeypatch.setattr(program, "in_fresh_process", lambda function, build, repetitions: (0.1, 50.2))
     builds: dict[str, Any] = dict.fromkeys((program.OURS, "theirs"), (lambda: lambda: None, {}))
     table = program.compare(builds, 3)
-    assert table["rows"] == [[program.OURS, 1.0, 2.0, 50], ["theirs", 1.5, 3.0, 50]]
+    assert table["rows"] == [[program.OURS, 1.0, 2.0, 50], ["theirs", 1.67, 3.33, 50]]
     monkeypatch.setattr(program, "candidates", lambda *_: {})
     monkeypatch.setattr(program, "compare", lambda _, repetitions: repetitions)
     assert program.measure(60, 1) == {"smallnorb": 60, "matrix_capsules": 15, "multimnist": 60}
 
 
+def named(build: Any, **arguments: Any) -> Any:
+    """A step that is timed, and what it is given."""
+    return [f"{build.__module__}.{build.__name__}", arguments]
+
+
 def test_what_is_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(program, "compare", lambda builds, n: [n, *builds])
+    every: Any = lambda builds, n: [n, {name: named(of, **given) for name, (of, given) in builds.items()}]  # noqa: E731
+    monkeypatch.setattr(program, "compare", every)
     for there in ("torch", "none"):
         monkeypatch.setattr(program, "version_of", lambda package, there=there: package == there)
-        check(there, {"tables": program.measure(100, 1), "says": capsys.readouterr().err})
+        check(there, {"tables": program.measure(100, 2), "says": capsys.readouterr().err})
     assert program.measure(4, 1, "smallnorb").keys() == {"smallnorb"}
     problems = {name: module.problem() for name, module in program.MODULES.items()}
     check("problems", {name: [config, batch] for name, (config, _, batch) in problems.items()})
@@ -80,9 +86,19 @@ def test_bare_products_are_those_of_the_layers(monkeypatch: pytest.MonkeyPatch) 
 
 def test_composites_are_rendered_and_parameters_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(benchmark.overlay_step(B)(), m.Batch)
-    monkeypatch.setattr(m, "update", update := Mock(wraps=m.update))
-    benchmark.numpy_step(B, 8, 1)()
-    assert update.call_count == 1
+    for module, update in ((m, "update"), (smallnorb, "adamw_step"), (conv_matrix_capsules, "adamw_step")):
+        monkeypatch.setattr(module, update, updated := Mock(wraps=getattr(module, update)))
+        (benchmark if module is m else module).numpy_step(B, threads=1)()
+        assert updated.call_count == 1
+
+
+def test_a_step_has_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_workers = benchmark.numpy_step, benchmark.usual_products_step, conv_matrix_capsules.numpy_step
+    limits = smallnorb.threadpoolctl, "threadpool_limits", smallnorb.numpy_step
+    for module, crew, build in (*((inspect.getmodule(step), "Workers", step) for step in of_workers), limits):
+        monkeypatch.setattr(module, crew, asked := MagicMock())
+        build(B, threads=3)
+        asked.assert_called_once_with(3)
 
 
 def test_scaling_has_a_row_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +108,6 @@ def test_scaling_has_a_row_for_each_size(monkeypatch: pytest.MonkeyPatch) -> Non
     assert table["rows"][0][0] == "2"
     assert min(table["rows"][0][1:]) > 0
     assert scaling.TYPES["8"]["sizes"] == conv_matrix_capsules.SIZES  # types alone grow
-    monkeypatch.setattr(scaling, "scale", lambda build, *_: build.__module__.removeprefix("benchmarks."))
-    for name, module in scaling.measure(1, 2).items():
-        assert name.replace("matrix", "conv_matrix").startswith(f"{module}_")
 
 
 NETWORKS = ("smallnorb", "multimnist", "matrix_capsules")
@@ -161,7 +174,9 @@ def test_pytorch_computes_our_losses_and_gradients(network: str, monkeypatch: py
     with torch.no_grad():
         for key, (_, q) in pairs:
             q.copy_(torch.tensor(arranged(key, params[key])).reshape(q.shape))
+    monkeypatch.setattr(torch.nn.functional, "logsigmoid", e_step := Mock(wraps=torch.nn.functional.logsigmoid))
     loss = loss_of(theirs, x)
+    assert e_step.call_count == {"smallnorb": 2, "matrix_capsules": 3 * 2, "multimnist": 0}[network]  # of each layer
     loss.backward()
     assert loss.item() == pytest.approx(expected, rel=1e-6)
     for key, (name, q) in pairs:
@@ -178,17 +193,45 @@ def test_every_step_in_jax_runs_to_its_end(monkeypatch: pytest.MonkeyPatch) -> N
         step = jax_networks.jax_step(network, 2)
         step()
         step()
+        config, model, _ = program.MODULES[network].problem(2)
+        before, after = init_state(model, config).params, wait.call_args.args[0][0]
+        moved = {key: float(np.abs(after[key] - p).max()) for key, p in before.items()}
+        assert moved == pytest.approx(dict.fromkeys(moved, 2e-6), rel=0.2)  # by the rate in each step
     assert wait.call_count == 6
     assert inspect.signature(jax_networks.jax_step).parameters["batch_size"].default == 32
 
 
+def test_a_step_in_pytorch_is_what_its_row_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch, "compile", compiled := Mock(side_effect=lambda network: network))
+    monkeypatch.setattr(torch.optim, "Adam", adam := Mock(wraps=torch.optim.Adam))
+    network, x, seen = torch.nn.Conv2d(2, 3, 3), torch.rand(4, 2, 5, 5), list[Any]()
+
+    def loss(f: Any, x: Any) -> Any:
+        out = f(x)
+        seen.append((out.dtype, *(t.is_contiguous(memory_format=torch.channels_last) for t in (x, network.weight))))
+        return out.float().square().sum()
+
+    for on in (False, True):
+        before, options = network.weight.detach().clone(), dict.fromkeys(("compiled", "fused", "bfloat16"), on)
+        step = measure.torch_adam_step(network, loss, x, (network,), threads=1, channels_last=on, **options)
+        step()
+        step()
+        assert float((network.weight.detach() - before).abs().max()) == pytest.approx(2e-6, rel=0.1)
+        assert torch.get_num_threads() == 1
+        if not on:
+            (gradient,) = torch.autograd.grad(loss(network, x), network.weight)
+            np.testing.assert_allclose(network.weight.grad, gradient, rtol=0.01, atol=0.01)
+    assert seen == [(torch.float32, False, False)] * 3 + [(torch.bfloat16, True, True)] * 2
+    assert (compiled.call_count, [call.kwargs["fused"] for call in adam.call_args_list]) == (1, [False, True])
+
+
 def test_scaling_has_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "in_fresh_process", timed := Mock(return_value=(0.01, 90.0)))
-    tables = scaling.measure(1, 2)
+    monkeypatch.setattr(scaling, "in_fresh_process", timed := Mock(return_value=(0.01 / 3, 90.0)))
+    tables = scaling.measure(100, 2)
     assert [row[0] for row in tables["multimnist_batch"]["rows"]] == ["8", "16", "32", "64", "128"]
-    assert tables["multimnist_batch"]["rows"][0][1:] == [10.0, 10.0, 90, 90]  # ms and MiB, for one and two threads
-    sizes = [call.kwargs for call in timed.call_args_list]
-    assert (128, 256) in {(given.get("batch_size"), given.get("conv_channels")) for given in sizes}
+    assert tables["multimnist_batch"]["rows"][0][1:] == [3.33, 3.33, 90, 90]  # ms and MiB, for one and two threads
+    check("scaling", {"tables": tables, "timed": [named(**call.kwargs) for call in timed.call_args_list]})
 
 
 def test_the_figure_has_a_bar_for_each_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,5 +244,5 @@ def test_the_figure_has_a_bar_for_each_form(tmp_path: Path, monkeypatch: pytest.
     assert figure.main([f"--outdir={tmp_path}"]) == 0
     assert (tmp_path / "speed" / "steps.png").stat().st_size < 600_000
     check_held(drawn(lambda: figure.draw_steps(steps)).axes[1], bars=[[7.6] * len(figure.FORMS)])
-    without = {name: table | {"rows": rows[:1] + rows[2:]} for name, table in steps.items()}  # as without PyTorch
+    without = steps | {"smallnorb": steps["smallnorb"] | {"rows": rows[:1] + rows[2:]}}  # as where PyTorch fails
     check_held(drawn(lambda: figure.draw_steps(without)).axes[1], bars=[[7.6] * (len(figure.FORMS) - 1)])

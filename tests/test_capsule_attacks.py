@@ -55,6 +55,7 @@ def check_log_odds() -> None:
     check_gradient(lambda a: m.log_odds_cross_entropy(a, labels)[0], {"a": a}, {"a": da}, rng)
     assert loss == pytest.approx(expected)
     np.testing.assert_allclose(da * a * (1 - a), dz, rtol=1e-9)  # through the sigmoid nothing of it is lost
+    assert m.log_odds_cross_entropy(np.array([[1e-12, 0.5]]), np.array([0]))[0] == pytest.approx(12 * np.log(10))
     for dtype in (np.float64, np.float32):
         loss, da = m.log_odds_cross_entropy(np.array([[0, 1], [1, 0]], dtype), np.array([0, 0]))
         assert np.isfinite(loss)

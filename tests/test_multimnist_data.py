@@ -258,15 +258,18 @@ def some_strokes() -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_train_and_test_strokes_are_disjoint_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    def drawn(*counts: int) -> data.Digits:
+    def drawn(*counts: int, seed: int = 3) -> data.Digits:
         monkeypatch.setattr(data, "STROKE_COUNTS", counts)
-        return data.resolve_dataset("strokes", np.random.default_rng(3))
+        return data.resolve_dataset("strokes", np.random.default_rng(seed))
 
     digits, again = drawn(600, 300), drawn(50, 300)
     assert digits.name == "strokes"
     train = {image.tobytes() for image in digits.train_images}
     assert not train & {image.tobytes() for image in digits.test_images}
     assert np.array_equal(digits.test_images, again.test_images)  # the test set does not depend on the other
+    others = drawn(50, 300, seed=4)
+    for part in ("train_images", "test_images"):
+        assert not np.array_equal(getattr(again, part), getattr(others, part))
 
 
 def accuracy_of_class_means(images: np.ndarray, labels: np.ndarray) -> float:

@@ -86,6 +86,8 @@ def test_a_set_is_read_as_it_was_written(subset: str, zipped: bool, tmp_path: Pa
     np.testing.assert_array_equal(split.objects, 6 * arrays.info[:, 0] + arrays.info[:, 3])
     np.testing.assert_array_equal(split.images, s.shrink(arrays.dat))
     assert split.images.shape == (300, 48, 48, 2)
+    some = s.read_smallnorb(tmp_path, subset, azimuth_range=(0, 100))
+    np.testing.assert_array_equal(some.images, split.images[split.azimuths <= 100])
 
 
 def test_splits_are_the_papers(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 from unittest.mock import Mock
 
@@ -38,7 +39,9 @@ def run() -> figures.Run:
     return figures.Run(config, experiment.make_data(config), states, "seed 123", tested=tested)
 
 
-def test_turned_digits_are_those_of_the_test_sets(run: figures.Run) -> None:
+@pytest.mark.parametrize("canvas", [28, 40])
+def test_turned_digits_are_those_of_the_test_sets(run: figures.Run, canvas: int) -> None:
+    run = run._replace(config=dataclasses.replace(run.config, canvas=canvas))
     for angle in (0, 35):
         expected = experiment.rotated_set(run.data, run.config, angle).images
         np.testing.assert_array_equal(figures.turned(run, np.arange(60), angle), expected)

@@ -22,7 +22,7 @@ from support.run import init_states
 from support.statistics import t_quantile
 
 GREYS = 0.5 / 63 + 1e-6  # rounding of pictures
-HISTORY = {"set_accuracy": [0.25, 0.5], "soft_accuracy": [0.75, 0.875]}
+HISTORY = {"set_accuracy": [0.25, 0.75, 0.5], "soft_accuracy": [0.75, 0.9, 0.875]}
 
 
 @pytest.fixture(autouse=True)
@@ -32,13 +32,13 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def run() -> figures.Run:
-    """Untrained networks with histories of two epochs."""
+    """Untrained networks with histories of three epochs."""
     flags = "--dtype=float64 --seed=123 --n-test=60 --conv-channels=4"
     config = config_of(experiment, EXPERIMENTS["multimnist_capsnet"].argv(flags))
     states = init_states(experiment.make_models(config), config)
     for state in states.values():
         state.history = dict(HISTORY)
-    states["capsnet"].history |= {"train_margin_loss": [0.5, 0.2], "recon_mse": [0.09, 0.06]}
+    states["capsnet"].history |= {"train_margin_loss": [0.5, 0.3, 0.2], "recon_mse": [0.09, 0.07, 0.06]}
     return figures.Run(config, experiment.make_data(config), states, "seed 123")
 
 
@@ -96,6 +96,8 @@ def test_overlays_say_from_which_capsules_they_are_drawn(run: figures.Run, seen:
     np.testing.assert_allclose(cells(wrong, 3, 6, (3, 3))[1:, 1], expected, atol=GREYS)
     assert all(said.startswith("* ") and said[2:5] == true[:3] and said[6:] != true[4:] for true, said in names[16:])
     assert len(names) == 20
+    few = seen._replace(hits=np.where(np.arange(60) < 15, seen.hits, 0))  # five are right
+    drawn(lambda: figures.draw_overlay(run._replace(tested=few)))
 
 
 def test_lengths_and_outcomes_are_bars(run: figures.Run, seen: figures.Predictions) -> None:
@@ -117,10 +119,10 @@ def test_lengths_and_outcomes_are_bars(run: figures.Run, seen: figures.Predictio
 def test_epochs_are_counted_from_one(run: figures.Run) -> None:
     fig = drawn(lambda: figures.draw_training_curves(run))
     loss, error, accuracy = fig.axes
-    check_held(loss, lines={"CapsNet": [[1, 2], [0.5, 0.2]]}, levels=[])
-    check_held(error, lines={"CapsNet": [[1, 2], [0.09, 0.06]]}, levels=[])
+    check_held(loss, lines={"CapsNet": [[1, 2, 3], [0.5, 0.3, 0.2]]}, levels=[])
+    check_held(error, lines={"CapsNet": [[1, 2, 3], [0.09, 0.07, 0.06]]}, levels=[])
     names = ["CapsNet", "CNN without pooling", "CNN with pooling"]
-    check_held(accuracy, lines={name: [[1, 2], [0.25, 0.5]] for name in names}, levels=[1 / 45])
+    check_held(accuracy, lines={name: [[1, 2, 3], [0.25, 0.75, 0.5]] for name in names}, levels=[1 / 45])
     assert legend_of(fig) == names
 
 

@@ -16,6 +16,7 @@ import smallnorb_novel_viewpoint as experiment
 import visualize_smallnorb_novel_viewpoint as figures
 from figure_checks import cells, check_held, draw_coarsely, drawn, held, legend_of
 from support.checkpoints import load_checkpoint
+from support.figures import make_figure
 from support.files import UserError
 from support.optimizers import TrainState
 from support.statistics import t_quantile
@@ -82,6 +83,19 @@ def test_accuracy_by_azimuth_is_the_accuracy_there(run: figures.Run) -> None:
     part = experiment.Split(*(array[split.azimuths == 250] for array in split))
     for name, model in experiment.make_models(run.config).items():
         assert accuracy[name][25] == pytest.approx(experiment.accuracy(model, run.states[name].params, part))
+
+
+def test_accuracy_by_azimuth_is_of_the_test_images_there(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which there may be more at one azimuth than at another."""
+    labels, zeros = np.arange(5), np.zeros(5)
+    split = experiment.Split(zeros, labels, np.array([0.0, 0, 20, 20, 20]), zeros, labels)
+    nothing = experiment.Split(*(part[:0] for part in split))
+    monkeypatch.setattr(experiment, "predict_scores", lambda *_: np.eye(5)[[0, 0, 2, 3, 3]])
+    config = dataclasses.replace(run.config, dataset="smallnorb")
+    of_files = run._replace(config=config, data=experiment.Data(nothing, split, nothing))
+    angles, accuracy = figures.accuracy_by_azimuth(of_files)
+    assert angles.tolist() == [0, 20]
+    assert {name: values.tolist() for name, values in accuracy.items()} == {name: [1 / 2, 2 / 3] for name in run.states}
 
 
 def norb_views(grey: float, azimuths: list[float], elevations: list[float]) -> experiment.Split:
@@ -185,13 +199,18 @@ def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> Non
     assert held(dial)["texts"][0] == "azimuth 270°: held out"
     over_north = dataclasses.replace(run.config, train_azimuths=(-60, 80))
     assert animation.where_is(over_north, 300)[0] == "trained on"
+    for low, shown in ((0, [0, 90]), (-1, [-90, 90])):
+        elevations: Any = {"train_elevations": (low, 35), "test_elevations": (40, 70)}
+        quadrant: Any = make_figure(2, "", "").add_subplot(projection="polar")
+        animation.add_dial(quadrant, Config(**elevations))
+        assert [quadrant.get_thetamin(), quadrant.get_thetamax()] == pytest.approx(shown)
     lines = {"Matrix capsules": [[1, 2], [0.4, 0.6]], "CNN of equal size": [[1, 2], [0.4, 0.6]]}
     check_held(curve, lines=lines, levels=[0.2, 0.6])
 
 
 def test_the_drop_is_what_is_lost(run: figures.Run) -> None:
     state = TrainState("cnn", {})
-    state.history = {"familiar_accuracy": [0.5, 0.9], "held_out_accuracy": [0.4, 0.3]}
+    state.history = {"familiar_accuracy": [0.5, 0.6, 0.9], "held_out_accuracy": [0.4, 0.2, 0.3]}
     ax = drawn(lambda: figures.draw_extrapolation_bars(run._replace(states={"cnn": state})), record=False).axes[0]
     check_held(ax, bars=[[0.9, 0.3]], levels=[0.2, 0.6])
     assert held(ax)["ticks"][0] == ["Small CNN\ndrop 0.600"]

@@ -105,6 +105,7 @@ VIEW = pictures.View(
     RNG.random((32, 32)), 1, RNG.standard_normal((8, 5, 16)), RNG.random(8), RNG.random((2, 8, 5)),
     RNG.standard_normal((2, 5, 16)), np.tile(RNG.random((2, 5, 1)), 16), np.array([[0.2] * 5, [0, 0.8, 0.1, 0.5, 0.3]]),
 )  # fmt: skip
+TWO_TYPES = COMPOSITE._replace(u=RNG.random((6, 6, 2)), c=RNG.random((2, 10, 6, 6, 2)))
 
 
 def test_routing_by_agreement_is_shown_as_it_is() -> None:
@@ -118,6 +119,7 @@ def test_routing_by_agreement_is_shown_as_it_is() -> None:
         assert held(ax)["texts"] == [f"couplings to 3: {text}", f"couplings to 8: {text}"]
     for ax, v in zip((bars, more), COMPOSITE.v, strict=True):
         check_held(ax, bars=[v])
+    drawn(lambda: pictures.draw_dynamic_routing(TWO_TYPES))
 
 
 def test_points_turn_to_the_left() -> None:
@@ -147,6 +149,7 @@ def test_votes_and_gaussians_are_of_the_true_class_and_its_rival() -> None:
         np.testing.assert_allclose([of_class.get_sizes() for of_class in dots], 4 + 130 * mass)
         widths = [(patch.width, patch.height) for patch in ax.patches if isinstance(patch, Ellipse)]
         np.testing.assert_allclose(widths, np.tile(2 * np.sqrt(sigma_sq[[1, 3], :1]), 2))
+    drawn(lambda: pictures.draw_em_routing(VIEW._replace(sigma_sq=VIEW.mu**2)))  # no circles
 
 
 def test_the_spread_loss_is_of_true_minus_wrong() -> None:

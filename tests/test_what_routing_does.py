@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -130,15 +132,17 @@ def test_even_assignments_are_those_of_the_first_iteration(routing: conv.Routing
 
 
 def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negatives are those of the same poses, and every seed draws its own."""
-    votes_forward, sizes = m.viewpoint.votes_forward, list[int]()
+    """The negatives are those of the same poses, and every seed draws its own. In float64."""
+    votes_forward, sizes, last = m.viewpoint.votes_forward, list[int](), dict[str, Array]()
 
     def spy(pose: Array, w: Array) -> Any:
         sizes.append(len(pose))
+        last.update(pose=pose, w=w)
         np.testing.assert_array_equal(pose[len(pose) // 2 :], -pose[: len(pose) // 2])
         return votes_forward(pose, w)
 
     monkeypatch.setattr(m.viewpoint, "votes_forward", spy)
+    monkeypatch.setattr(m.viewpoint, "Config", functools.partial(m.viewpoint.Config, dtype="float64"))
     assert m.main(["--study", "signs", "--seed", "3", f"--out-json={tmp_path / 'out.json'}"]) == 0
     assert sizes == 2 * [*[2 * 16] * 300, 2 * 500]  # of training and test
     result = json.loads((tmp_path / "out.json").read_text())
@@ -146,6 +150,7 @@ def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path, monkeypa
     assert metrics["sign_accuracy"] == 0.5
     assert metrics["biased_sign_accuracy"] > 0.95
     assert metrics["n_params"] == 8 * 2 * 16 + 2 * (1 + 1 + 16)
+    check("signs", [metrics, last])
     monkeypatch.setattr(m, "sign_accuracy", lambda config, rng, biased: (rng.random(), 0))
     assert m.sign_study(0) != m.sign_study(1)
 
@@ -176,7 +181,9 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("words", VARIANTS)
-def test_a_study_from_the_command_line(words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_study_from_the_command_line(
+    words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It trains, tests, saves, and goes on from what is saved to the bits of an unbroken run."""
     small(monkeypatch)
     argv = [*words.split(), "--n-epochs=2", "--quiet"]
@@ -184,6 +191,7 @@ def test_a_study_from_the_command_line(words: str, monkeypatch: pytest.MonkeyPat
         argv.append(f"--data-dir={digits_folder()}")
     whole, again, saved = tmp_path / "whole.json", tmp_path / "again.json", tmp_path / "c.safetensors"
     assert m.main([*argv, f"--out-json={whole}"]) == 0
+    printed = re.sub(r"(?<=train_seconds) .*", "", capsys.readouterr().out).replace(str(digits_folder()), "FOLDER")
 
     config = config_of(m, argv)
     options = m.Options(quiet=True, checkpoint=saved)
@@ -197,7 +205,7 @@ def test_a_study_from_the_command_line(words: str, monkeypatch: pytest.MonkeyPat
     assert m.main([*argv, f"--out-json={again}", f"--checkpoint={saved}", "--resume"]) == 0
     one, other = (json.loads(path.read_text()) for path in (whole, again))
     assert one["history"] == other["history"]
-    check(f"what_routing_does {words}", {"history": one["history"], "models": one["models"]})
+    check(f"what_routing_does {words}", {"history": one["history"], "models": one["models"], "printed": printed})
     ((name, metrics),) = one["models"].items()
     assert len(one["history"][name]["train_loss"]) == 2
     assert name == ("capsnet" if "study" in words else "capsules")
