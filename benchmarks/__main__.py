@@ -102,10 +102,14 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    out: Path | None = setting(None, output_path, "File of the result.", usual=True,
+    out: Path = setting(Path("results/benchmarks/steps.json"), output_path, "File of the result.", usual=True,
         shown="results/benchmarks/steps.json, with --scaling scaling.json")
     threads: int = setting(2, int_in(1, 1024), "Use N threads.", usual=True)
-# fmt: on
+    # fmt: on
+
+    @classmethod
+    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {"out": cls.out.with_name("scaling.json")} if "scaling" in given else {}
 
 
 @script
@@ -121,8 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         tables = measure(config.repetitions, options.threads, config.only)
     command = shlex.join(["python", "-m", "benchmarks", *(sys.argv[1:] if argv is None else argv)])
     machine = environment(options.threads) | {"pytorch": version_of("torch"), "jax": version_of("jax")}
-    default = Path("results/benchmarks", "scaling.json" if config.scaling else "steps.json")
-    save_result(options.out or default, {"command": command, "environment": machine, "tables": tables})
+    save_result(options.out, {"command": command, "environment": machine, "tables": tables})
     for name in tables:
         print(f"\n{name}\n{plain_table({'tables': tables}, name, {})}")
 

@@ -21,6 +21,7 @@ from figure_checks import check_held, drawn
 from recorded import check
 from support.results import save_result
 from support.run import init_state
+from support.scripts import parse_flags
 
 B = 4
 
@@ -61,6 +62,13 @@ def test_what_is_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         own = [made for made in vars(module).values() if getattr(made, "__module__", "") == module.__name__]
         taken = [inspect.signature(made).parameters.get("batch_size") for made in own]
         assert {batch_size.default for batch_size in taken if batch_size} == {32}
+
+
+@pytest.mark.parametrize(
+    ("flags", "file"), [("", "steps.json"), ("--scaling", "scaling.json"), ("--scaling --out=x.json", "x.json")]
+)
+def test_a_command_names_the_file_that_it_writes(flags: str, file: str) -> None:
+    assert parse_flags(Path(program.__file__), flags.split()).out.name == file  # as report.py --check has it
 
 
 def test_peaks_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
