@@ -177,7 +177,8 @@ def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> Non
     sweep = animation.make_sweep(run.config, run.data, 12)
     assert sweep.angles.tolist() == list(range(0, 360, 30))
     assert sweep.views.azimuths[:12].tolist() == sweep.angles.tolist()
-    recorder = animation.Recorder(run.config, run.data, sweep, [2])
+    beyond = sweep._replace(angles=sweep.angles + 360)  # a training range may begin there
+    recorder = animation.Recorder(run.config, run.data, beyond, [2])
     state = {name: TrainState(name, run.states[name].params) for name in animation.SHOWN}
     for one in state.values():
         one.step, one.history = 2 * recorder.steps_per_epoch, {"held_out_accuracy": [0.4, 0.6, 0.8]}
@@ -195,7 +196,7 @@ def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> Non
             check_held(ax, bars=[shown])
             answer = int(shown.argmax())
             assert held(ax)["texts"][0] == f"{'✓' if answer == k else '✗'} {run.config.classes[answer]}"
-    assert np.asarray(dial.lines[0].get_xdata()).tolist() == pytest.approx([np.deg2rad(270)] * 2)
+    assert np.asarray(dial.lines[0].get_xdata()).tolist() == pytest.approx([np.deg2rad(630)] * 2)
     assert held(dial)["texts"][0] == "azimuth 270°: held out"
     over_north = dataclasses.replace(run.config, train_azimuths=(-60, 80))
     assert animation.where_is(over_north, 300)[0] == "trained on"
