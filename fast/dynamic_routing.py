@@ -94,7 +94,7 @@ def route(u_hat: Array, n_iters: int, squash: Pair) -> Steps:
 
 def routing_backward(dv: Array, cache: RoutingCache, policy: str) -> tuple[Array, Array]:
     """dv (B, J, D) -> du (B, I, P), dw (I, P, J, D). For the policies see the plain form. A cache serves one backward
-    pass, which takes the memory of the votes for their gradient: half as much goes through the cache."""
+    pass, which takes the memory of the votes for their gradient."""
     u, w, votes, groups, squash = cache
     u_hat = du_hat = votes.pop()
     B, J, I, D = u_hat.shape
