@@ -39,12 +39,12 @@ import numpy as np
 from report import read_result
 from support.console import one_line, print_message, progress_bar
 from support.files import UserError, require_writable
-from support.result_tables import grid_table, paired_table, rows_table, seeds_table
+from support.result_tables import paired_table, rows_table, seeds_table
 from support.results import git_commit, parse_json, save_result
 from support.script import script
 from support.scripts import code_files, parse_flags
 from support.settings import Parser, int_in
-from support.statistics import best_setting, summarise_comparison
+from support.statistics import summarise_comparison
 
 Json = dict[str, Any]
 
@@ -307,9 +307,11 @@ def describe(document: Json) -> str:
     settings, headline = document["settings"], document["headline"]
     lines = [f"{document['experiment']} ({document['dataset']}), {headline}", ""]
     if len(settings) > 1:
-        lines += [grid_table(document, {}), ""]
+        lines += [rows_table([document], {}), ""]
         models = [name for name, model in next(iter(settings.values()))["models"].items() if headline in model]
-        lines += [f"Best for {model}: {best_setting(settings, model, headline)}" for model in models]
+        for model in models:
+            best = max(settings, key=lambda name: settings[name]["models"][model][headline]["mean"])
+            lines += [f"Best for {model}: {best}"]
     else:
         (entry,) = settings.values()
         every = {"metrics": ",".join(dict.fromkeys(k for m in entry["models"].values() for k in m if k != "n_params"))}

@@ -30,7 +30,7 @@ from typing import Any
 import claims
 from support.console import print_message
 from support.files import ROOT, UserError, atomic_write
-from support.result_tables import claims_table, grid_table, plain_table, rows_table, seeds_table
+from support.result_tables import claims_table, plain_table, rows_table, seeds_table
 from support.results import checksum, git, parse_json, read_text, save_result
 from support.script import script
 from support.scripts import code_files, load_script, parse_flags
@@ -57,10 +57,10 @@ def read_result(path: Path) -> Json:
 # --- Pages ------------------------------------------------------------------------------------------------------------
 
 HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands between is rewritten:
-  <!-- table: results/EXPERIMENT/FILE.json rows metrics=familiar_accuracy,held_out_accuracy -->    a row per model
+  <!-- table: results/EXPERIMENT/FILE.json rows metrics=familiar_accuracy,held_out_accuracy -->
+      a row per model, and of a sweep per setting
   <!-- table: results/E/A.json,results/E/B.json#PART rows names=capsules,CNN -->     of several files, or of a part;
       of a file with three settings, "names=A,one|two|" names the first two and leaves the third out
-  <!-- table: results/EXPERIMENT/FILE.json grid models=capsules,cnn digits=2 -->     a row per setting of a sweep
   <!-- table: results/EXPERIMENT/FILE.json seeds first=3 -->     a row per seed, here of the first three, then mean
       and sd, and the 95 % interval of five or more; of several files with the same seeds side by side, with names=
   <!-- table: results/claims.json claims page=docs/PAGE.md -->     a row per condition of each claim, here of a page's
@@ -69,8 +69,8 @@ Options: metrics= models= digits= first= page= names=.
 A marker inside `backquotes` is left alone."""
 
 OPTIONS = {
-    "seeds": "models metrics digits first names", "grid": "models metrics digits",
-    "rows": "models metrics digits names", "table": "digits", "claims": "page",
+    "seeds": "models metrics digits first names", "rows": "models metrics digits names", "table": "digits",
+    "claims": "page",
 }  # fmt: skip
 
 
@@ -84,14 +84,12 @@ def make_table(files: list[str], kind: str, name: str | None, options: dict[str,
         raise UserError("digits= and first= are numbers from 0 to 9")
     if (name is None) == (kind == "table") or (len(files) > 1 and kind not in ("rows", "seeds")):
         raise UserError("a marker names a file, then a kind of table; a table of kind table has a name, no other has")
-    if kind in ("rows", "seeds"):
-        make = rows_table if kind == "rows" else seeds_table
-        return make([read_comparison(file) for file in files], options)
     if kind == "table":
         return plain_table(read_result(Path(files[0])), str(name), options)
     if kind == "claims":
         return claims_table(read_result(Path(files[0])), options.get("page"))
-    return grid_table(read_comparison(files[0]), options)
+    make = rows_table if kind == "rows" else seeds_table
+    return make([read_comparison(file) for file in files], options)
 
 
 MARKER = re.compile(r"(?<!`)<!--\s*(?:table:\s*(.*?)|end)\s*-->(?!`)", re.DOTALL)

@@ -119,17 +119,6 @@ def paired_table(document: Json, options: dict[str, str]) -> str:
     return markdown([columns[k] for k in keep], [[row[k] for k in keep] for row in rows])
 
 
-def grid_table(document: Json, options: dict[str, str]) -> str:
-    """A row for each setting of a sweep."""
-    view = view_of([document], options)
-    axes = list(next(iter(document["settings"].values()))["values"])
-    rows = []
-    for entry in document["settings"].values():
-        means = [show_mean(entry["models"].get(m, {}).get(k), view.digits) for k, m in view.pairs]
-        rows.append([*(entry["values"][name] for name in axes), str(len(entry["runs"])), *means])
-    return markdown([*axes, "seeds", *(f"{m}: {k}" for k, m in view.pairs)], rows)
-
-
 def rows_table(documents: list[Json], options: dict[str, str]) -> str:
     """A row for each model and setting of one or several files, named by ``names``. A name "A|B|" of a file with three
     settings names the first two and leaves the third out. Without names a row has the model's."""

@@ -90,11 +90,6 @@ def summarise_comparison(document: Json) -> Json:
     return {**document, "settings": settings}
 
 
-def best_setting(settings: Json, model: str, metric: str) -> str:
-    """The name of the setting with the model's highest mean; the first of equal ones."""
-    return max(settings, key=lambda name: settings[name]["models"][model][metric]["mean"])
-
-
 def read_comparison(where: str | Path) -> Json:
     """``summarise_comparison`` of a file by compare_seeds.py, or of one of its parts: FILE.json#PART. Raises UserError
     where there is none."""

@@ -142,7 +142,7 @@ def test_grid_and_zip(fake: str, capsys: Capture) -> None:
     assert document["settings"]["gap=0:90 shift=0.2 kind=a"]["config"] == {"shift": 0.2}
     assert document["config"] == {}
     table = capsys.readouterr().out
-    assert re.search(r"\| 0:90 +\| +0.2 \| +b \| +2 \| +0\.\d{3} ± 0\.\d{3} \|", table)
+    assert re.search(r"\| cnn +\| +99 \| gap=0:90 shift=0.2 kind=b \| +2 \| +0\.\d{3} ± 0\.\d{3} \|", table)
     means = {name: np.mean([run["models"]["capsules"]["top_accuracy"] for run in entry["runs"]])
              for name, entry in document["settings"].items()}  # fmt: skip
     assert f"Best for capsules: {max(means, key=means.__getitem__)}\n" in table

@@ -22,7 +22,7 @@ from recorded import check
 from report import main, render_page
 from support import results
 from support.files import UserError
-from support.result_tables import grid_table, paired_table, rows_table, seeds_table
+from support.result_tables import paired_table, rows_table, seeds_table
 from support.results import parse_json, save_result
 from support.statistics import describe_sample, summarise_comparison
 
@@ -41,7 +41,7 @@ By `<!-- table: any -->` markers.
 <!-- table: results/fake/r.json seeds first=2 models=cnn -->
 old
 <!-- end -->
-<!-- table: results/fake/g.json grid models=capsules,cnn -->
+<!-- table: results/fake/g.json rows models=capsules,cnn -->
 <!-- end -->
 <!-- pending: table: results/fake/none.json seeds -->
 <!-- table: results/benchmarks/b.json table steps digits=1 -->
@@ -144,7 +144,7 @@ def test_rewrite_then_check(page: Path, capsys: Capture) -> None:
     tables = {  # the marker, and a line of the table below it
         "seeds metrics=top_accuracy,loss digits=2": r"\| seed \| +capsules: top_accuracy \|.*cnn: loss \|",
         "rows models=cnn": r"\| network \| parameters \| seeds \| +top_accuracy \|",
-        "grid models=capsules,cnn": r"\| kind \| gap \| seeds \| +capsules: top_accuracy \| +cnn: top_accuracy \|",
+        "rows models=capsules,cnn": r"\| cnn +\| +99 \| kind=a gap=y \| +2 \|.*",
         "table steps digits=1": r"\| torch 2.13 \| +31 \| +2.6 \|",
         'rows "names=one setting,four" models=cnn': r"\| four +\| +99 \| kind=a gap=x \| +2 \|.*",
     }
@@ -167,9 +167,9 @@ def test_a_row_has_the_numbers_of_its_model() -> None:
     models = {name: {"n_params": 1, "k": describe_sample([mean])} for name, mean in (("a", 0.1), ("b", 0.9))}
     table = rows_table([{"headline": "k", "settings": {"default": {"models": models, "runs": [{}]}}}], {})
     assert [line.split()[1::6] for line in table.splitlines()[2:]] == [["a", "0.100"], ["b", "0.900"]]
-    entry = {"values": {"kind": "x"}, "models": models, "runs": [{}]}  # one of two seeds, the other is lost
-    table = grid_table({"headline": "k", "seeds": [0, 1], "settings": {"kind=x": entry}}, {})
-    assert table.splitlines()[2].split()[1::2] == ["x", "1", "0.100", "0.900"]
+    entry = {"models": models, "runs": [{}]}  # one of two seeds, the other is lost
+    table = rows_table([{"headline": "k", "seeds": [0, 1], "settings": {"kind=x": entry}}], {})
+    assert table.splitlines()[3].split()[1::2] == ["b", "1", "kind=x", "1", "0.900"]
 
 
 def test_tables_of_one_three_and_six_seeds() -> None:
@@ -190,7 +190,7 @@ def test_tables_of_one_three_and_six_seeds() -> None:
         check(f"tables of {n}", {
             "seeds": [seeds_table(documents, options | {"names": names})
                       for documents, names in (([one], ""), ([several], "s"), ([one, several], "o,s"))],
-            "paired": paired_table(one, options), "grid": grid_table(several, options),
+            "paired": paired_table(one, options),
             "rows": [rows_table([one, several], more) for more in ({}, options | {"names": "o,s"}, {"names": "o,s|"})],
         })  # fmt: skip
 
@@ -228,7 +228,7 @@ MARKERS = {
     "results/fake/r.json": "the marker does not fit the file",
     "results/fake/r.json pie": "'pie' is not a kind of table",
     "results/fake/r.json seeds extra": "a marker names a file, then a kind of table",
-    "results/fake/r.json,results/fake/g.json grid": "a marker names a file, then a kind of table",
+    "results/fake/r.json,results/fake/g.json table x": "a marker names a file, then a kind of table",
     "results/fake/r.json seeds columns=a": "takes no columns=",
     "results/fake/r.json seeds digits=x": "digits= and first= are numbers",
     "results/fake/r.json seeds models=gpt": "no model gpt",

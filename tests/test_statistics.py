@@ -14,7 +14,6 @@ from support import result_tables
 from support.files import UserError
 from support.results import save_result
 from support.statistics import (
-    best_setting,
     compare_pairs,
     describe_sample,
     read_comparison,
@@ -115,7 +114,6 @@ def test_a_file_is_read_with_its_means_and_whole_configurations(tmp_path: Path) 
     settings = read_comparison(path)["settings"]
     assert settings["low"]["config"] == {"n_epochs": 3, "lr": "low"}
     assert settings["high"]["models"]["capsules"]["x_accuracy"]["mean"] == pytest.approx(0.6)
-    assert best_setting(settings, "capsules", "x_accuracy") == "high"
     save_result(path := tmp_path / "parts.json", {"parts": {"a": first, "b": comparison_of(only={"cnn": [0.1]})}})
     assert list(read_comparison(f"{path}#b")["settings"]) == ["only"]
     for where, message in (
