@@ -42,8 +42,8 @@ import conv_matrix_capsules as conv
 from conv_matrix_capsules import Data, Examples, Model, in_parts, of_model, steps_per_epoch, subset, train
 from fast.workers import Workers
 from smallnorb_novel_viewpoint import softmax_cross_entropy
-from support.optimizers import TrainState
 from support.results import model_metrics, result_document, save_run
+from support.run import TrainState
 from support.script import script
 from support.training import NO_OPTIONS, RunOptions, Session
 

@@ -57,9 +57,8 @@ from fast.workers import Workers, default_threads
 from multimnist_capsnet import CNN, ConvLayer
 from support.checkpoints import read_checkpoint
 from support.files import CACHE_DIR, UserError
-from support.optimizers import TrainState, count_params
 from support.results import model_metrics, result_document, save_run
-from support.run import Stream, generator, permutation, require_finite
+from support.run import Stream, TrainState, count_params, generator, permutation, require_finite
 from support.script import script
 from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
 

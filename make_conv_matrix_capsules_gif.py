@@ -34,7 +34,7 @@ import visualize_conv_matrix_capsules as figures
 from conv_matrix_capsules import Array, ClassRouting, Config, Data, viewpoint
 from fast.workers import Workers
 from multimnist_capsnet import resolve_auto
-from support.optimizers import TrainState
+from support.run import TrainState
 from support.script import script
 from support.settings import int_in, output_path, parse, redeclared, setting
 from support.training import RunOptions

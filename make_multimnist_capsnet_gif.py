@@ -28,7 +28,7 @@ import multimnist_capsnet as experiment
 import visualize_multimnist_capsnet as figures
 from fast.workers import Workers
 from multimnist_capsnet import Array, Batch, Config, Data
-from support.optimizers import TrainState
+from support.run import TrainState
 from support.script import script
 from support.settings import int_in, output_path, parse, redeclared, setting
 from support.training import RunOptions

@@ -30,7 +30,7 @@ import visualize_smallnorb_novel_viewpoint as figures
 from fast.workers import blas_threads
 from multimnist_capsnet import softmax
 from smallnorb_novel_viewpoint import Array, Config, Data, Split
-from support.optimizers import TrainState
+from support.run import TrainState
 from support.script import script
 from support.settings import int_in, output_path, parse, setting
 from support.training import RunOptions

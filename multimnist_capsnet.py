@@ -48,9 +48,8 @@ from fast import dynamic_routing, optimizers, spectral_conv
 from fast.workers import LEAST_PART, Workers, default_threads
 from support.console import one_line, print_message, shows_progress
 from support.files import CACHE_DIR, UserError
-from support.optimizers import TrainState, count_params
 from support.results import model_metrics, result_document, save_run
-from support.run import Stream, generator, require_finite
+from support.run import Stream, TrainState, count_params, generator, require_finite
 from support.script import script
 from support.settings import SettingError, float_in, folder, int_in, names_of, parse, setting
 from support.training import NO_OPTIONS, Callback, RunOptions, Session

@@ -47,9 +47,8 @@ from data.toy_norb import cached_toys
 from fast.optimizers import adamw_step
 from fast.workers import blas_threads
 from support.files import CACHE_DIR, UserError
-from support.optimizers import TrainState, count_params
 from support.results import model_metrics, result_document, save_run
-from support.run import Stream, generator, permutation, require_finite
+from support.run import Stream, TrainState, count_params, generator, permutation, require_finite
 from support.script import script
 from support.training import NO_OPTIONS, Callback, RunOptions, Session
 

@@ -29,7 +29,7 @@ import conv_matrix_capsules as conv
 import mnist_affine_capsnet as affine
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-from support.optimizers import count_params
+from support.run import count_params
 from support.script import script
 from support.settings import parse
 

@@ -24,7 +24,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 import what_routing_does as experiment
-from support.optimizers import TrainState
+from support.run import TrainState
 from support.settings import int_in, redeclared, setting
 from support.training import RunOptions
 

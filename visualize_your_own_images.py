@@ -29,7 +29,7 @@ import your_own_images as own
 from fast.workers import SERIAL
 from support.checkpoints import load_checkpoint
 from support.files import UserError
-from support.optimizers import TrainState
+from support.run import TrainState
 from support.settings import SettingError, input_path, redeclared, require_same, setting
 
 Array = np.ndarray

@@ -51,9 +51,8 @@ import smallnorb_novel_viewpoint as viewpoint
 from fast.optimizers import adamw_step
 from fast.workers import Workers
 from multimnist_capsnet import Array, Batch, Network, Pair, Params, Parts
-from support.optimizers import TrainState, count_params
 from support.results import model_metrics, result_document, save_run
-from support.run import Stream, generator
+from support.run import Stream, TrainState, count_params, generator
 from support.script import script
 from support.settings import SettingError, float_in, folder, from_json, int_in, parse, redeclared, setting
 from support.training import NO_OPTIONS, RunOptions, Session

@@ -50,9 +50,8 @@ from fast.workers import Workers, default_threads
 from support.checkpoints import read_checkpoint
 from support.console import one_line, print_message, progress_bar
 from support.files import UserError, atomic_write
-from support.optimizers import TrainState
 from support.results import model_metrics, result_document, save_run
-from support.run import Stream, generator, permutation, require_finite
+from support.run import Stream, TrainState, generator, permutation, require_finite
 from support.script import script
 from support.tables import class_accuracies, confusion_lines, confusion_matrix, describe_classes
 from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from fast.workers import SERIAL, Workers
-from support.optimizers import TrainState
+from support.run import TrainState
 
 Array = np.ndarray
 Params = dict[str, Array]

@@ -17,9 +17,8 @@ import numpy as np
 
 from support.console import one_line
 from support.files import UserError, atomic_write
-from support.optimizers import TrainState
 from support.results import plain
-from support.run import init_states
+from support.run import TrainState, init_states
 from support.settings import difference, from_json, settings_of
 
 C = TypeVar("C")

@@ -31,7 +31,7 @@ from fast.workers import blas_threads
 from support.checkpoints import load_checkpoint
 from support.console import progress_bar
 from support.files import UserError, atomic_write, require_writable
-from support.optimizers import TrainState
+from support.run import TrainState
 from support.script import script
 from support.settings import float_in, folder, input_path, int_in, names_of, parse, require_same, setting
 from support.statistics import read_comparison, t_quantile

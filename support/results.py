@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from support.files import ROOT, UserError, atomic_write
-from support.optimizers import TrainState, count_params
+from support.run import TrainState, count_params
 
 
 def result_document(

@@ -15,9 +15,8 @@ from typing import Any
 from support.checkpoints import read_checkpoint, require_resumable, save_checkpoint
 from support.console import progress_bar
 from support.files import require_writable
-from support.optimizers import TrainState
 from support.results import git_commit
-from support.run import init_states
+from support.run import TrainState, init_states
 from support.settings import SettingError, input_path, int_in, output_path, setting
 
 # Of a training, after every step: the state, and whether an epoch has ended

@@ -33,7 +33,7 @@ from helpers import EXPERIMENTS, ROOT, Experiment, config_of, failure, script_en
 from support import settings
 from support.checkpoints import load_checkpoint, read_checkpoint, require_resumable, save_checkpoint
 from support.files import UserError, atomic_write
-from support.optimizers import TrainState
+from support.run import TrainState
 from support.settings import SettingError, flag_of, settings_of
 
 Capture = pytest.CaptureFixture[str]

@@ -33,7 +33,7 @@ from support.browser import NoBrowserError, headless_browser, show_as
 from support.checkpoints import load_checkpoint
 from support.figures import with_reported_seed
 from support.files import UserError
-from support.optimizers import TrainState
+from support.run import TrainState
 
 Array = np.ndarray
 PAGE = ROOT / "explorer.html"

@@ -17,8 +17,7 @@ import multimnist_capsnet as m
 from data.pictures import read_strokes
 from fast.workers import SERIAL
 from helpers import EXPERIMENTS, digits_folder, failure, strokes
-from support.optimizers import TrainState
-from support.run import init_state
+from support.run import TrainState, init_state
 
 Array = np.ndarray
 

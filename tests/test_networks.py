@@ -15,8 +15,7 @@ import mnist_affine_capsnet as affine
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from helpers import EXPERIMENTS, config_of, digits_folder, smallest
-from support.optimizers import TrainState, count_params
-from support.run import init_states
+from support.run import TrainState, count_params, init_states
 
 Array = np.ndarray
 NAMES = [

@@ -29,9 +29,8 @@ import smallnorb_novel_viewpoint as views
 from fast.workers import SERIAL, Workers
 from helpers import DATA, EXPERIMENTS, attacked_by_hand, config_of, smallest
 from support.files import UserError
-from support.optimizers import TrainState, count_params
 from support.results import checksum, parse_json, save_result
-from support.run import generator, init_states, require_finite
+from support.run import TrainState, count_params, generator, init_states, require_finite
 from support.training import RunOptions
 
 Array = np.ndarray

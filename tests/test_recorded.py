@@ -19,7 +19,7 @@ from PIL import Image
 from data import pictures, shapes, stroke_digits, toy_norb
 from helpers import EXPERIMENTS, ROOT, config_of, smallest, write_folder
 from recorded import check
-from support.optimizers import TrainState
+from support.run import TrainState
 from support.training import Session
 
 VIEWS = "--n-train-views 2 --n-test-views 3 --n-elev 2 --n-per-combo 2"

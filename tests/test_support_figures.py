@@ -21,7 +21,7 @@ from helpers import EXPERIMENTS, ROOT, failure, run_script, smallest
 from recorded import note_figures
 from support import figures
 from support.files import UserError
-from support.optimizers import TrainState
+from support.run import TrainState
 
 Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]

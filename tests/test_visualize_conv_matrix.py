@@ -17,9 +17,8 @@ import visualize_conv_matrix_capsules as figures
 from fast.workers import SERIAL
 from figure_checks import assert_same, check_held, drawn, held, legend_of
 from helpers import EXPERIMENTS, config_of
-from support.optimizers import TrainState
 from support.results import parse_json
-from support.run import init_states
+from support.run import TrainState, init_states
 from support.statistics import t_quantile
 
 FLAGS = "--dtype=float64 --seed=123 --n-train=48 --n-test=60 --em-iters=3 --lr=0.01"

@@ -17,8 +17,7 @@ from fast.workers import SERIAL
 from figure_checks import cells, check_held, drawn, held, legend_of
 from helpers import EXPERIMENTS, config_of
 from support.figures import with_reported_seed
-from support.optimizers import TrainState
-from support.run import init_states
+from support.run import TrainState, init_states
 from support.statistics import t_quantile
 
 GREYS = 0.5 / 63 + 1e-6  # rounding of pictures

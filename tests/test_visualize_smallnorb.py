@@ -18,7 +18,7 @@ from figure_checks import cells, check_held, draw_coarsely, drawn, held, legend_
 from support.checkpoints import load_checkpoint
 from support.figures import make_figure
 from support.files import UserError
-from support.optimizers import TrainState
+from support.run import TrainState
 from support.statistics import t_quantile
 
 SIZES = ["--n-train-views=2", "--n-test-views=2", "--n-elev=1", "--n-per-combo=1"]

@@ -20,8 +20,7 @@ from helpers import EXPERIMENTS, failure, smallest
 from recorded import check
 from support.checkpoints import load_checkpoint
 from support.figures import GREEN, darkened
-from support.optimizers import count_params
-from support.run import init_states
+from support.run import count_params, init_states
 
 STAGES = {  # written by hand from the scripts' docstrings
     "smallnorb_novel_viewpoint": [(32, 32, 1), (16, 16, 16), (8,), (5,), (5,)],

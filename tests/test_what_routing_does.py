@@ -21,8 +21,7 @@ from figure_checks import check_held, drawn
 from helpers import check_pair, config_of, digits_folder
 from oracles import loop_field_routing
 from recorded import check
-from support.optimizers import TrainState
-from support.run import init_states
+from support.run import TrainState, init_states
 
 Array = np.ndarray
 

@@ -27,8 +27,7 @@ from helpers import ROOT, check_gradient, failure
 from support import tables
 from support.checkpoints import load_checkpoint
 from support.figures import RIGHT, WRONG, darkened
-from support.optimizers import TrainState
-from support.run import init_state
+from support.run import TrainState, init_state
 from support.settings import parse
 from test_read_pictures import CLASSES, write_deep, write_folder
 
