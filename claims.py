@@ -16,8 +16,8 @@ probability of 95 % all intervals hold at once, and then all verdicts are right,
 There is no verdict with fewer than five seeds. Where time runs out, the runs are the first of the listed seeds.
 
 Each time that a verdict is read with more seeds than before is a look, and every look counts as a comparison in the
-level of all intervals. More than 200 seeds, or 20 of digits, are listed where the interval of those reached beyond
-the tolerance or ended within 0.001 of one of its limits.
+level of all intervals. More than 200 seeds, or 20 of digits (30 of turned ones), are listed where the interval of those
+reached beyond the tolerance or ended within 0.001 of one of its limits.
 
 [Schuirmann 1987] D. J. Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for
 assessing the equivalence of average bioavailability", J. Pharmacokin. Biopharm. 15, 657-680.
