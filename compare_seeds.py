@@ -28,6 +28,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
@@ -38,11 +39,11 @@ import numpy as np
 
 from report import read_result
 from support.console import one_line, print_message, progress_bar
-from support.files import UserError, require_writable
+from support.files import ROOT, UserError, require_writable
 from support.result_tables import paired_table, rows_table, seeds_table
 from support.results import git_commit, parse_json, save_result
 from support.script import script
-from support.scripts import code_files, parse_flags
+from support.scripts import RUN_FLAGS, code_files, parse_flags
 from support.settings import Parser, int_in
 from support.statistics import summarise_comparison
 
@@ -196,7 +197,7 @@ def run_all(jobs: list[Job], args: argparse.Namespace, archive: bytes) -> tuple[
                 try:
                     if content := future.result():  # of a worker, which does not know the commit of its code
                         result = json.loads(content)
-                        result["environment"]["git_commit"] = args.commit
+                        result.setdefault("environment", {})["git_commit"] = args.commit
                         save_result(job.file, result)
                     results[job] = read_run(job.file)
                 except Exception as error:  # of the run, of its result, or of the cluster, such as KilledWorker
@@ -208,6 +209,8 @@ def run_all(jobs: list[Job], args: argparse.Namespace, archive: bytes) -> tuple[
         except BaseException as error:
             for future in reversed(futures):
                 future.cancel()
+            while not args.scheduler and sum(future.running() for future in futures) > len(running):
+                time.sleep(0.01)  # a run that has just begun is not among them yet
             for process in list(running):
                 process.terminate()
             if isinstance(error, KeyboardInterrupt):
@@ -275,7 +278,7 @@ def make_document(
         runs: list[Json] = []
         for job in own:
             models = results[job]["models"]
-            models = {name: {k: shortened(v) for k, v in m.items() if k not in ignored} for name, m in models.items()}
+            models = {name: shortened({k: v for k, v in m.items() if k not in ignored}) for name, m in models.items()}
             history = {"history": results[job].get("history", {})} if args.keep_history else {}
             runs.append({"seed": job.seed, "models": models, **history})
         document["settings"][setting.name] = {
@@ -287,18 +290,17 @@ def make_document(
     return document
 
 
-def shortened(metric: float) -> float:
-    """To six digits, so that a file of many runs stays small; tests have fewer than a million examples."""
-    return metric if isinstance(metric, int) else float(f"{metric:.6g}")
+def shortened(value: Any) -> Any:
+    """Floats to six digits, so that a file of many runs stays small; tests have fewer than a million examples."""
+    if isinstance(value, dict):  # a model's metrics, and among them such as the accuracy at each angle
+        return {key: shortened(v) for key, v in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def store_document(path: Path, part: str | None, document: Json) -> None:
     """Write the file, or one part of it; its other parts stay."""
     if part is not None:
-        whole = read_result(path) if path.exists() else {"parts": {}}
-        if "parts" not in whole:
-            raise UserError(f"{path} is one comparison, without parts")
-        document = {"parts": whole["parts"] | {part: document}}
+        document = {"parts": (read_result(path)["parts"] if path.exists() else {}) | {part: document}}
     save_result(path, document)
 
 
@@ -308,10 +310,10 @@ def describe(document: Json) -> str:
     lines = [f"{document['experiment']} ({document['dataset']}), {headline}", ""]
     if len(settings) > 1:
         lines += [rows_table([document], {}), ""]
-        models = [name for name, model in next(iter(settings.values()))["models"].items() if headline in model]
-        for model in models:
-            best = max(settings, key=lambda name: settings[name]["models"][model][headline]["mean"])
-            lines += [f"Best for {model}: {best}"]
+        for model in next(iter(settings.values()))["models"]:
+            of_model = {name: entry["models"].get(model, {}) for name, entry in settings.items()}
+            means = {name: metrics[headline]["mean"] for name, metrics in of_model.items() if headline in metrics}
+            lines += [f"Best for {model}: {max(means, key=means.__getitem__)}"] if means else []
     else:
         (entry,) = settings.values()
         every = {"metrics": ",".join(dict.fromkeys(k for m in entry["models"].values() for k in m if k != "n_params"))}
@@ -430,11 +432,13 @@ def parse_command(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Setting
 @script
 def main(argv: Sequence[str] | None = None) -> None:
     args, settings = parse_command(sys.argv[1:] if argv is None else argv)
-    if args.script.parent == Path(__file__).resolve().parent:  # another one may do anything when it is imported
+    if args.script.parent == ROOT:  # another one may do anything when it is imported
         for setting in settings:
-            parse_flags(args.script, setting.args)
+            parse_flags(args.script, [*setting.args, *RUN_FLAGS])
     args.commit, archive = git_commit(), pack(args.script)
     require_writable(args.out, CACHE / "a run")
+    if args.out.exists() and ("parts" in read_result(args.out)) != bool(args.part):
+        raise UserError(f"{args.out} {'is one comparison, without parts' if args.part else 'has parts: give --part'}")
     jobs = make_jobs(args, settings, archive)
     results, failures = run_all(jobs, args, archive)
     document = make_document(args, settings, results, failures)

@@ -14,6 +14,8 @@ from typing import Any
 from support.files import ROOT, UserError
 from support.settings import UsageError, parse
 
+RUN_FLAGS = ("--seed=0", "--threads=1", "--quiet", "--out-json=x.json")  # those of a run by compare_seeds.py
+
 
 def code_files(script: Path) -> list[Path]:
     """The script and the modules of its folder that it imports, directly or not. Raises UserError where one cannot be
@@ -58,4 +60,6 @@ def parse_flags(script: Path, argv: Sequence[str]) -> Any:
             return parse(module.Config, module.Options, argv, writes=False)[1]
         except UsageError as error:
             raise UsageError(f"{script.name}: {error}") from None
+    if not hasattr(module, "make_parser"):
+        raise UsageError(f"{script.name} is no experiment")
     return module.make_parser().parse_args(argv)

@@ -46,7 +46,14 @@ def main() -> None:
     if args.seed == 1 and args.death == "nan":
         value = float("nan")
     models = {
-        name: {"n_params": n, "loss": 1 - v, "top_accuracy": v, "train_seconds": time.perf_counter()}
+        name: {
+            "n_params": n,
+            "loss": 1 - v,
+            "top_accuracy": v,
+            "train_seconds": time.perf_counter(),
+            "sweep": {"-90": v / 3},
+            "reached": None,
+        }
         for name, n, v in (("capsules", 1234, value), ("cnn", 99, base))
         if name in args.models.split(",")
     }
