@@ -106,6 +106,7 @@ class Config:
         "Weight of the squared error of a CapsNet's reconstruction in the loss.")
     plain: bool = redeclared(Network, "plain")
     lr: float = conv.Config.lr  # that of the study's networks
+    dataset: str = "auto"  # of digits; or what was found
     # fmt: on
 
     @classmethod
@@ -376,7 +377,7 @@ def network_config(config: Config) -> Any:
     if config.study == "shapes":
         loss = "spread" if config.loss == "paper" else config.loss
         return conv.Config(dataset="shapes", loss=loss, **viewpoint.VIEWS["shapes"], **common)
-    common |= {"data_dir": config.data_dir, "recon_weight": config.recon_weight}
+    common |= {name: getattr(config, name) for name in ("dataset", "data_dir", "recon_weight")}
     if config.study == "affnist":
         return affine.Config(**(AFFNIST | common))
     return base.Config(n_val=config.n_val, **common)
@@ -424,6 +425,8 @@ def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[s
         models = {"capsules": sign_study(config.seed)}
         return result_document(EXPERIMENT, config, "signs", models, {}, headline, threads=1)
     data = make_data(config)
+    if config.study in CAPSNET:
+        config = base.resolve_auto(config, data)
     states = train_all(config, data, options, **more)
     ((name, state),) = states.items()
     metrics = model_metrics(state)

@@ -8,6 +8,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ import visualize_what_routing_does as figures
 import what_routing_does as m
 from fast.workers import Workers
 from figure_checks import check_held, drawn
-from helpers import check_pair, config_of, digits_folder
+from helpers import check_pair, config_of, digits_folder, failure
 from oracles import loop_field_routing
 from recorded import check
 from support.run import TrainState, init_states
@@ -217,6 +218,22 @@ def test_a_study_from_the_command_line(
         assert metrics["iters_3_changed"] == 0
     if "affnist" in words:
         assert {"upright_accuracy", "rotated_35_accuracy", "affnist_accuracy"} <= set(metrics)
+
+
+@pytest.mark.parametrize("study", ["composites", "affnist"])
+def test_a_run_is_not_resumed_on_other_digits(
+    study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It trains on strokes, where there is no MNIST, which is there when the run is to go on."""
+    small(monkeypatch)
+    files, argv = base.load_mnist(digits_folder()), [f"--study={study}", "--n-epochs=1", "--quiet"]
+    monkeypatch.setattr(base, "STROKE_COUNTS", (90, 60))
+    monkeypatch.setattr(base, "load_mnist", Mock(side_effect=base.UnavailableError("there is no network")))
+    assert m.main([*argv, f"--checkpoint={tmp_path / 'c'}"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(base, "load_mnist", Mock(return_value=files))
+    line = failure(m, [*argv, f"--checkpoint={tmp_path / 'c'}", "--resume"], capsys)
+    assert line.endswith("it was made with other dataset: strokes, not mnist\n")
 
 
 @pytest.mark.parametrize("study", ["shapes", "composites", "affnist"])
