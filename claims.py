@@ -215,7 +215,6 @@ class Runs(NamedTuple):
 
     file: str  # below results/: FILE.json or FILE.json#PART
     model: str
-    setting: str | None = None  # None where the file has one
 
 
 def sides(condition: Condition) -> list[Runs]:
@@ -226,10 +225,9 @@ def sides(condition: Condition) -> list[Runs]:
     return found
 
 
-def runs_by_seed(document: Json, runs: Runs) -> dict[int, Json]:
-    """Raises KeyError where the file has no such setting."""
-    setting = runs.setting or next(iter(document["settings"]))
-    return {run["seed"]: run for run in document["settings"][setting]["runs"]}
+def runs_by_seed(document: Json) -> dict[int, Json]:
+    """The runs of the first setting."""
+    return {run["seed"]: run for run in next(iter(document["settings"].values()))["runs"]}
 
 
 def at_equal_values(runs: Sequence[tuple[Json, str]], metric: str, equal: str) -> list[float]:
@@ -252,7 +250,7 @@ def at_equal_values(runs: Sequence[tuple[Json, str]], metric: str, equal: str) -
 def paired_values(condition: Condition, documents: Sequence[Json]) -> np.ndarray:
     """Values of both sides (seeds, 2). Raises KeyError where the files have not what is wanted of them."""
     both = sides(condition)
-    first, second = map(runs_by_seed, documents, both)
+    first, second = map(runs_by_seed, documents)
     start, stop = map(int, condition.seeds.split(":"))
     if set(first) != set(second) or not set(first) <= set(range(start, stop)) or max(first) - start >= len(first):
         raise KeyError(f"{condition.file} has other seeds than the first of {condition.seeds}")

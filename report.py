@@ -33,7 +33,7 @@ from support.files import ROOT, UserError, atomic_write
 from support.result_tables import claims_table, plain_table, rows_table, seeds_table
 from support.results import checksum, git, parse_json, read_text, save_result
 from support.script import script
-from support.scripts import code_files, load_script, parse_flags
+from support.scripts import RUN_FLAGS, code_files, load_script, parse_flags
 from support.settings import Parser, UsageError
 from support.statistics import read_comparison
 
@@ -68,10 +68,8 @@ HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands be
 Options: metrics= models= digits= first= page= names=.
 A marker inside `backquotes` is left alone."""
 
-OPTIONS = {
-    "seeds": "models metrics digits first names", "rows": "models metrics digits names", "table": "digits",
-    "claims": "page",
-}  # fmt: skip
+OPTIONS = {"seeds": "models metrics digits first names", "rows": "models metrics digits names", "table": "digits",
+           "claims": "page"}  # fmt: skip
 
 
 def make_table(files: list[str], kind: str, name: str | None, options: dict[str, str]) -> str:
@@ -80,8 +78,8 @@ def make_table(files: list[str], kind: str, name: str | None, options: dict[str,
         raise UserError(f"{kind!r} is not a kind of table, which are {', '.join(OPTIONS)}")
     if extra := set(options) - set(OPTIONS[kind].split()):
         raise UserError(f"a table of kind {kind} takes no {', '.join(sorted(extra))}=")
-    if not all(re.fullmatch(r"\d", options.get(name, "3")) for name in ("digits", "first")):
-        raise UserError("digits= and first= are numbers from 0 to 9")
+    if not re.fullmatch(r"\d", options.get("digits", "3")) or not re.fullmatch(r"[1-9]", options.get("first", "3")):
+        raise UserError("digits= is a number from 0 to 9, first= one from 1 to 9")
     if (name is None) == (kind == "table") or (len(files) > 1 and kind not in ("rows", "seeds")):
         raise UserError("a marker names a file, then a kind of table; a table of kind table has a name, no other has")
     if kind == "table":
@@ -252,7 +250,7 @@ def check_command(document: Json, path: Path, part: str | None, has_history: boo
         return
     if "settings" in document:
         for setting in settings:
-            understand(script, [*setting.args, "--seed=0", "--threads=1", "--quiet", "--out-json=x.json"])
+            understand(script, [*setting.args, *RUN_FLAGS])
     else:
         args = understand(script, flags)
     out = vars(args).get("out_json") or vars(args).get("out")
@@ -304,7 +302,7 @@ def check_listed() -> Iterator[str]:
     for condition in (condition for claim in claims.CLAIMS for condition in claim.conditions):
         for where in dict.fromkeys(side.file for side in claims.sides(condition)):
             comparison = read_listed(where) or {}
-            seeds = claims.runs_by_seed(comparison, claims.Runs(where, "")) if comparison else ()
+            seeds = claims.runs_by_seed(comparison) if comparison else ()
             commits = [commit for commit in commits_of(comparison) if commit]
             ends = [claims.listed_end(condition, listed_at(commit)) for commit in commits]
             if commits and not (all(ends) and max(seeds) < max(ends)):

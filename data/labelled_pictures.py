@@ -304,7 +304,7 @@ def idx_source(folder: Path, files: Files) -> Source:
     for _, path in files:
         if match := IDX_NAME.fullmatch(path.name.lower()):
             first = found.setdefault(f"{match[1].replace('test', 't10k')}-{match[2]}", path)
-            if first != path and path.name != f"{first.name}.gz":  # unpacked beside it
+            if path not in (first, first.with_name(f"{first.name}.gz")):  # unpacked beside it
                 raise UserError(f"{folder} holds several sets, {first} and {path}: put the files of one into a folder")
     if unused := [path.name for path in others if path.name != NAMES]:
         print_message(f"{folder}: left out beside the IDX files: {len(unused):,} ({one_line(', '.join(unused))})")

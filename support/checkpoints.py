@@ -100,5 +100,5 @@ def require_resumable(path: Path, saved: Any, asked: Any) -> None:
         if not getattr(asked, "length_is_free", False):
             hint = "its learning rate or loss depends on the length: train anew"
             raise UserError(f"cannot resume {path}: it was made with {found}; {hint}")
-        if any(getattr(asked, name) < getattr(saved, name) for name in lengths):
+        if found := difference(saved, asked, [k for k in lengths if getattr(asked, k) < getattr(saved, k)]):
             raise UserError(f"cannot resume {path}: it was made with {found}, which is shorter")

@@ -32,14 +32,13 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
             temporary.unlink(missing_ok=True)
 
 
-def require_writable(*paths: Path | None) -> None:
+def require_writable(*paths: Path) -> None:
     """Find out before a training that a file cannot be written there."""
     for path in paths:
-        if path is not None:
-            with told_as(f"cannot write {path}"):
-                temporary = beside(path)[1]
-                temporary.touch()
-                temporary.unlink()
+        with told_as(f"cannot write {path}"):
+            temporary = beside(path)[1]
+            temporary.touch()
+            temporary.unlink()
 
 
 @contextlib.contextmanager

@@ -57,9 +57,6 @@ class Setting(NamedTuple):
     group: str = ""  # heading of the flags from here on
 
 
-FREE = Setting(None, "", free=True)
-
-
 def setting(default: Any, kind: Any, help: str, shown: str = "", **more: Any) -> Any:
     """A field of a dataclass of settings; see ``Setting``, whose ``default`` is ``shown``."""
     return dataclasses.field(default=default, metadata={"it": Setting(kind, help, shown, **more)})
@@ -270,7 +267,8 @@ def paths_of(made: Sequence[Any], kind: Any) -> list[tuple[str, Path]]:
 
 def require_distinct(made: Sequence[Any]) -> None:
     """Raises SettingError where an output is an input or another output, among the paths that the settings name."""
-    outputs, inputs = paths_of(made, output_path), paths_of(made, input_path)
+    outputs = paths_of(made, output_path)
+    inputs = [*paths_of(made, input_path), *paths_of(made, folder)]  # pictures may be in one file, too
     for (name, path), (other, used) in [*itertools.combinations(outputs, 2), *itertools.product(outputs, inputs)]:
         if os.path.realpath(path) == os.path.realpath(used):
             raise SettingError(name, f"is the same file as that of {flag_of(other)}")
@@ -311,6 +309,6 @@ def difference(saved: Any, asked: Any, names: Any) -> str | None:
 
 def require_same(path: Path, saved: Any, asked: Any, given: Collection[str], free: Collection[str] = ()) -> None:
     """Raises UserError where a setting that is ``given`` differs from that of a checkpoint, and is not ``free``."""
-    names = {name for name in given if name not in free and not settings_of(saved).get(name, FREE).free}
-    if found := difference(saved, asked, names):
+    own = {name for name, it in settings_of(saved).items() if it.free}
+    if found := difference(saved, asked, {*given} - own - {*free}):
         raise UserError(f"{path} was made with {found}")

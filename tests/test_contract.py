@@ -152,7 +152,7 @@ def test_an_output_that_is_another_file_of_the_command_line_is_refused(
     kinds = {field: it.kind for field, it in (settings_of(script.Config) | settings_of(script.Options)).items()}
     outputs = [field for field, kind in kinds.items() if kind is settings.output_path]
     for field in outputs:
-        others = [other for other, kind in kinds.items() if kind in PATHS[1:] and other != field]
+        others = [other for other, kind in kinds.items() if kind in PATHS and other != field]
         for other, name in ((other, name) for other in others for name in ("a", "./a", "link")):
             argv = [f"{flag_of(field)}=a", f"{flag_of(other)}={name}"]
             assert "is the same file as that of" in usage_error(script, argv, capsys)
@@ -242,8 +242,8 @@ def test_a_file_that_is_no_checkpoint(
         assert f"{path}" in line
         for name in SCRIPTS:
             script = importlib.import_module(name)
-            reads = settings_of(script.Options).get("checkpoint", settings.FREE).kind is settings.input_path
-            if reads and getattr(script, "experiment", None) is experiment.script:
+            it = settings_of(script.Options).get("checkpoint")
+            if it and it.kind is settings.input_path and getattr(script, "experiment", None) is experiment.script:
                 out = "--outdir" if "visualize" in name else "--out"
                 argv = [f"--checkpoint={path}", f"{out}={tmp_path / 'out' / name}"]
                 assert failure(script, argv, capsys) == line
@@ -533,8 +533,9 @@ def test_a_longer_training_continues_a_shorter_one_where_that_is_its_beginning(
     capsys.readouterr()
     assert "which is shorter" in failure(experiment.script, [*experiment.argv(), *short, "--resume"], capsys)
     saved = load_checkpoint(experiment.script, whole.checkpoint)[0]
-    with pytest.raises(UserError, match="which is shorter"):
-        require_resumable(whole.checkpoint, saved, dataclasses.replace(saved, n_epochs=3, cnn_epochs=1))
+    longer = dataclasses.replace(saved, n_epochs=3, cnn_epochs=1)
+    with pytest.raises(UserError, match=r"made with --cnn-epochs .*, which is shorter"):
+        require_resumable(whole.checkpoint, dataclasses.replace(saved, cnn_epochs=2), longer)
     bound = type("Bound", (type(saved),), {"length_is_free": False})(**vars(saved))
     with pytest.raises(UserError, match=r"made with --n-epochs 2, not 3; its learning rate or loss .*: train anew"):
         require_resumable(whole.checkpoint, bound, dataclasses.replace(bound, n_epochs=3))

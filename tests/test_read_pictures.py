@@ -616,6 +616,9 @@ def test_files_of_mnists_format_are_found_where_other_tools_leave_them(tmp_path:
     write_idx(tmp_path / "torch" / "FashionMNIST" / "raw", [1, 2])
     both = (tmp_path / "torch" / name / "raw" / "t10k-images-idx3-ubyte" for name in ("FashionMNIST", "MNIST"))
     assert f"holds several sets, {' and '.join(map(str, both))}: put" in fault_of(tmp_path / "torch")
+    for path in [*(tmp_path / "torch" / "MNIST" / "raw").iterdir()]:
+        path.rename(path.with_name(f"{path.name}.gz"))  # in another folder, so another set
+    assert "several sets" in fault_of(tmp_path / "torch")
 
 
 def test_emnist_is_turned_upright(tmp_path: Path, capsys: Capture) -> None:
