@@ -87,7 +87,7 @@ class Options:
     data_dir: Path | None = setting(None, input_path, "Add a row of real toys to --figure, from the files of smallNORB"
         " in this folder.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No bit of a drawing depends on it.",
-        shown="one for each processor", group="running")
+        shown="one for each processor, at most 4", group="running")
 # fmt: on
 
     def check(self, given: Mapping[str, Any]) -> None:

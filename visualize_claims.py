@@ -25,13 +25,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from claims import ALPHA
+from claims import ALPHA, Condition
 from report import CLAIMS, read_result
 from support.statistics import t_quantile
 
 COLOURS = {"holds": BLUE, "reversed": VERMILLION, "equal": GREEN}  # words of verdicts; all others are grey
 WIDE = 20.0  # points: a claim with a larger interval or difference stands on the second axis
-BAND = 2.0  # points: differences that count as equal
+BAND = 100 * Condition._field_defaults["tolerance"]  # points: differences that count as equal
 CLAIM_WIDTH = 41  # letters of a line
 GAP = 0.55  # lines between two claims
 

@@ -131,7 +131,7 @@ def draw_training_curves(run: Run) -> Figure:
     return draw_histories(subtitle(run), titles, run.states, MODELS, 1 / J)
 
 
-TEST_FIELDS = ("data_dir", "n_test", "n_sweep", "rotation")  # on which no training depends
+TEST_FIELDS = ("data_dir", "n_test", "n_sweep")  # on which no training depends
 
 
 def finished(asked: Config, options: Any, given: Collection[str]) -> Run:

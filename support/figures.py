@@ -33,7 +33,7 @@ from support.console import progress_bar
 from support.files import UserError, atomic_write, require_writable
 from support.run import TrainState
 from support.script import script
-from support.settings import float_in, folder, input_path, int_in, names_of, parse, require_same, setting
+from support.settings import float_in, folder, input_path, names_of, parse, redeclared, require_same, setting
 from support.statistics import read_comparison, t_quantile
 from support.training import RunOptions
 
@@ -536,8 +536,8 @@ class FigureOptions(OutOptions):
 
     checkpoint: Path | None = setting(None, input_path, "Draw the finished training of this file. Without it, train"
                                       " first, with the flags of the experiment.", usual=True)  # fmt: skip
-    threads: int = setting(1, int_in(1, 256), "Use N threads.")
-    quiet: bool = setting(False, bool, "Show no progress bar.")
+    threads: int = redeclared(RunOptions, "threads")
+    quiet: bool = redeclared(RunOptions, "quiet")
 
 
 def choice_of_figures(*names: str) -> Any:
@@ -578,8 +578,8 @@ class AnimationOptions:
     """What a script of an animation writes."""
 
     fps: float = setting(12.0, float_in(0.1, 50), "Show X frames a second.", usual=True, group="animation")
-    threads: int = setting(1, int_in(1, 256), "Use N threads.")
-    quiet: bool = setting(False, bool, "Show no progress bar.")
+    threads: int = redeclared(RunOptions, "threads")
+    quiet: bool = redeclared(RunOptions, "quiet")
 
 
 def load_finished(

@@ -11,8 +11,7 @@ import numpy as np
 
 from support.files import UserError
 
-Array = np.ndarray
-Params = dict[str, Array]
+Params = dict[str, np.ndarray]
 
 
 class Stream(IntEnum):

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-Array = np.ndarray
-
 MAX_MATRIX, MAX_NAMES = 12, 30  # classes of a printed matrix, of a list
 
 
-def confusion_matrix(labels: Array, answers: Array, n_classes: int) -> Array:
+def confusion_matrix(labels: np.ndarray, answers: np.ndarray, n_classes: int) -> np.ndarray:
     """labels and answers (N,) -> counts (J, J): entry k, j is the number of images of class k that are classified as
     j."""
     counts = np.zeros((n_classes, n_classes), int)
@@ -20,13 +18,13 @@ def confusion_matrix(labels: Array, answers: Array, n_classes: int) -> Array:
     return counts
 
 
-def class_accuracies(confusion: Array) -> Array:
+def class_accuracies(confusion: np.ndarray) -> np.ndarray:
     """Counts (J, J) by true class and answer -> the fraction of each class that is right (J,); NaN without images."""
     with np.errstate(invalid="ignore"):
         return np.diag(confusion) / confusion.sum(axis=1)
 
 
-def confusion_lines(counts: Array, classes: Sequence[str]) -> list[str]:
+def confusion_lines(counts: np.ndarray, classes: Sequence[str]) -> list[str]:
     """A confusion matrix (true class, answer) with the names of the classes, and the accuracy of each; of many classes
     the greatest errors and the least accurate ones."""
     right = class_accuracies(counts).tolist()

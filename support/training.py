@@ -25,7 +25,7 @@ Callback = Callable[[TrainState, bool], None]
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """What a run reads and writes besides its configuration; no number depends on it."""
+    """What a run reads and writes besides its configuration. Of its numbers, threads may change the last bits."""
 
     out_json: Path | None = setting(
         None, output_path, "Write the result, history and environment there.", usual=True, group="files"
@@ -37,7 +37,7 @@ class RunOptions:
         False, bool, "Continue from --checkpoint: the numbers are those of an unbroken run, bit for bit.", usual=True
     )
     threads: int = setting(1, int_in(1, 256), "Use N threads.")
-    quiet: bool = setting(False, bool, "Show no progress bar.")
+    quiet: bool = setting(False, bool, "Show no progress bar of the training.")
 
     def check(self, given: Mapping[str, Any]) -> None:
         if self.resume and self.checkpoint is None:
