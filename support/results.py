@@ -58,12 +58,11 @@ def git(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str
 
 @functools.cache
 def git_commit() -> str | None:
-    """The commit of these files, with "-dirty" where they differ from it; None outside of a repository. Results do not
-    count: each command of a series writes one."""
+    """The commit of this code, with "-dirty" where a Python file is changed or new; None outside of a repository."""
     if not shutil.which("git") or not (commit := git("rev-parse", "HEAD", cwd=ROOT).stdout.strip()):
         return None
-    is_clean = git("diff", "--quiet", "HEAD", "--", ".", ":!results", cwd=ROOT).returncode == 0
-    return commit if is_clean else f"{commit}-dirty"
+    changed = git("status", "--porcelain", "--untracked-files=all", "--", "*.py", cwd=ROOT).stdout
+    return f"{commit}-dirty" if changed else commit
 
 
 def environment(threads: int) -> dict[str, Any]:

@@ -429,6 +429,10 @@ def test_a_result_that_was_written_before_makes_no_commit_dirty(
     first = git("rev-parse", "HEAD")
     result.write_text("[]")
     assert commit() == first
+    Path("deep").mkdir()
+    (new := Path("deep/new.py")).touch()  # the commit lacks it
+    assert commit() == f"{first}-dirty"
+    new.unlink()
     code.write_text("2")
     assert commit() == f"{first}-dirty"
     git("add", ".")
