@@ -51,7 +51,7 @@ from support.settings import redeclared
 MODELS = {"capsnet": CAPSNET, "cnn": CNN._replace(label="CNN without pooling"), "cnn_pool": POOLING}
 DIGIT_COLOURS = YELLOW, SKY  # of the first and the second digit; where both are bright their sum is white
 RESULTS = Path("results") / experiment.EXPERIMENT / "composites_48000.json"
-SCALING_RESULTS = RESULTS.with_name("scaling.json")
+SCALING_RESULTS = RESULTS.with_name("scaling.json")  # all lengths, with few seeds and no verdict
 MEDIAN_OF = RESULTS, "capsnet", "set_accuracy"
 
 
@@ -275,17 +275,17 @@ class Series(NamedTuple):
 
 
 def read_scaling(path: Path) -> dict[Series, dict[int, Array]]:
-    """By series and composites seen in training: of each seed, the fraction of images with both digits right. The rate
-    falls to 0 in each training, so that every length is a training of its own."""
+    """By series and composites seen in training, each length a training of its own: the fraction of images with both
+    digits right, of each seed. The verdicts' runs (composites_N.json beside ``path``) replace others as long."""
     found: dict[Series, dict[int, Array]] = {}
-    for part in parse_json(path)["parts"]:
-        for one in settings_in(Path(f"{path}#{part}")):
-            config, runs = one["config"], one["runs"]
-            length = Config(**{name: config[name] for name in ("n_epochs", "n_train", "batch_size")})
-            for model in runs[0]["models"]:
-                series = Series(model, config["conv_channels"] == PAPER_CHANNELS)
-                accuracy = np.array([run["models"][model]["set_accuracy"] for run in runs])
-                found.setdefault(series, {})[length.n_steps * length.batch_size] = accuracy
+    files = [*(Path(f"{path}#{part}") for part in parse_json(path)["parts"]), *path.parent.glob("composites_*.json")]
+    for one in (one for file in files for one in settings_in(file)):
+        config, runs = one["config"], one["runs"]
+        length = Config(**{name: config[name] for name in ("n_epochs", "n_train", "batch_size")})
+        for model in runs[0]["models"]:
+            series = Series(model, config["conv_channels"] == PAPER_CHANNELS)
+            accuracy = np.array([run["models"][model]["set_accuracy"] for run in runs])
+            found.setdefault(series, {})[length.n_steps * length.batch_size] = accuracy
     order = sorted(found, key=lambda series: (series.of_paper_size, list(MODELS).index(series.model)))
     return {series: dict(sorted(found[series].items())) for series in order}
 

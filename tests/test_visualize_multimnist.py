@@ -146,6 +146,10 @@ def test_the_length_of_a_training_is_what_its_setting_says() -> None:
     add_lengths("b", "capsnet", {(18, 27_000): [0.86, 0.87, 0.88], (8, 6000): [0.66, 0.68, 0.70]}, **sizes)
     add_lengths("c", "capsnet", {(50, 100_000): [0.92]}, **sizes | {"batch_size": 64})
     add_lengths("d", "capsnet", {(8, 6000): [0.9]}, **sizes | {"conv_channels": 256, "min_iou": 0.0})
+    config = dataclasses.asdict(experiment.Config(n_epochs=18, n_train=27_000, **sizes))
+    runs = [{"seed": 200 + k, "models": {"capsnet": {"set_accuracy": a}}} for k, a in enumerate((0.80, 0.81, 0.82))]
+    document = {"config": config, "settings": {"default": {"runs": runs}}}  # of a verdict: in place of part b's
+    LENGTHS.with_name("composites_485568.json").write_text(json.dumps(document, default=str))
     found = figures.read_scaling(LENGTHS)
     # Full batches alone: 5,984 in each of 8 epochs, 26,976 in each of 18, and 99,968 in each of 50.
     assert {series: list(lengths) for series, lengths in found.items()} == {
@@ -157,7 +161,7 @@ def test_the_length_of_a_training_is_what_its_setting_says() -> None:
     assert legend_of(fig) == names
     ax = fig.axes[0]
     lines = held(ax)["lines"]
-    for name, means in zip(names, ([0.68, 0.87, 0.92], [0.68], [0.9]), strict=True):
+    for name, means in zip(names, ([0.68, 0.81, 0.92], [0.68], [0.9]), strict=True):
         assert lines[name][1].tolist() == pytest.approx(means)
     half = t_quantile(3) * 0.02 / 3**0.5
     intervals: Any = ax.collections[0]
