@@ -52,12 +52,12 @@ VIEWS_OF_CONV = [
 @pytest.mark.parametrize(("name", "flags"), [(name, flags) for name, runs in RUNS.items() for flags in runs])
 def test_data_and_results(name: str, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
     smallest(monkeypatch)
-    check_run(f"{name} {flags}", EXPERIMENTS[name].script, EXPERIMENTS[name].argv(f"{flags} --dtype float64 --seed 3"))
+    check_run(f"{name} {flags}", EXPERIMENTS[name].script, EXPERIMENTS[name].argv(f"{flags} --dtype float64 --seed 53"))
 
 
 @pytest.mark.parametrize("flags", VIEWS_OF_CONV)
 def test_views_of_the_convolutional_networks(flags: str) -> None:
-    argv = f"{flags} --n-epochs 2 --batch-size 8 --sizes 5,2,3,2 --quiet --threads 1 --dtype float64 --seed 3"
+    argv = f"{flags} --n-epochs 2 --batch-size 8 --sizes 5,2,3,2 --quiet --threads 1 --dtype float64 --seed 53"
     check_run(f"conv_matrix_capsules {flags}", importlib.import_module("conv_matrix_capsules"), argv.split())
 
 
