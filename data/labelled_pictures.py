@@ -85,7 +85,8 @@ def read_sets(path: Path, side: int | tuple[int, int], channels: int, rng: np.ra
 
 def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list[Labelled], Levels]:
     """Every picture is resized when it is read: memory depends on the number of pictures alone, not on their sizes.
-    Black and white are the least and the greatest number of all training pictures of one kind of numbers."""
+    Black and white are the least and the greatest number, of any colour, of all training pictures of a kind of numbers;
+    a test set that is drawn from these later is among them."""
     n = sum(len(labels) for _, labels in source.parts)
     if 4 * n * side * side * channels > MAX_BYTES:
         raise UserError(f"{n:,} pictures of {side} x {side} pixels need more than {MAX_BYTES >> 20} MiB: take fewer, or"
@@ -122,7 +123,8 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
         n_flat = int((np.ptp(part.images, axis=(1, 2, 3)) < FLAT).sum())
         if n_flat > len(part.labels) / 4:
             print_message(f"warning: {n_flat:,} of {len(part.labels):,} pictures of {path}{which} span under a quarter"
-                          f" of the grey levels, so that the networks see little: {remedy} --image-size")  # fmt: skip
+                          f" of the grey levels, so that the networks see little: {remedy} --image-size, or --colour"
+                          " rgb")  # fmt: skip
     return sets, known
 
 
@@ -161,7 +163,9 @@ def by_class(files: Files, known: Container[str] = ()) -> dict[str, list[Path]]:
     if len(inner) == 1 and (deeper := by_class(next(iter(inner.values())), known)):
         return deeper
     for name, below in inner.items():
-        found.setdefault(class_name(name), []).extend(path for _, path in below)
+        if class_name(name) in found:
+            raise UserError(f"two folders, one of them {name}, would be one class: rename it, also shorter")
+        found[class_name(name)] = [path for _, path in below]
     for (name, *_), path in () if inner else files:
         if name := re.split(r"[.\d]", name)[0].strip(" _-("):
             found.setdefault(class_name(name), []).append(path)

@@ -142,10 +142,12 @@ def in_levels(what: object, square: Square, levels: Levels) -> Array:
 
 
 def square_of_set(path: Path, side: int, channels: int, levels: Levels) -> Array:
-    """A picture file -> (S, S, C) uint8, read as the pictures of a training with these levels, or of 0 to 255 after
-    arrays. Raises UserError."""
-    known = {BYTES: (0.0, 255.0)} if levels.keys() <= {NUMBERS} else levels
-    return in_levels(path, read_square(path, side, channels), known)
+    """A picture file -> (S, S, C) uint8, read as the pictures of a training with these levels; after one with arrays
+    as these if their numbers are of 8 bits, else with levels of 0 and 255. Raises UserError."""
+    if levels.keys() <= {NUMBERS}:
+        low, high = levels.get(NUMBERS, (0, 1))
+        levels = {BYTES: (low, high) if low >= 0 and 1 < high <= 255 else (0, 255)}
+    return in_levels(path, read_square(path, side, channels), levels)
 
 
 # --- Single pictures --------------------------------------------------------------------------------------------------

@@ -260,7 +260,8 @@ def test_numbers_of_a_kind_or_a_range_that_no_training_had(tmp_path: Path) -> No
     ):
         with pytest.raises(UserError, match=says):
             pictures.square_of_set(tmp_path / name, 20, 1, levels)
-    assert (pictures.square_of_set(tmp_path / "bytes.png", 20, 1, {"arrays": (0, 1)}) == 51).all()
+    for ends, grey in (((0, 1), 51), ((0, 4095), 51), ((-1, 1), 51), ((1, 101), 128), ((0, 51), 255)):  # as 8 bits
+        assert (pictures.square_of_set(tmp_path / "bytes.png", 20, 1, {"arrays": ends}) == grey).all()
 
 
 # --- A folder ---------------------------------------------------------------------------------------------------------
@@ -446,6 +447,8 @@ def test_pictures_without_classes_are_refused_with_the_layouts(
 
 def test_too_few_classes_or_pictures_are_one_line(tmp_path: Path) -> None:
     assert "one class alone, cat" in fault_of(write_folder(tmp_path / "one", ["cat"]))
+    alike = [f"photographs of the left hand of {name}, taken in the winter of that year" for name in ("Al", "Bo")]
+    assert "would be one class: rename it" in fault_of(write_folder(tmp_path / "alike", alike))
     text = fault_of(write_folder(tmp_path / "single", n=1))
     assert "one picture of the class dark left, without copies, and two are needed" in text
     assert "make FOLDER/CLASS/1.jpg" in text
