@@ -55,7 +55,8 @@ from fast import field_em
 from fast.optimizers import adamw_step
 from fast.workers import Workers, default_threads
 from multimnist_capsnet import CNN, ConvLayer
-from support.checkpoints import read_checkpoint
+from support.checkpoints import read_checkpoint, unfinished
+from support.console import print_message
 from support.files import CACHE_DIR, UserError
 from support.results import model_metrics, result_document, save_run
 from support.run import Stream, TrainState, count_params, generator, permutation, require_finite
@@ -798,6 +799,8 @@ def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
     """A table: for each picture the class that each model names, and the class capsules' activations. Raises UserError
     where a file cannot be read."""
     config, states = read_checkpoint(checkpoint, EXPERIMENT, Config, make_models)
+    if left := unfinished(sys.modules[__name__], checkpoint, config, states):
+        print_message(f"warning: {left}")
     if config.has_views or "capsules" not in states:
         raise UserError(f"{checkpoint} has no capsules that learned digits; your_own_images.py learns any pictures")
     models, classes, width = make_models(config), config.classes, max(len(str(path)) for path in pictures)

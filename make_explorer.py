@@ -39,7 +39,7 @@ from support.files import UserError
 from support.results import git_commit
 from support.run import Stream, generator
 from support.script import script
-from support.settings import folder, input_path, output_path, parse, setting
+from support.settings import SettingError, folder, input_path, output_path, parse, setting, settings_of
 from support.statistics import describe_sample
 from support.training import RunOptions
 
@@ -427,7 +427,7 @@ class Options:
 
 @script
 def main(argv: Sequence[str] | None = None) -> None:
-    config, options, _ = parse(
+    config, options, given = parse(
         Config, Options, argv,
         "Write a page in which a person draws digits, moves the numbers of a capsule and turns an object.",
         [
@@ -439,6 +439,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "The page is one file, --out. An experiment's --checkpoint FILE writes a checkpoint.",
     )  # fmt: skip
     if options.keep:
+        if other := given.keys() & settings_of(Config):
+            raise SettingError(min(other), "not with --keep, which keeps both networks")
         print(write_if_changed(options.out, kept(options.out)))
         return
     if config.multimnist:

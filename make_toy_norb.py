@@ -28,7 +28,7 @@ from fast.workers import default_threads
 from support.figures import write_if_changed
 from support.files import UserError
 from support.script import script
-from support.settings import SettingError, folder, input_path, int_in, output_path, parse, setting
+from support.settings import SettingError, folder, int_in, output_path, parse, setting
 
 from data.toy_norb import (  # isort: skip
     AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, STEREO, draw_ground, draw_view, make_toy, shadow_maps,
@@ -84,7 +84,7 @@ class Config:
 class Options:
     figure: Path | None = setting(None, output_path, "Draw all toys, one view each, as a PNG.", usual=True,
         group="instead of drawing the files")
-    data_dir: Path | None = setting(None, input_path, "Add a row of real toys to --figure, from the files of smallNORB"
+    data_dir: Path | None = setting(None, folder, "Add a row of real toys to --figure, from the files of smallNORB"
         " in this folder.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No bit of a drawing depends on it.",
         shown="one for each processor, at most 4", group="running")

@@ -27,7 +27,8 @@ from matplotlib.font_manager import findfont, fontManager, get_font
 
 import your_own_images as own
 from fast.workers import SERIAL
-from support.checkpoints import load_checkpoint
+from support.checkpoints import load_checkpoint, unfinished
+from support.console import print_message
 from support.files import UserError
 from support.run import TrainState
 from support.settings import SettingError, input_path, redeclared, require_same, setting
@@ -115,6 +116,8 @@ def shown_pictures(asked: Config, options: Options, given: Collection[str]) -> t
     states: dict[str, TrainState] = {}
     if options.checkpoint:
         saved, states = load_checkpoint(own, options.checkpoint)
+        if left := unfinished(own, options.checkpoint, saved, states):
+            print_message(f"warning: {left}")
         require_same(options.checkpoint, saved, config, given)
         config = dataclasses.replace(saved, data_dir=config.data_dir)
     data = own.make_data(config)

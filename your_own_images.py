@@ -47,7 +47,7 @@ from data.labelled_pictures import Labelled, PictureSets, is_picture, read_sets,
 from data.pictures import Levels, square_of_set
 from fast import optimizers
 from fast.workers import Workers, default_threads
-from support.checkpoints import read_checkpoint
+from support.checkpoints import read_checkpoint, unfinished
 from support.console import one_line, print_message, progress_bar
 from support.files import UserError, atomic_write
 from support.results import model_metrics, result_document, save_run
@@ -309,6 +309,8 @@ class Answers(NamedTuple):
 def predict(checkpoint: Path, names: Sequence[Path], threads: int = 1, quiet: bool = False) -> Answers:
     """The answers of each network of a checkpoint to each picture that can be read."""
     config, states = read_checkpoint(checkpoint, EXPERIMENT, Config, make_models)
+    if left := unfinished(sys.modules[__name__], checkpoint, config, states):
+        print_message(f"warning: {left}")
     assert config.image_size
     models, squares, unreadable = make_models(config), dict[Path, Array](), list[str]()
     for path in progress_bar(list(dict.fromkeys(named_files(names))), quiet, desc="pictures"):

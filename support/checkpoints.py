@@ -88,6 +88,21 @@ def load_checkpoint(script: Any, path: Path) -> tuple[Any, dict[str, TrainState]
     return read_checkpoint(path, script.EXPERIMENT, script.Config, script.make_models)
 
 
+def unfinished(
+    script: Any, path: Path, config: Any, states: Mapping[str, TrainState], required: Iterable[str] = ()
+) -> str | None:
+    """Which training of a script's checkpoint, or of the ``required`` models, has not come to its end, in words. Where
+    the script has no ``of_model`` that says otherwise, that is after ``n_epochs``; or it has ``reached`` it before."""
+    for name in dict.fromkeys((*required, *states)):
+        done = len(states[name].history.get("train_loss", [])) if name in states else 0
+        n_epochs = script.of_model(name, config)[0] if hasattr(script, "of_model") else config.n_epochs
+        reached = hasattr(script, "reached") and name in states and script.reached(states[name], config)
+        if done < n_epochs and not reached:
+            how = f"{script.EXPERIMENT}.py --checkpoint … --resume"
+            return f"{path} holds {done:,} of {n_epochs:,} epochs of {name}; finish it with {how}"
+    return None
+
+
 def require_resumable(path: Path, saved: Any, asked: Any) -> None:
     """Raises UserError where a resumed run would differ from the saved one in more than the settings that are free, or
     in its length, unless ``config.length_is_free``: the learning rate and the loss do not depend on it."""

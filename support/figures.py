@@ -28,7 +28,7 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from fast.workers import blas_threads
-from support.checkpoints import load_checkpoint
+from support.checkpoints import load_checkpoint, unfinished
 from support.console import progress_bar
 from support.files import UserError, atomic_write, require_writable
 from support.run import TrainState
@@ -589,9 +589,8 @@ def load_finished(
     """Configuration and states of a checkpoint of finished trainings, at least of the ``required`` models. Without a
     ``path``: the configuration ``asked``, and no states.
 
-    ``experiment`` is the script's module. Where it has no ``of_model`` that says otherwise, a training has ``n_epochs``
-    epochs; it may have ``reached`` its end before. The ``given`` fields of ``asked`` must be those of the checkpoint;
-    ``free`` ones may differ, and replace them. Raises UserError.
+    ``experiment`` is the script's module. The ``given`` fields of ``asked`` must be those of the checkpoint; ``free``
+    ones may differ, and replace them. Raises UserError.
     """
     if path is None:
         return asked, {}
@@ -599,13 +598,6 @@ def load_finished(
     require_same(path, config, asked, given, free)
     if "data_dir" in given and config.dataset in ("strokes", "voxels", "shapes", "toys"):
         raise UserError(f"{path} was trained on {config.dataset}, which have no files: leave --data-dir out")
-    for name in dict.fromkeys((*required, *states)):
-        done = len(states[name].history.get("train_loss", [])) if name in states else 0
-        n_epochs = experiment.of_model(name, config)[0] if hasattr(experiment, "of_model") else config.n_epochs
-        reached = hasattr(experiment, "reached") and name in states and experiment.reached(states[name], config)
-        if done < n_epochs and not reached:
-            raise UserError(
-                f"{path} holds {done:,} of {n_epochs:,} epochs of {name}; finish it with"
-                f" {experiment.EXPERIMENT}.py --checkpoint … --resume"
-            )
+    if left := unfinished(experiment, path, config, states, required):
+        raise UserError(left)
     return dataclasses.replace(config, **{name: getattr(asked, name) for name in free if name in given}), states

@@ -56,7 +56,8 @@ class PredictOptions(RunOptions):
         super().check(given)
         if self.predict and self.checkpoint is None:
             raise SettingError("predict", "needs --checkpoint FILE")
-        if unused := [name for name in ("resume", "out_json", "models") if self.predict and name in given]:
+        used = ("predict", "checkpoint", "threads", "quiet", "out")
+        if unused := [name for name in given if self.predict and name not in used]:
             raise SettingError(unused[0], "--predict neither trains nor tests")
 
 

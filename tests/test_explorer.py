@@ -28,7 +28,7 @@ import make_explorer_gif as animation
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from fast.workers import Workers
-from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnist, smallest
+from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnist, smallest, usage_error
 from support.browser import NoBrowserError, headless_browser, show_as
 from support.checkpoints import load_checkpoint
 from support.figures import with_reported_seed
@@ -189,6 +189,8 @@ def test_a_page_is_written_anew_with_its_networks(tmp_path: Path, capsys: Any) -
     text = page.read_text()
     assert embedded(text, "weights") == "xyz"
     assert (explorer.TEMPLATE / "explorer.js").read_text() in text
+    capsys.readouterr()
+    assert "argument --viewpoint: not with --keep" in usage_error(explorer, [*argv, "--viewpoint=x"], capsys)
     page.write_text("no page")
     assert failure(explorer, argv, capsys).endswith("is no page of this script, and has no networks to keep\n")
     page.unlink()

@@ -23,9 +23,9 @@ import visualize_your_own_images as figures
 import your_own_images as m
 from fast.workers import SERIAL
 from figure_checks import draw_coarsely, drawn
-from helpers import ROOT, check_gradient, failure
+from helpers import ROOT, check_gradient, failure, usage_error
 from support import tables
-from support.checkpoints import load_checkpoint
+from support.checkpoints import load_checkpoint, save_checkpoint
 from support.figures import RIGHT, WRONG, darkened
 from support.run import TrainState, init_state
 from support.settings import parse
@@ -224,6 +224,12 @@ def test_grey_levels_of_the_training_hold_for_predictions(tmp_path: Path, capsys
     assert "grey levels -0.5 to 0.5" in capsys.readouterr().out
     assert load_checkpoint(m, checkpoint)[0].grey_levels == {"floating point": [-0.5, 0.5]}
     assert len(m.predict(checkpoint, [folder]).paths) == 20
+    saved, states = load_checkpoint(m, checkpoint)
+    save_checkpoint(checkpoint, m.EXPERIMENT, dataclasses.replace(saved, n_epochs=9), states.values())
+    assert m.main([f"--checkpoint={checkpoint}", "--predict", str(folder)]) == 0
+    assert re.match(r"warning: .* holds \d of 9 epochs of cnn; finish it with your_own_images", capsys.readouterr().err)
+    line = usage_error(m, [f"--checkpoint={checkpoint}", "--predict", str(folder), "--image-size=64"], capsys)
+    assert "argument --image-size: --predict neither trains nor tests" in line
     other = write_deep(tmp_path / "other", ".png", lambda x: (257 * x).astype(np.uint16), n=1)
     argv = [f"--checkpoint={checkpoint}", "--predict", str(other)]
     assert m.main(argv) == 1
