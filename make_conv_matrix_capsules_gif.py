@@ -91,7 +91,9 @@ def add_plane(
     low, high = np.transpose(spans)
     middle, reach = (low + high) / 2, max(0.75 * float((high - low).max()), 1e-6)
     (left, right), (bottom, top) = np.stack([middle - reach, middle + reach], axis=1)
-    ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal", adjustable="datalim")
+    ax.set_aspect("equal", "datalim")
+    ax.set_xlim(left, right, auto=None)  # the aspect may widen them
+    ax.set_ylim(bottom, top, auto=None)
     add_frame(ax, "#bbbbbb")
     # the true class is drawn last, over the others
     n_children, n = routing.votes.shape[1:3]
@@ -191,7 +193,7 @@ class Options(AnimationOptions):
     out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), output_path, "File of the animation.", usual=True)
     fps: float = redeclared(AnimationOptions, "fps", 6.0)
     snapshots: int = setting(
-        30, int_in(2, MAX_FRAMES), "Show the network N times, from before the first step to after the last."
+        30, int_in(2, MAX_FRAMES), "Show the network at most N times, from before the first step to after the last."
     )
 
 

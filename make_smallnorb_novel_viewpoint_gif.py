@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         Config, Options, argv,
         "Train the models of the novel-viewpoint experiment and animate their answers to turning objects.",
         [
-            ("", "A turn after each of three epochs of ten, 10 degrees a frame: about 20 seconds."),
+            ("", "A turn after each of three epochs of twenty, 10 degrees a frame: about 20 seconds."),
             ("--n-epochs 4 --sweep-frames 6 --out draft.gif", "Four epochs, six frames a turn: about 6 seconds."),
             ("--snapshots 1 --sweep-frames 72", "The trained networks alone, 5 degrees a frame: about 15 seconds."),
         ],

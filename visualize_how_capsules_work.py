@@ -269,7 +269,7 @@ def draw_dynamic_routing(composite: Composite) -> Figure:
     total = composite.u.sum(axis=2)
     a, b = ((composite.c[:, j] * composite.u).sum(axis=3) / total for j in composite.labels)  # (T, rows, columns)
     preference = (a - b) / np.maximum(a + b, 1e-12)  # from -1 to 1
-    axes = sides[1].subplots(2, len(composite.v), height_ratios=(2.4, 1), sharey="row")
+    axes = sides[1].subplots(2, len(composite.v), height_ratios=(2.4, 1), sharey="row", squeeze=False)
     for t, (ax, bars) in enumerate(axes.T):
         heading(ax, f"iteration {t + 1}")
         ax.imshow(1 - 0.2 * composite.image, vmin=0, vmax=1)

@@ -4,10 +4,10 @@
     python visualize_mnist_affine_capsnet.py --checkpoint run.safetensors --outdir viz
 
 draws what ``mnist_affine_capsnet.py --checkpoint FILE`` has trained; without ``--checkpoint`` the three models are
-trained first, with the flags of that script. Without --seed it is the reported seed whose capsule network has the
-median accuracy on rotated digits.
+trained first, with the flags of that script. Of reported settings it is, without --seed, the seed whose capsule network
+has the median accuracy on rotated digits.
 
-    rotation_sweep.png     accuracy from -90 to 90 degrees, means and intervals of the reported seeds
+    rotation_sweep.png     accuracy from -90 to 90 degrees; of reported settings means and intervals of their seeds
     training_curves.png    loss, reconstruction and error on the validation digits, epoch by epoch
 
 Which digit is shown never depends on how the models do on it: it is the first of its class in the test set.

@@ -347,7 +347,7 @@ main = figure_script(
     "Draw the figures of the MultiMNIST experiment, from a checkpoint or after training its models.",
     [
         ("--checkpoint run.safetensors", "All figures of these networks: about 9 seconds."),
-        ("", "All figures, after training the three models for eight epochs: about 7 minutes."),
+        ("", "All figures, after training the three models for four epochs: about 7 minutes."),
         ("--figures scaling", "Accuracy against the length of training, from committed results: about 2 seconds."),
     ],
     trained, OF_RUN, OF_RESULTS, N_COLOURS,

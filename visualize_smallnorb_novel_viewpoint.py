@@ -4,7 +4,7 @@
     python visualize_smallnorb_novel_viewpoint.py --seed 1 --n-epochs 10
 
 trains the three models and draws; ``--checkpoint FILE`` draws what ``smallnorb_novel_viewpoint.py --checkpoint FILE``
-has trained. Without --seed it is the reported seed whose capsules have the median accuracy on held-out views.
+has trained. Of reported settings it is, without --seed, the seed whose capsules have the median held-out accuracy.
 
     example_views.png         every class at six training and six held-out azimuths
     elevation_strip.png       every class from rising elevations

@@ -58,7 +58,7 @@ def draw_training_curves(of: tuple[Config, Options]) -> Figure:
     if seed is None:
         runs = settings_in(RESULTS)[0]["runs"]
         seed = median_seed(runs, "capsules", "held_out_accuracy")
-        who = f"seed {seed}, the median of {len(runs)}"
+        who = f"seed {seed}" + f", the median of {len(runs)}" * (config.n_epochs == experiment.Config.n_epochs)
     states: dict[str, TrainState] = {}
     for name, (_, parts) in VARIANTS.items():
         one = experiment.Config(seed=seed, n_epochs=config.n_epochs, **parts)

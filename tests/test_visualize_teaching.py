@@ -119,6 +119,8 @@ def test_routing_by_agreement_is_shown_as_it_is() -> None:
     for ax, v in zip((bars, more), COMPOSITE.v, strict=True):
         check_held(ax, bars=[v])
     drawn(lambda: pictures.draw_dynamic_routing(TWO_TYPES))
+    once = COMPOSITE._replace(c=COUPLINGS[:1], s=COMPOSITE.s[:1], v=COMPOSITE.v[:1])
+    check_held(drawn(lambda: pictures.draw_dynamic_routing(once)).axes[-1], bars=[COMPOSITE.v[0]])
 
 
 def test_points_turn_to_the_left() -> None:

@@ -220,6 +220,15 @@ def test_a_study_from_the_command_line(
         assert {"upright_accuracy", "rotated_35_accuracy", "affnist_accuracy"} <= set(metrics)
 
 
+@pytest.mark.parametrize("study", ["shapes", "composites"])
+def test_the_progress_bar_is_as_long_as_the_training(study: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+    config = m.Config(study=study, data_dir=None if study == "shapes" else digits_folder(), n_epochs=3)
+    monkeypatch.setattr("support.training.progress_bar", bar := Mock(return_value=Mock(n=0)))
+    ((_, state),) = m.train_all(config, m.make_data(config)).items()
+    assert bar.call_args.kwargs["total"] == state.step
+
+
 @pytest.mark.parametrize("study", ["composites", "affnist"])
 def test_a_run_is_not_resumed_on_other_digits(
     study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -298,13 +307,16 @@ def test_the_curves_are_of_the_median_seed_and_of_each_part(tmp_path: Path, monk
         return {"capsules": state}
 
     monkeypatch.setattr(m, "train_all", train_all)
-    fig = drawn(lambda: figures.draw_training_curves((figures.Config(n_epochs=2), figures.Options())))
+    fig = drawn(lambda: figures.draw_training_curves((figures.Config(), figures.Options())))
     parts = [("routed", "paper", "none"), ("even", "paper", "none"), ("routed", "cross-entropy", "none"),
              ("routed", "paper", "learned")]  # fmt: skip
-    assert trained == [(9, 2, *part) for part in parts]
+    assert trained == [(9, m.Config.n_epochs, *part) for part in parts]
     labels = ("EM routing, spread loss", "even assignments", "cross-entropy", "bias of the votes")
     check_held(fig.axes[0], lines={label: [[1, 2], [1, 0.2 * k]] for k, label in enumerate(labels, 1)})
     for ax in fig.axes[1:]:
         check_held(ax, lines={label: [[1, 2], [0.5, 0.1 * k]] for k, label in enumerate(labels, 1)}, levels=[0.2])
     figures.draw_training_curves((figures.Config(seed=4, n_epochs=1), figures.Options()))
     assert {seed for seed, *_ in trained[4:]} == {4}
+    for n_epochs, says in ((m.Config.n_epochs, True), (1, False)):  # the reported runs have no other length
+        fig = figures.draw_training_curves((figures.Config(n_epochs=n_epochs), figures.Options()))
+        assert any("seed 9, the median of 3" in text.get_text() for text in fig.texts) == says
