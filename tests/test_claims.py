@@ -256,6 +256,12 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
                 assert plain.get_color() == {"near": GREEN, "higher": BLUE, "lower": VERMILLION}[c["condition"]]
         y[axes] += len(ran) + visualize_claims.GAP
     check_held(ax, spans=[(-2, 2)])
+    with monkeypatch.context() as narrow:
+        narrow.setattr(visualize_claims, "CLAIM_WIDTH", 4)
+        (words, *_) = visualize_claims.draw_verdicts(document).axes
+    heights = [text.get_position()[1] for text in words.texts if text.get_fontweight() == "bold"]
+    assert len(heights) > 1
+    assert heights == sorted(heights)  # the lines of a claim stand one below the other
     assert failure(visualize_claims, [], capsys).startswith("error: cannot read results/claims.json")
     Path("results").mkdir()
     save_result(Path("results/claims.json"), document)
