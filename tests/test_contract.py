@@ -327,7 +327,9 @@ def test_a_process_that_is_stopped_again_and_again(experiment: Experiment, tmp_p
     steps = [0]
     for number, says in STOPPED.items():
         before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-        with subprocess.Popen(command, cwd=ROOT, env=script_environment(), **pipes) as process:
+        # A signal may come where a file is open that nobody holds yet.
+        env = script_environment() | {"PYTHONWARNINGS": "error,ignore::ResourceWarning"}
+        with subprocess.Popen(command, cwd=ROOT, env=env, **pipes) as process:
             deadline = time.monotonic() + 60
             while process.poll() is None and time.monotonic() < deadline:
                 if checkpoint.exists() and checkpoint.stat().st_mtime_ns > before:
