@@ -74,7 +74,7 @@ class Config:
     dataset: str = setting("shapes", ("shapes", "voxels", *STEREO_SETS, *DIGIT_SETS), "Attack drawn shapes, voxel"
         " objects, the smallNORB files, toys in their format, MNIST or generated digits.", usual=True, group="data")
     data_dir: Path | None = setting(None, folder, "Folder of the six smallNORB files, or of the four of MNIST.",
-        usual=True, free=True)
+        usual=True)
     seed: int = setting(0, int_in(0, 2**32 - 1), "Seed of the data, the initial weights and the order of the images.",
         usual=True)
     n_train: int | None = redeclared(conv.Config, "n_train", usual=False)
@@ -109,6 +109,8 @@ class Config:
             raise SettingError("data_dir", "--dataset smallnorb needs the folder of the six official files")
         if self.dataset not in ("smallnorb", "mnist") and self.data_dir is not None:
             raise SettingError("data_dir", f"{self.dataset} has no files")
+        if len({f"{epsilon:g}" for epsilon in self.epsilons}) < len(self.epsilons):
+            raise SettingError("epsilons", "two of them are the same to six digits")
         if self.dataset in DIGIT_SETS and self.standardize == "image":
             raise SettingError("standardize", f"{self.dataset} is not standardised")
 
@@ -265,6 +267,7 @@ def make_result(
     """The JSON of a run; accuracies are fractions, "accuracy" is that without an attack, on all test images. Accuracies
     under attack are in "attack", by epsilon, and also among a model's metrics, such as ``fgsm_0.1_accuracy``."""
     models: dict[str, dict[str, Any]] = {}
+    config = dataclasses.replace(config, n_attack=min(config.n_attack, len(data.test.labels)))
     for name, state in states.items():
         models[name] = model_metrics(state)
         for kind, by_epsilon in attacks[name].items():
@@ -276,8 +279,9 @@ def make_result(
 def describe(result: Mapping[str, Any]) -> str:
     config = result["config"]
     unit = "standard deviations" if config["standardize"] == "image" else "the range of pixels"
-    return (f"{result['dataset']}: familiar images attacked, epsilon in {unit};"
-            f" seed {config['seed']}, {config['n_epochs']} epochs")  # fmt: skip
+    images = "familiar" if result["dataset"] in ("shapes", "voxels") else "test"
+    return (f"{result['dataset']}: {images} images attacked, epsilon in {unit}; seed {config['seed']},"
+            f" {config['n_epochs']} epochs (the CNN {config['cnn_epochs']})")  # fmt: skip
 
 
 def format_table(result: Mapping[str, Any]) -> str:

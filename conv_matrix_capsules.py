@@ -108,7 +108,7 @@ class Config(Viewpoints):
         " draws, the smallNORB files, or toys, which the seed draws in their format, in about a minute, into"
         f" {CACHE_DIR}/toys-….", usual=True, group="data")
     data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files, or of the six of smallNORB.",
-        shown=CACHE_DIR, usual=True, free=True)
+        shown=CACHE_DIR, usual=True)
     n_train: int | None = setting(None, int_in(1, 10**7), "Train on N images, drawn with the seed.", shown="all",
         usual=True)
     n_test: int | None = setting(None, int_in(1, 10**7), "Test on N images, evenly spaced over the set.", shown="all")
@@ -130,7 +130,7 @@ class Config(Viewpoints):
         paper="32,32,32,32, or 64,8,16,16 (section 4)", group="networks")
     em_iters: int = setting(2, int_in(1, 20), "Route in N iterations.", paper="3 is the best of its table 1")
     em_grad: str = redeclared(viewpoint.Config, "em_grad")
-    variance_floor: float = redeclared(viewpoint.Config, "variance_floor", 1.0, paper="0")
+    variance_floor: float = redeclared(viewpoint.Config, "variance_floor", 1.0, paper="0", kind=float_in(1e-6, 1e6))
     beta_v_init: float = setting(-0.2, float_in(-10, 10),
         "Initial beta_v, counted from -log(variance floor) / 2: below 0, votes that agree activate a capsule.")
     loss: str = setting("spread", ("spread", "cross-entropy"), "Loss of the capsules: the paper's spread loss of the"
@@ -240,7 +240,10 @@ def make_views(config: Config) -> Sequence[viewpoint.Split]:
     if config.holds_out:
         return viewpoint.make_data(config) if config.is_rendered else viewpoint.load_smallnorb(config, halves)
     folder = viewpoint.norb_folder(config)
-    return [viewpoint.read_smallnorb(folder, *half, config.standardize) for half in halves]
+    sets = [viewpoint.read_smallnorb(folder, *half, config.standardize) for half in halves]
+    if not all(len(one.labels) for one in sets):
+        raise UserError(f"{folder} has no image of the objects to train or to test on")
+    return sets
 
 
 def read_digits(config: Config) -> tuple[str, list[Examples]]:
@@ -755,8 +758,9 @@ def make_result(config: Config, states: Mapping[str, TrainState], data: Data, th
             for part in (data.test, data.held_out):
                 answers = predict_scores(networks[name], state.params, part, config, workers).argmax(axis=1)
                 models[name] |= angle_accuracies(config, part, answers)
-                if part is data.held_out and config.dataset == "voxels" and config.held_out == "azimuth":
-                    models[name]["hard_accuracy"] = viewpoint.hard_accuracy(part.labels, answers)
+                hard = viewpoint.hard_accuracy(part.labels, answers) if config.dataset == "voxels" else math.nan
+                if part is data.held_out and config.held_out == "azimuth" and not math.isnan(hard):
+                    models[name]["hard_accuracy"] = hard
     headline = "held_out_accuracy" if config.holds_out else "accuracy"
     return result_document(EXPERIMENT, config, data.name, models, states, headline, threads)
 
@@ -775,7 +779,8 @@ def describe(result: Mapping[str, Any]) -> str:
         data = viewpoint.describe(config) if config.holds_out else f"{data}: no viewpoints held out"
     if config.n_val or config.n_val_objects:
         data += f"; accuracies on validation {'digits' if config.n_val else 'objects'}"
-    return f"{data}; seed {config.seed}, {config.n_epochs} epochs, {config.loss} loss"
+    of_cnn = f" (the CNN {config.cnn_epochs})" if config.cnn_epochs != config.n_epochs else ""
+    return f"{data}; seed {config.seed}, {config.n_epochs} epochs{of_cnn}, {config.loss} loss"
 
 
 def format_table(result: Mapping[str, Any]) -> str:

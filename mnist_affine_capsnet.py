@@ -84,7 +84,8 @@ class Config(Network):
         default="all that are not held out for validation", paper="")
     n_epochs: int = redeclared(Network, "n_epochs", 12)
     batch_size: int = redeclared(Network, "batch_size", 16)
-    lr: float = redeclared(Network, "lr", 4e-3)
+    lr: float = redeclared(Network, "lr", 4e-3, help="Learning rate of the capsule network; that of both CNNs is 0.002."
+        " It rises for 100 steps and falls linearly to 0 at the end.")
     cnn_lr: float = 2e-3  # of both CNNs
     optimizer: str = "adam"
     weight_decay: float = 0.0

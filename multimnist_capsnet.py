@@ -12,10 +12,10 @@ reconstruct each alone, although they overlap almost wholly.
     digit capsules   (B, 10, 16)           three iterations of dynamic routing; |v_j| says whether digit j is there
     decoder          (B, 36, 36)           256 - 512 - 1296, from one digit capsule, the others masked
 
-The two CNNs have as many parameters: one keeps both convolutions and ends in dense layers, the other is of the paper's
-kind, with max pooling. All three go through the same loop, data and optimiser; the two highest scores are the answer.
-Every layer, the routing and the optimiser are here in their plain form; those that take long have a fast twin in
-``fast/``, which is the default. ``--plain`` runs all in the plain form.
+The two CNNs have as many parameters, unless their convolutions alone have more: one keeps both convolutions and ends in
+dense layers, the other is of the paper's kind, with max pooling. All go through the same loop, data and optimiser;
+the two highest scores are the answer. Every layer, the routing and the optimiser are here in their plain form; those
+that take long have a fast twin in ``fast/``, which is the default. ``--plain`` runs all in the plain form.
 
 Deviations from the paper: conv1 has 32 channels and there are 8 types of primary capsules, not 256 and 32
 (``--preset paper`` has them). The paper's digits share 80 % of their boxes on average, which is an intersection over
@@ -94,7 +94,7 @@ class Network:
     dataset: str = setting("auto", ("auto", "mnist", "strokes"), "Use these digits. auto is MNIST if it is there or can"
         " be downloaded, else strokes: generated digits.", usual=True, group="data")
     data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files, or of others of their format.",
-        shown=CACHE_DIR, usual=True, free=True)
+        shown=CACHE_DIR, usual=True)
     n_train: int = setting(12_000, int_in(1, 10**8), "Train on N composites in each epoch, rounded down to whole"
         " batches.", usual=True, paper="60 million in all")
     preset: str = setting("small", tuple(PRESETS), "Sizes of the network: 32 channels, 8 types and a decoder of 256-512"

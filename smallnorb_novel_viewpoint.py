@@ -114,7 +114,7 @@ class Viewpoints:
         f" which the seed draws in their format, in about a minute, into {CACHE_DIR}/toys-….",
         usual=True, group="data")
     data_dir: Path | None = setting(None, folder, "Folder of the six official smallNORB files, gzipped or not.",
-        usual=True, free=True)
+        usual=True)
     seed: int = setting(0, int_in(0, 2**32 - 1),
         "Seed of the data's noise, the initial weights and the order of the images.", usual=True)
     shapes_seed: int | None = setting(None, int_in(0, 2**32 - 1), "Draw the objects of --dataset shapes, and the"
@@ -128,7 +128,7 @@ class Viewpoints:
     test_elevations: Range = setting((10.0, 50.0), angles_in(-90, 90),
         "Elevations that are held out; needs --train-elevations.", shown="none")
     n_train_views: int = setting(6, int_in(1, 1000), "Train on N azimuths.")
-    n_test_views: int = setting(6, int_in(1, 1000), "Hold out N azimuths.")
+    n_test_views: int = setting(6, int_in(1, 1000), "Hold out N azimuths (elevations: of all training azimuths).")
     n_elev: int = setting(3, int_in(1, 1000), "Use N elevations in every set.")
     n_per_combo: int = setting(5, int_in(1, 1000), "Draw N images of each training view.")
     standardize: str = setting("none", ("none", "image"), "With image, bring each image (channel of a stereo pair) to"
@@ -375,7 +375,8 @@ def make_voxel_data(config: Viewpoints) -> Data:
 
     c = config
     trained = evenly_spaced(c.train_azimuths, c.n_train_views), evenly_spaced(c.train_elevations, c.n_elev)
-    others = evenly_spaced(c.test_azimuths, c.n_test_views), evenly_spaced(c.test_elevations, c.n_elev)
+    n_others = c.n_test_views if c.held_out == "azimuth" else c.n_train_views  # the azimuths of the training
+    others = evenly_spaced(c.test_azimuths, n_others), evenly_spaced(c.test_elevations, c.n_elev)
     return Data(train=views(0, *trained, c.n_per_combo), familiar=views(1, *trained, 2), held_out=views(2, *others, 2))
 
 
@@ -979,10 +980,10 @@ def accuracy(model: Model, params: Params, split: Split) -> float:
 
 
 def hard_accuracy(labels: Array, answers: Array) -> float:
-    """Accuracy on L and tripod alone. Cross, T and frame look the same after half a turn: a network that knows them
-    from the training views and nothing else of held-out azimuths classifies 0.6 of all images correctly."""
+    """Accuracy on L and tripod alone, NaN without any. Cross, T and frame look the same after half a turn: a network
+    that knows them from the training views and nothing else of held-out azimuths classifies 0.6 of all images right."""
     hard = np.isin(labels, [VOXEL_CLASSES.index(name) for name in HARD_CLASSES])
-    return float((answers == labels)[hard].mean())
+    return float((answers == labels)[hard].mean()) if hard.any() else math.nan
 
 
 def true_class_mass(model: Model, params: Params, split: Split) -> float:

@@ -88,7 +88,7 @@ class Config:
         " a layer of class capsules on poses and their negatives; or a CapsNet on composites of two digits, with"
         " couplings then test it with other couplings, or, with affnist, on single digits, and test distorted ones.",
         usual=True, group="data")
-    data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files.", free=True)
+    data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files.")
     n_val: int | None = setting(None, int_in(1, 10**6), "Hold N training digits out, and test on composites of them.")
     seed: int = redeclared(Network, "seed", group="")
     n_epochs: int = setting(conv.Config.n_epochs, int_in(1, 100_000), "Train for N passes over the training set.",
@@ -225,8 +225,8 @@ def sign_accuracy(config: viewpoint.Config, rng: np.random.Generator, biased: bo
 def sign_study(seed: int) -> dict[str, Any]:
     """The metrics without and with a bias of the votes."""
     config, rng = viewpoint.Config(seed=seed), generator(seed, Stream.EVALUATION, *b"signs")
-    plain, _ = sign_accuracy(config, rng, biased=False)
-    biased, n_params = sign_accuracy(config, rng, biased=True)
+    plain, n_params = sign_accuracy(config, rng, biased=False)
+    biased, _ = sign_accuracy(config, rng, biased=True)
     return {"n_params": n_params, "sign_accuracy": plain, "biased_sign_accuracy": biased}
 
 

@@ -28,6 +28,7 @@ from helpers import (
     surviving_mutants,
 )
 from support.checkpoints import load_checkpoint
+from support.files import UserError
 from support.training import RunOptions
 from test_gradients import FIELD_CASES as CASES
 from test_gradients import FIELD_FORMS as FORMS
@@ -179,6 +180,10 @@ def test_smallnorb_views_are_those_of_the_viewpoint_script(flags: list[str], tmp
     other = config_of(views, flags)
     sizes = tuple(len(split.labels) for split in views.make_data(other))
     assert_same_views(config_of(m, flags), other, sizes)
+    if not flags[4:]:
+        write_set(tmp_path, "training", make_arrays("training", 1))
+        with pytest.raises(UserError, match="has no image of the objects to train or to test on"):
+            m.make_data(config_of(m, [*flags, "--hold-out", "nothing", "--n-val-objects", "1"]))
 
 
 def test_fewer_views_are_drawn_for_the_training_and_spaced_evenly_for_the_test() -> None:

@@ -69,7 +69,7 @@ UNFIT = {  # flags of each script, and what is said of them
         ("--dataset toys --hold-out nothing --test-azimuths 60:90",
          "--test-azimuths: not together with --hold-out nothing"),
         ("--dataset toys --data-dir f", "--data-dir: goes with --dataset smallnorb"),
-        ("--variance-floor 1e-20", "--variance-floor: is not between 1e-12 and"),
+        ("--variance-floor 1e-20", "--variance-floor: is not between 1e-06 and"),
         ("--dataset voxels --shapes-seed 1", "--shapes-seed: needs --dataset shapes"),
         ("--dataset shapes --data-dir f", "--data-dir: "),
     ],
@@ -79,7 +79,8 @@ UNFIT = {  # flags of each script, and what is said of them
         ("--dataset strokes --standardize image", "--standardize: strokes is not standardised"),
         ("--epsilons 0.1,0.1", "--epsilons: 0.1,0.1 does not rise"),
         ("--epsilons 0.2,0.1", "--epsilons: 0.2,0.1 does not rise"),
-        ("--variance-floor 1e-20", "--variance-floor: 1e-20 is not between 1e-12 and"),
+        ("--epsilons 0.1,0.10000001", "--epsilons: two of them are the same to six digits"),
+        ("--variance-floor 1e-20", "--variance-floor: 1e-20 is not between 1e-06 and"),
     ],
     "what_routing_does": [
         ("--assignments random", "--assignments: random is for a CapsNet"),
