@@ -38,12 +38,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from report import read_result
-from support.console import one_line, print_message, progress_bar
-from support.files import ROOT, UserError, require_writable
+from support.output import ROOT, UserError, one_line, print_message, progress_bar, require_writable
 from support.result_tables import paired_table, rows_table, seeds_table
 from support.results import git_commit, parse_json, save_result
-from support.script import script
-from support.scripts import RUN_FLAGS, code_files, parse_flags
+from support.script import RUN_FLAGS, code_files, parse_flags, script
 from support.settings import Parser, int_in
 from support.statistics import summarise_comparison
 

@@ -56,8 +56,7 @@ from fast.optimizers import adamw_step
 from fast.workers import Workers, default_threads
 from multimnist_capsnet import CNN, ConvLayer
 from support.checkpoints import read_checkpoint, unfinished
-from support.console import print_message
-from support.files import CACHE_DIR, UserError
+from support.output import CACHE_DIR, UserError, print_message
 from support.results import model_metrics, result_document, save_run
 from support.run import Stream, TrainState, count_params, generator, permutation, require_finite
 from support.script import script

@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from support.console import one_line
-from support.files import UserError
+from support.output import UserError, one_line
 from support.script import script
 from support.settings import Parser
 

@@ -33,9 +33,8 @@ import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as viewpoint
 from fast.workers import Workers, default_threads
 from support.checkpoints import load_checkpoint
-from support.console import print_message
 from support.figures import DATASET_NAMES, load_finished, with_reported_seed, write_if_changed
-from support.files import UserError
+from support.output import UserError, print_message
 from support.results import git_commit
 from support.run import Stream, generator
 from support.script import script

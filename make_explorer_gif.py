@@ -25,7 +25,7 @@ from PIL import Image
 
 from support.browser import headless_browser, show_as
 from support.figures import gif_bytes, write_if_changed
-from support.files import UserError
+from support.output import UserError
 from support.script import script
 from support.settings import float_in, input_path, output_path, parse, setting
 

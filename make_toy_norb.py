@@ -26,7 +26,7 @@ import numpy as np
 from data.norb_files import read_norb
 from fast.workers import default_threads
 from support.figures import write_if_changed
-from support.files import UserError
+from support.output import UserError
 from support.script import script
 from support.settings import SettingError, folder, int_in, output_path, parse, setting
 

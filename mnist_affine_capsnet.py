@@ -53,7 +53,7 @@ import multimnist_capsnet as base
 from data.affnist_file import AFFNIST_SIDE, read_affnist
 from fast.workers import Workers
 from multimnist_capsnet import CNN, Array, Batch, ConvLayer, Model, Network, Pair, Params, assess, update
-from support.files import UserError
+from support.output import UserError
 from support.results import result_document, save_run
 from support.run import Stream, TrainState, count_params, generator, permutation, require_finite
 from support.script import script

@@ -46,8 +46,7 @@ import numpy as np
 from data.stroke_digits import stroke_digits
 from fast import dynamic_routing, optimizers, spectral_conv
 from fast.workers import LEAST_PART, Workers, default_threads
-from support.console import one_line, print_message, shows_progress
-from support.files import CACHE_DIR, UserError
+from support.output import CACHE_DIR, UserError, one_line, print_message, shows_progress
 from support.results import model_metrics, result_document, save_run
 from support.run import Stream, TrainState, count_params, generator, require_finite
 from support.script import script

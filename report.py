@@ -28,12 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import claims
-from support.console import print_message
-from support.files import ROOT, UserError, atomic_write
+from support.output import ROOT, UserError, atomic_write, print_message
 from support.result_tables import claims_table, plain_table, rows_table, seeds_table
 from support.results import checksum, git, parse_json, read_text, save_result
-from support.script import script
-from support.scripts import RUN_FLAGS, code_files, load_script, parse_flags
+from support.script import RUN_FLAGS, code_files, load_script, parse_flags, script
 from support.settings import Parser, UsageError
 from support.statistics import read_comparison
 

@@ -46,7 +46,7 @@ from data.shapes import draw_shapes, padded
 from data.toy_norb import cached_toys
 from fast.optimizers import adamw_step
 from fast.workers import blas_threads
-from support.files import CACHE_DIR, UserError
+from support.output import CACHE_DIR, UserError
 from support.results import model_metrics, result_document, save_run
 from support.run import Stream, TrainState, count_params, generator, permutation, require_finite
 from support.script import script

@@ -37,7 +37,7 @@ from matplotlib.patches import Arc, Ellipse
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from multimnist_capsnet import Config
-from support.files import UserError
+from support.output import UserError
 from support.settings import redeclared
 
 Array = np.ndarray

@@ -37,7 +37,7 @@ import multimnist_capsnet as base
 from fast.workers import Workers
 from mnist_affine_capsnet import SWEEP, Config, Data
 from multimnist_capsnet import Array
-from support.files import UserError
+from support.output import UserError
 from support.settings import redeclared
 
 MODELS = {"capsnet": CAPSNET, "cnn": CNN, "lenet": LENET}

@@ -28,8 +28,7 @@ from matplotlib.font_manager import findfont, fontManager, get_font
 import your_own_images as own
 from fast.workers import SERIAL
 from support.checkpoints import load_checkpoint, unfinished
-from support.console import print_message
-from support.files import UserError
+from support.output import UserError, print_message
 from support.run import TrainState
 from support.settings import SettingError, input_path, redeclared, require_same, setting
 

@@ -48,8 +48,7 @@ from data.pictures import Levels, square_of_set
 from fast import optimizers
 from fast.workers import Workers, default_threads
 from support.checkpoints import read_checkpoint, unfinished
-from support.console import one_line, print_message, progress_bar
-from support.files import UserError, atomic_write
+from support.output import UserError, atomic_write, one_line, print_message, progress_bar
 from support.results import model_metrics, result_document, save_run
 from support.run import Stream, TrainState, generator, permutation, require_finite
 from support.script import script

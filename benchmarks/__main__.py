@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks import conv_matrix_capsules as matrix_capsules
 from benchmarks import multimnist, scaling, smallnorb
 from benchmarks.measure import Step, in_fresh_process, interleave, time_and_peak, version_of
-from support.console import print_message
+from support.output import print_message
 from support.result_tables import plain_table
 from support.results import environment, save_result
 from support.script import script

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from support.console import one_line
-from support.files import UserError
+from support.output import UserError, one_line
 
 Array = np.ndarray
 

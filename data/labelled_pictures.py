@@ -18,8 +18,7 @@ import numpy as np
 from PIL import Image
 
 from data.pictures import GREATEST, Levels, Square, array_square, in_levels, longer_side, read_square
-from support.console import one_line, print_message, progress_bar
-from support.files import UserError, told_as
+from support.output import UserError, one_line, print_message, progress_bar, told_as
 from support.results import read_text
 
 Array = np.ndarray

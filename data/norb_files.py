@@ -11,8 +11,7 @@ from typing import IO, cast
 
 import numpy as np
 
-from support.console import one_line
-from support.files import UserError
+from support.output import UserError, one_line
 
 Array = np.ndarray
 

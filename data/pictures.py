@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
-from support.console import one_line
-from support.files import UserError
+from support.output import UserError, one_line
 
 Array = np.ndarray
 

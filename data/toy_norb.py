@@ -34,8 +34,7 @@ import numpy as np
 
 from data.norb_files import NORB_PARTS, file_name, norb_header
 from fast.workers import Workers, default_threads
-from support.console import print_message, progress_bar
-from support.files import atomic_write, told_as
+from support.output import atomic_write, print_message, progress_bar, told_as
 from support.run import Stream, generator
 
 Array = np.ndarray

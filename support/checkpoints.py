@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from support.console import one_line
-from support.files import UserError, atomic_write
+from support.output import UserError, atomic_write, one_line
 from support.results import plain
 from support.run import TrainState, init_states
 from support.settings import difference, from_json, settings_of

@@ -29,8 +29,7 @@ from PIL import Image
 
 from fast.workers import blas_threads
 from support.checkpoints import load_checkpoint, unfinished
-from support.console import progress_bar
-from support.files import UserError, atomic_write, require_writable
+from support.output import UserError, atomic_write, progress_bar, require_writable
 from support.run import TrainState
 from support.script import script
 from support.settings import float_in, folder, input_path, names_of, parse, redeclared, require_same, setting
@@ -586,12 +585,9 @@ def load_finished(
     experiment: Any, path: Path | None, asked: Any, given: Collection[str], free: Collection[str] = ("data_dir",),
     required: Collection[str] = (),
 ) -> tuple[Any, dict[str, TrainState]]:  # fmt: skip
-    """Configuration and states of a checkpoint of finished trainings, at least of the ``required`` models. Without a
-    ``path``: the configuration ``asked``, and no states.
-
-    ``experiment`` is the script's module. The ``given`` fields of ``asked`` must be those of the checkpoint; ``free``
-    ones may differ, and replace them. Raises UserError.
-    """
+    """Configuration and states of a checkpoint of finished trainings of the module ``experiment``, at least of the
+    ``required`` models. Without a ``path``: the configuration ``asked``, and no states. The ``given`` fields of
+    ``asked`` must be those of the checkpoint; ``free`` ones may differ, and replace them. Raises UserError."""
     if path is None:
         return asked, {}
     config, states = load_checkpoint(experiment, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, NamedTuple
 
-from support.files import UserError
+from support.output import UserError
 from support.statistics import MIN_SEEDS, describe_sample
 
 Json = dict[str, Any]

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from support.files import ROOT, UserError, atomic_write
+from support.output import ROOT, UserError, atomic_write
 from support.run import TrainState, count_params
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from support.files import UserError
+from support.output import UserError
 
 Params = dict[str, np.ndarray]
 

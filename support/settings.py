@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from support.files import UserError, require_writable
+from support.output import UserError, require_writable
 
 Range = tuple[float, float]
 C = TypeVar("C")

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support.checkpoints import read_checkpoint, require_resumable, save_checkpoint
-from support.console import progress_bar
-from support.files import require_writable
+from support.output import progress_bar, require_writable
 from support.results import git_commit
 from support.run import TrainState, init_states
 from support.settings import SettingError, input_path, int_in, output_path, setting

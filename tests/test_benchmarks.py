@@ -21,7 +21,7 @@ from figure_checks import check_held, drawn
 from recorded import check
 from support.results import save_result
 from support.run import init_state
-from support.scripts import parse_flags
+from support.script import parse_flags
 
 B = 4
 

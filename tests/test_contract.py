@@ -32,7 +32,7 @@ import pytest
 from helpers import EXPERIMENTS, ROOT, Experiment, config_of, failure, script_environment, usage_error
 from support import settings
 from support.checkpoints import load_checkpoint, read_checkpoint, require_resumable, save_checkpoint
-from support.files import UserError, atomic_write
+from support.output import UserError, atomic_write
 from support.run import TrainState
 from support.settings import SettingError, flag_of, settings_of
 

@@ -28,7 +28,7 @@ from helpers import (
     surviving_mutants,
 )
 from support.checkpoints import load_checkpoint
-from support.files import UserError
+from support.output import UserError
 from support.training import RunOptions
 from test_gradients import FIELD_CASES as CASES
 from test_gradients import FIELD_FORMS as FORMS

@@ -32,7 +32,7 @@ from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnis
 from support.browser import NoBrowserError, headless_browser, show_as
 from support.checkpoints import load_checkpoint
 from support.figures import with_reported_seed
-from support.files import UserError
+from support.output import UserError
 from support.run import TrainState
 
 Array = np.ndarray

@@ -28,7 +28,7 @@ import report
 import smallnorb_novel_viewpoint as views
 from fast.workers import SERIAL, Workers
 from helpers import DATA, EXPERIMENTS, attacked_by_hand, config_of, smallest
-from support.files import UserError
+from support.output import UserError
 from support.results import checksum, parse_json, save_result
 from support.run import TrainState, count_params, generator, init_states, require_finite
 from support.training import RunOptions

@@ -19,7 +19,7 @@ from data import labelled_pictures, pictures
 from data.labelled_pictures import PictureSets, read_sets
 from helpers import PICTURE_CLASSES as CLASSES
 from helpers import idx, picture, write_folder
-from support.files import UserError
+from support.output import UserError
 
 Array = np.ndarray
 Capture = pytest.CaptureFixture[str]

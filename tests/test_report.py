@@ -21,7 +21,7 @@ from helpers import DATA
 from recorded import check
 from report import main, render_page
 from support import results
-from support.files import UserError
+from support.output import UserError
 from support.result_tables import paired_table, rows_table, seeds_table
 from support.results import parse_json, save_result
 from support.statistics import describe_sample, summarise_comparison

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from support import result_tables
-from support.files import UserError
+from support.output import UserError
 from support.results import save_result
 from support.statistics import (
     compare_pairs,

@@ -20,7 +20,7 @@ from figure_checks import check_animation, check_pictures, check_unchanged, draw
 from helpers import EXPERIMENTS, ROOT, failure, run_script, smallest
 from recorded import note_figures
 from support import figures
-from support.files import UserError
+from support.output import UserError
 from support.run import TrainState
 
 Patch = pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from data import norb_files
 from data import toy_norb as toys
 from helpers import config_of, failure
 from recorded import check
-from support.files import UserError
+from support.output import UserError
 
 Array = np.ndarray
 Capture = pytest.CaptureFixture[str]

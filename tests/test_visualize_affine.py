@@ -15,7 +15,7 @@ import multimnist_capsnet as digits
 import visualize_mnist_affine_capsnet as figures
 from figure_checks import assert_same, cells, check_held, drawn, held, legend_of
 from helpers import EXPERIMENTS, config_of
-from support.files import UserError
+from support.output import UserError
 from support.run import init_states
 from support.statistics import t_quantile
 

@@ -17,7 +17,7 @@ import visualize_smallnorb_novel_viewpoint as figures
 from figure_checks import cells, check_held, draw_coarsely, drawn, held, legend_of
 from support.checkpoints import load_checkpoint
 from support.figures import make_figure
-from support.files import UserError
+from support.output import UserError
 from support.run import TrainState
 from support.statistics import t_quantile
 
