@@ -423,6 +423,9 @@ def run_tests(project: Path, tests: Collection[str]) -> tuple[int, str]:
 
 def main(words: list[str]) -> int:
     chosen = [error for error in ERRORS if not words or any(word in error.file + error.test for word in words)]
+    if not chosen:
+        print(f"no file or test has {' or '.join(words)} in its name")
+        return 2
     if faults := stale():
         print("\n".join(faults))
         return 1
