@@ -37,11 +37,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from report import read_result
+from evidence.report import read_result
 from support.output import ROOT, UserError, one_line, print_message, progress_bar, require_writable
 from support.result_tables import paired_table, rows_table, seeds_table
 from support.results import git_commit, parse_json, save_result
-from support.script import RUN_FLAGS, code_files, parse_flags, script
+from support.script import RUN_FLAGS, code_files, parse_flags, run_command, script, script_path
 from support.settings import Parser, int_in
 from support.statistics import summarise_comparison
 
@@ -92,7 +92,7 @@ def run(command: list[str], variables: dict[str, str], where: str = "") -> None:
         raise RuntimeError(f"{how}: {(lines or ['no message'])[-1]}{where}")
 
 
-def run_on_worker(archive: bytes, script: str, flags: list[str], variables: dict[str, str]) -> bytes:
+def run_on_worker(archive: bytes, start: list[str], flags: list[str], variables: dict[str, str]) -> bytes:
     """``run`` a script of the archive in the worker's working folder, and return its result file. The worker needs
     nothing of this project."""
     from distributed import get_worker
@@ -100,9 +100,10 @@ def run_on_worker(archive: bytes, script: str, flags: list[str], variables: dict
     worker = get_worker()
     with tempfile.TemporaryDirectory(dir=worker.local_directory) as folder:  # Dask clears it where the worker is killed
         zipfile.ZipFile(io.BytesIO(archive)).extractall(folder)
+        start = start if start[0] == "-m" else [os.path.join(folder, start[0])]
         out = os.path.join(folder, "out.json")
-        command = [sys.executable, os.path.join(folder, script), *flags, f"--out-json={out}"]
-        run(command, variables, f" (worker {worker.address} in {os.getcwd()})")
+        command = [sys.executable, *start, *flags, f"--out-json={out}"]
+        run(command, variables | {"PYTHONPATH": folder}, f" (worker {worker.address} in {os.getcwd()})")
         with open(out, "rb") as stream:
             return stream.read()
 
@@ -140,7 +141,8 @@ def pack(script: Path) -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in code_files(script):
-            archive.writestr(zipfile.ZipInfo(path.relative_to(script.parent).as_posix()), path.read_bytes())
+            root = ROOT if script.is_relative_to(ROOT) else script.parent
+            archive.writestr(zipfile.ZipInfo(path.relative_to(root).as_posix()), path.read_bytes())
     return stream.getvalue()
 
 
@@ -220,9 +222,12 @@ def run_all(jobs: list[Job], args: argparse.Namespace, archive: bytes) -> tuple[
 def submit(executor: Executor, job: Job, args: argparse.Namespace, archive: bytes) -> Future[Any]:
     flags = [*job.setting.args, f"--seed={job.seed}", f"--threads={args.threads}", "--quiet"]
     variables = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(args.threads))
+    command = run_command(args.script)
     if args.scheduler:
-        return executor.submit(run_on_worker, archive, args.script.name, flags, variables)
-    return executor.submit(run, [sys.executable, str(args.script), *flags, f"--out-json={job.file}"], variables)
+        start = [args.script.name] if len(command) == 1 else command
+        return executor.submit(run_on_worker, archive, start, flags, variables)
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return executor.submit(run, [sys.executable, *command, *flags, f"--out-json={job.file}"], variables)
 
 
 # --- The result -------------------------------------------------------------------------------------------------------
@@ -400,10 +405,10 @@ def parse_command(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Setting
     # without the flags that only say where and how to run
     flags = re.sub(r" --(jobs|scheduler)[ =]\S+| --resume\b", "", f" {shlex.join(argv[:split])}")
     args.command = f"python compare_seeds.py{flags} {shlex.join(argv[split:])}".rstrip()
-    file = args.experiment.removesuffix(".py") + ".py"
-    args.script = (Path(__file__).parent / file if file == Path(file).name else Path(file)).resolve()
-    if not args.script.is_file():
-        parser.error(f"argument EXPERIMENT: there is no script {args.script.name} in {args.script.parent}")
+    script = script_path(args.experiment)
+    if script is None:
+        parser.error(f"argument EXPERIMENT: there is no script {args.experiment}")
+    args.script = script
     swept = [name for name, _ in (*args.zip, *args.grid)]
     given = {word.partition("=")[0].removeprefix("--") for word in rest if word.startswith("--")}
     for name in (*swept, *given):
@@ -430,7 +435,7 @@ def parse_command(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Setting
 @script
 def main(argv: Sequence[str] | None = None) -> None:
     args, settings = parse_command(sys.argv[1:] if argv is None else argv)
-    if args.script.parent == ROOT:  # another one may do anything when it is imported
+    if args.script.is_relative_to(ROOT):  # another one may do anything when it is imported
         for setting in settings:
             parse_flags(args.script, [*setting.args, *RUN_FLAGS])
     args.commit, archive = git_commit(), pack(args.script)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-import conv_matrix_capsules as experiment
 import smallnorb_novel_viewpoint as viewpoint
 from benchmarks.measure import Step, torch_adam_step
 from fast.optimizers import adamw_step
 from fast.workers import Workers
+from more import conv_matrix_capsules as experiment
 from support.run import init_state
 
 Array = np.ndarray

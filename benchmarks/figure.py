@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from report import read_result
+from evidence.report import read_result
 
 STEPS = Path("results/benchmarks/steps.json")
 NETWORKS = {

@@ -14,12 +14,12 @@ import jax
 from jax import Array
 from jax import numpy as jnp
 
-import conv_matrix_capsules as conv
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from benchmarks import conv_matrix_capsules, multimnist, smallnorb
 from benchmarks.measure import Step
 from fast import field_em
+from more import conv_matrix_capsules as conv
 from support.run import init_state
 
 Params = dict[str, Any]

@@ -122,7 +122,9 @@ def parse_json(path: Path) -> Any:
 def save_run(path: Path | None, result: dict[str, Any], argv: Sequence[str] | None) -> None:
     """Write the result of a script's run with the command line; without a path nothing."""
     if path:
-        words = ["python", f"{result['experiment']}.py", *(sys.argv[1:] if argv is None else argv)]
+        name = result["experiment"]
+        start = [f"{name}.py"] if (ROOT / f"{name}.py").exists() else ["-m", f"more.{name}"]
+        words = ["python", *start, *(sys.argv[1:] if argv is None else argv)]
         save_result(path, result | {"command": shlex.join(words)})
 
 

@@ -65,10 +65,29 @@ def _terminated(*_: object) -> NoReturn:
     raise Terminated
 
 
+ROOMS = ("", "more", "explorer", "evidence", "lesson", "benchmarks")
+
+
+def script_path(name: str) -> Path | None:
+    """The script of a path, a name ("conv_matrix_capsules", wherever in the project it lies) or a module
+    ("more.conv_matrix_capsules"); None where there is none."""
+    file, parts = Path(name.removesuffix(".py") + ".py"), name.split(".")
+    places = [file, *(ROOT / room / file.name for room in ROOMS if len(file.parts) == 1)]
+    places += [ROOT.joinpath(*parts).with_suffix(".py"), ROOT.joinpath(*parts, "__main__.py")]
+    return next((path.resolve() for path in places if path.is_file()), None)
+
+
+def run_command(script: Path) -> list[str]:
+    """The words that start a script after those of the interpreter: a module where it lies in a room."""
+    if script.is_relative_to(ROOT) and script.parent != ROOT:
+        return ["-m", ".".join(script.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")]
+    return [str(script)]
+
+
 def code_files(script: Path) -> list[Path]:
     """The script and the modules of its folder that it imports, directly or not. Raises UserError where one cannot be
     read."""
-    root = script.parent if script.parent.name != "benchmarks" else script.parent.parent
+    root = ROOT if script.is_relative_to(ROOT) else script.parent
     found: set[Path] = set()
     todo = [script]
     while todo:

@@ -191,6 +191,12 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
+def program(prog: str) -> str:
+    """What follows ``python`` where this script is started: its file, or of a module ``-m more.NAME``."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return f"-m {spec.name}" if spec and not spec.name.startswith("pytest") else prog
+
+
 def add_settings(parser: argparse.ArgumentParser, config: Any, usual_alone: bool) -> None:
     """The flags of a dataclass; ``usual_alone``: in the help, only the usual ones."""
     group: Any = parser
@@ -231,7 +237,7 @@ def parse(
         allow_abbrev=False, add_help=False, usage="%(prog)s [flags]", description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
     )  # fmt: skip
-    lines = [f"  python {parser.prog} {flags}".rstrip() + f"\n      {what}" for flags, what in examples]
+    lines = [f"  python {program(parser.prog)} {flags}".rstrip() + f"\n      {what}" for flags, what in examples]
     parser.epilog = "\n".join([*(["examples, with their times on one thread:"] if lines else []), *lines, "", epilog])
     parser.add_argument("-h", "--help", action="store_true", help="Show the usual flags, and examples.")
     parser.add_argument("--help-all", action="store_true", help="Show every flag.")

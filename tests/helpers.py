@@ -24,9 +24,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import capsule_attacks as attacks
-import conv_matrix_capsules as conv
 import multimnist_capsnet as digits
+from more import capsule_attacks as attacks
+from more import conv_matrix_capsules as conv
+from support.script import run_command, script_path
 from support.settings import parse
 
 Array = np.ndarray
@@ -233,6 +234,13 @@ def surviving_mutants(monkeypatch: Any, module: ModuleType | type, name: str, ch
 # --- The experiments, as small as they can be -------------------------------------------------------------------------
 
 
+def load(name: str) -> Any:
+    """The module of a script's name, in whichever room it lies."""
+    path = script_path(name)
+    assert path, name
+    return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
 class Experiment(NamedTuple):
     """A script, and the flags of its smallest training: two epochs of three steps for each model."""
 
@@ -241,7 +249,7 @@ class Experiment(NamedTuple):
 
     @property
     def script(self) -> Any:
-        return importlib.import_module(self.name)
+        return load(self.name)
 
     @property
     def has_digits(self) -> bool:
@@ -287,7 +295,7 @@ def smallest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make small what no flag makes small: the decoder, the sweep of angles."""
     base = importlib.import_module("multimnist_capsnet")
     monkeypatch.setitem(base.PRESETS, "small", base.PRESETS["small"] | {"decoder": (16, 16)})
-    monkeypatch.setattr(importlib.import_module("mnist_affine_capsnet"), "SWEEP", (-90, 0, 35))
+    monkeypatch.setattr(load("mnist_affine_capsnet"), "SWEEP", (-90, 0, 35))
 
 
 @functools.cache
@@ -350,7 +358,7 @@ def script_environment() -> dict[str, str]:
 
 def run_script(script: str, *args: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run a script of the project with warnings as errors; its output is captured, so stderr is no terminal."""
-    command = [sys.executable, str(ROOT / script), *map(str, args)]
+    command = [sys.executable, *run_command(ROOT / script), *map(str, args)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, check=False, env=script_environment()
     )

@@ -145,26 +145,26 @@ fast/spectral_conv.py test_gradients
      conv2d_backward: join_phases(dtaps, stride, dw.swapaxes(2, 3)) -> join_phases(-dtaps, stride, dw.swapaxes(2, 3))
 fast/dynamic_routing.py test_gradients
   test_fast_routing_is_the_plain_one | route: 1 -> 2 | route_backward: c[t - 1] -> c[t]
-what_routing_does.py test_gradients
+more/what_routing_does.py test_gradients
   test_fixed_couplings | random_couplings: 1 -> 0
   test_one_transformation_for_all | shared.backward: _a.sum -> _a.mean
   test_loss_and_gradients_are_those_of_autograd | make_parts: _a(primary=RELU, digit=IDENTITY) -> _a(primary=RELU) |
      make_parts: _a(primary=RELU, digit=IDENTITY) -> _a(digit=IDENTITY)
-what_routing_does.py test_what_routing_does
+more/what_routing_does.py test_what_routing_does
   test_the_study_of_the_routing_by_hand | routing_study: _a.any -> _a.all
-mnist_affine_capsnet.py test_gradients
+more/mnist_affine_capsnet.py test_gradients
   test_gradient | avg_pool_backward: 4 -> 2 | softmax_cross_entropy: (_a - _b) / _c -> (_a + _b) / _c
-mnist_affine_capsnet.py test_networks
+more/mnist_affine_capsnet.py test_networks
   test_numbers_of_parameters | module: {'hidden1': 120, 'hidden2': 84} -> {'hidden1': 84, 'hidden2': 120}
-mnist_affine_capsnet.py test_mnist_affine
+more/mnist_affine_capsnet.py test_mnist_affine
   test_the_sweep_is_spread_over_the_test_digits | rotated_set: _a - 1 -> _a // 2
   test_augmentation_is_drawn_for_each_image_and_never_at_test | training_batch: _a + 1 -> _a
   test_training_validation_and_test_share_no_digit | make_data: _a[_b:_b + _c] -> _a[_b - 1:_b - 1 + _c]
   test_quarter_turns_are_exact_and_counter_clockwise | rotation_matrices: [_a, -_b] -> [_a, _b]
   test_training_stops_at_the_accuracy_asked_for | reached: _a >= _b -> _a > 0 * _b
-mnist_affine_capsnet.py test_recorded
+more/mnist_affine_capsnet.py test_recorded
   test_data_and_results | train: _a.cnn_lr / _a.lr -> 1.0
-mnist_affine_capsnet.py test_protocol
+more/mnist_affine_capsnet.py test_protocol
   test_no_two_draws_share_a_stream | make_data: generator(_a, Stream.DATA) -> generator(Stream.DATA, _a)
   test_turned_digits_are_test_digits_that_are_turned | run_tests: 12 -> 2 |
      make_data: Data(_a, _b, _c, _d, _e[:_f], _g[:_f]) -> Data(_a, _b, _c, _d, _b[:_f], _c[:_f]) |
@@ -174,22 +174,22 @@ mnist_affine_capsnet.py test_protocol
   test_jitter_is_drawn_for_each_image | training_batch: (_a, 2) -> (1 or _a, 2)
   test_every_digit_is_trained_on | training_batch: len(data.labels) -> len(data.labels) - 1
   test_defaults_are_the_stored_ones | module: 0.8 -> 0.9 | module: 91 -> 90
-conv_matrix_capsules.py test_gradients
+more/conv_matrix_capsules.py test_gradients
   test_gradient | scatter: combine(_a, _b, out=_a) -> combine(_a, -_b, out=_a) |
      field_routing_backward: _a.sum -> _a.mean
   test_field_routing | over_parents: _b.reduce(_a, axis=2) -> _a[:, :, 0] |
      field_routing_backward: mass_unit * dbeta_a -> dbeta_a
   test_capsules | conv_capsnet_backward: sigmoid_backward(_a, _b) -> _a * _b
-conv_matrix_capsules.py test_conv_matrix_capsules
+more/conv_matrix_capsules.py test_conv_matrix_capsules
   test_a_broken_term_of_the_gradient_is_seen | loss_and_grads: len(_a.labels) -> 1
   test_accuracies_at_an_angle_are_those_of_its_views |
      make_result: angle_accuracies(_a, _b, _c) -> angle_accuracies(_a, _b, np.roll(_c, 1))
   test_training_images_depend_on_the_seed_and_test_images_do_not | subset: 1 -> 2
   test_half_of_the_hidden_units_are_left_out_in_training_and_none_in_a_test | training_batch: 2 * _a -> _a
   test_the_learning_rate_rises_then_falls_and_the_cnn_has_its_own | of_model: config.cnn_lr -> config.lr
-conv_matrix_capsules.py test_smallnorb_files
+more/conv_matrix_capsules.py test_smallnorb_files
   test_settings_are_chosen_on_other_objects | norb_halves: objects[:-_a] -> objects
-conv_matrix_capsules.py test_protocol
+more/conv_matrix_capsules.py test_protocol
   test_matrix_capsules_are_tested_on_test_digits |
      evaluate: accuracy(_a, _b, _c.test, _d, _e) -> accuracy(_a, _b, _c.train, _d, _e)
   test_accuracies_and_drop_of_views |
@@ -206,7 +206,7 @@ conv_matrix_capsules.py test_protocol
      conv_capsnet_init: gaussian(_a, _b, _c, 1, 1, _d, _e) -> gaussian(_a, _b, 0.8 * _c, 1, 1, _d, _e) |
      conv_capsnet_init: 0.1 -> 0.12 | conv_capsnet_init: _a - _b -> _a + _b
   test_defaults_are_the_stored_ones | module: CAPS_KERNEL = 3 -> CAPS_KERNEL = 5
-capsule_attacks.py test_protocol
+more/capsule_attacks.py test_protocol
   test_accuracy_under_attack_is_that_of_the_images_out_of_reach |
      robustness.correct.work: attack(_a, _b, _c, _d, _e, _f, _g, _h) -> attack(_a, _b, _c, _d, _e, 2 * _f, _g, _h) |
      attack: x + step -> x - step | attack_all: subset(_a, _b) -> subset(data.held_out or _a, _b)
@@ -214,7 +214,7 @@ capsule_attacks.py test_protocol
      robustness: np.logical_and.accumulate -> np.asarray | robustness: np.all(_a, axis=0) -> np.all(_a[:2], axis=0) |
      attack_kinds: _a.attack_steps -> 1
   test_the_margin_that_is_attacked_is_the_last_of_the_training | attack_losses: 1.0 -> 0.0
-capsule_attacks.py test_capsule_attacks
+more/capsule_attacks.py test_capsule_attacks
   test_the_log_odds_loss_and_that_its_test_sees_errors | log_odds_cross_entropy: _a / _b -> _a * _b
   test_an_attack_is_the_loop_over_pixels_and_errors_are_seen | attack: _a - _b -> _a - 2 * _b |
      attack: np.minimum(_a + _b, _c) -> np.minimum(_a + 2 * _b, _c) | attack: _a / _b -> 2 * _a / _b
@@ -225,7 +225,7 @@ fast/field_em.py test_gradients
      m_step_backward: dmu - 2 * dsigma_sq * mean -> dmu + 2 * dsigma_sq * mean |
      m_step_backward: (_a * _b).sum -> (-_a * _b).sum | e_step_backward: (_a - _b) * _c -> (_a + _b) * _c |
      field_routing_backward: _a * _b[:, None] -> _a
-claims.py test_claims
+evidence/claims.py test_claims
   test_the_level_is_shared_among_all_listed_comparisons | make_claims: ALPHA / _a -> ALPHA
   test_the_word_is_that_of_the_interval | make_claims: _a - _b -> _b - _a
   test_the_ends_of_an_interval | verdict_of: _a > 0 or _b < 0 -> _a >= 0 or _b <= 0 |
@@ -240,10 +240,10 @@ visualize_multimnist_capsnet.py test_visualize_multimnist
   test_the_length_of_a_training_is_what_its_setting_says |
      read_scaling: _a.n_steps * _a.batch_size -> _a.n_epochs * _a.n_train | draw_scaling: max(0.0, _a) -> min(0.0, _a) |
      draw_scaling: n >= 1e6 -> n > 1e6
-visualize_conv_matrix_capsules.py test_visualize_conv_matrix
+more/visualize_conv_matrix_capsules.py test_visualize_conv_matrix
   test_differences_on_shapes_are_capsules_minus_cnn |
      draw_shapes_accuracy: _a if value else '0' -> '0' if value else _a
-make_conv_matrix_capsules_gif.py test_support_figures
+more/make_conv_matrix_capsules_gif.py test_support_figures
   test_animations | add_plane: len(name) == 1 -> len(name) != 1
 make_smallnorb_novel_viewpoint_gif.py test_support_figures
   test_animations | make_sweep: min(bounds) -> max(bounds)
@@ -270,9 +270,9 @@ compare_seeds.py test_compare_seeds
   test_resume_knows_the_code_that_is_imported | make_jobs: _a + _b -> _a
   test_stopped_it_keeps_what_is_finished_and_ends_its_runs | run_all: _a.terminate() -> pass
   test_runs_on_other_data_are_not_mixed | require_one_dataset: len(_a) > 1 -> False
-report.py test_report
+evidence/report.py test_report
   test_accuracies_in_sentences_are_those_of_the_tables | loose_accuracies: _a not in _b -> _a in _b
-report.py test_claims
+evidence/report.py test_claims
   test_the_file_is_made_from_the_list_and_changes_are_seen | module: 1e-09 -> 1
 support/results.py test_protocol
   test_no_number_that_is_not_finite_is_a_result |

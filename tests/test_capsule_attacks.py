@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import capsule_attacks as m
-import conv_matrix_capsules as conv
 import smallnorb_novel_viewpoint as views
 from fast.workers import Workers
 from helpers import GradientError, check_gradient, config_of, surviving_mutants
+from more import capsule_attacks as m
+from more import conv_matrix_capsules as conv
 from test_gradients import network_of, perturbed
 
 Array = np.ndarray

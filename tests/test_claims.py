@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import claims
-import report
-import visualize_claims
-from claims import Claim, Condition, count_words, listed, make_claims, paired_values, verdict_of
+from evidence import claims, report, visualize_claims
+from evidence.claims import Claim, Condition, count_words, listed, make_claims, paired_values, verdict_of
 from figure_checks import check_held, check_pictures, drawn, held
 from helpers import ROOT, failure
 from support.figures import BLUE, GREEN, VERMILLION
@@ -130,7 +128,7 @@ def test_both_sides_may_be_parts_and_have_metrics_of_their_own() -> None:
 
 def test_the_list_can_be_read_from_its_text() -> None:
     own = {c._replace(name="") for one in claims.CLAIMS for c in one.conditions}
-    assert listed((ROOT / "claims.py").read_text()) == own
+    assert listed((ROOT / "evidence" / "claims.py").read_text()) == own
     assert len(own) == sum(len(one.conditions) for one in claims.CLAIMS) >= 25
     assert all(int(c.seeds.split(":")[0]) >= 200 for c in own)
     with pytest.raises(ValueError, match="malformed node"):
@@ -219,7 +217,8 @@ def test_the_file_is_made_from_the_list_and_changes_are_seen(
         changed["claims"][0]["conditions"][0][key] = value
         save_result(path, changed)
         assert list(report.check_result(path, False)) == [
-            "results/claims.json is not what claims.py and the results give; python report.py --claims writes it"
+            "results/claims.json is not what claims.py and the results give;"
+            " python -m evidence.report --claims writes it"
         ]
     save_result(Path("results/one.json"), FILES["four"] | {"settings": {"x": {"runs": [{"seed": 5, "models": {}}]}}})
     capsys.readouterr()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import importlib
 import io
 import json
 import math
@@ -29,16 +28,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from helpers import EXPERIMENTS, ROOT, Experiment, config_of, failure, script_environment, usage_error
+from helpers import EXPERIMENTS, ROOT, Experiment, config_of, failure, load, script_environment, usage_error
 from support import settings
 from support.checkpoints import load_checkpoint, read_checkpoint, require_resumable, save_checkpoint
 from support.output import UserError, atomic_write
 from support.run import TrainState
+from support.script import run_command
 from support.settings import SettingError, flag_of, settings_of
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
-SCRIPTS = [p.stem for p in sorted(ROOT.glob("*.py")) if "\nclass Options(" in p.read_text(encoding="utf-8")]
+SCRIPTS = [
+    p.stem
+    for p in sorted([*ROOT.glob("*.py"), *ROOT.glob("*/*.py")])
+    if p.parent.name not in ("tests", "benchmarks") and "\nclass Options(" in p.read_text(encoding="utf-8")
+]
 PATHS = (settings.folder, settings.input_path, settings.output_path)
 
 
@@ -50,7 +54,7 @@ def experiment(request: pytest.FixtureRequest) -> Experiment:
 @pytest.fixture(params=SCRIPTS)
 def script(request: pytest.FixtureRequest) -> ModuleType:
     """Each of them, experiments and figures."""
-    return importlib.import_module(request.param)
+    return load(request.param)
 
 
 @pytest.fixture
@@ -241,7 +245,7 @@ def test_a_file_that_is_no_checkpoint(
         line = failure(experiment.script, [*experiment.argv("--resume"), f"--checkpoint={path}"], capsys)
         assert f"{path}" in line
         for name in SCRIPTS:
-            script = importlib.import_module(name)
+            script = load(name)
             it = settings_of(script.Options).get("checkpoint")
             if it and it.kind is settings.input_path and getattr(script, "experiment", None) is experiment.script:
                 out = "--outdir" if "visualize" in name else "--out"
@@ -322,7 +326,7 @@ def test_a_signal_and_resume(
 def test_a_process_that_is_stopped_again_and_again(experiment: Experiment, tmp_path: Path) -> None:
     """Each time in an epoch after the first that it did."""
     argv, checkpoint = experiment.argv("--models cnn --n-epochs 40"), tmp_path / "c.safetensors"
-    command = [sys.executable, f"{experiment.name}.py", *argv, f"--checkpoint={checkpoint}"]
+    command = [sys.executable, *run_command(Path(experiment.script.__file__)), *argv, f"--checkpoint={checkpoint}"]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     steps = [0]
     for number, says in STOPPED.items():
@@ -392,8 +396,9 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
 def test_closed_and_full_streams(
     redirection: str, status: int, error: str, experiment: Experiment, tmp_path: Path
 ) -> None:
-    argv = [sys.executable, f"{experiment.name}.py", *experiment.argv("--models cnn --n-epochs 1")]
-    for command in ([*argv, f"--out-json={tmp_path / 'o.json'}"], [*argv[:2], "--help"]):
+    flags = experiment.argv("--models cnn --n-epochs 1")
+    argv = [sys.executable, *run_command(Path(experiment.script.__file__)), *flags]
+    for command in ([*argv, f"--out-json={tmp_path / 'o.json'}"], [*argv[: -len(flags)], "--help"]):
         line = f"set -o pipefail; {shlex.join(command)} {redirection}"
         process = subprocess.run(
             ["bash", "-c", line], cwd=ROOT, env=script_environment(), capture_output=True, text=True, check=False
@@ -451,8 +456,10 @@ def test_out_json_holds_what_the_contract_says(experiment: Experiment, whole: Ru
         (row,) = (line for line in whole.text.splitlines() if line.split()[0] == name)
         assert f"{model['n_params']:,}" in row
     assert "seed 0" in whole.text.splitlines()[0]
-    python, file, *argv = shlex.split(result["command"])
-    assert (python, file) == ("python", f"{experiment.name}.py")
+    _, *argv = shlex.split(result["command"])
+    start = run_command(Path(script.__file__))
+    assert argv[: len(start)] == [word.removeprefix(f"{ROOT}/") for word in start]
+    argv = argv[len(start) :]
     assert json.loads(json.dumps(dataclasses.asdict(config_of(script, argv)), default=str)) == result["config"]
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import conv_matrix_capsules as m
 import smallnorb_novel_viewpoint as views
 from fast.workers import Workers
 from helpers import (
@@ -27,6 +26,7 @@ from helpers import (
     strokes,
     surviving_mutants,
 )
+from more import conv_matrix_capsules as m
 from support.checkpoints import load_checkpoint
 from support.output import UserError
 from support.training import RunOptions

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import conv_matrix_capsules as conv
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-import visualize_how_capsules_work as teaching
 from helpers import ROOT, check_gradient
+from lesson import visualize_how_capsules_work as teaching
+from more import conv_matrix_capsules as conv
 
 Array = np.ndarray
 TEACHING = ROOT / "docs" / "how_capsules_work.md"

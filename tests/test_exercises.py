@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import exercises
-from helpers import failure, usage_error
+from helpers import failure, script_environment, usage_error
+from lesson import exercises
 
 SOLUTION = re.sub(r"(?m)^example = (.*\n){3}", "", exercises.page()[0])
 
@@ -88,9 +88,11 @@ def test_a_planted_error_is_diagnosed(name: str, line: str, wrong: str, diagnosi
 def test_a_file_is_checked_from_the_command_line(tmp_path: Path) -> None:
     def run(text: str, redirection: str = "") -> tuple[int, str, str]:
         (tmp_path / "mine.py").write_text(text, encoding="utf-8")
-        command = shlex.join([sys.executable, exercises.__file__, "mine.py"])
+        command = shlex.join([sys.executable, "-m", "lesson.exercises", "mine.py"])
         line = f"set -o pipefail; unset PYTHONUNBUFFERED; {command} {redirection}"
-        process = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True)
+        process = subprocess.run(
+            ["bash", "-c", line], cwd=tmp_path, env=script_environment(), capture_output=True, text=True
+        )
         return process.returncode, process.stdout, process.stderr
 
     status, out, error = run(SOLUTION)

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import make_explorer as explorer
-import make_explorer_gif as animation
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
+from explorer import make_explorer as explorer
+from explorer import make_explorer_gif as animation
+from explorer.browser import NoBrowserError, headless_browser, show_as
 from fast.workers import Workers
 from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnist, smallest, usage_error
-from support.browser import NoBrowserError, headless_browser, show_as
 from support.checkpoints import load_checkpoint
 from support.figures import with_reported_seed
 from support.output import UserError

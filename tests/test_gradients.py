@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 from autograd import value_and_grad
 
-import conv_matrix_capsules as conv
-import mnist_affine_capsnet as affine
 import multimnist_capsnet as m
 import oracles
 import smallnorb_novel_viewpoint as s
-import what_routing_does as study
 from fast import dynamic_routing, field_em, spectral_conv
 from helpers import GradientError, check_gradient, check_pair, surviving_mutants
+from more import conv_matrix_capsules as conv
+from more import mnist_affine_capsnet as affine
+from more import what_routing_does as study
 
 Array = np.ndarray
 Params = dict[str, Array]

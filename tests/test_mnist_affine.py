@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import mnist_affine_capsnet as m
 from data.affnist_file import read_affnist
 from fast.workers import SERIAL
 from helpers import EXPERIMENTS, MNIST, digits_folder, failure, needs_mnist, strokes
+from more import mnist_affine_capsnet as m
 from support.run import init_state, permutation
 
 Array = np.ndarray

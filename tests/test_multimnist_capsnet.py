@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import mnist_affine_capsnet as affine
 import multimnist_capsnet as m
 from data.pictures import read_strokes
 from fast.workers import SERIAL
 from helpers import EXPERIMENTS, digits_folder, failure, strokes
+from more import mnist_affine_capsnet as affine
 from support.run import TrainState, init_state
 
 Array = np.ndarray

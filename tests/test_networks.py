@@ -10,11 +10,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-import conv_matrix_capsules as conv
-import mnist_affine_capsnet as affine
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from helpers import EXPERIMENTS, config_of, digits_folder, smallest
+from more import conv_matrix_capsules as conv
+from more import mnist_affine_capsnet as affine
 from support.run import TrainState, count_params, init_states
 
 Array = np.ndarray

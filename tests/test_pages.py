@@ -15,10 +15,9 @@ import cmarkgfm
 import pytest
 from cmarkgfm.cmark import Options
 
-import visualize_capsule_attacks
-import visualize_conv_matrix_capsules
 import visualize_multimnist_capsnet
 from helpers import ROOT
+from more import visualize_capsule_attacks, visualize_conv_matrix_capsules
 from support.statistics import read_comparison
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

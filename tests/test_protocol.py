@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import capsule_attacks as attacks
 import compare_seeds
-import conv_matrix_capsules as conv
-import mnist_affine_capsnet as affine
 import multimnist_capsnet as multi
 import planted_errors
-import report
 import smallnorb_novel_viewpoint as views
+from evidence import report
 from fast.workers import SERIAL, Workers
 from helpers import DATA, EXPERIMENTS, attacked_by_hand, config_of, smallest
+from more import capsule_attacks as attacks
+from more import conv_matrix_capsules as conv
+from more import mnist_affine_capsnet as affine
 from support.output import UserError
 from support.results import checksum, parse_json, save_result
 from support.run import TrainState, count_params, generator, init_states, require_finite

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from data import pictures, shapes, stroke_digits, toy_norb
-from helpers import EXPERIMENTS, ROOT, config_of, smallest, write_folder
+from helpers import EXPERIMENTS, ROOT, config_of, load, smallest, write_folder
 from recorded import check
 from support.run import TrainState
 from support.training import Session
@@ -58,11 +58,11 @@ def test_data_and_results(name: str, flags: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("flags", VIEWS_OF_CONV)
 def test_views_of_the_convolutional_networks(flags: str) -> None:
     argv = f"{flags} --n-epochs 2 --batch-size 8 --sizes 5,2,3,2 --quiet --threads 1 --dtype float64 --seed 53"
-    check_run(f"conv_matrix_capsules {flags}", importlib.import_module("conv_matrix_capsules"), argv.split())
+    check_run(f"conv_matrix_capsules {flags}", load("conv_matrix_capsules"), argv.split())
 
 
 def test_own_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = importlib.import_module("your_own_images")
+    script = load("your_own_images")
     monkeypatch.setattr(script, "BATCH_SIZE", 16)
     folder = write_folder(tmp_path / "own", n=12)
     for path in sorted((folder / "heller").iterdir())[:6]:  # or both accuracies are one
@@ -132,8 +132,12 @@ def numbers_in(value: Any) -> list[float]:
 def test_constants() -> None:
     """Tests set some of them lower, and no small run meets others. Not those of claims.py: report.py checks these."""
     found = dict[str, Any]()
-    modules = {*ROOT.glob("*.py"), *ROOT.glob("data/*.py"), *ROOT.glob("benchmarks/*.py")}
-    for path in sorted(modules - {ROOT / "claims.py", ROOT / "benchmarks" / "jax_networks.py"}):
+    modules = {
+        path
+        for room in (".", "more", "explorer", "evidence", "lesson", "data", "benchmarks")
+        for path in ROOT.glob(f"{room}/*.py")
+    }
+    for path in sorted(modules - {ROOT / "evidence" / "claims.py", ROOT / "benchmarks" / "jax_networks.py"}):
         module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
         lines = re.findall(r"^([A-Z][A-Z0-9_, ]*)(?:: [^=\n]+)? = ", path.read_text(), re.MULTILINE)
         names = [name for line in lines for name in line.split(", ")]

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import claims
 import compare_seeds
-import report
+from evidence import claims, report
+from evidence.report import main, render_page
 from helpers import DATA
 from recorded import check
-from report import main, render_page
 from support import results
 from support.output import UserError
 from support.result_tables import paired_table, rows_table, seeds_table
@@ -328,7 +327,7 @@ PLANTED: list[tuple[tuple[Any, ...], Any, str]] = [  # where, the wrong value, t
     (("command",), None, "names no command"),
     (("command",), "make all", "names no command"),
     (("command",), "python none.py", "there is no script none.py here"),
-    (("command",), "python -m nothing", "there is no script nothing/__main__.py here"),
+    (("command",), "python -m nothing", "there is no script nothing here"),
     (("command",), COMPARE + " --no", "its command is no longer understood"),
     (("command",), COMPARE.replace("name r", "name s"), "its command writes results/fake/s.json"),
     (("command",), COMPARE + " --part x", "its command writes results/fake/r.json#x"),

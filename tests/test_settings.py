@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from typing import Any
 
 import pytest
 
-import conv_matrix_capsules as conv
-import mnist_affine_capsnet as affine
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-from helpers import config_of, usage_error
+from helpers import config_of, load, usage_error
+from more import conv_matrix_capsules as conv
+from more import mnist_affine_capsnet as affine
 from support.settings import flag_of, format_value, from_json
 
 Capture = pytest.CaptureFixture[str]
@@ -108,7 +107,7 @@ UNFIT = {  # flags of each script, and what is said of them
 @pytest.mark.parametrize("name", UNFIT)
 def test_flags_that_do_not_fit_together(name: str, monkeypatch: Patch, capsys: Capture) -> None:
     """Whatever is wrong is found before any data is made, and so before any training."""
-    script = importlib.import_module(name)
+    script = load(name)
     monkeypatch.setattr(script, "make_data", lambda config: pytest.fail("got as far as the data"), raising=False)
     for words, says in UNFIT[name]:
         line = usage_error(script, words.split(), capsys)

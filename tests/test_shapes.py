@@ -7,10 +7,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-import conv_matrix_capsules as conv
 import smallnorb_novel_viewpoint as views
 from data.shapes import distance, draw_shapes
 from helpers import config_of
+from more import conv_matrix_capsules as conv
 
 Array = np.ndarray
 SCRIPTS = pytest.mark.parametrize("script", [views, conv])

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-import conv_matrix_capsules as conv
 import smallnorb_novel_viewpoint as s
 from data import norb_files as norb
 from helpers import SMALLNORB, config_of, failure, needs_smallnorb
+from more import conv_matrix_capsules as conv
 
 Array = np.ndarray
 Capture = pytest.CaptureFixture[str]

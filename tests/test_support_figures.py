@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +12,11 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-import mnist_affine_capsnet
 import smallnorb_novel_viewpoint
 import visualize_smallnorb_novel_viewpoint
 from figure_checks import check_animation, check_pictures, check_unchanged, draw_coarsely, refuse
-from helpers import EXPERIMENTS, ROOT, failure, run_script, smallest
+from helpers import EXPERIMENTS, ROOT, failure, load, run_script, smallest
+from more import mnist_affine_capsnet
 from recorded import note_figures
 from support import figures
 from support.output import UserError
@@ -35,17 +34,17 @@ OF_FILES = {  # the figures that need results
 
 
 def visualize(name: str) -> Any:
-    return importlib.import_module(f"visualize_{name}")
+    return load(f"visualize_{name}")
 
 
 def make_gif(name: str) -> Any:
-    return importlib.import_module(f"make_{name}_gif")
+    return load(f"make_{name}_gif")
 
 
 @pytest.mark.parametrize("name", [*OF_FILES, "your_own_images"])
 def test_every_model_has_a_colour_and_a_marker_of_its_own(name: str) -> None:
-    styles = importlib.import_module(f"visualize_{name}").MODELS
-    assert tuple(styles) == importlib.import_module(name).MODEL_NAMES
+    styles = load(f"visualize_{name}").MODELS
+    assert tuple(styles) == load(name).MODEL_NAMES
     for attribute in ("label", "short", "colour", "marker"):
         assert len({getattr(style, attribute) for style in styles.values()}) == len(styles), attribute
 
@@ -199,7 +198,7 @@ def test_what_cannot_be_drawn(name: str, flags: str, says: str, monkeypatch: Pat
 
 
 @pytest.mark.parametrize(
-    ("pattern", "most"), [("viz/**/*.png", 600_000), ("viz/**/*.svg", 600_000), ("*.gif", 4_000_000)]
+    ("pattern", "most"), [("viz/**/*.png", 600_000), ("viz/**/*.svg", 600_000), ("**/*.gif", 4_000_000)]
 )
 def test_the_projects_own_pictures_are_small(pattern: str, most: int) -> None:
     sizes = {path: path.stat().st_size for path in ROOT.glob(pattern)}
@@ -238,13 +237,13 @@ def test_a_gif_keeps_white_and_the_colours_of_letters() -> None:
 def test_a_notebooks_backend_stops_no_drawing(tmp_path: Path, monkeypatch: Patch) -> None:
     """Notebooks set MPLBACKEND for the commands that they start; the project does not have that backend."""
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    process = run_script("visualize_networks.py", f"--outdir={tmp_path}")
+    process = run_script("more/visualize_networks.py", f"--outdir={tmp_path}")
     assert (process.returncode, process.stderr) == (0, "")
     assert len(list(tmp_path.glob("networks/*.svg"))) == 4
 
 
 def test_every_file_leaves_that_backend_before_it_imports_matplotlib() -> None:
-    for path in (*ROOT.glob("*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("support/*.py")):
+    for path in (*ROOT.glob("*.py"), *(path for path in ROOT.glob("*/*.py") if path.parent.name != "tests")):
         imports = re.findall(r"^ *(?:from|import) (support\.(?:headless|figures)|matplotlib)", path.read_text(), re.M)
         first = "support.headless" if path.name == "figures.py" else "support.figures"  # which imports it
         assert imports[:1] in ([], [first]), path

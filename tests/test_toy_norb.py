@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import conv_matrix_capsules as conv
-import make_toy_norb as script
 import smallnorb_novel_viewpoint as views
 from data import norb_files
 from data import toy_norb as toys
 from helpers import config_of, failure
+from more import conv_matrix_capsules as conv
+from more import make_toy_norb as script
 from recorded import check
 from support.output import UserError
 

@@ -9,12 +9,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-import make_mnist_affine_capsnet_gif as animation
-import mnist_affine_capsnet as experiment
 import multimnist_capsnet as digits
-import visualize_mnist_affine_capsnet as figures
 from figure_checks import assert_same, cells, check_held, drawn, held, legend_of
 from helpers import EXPERIMENTS, config_of
+from more import make_mnist_affine_capsnet_gif as animation
+from more import mnist_affine_capsnet as experiment
+from more import visualize_mnist_affine_capsnet as figures
 from support.output import UserError
 from support.run import init_states
 from support.statistics import t_quantile

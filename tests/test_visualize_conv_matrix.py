@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import conv_matrix_capsules as experiment
-import make_conv_matrix_capsules_gif as animation
-import visualize_capsule_attacks as attacks
-import visualize_conv_matrix_capsules as figures
 from fast.workers import SERIAL
 from figure_checks import assert_same, check_held, drawn, held, legend_of
 from helpers import EXPERIMENTS, config_of
+from more import conv_matrix_capsules as experiment
+from more import make_conv_matrix_capsules_gif as animation
+from more import visualize_capsule_attacks as attacks
+from more import visualize_conv_matrix_capsules as figures
 from support.results import parse_json
 from support.run import TrainState, init_states
 from support.statistics import t_quantile

@@ -13,10 +13,10 @@ from matplotlib.text import Annotation
 
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-import visualize_how_capsules_work as pictures
-import visualize_networks as networks
 from figure_checks import Capture, check_held, check_pictures, drawn, held
 from helpers import EXPERIMENTS, failure, smallest
+from lesson import visualize_how_capsules_work as pictures
+from more import visualize_networks as networks
 from recorded import check
 from support.checkpoints import load_checkpoint
 from support.figures import GREEN, darkened

@@ -13,13 +13,13 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-import conv_matrix_capsules as conv
 import multimnist_capsnet as base
-import visualize_what_routing_does as figures
-import what_routing_does as m
 from fast.workers import Workers
 from figure_checks import check_held, drawn
 from helpers import check_pair, config_of, digits_folder, failure
+from more import conv_matrix_capsules as conv
+from more import visualize_what_routing_does as figures
+from more import what_routing_does as m
 from oracles import loop_field_routing
 from recorded import check
 from support.run import TrainState, init_states

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import importlib
 import json
 import os
 import re
@@ -19,11 +18,11 @@ from matplotlib.text import Text
 from PIL import Image
 
 import multimnist_capsnet as digits
-import visualize_your_own_images as figures
-import your_own_images as m
 from fast.workers import SERIAL
 from figure_checks import draw_coarsely, drawn
-from helpers import ROOT, check_gradient, failure, usage_error
+from helpers import ROOT, check_gradient, failure, load, usage_error
+from more import visualize_your_own_images as figures
+from more import your_own_images as m
 from support import tables
 from support.checkpoints import load_checkpoint, save_checkpoint
 from support.figures import RIGHT, WRONG, darkened
@@ -309,11 +308,12 @@ def test_the_page(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     for drawing in drawings:
         exec(drawing, {})
-    for script, *argv in commands:
-        module = importlib.import_module(script.removesuffix(".py"))
+    for flag, script, *argv in commands:
+        assert flag == "-m"
+        module = load(script.rpartition(".")[2])
         assert parse(getattr(module, "Config", m.Config), module.Options, argv, "")
     assert (len(commands), len(drawings)) == (4, 2)
-    for argv in (commands[0][1:], commands[1][1:]):
+    for argv in (commands[0][2:], commands[1][2:]):
         data = m.make_data(parse(m.Config, m.Options, argv, "")[0])
         counts = [np.bincount(part.labels).tolist() for part in (data.train, data.test)]
         by_class = dict(zip(data.classes, zip(*counts, strict=True), strict=True))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draw the figures of the affine-digits experiment into ``DIR/mnist_affine_capsnet/``.
 
-    python visualize_mnist_affine_capsnet.py --checkpoint run.safetensors --outdir viz
+    python -m more.visualize_mnist_affine_capsnet --checkpoint run.safetensors --outdir viz
 
 draws what ``mnist_affine_capsnet.py --checkpoint FILE`` has trained; without ``--checkpoint`` the three models are
 trained first, with the flags of that script. Of reported settings it is, without --seed, the seed whose capsule network
@@ -32,10 +32,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-import mnist_affine_capsnet as experiment
 import multimnist_capsnet as base
 from fast.workers import Workers
-from mnist_affine_capsnet import SWEEP, Config, Data
+from more import mnist_affine_capsnet as experiment
+from more.mnist_affine_capsnet import SWEEP, Config, Data
 from multimnist_capsnet import Array
 from support.output import UserError
 from support.settings import redeclared

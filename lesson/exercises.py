@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Eight exercises on docs/how_capsules_work.md, and their check.
 
-    cp exercises.py mine.py        Write your solutions into the stubs of mine.py.
-    python exercises.py mine.py    See for each whether it passes, and if not, what is wrong.
+    cp lesson/exercises.py mine.py       Write your solutions into the stubs of mine.py.
+    python -m lesson.exercises mine.py    See for each whether it passes, and if not, what is wrong.
 
 All arrays are float64, and of one image: I children, J parents, D entries of a vote. ``dx`` is the gradient of the loss
 with respect to x, of x's shape. A function gets correct versions of all others, so begin where you like.
@@ -136,7 +136,7 @@ TOLERANCE = 1e-6  # of the largest entry
 
 def page() -> tuple[str, dict[str, Any]]:
     """The numpy of docs/how_capsules_work.md, which the tests compare with the scripts, and what it defines."""
-    text = (Path(__file__).resolve().parent / "docs" / "how_capsules_work.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parent.parent / "docs" / "how_capsules_work.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     code, names = "\n".join(block for block in blocks if "torch" not in block), dict[str, Any]()
     exec(code, names)

@@ -4,12 +4,12 @@
 The set has the structure, the file names and the format of the real one (see data/toy_norb.py), so that everything
 that reads smallNORB reads it:
 
-    python make_toy_norb.py --out-dir toys
-    python conv_matrix_capsules.py --dataset smallnorb --data-dir toys
+    python -m more.make_toy_norb --out-dir toys
+    python -m more.conv_matrix_capsules --dataset smallnorb --data-dir toys
 
 A sheet of all toys:
 
-    python make_toy_norb.py --figure viz/toys/contact_sheet.png --data-dir smallnorb
+    python -m more.make_toy_norb --figure viz/toys/contact_sheet.png --data-dir smallnorb
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A sheet of ten of your own pictures, as the networks of your_own_images.py see them.
 
-    python visualize_your_own_images.py --data-dir FOLDER
-    python visualize_your_own_images.py --data-dir FOLDER --checkpoint run.safetensors
+    python -m more.visualize_your_own_images --data-dir FOLDER
+    python -m more.visualize_your_own_images --data-dir FOLDER --checkpoint run.safetensors
 
 writes viz/your_own_images/pictures.png: ten test pictures and their classes and, with a checkpoint, the networks'
 answers and what the CapsNet draws of each picture from its longest capsule.
@@ -25,8 +25,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, fontManager, get_font
 
-import your_own_images as own
 from fast.workers import SERIAL
+from more import your_own_images as own
 from support.checkpoints import load_checkpoint, unfinished
 from support.output import UserError, print_message
 from support.run import TrainState

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draw matrix capsules and their CNN under attack, and how they learn, into ``DIR/capsule_attacks/``.
 
-    python visualize_capsule_attacks.py
+    python -m more.visualize_capsule_attacks
 
 draws from results of compare_seeds.py:
 
@@ -27,10 +27,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-import capsule_attacks as experiment
+from more import capsule_attacks as experiment
+from more.visualize_conv_matrix_capsules import MODELS
 from support.settings import from_json, redeclared
 from support.training import RunOptions
-from visualize_conv_matrix_capsules import MODELS
 
 SHOWN_KINDS = {"fgsm": "one step: FGSM", "worst_case": "worst case of all attacks with this ε or a smaller one"}
 # read off figure 3 of [Hinton 2018], by epsilon

@@ -24,7 +24,7 @@ tenth of the range from black to white: images are not standardised, as conv_mat
 
 Run it (both networks, seed 0, all attacks):
 
-    python capsule_attacks.py
+    python -m more.capsule_attacks
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from typing import Any
 
 import numpy as np
 
-import conv_matrix_capsules as conv
-from conv_matrix_capsules import Data, Examples, Model, in_parts, of_model, steps_per_epoch, subset, train
 from fast.workers import Workers
+from more import conv_matrix_capsules as conv
+from more.conv_matrix_capsules import Data, Examples, Model, in_parts, of_model, steps_per_epoch, subset, train
 from smallnorb_novel_viewpoint import softmax_cross_entropy
 from support.results import model_metrics, result_document, save_run
 from support.run import TrainState

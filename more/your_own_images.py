@@ -18,8 +18,8 @@ training pictures become 0 and 1, for the test and for --predict too. Without a 
 
 Run it (three networks, seed 0; then ask the trained networks):
 
-    python your_own_images.py --data-dir FOLDER --checkpoint run.safetensors
-    python your_own_images.py --checkpoint run.safetensors --predict PICTURES
+    python -m more.your_own_images --data-dir FOLDER --checkpoint run.safetensors
+    python -m more.your_own_images --checkpoint run.safetensors --predict PICTURES
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import conv_matrix_capsules as conv
 import multimnist_capsnet as digits
-from conv_matrix_capsules import Examples
 from data.labelled_pictures import Labelled, PictureSets, is_picture, read_sets, visible_files
 from data.pictures import Levels, square_of_set
 from fast import optimizers
 from fast.workers import Workers, default_threads
+from more import conv_matrix_capsules as conv
+from more.conv_matrix_capsules import Examples
 from support.checkpoints import read_checkpoint, unfinished
 from support.output import UserError, atomic_write, one_line, print_message, progress_bar
 from support.results import model_metrics, result_document, save_run

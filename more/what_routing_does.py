@@ -28,9 +28,9 @@ of [Peer 2019]: poses and their negatives, which EM routing without a bias canno
 
 Run it (EM routing, then even assignments, then the third study):
 
-    python what_routing_does.py
-    python what_routing_does.py --assignments even
-    python what_routing_does.py --study signs
+    python -m more.what_routing_does
+    python -m more.what_routing_does --assignments even
+    python -m more.what_routing_does --study signs
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from typing import Any
 
 import numpy as np
 
-import conv_matrix_capsules as conv
-import mnist_affine_capsnet as affine
 import multimnist_capsnet as base
 import smallnorb_novel_viewpoint as viewpoint
 from fast.optimizers import adamw_step
 from fast.workers import Workers
+from more import conv_matrix_capsules as conv
+from more import mnist_affine_capsnet as affine
 from multimnist_capsnet import Array, Batch, Network, Pair, Params, Parts
 from support.results import model_metrics, result_document, save_run
 from support.run import Stream, TrainState, count_params, generator

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Write explorer.html: one page, without a server or a network, in which a person tries two capsule networks.
 
-    python make_explorer.py --multimnist multimnist.safetensors --viewpoint viewpoint.safetensors --out explorer.html
+    python -m explorer.make_explorer --multimnist multimnist.safetensors --viewpoint viewpoint.safetensors
 
 The page holds the weights of two capsule networks and of two CNNs, and their forward passes in JavaScript
-(``support/explorer/``). In it one draws two digits and sees which capsules find them and what a CNN says, follows the
+(``explorer/page/``). In it one draws two digits and sees which capsules find them and what a CNN says, follows the
 votes of one capsule through the routing, moves the sixteen numbers of a digit capsule, drags votes in the plane, and
 turns an object. Large arrays of weights are rounded to 8 or 7 bits, with one scale for each index of the last axis; the
 accuracy on the test sets is measured here with the weights as trained and with the rounded ones, and the page states
@@ -34,7 +34,7 @@ import smallnorb_novel_viewpoint as viewpoint
 from fast.workers import Workers, default_threads
 from support.checkpoints import load_checkpoint
 from support.figures import DATASET_NAMES, load_finished, with_reported_seed, write_if_changed
-from support.output import UserError, print_message
+from support.output import ROOT, UserError, print_message
 from support.results import git_commit
 from support.run import Stream, generator
 from support.script import script
@@ -45,7 +45,7 @@ from support.training import RunOptions
 Array = np.ndarray
 Params = dict[str, Array]
 
-TEMPLATE = Path(__file__).resolve().parent / "support" / "explorer"
+TEMPLATE = Path(__file__).resolve().parent / "page"
 N_EXAMPLES = 24  # test composites in the page
 N_TRAY = 6  # more of them that the capsules alone get right, and as many that the CNN alone does
 RARE = 0.01  # of the right answers: where no capsule is longer than the second one in these, no digit is named
@@ -53,7 +53,7 @@ N_CHOICE = 1000  # composites of training digits, and as many of these digits al
 DIGIT_MODELS = ("capsnet", "cnn_pool")
 SMALL, LARGE = 1 << 10, 1 << 18  # entries: a smaller array is not rounded; a larger one is rounded to 7 bits
 VIEW_MODELS = ("capsules", "cnn_matched")
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = ROOT / "results"
 
 
 # --- Rounding ---------------------------------------------------------------------------------------------------------

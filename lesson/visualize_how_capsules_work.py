@@ -11,7 +11,7 @@
 Two networks are needed: the CapsNet of multimnist_capsnet.py, from a checkpoint or trained, and the matrix capsules of
 smallnorb_novel_viewpoint.py, which are trained here in seconds:
 
-    python visualize_how_capsules_work.py --checkpoint capsnet.safetensors
+    python -m lesson.visualize_how_capsules_work --checkpoint capsnet.safetensors
 """
 
 from __future__ import annotations

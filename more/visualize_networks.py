@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Drawings of the four capsule networks as SVG, their shapes read from initialised networks and a blank image.
 
-    python visualize_networks.py
+    python -m more.visualize_networks
 
 writes viz/networks/EXPERIMENT.svg for each experiment with its default settings.
 """
@@ -25,10 +25,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
-import conv_matrix_capsules as conv
-import mnist_affine_capsnet as affine
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
+from more import conv_matrix_capsules as conv
+from more import mnist_affine_capsnet as affine
 from support.run import count_params
 from support.script import script
 from support.settings import parse
@@ -151,13 +151,19 @@ def draw_stage(ax: Axes, x: float, y: float, stage: Stage, largest: int) -> floa
     return 0.08
 
 
+def figures_of(script: Any) -> str:
+    """The module that draws a script's figures, beside it."""
+    room, _, name = script.__name__.rpartition(".")
+    return f"{room}.visualize_{name}".lstrip(".")
+
+
 def draw_network(name: str) -> Figure:
     script, stages_of = NETWORKS[name]
     config = script.Config()
     models = script.make_models(config)
     params = {key: model.init_params(np.random.default_rng(0)) for key, model in models.items()}
     capsules, *others = models
-    stages, styles = stages_of(config, params[capsules]), importlib.import_module(f"visualize_{name}").MODELS
+    stages, styles = stages_of(config, params[capsules]), importlib.import_module(figures_of(script)).MODELS
     baselines = "; ".join(f"{styles[key].label}: {count_params(params[key]):,}" for key in others)
     subtitle = f"{count_params(params[capsules]):,} parameters (of each layer in green); {baselines}"
     fig = make_figure(HEIGHT + 0.6, f"The capsule network of {name}.py", subtitle)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Record explorer.gif: explorer.html in use, in a headless browser.
 
-    python make_explorer_gif.py --page explorer.html --out explorer.gif
+    python -m explorer.make_explorer_gif --page explorer.html --out explorer.gif
 
 Needs Chromium, its driver and selenium (``requirements-browser.txt``). A seven and a zero are drawn with the mouse, the
 routing goes from one to five iterations, numbers of a capsule are played, and an object is turned.
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from support.browser import headless_browser, show_as
+from explorer.browser import headless_browser, show_as
 from support.figures import gif_bytes, write_if_changed
 from support.output import UserError
 from support.script import script
@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ],
     )  # fmt: skip
     if not config.page.is_file():
-        raise UserError(f"there is no page {config.page}: python make_explorer.py writes it")
+        raise UserError(f"there is no page {config.page}: python -m explorer.make_explorer writes it")
     with headless_browser(WIDTH, HEIGHT) as driver:
         open_page(driver, config.page)
         frames = record(driver)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draw how matrix capsules learn with one part replaced, into ``DIR/what_routing_does/``.
 
-    python visualize_what_routing_does.py
+    python -m more.visualize_what_routing_does
 
 trains the network of what_routing_does.py on the drawn shapes of one seed, as it is and with each part replaced.
 Without --seed it is the reported seed whose routed capsules have the median accuracy on held-out viewpoints.
@@ -23,7 +23,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-import what_routing_does as experiment
+from more import what_routing_does as experiment
 from support.run import TrainState
 from support.settings import int_in, redeclared, setting
 from support.training import RunOptions

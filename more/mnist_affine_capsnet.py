@@ -33,8 +33,9 @@ ranges unless its files are given.
 
 Run it (seed 0, three models; twelve epochs of 28x28, and what the paper did with affNIST):
 
-    python mnist_affine_capsnet.py
-    python mnist_affine_capsnet.py --canvas 40 --conv-channels 16 --primary-types 4 --n-epochs 4 --match-accuracy 0.98
+    python -m more.mnist_affine_capsnet
+    python -m more.mnist_affine_capsnet --canvas 40 --conv-channels 16 --primary-types 4 --n-epochs 4 \
+        --match-accuracy 0.98
 """
 
 from __future__ import annotations

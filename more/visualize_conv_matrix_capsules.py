@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draw the figures of the convolutional matrix capsules into ``DIR/conv_matrix_capsules/``.
 
-    python visualize_conv_matrix_capsules.py --checkpoint run.safetensors
+    python -m more.visualize_conv_matrix_capsules --checkpoint run.safetensors
 
 draws what ``conv_matrix_capsules.py --checkpoint run.safetensors`` has trained; without ``--checkpoint`` it trains
 first, with the same flags as that script.
@@ -38,9 +38,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-import conv_matrix_capsules as experiment
-from claims import at_equal_values
-from conv_matrix_capsules import Array, Config, viewpoint
+from evidence.claims import at_equal_values
+from more import conv_matrix_capsules as experiment
+from more.conv_matrix_capsules import Array, Config, viewpoint
 from multimnist_capsnet import resolve_auto
 
 MODELS = {"capsules": EM_CAPSULES, "cnn": CNN}

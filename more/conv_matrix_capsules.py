@@ -29,8 +29,8 @@ Views have 32x32 pixels and 5 classes; the grids then have sides of 16, 7 and 5.
 
 Run it (both models, seed 0: digits, then novel viewpoints):
 
-    python conv_matrix_capsules.py
-    python conv_matrix_capsules.py --dataset voxels
+    python -m more.conv_matrix_capsules
+    python -m more.conv_matrix_capsules --dataset voxels
 """
 
 from __future__ import annotations

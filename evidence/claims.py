@@ -1,7 +1,7 @@
 """The papers' claims that are tested here, which comparison tests each, and their verdicts.
 
-The list is committed before the runs: ``python report.py --check`` proves that the commit of each run has the
-comparison in its list. ``python report.py --claims`` writes results/claims.json from the list and the results.
+The list is committed before the runs: ``python -m evidence.report --check`` proves that the commit of each run has the
+comparison in its list. ``python -m evidence.report --claims`` writes results/claims.json from the list and the results.
 
 A condition compares two models, or two trainings of one, over the same seeds. Its interval is that of Student's t for
 the mean of the paired differences, at a level of 5 % divided by the number of listed comparisons [Bonferroni]: with a
@@ -293,7 +293,7 @@ def make_claims(claims: Sequence[Claim], read: Callable[[str], Json | None]) -> 
             conditions.append(entry)
         entries.append({"claim": claim.text, "paper": claim.paper, "page": claim.page,
                         "verdict": count_words(conditions), "conditions": conditions})  # fmt: skip
-    return {"command": "python report.py --claims", "n_looks": n_looks, "claims": entries}
+    return {"command": "python -m evidence.report --claims", "n_looks": n_looks, "claims": entries}
 
 
 def count_words(conditions: Sequence[Json]) -> str:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Animate the convolutional matrix capsules: votes gather round the class capsules during routing and training.
 
-    python make_conv_matrix_capsules_gif.py --n-epochs 1 --n-train 20000
+    python -m more.make_conv_matrix_capsules_gif --n-epochs 1 --n-train 20000
 
 Training is stopped ``--snapshots`` times, more often at first, the last time at the end. Each time one test image, the
 first of the set, is routed. A frame shows the votes for all class capsules in one EM iteration: every vote in the
@@ -29,10 +29,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
-import conv_matrix_capsules as experiment
-import visualize_conv_matrix_capsules as figures
-from conv_matrix_capsules import Array, ClassRouting, Config, Data, viewpoint
 from fast.workers import Workers
+from more import conv_matrix_capsules as experiment
+from more import visualize_conv_matrix_capsules as figures
+from more.conv_matrix_capsules import Array, ClassRouting, Config, Data, viewpoint
 from multimnist_capsnet import resolve_auto
 from support.run import TrainState
 from support.script import script

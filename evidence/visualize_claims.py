@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The verdicts on the papers' claims, from results/claims.json.
 
-    python visualize_claims.py            # viz/claims/verdicts.png
+    python -m evidence.visualize_claims            # viz/claims/verdicts.png
 
 A line for each condition under which a claim was tested: the difference of two accuracies over the same seeds, in
 percentage points, its 95 % interval (thick: adjusted for all looks at comparisons), and the verdict. Claims whose
@@ -25,8 +25,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from claims import ALPHA, Condition
-from report import CLAIMS, read_result
+from evidence.claims import ALPHA, Condition
+from evidence.report import CLAIMS, read_result
 from support.statistics import t_quantile
 
 COLOURS = {"holds": BLUE, "reversed": VERMILLION, "equal": GREEN}  # words of verdicts; all others are grey

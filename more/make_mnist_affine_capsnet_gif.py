@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Animate the affine-digits experiment: digits rotate, and three networks trained on upright ones name them.
 
-    python make_mnist_affine_capsnet_gif.py --checkpoint run.safetensors
+    python -m more.make_mnist_affine_capsnet_gif --checkpoint run.safetensors
 
 takes the networks that ``mnist_affine_capsnet.py --checkpoint FILE`` has trained; without ``--checkpoint`` they are
 trained first, with the flags of that script. A frame shows the same digits at one angle, from -90 to 90 degrees: the
@@ -26,14 +26,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import mnist_affine_capsnet as experiment
-import visualize_mnist_affine_capsnet as figures
 from fast.workers import SERIAL, blas_threads
-from mnist_affine_capsnet import SWEEP, Config
+from more import mnist_affine_capsnet as experiment
+from more import visualize_mnist_affine_capsnet as figures
+from more.mnist_affine_capsnet import SWEEP, Config
+from more.visualize_mnist_affine_capsnet import MODELS, J, degrees
 from multimnist_capsnet import Array, assess, softmax
 from support.script import script
 from support.settings import int_in, output_path, parse, redeclared, setting
-from visualize_mnist_affine_capsnet import MODELS, J, degrees
 
 SHOWN = (2, 4, 7)  # classes
 OTHER = "#b0b0b0"  # bars of classes that are not the answer

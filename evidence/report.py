@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The tables of README.md and docs/*.md from the files in results/, and the proof that all of them are true.
 
-    python report.py            # rewrite what stands between the markers of the pages
-    python report.py --claims   # write results/claims.json first, from the list in claims.py
-    python report.py --check    # exit status 1, with a line for each fault
+    python -m evidence.report            # rewrite what stands between the markers of the pages
+    python -m evidence.report --claims   # write results/claims.json first, from the list in claims.py
+    python -m evidence.report --check    # exit status 1, with a line for each fault
 
 Checked are the pages against the files, and each file by itself: its checksum, its commit, which is part of the
 history, and its command, which is parsed by its own script and would write that very file. A result is older than the
@@ -27,11 +27,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import claims
+from evidence import claims
 from support.output import ROOT, UserError, atomic_write, print_message
 from support.result_tables import claims_table, plain_table, rows_table, seeds_table
 from support.results import checksum, git, parse_json, read_text, save_result
-from support.script import RUN_FLAGS, code_files, load_script, parse_flags, script
+from support.script import RUN_FLAGS, code_files, load_script, parse_flags, script, script_path
 from support.settings import Parser, UsageError
 from support.statistics import read_comparison
 
@@ -208,13 +208,11 @@ def find_script(command: object) -> tuple[Path, list[str]]:
     """The script of a recorded command, and its flags. Raises UserError."""
     words = shlex.split(command) if isinstance(command, str) else []
     if words[:2] == ["python", "-m"] and len(words) > 2:
-        words[1:3] = [f"{words[2].replace('.', '/')}/__main__.py"]
+        words[1:3] = [words[2]]
     if len(words) < 2 or words[0] != "python":
         raise UserError("names no command that made it, such as: python SCRIPT.py FLAGS")
-    places = (Path(words[1]).resolve(), Path(__file__).parent / words[1])
-    for path in places:
-        if path.is_file():
-            return path, words[2:]
+    if path := script_path(words[1]):
+        return path, words[2:]
     raise UserError(f"there is no script {words[1]} here")
 
 
@@ -290,8 +288,9 @@ def make_claims() -> Json:
 @functools.cache
 def listed_at(commit: str) -> set[claims.Condition]:
     try:
-        return claims.listed(git("show", f"{commit}:claims.py").stdout)
-    except (SyntaxError, ValueError, TypeError):
+        places = ("evidence/claims.py", "claims.py")  # as it stood at that commit
+        return claims.listed(next(text for place in places if (text := git("show", f"{commit}:{place}").stdout)))
+    except (StopIteration, SyntaxError, ValueError, TypeError):
         return set()
 
 
@@ -327,7 +326,7 @@ def check_result(path: Path, has_history: bool) -> Iterator[str | None]:
         document = read_result(path)
         if path == CLAIMS:
             if not is_same(document, make_claims() | {"checksum": document["checksum"]}):
-                yield f"{path} is not what claims.py and the results give; python report.py --claims writes it"
+                yield f"{path} is not what claims.py and the results give; python -m evidence.report --claims writes it"
             yield from check_listed() if has_history else ()
             return
         for part, content in document.get("parts", {None: document}).items():
@@ -386,7 +385,7 @@ def report(check: bool, with_claims: bool) -> None:
             print_message(f"warning: {len(older)} of {len(results)} results are older than the code: {names}")
     if problems:
         print_message("\n".join(map(str, problems)))
-        hint = "; python report.py rewrites the pages" if n_stale and check else ""
+        hint = "; python -m evidence.report rewrites the pages" if n_stale and check else ""
         raise UserError(f"{len(problems)} problem{'s' * (len(problems) > 1)} in the pages and results{hint}")
 
 

@@ -1,0 +1,1 @@
+"""What proves the numbers of the pages: claims, tables, checks."""

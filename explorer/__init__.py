@@ -1,0 +1,1 @@
+"""The sources and the maker of explorer.html."""

@@ -1,0 +1,1 @@
+"""Exercises and pictures of the lesson."""
